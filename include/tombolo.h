@@ -56,7 +56,7 @@
 #define TOMBOLO_NO_SPIN 1
 
 /**
- * A flag of tombolo_options: both ends fence at each write; sleeping gets cheaper, small writes dearer.
+ * A flag of tombolo_options: both endpoints fence at each write; sleeping gets cheaper, small writes dearer.
  */
 #define TOMBOLO_NO_MEMBARRIER 2
 
@@ -206,7 +206,7 @@ typedef struct tombolo_peer {
    */
   uint32_t reserved;
   /**
-   * Its process, where the two ends share a kernel; else -1.
+   * Its process, where the two endpoints share a kernel; else -1.
    */
   int64_t pid;
   /**
@@ -220,7 +220,7 @@ typedef struct tombolo_peer {
 } tombolo_peer;
 
 /**
- * One direction of a channel, as this end counts it; nothing of it lies in shared memory.
+ * One direction of a channel, as this endpoint counts it; nothing of it lies in shared memory.
  */
 typedef struct tombolo_statistics {
   /**
@@ -290,7 +290,7 @@ typedef struct tombolo_statistics {
 } tombolo_statistics;
 
 /**
- * How a channel is set up and how this end behaves; each end chooses for itself.
+ * How a channel is set up and how this endpoint behaves; each endpoint chooses for itself.
  *
  * Zero is the default of every field but the first. A null pointer in place of the struct means all defaults.
  *
@@ -306,11 +306,11 @@ typedef struct tombolo_options {
    */
   uint32_t flags;
   /**
-   * Bytes of the ring this end writes into: rounded up to a power of two, 4 KiB to 1 GiB. Default 1 MiB.
+   * Bytes of the ring this endpoint writes into: rounded up to a power of two, 4 KiB to 1 GiB. Default 1 MiB.
    */
   uint64_t ring_size;
   /**
-   * Largest ring of the peer that this end maps, in bytes. Default 16 MiB for a caller, else 1 GiB.
+   * Largest ring of the peer that this endpoint maps, in bytes. Default 16 MiB for a caller, else 1 GiB.
    */
   uint64_t largest_peer_ring;
   /**
@@ -382,10 +382,10 @@ int tombolo_channel_flush(struct tombolo_channel *channel);
 int tombolo_channel_drain(struct tombolo_channel *channel, int64_t timeout_ns);
 
 /**
- * Begins to move what this end writes to a ring of so many bytes (as ring_size in tombolo_options): the peer follows when
- * it next looks, nothing is lost, doubled or reordered. tombolo_channel_is_moving tells when it is done. What is reserved
- * ends. Errors: -EOPNOTSUPP (the last move is not done, or the peer cannot follow; the text says which), -EMSGSIZE (more
- * than the peer maps), -ENOMEM.
+ * Begins to move what this endpoint writes to a ring of so many bytes (as ring_size in tombolo_options): the peer
+ * follows when it next looks, nothing is lost, doubled or reordered. tombolo_channel_is_moving tells when it is done.
+ * What is reserved ends. Errors: -EOPNOTSUPP (the last move is not done, or the peer cannot follow; the text says
+ * which), -EMSGSIZE (more than the peer maps), -ENOMEM.
  */
 int tombolo_channel_resize(struct tombolo_channel *channel, uint64_t bytes);
 
@@ -554,7 +554,7 @@ ssize_t tombolo_messages_peek(struct tombolo_channel *channel, int64_t timeout_n
 int tombolo_messages_consume(struct tombolo_channel *channel);
 
 /**
- * Largest message that this end can send, in bytes: its ring less eight.
+ * Largest message that this endpoint can send, in bytes: its ring less eight.
  */
 ssize_t tombolo_messages_max(struct tombolo_channel *channel);
 

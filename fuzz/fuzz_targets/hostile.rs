@@ -80,14 +80,14 @@ fuzz_target!(|input: &[u8]| {
                 expected(result);
             }
             14 => {
-                if let Some(Some((first, second))) = expected(reader.peek()) {
+                if let Some(Some((first, second))) = expected(reader.in_place().peek()) {
                     let len = first.len() + second.len();
                     first.copy_to(&mut buffer[..first.len()]);
                     second.copy_to(&mut buffer[first.len()..len]);
                     if script.byte() & 1 != 0 {
                         expected(reader.refresh());
                     }
-                    reader.consume(if messages { 0 } else { script.len().min(len) });
+                    reader.in_place().consume(if messages { 0 } else { script.len().min(len) });
                 }
             }
             15 | 16 => {
@@ -96,26 +96,26 @@ fuzz_target!(|input: &[u8]| {
             }
             17 => {
                 let len = script.len();
-                if let Some(Some((first, second))) = expected(writer.reserve(len)) {
+                if let Some(Some((first, second))) = expected(writer.in_place().reserve(len)) {
                     first.fill(1);
                     second.fill(2);
-                    expected(writer.commit(script.len().min(len)));
+                    expected(writer.in_place().commit(script.len().min(len)));
                 }
             }
             18 => drop(expected(reader.finished())),
             19 => {
-                if expected(reader.announced()) == Some(Some(1)) {
-                    expected(reader.prepare(1, common::next_ring(CAPACITY, 1).1));
+                if expected(reader.handover().announced()) == Some(Some(1)) {
+                    expected(reader.handover().prepare(1, common::next_ring(CAPACITY, 1).1));
                 }
             }
             20 => {
-                if expected(writer.can_offer()) == Some(true) {
-                    writer.announce();
+                if expected(writer.handover().can_offer()) == Some(true) {
+                    writer.handover().announce();
                 }
             }
             21 => {
-                if expected(writer.reader_ready()) == Some(true) {
-                    writer.switch_to(common::next_ring(CAPACITY, 1).0);
+                if expected(writer.handover().reader_ready()) == Some(true) {
+                    writer.handover().switch_to(common::next_ring(CAPACITY, 1).0);
                     moved = true;
                 }
             }
@@ -127,7 +127,7 @@ fuzz_target!(|input: &[u8]| {
                 writer.before_sleep();
                 expected(writer.ready(1));
             }
-            _ => drop(expected(writer.unread_from(script.word(), &mut Vec::new()))),
+            _ => drop(expected(writer.handover().unread_from(script.word(), &mut Vec::new()))),
         }
         pages.set_tail(tail);
         pages.set(words::HEAD, head);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer 4. Uses: mem, tombolo.
+//! Layer 4. Uses: os, mem, tombolo.
 //!
 //! Measures ways of moving bytes between two processes, side by side in one run.
 //!

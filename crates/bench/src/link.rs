@@ -1,21 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The cord between the two workers of a pair: short texts, descriptors, barriers.
+//! The control pipe between the two workers of a pair: short texts, descriptors, barriers.
 //!
 //! Used to set a measurement up, never while one runs.
 
-use std::io::{IoSlice, IoSliceMut, Read, Write};
-use std::mem::MaybeUninit;
+use std::io::{IoSlice, Read, Write};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-};
+use rustix::net::{RecvFlags, SendFlags};
+use tombolo_os::passing;
 
 use crate::error::{Error, Os, Result};
 
-/// One end of the cord.
+/// One worker's end of the control pipe.
 pub struct ControlPipe(UnixStream);
 
 impl ControlPipe {
@@ -29,7 +27,7 @@ impl ControlPipe {
         Ok(Self(socket))
     }
 
-    /// Says a text of up to 64 KiB to the other worker.
+    /// Sends a text of up to 64 KiB to the other worker.
     ///
     /// # Errors
     /// [`Error::Os`] if the other worker is gone or does not listen.
@@ -39,7 +37,7 @@ impl ControlPipe {
         (&self.0).write_all(&[&length.to_le_bytes(), text.as_bytes()].concat()).os("writing to the other worker")
     }
 
-    /// Hears what the other worker says.
+    /// Receives the next text from the other worker.
     ///
     /// # Errors
     /// [`Error::Os`] if the other worker is gone or silent.
@@ -68,30 +66,17 @@ impl ControlPipe {
     /// # Errors
     /// [`Error::Os`] if the other worker is gone.
     pub fn pass(&self, fd: BorrowedFd<'_>) -> Result<()> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        let fds = [fd];
-        control.push(SendAncillaryMessage::ScmRights(&fds));
-        rustix::net::sendmsg(&self.0, &[IoSlice::new(b"F")], &mut control, SendFlags::NOSIGNAL)
-            .os("passing a descriptor")?;
-        Ok(())
+        passing::send(&self.0, &[IoSlice::new(b"F")], &[fd], SendFlags::empty()).map(drop).os("passing a descriptor")
     }
 
-    /// Takes the descriptor that the other worker passes.
+    /// Receives the descriptor that the other worker passes.
     ///
     /// # Errors
     /// [`Error::Os`] if the other worker is gone, [`Error::Worker`] if it passed none.
     pub fn receive_descriptor(&self) -> Result<OwnedFd> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut byte = [0];
-        rustix::net::recvmsg(&self.0, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)
-            .os("taking a descriptor")?;
-        let fds = control.drain().find_map(|m| match m {
-            RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
-            _ => None,
-        });
-        fds.ok_or_else(|| Error::Worker("the other worker passed no descriptor".into()))
+        let received = passing::receive(&self.0, &mut [0], 1, RecvFlags::empty()).os("taking a descriptor")?;
+        let first = received.descriptors.into_iter().next();
+        first.ok_or_else(|| Error::Worker("the other worker passed no descriptor".into()))
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
     io::IoSliceMut,
     mem::MaybeUninit,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard},
 };
 
 use rustix::{
@@ -17,6 +17,7 @@ use rustix::{
     net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, Shutdown, SocketType, sockopt},
 };
 use tombolo_control::NOBODY;
+use tombolo_os::lock::lock;
 
 use crate::fd_passing;
 
@@ -34,7 +35,7 @@ struct Waiting {
 static WAITING: Mutex<Waiting> = Mutex::new(Waiting { queues: BTreeMap::new(), closing: BTreeSet::new() });
 
 fn waiting() -> MutexGuard<'static, Waiting> {
-    WAITING.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&WAITING)
 }
 
 impl Waiting {

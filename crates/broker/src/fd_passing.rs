@@ -2,45 +2,37 @@
 //! Bytes with descriptors, over UNIX sockets. Nothing here blocks unless the socket does.
 
 use std::{
-    io::{self, IoSlice, IoSliceMut},
-    mem::MaybeUninit,
+    io::{self, IoSlice},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
 };
 
 use rustix::{
     io::Errno,
-    net::{
-        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-        SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-    },
+    net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType},
 };
 use tombolo_control::NOBODY;
-use tombolo_os::credentials;
+use tombolo_os::{
+    credentials,
+    passing::{self, SCM_MAX_FD},
+};
 
 /// Most descriptors in one message of ours.
 pub const DESCRIPTORS_MAX: usize = 64;
-/// Most that the kernel lets anyone put into one.
-const SCM_MAX_FD: usize = 253;
 
 /// Sends `bytes` with `descriptors` in one piece; false if there is no room now.
 ///
 /// # Errors
 /// The other side is gone, or the system refuses.
 pub fn send(socket: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<bool> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+    if descriptors.len() > DESCRIPTORS_MAX {
         return Err(io::Error::other(format!("{} descriptors in one message", descriptors.len())));
     }
-    loop {
-        return match rustix::net::sendmsg(&socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL) {
-            Ok(sent) if sent == bytes.len() => Ok(true),
-            Ok(sent) => Err(io::Error::other(format!("{sent} of {} bytes sent", bytes.len()))),
-            Err(Errno::INTR) => continue,
-            Err(Errno::AGAIN) => Ok(false),
-            Err(error) => Err(error.into()),
-        };
+    match passing::send(socket, &[IoSlice::new(bytes)], descriptors, SendFlags::empty()) {
+        Ok(sent) if sent == bytes.len() => Ok(true),
+        Ok(sent) => Err(io::Error::other(format!("{sent} of {} bytes sent", bytes.len()))),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+        Err(error) => Err(error),
     }
 }
 
@@ -50,27 +42,12 @@ pub fn send(socket: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> 
 /// # Errors
 /// The system refuses, `WouldBlock` included.
 pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let room = buffer.len();
-    let received = loop {
-        let mut parts = [IoSliceMut::new(buffer)];
-        match rustix::net::recvmsg(&socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
-            Err(Errno::INTR) => {}
-            other => break other?,
-        }
-    };
-    let mut descriptors = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = message {
-            descriptors.extend(rights);
-        }
-    }
-    if received.flags.contains(ReturnFlags::CTRUNC) {
+    let received = passing::receive(socket, buffer, SCM_MAX_FD, RecvFlags::empty())?;
+    if received.more_came {
         return Err(Errno::MFILE.into());
     }
-    let len = if received.flags.contains(ReturnFlags::TRUNC) { room + 1 } else { received.bytes };
-    Ok((len, descriptors))
+    let len = if received.is_longer { buffer.len() + 1 } else { received.len };
+    Ok((len, received.descriptors))
 }
 
 /// Who connected, as the kernel says; [`NOBODY`] if it is a user who has no number here.

@@ -14,7 +14,7 @@ use std::{
     io::{self, Write},
     os::fd::AsFd,
     panic,
-    sync::{Mutex, OnceLock, PoisonError},
+    sync::{Mutex, OnceLock},
     time::{Duration, Instant},
 };
 
@@ -29,6 +29,8 @@ use tracing_subscriber::{
     layer::{Context, SubscriberExt},
     registry::LookupSpan,
 };
+
+use tombolo_os::lock::lock;
 
 use budget::LineBudget;
 use queue::LineQueue;
@@ -162,7 +164,7 @@ where
         let mut parts = Parts::default();
         event.record(&mut parts);
         let whose = parts.stranger.as_deref();
-        let mut budget = self.budget.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut budget = lock(&self.budget);
         let Some(left_out) = budget.take_permit(whose, Instant::now()) else { return };
         // Still locked: lines of several threads do not mix, and what was left out is said before.
         let mut written = (self.writer)();

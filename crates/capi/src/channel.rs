@@ -104,10 +104,10 @@ pub extern "C" fn tombolo_channel_drain(channel: Handle<Channel>, timeout_ns: i6
     guard(|| halves!(channel, drain(timeout_ns)))
 }
 
-/// Begins to move what this end writes to a ring of so many bytes (as ring_size in tombolo_options): the peer follows when
-/// it next looks, nothing is lost, doubled or reordered. tombolo_channel_is_moving tells when it is done. What is reserved
-/// ends. Errors: -EOPNOTSUPP (the last move is not done, or the peer cannot follow; the text says which), -EMSGSIZE (more
-/// than the peer maps), -ENOMEM.
+/// Begins to move what this endpoint writes to a ring of so many bytes (as ring_size in tombolo_options): the peer
+/// follows when it next looks, nothing is lost, doubled or reordered. tombolo_channel_is_moving tells when it is done.
+/// What is reserved ends. Errors: -EOPNOTSUPP (the last move is not done, or the peer cannot follow; the text says
+/// which), -EMSGSIZE (more than the peer maps), -ENOMEM.
 #[unsafe(no_mangle)]
 pub extern "C" fn tombolo_channel_resize(channel: Handle<Channel>, bytes: u64) -> c_int {
     guard(|| halves!(channel, resize(bytes)))

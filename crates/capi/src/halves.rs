@@ -168,7 +168,7 @@ impl<M: Mode> Halves<M> {
         Ok(())
     }
 
-    /// Begins to move what this end writes to a ring of `bytes`.
+    /// Begins to move what this endpoint writes to a ring of `bytes`.
     pub fn resize(&self, bytes: u64) -> Outcome<()> {
         Ok(self.writer.begin()?.half.resize(bytes)?)
     }

@@ -130,7 +130,7 @@ pub extern "C" fn tombolo_messages_consume(channel: Handle<Channel>) -> c_int {
     })
 }
 
-/// Largest message that this end can send, in bytes: its ring less eight.
+/// Largest message that this endpoint can send, in bytes: its ring less eight.
 #[unsafe(no_mangle)]
 pub extern "C" fn tombolo_messages_max(channel: Handle<Channel>) -> ssize_t {
     guard(|| {

@@ -9,13 +9,13 @@ use crate::border::{Fault, Outcome};
 
 /// A flag of tombolo_options: never spin before a sleep.
 pub const TOMBOLO_NO_SPIN: u32 = 1;
-/// A flag of tombolo_options: both ends fence at each write; sleeping gets cheaper, small writes dearer.
+/// A flag of tombolo_options: both endpoints fence at each write; sleeping gets cheaper, small writes dearer.
 pub const TOMBOLO_NO_MEMBARRIER: u32 = 2;
 /// A flag of tombolo_options: the ring of a stream begins with 8 KiB and follows its load, up to ring_size or, if that is 0,
 /// to what the caches of this machine favour. All of a process grow by 64 MiB at most, and not where memory is short.
 pub const TOMBOLO_RING_GROWTH: u32 = 4;
 
-/// How a channel is set up and how this end behaves; each end chooses for itself.
+/// How a channel is set up and how this endpoint behaves; each endpoint chooses for itself.
 ///
 /// Zero is the default of every field but the first. A null pointer in place of the struct means all defaults.
 ///
@@ -27,9 +27,9 @@ pub struct Options {
     pub size: u32,
     /// TOMBOLO_NO_SPIN, TOMBOLO_NO_MEMBARRIER, TOMBOLO_RING_GROWTH.
     pub flags: u32,
-    /// Bytes of the ring this end writes into: rounded up to a power of two, 4 KiB to 1 GiB. Default 1 MiB.
+    /// Bytes of the ring this endpoint writes into: rounded up to a power of two, 4 KiB to 1 GiB. Default 1 MiB.
     pub ring_size: u64,
-    /// Largest ring of the peer that this end maps, in bytes. Default 16 MiB for a caller, else 1 GiB.
+    /// Largest ring of the peer that this endpoint maps, in bytes. Default 16 MiB for a caller, else 1 GiB.
     pub largest_peer_ring: u64,
     /// Longest spin before a sleep; less where spinning does not pay. Default 50 us, 200 between emulated machines; TOMBOLO_FOREVER never sleeps.
     pub spin_ns: i64,

@@ -54,7 +54,7 @@ pub fn ending(ending: Option<Ending>) -> c_int {
     }
 }
 
-/// One direction of a channel, as this end counts it; nothing of it lies in shared memory.
+/// One direction of a channel, as this endpoint counts it; nothing of it lies in shared memory.
 #[repr(C)]
 #[derive(Clone, Default, Debug)]
 pub struct Statistics {
@@ -155,7 +155,7 @@ pub struct Peer {
     pub size: u32,
     /// 0.
     pub reserved: u32,
-    /// Its process, where the two ends share a kernel; else -1.
+    /// Its process, where the two endpoints share a kernel; else -1.
     pub pid: i64,
     /// Its user, likewise.
     pub uid: i64,

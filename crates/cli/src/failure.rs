@@ -36,8 +36,6 @@ pub enum Failure {
     Silent { seconds: f64, sent: u64, received: u64 },
     #[error("cannot read {file}")]
     Read { file: String, source: io::Error },
-    #[error("cannot look into {folder}")]
-    Folder { folder: String, source: io::Error },
     #[error("cannot write {file}")]
     Write { file: String, source: io::Error },
     #[error("interrupted{after}")]
@@ -45,11 +43,11 @@ pub enum Failure {
     #[error("{0}")]
     Outcome(String),
     #[error("{why}")]
-    Refused { code: u16, why: String },
-    #[error("{why}")]
     Machine { exit: u8, why: String },
     #[error("{call} failed")]
     Os { call: &'static str, source: io::Error },
+    #[error(transparent)]
+    Inspect(#[from] tombolo_inspect::Error),
     #[error(transparent)]
     Bench(#[from] tombolo_bench::Error),
     #[error(transparent)]
@@ -84,12 +82,13 @@ impl Failure {
 
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
-            Self::Usage(_) | Self::Open { .. } | Self::Folder { .. } | Self::Listen { .. } | Self::Bind { .. } => 2,
+            Self::Usage(_) | Self::Open { .. } | Self::Listen { .. } | Self::Bind { .. } => 2,
             Self::Connect { source, .. } => match source.kind() {
                 io::ErrorKind::InvalidInput | io::ErrorKind::PermissionDenied => 2,
                 _ => 1,
             },
             Self::Machine { exit, .. } => *exit,
+            Self::Inspect(tombolo_inspect::Error::NoBroker { .. } | tombolo_inspect::Error::Folder { .. }) => 2,
             Self::Bench(tombolo_bench::Error::Usage(_)) => 2,
             Self::Net(tombolo_net::Error::Removed(_) | tombolo_net::Error::Os { .. }) => 1,
             Self::Net(_) => 2,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer 4. Uses: os, layout, mem, control, sockets, backends, bench, net, tombolo.
+//! Layer 4. Uses: os, mem, control, sockets, backends, bench, inspect, net, tombolo.
 //!
 //! The command `tombolo VERB`: one module of `cmd` for each verb.
 //!
@@ -11,7 +11,6 @@
 mod cmd;
 mod failure;
 mod human;
-mod inspect;
 mod memory;
 mod output;
 mod progress;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! N-2 to N-6. The first message of each end: what it is, what it takes, and what two ends may send each other.
+//! The first message of each end: what it is, what it takes, and what two ends may send each other (N-2 to N-6).
 
 use crate::{features::Features, mac::Mac};
 

@@ -6,10 +6,10 @@
 //! is sent only to a peer that has said it is asleep.
 //!
 //! A [`Stream`] carries bytes both ways and reads and writes like a `TcpStream`; [`Messages`] carries whole messages.
-//! The address says how the two ends meet: `local:NAME` or `local:/path/to/socket` joins processes, containers and
+//! The address says how the two endpoints meet: `local:NAME` or `local:/path/to/socket` joins processes, containers and
 //! network namespaces of one kernel that share a folder. `xen:DOMID/NAME` joins this Xen domain and the one with that
-//! number. `vm:NAME/SERVICE` joins virtual machines under QEMU, through the broker (`tombolod`) of each, and Xen domains by
-//! the names that the broker of dom0 tells. What this machine lacks for an address, the error says.
+//! number. `vm:NAME/SERVICE` joins virtual machines under QEMU, through the broker (`tombolod`) of each, and Xen
+//! domains by the names that the broker of dom0 tells. What this machine lacks for an address, the error says.
 //!
 //! # Features
 //! | feature | default | what it adds |
@@ -62,7 +62,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! What it does not do: it does not encrypt (the two ends share memory that no third domain maps), does not cross
+//! What it does not do: it does not encrypt (the two endpoints share memory that no third domain maps), does not cross
 //! hosts, and does not protect a stream's content from the peer that writes it. A peer that lies or dies can end a
 //! channel, and nothing else.
 #![forbid(unsafe_code)]

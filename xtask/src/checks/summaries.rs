@@ -12,7 +12,7 @@ use crate::workspace::Workspace;
 /// The crate whose items are all looked at, wherever they are defined.
 const FACADE: &str = "tombolo";
 /// Crates of which every public item and every module is looked at. The others follow.
-const WHOLE: [&str; 4] = ["tombolo", "tombolo-backends", "tombolo-capi", "tombolo-channel"];
+const WHOLE: [&str; 5] = ["tombolo", "tombolo-backends", "tombolo-capi", "tombolo-channel", "tombolo-inspect"];
 
 /// No summary begins with a clause, and each item of the facade has one.
 pub fn check(workspace: &Workspace, tree: &Tree) -> Report {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-3. The brokers' own part of a link: a box in the first page of each side, and event channel 0.
+//! The brokers' own part of a link: a box in the first page of each side, and event channel 0 (B-3).
 
 use std::{
     io,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! V-1, V-2. A program and the broker of its own kernel, over a UNIX socket.
+//! A program and the broker of its own kernel, over a UNIX socket (V-1, V-2).
 
 use std::{
     io::{self, IoSlice},
@@ -38,8 +38,8 @@ fn myself() -> Credentials {
     (rustix::process::getpid(), rustix::process::geteuid(), rustix::process::getegid())
 }
 
-/// V-1. A conversation whose last question was answered, for the next one. Neither a child made by fork nor who has become
-/// another user meanwhile asks in it.
+/// A conversation whose last question was answered, for the next one (V-1). Neither a child made by fork nor who has
+/// become another user meanwhile asks in it.
 #[derive(Debug, Default)]
 pub(crate) struct Idle(Mutex<Option<(PathBuf, Credentials, Client)>>);
 
@@ -153,7 +153,7 @@ impl Client {
         }
     }
 
-    /// B-19. The domain that has `number`, and its number.
+    /// The domain that has `number`, and its number (B-19).
     pub(crate) fn who(&mut self, number: u16) -> Result<Option<(u16, Name)>> {
         self.send_message(1, Message::Who { number })?;
         match self.answer(1, Deadline::after(PATIENCE), "the domain with that number") {
@@ -233,7 +233,7 @@ fn call_for(peer: &Name, service: Name) -> (String, Message) {
     (address, Message::Connect { peer: peer.clone(), service, offset, len, channel })
 }
 
-/// V-2. A call that was asked for by one who does not wait for the broker.
+/// A call that was asked for by one who does not wait for the broker (V-2).
 #[derive(Debug)]
 pub(crate) struct PendingCall {
     path: PathBuf,

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! V-7. Waiting: for rings, for news from the broker, for the end.
+//! Waiting: for rings, for news from the broker, for the end (V-7).
 //!
-//! Each bell has an epoll instance on which four things arrive, all level-triggered: the bell's own eventfd; the
-//! broker's socket for this call, the device's hang-up, if there is a device, and an eventfd. That one is raised, for good,
-//! once the call is over. All of it is made when somebody is about to wait, or when the first message was sent. What costs
-//! an emulated machine most is what it did not do just now, and the peer need not wait for that (ADR 0033).
+//! Each doorbell has an epoll instance on which four things arrive, all level-triggered: the doorbell's own eventfd;
+//! the broker's socket for this call, the device's hang-up, if there is a device, and an eventfd. That one is raised,
+//! for good, once the call is over. All of it is made when somebody is about to wait, or when the first message was
+//! sent. What costs an emulated machine most is what it did not do just now, and the peer need not wait for that (ADR
+//! 0033).
 
 use std::{
     mem::MaybeUninit,
@@ -48,7 +49,7 @@ pub(crate) struct Hub {
     /// Readable for good once nothing more comes, or nobody is to wait for more.
     over: OnceLock<ReservedFd>,
     is_over: AtomicBool,
-    /// V-9. The broker said that the link will be taken away.
+    /// The broker said that the link will be taken away (V-9).
     leaving: AtomicBool,
     /// What was called, for people.
     address: String,
@@ -77,7 +78,7 @@ impl Hub {
         Self { port, own, peer, waits, over, is_over, leaving, address, known }
     }
 
-    /// Makes what is waited at for a bell, unless that was made.
+    /// Makes what is waited at for a doorbell, unless that was made.
     pub(crate) fn watch(&self, bell: usize) -> Result<BorrowedFd<'_>> {
         // Nobody changes what is watched meanwhile, nor ends the call.
         let known = self.known();
@@ -135,7 +136,7 @@ impl Hub {
         }
     }
 
-    /// V-2. The peer accepted.
+    /// The peer accepted (V-2).
     fn accepted(&self, descriptors: Vec<OwnedFd>, at: Range) -> Result<()> {
         self.port.accepted(descriptors, at)?;
         let page = usize::try_from(mailbox::LEN).expect("a page");
@@ -149,7 +150,7 @@ impl Hub {
         self.end(known, Liveness::ProcessGone);
     }
 
-    /// This end gave the link up: nobody waits for it any more.
+    /// This endpoint gave the link up: nobody waits for it any more.
     pub(crate) fn give_up(&self) {
         let mut known = self.known();
         self.end(&mut known, Liveness::ProcessGone);
@@ -172,11 +173,11 @@ impl Hub {
         self.end_waits(known);
     }
 
-    /// Ends all waits of this end, now and from now on. Under the lock, so that nobody prepares to wait meanwhile.
+    /// Ends all waits of this endpoint, now and from now on. Under the lock, so that nobody prepares to wait meanwhile.
     fn end_waits(&self, _known: &mut Known) {
         if !self.is_over.swap(true, Ordering::AcqRel) {
-            // D-4. Memory is faster than a doorbell: what the peer rang last may be on its way still. Who ends rings all of its
-            // bells, so these may ring now, before the end is told.
+            // D-4. Memory is faster than a doorbell: what the peer rang last may be on its way still. Who ends rings
+            // all of its doorbells, so these may ring now, before the end is told.
             (0..BELLS).for_each(|bell| self.port.notify_own(bell));
             if let Some(over) = self.over.get() {
                 let _ = rustix::io::write(over, &1u64.to_ne_bytes());
@@ -213,14 +214,14 @@ impl Hub {
         self.leaving.load(Ordering::Relaxed)
     }
 
-    /// V-9. The link will be taken away: whoever waits is woken once, to learn of it.
+    /// The link will be taken away: whoever waits is woken once, to learn of it (V-9).
     fn begin_to_leave(&self) {
         if !self.leaving.swap(true, Ordering::Relaxed) {
             (0..BELLS).for_each(|bell| self.port.notify_own(bell));
         }
     }
 
-    /// V-9. This end publishes nothing more.
+    /// This endpoint publishes nothing more (V-9).
     pub(crate) fn leave(&self) {
         self.own.leave();
         self.port.notify_all();
@@ -313,7 +314,7 @@ impl Hub {
 
     pub(crate) fn drain(&self, bell: usize) {
         if !self.port.drain(bell) {
-            // It was not the bell that made the descriptor readable.
+            // It was not the doorbell that made the descriptor readable.
             self.liveness();
         }
         self.is_over();

@@ -83,8 +83,8 @@ impl VmDomain {
         Self { broker: Some(socket.into()), idle: Arc::default() }
     }
 
-    /// B-19. The number and the name of the domain that has `number`, or of this one; none if the configuration says nothing of
-    /// it, or this domain has no link with it.
+    /// The number and the name of the domain that has `number`, or of this one; none if the configuration says nothing
+    /// of it, or this domain has no link with it (B-19).
     ///
     /// # Errors
     /// There is no broker, or it does not answer.
@@ -119,7 +119,7 @@ impl VmDomain {
     }
 }
 
-/// V-1. The domain, if it is said, and the service.
+/// The domain, if it is said, and the service (V-1).
 fn parse(service: &str) -> Result<(Option<Name>, Name)> {
     let (domain, name) = service.split_once('/').map_or((None, service), |(domain, name)| (Some(domain), name));
     let why = "it looks like NAME/SERVICE, both of 1 to 64 letters, digits, `.`, `_` and `-`, and not beginning with `.` or `-`";
@@ -127,7 +127,7 @@ fn parse(service: &str) -> Result<(Option<Name>, Name)> {
     Ok((domain.map(str::parse).transpose().map_err(bad)?, name.parse().map_err(bad)?))
 }
 
-/// V-1. The domain that is to be reached, and the service there.
+/// The domain that is to be reached, and the service there (V-1).
 fn parse_peer(service: &str) -> Result<(Name, Name)> {
     let (domain, name) = parse(service)?;
     let why = "whom to reach is missing: NAME/SERVICE, with the machine's name in front";
@@ -156,7 +156,7 @@ impl Rendezvous for VmDomain {
         Ok(Box::new(link))
     }
 
-    /// V-2. What this end says at once is there when the peer looks first.
+    /// What this endpoint says at once is there when the peer looks first (V-2).
     fn knock(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Endpoint>> {
         Ok(Box::new(self.call(service, deadline)?))
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One end of a call: its slice, its mailbox, its bells.
+//! One end of a call: its slice, its mailbox, its doorbells.
 
 use std::{io, os::fd::BorrowedFd, sync::Arc};
 
@@ -76,7 +76,7 @@ impl Memory for VmEndpoint {
         Ok((segment, Offer::new(token)))
     }
 
-    /// V-6. The pages wait until the peer has let go of them.
+    /// The pages wait until the peer has let go of them (V-6).
     fn retire(&mut self, segment: Option<OwnSegment>, offer: Offer) {
         drop((segment, offer));
     }
@@ -85,7 +85,7 @@ impl Memory for VmEndpoint {
         self.pool.quarantined(self.hub.port(), self.mailbox.peer())
     }
 
-    /// V-8. One segment may take what the slice has.
+    /// One segment may take what the slice has (V-8).
     fn affordable(&self, wanted: usize) -> usize {
         wanted.min(self.hub.port().own().len().saturating_sub(mailbox::LEN) as usize)
     }
@@ -153,7 +153,7 @@ impl Endpoint for VmEndpoint {
         Ok(Some(Received { message, segment }))
     }
 
-    /// Who has no descriptors to spare for more has the bell alone, on which messages come, and not all news.
+    /// Who has no descriptors to spare for more has the doorbell alone, on which messages come, and not all news.
     fn fd(&self) -> BorrowedFd<'_> {
         self.hub.watch(CONTROL).unwrap_or_else(|_| self.hub.port().bell(CONTROL))
     }

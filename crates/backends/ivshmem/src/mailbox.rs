@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! V-4, V-5. The first page of a slice: what one end says to the other, and which of the other's segments it let go.
+//! The first page of a slice: what one end says to the other, and which of the other's segments it let go (V-4, V-5).
 
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -17,19 +17,19 @@ use crate::forks::Mapping;
 
 /// V-4. The version of the page.
 const VERSION: u64 = 1;
-/// V-4. Bytes of the page.
+/// Bytes of the page (V-4).
 pub(crate) const LEN: u64 = PAGE;
-/// V-5. Messages that wait at most.
+/// Messages that wait at most (V-5).
 const ROOM: u64 = 8;
-/// V-6. Segments of one end that the other has, or may still map.
+/// Segments of one end that the other has, or may still map (V-6).
 pub(crate) const HANDLES: usize = 32;
 
-/// V-4. Where a state stands in the page; its lowest byte is the kernel module's to close.
+/// Where a state stands in the page; its lowest byte is the kernel module's to close (V-4).
 pub const STATE_AT: u32 = 0x80;
-/// V-4. A state from which on the end is closed.
+/// A state from which on the end is closed (V-4).
 pub const CLOSED: u8 = 2;
 const OPEN: u64 = 1;
-/// V-9. Beside the state, in the line that its owner writes.
+/// Beside the state, in the line that its owner writes (V-9).
 const AT_LEFT: usize = 0x88;
 
 const AT_VERSION: usize = 0x08;
@@ -45,7 +45,7 @@ pub(crate) fn malformed(clause: &'static str, what: impl Into<String>) -> Error 
     Error::Malformed { clause, what: what.into() }
 }
 
-/// V-6. A segment on its way: where it is in its owner's slice, and by which number it is given back.
+/// A segment on its way: where it is in its owner's slice, and by which number it is given back (V-6).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Passed {
     pub offset: u64,
@@ -63,13 +63,13 @@ impl OwnPage {
         self.0.word(STATE_AT as usize).store_release(CLOSED.into());
     }
 
-    /// V-9. What this end published is all there will be.
+    /// What this endpoint published is all there will be (V-9).
     pub(crate) fn leave(&self) {
         // ORDER Release: with the peer's Acquire; who sees it sees all that was published before.
         self.0.word(AT_LEFT).store_release(1);
     }
 
-    /// V-6. Nothing of the peer's segment is mapped here any more.
+    /// Nothing of the peer's segment is mapped here any more (V-6).
     pub(crate) fn let_go(&self, handle: usize, serial: u64) {
         self.0.word(AT_LET_GO + 8 * handle).store_release(serial);
     }
@@ -93,18 +93,18 @@ impl PeerPage {
         self.0.get().is_some()
     }
 
-    /// Whether its end is over. Any state beyond those of an end that is not counts: what stands there after the kernel
-    /// closed it cannot be less.
+    /// Whether its end is over. Any state beyond those of an endpoint that is not counts: what stands there after the
+    /// kernel closed it cannot be less.
     pub(crate) fn is_closed(&self) -> bool {
         self.word(STATE_AT as usize).is_some_and(|state| state.load_acquire().hint() >= CLOSED.into())
     }
 
-    /// V-9. Whether its end publishes nothing more because the link is taken away.
+    /// Whether its end publishes nothing more because the link is taken away (V-9).
     pub(crate) fn has_left(&self) -> bool {
         self.word(AT_LEFT).is_some_and(|left| left.load_acquire().hint() != 0)
     }
 
-    /// V-6. The number of the last segment of `handle` that the peer let go.
+    /// The number of the last segment of `handle` that the peer let go (V-6).
     pub(crate) fn let_go(&self, handle: usize) -> u64 {
         self.word(AT_LET_GO + 8 * handle).map_or(0, |word| word.load_acquire().hint())
     }
@@ -149,7 +149,7 @@ impl Mailbox {
         &self.peer
     }
 
-    /// V-5. Puts a message there. The peer is still to be rung.
+    /// Puts a message there (V-5). The peer is still to be rung.
     pub(crate) fn send(&mut self, message: &[u8], passed: Option<Passed>) -> Result<()> {
         let unread = |taken: u64| match self.sent.checked_sub(taken) {
             Some(unread @ 0..=ROOM) => Ok(unread),
@@ -181,7 +181,7 @@ impl Mailbox {
         Ok(())
     }
 
-    /// V-5. Takes the next message out, or nothing.
+    /// Takes the next message out, or nothing (V-5).
     pub(crate) fn recv(&mut self) -> Result<Option<(Vec<u8>, Option<Passed>)>> {
         if !self.waits()? {
             return Ok(None);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! V-6. The segments within an own slice: which pages are free, which are used, and which the peer may still look at.
+//! The segments within an own slice: which pages are free, which are used, and which the peer may still look at (V-6).
 
 use std::sync::{
     Arc,

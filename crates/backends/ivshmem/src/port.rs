@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! V-2. What the broker gave for one call: this end's slice, the peer's, and how the two ring each other.
+//! What the broker gave for one call: this endpoint's slice, the peer's, and how the two ring each other (V-2).
 //!
 //! In a guest these are descriptors of the kernel module; on a host, and in tests, memfds and eventfds. Nothing above
 //! knows which.
@@ -18,9 +18,9 @@ use crate::{
     sys::{self, OwnMemory},
 };
 
-/// V-3. Event channels of a call: the reader's, the writer's, the control path's.
+/// Event channels of a call: the reader's, the writer's, the control path's (V-3).
 pub const BELLS: usize = 3;
-/// The bell of the control path; the first two are those of [`Slot`](tombolo_domain::Slot).
+/// The doorbell of the control path; the first two are those of [`Slot`](tombolo_domain::Slot).
 pub(crate) const CONTROL: usize = 2;
 /// The bell of who reads.
 pub(crate) const DATA: usize = 0;
@@ -80,7 +80,7 @@ impl Port {
         Self { own, peer: OnceLock::new(), ring: Ring::Module, heard: Default::default() }
     }
 
-    /// Makes what a bell of this end rings, unless that was made. Rings of before come to it.
+    /// Makes what a doorbell of this endpoint rings, unless that was made. Rings of before come to it.
     pub(crate) fn listen(&self, bell: usize) -> Result<()> {
         if self.heard[bell].get().is_none() {
             let event = event(0)?;
@@ -91,7 +91,7 @@ impl Port {
         Ok(())
     }
 
-    /// V-2. The peer accepted: what came with that.
+    /// The peer accepted: what came with that (V-2).
     pub(crate) fn accepted(&self, mut descriptors: Vec<OwnedFd>, (offset, len): Range) -> Result<()> {
         let count = descriptors.len();
         let peer = descriptors.pop().filter(|_| count == 1);
@@ -124,7 +124,7 @@ impl Port {
         self.notify_each(bell..bell + 1);
     }
 
-    /// Rings all of the peer's bells.
+    /// Rings all of the peer's doorbells.
     pub(crate) fn notify_all(&self) {
         self.notify_each(0..BELLS);
     }
@@ -143,19 +143,20 @@ impl Port {
         }
     }
 
-    /// Rings a bell of this end, if anybody can hear it.
+    /// Rings a doorbell of this endpoint, if anybody can hear it.
     pub(crate) fn notify_own(&self, bell: usize) {
         if let Some(event) = self.heard[bell].get() {
             let _ = rustix::io::write(event, &1u64.to_ne_bytes());
         }
     }
 
-    /// Forgets the rings of a bell; false if there were none that anybody could hear.
+    /// Forgets the rings of a doorbell; false if there were none that anybody could hear.
     pub(crate) fn drain(&self, bell: usize) -> bool {
         self.heard[bell].get().is_some_and(|event| rustix::io::read(event, &mut [0; 8]).is_ok())
     }
 
-    /// Polls readable once a bell of this end is rung: its eventfd, or the slice, which is readable for all that have none.
+    /// Polls readable once a doorbell of this endpoint is rung: its eventfd, or the slice, which is readable for all
+    /// that have none.
     pub(crate) fn bell(&self, bell: usize) -> BorrowedFd<'_> {
         self.heard[bell].get().map_or(self.own.fd(), AsFd::as_fd)
     }

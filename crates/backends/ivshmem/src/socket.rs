@@ -43,7 +43,7 @@ pub(crate) fn receive(socket: BorrowedFd<'_>) -> Result<Option<(Envelope, Vec<Ow
     }
 }
 
-/// B-15. What a refusal means.
+/// What a refusal means (B-15).
 pub(crate) fn refused(code: u16, reason: &str, address: &str) -> Error {
     match code {
         // That nobody listens the error says itself; any other cause is the broker's to name.

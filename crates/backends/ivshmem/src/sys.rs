@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The kernel module's calls, and the one way to memory that this end writes.
+//! The kernel module's calls, and the one way to memory that this endpoint writes.
 //!
 //! # Safety
 //! An ioctl is given by number what it reads and writes; the numbers of `uapi` are made from the types that are passed

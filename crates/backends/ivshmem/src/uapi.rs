@@ -53,7 +53,7 @@ mirror! {
         peer_length: u64,
         /// A node.
         peer_fd: i32,
-        /// A node with a bell.
+        /// A node with a doorbell.
         bell_fd: i32,
         /// Whom to ring.
         ring_peer: u16,

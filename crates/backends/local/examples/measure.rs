@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a link and its bells cost on this machine: `cargo run --release -p tombolo-domain-local --example measure`.
+//! What a link and its doorbells cost on this machine: `cargo run --release -p tombolo-domain-local --example measure`.
 //!
-//! Links set up and exchanged both ways, per second; a wake-up there and back by the bells, beside the same by a bare
-//! eventfd, with both ends on one CPU and on two.
+//! Links set up and exchanged both ways, per second; a wake-up there and back by the doorbells, beside the same by a
+//! bare eventfd, with both endpoints on one CPU and on two.
 
 use std::{
     os::fd::OwnedFd,

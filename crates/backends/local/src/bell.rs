@@ -1,30 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! L-7. A doorbell that a hostile peer cannot jam.
+//! A doorbell that a hostile peer cannot jam (L-7).
 //!
-//! Both ends hold whatever a bell is made of, so a call on it may not depend on anything that the other can change. Not
-//! on `O_NONBLOCK` (it belongs to the open file that both share), not on a lock that the other can hold. This rules out
-//! * an eventfd that is rung by `write`: the peer saturates the counter, clears `O_NONBLOCK`, and the ringer blocks;
+//! Both endpoints hold whatever a doorbell is made of, so a call on it may not depend on anything that the other can
+//! change. Not on `O_NONBLOCK` (it belongs to the open file that both share), not on a lock that the other can hold.
+//! This rules out
+//! * an eventfd that is rung by `write`: the peer saturates the counter, clears `O_NONBLOCK`, and the notifier blocks;
 //!   a write to an eventfd knows no per-call `RWF_NOWAIT`;
 //! * a pipe: it holds its mutex while it copies to or from user memory, so a peer that reads into memory whose page
 //!   faults never end (FUSE, userfaultfd) blocks the other's write for ever, `O_NONBLOCK` or not;
 //! * a socket whose receiving end is shared, for the same reason. A socket pair of which the waiter keeps the receiving
 //!   end to itself is safe, and costs a buffer allocation a ring: about half as much again as an eventfd on one CPU.
 //!
-//! So: the waiter makes an *eventfd in semaphore mode*, filled to the brim, and gives it to the
-//! ringer. **Ringing reads it**: a read takes one from the counter, reports that there is room (`EPOLLOUT`) to whoever
-//! polls, and takes `RWF_NOWAIT`, so it never blocks; it copies to user memory under no lock. The waiter never reads:
-//! it keeps an epoll instance of its own, edge-triggered on `EPOLLOUT`. Each ring puts the bell on that instance's ready
-//! list, which is what makes it sticky; `epoll_wait` takes it off, which is all that draining needs. One system call
-//! rings, one sleeps, wakes and drains (where the descriptor is polled as well, one more each for the last two).
+//! So: the waiter makes an *eventfd in semaphore mode*, filled to the brim, and gives it to the notifier. **Ringing
+//! reads it**: a read takes one from the counter, reports that there is room (`EPOLLOUT`) to whoever polls, and takes
+//! `RWF_NOWAIT`, so it never blocks; it copies to user memory under no lock. The waiter never reads: it keeps an epoll
+//! instance of its own, edge-triggered on `EPOLLOUT`. Each ring puts the doorbell on that instance's ready list, which
+//! is what makes it sticky; `epoll_wait` takes it off, which is all that draining needs. One system call rings, one
+//! sleeps, wakes and drains (where the descriptor is polled as well, one more each for the last two).
 //!
-//! * The peer empties the counter, or fills it: its own rings have no effect. The other direction has its own bell.
+//! * The peer empties the counter, or fills it: its own rings have no effect. The other direction has its own doorbell.
 //! * The peer sets any flag: no call here looks at the flags.
 //! * The peer goes away: the same epoll instance watches the control socket for hang-up.
-//! * No ring is lost between two ends that follow R-12 even where the ringer issues no fence. The ready list is
+//! * No ring is lost between two endpoints that follow R-12 even where the notifier issues no fence. The ready list is
 //!   locked when a ring is put on and when it is taken off. So what was published before a ring that found the bell
 //!   already on the list is visible to the waiter that took it off.
 //!
-//! Needs Linux 5.8 (`RWF_NOWAIT` on an eventfd); [`Bell::new`] checks once that a bell really rings.
+//! Needs Linux 5.8 (`RWF_NOWAIT` on an eventfd); [`Bell::new`] checks once that a doorbell really rings.
 
 use std::{
     io,
@@ -44,11 +45,11 @@ use tombolo_os::{
     reserved::ReservedFd,
 };
 
-/// What the events of a bell's epoll instance are about.
+/// What the events of a doorbell's epoll instance are about.
 const RUNG: u64 = 0;
 const HUNG_UP: u64 = 1;
 
-/// One slot's bell, on the side that waits.
+/// One slot's doorbell, on the side that waits.
 #[derive(Debug)]
 pub(crate) struct Bell {
     /// What the peer gets.
@@ -59,12 +60,12 @@ pub(crate) struct Bell {
     taken: AtomicBool,
     /// Somebody polls the descriptor: rings stay on the list until they are drained.
     polled: AtomicBool,
-    /// This end gave the link up.
+    /// This endpoint gave the link up.
     over: AtomicBool,
 }
 
 impl Bell {
-    /// A silent bell that also tells when the other side of `control` hangs up.
+    /// A silent doorbell that also tells when the other side of `control` hangs up.
     pub(crate) fn new(control: BorrowedFd<'_>) -> Result<Self> {
         static WORKS: OnceLock<bool> = OnceLock::new();
         let bell = Self::make(control)?;
@@ -106,7 +107,7 @@ impl Bell {
         self.event.as_fd()
     }
 
-    /// Ends every wait from now on: this end's link is no more.
+    /// Ends every wait from now on: this endpoint's link is no more.
     pub(crate) fn give_up(&self) {
         self.over.store(true, Ordering::Relaxed);
         raise_full(&self.event);
@@ -144,7 +145,7 @@ impl Bell {
 
     fn drain(&self) {
         if !self.taken.swap(false, Ordering::SeqCst) {
-            // Nothing to be done about an error: the bell rings for nothing, or the next wait reports it.
+            // Nothing to be done about an error: the doorbell rings for nothing, or the next wait reports it.
             let _ = self.take_event(Some(Duration::ZERO));
         }
     }
@@ -183,12 +184,12 @@ pub(crate) fn is_eventfd(fd: BorrowedFd<'_>) -> Result<bool> {
     Ok(target.as_bytes() == b"anon_inode:[eventfd]" && can_be_read)
 }
 
-/// Both ends' bells of one link.
+/// Both endpoints' doorbells of one link.
 #[derive(Debug)]
 pub(crate) struct Bells {
-    /// This end waits here.
+    /// This endpoint waits here.
     pub own: Arc<[Bell; 2]>,
-    /// This end rings here.
+    /// This endpoint rings here.
     pub peer: [ReservedFd; 2],
 }
 

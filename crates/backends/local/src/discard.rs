@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! L-5. Closing what a stranger sent. The last close of a file may wait for its own file system (FUSE, a dead NFS server),
-//! for a lingering socket, or for nobody knows what, whichever a hostile peer chose. So it is left to threads that nobody
-//! waits for; their number is bounded, for each peer and in all, and where a peer has used up its share nothing that may have
-//! to be closed is taken from it.
+//! Closing what a stranger sent (L-5). The last close of a file may wait for its own file system (FUSE, a dead NFS
+//! server), for a lingering socket, or for nobody knows what, whichever a hostile peer chose. So it is left to threads
+//! that nobody waits for; their number is bounded, for each peer and in all, and where a peer has used up its share
+//! nothing that may have to be closed is taken from it.
 
 use std::{
     collections::VecDeque,

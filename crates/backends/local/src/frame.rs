@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! L-4, L-5. One datagram: a head, a message, descriptors.
+//! One datagram: a head, a message, descriptors (L-4, L-5).
 //!
 //! A datagram is looked at twice before it is taken off the queue. What a look installs has to be closed by this process,
 //! which may never return. What the kernel drops because there was no room is closed by the kernel, for this very

@@ -121,8 +121,8 @@ fn connect(place: &SocketPath, deadline: Deadline) -> Result<Box<dyn Endpoint>> 
     Ok(Box::new(LocalEndpoint::new(socket)?))
 }
 
-/// L-12. The listener's backlog is full. The kernel wakes a *blocking* connect when there is room, and the send timeout
-/// bounds it, so nothing is polled.
+/// The listener's backlog is full (L-12). The kernel wakes a *blocking* connect when there is room, and the send
+/// timeout bounds it, so nothing is polled.
 fn connect_patiently(
     socket: &rustix::fd::OwnedFd,
     address: &SocketAddrUnix,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! L-8 to L-10. Who the peer is and how it fares, as told by the kernel.
+//! Who the peer is and how it fares, as told by the kernel (L-8 to L-10).
 
 use std::{io, os::fd::BorrowedFd};
 
@@ -23,7 +23,7 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// Asks the kernel who is at the other end of `socket`.
+    /// Asks the kernel who is at the other endpoint of `socket`.
     pub(crate) fn of_peer(socket: BorrowedFd<'_>) -> io::Result<Self> {
         let Credentials { pid, uid } = credentials::peer_of(socket)?;
         let now = rustix::time::clock_gettime(ClockId::Boottime);
@@ -42,8 +42,8 @@ impl Identity {
         Peer { domain: crate::SCHEME.into(), pid: self.pid, uid: self.uid }
     }
 
-    /// L-8, L-10. A socket that was hung up on means gone; nothing else does, because the end may live on in another
-    /// process than the one that connected. Beyond that /proc tells a stopped process from a running one, if it is
+    /// A socket that was hung up on means gone; nothing else does, because the end may live on in another process than
+    /// the one that connected (L-8, L-10). Beyond that /proc tells a stopped process from a running one, if it is
     /// visible from here.
     pub(crate) fn liveness(&self, socket: BorrowedFd<'_>) -> Liveness {
         if is_hung_up(socket) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! L-5, L-6, L-11. The two ends of a connected socket.
+//! The two ends of a connected socket (L-5, L-6, L-11).
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -32,27 +32,27 @@ pub(crate) struct LocalEndpoint {
     identity: Identity,
     /// It was accepted: whoever called is a stranger.
     accepted: bool,
-    /// L-5. Why a datagram was refused that stays in the queue: nothing behind it is taken.
+    /// Why a datagram was refused that stays in the queue: nothing behind it is taken (L-5).
     spoilt: Option<(&'static str, String)>,
-    /// L-13. What this end's memory is called.
+    /// What this endpoint's memory is called (L-13).
     name: String,
-    /// This end's bells, once needed.
+    /// This endpoint's doorbells, once needed.
     own: Option<Arc<[Bell; 2]>>,
     /// Whether the peer was sent them.
     introduced: bool,
-    /// All bells, once the peer has sent its own.
+    /// All doorbells, once the peer has sent its own.
     bells: Option<Arc<Bells>>,
-    /// The bell that came with the last datagram.
+    /// The doorbell that came with the last datagram.
     ringer: Option<SingleNotifier>,
 }
 
 impl LocalEndpoint {
-    /// An end that connected.
+    /// An endpoint that connected.
     pub(crate) fn new(socket: OwnedFd) -> Result<Self> {
         Self::named(socket, MEMORY.into(), false)
     }
 
-    /// An end that listened at `place`, which its memory is named after.
+    /// An endpoint that listened at `place`, which its memory is named after.
     pub(crate) fn of_listener(socket: OwnedFd, place: &str) -> Result<Self> {
         let name = format!("{MEMORY}:{place}");
         Self::named(socket, name[..name.floor_char_boundary(MEMFD_NAME_MAX)].into(), true)
@@ -125,7 +125,7 @@ impl LocalEndpoint {
         received.map(Some)
     }
 
-    /// L-5. Closes what is not needed of what the peer sent.
+    /// Closes what is not needed of what the peer sent (L-5).
     fn discard(&self, mut files: Vec<OwnedFd>) {
         files.retain(|file| !is_harmless(file.as_fd()));
         if !files.is_empty() {
@@ -144,7 +144,7 @@ impl LocalEndpoint {
         Ok(Received { message, segment: map(&datagram.descriptors, max_segment)? })
     }
 
-    /// L-5. Takes the peer's bells off the front of what came with its first datagram.
+    /// Takes the peer's doorbells off the front of what came with its first datagram (L-5).
     fn take_bells(&mut self, descriptors: &mut Vec<OwnedFd>) -> Result<()> {
         let own = self.own_bells()?;
         for fd in &descriptors[..BELLS] {
@@ -160,7 +160,7 @@ impl LocalEndpoint {
     }
 }
 
-/// L-5. Takes the bell for what the message is about off the front of what is left.
+/// Takes the doorbell for what the message is about off the front of what is left (L-5).
 fn take_notifier(descriptors: &mut Vec<OwnedFd>) -> Result<SingleNotifier> {
     if !bell::is_eventfd(descriptors[0].as_fd())? {
         return Err(malformed("L-7", "a doorbell that is no eventfd"));

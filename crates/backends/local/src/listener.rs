@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! L-2, L-3. Who listens at a path: one at a time, and nothing is left behind.
+//! Who listens at a path: one at a time, and nothing is left behind (L-2, L-3).
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -185,7 +185,7 @@ fn open(kind: SocketType) -> Result<OwnedFd> {
         .map_err(|error| Error::os("socket", error))
 }
 
-/// L-3. Removes the file that is in the way if its listener is dead. Under the folder's lock, so that it cannot be a
+/// Removes the file that is in the way if its listener is dead (L-3). Under the folder's lock, so that it cannot be a
 /// listener that has just begun.
 ///
 /// Whether it is dead is asked by connecting a socket of *another* type: a live one refuses with `EPROTOTYPE`, a file

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! L-1, L-2. Where a service's socket is.
+//! Where a service's socket is (L-1, L-2).
 
 use std::{
     env,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Pieces of Xen for a wire format that is not this backend's: memory that both ends write, event channels, nodes.
+//! Pieces of Xen for a wire format that is not this backend's: memory that both endpoints write, event channels, nodes.
 //! The layout of libxenvchan (W-3) is made of them, by the facade.
 
 use std::{

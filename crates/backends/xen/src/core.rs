@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What all links of a process have in common: XenStore, a thread that watches it, and the quarantine.
+//! What all links of a process have in common: XenStore, a thread that watches it, and the quarantine.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -28,8 +28,8 @@ use crate::{
     store::Store,
 };
 
-/// Time between two looks at what rings nobody: whether a door still stands at which somebody knocks, and whether the
-/// peer let go of what is in quarantine.
+/// Time between two looks at what rings nobody: whether a listener page still stands at which somebody knocks, and
+/// whether the peer let go of what is in quarantine.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Domains that are watched, though nothing is left between them and this one: numbers of domains never come again, and XenStore has
 /// few watches for each domain.
@@ -39,7 +39,7 @@ const KNOCKS_SWEPT: usize = 64;
 /// Knocks that a listener remembers; what comes beyond them is lost, and the peer's own fault.
 const KNOCKS_MAX: usize = 4096;
 
-/// Where `owner` keeps what `reader` may see.
+/// Where `owner` keeps what `reader` may see.
 pub(crate) fn folder(owner: DomId, reader: DomId) -> String {
     format!("/local/domain/{owner}/data/tombolo/{reader}")
 }
@@ -110,13 +110,13 @@ impl ConnectRequests {
     }
 }
 
-/// A door that was knocked at.
+/// A listener page that was knocked at.
 #[derive(Clone, Debug)]
 pub(crate) struct ListenerPage {
     pub page: PeerPage,
     /// Whose it is.
     pub domain: DomId,
-    /// How to knock there again, if there was room for it.
+    /// How to knock there again, if there was room for it.
     pub line: Option<Arc<ReconnectPage>>,
 }
 
@@ -139,7 +139,7 @@ struct Watched {
     ends: Mutex<Vec<Weak<End>>>,
     listeners: Mutex<Vec<Weak<ConnectRequests>>>,
     quarantine: Mutex<Vec<Quarantined>>,
-    /// Doors that were knocked at, by their nodes.
+    /// Listener pages that were knocked at, by their nodes.
     doors: Mutex<HashMap<String, ListenerPage>>,
 }
 
@@ -194,13 +194,13 @@ impl Core {
         self.pid == std::process::id()
     }
 
-    /// What the broker of dom0 tells this domain.
+    /// What the broker of dom0 tells this domain.
     pub(crate) fn names(&self) -> &Names {
         &self.watched.names
     }
 
-    /// The door that stands at `node` and was open when somebody knocked last, if it still is: its listener lives, so there
-    /// is nothing to ask XenStore.
+    /// The listener page that stands at `node` and was open when somebody knocked last, if it still is: its listener
+    /// lives, so there is nothing to ask XenStore.
     pub(crate) fn known_door(&self, node: &str) -> Option<ListenerPage> {
         lock(&self.watched.doors).get(node).filter(|door| door.page.state() == at::OPEN).cloned()
     }
@@ -209,7 +209,7 @@ impl Core {
         lock(&self.watched.doors).insert(node.into(), door.clone());
     }
 
-    /// The folder that `peer` may see, made if it is not there.
+    /// The folder that `peer` may see, made if it is not there.
     pub(crate) fn own_folder(&self, peer: DomId) -> Result<String> {
         let path = folder(self.own, peer);
         let mut folders = lock(&self.folders);
@@ -221,7 +221,7 @@ impl Core {
         Ok(path)
     }
 
-    /// Removes knocks of processes that died before they could.
+    /// Removes knocks of processes that died before they could.
     fn remove_the_dead_s_knocks(&self, folder: &str) -> Result<()> {
         let mut store = lock(&self.store);
         for name in store.list(folder)?.iter().filter(|name| name.contains('@')).take(KNOCKS_SWEPT) {
@@ -280,7 +280,7 @@ impl Core {
         listeners.push(Arc::downgrade(knocks));
     }
 
-    /// D-13. Keeps memory until its peer lets go of it.
+    /// Keeps memory until its peer lets go of it (D-13).
     pub(crate) fn quarantine_memory(&self, memory: Quarantined) {
         lock(&self.watched.quarantine).push(memory);
         self.watched.look_soon();
@@ -357,7 +357,7 @@ impl Watched {
         }
     }
 
-    /// Whether a change is one of what the broker tells.
+    /// Whether a change is one of what the broker tells.
     fn told(&self, path: &str) -> bool {
         // What cannot be read now will be when it changes again.
         self.names.is_about(path) && self.names.update_from_store(&mut lock(&self.store), path).is_ok()
@@ -379,7 +379,7 @@ impl Watched {
         })
     }
 
-    /// A node called `SERVICE@REFERENCE` is a knock, or the end of one; says whether it is.
+    /// A node called `SERVICE@REFERENCE` is a connect request, or the end of one; says whether it is.
     fn changed(&self, path: &str) -> bool {
         let Some((folder_of, name)) = path.rsplit_once('/') else { return false };
         let Some((service, reference)) = name.split_once('@') else { return false };
@@ -395,7 +395,7 @@ impl Watched {
         true
     }
 
-    /// A domain whose folder was there and is no more was destroyed.
+    /// A domain whose folder was there and is no more was destroyed.
     fn look_for_the_dead(&self) {
         let peers: Vec<_> = lock(&self.peers).values().filter_map(Weak::upgrade).collect();
         for peer in peers.iter().filter(|peer| peer.seen.load(Ordering::Acquire) && !peer.gone.load(Ordering::Acquire))

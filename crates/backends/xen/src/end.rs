@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a link, its doorbell and the watcher share of one end.
+//! What a link, its doorbell and the watcher share of one end.
 
 use std::{
     os::fd::BorrowedFd,
@@ -47,7 +47,7 @@ impl PeerDomain {
 pub(crate) struct End {
     pub domain: Arc<PeerDomain>,
     port: Arc<dyn Port>,
-    /// This end's mailbox.
+    /// This endpoint's mailbox.
     pub own: OwnPage,
     /// Its reference.
     pub reference: u32,
@@ -55,11 +55,11 @@ pub(crate) struct End {
     pub peer_reference: OnceLock<u32>,
     /// The peer's mailbox, once known.
     pub peer: OnceLock<PeerPage>,
-    /// The door at which this end knocked, until it was answered.
+    /// The listener page at which this endpoint knocked, until it was answered.
     pub door: Mutex<Option<PeerPage>>,
     /// Places of segments that are offered or in quarantine.
     pub places: Mutex<Places>,
-    /// What was sent before the peer's mailbox was known, so that the keeper could not be told of it.
+    /// What was sent before the peer's mailbox was known, so that the grant reaper could not be told of it.
     pub unknown: Mutex<Vec<Weak<GrantedPages>>>,
     /// The process whose pages these are: a child made by fork does not have them.
     pid: u32,
@@ -68,7 +68,7 @@ pub(crate) struct End {
     /// Nobody is to wait any more, though neither end is over.
     gave_up: AtomicBool,
     ended: AtomicBool,
-    /// Made when the other end has something to do.
+    /// Made when the other endpoint has something to do.
     slots: OnceLock<[Waker; 2]>,
     pub control: Waker,
     service: String,
@@ -108,7 +108,7 @@ impl End {
         }))
     }
 
-    /// This end's port.
+    /// This endpoint's port.
     pub(crate) fn port_number(&self) -> u32 {
         self.port.number()
     }
@@ -118,7 +118,7 @@ impl End {
         self.port.notify();
     }
 
-    /// The reference of the peer's mailbox, if the door has it.
+    /// The reference of the peer's mailbox, if the listener page has it.
     pub(crate) fn answer(&self) -> Option<u32> {
         let door = lock(&self.door);
         let words =
@@ -147,19 +147,19 @@ impl End {
         (!open).then_some(Liveness::ProcessGone)
     }
 
-    /// Whether the peer, or this end itself, will do nothing more.
+    /// Whether the peer, or this endpoint itself, will do nothing more.
     pub(crate) fn is_over(&self) -> bool {
         self.closed.load(Ordering::Acquire) || self.end().is_some()
     }
 
-    /// Whether the peer maps nothing of this end's any more, whatever it says.
+    /// Whether the peer maps nothing of this endpoint's any more, whatever it says.
     pub(crate) fn maps_nothing(&self) -> bool {
         if self.domain.is_gone() || self.vanished.load(Ordering::Acquire) {
             return true;
         }
         match self.peer.get() {
             Some(peer) => peer.state() == at::GONE,
-            // Who has not answered has mapped nothing; who has, may have, though this end has not heard it yet.
+            // Who has not answered has mapped nothing; who has, may have, though this endpoint has not heard it yet.
             None => self.answer().is_none(),
         }
     }
@@ -215,12 +215,12 @@ impl End {
         &self.slots.get().expect("made before a doorbell is given out")[slot.index()]
     }
 
-    /// Bytes that were retired and that the peer may still map.
+    /// Bytes that were retired and that the peer may still map.
     pub(crate) fn quarantined(&self) -> u64 {
         lock(&self.places).quarantined
     }
 
-    /// Changes the account of the places, and says on the board what is in quarantine then.
+    /// Changes the account of the places, and says on the stats page what is in quarantine then.
     pub(crate) fn account(&self, change: impl FnOnce(&mut Places)) {
         let mut places = lock(&self.places);
         change(&mut places);

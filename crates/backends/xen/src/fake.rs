@@ -102,7 +102,7 @@ impl FakeXen {
         XenHost::on(Arc::new(FakeDomain { world: Arc::clone(&self.0), id: 0 }))
     }
 
-    /// The keeper of domain `id`, to which its processes come at `path` from now on.
+    /// The grant reaper of domain `id`, to which its processes come at `path` from now on.
     #[must_use]
     pub fn keeper(&self, id: u16, path: PathBuf) -> GrantReaper {
         lock(&self.0.state).keepers.insert(id, path);
@@ -209,7 +209,7 @@ impl FakeDomain {
     }
 }
 
-/// What the kernel does when a mapping of memory that both ends write is gone.
+/// What the kernel does when a mapping of memory that both endpoints write is gone.
 struct Gone {
     world: Arc<World>,
     owner: DomId,
@@ -359,7 +359,8 @@ struct FakeGrants {
     owner: DomId,
     references: Vec<u32>,
     when_gone: Mutex<Option<(usize, Option<u32>)>>,
-    /// The end of a pipe for each duplicate, made when the first is wanted, and the end that tells when all are closed.
+    /// The end of a pipe for each duplicate, made when the first is wanted, and the endpoint that tells when all are
+    /// closed.
     file: OnceLock<(OwnedFd, OwnedFd)>,
 }
 

@@ -30,7 +30,7 @@ const DOMAINS: &str = "/local/domain";
 /// What XenStore says of all domains' coming and going.
 const COMING_AND_GOING: [&str; 2] = ["@introduceDomain", "@releaseDomain"];
 
-/// For each domain that is told anything its name, and what it may know of which others. Two domains know of
+/// For each domain that is told anything its name, and what it may know of which others. Two domains know of
 /// each other or not at all.
 pub type Views = BTreeMap<u16, (Name, BTreeMap<u16, View>)>;
 
@@ -42,7 +42,7 @@ pub struct XenHost {
     /// What was told.
     told: BTreeMap<DomId, BTreeMap<DomId, Record>>,
     names: BTreeMap<DomId, Name>,
-    /// By which a domain sees that this process lives.
+    /// By which a domain sees that this process lives.
     pages: BTreeMap<DomId, OwnPage>,
     /// Domains whose name is watched.
     watched: BTreeSet<DomId>,
@@ -232,8 +232,8 @@ impl XenHost {
         Ok(())
     }
 
-    /// The numbers of two domains: those that both were told, or new ones. What a domain was told goes with it, so
-    /// that what both were told was told to those two.
+    /// The numbers of two domains: those that both were told, or new ones. What a domain was told goes with it,
+    /// so that what both were told was told to those two.
     fn pair(&self, one: DomId, other: DomId) -> Result<Pair> {
         let told = |reader: DomId, of: DomId| self.told.get(&reader)?.get(&of).map(|record| record.pair);
         if let (Some(here), Some(there)) = (told(one, other), told(other, one))
@@ -249,7 +249,7 @@ impl XenHost {
     }
 }
 
-/// A record that is not too long: what does not fit is not allowed.
+/// A record that is not too long: what does not fit is not allowed.
 fn fitting(mut record: Record) -> Record {
     while record.to_string().len() > RECORD_MAX {
         let View { ours, theirs, .. } = &mut record.view;

@@ -27,7 +27,7 @@ pub struct Hostile {
     kept: Vec<HeldPages>,
 }
 
-/// Pages, and what else an end holds.
+/// Pages, and what else an endpoint holds.
 #[derive(Default)]
 struct HeldPages {
     _pages: Vec<(Arc<dyn Grants>, OwnControl)>,
@@ -57,7 +57,7 @@ struct Line {
     port: Arc<dyn Port>,
 }
 
-/// An end that was answered as X-5 says, and then is this peer's to misuse.
+/// An endpoint that was answered as X-5 says, and then is this peer's to misuse.
 struct Joined {
     mailbox: Page,
     port: Arc<dyn Port>,
@@ -398,7 +398,7 @@ impl Hostile {
         self.kept.push(HeldPages { _pages, _mapped: vec![theirs], _port: Some(port) });
     }
 
-    /// Waits for the door's answer to the mailbox `reference`, and says which the listener's mailbox is.
+    /// Waits for the listener page's answer to the mailbox `reference`, and says which the listener's mailbox is.
     fn answer(&mut self, service: &str, reference: u32) -> Result<u32> {
         let deadline = Deadline::after(PATIENCE);
         let node = format!("{}/{service}", folder(self.peer, self.own));

@@ -56,7 +56,7 @@ pub(crate) trait Hypervisor: Send + Sync + Debug {
     /// Whether there is a domain `peer`: for one that was destroyed, once nobody maps anything of its any more.
     fn is_there(&self, peer: DomId) -> Result<bool>;
 
-    /// Where this domain's keeper listens, if there may be one.
+    /// Where this domain's grant reaper listens, if there may be one.
     fn keeper(&self) -> Option<PathBuf>;
 
     /// Whether a descriptor is one of [`Grants`].

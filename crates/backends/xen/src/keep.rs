@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A program's side of its domain's keeper: what it hands over of each segment, so that somebody holds the pages when it
-//! died and its peer has not said that it unmapped them. [`crate::keeper`] is the other side.
+//! A program's side of its domain's grant reaper: what it hands over of each segment, so that somebody holds the pages
+//! when it died and its peer has not said that it unmapped them. [`crate::keeper`] is the other side.
 
 use std::{
     fmt,
@@ -30,19 +30,19 @@ use crate::{
     os::lock,
 };
 
-/// Where the keeper listens unless `TOMBOLO_KEEPER` says otherwise.
+/// Where the grant reaper listens unless `TOMBOLO_KEEPER` says otherwise.
 const SOCKET: &str = "/run/tombolo/keeper.sock";
-/// Longest message of the keeper.
+/// Longest message of the grant reaper.
 pub(crate) const ANSWER_MAX: usize = 32 << 10;
 /// How long it may take for an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The keeper's socket, as the environment names it.
+/// The grant reaper's socket, as the environment names it.
 pub(crate) fn socket() -> PathBuf {
     std::env::var_os("TOMBOLO_KEEPER").filter(|path| !path.is_empty()).map_or_else(|| SOCKET.into(), PathBuf::from)
 }
 
-/// What the keeper is told of a segment whose pages come along.
+/// What the grant reaper is told of a segment whose pages come along.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Note {
     /// The program's own number for it.
@@ -51,7 +51,7 @@ pub(crate) struct Note {
     /// The peer's mailbox: its reference, and when it was made, by which it is known from others that had the reference.
     pub mailbox: u32,
     pub made: u64,
-    /// By which the peer says that it let go of it.
+    /// By which the peer says that it let go of it.
     pub place: u8,
     pub generation: u32,
     pub pages: u32,
@@ -150,7 +150,7 @@ impl OrphanedGrants {
     }
 }
 
-/// What a keeper has.
+/// What a grant reaper has.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct ReaperListing {
     /// What was granted by programs that died.
@@ -160,7 +160,7 @@ pub struct ReaperListing {
 }
 
 impl ReaperListing {
-    /// Asks this domain's keeper.
+    /// Asks this domain's grant reaper.
     ///
     /// # Errors
     /// `NotFound` and `ConnectionRefused` where there is none; it does not answer as it should.
@@ -211,7 +211,7 @@ fn send(socket: BorrowedFd<'_>, request: &Request, file: Option<BorrowedFd<'_>>)
     passing::send(socket, &[IoSlice::new(text.as_bytes())], &files, SendFlags::DONTWAIT).map(drop)
 }
 
-/// This process's way to the keeper, if there is one. Its end is the end of the process.
+/// This process's way to the grant reaper, if there is one. Its end is the end of the process.
 #[derive(Debug, Default)]
 pub(crate) struct ReaperClient {
     way: Mutex<Option<Arc<OwnedFd>>>,
@@ -225,7 +225,7 @@ impl ReaperClient {
         let id = self.last.fetch_add(1, Ordering::Relaxed);
         let request = Request::Keep(Note { id, ..note });
         let mut way = lock(&self.way);
-        // A second time: the keeper may be another one than before.
+        // A second time: the grant reaper may be another one than before.
         for _ in 0..2 {
             let keeper = match &*way {
                 Some(keeper) => Arc::clone(keeper),
@@ -248,7 +248,7 @@ impl ReaperClient {
     }
 }
 
-/// That the keeper has a descriptor of ours: it closes that once this is dropped.
+/// That the grant reaper has a descriptor of ours: it closes that once this is dropped.
 #[derive(Debug)]
 pub(crate) struct Entrusted {
     keeper: Arc<OwnedFd>,

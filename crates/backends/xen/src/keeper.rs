@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The keeper of a domain, a part of `tombolod`: it holds a descriptor of each segment that programs of this domain grant, and
-//! when one died keeps those whose peer has not said that it unmapped them.
+//! The grant reaper of a domain, a part of `tombolod`: it holds a descriptor of each segment that programs of this
+//! domain grant, and when one died keeps those whose peer has not said that it unmapped them.
 //!
 //! What programs say was written by strangers who may open gntalloc: all of it is bounded, and a lie costs its own program.
 //! What peers say stands in their own mailboxes: a lie there lets go of pages that the kernel then keeps itself.
@@ -54,7 +54,7 @@ const SHARE: usize = 4;
 /// Longest request.
 const REQUEST_MAX: usize = 256;
 
-/// The keeper.
+/// The grant reaper.
 #[derive(Debug)]
 pub struct GrantReaper {
     xen: Arc<dyn Hypervisor>,
@@ -326,7 +326,7 @@ mod tests {
         os::{eventfd, raise},
     };
 
-    /// Domain 5 with a keeper.
+    /// Domain 5 with a grant reaper.
     struct ReaperFixture {
         xen: FakeXen,
         folder: tempfile::TempDir,
@@ -458,7 +458,7 @@ mod tests {
             Self { five, here: Some((here, segment, offer)), there: Some(there), mapped, _seven: seven }
         }
 
-        /// The program dies: its end of the keeper's socket closes, and what it had granted goes.
+        /// The program dies: its end of the grant reaper's socket closes, and what it had granted goes.
         fn die(&mut self) {
             self.hang_up();
             drop(self.here.take());

@@ -2,8 +2,8 @@
 //! Layer 2. Uses: os, layout, mem, domain, control.
 //!
 //! The backend between Xen domains: memory is granted page by page (gntalloc, gntdev), a doorbell is an event channel,
-//! and two ends find each other in XenStore. It talks to the kernel's own drivers; no library of Xen's and no module of
-//! ours is needed. The normative text is `spec/4-domain-xen.md`.
+//! and two endpoints find each other in XenStore. It talks to the kernel's own drivers; no library of Xen's and no
+//! module of ours is needed. The normative text is `spec/4-domain-xen.md`.
 //!
 //! Xen itself stands behind a small private trait. With the feature `testing` there is another Xen behind it, in one
 //! process, so that all but `sys` runs in tests where there is no hypervisor.
@@ -107,7 +107,7 @@ impl XenDomain {
         hostile::Hostile::new(Arc::clone(&self.xen), peer)
     }
 
-    /// The place that `service` says, in another domain.
+    /// The place that `service` says, in another domain.
     fn place(&self, service: &str) -> Result<(ServiceAddress, Arc<Core>)> {
         let place = ServiceAddress::parse(service)?;
         let core = self.core()?;
@@ -126,7 +126,8 @@ impl XenDomain {
         Ok(XenPieces::new(self.core()?, peer))
     }
 
-    /// The listeners that this domain's nodes lead to: for which domain, under which name, and the reference of the door.
+    /// The listeners that this domain's nodes lead to: for which domain, under which name, and the reference of the
+    /// listener page.
     ///
     /// # Errors
     /// Where this is no domain of Xen's; what XenStore says.
@@ -188,7 +189,7 @@ impl Rendezvous for XenDomain {
 }
 
 impl XenDomain {
-    /// Knocks at the listener of a place.
+    /// Knocks at the listener of a place.
     fn call(core: &Arc<Core>, place: &ServiceAddress) -> Result<Box<dyn Endpoint>> {
         let domain = core.peer(place.peer)?;
         let door = open_door(core, place)?;
@@ -203,7 +204,7 @@ impl XenDomain {
     }
 }
 
-/// The door of a listener that lives.
+/// The listener page of a listener that lives.
 fn open_door(core: &Core, place: &ServiceAddress) -> Result<ListenerPage> {
     let nobody = || Error::NotFound(place.shown());
     let node = format!("{}/{}", folder(place.peer, core.own), place.service);
@@ -222,7 +223,7 @@ fn open_door(core: &Core, place: &ServiceAddress) -> Result<ListenerPage> {
     if page.state() != at::OPEN || page.word(at::AT_JOINED).hint() != mark_of(&place.service) || !meant(&page) {
         return Err(nobody());
     }
-    // Where there is no room for a line, each knock goes through XenStore.
+    // Where there is no room for a line, each connect request goes through XenStore.
     let line = ReconnectPage::new(&*core.xen, place.peer).ok();
     let door = ListenerPage { page, domain: place.peer, line };
     core.know_door(&node, &door);

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! X-11. Lines: how a process that was answered at a door once knocks there again, without XenStore.
+//! Lines: how a process that was answered at a listener page once knocks there again, without XenStore (X-11).
 //!
 //! ```text
-//! who knocks                               who listens
-//! K1 write the knock                       C1 take the line off the door
+//! who sends a connect request                               who listens
+//! K1 write the connect request                       C1 take the line off the listener page
 //! K2 fence                                 C2 fence
-//! K3 is the line on the door? if not,      C3 look for knocks, the last time
+//! K3 is the line on the listener page? if not,      C3 look for knocks, the last time
 //!    knock through XenStore
 //! ```
 //!
-//! One of the two fences is first: either K3 sees that nobody listens any more, or C3 sees the knock.
+//! One of the two fences is first: either K3 sees that nobody listens any more, or C3 sees the connect request.
 
 use std::{
     mem::MaybeUninit,
@@ -45,7 +45,7 @@ fn place_of(knock: usize) -> usize {
     at::AT_KNOCKS + 8 * knock
 }
 
-/// The end that knocks.
+/// The endpoint that sends a connect request.
 #[derive(Debug)]
 pub(crate) struct ReconnectPage {
     page: OwnPage,
@@ -61,7 +61,7 @@ struct Places {
     taken: [bool; at::KNOCKS],
 }
 
-/// A knock that was not answered yet.
+/// A connect request that was not answered yet.
 #[derive(Debug)]
 pub(crate) struct PendingRequest {
     line: Arc<ReconnectPage>,
@@ -79,7 +79,7 @@ impl ReconnectPage {
         Ok(Arc::new(Self { page, port, reference, places }))
     }
 
-    /// Knocks with the mailbox `reference`, if whoever has the door listens to this line and there is a place.
+    /// Knocks with the mailbox `reference`, if whoever has the listener page listens to this line and there is a place.
     pub(crate) fn knock(self: &Arc<Self>, door: &PeerPage, reference: u32) -> Option<PendingRequest> {
         let heard = || (0..at::LINES).any(|line| door.word(word_of(line)).hint() == u64::from(self.reference));
         if !heard() {
@@ -111,7 +111,7 @@ impl PendingRequest {
     }
 }
 
-/// A line at the end that listens.
+/// A line at the endpoint that listens.
 #[derive(Debug)]
 struct ListenedPage {
     page: PeerPage,
@@ -138,7 +138,7 @@ impl ListenedPage {
     }
 }
 
-/// The lines that a door listens to, and the descriptor that says that there is somebody.
+/// The lines that a listener page listens to, and the descriptor that says that there is somebody.
 #[derive(Debug)]
 pub(crate) struct ReconnectPages {
     set: OwnedFd,
@@ -205,7 +205,7 @@ impl ReconnectPages {
         }
     }
 
-    /// A knock of who has the line `reference` led to a link.
+    /// A connect request of who has the line `reference` led to a link.
     pub(crate) fn worked(&mut self, reference: u32) {
         let line = self.of.iter_mut().flatten().find(|line| line.reference == reference);
         if let Some(line) = line {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One end of a link.
+//! One end of a link.
 
 use std::{
     os::fd::BorrowedFd,
@@ -23,13 +23,13 @@ use crate::{
     place::ServiceAddress,
 };
 
-/// Of the pages that may still be granted, a segment that nobody sized takes one in so many.
+/// Of the pages that may still be granted, a segment that nobody sized takes one in so many.
 const SHARE: usize = 8;
 
-/// How this end knocked.
+/// How this endpoint knocked.
 #[derive(Debug)]
 pub(crate) enum RequestPath {
-    /// By a node in XenStore.
+    /// By a node in XenStore.
     Node(String),
     ///
     Line(line::PendingRequest),
@@ -56,7 +56,7 @@ impl XenEndpoint {
         Self { core: Arc::clone(core), end, knock: None, sent: 0, received: 0, seen: Seen::default(), again: true }
     }
 
-    /// Knocks at `door`, where nobody has heard of this end yet.
+    /// Knocks at `door`, where nobody has heard of this endpoint yet.
     pub(crate) fn knock(&mut self, door: &ListenerPage, place: &ServiceAddress) -> Result<()> {
         let end = &self.end;
         let by_line = door.line.as_ref().and_then(|line| line.knock(&door.page, end.reference));
@@ -71,7 +71,7 @@ impl XenEndpoint {
         lock(&self.core.store).write(&node, &self.core.token)
     }
 
-    /// Maps the other's mailbox once the door has it.
+    /// Maps the other's mailbox once the listener page has it.
     fn join(&mut self) -> Result<()> {
         if self.end.peer.get().is_some() {
             return Ok(());
@@ -89,7 +89,7 @@ impl XenEndpoint {
         let _ = self.end.peer.set(page);
         let _ = self.end.peer_reference.set(reference);
         memory::entrust_sent(&self.core, &self.end);
-        // Whoever sees that this end joined sees its knock no more, and does not look at it twice.
+        // Whoever sees that this endpoint joined sees its connect request no more, and does not look at it twice.
         self.forget_knock();
         self.end.own.set(AT_JOINED, 1);
         *lock(&self.end.door) = None;
@@ -241,7 +241,7 @@ impl Endpoint for XenEndpoint {
 impl Drop for XenEndpoint {
     fn drop(&mut self) {
         if self.end.is_ours() {
-            // What it maps of this end's is known by its page alone.
+            // What it maps of this endpoint's is known by its page alone.
             let _ = self.join();
             self.forget_knock();
             self.end.close();

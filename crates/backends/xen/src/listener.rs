@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Who listens for a peer: one page to which all answers go, one node in XenStore.
+//! Who listens for a peer: one page to which all answers go, one node in XenStore.
 
 use std::{
     os::fd::{BorrowedFd, OwnedFd},
@@ -19,11 +19,11 @@ use crate::{
     place::{Pair, ServiceAddress},
 };
 
-/// Knocks that one call looks at, if they come to nothing: who knocks for nothing, and faster than they are looked at, must
-/// not keep `accept` from returning.
+/// Knocks that one call looks at, if they come to nothing: who sends a connect request for nothing, and faster than
+/// they are looked at, must not keep `accept` from returning.
 const TRIES: usize = 16;
 
-/// A door that stands open.
+/// A listener page that stands open.
 #[derive(Debug)]
 pub(crate) struct XenListener {
     core: Arc<Core>,
@@ -31,13 +31,13 @@ pub(crate) struct XenListener {
     door: OwnPage,
     knocks: Arc<ConnectRequests>,
     lines: ReconnectPages,
-    /// Whom the door answers, until they have heard it.
+    /// Whom the listener page answers, until they have heard it.
     answers: Vec<Option<Arc<End>>>,
     node: String,
     pair: Pair,
     /// Keeps the name.
     _claim: OwnedFd,
-    /// A child made by fork does not take the door away from its parent.
+    /// A child made by fork does not take the listener page away from its parent.
     pid: u32,
 }
 
@@ -87,7 +87,7 @@ impl XenListener {
         }
     }
 
-    /// Whether the door answers `reference` already.
+    /// Whether the listener page answers `reference` already.
     fn answers(&self, reference: u32) -> bool {
         let peers = self.answers.iter().flatten().filter_map(|end| end.peer_reference.get());
         peers.into_iter().any(|known| *known == reference)
@@ -170,7 +170,7 @@ impl Drop for XenListener {
             return;
         }
         self.door.close();
-        // What cannot be removed leads to a door that is closed.
+        // What cannot be removed leads to a listener page that is closed.
         let _ = lock(&self.core.store).remove(&self.node);
     }
 }

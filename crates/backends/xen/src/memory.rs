@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Segments: pages, the list of their references, and who may still map them.
+//! Segments: pages, the list of their references, and who may still map them.
 
 use std::sync::{
     Arc, OnceLock, Weak,
@@ -51,7 +51,7 @@ impl Token {
     }
 }
 
-/// Hands the pages to the domain's keeper, if there is one; false while the peer's mailbox is not known.
+/// Hands the pages to the domain's grant reaper, if there is one; false while the peer's mailbox is not known.
 fn entrust(held: &GrantedPages, core: &Core, end: &End) -> bool {
     let (Some(page), Some(mailbox)) = (end.peer.get(), end.peer_reference.get()) else { return false };
     let note = Note {
@@ -70,7 +70,7 @@ fn entrust(held: &GrantedPages, core: &Core, end: &End) -> bool {
     true
 }
 
-/// Hands over what was sent before the peer's mailbox was known.
+/// Hands over what was sent before the peer's mailbox was known.
 pub(crate) fn entrust_sent(core: &Core, end: &End) {
     for held in std::mem::take(&mut *lock(&end.unknown)).iter().filter_map(Weak::upgrade) {
         entrust(&held, core, end);
@@ -149,7 +149,7 @@ impl Seen {
     }
 }
 
-/// The references of a segment, copied out of the peer's list once.
+/// The references of a segment, copied out of the peer's list once.
 fn read_list(core: &Core, end: &End, name: SegmentName) -> Result<Vec<u32>> {
     let (mut left, mut list) = (name.pages as usize, name.list);
     let mut references = Vec::with_capacity(left);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Services by the names that the broker of dom0 gave: `NAME/SERVICE`. What comes of a name is a domain's
+//! Services by the names that the broker of dom0 gave: `NAME/SERVICE`. What comes of a name is a domain's
 //! number and a number of the pair's; the rest is [`XenDomain`]'s.
 
 use std::{
@@ -105,7 +105,7 @@ impl Rendezvous for XenNames {
     }
 }
 
-/// A door for each domain that may come.
+/// A listener page for each domain that may come.
 #[derive(Debug)]
 struct NamedListener {
     core: Arc<Core>,
@@ -115,7 +115,7 @@ struct NamedListener {
     /// Who was let in last: the next one has a turn before it.
     last: DomId,
     ear: Arc<OwnedFd>,
-    /// Of the ear and all doors.
+    /// Of the ear and all listener pages.
     set: OwnedFd,
 }
 
@@ -134,7 +134,7 @@ impl NamedListener {
             .map_err(|error| Error::os("epoll_ctl", error))
     }
 
-    /// Opens the doors that are missing, and closes those of domains that may come no more.
+    /// Opens the listener pages that are missing, and closes those of domains that may come no more.
     fn reconcile_listeners(&mut self) -> Result<()> {
         let callers = self.core.names().callers(&self.service);
         for (_, (_, door)) in self.doors.extract_if(.., |id, (pair, _)| callers.get(id) != Some(pair)) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the broker of dom0 says of other domains: their names, what rules allow, how they fare.
+//! What the broker of dom0 says of other domains: their names, what rules allow, how they fare.
 
 use std::{
     collections::BTreeMap,
@@ -23,18 +23,18 @@ use crate::{
     store::Store,
 };
 
-/// The version of a record, which it begins with.
+/// The version of a record, which it begins with.
 const VERSION: &str = "1";
-/// Longest record: with its path it fits into a message of XenStore's.
+/// Longest record: with its path it fits into a message of XenStore's.
 pub(crate) const RECORD_MAX: usize = 3072;
-/// The node that leads a domain to the page by which the broker shows that it lives.
+/// The node that leads a domain to the page by which the broker shows that it lives.
 pub(crate) const ALIVE: &str = "alive";
-/// The node that tells a domain its own name.
+/// The node that tells a domain its own name.
 pub(crate) const OWN: &str = "self";
-/// What the broker claims in dom0, where nobody can map that page.
+/// What the broker claims in dom0, where nobody can map that page.
 pub(crate) const BROKER: &str = "tombolod";
 
-/// Where the broker says what `reader` may know.
+/// Where the broker says what `reader` may know.
 pub(crate) fn folder_of(reader: DomId) -> String {
     format!("/local/domain/{reader}/tombolo")
 }
@@ -45,7 +45,7 @@ pub(crate) fn domid(text: &str) -> Option<DomId> {
     text.parse().ok().filter(|id| plain && *id <= DOMID_MAX)
 }
 
-/// How a domain fares, as dom0 sees it.
+/// How a domain fares, as dom0 sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum State {
     /// It runs.
@@ -61,7 +61,7 @@ impl State {
     const ALL: [(&str, Self); 3] = [("running", Self::Running), ("paused", Self::Paused), ("unknown", Self::Unknown)];
 }
 
-/// What one domain may know of another.
+/// What one domain may know of another.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct View {
     /// The other's name.
@@ -74,7 +74,7 @@ pub struct View {
     pub theirs: Vec<Pattern>,
 }
 
-/// A view, and the numbers by which the two domains know that they are the two that were meant.
+/// A view, and the numbers by which the two domains know that they are the two that were meant.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Record {
     pub view: View,
@@ -130,7 +130,7 @@ struct Published {
     there: bool,
     own: Option<Name>,
     records: BTreeMap<DomId, Record>,
-    /// The broker's page, and its reference.
+    /// The broker's page, and its reference.
     alive: Option<(u32, PeerPage)>,
     /// Rung when it changes who may come.
     ears: Vec<Weak<OwnedFd>>,
@@ -226,7 +226,7 @@ impl Names {
         Ok(())
     }
 
-    /// The broker's page, which dom0 grants; dom0 itself cannot map it.
+    /// The broker's page, which dom0 grants; dom0 itself cannot map it.
     fn open(&self, reference: u32) -> Option<PeerPage> {
         let page = (self.own != 0).then(|| self.xen.map(0, &[reference], None, Box::new(())))?.ok()?;
         PeerPage::new(page, at::BROKER_MAGIC).ok().map(|(page, _)| page)
@@ -245,7 +245,7 @@ impl Names {
         lock(&self.told).alive.take_if(|(_, page)| page.state() != at::OPEN);
     }
 
-    /// How a domain fares that shows no sign of its end.
+    /// How a domain fares that shows no sign of its end.
     pub(crate) fn liveness(&self, id: DomId) -> Liveness {
         let told = lock(&self.told);
         match told.records.get(&id).map(|record| record.view.state) {

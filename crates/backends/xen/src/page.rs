@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Mailboxes and doors: pages of words, one's own and the peer's.
+//! Mailboxes and listener pages: pages of words, one's own and the peer's.
 
 use std::time::SystemTime;
 
@@ -9,7 +9,7 @@ use tombolo_mem::{OwnControl, OwnSegment, OwnWord, PeerSegment, PeerWord, Untrus
 
 use crate::hypervisor::DomId;
 
-/// A page that this end writes.
+/// A page that this endpoint writes.
 #[derive(Debug)]
 pub(crate) struct OwnPage(OwnControl);
 
@@ -28,7 +28,7 @@ impl OwnPage {
         self.0.word(offset).store_release(word);
     }
 
-    /// Says that this end closed.
+    /// Says that this endpoint closed.
     pub(crate) fn close(&self) {
         self.set(at::AT_STATE, at::CLOSED);
     }
@@ -42,19 +42,20 @@ impl OwnPage {
         }
     }
 
-    /// Says when it was made.
+    /// Says when it was made.
     pub(crate) fn put_made(&self) {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         self.set(at::AT_MADE, now.map_or(0, |now| now.as_nanos() as u64));
     }
 
-    /// Says for tools who the peer is, and how they met.
+    /// Says for tools who the peer is, and how they met.
     pub(crate) fn put_board(&self, peer: DomId, service: &str) {
         self.put(at::AT_NAME, service.as_bytes());
         self.set(at::AT_BOARD, at::board_head(peer, false));
     }
 
-    /// Writes a message to where the `number`th goes, with the references of a small segment, and says that it is there.
+    /// Writes a message to where the `number`th goes, with the references of a small segment, and says that it is there
+    ///
     pub(crate) fn put_message(&self, number: u64, head: at::MessageHead, references: &[u32], message: &[u8]) {
         for (index, word) in words_of(references).enumerate() {
             self.set(references_at(number) + 8 * index, word);
@@ -99,18 +100,18 @@ impl PeerPage {
         self.0.word(offset).load_acquire()
     }
 
-    /// The state's lowest byte, which is what a kernel clears.
+    /// The state's lowest byte, which is what a kernel clears.
     pub(crate) fn state(&self) -> u64 {
         self.word(at::AT_STATE).hint() & 0xff
     }
 
-    /// `count` references that stand from `offset` on, each loaded once.
+    /// `count` references that stand from `offset` on, each loaded once.
     pub(crate) fn references(&self, offset: usize, count: usize) -> impl Iterator<Item = u32> {
         let words = (0..count.div_ceil(2)).map(move |index| self.word(offset + 8 * index).hint());
         words.flat_map(|word| [word as u32, (word >> 32) as u32]).take(count)
     }
 
-    /// The `number`th message.
+    /// The `number`th message.
     pub(crate) fn message(&self, number: u64) -> Result<PeerMessage> {
         let base = message_at(number);
         let words = [0, 1, 2].map(|index| self.word(base + 8 * index).hint());
@@ -135,7 +136,7 @@ pub(crate) struct PeerMessage {
     pub message: Vec<u8>,
 }
 
-/// References, two in a word.
+/// References, two in a word.
 pub(crate) fn words_of(references: &[u32]) -> impl Iterator<Item = u64> {
     references.chunks(2).map(|two| u64::from(two[0]) | two.get(1).map_or(0, |second| u64::from(*second) << 32))
 }
@@ -153,8 +154,8 @@ pub(crate) fn malformed(clause: &'static str, what: impl Into<String>) -> Error 
     Error::Malformed { clause, what: what.into() }
 }
 
-/// What stands in a door for the service it belongs to, so that a reference that was used again does not lead to
-/// another service: FNV-1a.
+/// What stands in a listener page for the service it belongs to, so that a reference that was used again does not lead
+/// to another service: FNV-1a.
 pub(crate) fn mark_of(service: &str) -> u64 {
     service.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }

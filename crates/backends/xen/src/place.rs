@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Services: `DOMID/NAME`.
+//! Services: `DOMID/NAME`.
 
 use std::fmt;
 
@@ -11,8 +11,8 @@ use crate::hypervisor::DomId;
 /// Xen's numbers beyond this have meanings of their own.
 pub(crate) const DOMID_MAX: DomId = 0x7fef;
 
-/// The numbers by which two domains that were told each other's names know that they are the two that were meant:
-/// what this one shows, and what the other has to show. Both are 0 where no names were asked.
+/// The numbers by which two domains that were told each other's names know that they are the two that were meant: what
+/// this one shows, and what the other has to show. Both are 0 where no names were asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Pair {
     pub shows: u64,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The places of an end's segments, and the pages that are granted for one.
+//! The places of an endpoint's segments, and the pages that are granted for one.
 
 use std::sync::{Arc, OnceLock};
 
@@ -8,17 +8,17 @@ use tombolo_layout::xen::{PLACES, SegmentName};
 
 use crate::{hypervisor::Grants, keep::Entrusted};
 
-/// Pages that are granted, and the keeper's word for them.
+/// Pages that are granted, and the grant reaper's word for them.
 #[derive(Debug)]
 pub(crate) struct GrantedPages {
     // Dropped first: what is granted no more need not be kept.
     pub grants: Arc<dyn Grants>,
     pub name: SegmentName,
-    /// That the domain's keeper holds them, too.
+    /// That the domain's grant reaper holds them, too.
     pub entrusted: OnceLock<Entrusted>,
 }
 
-/// The places of an end's segments.
+/// The places of an endpoint's segments.
 #[derive(Debug)]
 pub(crate) struct Places {
     of: [Place; PLACES],

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A connection to XenStore. No transactions: each request here is whole by itself, and one is under way at a time.
+//! A connection to XenStore. No transactions: each request here is whole by itself, and one is under way at a
+//! time.
 
 use std::{
     io,

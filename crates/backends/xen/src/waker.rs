@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One event channel, and three who sleep on it without taking each other's events: the reader, the writer, and
-//! whoever waits for a control message.
+//! One event channel, and three who sleep on it without taking each other's events: the reader, the writer, and whoever
+//! waits for a control message.
 //!
 //! The kernel says `EPOLLOUT` of an event channel's file always, and says it *anew* with every event. So each sleeper has
 //! an epoll instance of its own, edge-triggered on `EPOLLOUT`: an event puts the file on the ready list of each, where it

@@ -441,53 +441,11 @@ impl<D: Devices> Broker<D> {
         let Self { links, programs, finding, name, .. } = self;
         let Some(link) = links.get_mut(&number).filter(|link| !link.leaving) else { return false };
         let mut inquiries = Vec::new();
-        let mut more = Self::converse(link, programs, &mut inquiries);
+        let mut more = converse::<D>(link, programs, &mut inquiries);
         for inquiry in inquiries {
             more |= name.as_ref().is_some_and(|own| finding.hear_inquiry(inquiry, own, link, programs));
         }
         link.tell_programs(programs) | more
-    }
-
-    fn converse(
-        link: &mut Link<D::Region>,
-        programs: &mut BTreeMap<u64, Program>,
-        inquiries: &mut Vec<Inquiry>,
-    ) -> bool {
-        let _in = link.span.clone().entered();
-        let (mut changed, mut busy) = (false, true);
-        for _ in 0..TURN {
-            let Some((region, peer)) = &mut link.memory else { return false };
-            let (heard, ring, more) = match peer.turn(region.pages()) {
-                Ok(turned) => turned,
-                Err(error) => {
-                    let peer = &link.told.peer;
-                    tracing::error!(stranger = peer.as_str(), "the link with {peer} cannot be reached: {error}");
-                    link.leave(programs);
-                    return true;
-                }
-            };
-            changed |= ring;
-            if let Some(PeerRequest::Inquire(inquiry)) = &heard {
-                inquiries.push(inquiry.clone());
-            }
-            if let Some(Err(Refusal(_, why))) = heard.map(|heard| link.understand(heard, programs))
-                && let Some((_, peer)) = &mut link.memory
-            {
-                peer.spoil(&format!("says what cannot be: {why}"));
-            }
-            if link.memory.as_ref().is_some_and(|(_, peer)| peer.is_broken()) {
-                link.fail_waiting(programs, "its broker is not heard until it begins anew");
-            }
-            if !more {
-                busy = false;
-                break;
-            }
-        }
-        // Once for all of it: a ring interrupts the other machine.
-        if let Some((region, _)) = link.memory.as_mut().filter(|_| changed) {
-            region.pages().notify();
-        }
-        busy
     }
 
     fn let_in(&mut self) {
@@ -504,7 +462,8 @@ impl<D: Devices> Broker<D> {
         let own = self.programs.values().filter(|it| mine(it)).count() + discard::waiting_of(program.user);
         let theirs = self.programs.values().filter(|it| !mine(it) && it.user != 0).count();
         if !may_sit(own, if program.user == 0 { 0 } else { theirs }, PROGRAMS_MAX) {
-            let idle = self.idle(mine).or_else(|| self.idle(|it| own == 0 && it.user != 0));
+            let idle = idle_longest(&self.programs, mine)
+                .or_else(|| idle_longest(&self.programs, |it| own == 0 && it.user != 0));
             let Some(idle) = idle else { return };
             self.programs.remove(&idle);
         }
@@ -518,12 +477,6 @@ impl<D: Devices> Broker<D> {
         if short.iter().any(|it| error.raw_os_error() == Some(it.raw_os_error())) {
             self.shut = Some(Instant::now() + SHUT);
         }
-    }
-
-    /// Who of `those` has had nothing to ask for longest: it loses nothing when it is sent away.
-    fn idle(&self, those: impl Fn(&Program) -> bool) -> Option<u64> {
-        let idle = self.programs.iter().filter(|(_, program)| program.doing == ProgramState::Idle && those(program));
-        idle.min_by_key(|(_, program)| program.late_at()).map(|(id, _)| *id)
     }
 
     /// V-1. What a program wants, or false if it said nothing. An error ends the conversation.
@@ -662,6 +615,55 @@ pub fn may_sit(own: usize, theirs: usize, all: usize) -> bool {
     2 * own < all.saturating_sub(theirs)
 }
 
+/// Hears the peer's broker over a link, and answers. True if there may be more.
+fn converse<D: Devices>(
+    link: &mut Link<D::Region>,
+    programs: &mut BTreeMap<u64, Program>,
+    inquiries: &mut Vec<Inquiry>,
+) -> bool {
+    let _in = link.span.clone().entered();
+    let (mut changed, mut busy) = (false, true);
+    for _ in 0..TURN {
+        let Some((region, peer)) = &mut link.memory else { return false };
+        let (heard, ring, more) = match peer.turn(region.pages()) {
+            Ok(turned) => turned,
+            Err(error) => {
+                let peer = &link.told.peer;
+                tracing::error!(stranger = peer.as_str(), "the link with {peer} cannot be reached: {error}");
+                link.leave(programs);
+                return true;
+            }
+        };
+        changed |= ring;
+        if let Some(PeerRequest::Inquire(inquiry)) = &heard {
+            inquiries.push(inquiry.clone());
+        }
+        if let Some(Err(Refusal(_, why))) = heard.map(|heard| link.understand(heard, programs))
+            && let Some((_, peer)) = &mut link.memory
+        {
+            peer.spoil(&format!("says what cannot be: {why}"));
+        }
+        if link.memory.as_ref().is_some_and(|(_, peer)| peer.is_broken()) {
+            link.fail_waiting(programs, "its broker is not heard until it begins anew");
+        }
+        if !more {
+            busy = false;
+            break;
+        }
+    }
+    // Once for all of it: a ring interrupts the other machine.
+    if let Some((region, _)) = link.memory.as_mut().filter(|_| changed) {
+        region.pages().notify();
+    }
+    busy
+}
+
+/// Who of `those` has had nothing to ask for longest: it loses nothing when it is sent away.
+fn idle_longest(programs: &BTreeMap<u64, Program>, those: impl Fn(&Program) -> bool) -> Option<u64> {
+    let idle = programs.iter().filter(|(_, program)| program.doing == ProgramState::Idle && those(program));
+    idle.min_by_key(|(_, program)| program.late_at()).map(|(id, _)| *id)
+}
+
 fn refuse(Refusal(code, why): Refusal) -> Message {
     Message::Refuse { code, reason: why.into() }
 }
@@ -669,9 +671,7 @@ fn refuse(Refusal(code, why): Refusal) -> Message {
 /// A number that is not 0.
 fn random() -> io::Result<u64> {
     loop {
-        let mut bytes = [0; 8];
-        rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
-        match u64::from_ne_bytes(bytes) {
+        match u64::from_ne_bytes(tombolo_os::random::bytes()?) {
             0 => {}
             number => return Ok(number),
         }

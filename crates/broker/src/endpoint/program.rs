@@ -1,22 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-15, V-1, V-2. Programs of this kernel, over a UNIX socket: one datagram a message. Nothing here blocks.
+//! Programs of this kernel, over a UNIX socket: one datagram a message (B-15, V-1, V-2). Nothing here blocks.
 
 use std::{
-    io::{self, IoSlice, IoSliceMut},
-    mem::MaybeUninit,
+    io::{self, IoSlice},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     time::{Duration, Instant},
 };
 
 use rustix::{
-    event::{PollFd, PollFlags, Timespec},
+    event::PollFlags,
     io::Errno,
-    net::{
-        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-        SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
-    },
+    net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType},
 };
 use tombolo_control::{Envelope, Fault, MESSAGE_MAX, Message, Name, Path};
+use tombolo_os::{passing, poll};
 
 use crate::{
     discard::{self, Look},
@@ -56,15 +53,8 @@ impl ProgramSocket {
         match self {
             Self::Listening(door) => Ok(rustix::net::accept_with(door, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?),
             Self::Passed(door) => {
-                let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-                let mut control = RecvAncillaryBuffer::new(&mut space);
-                let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-                rustix::net::recvmsg(door, &mut [IoSliceMut::new(&mut [0])], &mut control, flags)?;
-                let passed = control.drain().find_map(|message| match message {
-                    RecvAncillaryMessage::ScmRights(mut rights) => rights.next(),
-                    _ => None,
-                });
-                passed.ok_or_else(|| io::ErrorKind::NotFound.into())
+                let passed = passing::receive(door, &mut [0], 1, RecvFlags::DONTWAIT)?.descriptors;
+                passed.into_iter().next().ok_or_else(|| io::ErrorKind::NotFound.into())
             }
         }
     }
@@ -160,9 +150,7 @@ impl Program {
 
     /// Whether it has closed its end: what it does is over, though the broker has not come to it yet.
     pub fn has_left(&self) -> bool {
-        let now = Timespec::default();
-        let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
-        rustix::event::poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
+        poll::polls_as(&self.socket, PollFlags::HUP)
     }
 
     /// Answers its question by why not. One that does not read it is gone, or will be sent away.
@@ -211,27 +199,22 @@ pub fn call_socket() -> io::Result<(OwnedFd, OwnedFd)> {
 /// Nobody is there any more, or sent what it may not.
 pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Result<Envelope, Fault>>> {
     let unwanted = || io::Error::other("descriptors that nobody asked for, or a message too long (B-15)");
-    let (mut buffer, mut control) = ([0; MESSAGE_MAX], RecvAncillaryBuffer::default());
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    // Without room for descriptors the kernel closes them here.
+    let mut buffer = [0; MESSAGE_MAX];
     match discard::peek_message(socket, &mut buffer) {
         Ok(Look::Bytes(_)) => {}
         Ok(Look::Descriptors) => return Err(unwanted()),
         Err(Errno::AGAIN) => return Ok(None),
         Err(error) => return Err(error.into()),
     }
-    let received = loop {
-        match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut buffer)], &mut control, flags) {
-            Ok(received) => break received,
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => return Ok(None),
-            Err(error) => return Err(error.into()),
-        }
+    // Without room for descriptors the kernel closes them here.
+    let received = match passing::receive(socket, &mut buffer, 0, RecvFlags::DONTWAIT) {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+        received => received?,
     };
-    if received.flags.intersects(ReturnFlags::CTRUNC | ReturnFlags::TRUNC) {
+    if received.more_came || received.is_longer {
         return Err(unwanted());
     }
-    match received.bytes {
+    match received.len {
         0 => Err(io::ErrorKind::UnexpectedEof.into()),
         len => Ok(Some(Envelope::decode(Path::Socket, &buffer[..len]))),
     }
@@ -242,19 +225,14 @@ pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Result<Envelope, Fau
 /// # Errors
 /// Nobody is there, or does not read.
 pub fn send(socket: BorrowedFd<'_>, serial: u32, message: Message, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
-        return Err(io::Error::other(format!("{} descriptors in one message", descriptors.len())));
-    }
     let bytes = Envelope { serial, message }.encode();
-    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, flags)?;
-    Ok(())
+    passing::send(socket, &[IoSlice::new(&bytes)], descriptors, SendFlags::DONTWAIT).map(drop)
 }
 
 #[cfg(test)]
 mod tests {
+    use rustix::event::{PollFd, Timespec};
+
     use super::*;
 
     #[test]

@@ -340,10 +340,8 @@ pub(crate) fn boot() -> [u8; 16] {
 
 /// 64 random bits that are not 0.
 fn random() -> io::Result<u64> {
-    let mut bytes = [0; 8];
     loop {
-        rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
-        match u64::from_le_bytes(bytes) {
+        match u64::from_le_bytes(tombolo_os::random::bytes()?) {
             0 => {}
             number => return Ok(number),
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The keeper of a domain of Xen's: a socket, and a thread beside everything else of the broker, as to map a peer's page may
-//! be slow.
+//! The grant reaper of a Xen domain: a socket, and a thread beside everything else of the broker, because mapping a peer's
+//! page may be slow.
 
 use std::{
     io,
@@ -10,8 +10,9 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use rustix::{event::EventfdFlags, net::SocketType};
+use rustix::net::SocketType;
 use tombolo_domain_xen::GrantReaper;
+use tombolo_os::event;
 
 use crate::{fd_passing, panics, startup::raise_limit};
 
@@ -45,7 +46,7 @@ impl ReaperThread {
         // Whoever may open gntalloc may connect. That of root's own group needs no privilege.
         let group = Some(group).filter(|group| *group != rustix::process::getegid().as_raw());
         let listener = fd_passing::listen(&path, SocketType::SEQPACKET, mode, None, group)?;
-        let stop = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let stop = Arc::new(event::eventfd(0)?);
         let stops = Arc::clone(&stop);
         let mut first = Some(keeper);
         let serve = move || {
@@ -65,7 +66,7 @@ impl ReaperThread {
 
 impl Drop for ReaperThread {
     fn drop(&mut self) {
-        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
+        event::raise(&*self.stop);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

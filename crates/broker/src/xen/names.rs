@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The broker in dom0: it tells Xen's domains each other's names, as the rules allow, and which are paused.
+//! The broker in dom0: it tells Xen's domains each other's names, as the rules allow, and which are paused.
 //!
 //! A thread of its own, beside everything else of the broker: XenStore and the toolstack may be slow.
 
@@ -9,14 +9,15 @@ use std::{
     os::fd::{AsFd, OwnedFd},
     path::Path,
     process::{Command, Stdio},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use tombolo_control::Name;
 use tombolo_domain_xen::{State, View, Views, XenHost};
+use tombolo_os::{event, lock::lock};
 
 use crate::{config::Config, panics};
 
@@ -122,12 +123,12 @@ struct Orders {
 
 impl Orders {
     fn config(&self) -> MutexGuard<'_, Option<Config>> {
-        self.config.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.config)
     }
 
     fn give(&self, config: Option<Config>) {
         *self.config() = config;
-        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        event::raise(&self.bell);
     }
 }
 
@@ -157,7 +158,7 @@ impl XenThread {
             (Some((orders, _)), Some(_)) => orders.give(Some(config.clone())),
             (_, None) => self.end(),
             (None, Some(_)) => {
-                let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+                let bell = event::eventfd(0)?;
                 let orders = Arc::new(Orders { config: Mutex::new(Some(config.clone())), bell });
                 let given = Arc::clone(&orders);
                 let thread = thread::Builder::new().name("tombolod-xen".into()).spawn(move || run(&given, begin))?;

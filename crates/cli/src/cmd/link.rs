@@ -2,22 +2,15 @@
 //! `tombolo link`: asks the host's broker for links between virtual machines.
 
 use std::{
-    io::{self, IoSlice, IoSliceMut},
-    os::fd::OwnedFd,
     path::PathBuf,
     time::{Duration, Instant},
 };
 
 use clap::Subcommand;
-use rustix::{
-    event::{Timespec, poll},
-    net::{
-        AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, SocketAddrUnix, SocketFlags,
-        SocketType, sockopt,
-    },
-};
+use rustix::event::{Timespec, poll};
 use tombolo_bench::size;
-use tombolo_control::{Envelope, Form, LinkState, MESSAGE_MAX, Message, NO_BELL, Name, Path, Stage, VERSION, What};
+use tombolo_control::{Form, LinkState, Message, NO_BELL, Name, Stage, What};
+use tombolo_inspect::{ADMIN_SOCKET, Broker, life_name};
 
 use crate::{
     failure::{Failure, Os, Result},
@@ -25,15 +18,15 @@ use crate::{
 };
 
 /// How long the broker may take to answer.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// B-21. The longest that a broker may be configured to give programs to leave a link.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+/// The longest that a broker may be configured to give programs to leave a link (B-21).
 pub const LEAVE_MAX: Duration = Duration::from_secs(60);
 
 /// Join virtual machines, take them apart, and show what there is: asks `tombolod` on their host
 #[derive(clap::Args)]
 pub struct Args {
     /// The broker's socket
-    #[arg(long, value_name = "FILE", default_value = "/run/tombolo/tombolod.socket", global = true)]
+    #[arg(long, value_name = "FILE", default_value = ADMIN_SOCKET, global = true)]
     broker: PathBuf,
     #[command(subcommand)]
     action: Action,
@@ -81,17 +74,18 @@ enum Action {
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    let broker = Broker::connect(&args.broker)?;
+    let broker = Broker::connect(&args.broker, PATIENCE)?;
     match &args.action {
         Action::Add { a, b, size, wait } => {
             let (a, b, size) = (a.clone(), b.clone(), size.unwrap_or(0) as u64);
             broker.ask(Message::AddLink { a: a.clone(), b: b.clone(), size })?;
-            broker.await_link(&a, &b, Duration::try_from_secs_f64(*wait).unwrap_or_default())
+            await_link(&broker, &a, &b, Duration::try_from_secs_f64(*wait).unwrap_or_default())
         }
         Action::Rm { a, b } => {
             // Programs have time to leave it first (B-21).
             let broker = broker.with_patience(PATIENCE + LEAVE_MAX)?;
-            broker.ask(Message::RemoveLink { a: a.clone(), b: b.clone() }).map(drop)
+            broker.ask(Message::RemoveLink { a: a.clone(), b: b.clone() })?;
+            Ok(())
         }
         Action::Ls { domains, json } => {
             if *domains {
@@ -119,152 +113,47 @@ fn list(broker: &Broker, what: What, json: bool) -> Result<()> {
     print(&if json { rows.iter().filter_map(|row| object(row, &rows)).collect() } else { table(what, &rows) })
 }
 
-/// A conversation with the broker.
-pub struct Broker {
-    socket: OwnedFd,
-    /// What it calls its domain.
-    domain: Name,
-    /// How long it may take to answer.
-    patience: Duration,
-}
-
-impl Broker {
-    /// Reaches the broker and says Hello, which it has not answered yet.
-    pub fn reach(path: &std::path::Path, patience: Duration) -> Result<Self> {
-        let open = || -> io::Result<OwnedFd> {
-            let flags = SocketFlags::CLOEXEC;
-            let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-            sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(patience))?;
-            sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(patience))?;
-            rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-            Ok(socket)
-        };
-        let socket = open().map_err(|source| {
-            let file = format!("{} (is tombolod running, and may you use it?)", path.display());
-            Failure::Open { file, source }
-        })?;
-        let broker = Self { socket, domain: "tombolo".parse().expect("a name"), patience };
-        broker.greet()?;
-        Ok(broker)
-    }
-
-    /// The same, who waits so long for an answer.
-    pub fn with_patience(self, patience: Duration) -> Result<Self> {
-        let timeout = sockopt::set_socket_timeout(&self.socket, sockopt::Timeout::Recv, Some(patience));
-        timeout.map_err(|error| Failure::Outcome(format!("the broker's socket: {error}")))?;
-        Ok(Self { patience, ..self })
-    }
-
-    /// Says Hello.
-    pub fn greet(&self) -> Result<()> {
-        let name = "tombolo".parse().expect("a name");
-        self.send_message(Message::Hello { version_min: VERSION, version_max: VERSION, epoch: 0, boot: [0; 16], name })
-    }
-
-    /// Reaches the broker, and hears who it is.
-    pub fn connect(path: &std::path::Path) -> Result<Self> {
-        let broker = Self::reach(path, PATIENCE)?;
-        match broker.receive_message()? {
-            Message::Hello { name, .. } => Ok(Self { domain: name, ..broker }),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    /// Says something.
-    pub fn send_message(&self, message: Message) -> Result<()> {
-        let bytes = Envelope { serial: 1, message }.encode();
-        let mut none = SendAncillaryBuffer::default();
-        rustix::net::sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut none, SendFlags::NOSIGNAL).os("sendmsg")?;
-        Ok(())
-    }
-
-    /// What it says next.
-    pub fn receive_message(&self) -> Result<Message> {
-        let mut buffer = [0; MESSAGE_MAX];
-        let mut none = RecvAncillaryBuffer::default();
-        let received =
-            rustix::net::recvmsg(&self.socket, &mut [IoSliceMut::new(&mut buffer)], &mut none, RecvFlags::CMSG_CLOEXEC);
-        match received {
-            Ok(received) if received.bytes > 0 => match Envelope::decode(Path::Socket, &buffer[..received.bytes]) {
-                Ok(said) => Ok(said.message),
-                Err(fault) => Err(Failure::Outcome(format!("the broker is not understood: {fault}"))),
-            },
-            Ok(_) => Err(Failure::Outcome("the broker closed the connection".into())),
-            Err(rustix::io::Errno::AGAIN) => {
-                Err(Failure::Outcome(format!("the broker does not answer within {} s", self.patience.as_secs())))
+/// Waits until a link is up, unless one of its domains does not run.
+fn await_link(broker: &Broker, a: &Name, b: &Name, time: Duration) -> Result<()> {
+    let deadline = Instant::now() + time;
+    loop {
+        let rows = broker.ask(Message::List { what: What::Links })?;
+        let found = rows.iter().find_map(|row| match row {
+            Message::LinkRow { a: one, b: other, state, note, .. } if one == a && other == b => Some((*state, note)),
+            _ => None,
+        });
+        match found {
+            Some((LinkState::Wanted, note)) if Instant::now() >= deadline && !time.is_zero() => {
+                let note = if note.as_str().is_empty() { String::new() } else { format!(": {note}") };
+                let seconds = time.as_secs_f64();
+                return Err(Failure::Outcome(format!("the link is not up after {seconds} s{note}")));
             }
-            Err(error) => Err(error).os("recvmsg"),
-        }
-    }
-
-    /// All answers to a question.
-    pub fn ask(&self, message: Message) -> Result<Vec<Message>> {
-        self.send_message(message)?;
-        let mut answers = Vec::new();
-        loop {
-            match self.receive_message()? {
-                Message::Done {} => return Ok(answers),
-                refuse @ Message::Refuse { .. } => return Err(unexpected(&refuse)),
-                message => answers.push(message),
+            Some((LinkState::Wanted, _)) if !time.is_zero() => {
+                poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: 20_000_000 })).os("poll")?;
             }
-        }
-    }
-
-    /// Waits until a link is up, unless an end does not run.
-    fn await_link(&self, a: &Name, b: &Name, time: Duration) -> Result<()> {
-        let deadline = Instant::now() + time;
-        loop {
-            let rows = self.ask(Message::List { what: What::Links })?;
-            let found = rows.iter().find_map(|row| match row {
-                Message::LinkRow { a: one, b: other, state, note, .. } if one == a && other == b => {
-                    Some((*state, note))
-                }
-                _ => None,
-            });
-            match found {
-                Some((LinkState::Wanted, note)) if Instant::now() >= deadline && !time.is_zero() => {
-                    let note = if note.as_str().is_empty() { String::new() } else { format!(": {note}") };
-                    let seconds = time.as_secs_f64();
-                    return Err(Failure::Outcome(format!("the link is not up after {seconds} s{note}")));
-                }
-                Some((LinkState::Wanted, _)) if !time.is_zero() => {
-                    poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: 20_000_000 })).os("poll")?;
-                }
-                Some((LinkState::Waiting, note)) => {
-                    let why = if note.as_str().is_empty() {
-                        format!("until both {a} and {b} run")
-                    } else {
-                        format!("({note})")
-                    };
-                    crate::failure::print_line(&format!("tombolo: the link waits {why}"));
-                    return Ok(());
-                }
-                Some(_) => return Ok(()),
-                None => return Err(Failure::Outcome("the link was taken away again".into())),
+            Some((LinkState::Waiting, note)) => {
+                let why =
+                    if note.as_str().is_empty() { format!("until both {a} and {b} run") } else { format!("({note})") };
+                crate::failure::print_line(&format!("tombolo: the link waits {why}"));
+                return Ok(());
             }
+            Some(_) => return Ok(()),
+            None => return Err(Failure::Outcome("the link was taken away again".into())),
         }
     }
 }
 
 /// What the broker at this socket calls its domain.
 pub fn name_of(socket: &std::path::Path) -> Result<String> {
-    Broker::connect(socket).map(|broker| broker.domain.to_string())
+    Ok(Broker::connect(socket, PATIENCE)?.domain().to_string())
 }
 
 /// What the broker at this socket says of its links and domains.
 pub fn rows_of(socket: &std::path::Path) -> Result<Vec<Message>> {
-    let broker = Broker::connect(socket)?;
+    let broker = Broker::connect(socket, PATIENCE)?;
     let mut rows = broker.ask(Message::List { what: What::Links })?;
     rows.extend(broker.ask(Message::List { what: What::Domains })?);
     Ok(rows)
-}
-
-/// What the broker says instead of what was asked.
-fn unexpected(message: &Message) -> Failure {
-    match message {
-        Message::Refuse { code, reason } => Failure::Refused { code: *code, why: reason.to_string() },
-        other => Failure::Outcome(format!("the broker answers with {other:?}")),
-    }
 }
 
 fn table(what: What, rows: &[Message]) -> Vec<String> {
@@ -357,16 +246,6 @@ fn stage_name(stage: Stage) -> &'static str {
         Stage::Silent => "silent",
         Stage::Closed => "closed",
         Stage::Open => "open",
-    }
-}
-
-fn life_name(life: tombolo_control::Life) -> &'static str {
-    use tombolo_control::Life::{DomainGone, Paused, Running, Unknown};
-    match life {
-        Unknown => "unknown",
-        Running => "running",
-        Paused => "paused",
-        DomainGone => "gone",
     }
 }
 

@@ -4,16 +4,12 @@
 use std::{path::PathBuf, time::Duration};
 
 use serde::Serialize;
-
-use crate::{
-    failure::Result,
-    human,
-    inspect::{
-        self, Bytes, Carried, Channel, Counted, End, Growth, Half, Listener, Machine, Mode, OrphanedGrants, Pulse,
-        Socket, State, Summary, View,
-    },
-    output,
+use tombolo_inspect::{
+    Bytes, Channel, Counters, Endpoint, Growth, Half, Listener, ListenerState, Machine, Mode, OrphanedGrants, Socket,
+    State, Summary, Transport, View, inspect, known_folders,
 };
+
+use crate::{failure::Result, human, output};
 
 /// List the channels and listeners of this machine
 ///
@@ -47,7 +43,7 @@ pub struct Folders {
 impl Folders {
     /// Those that were named, or those that are known.
     pub fn all(&self) -> Vec<PathBuf> {
-        if self.named.is_empty() { inspect::known_folders() } else { self.named.clone() }
+        if self.named.is_empty() { known_folders() } else { self.named.clone() }
     }
 }
 
@@ -64,7 +60,7 @@ enum Line<'a> {
 
 /// Does what the command line says.
 pub fn run(args: &Args) -> Result<()> {
-    let view = inspect::inspect(&args.folders.all())?;
+    let view = inspect(&args.folders.all())?;
     output::unless_unread(if args.json { json(&view) } else { output::print(text(&view).trim_end()) })
 }
 
@@ -172,7 +168,7 @@ fn quarantine(channel: &Channel) -> Option<u64> {
 }
 
 /// `1234 cat (root)`, or where it is if it cannot be seen.
-fn whom(end: Option<&End>, channel: &Channel) -> String {
+fn whom(end: Option<&Endpoint>, channel: &Channel) -> String {
     let Some(end) = end else {
         let machine = channel.machine.as_ref().map(|machine| format!("machine {}", machine.name));
         return machine.or(channel.peer_domain.map(|number| format!("domain {number}"))).unwrap_or("?".into());
@@ -188,9 +184,9 @@ fn half(name: &str, half: &Half) -> String {
     format!("    {name} {}{asleep}{counted}", half.phase)
 }
 
-fn counters(counted: &Counted) -> String {
-    let Counted { calls, rings_sent, rings_suppressed, rings_received, sleeps, stalls, .. } = counted;
-    let Counted { wakeups_spurious, spins_paid, spins_wasted, .. } = counted;
+fn counters(counted: &Counters) -> String {
+    let Counters { calls, rings_sent, rings_suppressed, rings_received, sleeps, stalls, .. } = counted;
+    let Counters { wakeups_spurious, spins_paid, spins_wasted, .. } = counted;
     format!(
         "calls {calls}  stalls {stalls}  sleeps {sleeps} ({wakeups_spurious} for nothing)  rings sent {rings_sent}, \
          saved {rings_suppressed}, received {rings_received}  spins paid {spins_paid}, wasted {spins_wasted}"
@@ -207,10 +203,10 @@ fn socket(socket: &Socket) -> String {
 /// What carries a connection, and why if that is TCP.
 pub fn carried(socket: &Socket) -> String {
     let how = match socket.state {
-        Carried::Candidate => "TCP so far",
-        Carried::Shared => "shared memory",
-        Carried::Leaving => "back to TCP",
-        Carried::Tcp => "TCP",
+        Transport::Candidate => "TCP so far",
+        Transport::Shared => "shared memory",
+        Transport::Leaving => "back to TCP",
+        Transport::Tcp => "TCP",
     };
     socket.reason.map_or(how.into(), |reason| format!("{how}: {reason}"))
 }
@@ -218,9 +214,9 @@ pub fn carried(socket: &Socket) -> String {
 fn listener(listener: &Listener) -> String {
     let Listener { address, user, .. } = listener;
     let who = match (&listener.state, listener.pid, &listener.command) {
-        (Pulse::Stale, ..) => "stale: its listener died, the next one replaces it".into(),
+        (ListenerState::Stale, ..) => "stale: its listener died, the next one replaces it".into(),
         (_, Some(pid), Some(command)) => format!("{pid} {command}"),
-        (Pulse::Listening, ..) => "listening".into(),
+        (ListenerState::Listening, ..) => "listening".into(),
         _ => "not to be asked by this user".into(),
     };
     format!("  {address}  {who} ({user})")
@@ -271,14 +267,14 @@ mod tests {
     fn stale_listener_is_marked() {
         let mut one = Listener {
             address: "local:/a".into(),
-            state: Pulse::Stale,
+            state: ListenerState::Stale,
             uid: 0,
             user: "root".into(),
             pid: None,
             command: None,
         };
         assert!(listener(&one).contains("stale"));
-        (one.state, one.pid, one.command) = (Pulse::Listening, Some(5), Some("cat".into()));
+        (one.state, one.pid, one.command) = (ListenerState::Listening, Some(5), Some("cat".into()));
         assert_eq!(listener(&one), "  local:/a  5 cat (root)");
     }
 }

@@ -5,9 +5,10 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::Subcommand;
 use tombolo_control::{Message, Name, code};
+use tombolo_inspect::{ADMIN_SOCKET, Broker, Error};
 
 use crate::{
-    cmd::link::{self, Broker},
+    cmd::link,
     failure::{Failure, Result},
     human, output,
 };
@@ -19,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 #[derive(clap::Args)]
 pub struct Args {
     /// The broker's socket
-    #[arg(long, value_name = "FILE", default_value = "/run/tombolo/tombolod.socket", global = true)]
+    #[arg(long, value_name = "FILE", default_value = ADMIN_SOCKET, global = true)]
     broker: PathBuf,
     #[command(subcommand)]
     action: Action,
@@ -57,7 +58,7 @@ enum Action {
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    let broker = Broker::connect(&args.broker)?;
+    let broker = Broker::connect(&args.broker, link::PATIENCE)?;
     let (name, json, question) = match &args.action {
         Action::Ls { json } => return link::list_domains(&broker, *json),
         Action::PrepareMigration { name, json } => (name, json, Message::Prepare { domain: name.clone() }),
@@ -70,8 +71,11 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 /// What a refusal means for who asked.
-fn named(failure: Failure) -> Failure {
-    let Failure::Refused { code, why } = failure else { return failure };
+fn named(error: Error) -> Failure {
+    let (code, why) = match error {
+        Error::Refused { code, why } => (code, why),
+        other => return other.into(),
+    };
     let exit = match code {
         code::NOT_FOUND => 2,
         code::NO_QEMU => 3,
@@ -133,7 +137,7 @@ mod tests {
 
     #[test]
     fn refusals_have_exit_codes_and_words_of_their_own() {
-        let exit = |code: u16| match named(Failure::Refused { code, why: "why".into() }) {
+        let exit = |code: u16| match named(Error::Refused { code, why: "why".into() }) {
             Failure::Machine { exit, why } if why == "why" => (exit, word(exit)),
             other => panic!("{other:?}"),
         };

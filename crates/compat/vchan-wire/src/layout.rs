@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! W-3, W-4. What stands where in the page, and which rings there can be.
+//! What stands where in the page, and which rings there can be (W-3, W-4).
 
 use crate::{Error, Result};
 
@@ -71,7 +71,7 @@ impl Sizes {
         self.left | self.right << 16
     }
 
-    /// W-4. What a server says, if it can be.
+    /// What a server says, if it can be (W-4).
     pub(crate) fn decode(word: u32) -> Result<Self> {
         let sizes = Self { left: word & 0xffff, right: word >> 16 };
         let corrupt = |what| Err(Error::Corrupt { clause: "W-4", what, found: word });

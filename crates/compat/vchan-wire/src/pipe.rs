@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! W-5, W-6. One ring, from either end.
+//! One ring, from either end (W-5, W-6).
 
 use std::{
     os::fd::BorrowedFd,
@@ -38,7 +38,7 @@ pub enum Live {
 }
 
 impl Common {
-    /// W-5. What the peer's byte says; any other number is as good as being there.
+    /// What the peer's byte says; any other number is as good as being there (W-5).
     pub(crate) fn live(&self) -> Live {
         if self.lost.load(Ordering::Relaxed) {
             return Live::Gone;
@@ -50,12 +50,12 @@ impl Common {
         }
     }
 
-    /// W-6. Asks the peer for an event. What is looked at after this was not there before it was asked.
+    /// Asks the peer for an event (W-6). What is looked at after this was not there before it was asked.
     fn ask(&self, bit: u8) {
         self.page.set_bits(if self.server { at::CLIENT_NOTIFY } else { at::SERVER_NOTIFY }, bit);
     }
 
-    /// W-6. Sends an event if the peer asked for one.
+    /// Sends an event if the peer asked for one (W-6).
     fn notify_peer(&self, bit: u8) {
         // What was published before this is seen by a peer who asks after it, or its question is seen here. Looked at first:
         // to write costs more, and nearly always nobody asked.
@@ -119,7 +119,7 @@ struct Ring {
 }
 
 impl Ring {
-    /// W-5. How far the peer is ahead of this end, loaded once; more than a ring is a lie.
+    /// How far the peer is ahead of this end, loaded once; more than a ring is a lie (W-5).
     fn ahead(&mut self, page: &dyn Shared, behind: u32) -> Result<u32> {
         let corrupt = |found| Error::Corrupt { clause: "W-5", what: "a position beyond the ring", found };
         if let Some(found) = self.lie {

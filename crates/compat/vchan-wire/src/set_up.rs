@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! W-3, W-8. How the two ends meet: two nodes in a folder.
+//! How the two ends meet: two nodes in a folder (W-3, W-8).
 
 use std::sync::{Arc, atomic::AtomicBool};
 

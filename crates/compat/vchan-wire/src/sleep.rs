@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! W-7. One event channel, and a reader and a writer who may both sleep on it: whoever hears it tells the other.
+//! One event channel, and a reader and a writer who may both sleep on it: whoever hears it tells the other (W-7).
 //!
 //! Before a sleep comes a spin, as long as that pays: it costs less than to be woken, and the peer sends no event.
 

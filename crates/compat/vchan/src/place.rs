@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! W-1. Where two ends meet: from the number of a domain and a path, or a port, to an address.
+//! Where two ends meet: from the number of a domain and a path, or a port, to an address (W-1).
 
 use std::{collections::BTreeMap, env, fmt, fmt::Write, fs, io, path::Path};
 
@@ -215,8 +215,8 @@ impl Route {
     }
 }
 
-/// W-1. The name that a path in XenStore becomes: a port of Qubes' is its number; else letters and digits stand for
-/// themselves, `_` for a slash, `-` and two digits for any other byte. What becomes too long is digested.
+/// The name that a path in XenStore becomes: a port of Qubes' is its number; else letters and digits stand for
+/// themselves, `_` for a slash, `-` and two digits for any other byte (W-1). What becomes too long is digested.
 pub(crate) fn key(path: &str) -> Outcome<String> {
     let path = within_domain(path);
     if path.is_empty() {

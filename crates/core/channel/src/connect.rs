@@ -57,7 +57,7 @@ pub(crate) mod sealed {
 
 pub(crate) use sealed::Parts;
 
-/// What this end offers a peer on `link`.
+/// What this endpoint offers a peer on `link`.
 fn offered(link: &dyn Endpoint, messages: bool, options: &Options) -> Features {
     let mut offered = Features::HANDOVER.or(Features::STATISTICS);
     if messages {
@@ -69,12 +69,14 @@ fn offered(link: &dyn Endpoint, messages: bool, options: &Options) -> Features {
     offered
 }
 
-/// The largest segment that this end maps for a peer on `link` (C-2). Other backends do not depend on what the kernel counts.
+/// The largest segment that this endpoint maps for a peer on `link` (C-2). Other backends do not depend on what the
+/// kernel counts.
 fn map_limit(link: &dyn Endpoint, options: &Options) -> u64 {
     options.map_limit(!link.same_kernel() || tombolo_mem::counts_pages())
 }
 
-/// What this end's first ring holds: what was asked for, else what the backend can afford, up to the default.
+/// What this endpoint's first ring holds: what was asked for, else what the backend can afford, up to the default
+///
 fn first_capacity(link: &dyn Endpoint, messages: bool, options: &Options) -> u64 {
     options.first_ring(messages).unwrap_or_else(|| {
         let whole = (limits::CONTROL_LEN + limits::CAPACITY_DEFAULT) as usize;
@@ -85,14 +87,14 @@ fn first_capacity(link: &dyn Endpoint, messages: bool, options: &Options) -> u64
     })
 }
 
-/// This end's segment, made for one peer, and what goes with it.
+/// This endpoint's segment, made for one peer, and what goes with it.
 struct Introduction {
     own: Fresh,
     offer: Offer,
     greeting: Greeting,
 }
 
-/// Two ends that agree, before the link is theirs.
+/// Two endpoints that agree, before the link is theirs.
 struct Agreed {
     halves: Halves,
     offer: Offer,
@@ -153,7 +155,7 @@ impl Introduction {
 }
 
 impl Agreed {
-    /// The two ends become a channel.
+    /// The two endpoints become a channel.
     fn join(self, link: Box<dyn Endpoint>, options: &Options) -> Result<Parts> {
         let Self { halves, offer, agreement } = self;
         let Halves { mut writer, reader, own_cpu, peer_cpu, boards, growth: board } = halves;
@@ -269,8 +271,8 @@ fn check(theirs: &Greeting, segment: Option<PeerSegment>, offered: Features, mes
     Err(Error::Malformed { clause: "C-4", what })
 }
 
-/// Tells the peer about `error`; whether that reaches it is its own business (C-5). The versions that this end speaks stand
-/// in every message; as a reason they are for people.
+/// Tells the peer about `error`; whether that reaches it is its own business (C-5). The versions that this endpoint
+/// speaks stand in every message; as a reason they are for people.
 fn refuse(link: &mut dyn Endpoint, error: Error) -> Error {
     let (code, reason) = match &error {
         Error::VersionMismatch { .. } => (Refusal::Version, format!("{VERSION}-{VERSION}")),

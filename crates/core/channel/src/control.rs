@@ -3,7 +3,7 @@
 
 use tombolo_domain::{Endpoint, Error as DomainError, Received};
 
-/// What came in last, unless a bell of its own came with it: no message of a channel carries one (C-2).
+/// What came in last, unless a doorbell of its own came with it: no message of a channel carries one (C-2).
 pub(crate) fn without_bell(
     link: &mut dyn Endpoint,
     received: std::result::Result<Received, DomainError>,

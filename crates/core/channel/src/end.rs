@@ -63,7 +63,7 @@ impl Ending {
 #[derive(Debug)]
 pub(crate) struct End {
     link: Mutex<Shared>,
-    /// Where this end says on which CPU it runs.
+    /// Where this endpoint says on which CPU it runs.
     pub(crate) own_cpu: MappedOwnWord,
     /// Where the peer says so.
     pub(crate) peer_cpu: MappedPeerWord,
@@ -80,20 +80,20 @@ pub(crate) struct End {
     lie: OnceLock<Error>,
     /// Memory of the peer was found to be taken away.
     revoked: AtomicBool,
-    /// This end found that the link is taken away: what it does not write any more was not its wish (V-9).
+    /// This endpoint found that the link is taken away: what it does not write any more was not its wish (V-9).
     left: AtomicBool,
     /// For each half, how many rings brought it something.
     served: [AtomicU32; 2],
 }
 
-/// The link, and what of this end's memory must be taken back in the end.
+/// The link, and what of this endpoint's memory must be taken back in the end.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) link: Box<dyn Endpoint>,
     pub(crate) offers: Vec<Offer>,
 }
 
-/// What two ends agreed on in their handshake.
+/// What two endpoints agreed on in their handshake.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Agreement {
     pub(crate) features: Features,
@@ -177,7 +177,7 @@ impl End {
         revoked
     }
 
-    /// Whether the peer can map what this end sent it even once this end is gone.
+    /// Whether the peer can map what this endpoint sent it even once this endpoint is gone.
     pub(crate) fn memory_outlives_us(&self) -> bool {
         self.link().link.outlives_owner()
     }
@@ -186,7 +186,7 @@ impl End {
         self.link().link.peer()
     }
 
-    /// Remembers that what this end does not write any more was cut off (V-9).
+    /// Remembers that what this endpoint does not write any more was cut off (V-9).
     pub(crate) fn set_left(&self) {
         self.left.store(true, Ordering::Relaxed);
     }

@@ -61,7 +61,7 @@ pub enum Error {
     /// The deadline passed first.
     #[error("timed out")]
     TimedOut,
-    /// The peer has closed its reading side, or this end its writing side (`EPIPE`).
+    /// The peer has closed its reading side, or this endpoint its writing side (`EPIPE`).
     #[error("the peer does not read any more")]
     Closed,
     /// The peer's process or domain is gone (`EPIPE`).
@@ -86,12 +86,12 @@ pub enum Error {
         /// The peer's words.
         reason: String,
     },
-    /// The two ends have no layout version in common.
+    /// The two endpoints have no layout version in common.
     #[error(
         "no common version: this end speaks {ours}, the peer {theirs_min} to {theirs_max}, and begins with its newest; upgrade the older one"
     )]
     VersionMismatch {
-        /// What this end speaks.
+        /// What this endpoint speaks.
         ours: u16,
         /// The peer's oldest.
         theirs_min: u16,

@@ -112,7 +112,7 @@ impl<M: Mode> Rx<M> {
     /// [`Error::Corrupt`](crate::Error::Corrupt) where the peer broke the specification.
     pub fn peek(&mut self) -> Result<Option<Peeked<'_>>> {
         match self.0.attempt(|reader| Ok(M::find(reader)?.then_some(())))? {
-            Poll::Ready(Some(())) => Ok(self.0.ring.half.found()),
+            Poll::Ready(Some(())) => Ok(self.0.ring.half.in_place().found()),
             _ => Ok(None),
         }
     }
@@ -156,7 +156,7 @@ impl<M: Mode> Rx<M> {
         self.0.ring.waiter.set_spin(most);
     }
 
-    /// Returns this direction's counters, as this end counts them.
+    /// Returns this direction's counters, as this endpoint counts them.
     #[must_use]
     pub fn statistics(&self) -> PipeStatistics {
         self.0.ring.statistics()
@@ -194,8 +194,8 @@ impl<M: Mode> Tx<M> {
     /// [`Error::TimedOut`](crate::Error::TimedOut); [`Error::Corrupt`](crate::Error::Corrupt).
     pub fn reserve_until(&mut self, len: usize, deadline: Deadline) -> Result<Reserved<'_>> {
         let span = || M::span(len as u64);
-        self.0.complete(|writer| Ok(writer.find_room(len)?.then_some(())), span, deadline, || Ok(()))?;
-        Ok(self.0.ring.half.found_room(len).expect("there was room, and only the writer takes it"))
+        self.0.complete(|writer| Ok(writer.in_place().find_room(len)?.then_some(())), span, deadline, || Ok(()))?;
+        Ok(self.0.ring.half.in_place().found_room(len).expect("there was room, and only the writer takes it"))
     }
 
     /// Reserves room as [`reserve_until`](Self::reserve_until), if there is that much now. Never blocks.
@@ -206,8 +206,8 @@ impl<M: Mode> Tx<M> {
     /// As there, without the deadline.
     pub fn try_reserve(&mut self, len: usize) -> Result<Option<Reserved<'_>>> {
         let span = || M::span(len as u64);
-        match self.0.attempt(|writer| Ok(writer.find_room(len)?.then_some(())), span)? {
-            Some(()) => Ok(self.0.ring.half.found_room(len)),
+        match self.0.attempt(|writer| Ok(writer.in_place().find_room(len)?.then_some(())), span)? {
+            Some(()) => Ok(self.0.ring.half.in_place().found_room(len)),
             None => Ok(None),
         }
     }
@@ -270,7 +270,7 @@ impl<M: Mode> Tx<M> {
         self.0.ring.waiter.set_spin(most);
     }
 
-    /// Returns this direction's counters, as this end counts them.
+    /// Returns this direction's counters, as this endpoint counts them.
     #[must_use]
     pub fn statistics(&self) -> PipeStatistics {
         self.0.moves.statistics(&self.0.ring)

@@ -31,11 +31,11 @@ impl Outgoing {
         if !end.features.has(Features::HANDOVER) {
             return Err(Error::Handover("the peer does not follow hand-overs"));
         }
-        if self.is_under_way() || !writer.can_offer()? {
+        if self.is_under_way() || !writer.handover().can_offer()? {
             return Err(Error::Handover("the last change is not finished yet; try again later"));
         }
         let mut shared = end.link();
-        let generation = writer.next_generation();
+        let generation = writer.handover().next_generation();
         let header = SegmentHeader::new(capacity, generation, 0, end.features, end.own_epoch);
         if header.segment_len > end.peer_map_limit {
             return Err(Error::TooLarge { len: header.segment_len, max: end.peer_map_limit });
@@ -49,7 +49,7 @@ impl Outgoing {
             shared.link.retire(None, offer);
             return Err(error.into());
         }
-        writer.announce();
+        writer.handover().announce();
         *self = Self::Offered(carrier, offer);
         Ok(())
     }
@@ -58,8 +58,8 @@ impl Outgoing {
     pub(crate) fn is_due(&self, writer: &mut Writer<Mapped>) -> Result<bool> {
         Ok(match self {
             Self::Settled => false,
-            Self::Offered(..) => writer.reader_ready()?,
-            Self::Moved => writer.can_offer()?,
+            Self::Offered(..) => writer.handover().reader_ready()?,
+            Self::Moved => writer.handover().can_offer()?,
         })
     }
 
@@ -68,8 +68,8 @@ impl Outgoing {
         match std::mem::take(self) {
             Self::Settled => {}
             Self::Offered(carrier, offer) => {
-                if writer.reader_ready()? {
-                    writer.switch_to(carrier);
+                if writer.handover().reader_ready()? {
+                    writer.handover().switch_to(carrier);
                     end.link().offers.push(offer);
                     *self = Self::Moved;
                 } else {
@@ -77,7 +77,7 @@ impl Outgoing {
                 }
             }
             Self::Moved => {
-                if writer.can_offer()? {
+                if writer.handover().can_offer()? {
                     retire_before_last(end);
                 } else {
                     *self = Self::Moved;
@@ -125,6 +125,6 @@ pub(crate) fn follow(reader: &mut Reader<Mapped>, end: &End, announced: u16) -> 
     if generation != announced || epoch != end.peer_epoch || header.epoch != epoch {
         return Err(malformed("the ring offered is not the one announced"));
     }
-    reader.prepare(generation, carrier)?;
+    reader.handover().prepare(generation, carrier)?;
     Ok(true)
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Layer 3. Uses: layout, mem, os, ring, growth, domain.
 //!
-//! A channel: two pipes between two ends that met through some backend, behind one interface. This crate knows the
+//! A channel: two pipes between two endpoints that met through some backend, behind one interface. This crate knows the
 //! traits of `domain`, never a backend; the facade tells it which there are.
 #![forbid(unsafe_code)]
 

@@ -18,8 +18,8 @@ use crate::{
 
 /// A channel of messages both ways: whole ones or none, kept apart, in order.
 ///
-/// A message has 0 to [`message_max`](MessageSender::message_max) bytes. Both ends must ask for messages. Dropping the
-/// channel closes it in order: the peer receives what was sent and then finds the end.
+/// A message has 0 to [`message_max`](MessageSender::message_max) bytes. Both endpoints must ask for messages. Dropping
+/// the channel closes it in order: the peer receives what was sent and then finds the end.
 ///
 /// # Example
 /// ```
@@ -34,7 +34,7 @@ use crate::{
 /// jobs.send(b"job 1")?;
 /// jobs.send(b"")?;
 /// # drop(jobs);
-/// // at the other end
+/// // at the other endpoint
 /// let mut job = [0; 1024];
 /// assert_eq!(client.recv(&mut job)?, Some(5));
 /// assert_eq!(client.recv(&mut job)?, Some(0)); // an empty message
@@ -96,7 +96,7 @@ impl Messages {
         receiver.complete(|reader| reader.recv(buffer), Deadline::NEVER, || sender.push())
     }
 
-    /// Returns the counters of both directions, as this end counts them.
+    /// Returns the counters of both directions, as this endpoint counts them.
     #[must_use]
     pub fn statistics(&self) -> Statistics {
         statistics(&self.sender.0, &self.receiver.0)
@@ -182,7 +182,7 @@ impl MessageSender {
         self.0.attempt(|writer| writer.send_vectored(parts), span)
     }
 
-    /// Returns the largest message that this end can send, in bytes: its ring less eight.
+    /// Returns the largest message that this endpoint can send, in bytes: its ring less eight.
     #[must_use]
     pub fn message_max(&mut self) -> u64 {
         self.0.ring.half.message_max()

@@ -57,7 +57,7 @@ impl sealed::Sealed for StreamMode {
 
     #[inline]
     fn find(reader: &mut Reader<Mapped>) -> Result<bool, RingError> {
-        Ok(reader.refresh()? > 0 && reader.find()?)
+        Ok(reader.refresh()? > 0 && reader.in_place().find()?)
     }
 }
 
@@ -69,11 +69,11 @@ impl sealed::Sealed for MessageMode {
 
     #[inline]
     fn is_ready(reader: &mut Reader<Mapped>) -> Result<bool, RingError> {
-        reader.find()
+        reader.in_place().find()
     }
 
     #[inline]
     fn find(reader: &mut Reader<Mapped>) -> Result<bool, RingError> {
-        reader.find()
+        reader.in_place().find()
     }
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Moves of the ring that this end writes: those that its program asks for, and those that follow its load (ADR 0055).
+//! Moves of the ring that this endpoint writes: those that its program asks for, and those that follow its load (ADR
+//! 0055).
 
 use std::time::Duration;
 
@@ -50,7 +51,7 @@ impl RingMoves {
         moves
     }
 
-    /// C-12. Says for tools how the ring follows its load.
+    /// Says for tools how the ring follows its load (C-12).
     fn publish_growth(&self) {
         if let Some(board) = &self.board {
             let word = self.growth.as_ref().map_or(0, |growth| {
@@ -108,7 +109,7 @@ impl RingMoves {
             return Ok(());
         }
         let (capacity, moved, now) = (ring.half.capacity(), ring.half.position(), coarse_time());
-        let drained = ring.half.check_drained()?;
+        let drained = ring.half.reader().has_read_all()?;
         let idle = if drained { growth.shrinks_to(capacity, moved, now) } else { None };
         match idle.or_else(|| growth.yields_to(capacity, now)) {
             Some(size) => self.offer(size, ring).map(drop),
@@ -178,7 +179,7 @@ impl RingMoves {
         self.may_be_idle = true;
     }
 
-    /// After which time an end that was idle at the last looks has to look again.
+    /// After which time an endpoint that was idle at the last looks has to look again.
     pub(crate) fn look_again(&mut self, ring: &Ring) -> Option<Duration> {
         if self.is_under_way() {
             self.looks += 1;

@@ -10,7 +10,7 @@ use tombolo_growth::GrowthRule;
 
 use crate::{RingBudget, RingChoice};
 
-/// How a channel is set up and how this end of it behaves. Each end chooses for itself.
+/// How a channel is set up and how this endpoint of it behaves. Each endpoint chooses for itself.
 ///
 /// # Example
 /// ```
@@ -18,7 +18,7 @@ use crate::{RingBudget, RingChoice};
 /// use tombolo::Options;
 ///
 /// let options = Options::new()
-///     .ring_size(4 << 20) // 4 MiB for what this end writes
+///     .ring_size(4 << 20) // 4 MiB for what this endpoint writes
 ///     .spin(Duration::ZERO) // sleep at once: less CPU time, longer round trips
 ///     .wait_for_listener(Duration::from_secs(60));
 /// assert_ne!(options, Options::default());
@@ -32,7 +32,7 @@ pub struct Options {
     pub(crate) idle_time: Duration,
     /// None: as much as a ring may have, where holes in the peer's memory are seen.
     pub(crate) map_limit: Option<u64>,
-    /// None: as long as a wake-up by the backend's bell costs.
+    /// None: as long as a wake-up by the backend's doorbell costs.
     pub(crate) spin: Option<Duration>,
     pub(crate) flush: FlushPolicy,
     pub(crate) barrier: bool,
@@ -66,9 +66,10 @@ impl Options {
         Self::default()
     }
 
-    /// Sets the bytes of the ring that this end writes into.
+    /// Sets the bytes of the ring that this endpoint writes into.
     ///
-    /// They are rounded up to a power of two, at least 4 KiB, at most 1 GiB. A channel costs this and a page for each end.
+    /// They are rounded up to a power of two, at least 4 KiB, at most 1 GiB. A channel costs this and a page for each
+    /// endpoint.
     #[must_use]
     pub fn ring_size(mut self, bytes: u64) -> Self {
         let bytes = bytes.clamp(limits::CAPACITY_MIN, limits::CAPACITY_MAX);
@@ -83,12 +84,13 @@ impl Options {
         self.ring_size(RingChoice::of_this_machine().bytes())
     }
 
-    /// Lets the ring that this end of a stream writes into follow its load, within `budget`. Off by default.
+    /// Lets the ring that this endpoint of a stream writes into follow its load, within `budget`. Off by default.
     ///
-    /// The ring begins with 8 KiB. It grows while bulk data fills it, to the [ring size](Self::ring_size) where that was
-    /// set, else to the [size by caches](Self::ring_size_by_caches). It shrinks to 4 KiB after a second in which less than
-    /// 8 KiB were written, or another [time](Self::ring_idle_time); sooner where another could not grow. It changes only in calls of this end: a blocking read of a [`Stream`](crate::Stream) is
-    /// one, and whoever has the halves apart calls [`follow_load`](crate::WriteHalf::follow_load).
+    /// The ring begins with 8 KiB. It grows while bulk data fills it, to the [ring size](Self::ring_size) where that
+    /// was set, else to the [size by caches](Self::ring_size_by_caches). It shrinks to 4 KiB after a second in which
+    /// less than 8 KiB were written, or another [time](Self::ring_idle_time); sooner where another could not grow. It
+    /// changes only in calls of this endpoint: a blocking read of a [`Stream`](crate::Stream) is one, and whoever has
+    /// the halves apart calls [`follow_load`](crate::WriteHalf::follow_load).
     ///
     /// A piece that is [reserved](crate::Tx::reserve_until) must fit the ring of the moment, as must what a peer
     /// [waits for](crate::ReadHalf::wait_for). Messages keep a ring of one size, as it bounds their length.
@@ -113,7 +115,7 @@ impl Options {
         self.capacity.unwrap_or_else(|| RingChoice::of_this_machine().bytes())
     }
 
-    /// The first ring of this end: what was asked for. None: as much as the backend can afford, up to the default.
+    /// The first ring of this endpoint: what was asked for. None: as much as the backend can afford, up to the default.
     pub(crate) fn first_ring(&self, messages: bool) -> Option<u64> {
         match self.growth {
             Some(_) if !messages => Some(self.growth_target().min(GrowthRule::STREAM.first)),
@@ -121,7 +123,7 @@ impl Options {
         }
     }
 
-    /// Sets the largest ring of the peer that this end maps, in bytes. A larger one is refused.
+    /// Sets the largest ring of the peer that this endpoint maps, in bytes. A larger one is refused.
     ///
     /// By default a listener maps no larger first ring of a caller than 16 MiB, or four times its own
     /// [ring size](Self::ring_size) where that is more. What a peer grows to later, and what a listener answers with, may
@@ -141,7 +143,7 @@ impl Options {
         })
     }
 
-    /// The largest segment that this end says it maps (C-2). `counted` is whether holes in it are seen.
+    /// The largest segment that this endpoint says it maps (C-2). `counted` is whether holes in it are seen.
     pub(crate) fn map_limit(&self, counted: bool) -> u64 {
         let most = limits::CONTROL_LEN + limits::CAPACITY_MAX;
         self.map_limit.unwrap_or_else(|| if counted { most } else { self.first_map_limit() })
@@ -149,7 +151,7 @@ impl Options {
 
     /// Sets the longest time to spin before each sleep. Zero never spins; [`Duration::MAX`] never sleeps.
     ///
-    /// An end spins less where spinning is seen not to pay, and never where both ends share a CPU.
+    /// An endpoint spins less where spinning is seen not to pay, and never where both endpoints share a CPU.
     #[must_use]
     pub fn spin(mut self, most: Duration) -> Self {
         self.spin = Some(most);
@@ -163,7 +165,8 @@ impl Options {
         self
     }
 
-    /// Sets whether the kernel's `membarrier` may replace the fence at every write, where both ends run on one kernel.
+    /// Sets whether the kernel's `membarrier` may replace the fence at every write, where both endpoints run on one
+    /// kernel.
     ///
     /// Allowed by default: writes are cheaper, sleeps are dearer.
     #[must_use]

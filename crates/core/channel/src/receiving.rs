@@ -311,7 +311,7 @@ impl Receiving {
 
     #[inline(never)]
     fn follow(&mut self) -> Result<()> {
-        if let Some(generation) = self.ring.half.announced()?
+        if let Some(generation) = self.ring.half.handover().announced()?
             && !self.withdrawn
         {
             self.withdrawn = !handover::follow(&mut self.ring.half, self.ring.waiter.end(), generation)?;
@@ -334,7 +334,7 @@ impl Receiving {
             // What was shown were zeros: that is no end of file, to which what came before would belong.
             return Err(DomainError::Revoked.into());
         }
-        self.ring.half.consume(len);
+        self.ring.half.in_place().consume(len);
         let done = self.after();
         self.conclude(done, ())
     }

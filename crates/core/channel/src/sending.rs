@@ -14,7 +14,7 @@ use crate::{
     waiter::{Armed, Waiter},
 };
 
-/// For so long an end that goes waits for a peer that has not begun, and so often it looks (C-9).
+/// For so long an endpoint that goes waits for a peer that has not begun, and so often it looks (C-9).
 const LINGER: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(1);
 
@@ -144,7 +144,7 @@ impl Sending {
         let most = Cell::new(need);
         self.attempt(
             |writer| {
-                if writer.reader_closed()? {
+                if writer.reader().is_closed()? {
                     return Err(RingError::Closed);
                 }
                 writer.is_drained()?;
@@ -251,7 +251,7 @@ impl Sending {
             self.ring.waiter.end().check_honest()?;
             self.after();
             // First of all: what was read before the peer closed or went was read.
-            if self.ring.half.check_drained()? {
+            if self.ring.half.reader().has_read_all()? {
                 return Ok(());
             }
             if over || (self.gone && !self.sealed) {
@@ -331,7 +331,7 @@ impl Sending {
         if self.sealed {
             return Err(DomainError::Leaving.into());
         }
-        let done = self.ring.half.commit(len).map_err(Error::from);
+        let done = self.ring.half.in_place().commit(len).map_err(Error::from);
         self.conclude(done)?;
         self.after();
         Ok(())
@@ -375,7 +375,7 @@ fn linger(SignalledRing { half: writer, waiter }: &mut SignalledRing<Writer<Mapp
     let until = Deadline::after(LINGER);
     while writer.in_flight() > 0
         && !waiter.end().memory_outlives_us()
-        && matches!(writer.reader_begun(), Ok(false))
+        && matches!(writer.reader().has_begun(), Ok(false))
         && !waiter.gone_now()
         && !until.expired()
     {

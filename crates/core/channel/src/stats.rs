@@ -5,7 +5,7 @@ use tombolo_ring::Counters;
 
 use crate::RingGrowth;
 
-/// Counters and state of one direction of a channel, as this end sees it.
+/// Counters and state of one direction of a channel, as this endpoint sees it.
 ///
 /// # Example
 /// See [`Statistics`].
@@ -18,11 +18,11 @@ pub struct PipeStatistics {
     pub ring_size: u64,
     /// Bytes written and not yet read, as last seen.
     pub in_flight: u64,
-    /// Where the ring stands, if this end writes it and lets it [follow its load](crate::Options::ring_growth).
+    /// Where the ring stands, if this endpoint writes it and lets it [follow its load](crate::Options::ring_growth).
     pub ring_growth: Option<RingGrowth>,
 }
 
-/// Counters and state of both directions of a channel, as this end sees them.
+/// Counters and state of both directions of a channel, as this endpoint sees them.
 ///
 /// # Example
 /// ```
@@ -44,10 +44,10 @@ pub struct PipeStatistics {
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub struct Statistics {
-    /// The direction that this end writes.
+    /// The direction that this endpoint writes.
     pub sent: PipeStatistics,
-    /// The direction that this end reads.
+    /// The direction that this endpoint reads.
     pub received: PipeStatistics,
-    /// Bytes of this end's memory that the peer may still reach although this end is done with it.
+    /// Bytes of this endpoint's memory that the peer may still reach although this endpoint is done with it.
     pub quarantined: u64,
 }

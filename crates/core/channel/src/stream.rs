@@ -19,7 +19,7 @@ use crate::{
     sending::Sending,
 };
 
-/// A stream of bytes both ways with an end in another domain; the `TcpStream` of this world.
+/// A stream of bytes both ways with an endpoint in another domain; the `TcpStream` of this world.
 ///
 /// Its [`Read`] and [`Write`] block. The halves that [`split`](Self::split) gives have a `try_` twin of each call that never
 /// blocks, and an `_until` twin with a deadline. Dropping a stream closes it in order: the peer reads what was written and
@@ -86,7 +86,7 @@ impl Stream {
         (&mut self.read, &mut self.write)
     }
 
-    /// Returns the counters of both directions, as this end counts them.
+    /// Returns the counters of both directions, as this endpoint counts them.
     #[must_use]
     pub fn statistics(&self) -> Statistics {
         statistics(&self.write.0, &self.read.0)
@@ -112,7 +112,7 @@ impl Stream {
 }
 
 impl Stream {
-    /// Reads without a deadline. Meanwhile the ring that this end writes follows its load.
+    /// Reads without a deadline. Meanwhile the ring that this endpoint writes follows its load.
     #[inline]
     fn read_beside_load(
         &mut self,

@@ -19,7 +19,7 @@ pub(crate) use self::poll::Armed;
 use self::poll::Polling;
 use crate::{Error, Result, end::End, os, pollable::Pollable};
 
-/// Rings in a row that brought nothing, after which the bell is believed no more and naps take its place.
+/// Rings in a row that brought nothing, after which the doorbell is believed no more and naps take its place.
 const STORM: u32 = 64;
 /// First nap, and the longest.
 const NAP: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(16));
@@ -37,7 +37,7 @@ pub(crate) struct Waiter {
     slot: Slot,
     end: Arc<End>,
     spin: Spin,
-    /// The bell may hold a ring that nobody drained.
+    /// The doorbell may hold a ring that nobody drained.
     maybe_rung: bool,
     fruitless: Fruitless,
     /// Rings that ended a sleep.
@@ -49,8 +49,8 @@ pub(crate) struct Waiter {
     pollable: OnceLock<Pollable>,
     /// There was no barrier before this sleep: the peer may have missed that it was asked to ring.
     unsure: bool,
-    /// If something is there now or comes later, the bell holds a ring or will: true after an arming that found
-    /// nothing, false once the bell was drained.
+    /// If something is there now or comes later, the doorbell holds a ring or will: true after an arming that found
+    /// nothing, false once the doorbell was drained.
     promised: bool,
     /// A look at the peer's life took a ring, which counts as one at the next arming for who polls.
     rung_unnoticed: bool,

@@ -9,7 +9,7 @@ use crate::end::End;
 
 /// Tells of a channel's peer from any thread, whatever the channel's halves are doing.
 ///
-/// It keeps this end's memory and its endpoint alive, but not the channel open. Clones tell of the same peer.
+/// It keeps this endpoint's memory and its endpoint alive, but not the channel open. Clones tell of the same peer.
 ///
 /// # Example
 /// ```

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A sleeper whose barrier fails does not rely on being rung: it looks again by itself, and not all the time. The
-//! barrier is forbidden here after the channel was agreed upon, to one thread.
+//! A sleeper whose barrier fails does not rely on being rung: it looks again by itself, and not all the time.
+//! The barrier is forbidden here after the channel was agreed upon, to one thread.
 
 mod common;
 

@@ -63,13 +63,13 @@ fn h8_h6_end_that_moves_takes_both_pipes_along_at_their_positions() {
     // The record: where this end reads, and what the other has not taken of what it wrote.
     let (reads_from, stated) = (leaves.reader.position(), stays.reader.position());
     let mut unread = Vec::new();
-    leaves.writer.unread_from(stated, &mut unread).unwrap();
+    leaves.writer.handover().unread_from(stated, &mut unread).unwrap();
     assert_eq!(unread.len(), 3000 - 1234);
     drop(leaves);
 
     // The end that stays sends again what the one that left had not delivered.
     let mut again = Vec::new();
-    stays.writer.unread_from(reads_from, &mut again).unwrap();
+    stays.writer.handover().unread_from(reads_from, &mut again).unwrap();
     let reader_was_at = stays.reader.position();
     drop(stays);
 

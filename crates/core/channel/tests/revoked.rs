@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! D-3. Memory that is taken away is told as that, and not as a lie of the peer: zeros stand in its place, which break
-//! half of the specification.
+//! Memory that is taken away is told as that, and not as a lie of the peer: zeros stand in its place, which break half
+//! of the specification (D-3).
 
 mod common;
 #[path = "../../../backends/ivshmem/tests/support/mod.rs"]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Where one event stands for both halves of an end, honest traffic of one half is no storm for the other.
+//! Where one event stands for both halves of an end, honest traffic of one half is no storm for the other.
 
 mod common;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Rings for nothing, at full rate, cost one who polls no more than one who waits: so many wake-ups, then a nap after
-//! each. Nothing is lost meanwhile.
+//! Rings for nothing, at full rate, cost one who polls no more than one who waits: so many wake-ups, then a nap after
+//! each. Nothing is lost meanwhile.
 
 mod common;
 

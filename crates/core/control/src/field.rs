@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-2. The fields of a body, one after the other.
+//! The fields of a body, one after the other (B-2).
 
 /// B-22. Addresses in one message.
 pub const ADDRESSES_MAX: usize = 60;

@@ -20,7 +20,7 @@ pub use message::{
 pub use outbox::{BOX_LEN, Boxes, Event, MARKS_AT, QUEUE_MAX, Session};
 pub use text::{Line, Name, Pattern, Place, Reason};
 
-/// B-3, B-6. The version that this code speaks.
+/// The version that this code speaks (B-3, B-6).
 pub const VERSION: u16 = 1;
 /// B-6, B-21. The first version with Leave and Left. Who says less in Hello is told neither.
 pub const VERSION_LEAVE: u16 = 2;
@@ -29,36 +29,36 @@ pub const VERSION_LEAVE: u16 = 2;
 pub const VERSION_FIND: u16 = 3;
 /// B-3. Bytes of the doorbell device's memory.
 pub const DEVICE_LEN: u64 = 64 << 10;
-/// B-7. Smallest region.
+/// Smallest region (B-7).
 pub const REGION_MIN: u64 = 64 << 10;
-/// B-7. Largest region.
+/// Largest region (B-7).
 pub const REGION_MAX: u64 = 1 << 30;
-/// B-14. Where slices begin in a region.
+/// Where slices begin in a region (B-14).
 pub const SLICES_AT: u64 = 4096;
-/// B-3. Event channels of a link.
+/// Event channels of a link (B-3).
 pub const CHANNELS: u16 = 512;
-/// B-8. The host's doorbell, in every domain.
+/// The host's doorbell, in every domain (B-8).
 pub const HOST_BELL: u16 = 0;
-/// B-8. A domain's own number.
+/// A domain's own number (B-8).
 pub const OWN_BELL: u16 = 1;
-/// B-8. The first number for a peer.
+/// The first number for a peer (B-8).
 pub const FIRST_BELL: u16 = 2;
-/// B-8. No doorbell.
+/// No doorbell (B-8).
 pub const NO_BELL: u16 = 0xffff;
-/// B-19. No number.
+/// No number (B-19).
 pub const NO_NUMBER: u16 = 0xffff;
-/// B-19. Numbers are below this, as under Xen.
+/// Numbers are below this, as under Xen (B-19).
 pub const NUMBERS: u16 = 0x7ff0;
 
-/// B-15. Codes of a refusal beyond those of C-5.
+/// Codes of a refusal beyond those of C-5 (B-15).
 pub mod code {
-    /// C-5. The message could not be understood.
+    /// The message could not be understood (C-5).
     pub const MALFORMED: u16 = 4;
-    /// C-5. A limit is used up.
+    /// A limit is used up (C-5).
     pub const QUOTA: u16 = 5;
-    /// C-5. Policy forbids it.
+    /// Policy forbids it (C-5).
     pub const DENIED: u16 = 6;
-    /// C-5. No common version.
+    /// No common version (C-5).
     pub const VERSION: u16 = 1;
     /// There is none of that name.
     pub const NOT_FOUND: u16 = 32;
@@ -80,7 +80,7 @@ pub mod code {
     pub const MIGRATES: u16 = 43;
 }
 
-/// B-14. Whether `len` bytes at `offset` may be a slice of a region of `region` bytes.
+/// Whether `len` bytes at `offset` may be a slice of a region of `region` bytes (B-14).
 #[must_use]
 pub const fn slice_is_sound(region: u64, offset: u64, len: u64) -> bool {
     let page = tombolo_layout::limits::PAGE;
@@ -88,16 +88,16 @@ pub const fn slice_is_sound(region: u64, offset: u64, len: u64) -> bool {
     offset >= SLICES_AT && end <= region && len != 0 && offset % page == 0 && len % page == 0
 }
 
-/// B-14. Event channels of a call.
+/// Event channels of a call (B-14).
 pub const CALL_CHANNELS: u16 = 3;
 
-/// B-14. Whether a call may take `channel` and those behind it; the first of all is the brokers'.
+/// Whether a call may take `channel` and those behind it; the first of all is the brokers' (B-14).
 #[must_use]
 pub const fn channel_is_sound(channel: u16) -> bool {
     channel != 0 && channel <= CHANNELS - CALL_CHANNELS && (channel - 1) % CALL_CHANNELS == 0
 }
 
-/// B-8. The vector that a peer on `link` rings, of a device with so many.
+/// The vector that a peer on `link` rings, of a device with so many (B-8).
 #[must_use]
 pub const fn vector_of(link: u32, vectors: u16) -> u16 {
     if vectors < 2 { 0 } else { 1 + (link % (vectors as u32 - 1)) as u16 }

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-1, B-2. Messages: a head, and the fields of their kind.
+//! Messages: a head, and the fields of their kind (B-1, B-2).
 
 use crate::{
     field::{Fault, Field, chunk},
     text::{Line, Name, Pattern, Place, Reason},
 };
 
-/// B-1. First four bytes of every message.
+/// First four bytes of every message (B-1).
 pub const MAGIC: [u8; 4] = *b"TMBK";
-/// B-1. Bytes of the head.
+/// Bytes of the head (B-1).
 pub const HEAD_LEN: usize = 16;
-/// B-1. Longest message.
+/// Longest message (B-1).
 pub const MESSAGE_MAX: usize = 1024;
 
 /// Between whom a message goes.
@@ -28,7 +28,7 @@ pub enum Path {
 /// The head taken apart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Head {
-    /// B-2. Which message.
+    /// Which message (B-2).
     pub kind: u16,
     /// Bytes of the body.
     pub len: u16,
@@ -113,14 +113,14 @@ impl Envelope {
 
 macro_rules! messages {
     ($($(#[$doc:meta])* $kind:literal $name:ident ($($path:ident)*) { $($(#[$note:meta])* $field:ident: $type:ty,)* })*) => {
-        /// B-2. What is said.
+        /// What is said (B-2).
         #[derive(Clone, PartialEq, Eq, Debug)]
         pub enum Message {
             $($(#[$doc])* $name { $($(#[$note])* $field: $type,)* },)*
         }
 
         impl Message {
-            /// B-2. Its number.
+            /// Its number (B-2).
             #[must_use]
             pub const fn kind(&self) -> u16 {
                 match self {
@@ -150,7 +150,7 @@ macro_rules! messages {
 }
 
 messages! {
-    /// B-6. Who speaks.
+    /// Who speaks (B-6).
     1 Hello (Host Link Socket) {
         /// Oldest version that the sender speaks.
         version_min: u16,
@@ -163,13 +163,13 @@ messages! {
         /// The sender's domain, or what the program calls itself.
         name: Name,
     }
-    /// B-7. A link that this domain has.
+    /// A link that this domain has (B-7).
     2 Link (Host) {
         /// Which.
         link: u32,
         /// Whose memory: another number is other memory.
         generation: u32,
-        /// The domain at the other end.
+        /// The domain on the other side.
         peer: Name,
         /// Where the region is that this domain writes.
         own: Place,
@@ -177,16 +177,16 @@ messages! {
         theirs: Place,
         /// Bytes of each.
         size: u64,
-        /// B-8. What to ring.
+        /// What to ring (B-8).
         bell: u16,
         /// Vectors that the peer's device has.
         vectors: u16,
-        /// Which of the two ends this one is.
+        /// Which of the two endpoints this one is.
         side: u8,
         /// How many Allow follow.
         allows: u16,
     }
-    /// B-7, B-13. A rule for a link.
+    /// A rule for a link (B-7, B-13).
     3 Allow (Host) {
         /// Which link.
         link: u32,
@@ -195,21 +195,21 @@ messages! {
         /// To which services.
         service: Pattern,
     }
-    /// B-7. The link goes: let go of its memory.
+    /// The link goes: let go of its memory (B-7).
     4 Unlink (Host) {
         /// Which.
         link: u32,
         /// Which memory.
         generation: u32,
     }
-    /// B-11. This domain has let go.
+    /// This domain has let go (B-11).
     5 Released (Host) {
         /// Of which link.
         link: u32,
         /// Of which memory.
         generation: u32,
     }
-    /// B-12. How the peer fares.
+    /// How the peer fares (B-12).
     6 Life (Host Socket) {
         /// On which link.
         link: u32,
@@ -218,31 +218,31 @@ messages! {
         /// What QEMU says.
         life: Life,
     }
-    /// B-8. The number of the peer's doorbell is another one now.
+    /// The number of the peer's doorbell is another one now (B-8).
     7 Bell (Host) {
         /// On which link.
         link: u32,
         /// The number, or [`NO_BELL`](crate::NO_BELL).
         bell: u16,
     }
-    /// B-8. This domain's peer rings without end: take its bell away.
+    /// This domain's peer rings without end: take its doorbell away (B-8).
     8 Storm (Host) {
         /// On which link.
         link: u32,
     }
-    /// B-6. What this domain is called.
+    /// What this domain is called (B-6).
     9 You (Host) {
         /// By the host, and by all others.
         name: Name,
     }
-    /// B-19. The number that the configuration gave a domain.
+    /// The number that the configuration gave a domain (B-19).
     10 Number (Host Socket) {
         /// Its name.
         name: Name,
         /// The number, or [`NO_NUMBER`](crate::NO_NUMBER).
         number: u16,
     }
-    /// B-7. This domain has opened a link: how much of it is in use.
+    /// This domain has opened a link: how much of it is in use (B-7).
     11 Usage (Host) {
         /// Which.
         link: u32,
@@ -253,7 +253,7 @@ messages! {
         /// Bytes of this domain's region that they have.
         used: u64,
     }
-    /// B-21. The link will be taken away: programs are to end what they have on it.
+    /// The link will be taken away: programs are to end what they have on it (B-21).
     12 Leave (Host Socket) {
         /// Which.
         link: u32,
@@ -262,7 +262,7 @@ messages! {
         /// For how many milliseconds it stays at most.
         wait: u32,
     }
-    /// B-21. No program of this domain has a connection on the link any more, and none gets one.
+    /// No program of this domain has a connection on the link any more, and none gets one (B-21).
     13 Left (Host) {
         /// Which.
         link: u32,
@@ -278,7 +278,7 @@ messages! {
     }
     /// B-14. A program wants a channel.
     16 Connect (Link Socket) {
-        /// The domain at the other end; on a link the caller's.
+        /// The domain on the other side; on a link the caller's.
         peer: Name,
         /// What to connect to.
         service: Name,
@@ -289,28 +289,28 @@ messages! {
         /// The first of its event channels: data, space, control.
         channel: u16,
     }
-    /// B-14. The channel is agreed.
+    /// The channel is agreed (B-14).
     17 Accept (Link Socket) {
         /// Where the slice of who accepts begins in its region.
         offset: u64,
         /// Bytes of it.
         len: u64,
     }
-    /// B-15. It is not done.
+    /// It is not done (B-15).
     18 Refuse (Host Link Socket) {
         /// Why, for programs: C-5 and [`code`](crate::code).
         code: u16,
         /// Why, for people.
         reason: Reason,
     }
-    /// B-14. The call is over on this side.
+    /// The call is over on this side (B-14).
     19 Close (Link Socket) {}
-    /// B-18. How many calls of this link the sender has; each follows.
+    /// How many calls of this link the sender has; each follows (B-18).
     20 Calls (Link) {
         /// How many.
         calls: u16,
     }
-    /// B-18. A call that the sender has, named by the serial. What it does not know of it is 0.
+    /// A call that the sender has, named by the serial (B-18). What it does not know of it is 0.
     21 Call (Link) {
         /// Where the sender's slice begins in its region.
         offset: u64,
@@ -344,7 +344,7 @@ messages! {
         /// Its name.
         service: Name,
     }
-    /// B-7. Join two domains.
+    /// Join two domains (B-7).
     33 AddLink (Socket) {
         /// One.
         a: Name,
@@ -353,7 +353,7 @@ messages! {
         /// Bytes of each region; 0: as configured.
         size: u64,
     }
-    /// B-7. Take them apart.
+    /// Take them apart (B-7).
     34 RemoveLink (Socket) {
         /// One.
         a: Name,
@@ -386,7 +386,7 @@ messages! {
         size: u64,
         /// How far it is.
         state: LinkState,
-        /// B-11. Bytes of earlier generations that are not given back.
+        /// Bytes of earlier generations that are not given back (B-11).
         quarantined: u64,
         /// What there is to know.
         note: Reason,
@@ -419,36 +419,36 @@ messages! {
     42 EndRow (Socket) {
         /// The link's number.
         link: u32,
-        /// The domain at this end.
+        /// The domain on this side.
         name: Name,
         /// How far it is.
         stage: Stage,
         /// How it fares.
         life: Life,
-        /// B-8. The number by which it rings the peer, or [`NO_BELL`](crate::NO_BELL).
+        /// The number by which it rings the peer, or [`NO_BELL`](crate::NO_BELL) (B-8).
         bell: u16,
-        /// B-8. The vector at which it waits.
+        /// The vector at which it waits (B-8).
         vector: u16,
-        /// Calls on the link, as this end says.
+        /// Calls on the link, as this endpoint says.
         calls: u16,
         /// Bytes of its region that these have.
         used: u64,
         /// How often it rang the peer without end.
         storms: u32,
     }
-    /// B-19. Which domain has a number? Number answers, or Refuse.
+    /// Which domain has a number? Number answers, or Refuse (B-19).
     41 Who (Socket) {
         /// The number, or [`NO_NUMBER`](crate::NO_NUMBER) for one's own domain.
         number: u16,
     }
-    /// B-20. Show what programs of this kernel have.
+    /// Show what programs of this kernel have (B-20).
     43 Look (Socket) {
         /// Of what.
         at: Seen,
         /// What comes behind this one; 0: from the first on.
         after: u64,
     }
-    /// B-20. A call, as an answer to Look.
+    /// A call, as an answer to Look (B-20).
     44 CallRow (Socket) {
         /// Its place among the calls.
         at: u64,
@@ -456,9 +456,9 @@ messages! {
         link: u32,
         /// Of its memory.
         generation: u32,
-        /// The domain at the other end.
+        /// The domain on the other side.
         peer: Name,
-        /// B-12. How that fares.
+        /// How that fares (B-12).
         life: Life,
         /// What was connected to; empty: not known.
         service: Reason,
@@ -472,18 +472,18 @@ messages! {
         user: u32,
         /// Milliseconds since it began; all ones: not known.
         age: u64,
-        /// Bytes of this end's slice.
+        /// Bytes of this endpoint's slice.
         own: u64,
         /// Bytes of the peer's.
         theirs: u64,
         /// How often the peer rang the link without end; all ones: not known.
         storms: u32,
-        /// What this end's rings say.
+        /// What this endpoint's rings say.
         own_words: Box<[u64; ROW_WORDS]>,
         /// What the peer's rings say.
         their_words: Box<[u64; ROW_WORDS]>,
     }
-    /// B-20. A program that listens, as an answer to Look.
+    /// A program that listens, as an answer to Look (B-20).
     45 ListenerRow (Socket) {
         /// Its place among the listeners.
         at: u64,
@@ -494,7 +494,7 @@ messages! {
         /// Whose it is.
         user: u32,
     }
-    /// B-20. What the broker of an account says of its programs is wanted from here on.
+    /// What the broker of an account says of its programs is wanted from here on (B-20).
     46 Enter (Socket) {
         /// The account.
         account: Name,
@@ -551,9 +551,9 @@ messages! {
     }
 }
 
-/// B-20. Words of the rings of one end in a row.
+/// Words of the rings of one end in a row (B-20).
 pub const ROW_WORDS: usize = 44;
-/// B-20. A user that is not known.
+/// A user that is not known (B-20).
 pub const NOBODY: u32 = u32::MAX;
 
 /// Numbers with names.
@@ -586,14 +586,14 @@ codes! {
         /// This domain to a service of the peer.
         Out = 2,
     }
-    /// B-18. How a side of a call is.
+    /// How a side of a call is (B-18).
     Side {
         /// A program has it.
         Open = 1,
         /// None has; the other side's Close is waited for.
         Over = 2,
     }
-    /// B-12. How a domain fares.
+    /// How a domain fares (B-12).
     Life {
         /// Nobody can tell.
         Unknown = 0,
@@ -604,11 +604,11 @@ codes! {
         /// It is no more.
         DomainGone = 3,
     }
-    /// B-7. How far a link is.
+    /// How far a link is (B-7).
     LinkState {
         /// It is being made.
         Wanted = 1,
-        /// Both ends have it.
+        /// Both domains have it.
         Up = 2,
         /// An end is not there.
         Waiting = 3,
@@ -635,14 +635,14 @@ codes! {
         /// Domains.
         Domains = 1,
     }
-    /// B-20. What to look at.
+    /// What to look at (B-20).
     Seen {
         /// Calls.
         Calls = 0,
         /// Programs that listen.
         Listeners = 1,
     }
-    /// B-20. Which end of a call this is.
+    /// Which endpoint of a call this is (B-20).
     CallEnd {
         /// Not known: an earlier broker made it.
         Unknown = 0,
@@ -651,7 +651,7 @@ codes! {
         /// Its program listened.
         Listened = 2,
     }
-    /// B-20. How far a call is.
+    /// How far a call is (B-20).
     Progress {
         /// The peer has not agreed yet.
         Asked = 1,

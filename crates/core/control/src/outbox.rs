@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-3 to B-5. Messages through a pair of pages, each written by one side.
+//! Messages through a pair of pages, each written by one side (B-3 to B-5).
 
 use std::collections::VecDeque;
 
@@ -10,11 +10,11 @@ use crate::{
     message::{Envelope, HEAD_LEN, Head, MESSAGE_MAX},
 };
 
-/// B-3. Bytes of a box: half a page.
+/// Bytes of a box: half a page (B-3).
 pub const BOX_LEN: usize = 2048;
-/// B-3. Where the marks are in a box's page.
+/// Where the marks are in a box's page (B-3).
 pub const MARKS_AT: usize = BOX_LEN;
-/// B-5. Most messages that wait for room.
+/// Most messages that wait for room (B-5).
 pub const QUEUE_MAX: usize = 256;
 
 const AT_VERSION: usize = 0x08;
@@ -110,7 +110,7 @@ impl Session {
         self.broken
     }
 
-    /// B-6. The peer broke a clause that only its reader could see: nothing of it is believed until it begins anew.
+    /// The peer broke a clause that only its reader could see: nothing of it is believed until it begins anew (B-6).
     pub fn spoil(&mut self) {
         self.broken = true;
         self.queue.clear();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-2. Texts: bounded, and of a form that is checked when they are made.
+//! Texts: bounded, and of a form that is checked when they are made (B-2).
 
 use std::{fmt, str::FromStr};
 

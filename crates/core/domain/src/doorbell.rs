@@ -7,7 +7,7 @@ use tombolo_ring::Spin;
 
 use crate::{Deadline, Result};
 
-/// Which of an end's two possible sleepers is meant.
+/// Which of an endpoint's two possible sleepers is meant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Slot {
     /// The reader, who waits for data.
@@ -30,7 +30,7 @@ impl Slot {
 /// Why a wait ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Woken {
-    /// The bell was rung, by the peer or by nobody in particular: look again.
+    /// The doorbell was rung, by the peer or by nobody in particular: look again.
     Notified,
     /// The deadline passed.
     TimedOut,
@@ -40,10 +40,10 @@ pub enum Woken {
 
 /// The notification primitive of one channel: an event channel, an MSI-X vector, an eventfd.
 ///
-/// Bells are *sticky*: a ring that comes while nobody waits is kept until [`drain`](Self::drain)ed, however many came.
-/// They may ring for nothing (some backends have one bell for many channels); whoever is woken looks again.
+/// Doorbells are *sticky*: a ring that comes while nobody waits is kept until [`drain`](Self::drain)ed, however many
+/// came. They may ring for nothing (some backends have one doorbell for many channels); whoever is woken looks again.
 ///
-/// Whatever the peer does to its end of the bell, no call here blocks longer than it says: `ring` and `drain` never
+/// Whatever the peer does to its end of the doorbell, no call here blocks longer than it says: `ring` and `drain` never
 /// block, `wait` ends at its deadline.
 ///
 /// At most one thread waits on a slot; both slots may be waited on at once.
@@ -51,27 +51,28 @@ pub trait Doorbell: Send + Sync + std::fmt::Debug {
     /// Wakes the peer's sleeper in `slot`. Never blocks; ringing a peer that is gone does nothing.
     fn notify(&self, slot: Slot);
 
-    /// Blocks until this end's `slot` is rung, the peer is gone or `deadline` passes. A ring that is already there
+    /// Blocks until this endpoint's `slot` is rung, the peer is gone or `deadline` passes. A ring that is already there
     /// ends it at once; it stays there until drained. A ring takes precedence over a peer that is gone.
     ///
     /// # Errors
     /// Only what makes further waiting impossible (the descriptor is broken); never the peer's doing.
     fn wait(&self, slot: Slot, deadline: Deadline) -> Result<Woken>;
 
-    /// Forgets rings of this end's `slot` that came before this call. Never blocks.
+    /// Forgets rings of this endpoint's `slot` that came before this call. Never blocks.
     fn drain(&self, slot: Slot);
 
-    /// Ends every wait of this end, now and from now on, as if the peer were gone: it was caught at a lie, and is waited for no
-    /// more. How the peer fares is told as before. A backend that cannot leaves a wait that has begun to its deadline. Never blocks.
+    /// Ends every wait of this endpoint, now and from now on, as if the peer were gone: it was caught at a lie, and is
+    /// waited for no more. How the peer fares is told as before. A backend that cannot leaves a wait that has begun to
+    /// its deadline. Never blocks.
     fn end_waits(&self) {}
 
-    /// Whether the link is about to be taken away (V-9). A backend that knows so wakes the waits of this end once, so that each
-    /// half learns of it. Costs a load.
+    /// Whether the link is about to be taken away (V-9). A backend that knows so wakes the waits of this endpoint once,
+    /// so that each half learns of it. Costs a load.
     fn is_leaving(&self) -> bool {
         false
     }
 
-    /// How long it pays to spin at most before a sleep that this bell ends: about what a wake-up by it costs.
+    /// How long it pays to spin at most before a sleep that this doorbell ends: about what a wake-up by it costs.
     fn worth_spinning(&self) -> Duration {
         Spin::MOST
     }

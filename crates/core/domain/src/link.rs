@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What two ends have of each other once they met.
+//! What two endpoints have of each other once they met.
 
 use std::{
     any::Any,
@@ -151,7 +151,7 @@ impl Liveness {
 pub struct Peer {
     /// The domain's name or number.
     pub domain: String,
-    /// The peer's process, where the two ends share a kernel and its number means something here.
+    /// The peer's process, where the two endpoints share a kernel and its number means something here.
     pub pid: Option<u32>,
     /// The peer's user, likewise.
     pub uid: Option<u32>,
@@ -196,7 +196,8 @@ pub trait Endpoint: Memory + Send + fmt::Debug {
     /// does not read it, or where the message is too long for any path.
     fn send(&mut self, message: &[u8], offer: Option<&Offer>) -> Result<()>;
 
-    /// As [`send`](Self::send), with a bell for what the message is about. A path that cannot carry it leaves it out.
+    /// As [`send`](Self::send), with a doorbell for what the message is about. A path that cannot carry it leaves it
+    /// out.
     ///
     /// # Errors
     /// As [`send`](Self::send).
@@ -204,7 +205,7 @@ pub trait Endpoint: Memory + Send + fmt::Debug {
         self.send(message, offer)
     }
 
-    /// The bell that came with the message that [`recv`](Self::recv) gave last, if one did.
+    /// The doorbell that came with the message that [`recv`](Self::recv) gave last, if one did.
     fn take_notifier(&mut self) -> Option<SingleNotifier> {
         None
     }
@@ -219,7 +220,8 @@ pub trait Endpoint: Memory + Send + fmt::Debug {
     }
 
     /// The next control message, or `None` while there is none. Never blocks. A segment that comes with it is checked
-    /// (it cannot shrink, this end cannot write it, it is all there, it has at most `max_segment` bytes) and mapped.
+    /// (it cannot shrink, this endpoint cannot write it, it is all there, it has at most `max_segment` bytes) and
+    /// mapped.
     ///
     /// # Errors
     /// [`Malformed`](crate::Error::Malformed) where the message or what it carries breaks the rules;
@@ -233,8 +235,8 @@ pub trait Endpoint: Memory + Send + fmt::Debug {
     /// The channel's doorbell; there is one once the first message came in.
     fn doorbell(&self) -> Option<Arc<dyn Doorbell>>;
 
-    /// Tells the peer that this end publishes nothing more because the link is being taken away (V-9). Never blocks. A
-    /// backend whose links are not taken away has nothing to tell.
+    /// Tells the peer that this endpoint publishes nothing more because the link is being taken away (V-9). Never
+    /// blocks. A backend whose links are not taken away has nothing to tell.
     fn leave(&mut self) {}
 
     /// Where both segments are, the own one being what `offer` stands for, if a driver of this kernel's can use them.
@@ -248,6 +250,6 @@ pub trait Endpoint: Memory + Send + fmt::Debug {
     /// Who the peer is.
     fn peer(&self) -> Peer;
 
-    /// Whether both ends run on one kernel, so that a barrier of that kernel reaches both.
+    /// Whether both endpoints run on one kernel, so that a barrier of that kernel reaches both.
     fn same_kernel(&self) -> bool;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How two ends meet.
+//! How two endpoints meet.
 
 use std::{any::Any, fmt, os::fd::BorrowedFd, time::Duration};
 

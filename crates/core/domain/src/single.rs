@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A bell for one of many that share a link: whoever waits for that one alone watches it, and nobody else is woken.
+//! A doorbell for one of many that share a link: whoever waits for that one alone watches it, and nobody else is woken.
 //!
-//! It is made as L-7 says and for the same reasons: the ringer reads an eventfd that is full, which never blocks, and the
-//! waiter watches it for edges of writability and never reads it.
+//! It is made as L-7 says and for the same reasons: the notifier reads an eventfd that is full, which never blocks, and
+//! the waiter watches it for edges of writability and never reads it.
 
 use std::{
     io,
@@ -24,7 +24,7 @@ pub struct SingleDoorbell {
     is_shared: bool,
 }
 
-/// A bell that the peer waits at.
+/// A doorbell that the peer waits at.
 #[derive(Debug)]
 pub struct SingleNotifier(Way);
 
@@ -37,7 +37,7 @@ enum Way {
 }
 
 impl SingleDoorbell {
-    /// A silent bell.
+    /// A silent doorbell.
     ///
     /// # Errors
     /// Where there is no descriptor for it.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! C-4. Feature bits of a channel: offered by both ends, in force where both offered them.
+//! Feature bits of a channel: offered by both endpoints, in force where both offered them (C-4).
 
 /// A set of feature bits.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -8,14 +8,14 @@ pub struct Features(pub u64);
 impl Features {
     /// Nothing beyond the base protocol.
     pub const NONE: Self = Self(0);
-    /// Records instead of a stream of bytes.
+    /// Records instead of a stream of bytes.
     pub const MESSAGES: Self = Self(1 << 0);
-    /// This end's process is registered for the kernel's global expedited membarrier, and both ends run on
-    /// one kernel: the ringer leaves its fence out, the sleeper issues the barrier.
+    /// This endpoint's process is registered for the kernel's global expedited membarrier, and both endpoints run on
+    /// one kernel: the notifier leaves its fence out, the sleeper issues the barrier.
     pub const MEMBARRIER: Self = Self(1 << 1);
-    /// H-*. This end follows a hand-over to a new ring.
+    /// H-*. This endpoint follows a hand-over to a new ring.
     pub const HANDOVER: Self = Self(1 << 2);
-    /// C-12. This end publishes on its board what it counts, for whoever looks at its segment from outside.
+    /// This endpoint publishes on its stats page what it counts, for whoever looks at its segment from outside (C-12).
     pub const STATISTICS: Self = Self(1 << 3);
     /// Reserved: several reader pages on one pipe.
     pub const MULTICAST: Self = Self(1 << 8);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! C-2 to C-6. The control messages that two ends exchange over a backend's control path, whatever that is.
+//! The control messages that two endpoints exchange over a backend's control path, whatever that is (C-2 to C-6).
 //!
 //! Each is a fixed head of [`LEN`] bytes; a refusal carries its reason as UTF-8 behind it.
 
@@ -27,21 +27,21 @@ const AT_RESERVED: usize = 0x30;
 /// What one end says when a channel begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Greeting {
-    /// Oldest layout version this end speaks.
+    /// Oldest layout version this endpoint speaks.
     pub version_min: u16,
-    /// Newest layout version this end speaks.
+    /// Newest layout version this endpoint speaks.
     pub version_max: u16,
-    /// Features this end offers.
+    /// Features this endpoint offers.
     pub offered: Features,
-    /// Features without which this end will not talk.
+    /// Features without which this endpoint will not talk.
     pub required: Features,
-    /// M-3. Names this end of this channel; the same number stands in its segment's header.
+    /// Names this endpoint of this channel; the same number stands in its segment's header (M-3).
     pub epoch: u64,
-    /// Largest segment that this end is willing to map, in bytes.
+    /// Largest segment that this endpoint is willing to map, in bytes.
     pub map_limit: u64,
 }
 
-/// Why an end refuses a channel; the number on the wire is the variant's.
+/// Why an endpoint refuses a channel; the number on the wire is the variant's.
 ///
 /// # Example
 /// ```
@@ -70,13 +70,13 @@ pub enum Refusal {
 /// A control message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Message {
-    /// C-3. The connecting end; carries its segment.
+    /// The connecting end; carries its segment (C-3).
     Hello(Greeting),
-    /// C-3. The listening end agrees; carries its segment.
+    /// The listening end agrees; carries its segment (C-3).
     Welcome(Greeting),
-    /// C-5. The listening end does not agree, and why.
+    /// The listening end does not agree, and why (C-5).
     Refuse(Refusal, String),
-    /// H-1. The writer offers ring `generation` of its pipe; carries the segment.
+    /// The writer offers ring `generation` of its pipe; carries the segment (H-1).
     Ring {
         /// Which ring this is.
         generation: u16,
@@ -85,8 +85,8 @@ pub enum Message {
     },
 }
 
-/// C-6. The versions that the sender of `message` speaks, from the oldest to the newest: they stand in the same place in
-/// all kinds and versions. `None` where it is too short to say.
+/// The versions that the sender of `message` speaks, from the oldest to the newest: they stand in the same place in all
+/// kinds and versions (C-6). `None` where it is too short to say.
 #[must_use]
 pub fn versions(message: &[u8]) -> Option<(u16, u16)> {
     (message.len() >= AT_DETAIL).then(|| (u16_at(message, AT_VERSION_MIN), u16_at(message, AT_VERSION_MAX)))

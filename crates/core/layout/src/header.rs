@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! M-1 to M-4. The immutable header of a segment, written once by its owner before the peer hears of it, copied and
-//! checked once by the receiver, never read again.
+//! The immutable header of a segment, written once by its owner before the peer hears of it, copied and checked once by
+//! the receiver, never read again (M-1 to M-4).
 
 use crate::{Features, MAGIC, VERSION, limits};
 
@@ -13,7 +13,7 @@ const AT_VERSION: usize = 0x08;
 const AT_RESERVED_A: usize = 0x0a;
 const AT_GENERATION: usize = 0x0c;
 const AT_RESERVED_B: usize = 0x0e;
-/// M-2. Where the length of the segment stands.
+/// Where the length of the segment stands (M-2).
 pub const SEGMENT_LEN: usize = 0x10;
 const AT_DATA_OFFSET: usize = 0x18;
 const AT_CAPACITY: usize = 0x20;
@@ -25,19 +25,19 @@ const AT_RESERVED_C: usize = 0x40;
 /// The header as values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SegmentHeader {
-    /// H-1. Which ring of its pipe this is; 0 is the one the channel begins with.
+    /// Which ring of its pipe this is; 0 is the one the channel begins with (H-1).
     pub generation: u16,
-    /// M-2. Bytes of the whole segment.
+    /// Bytes of the whole segment (M-2).
     pub segment_len: u64,
-    /// M-4. Where the data begin.
+    /// Where the data begin (M-4).
     pub data_offset: u64,
-    /// M-4. Bytes of the ring, a power of two.
+    /// Bytes of the ring, a power of two (M-4).
     pub capacity: u64,
-    /// M-4. Position of the first byte that this ring carries.
+    /// Position of the first byte that this ring carries (M-4).
     pub start: u64,
-    /// C-4. The features the owner offers.
+    /// The features the owner offers (C-4).
     pub features: Features,
-    /// M-3. A random number that names the owner's end of this channel, so that a stale peer is refused.
+    /// A random number that names the owner's end of this channel, so that a stale peer is refused (M-3).
     pub epoch: u64,
 }
 

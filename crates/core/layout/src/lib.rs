@@ -28,8 +28,8 @@ pub mod xen;
 pub use features::Features;
 pub use header::{Geometry, HeaderError, SegmentHeader};
 
-/// M-1. First eight bytes of every segment and of every control message, for ever.
+/// First eight bytes of every segment and of every control message, for ever (M-1).
 pub const MAGIC: [u8; 8] = *b"TOMBOLO\0";
 
-/// M-1. The version of the layout that this code speaks: it changes when an old peer would misread a byte.
+/// The version of the layout that this code speaks: it changes when an old peer would misread a byte (M-1).
 pub const VERSION: u16 = 1;

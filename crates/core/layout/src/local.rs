@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! L-4, L-5, L-13. What the `local` backend puts in front of a control message on its socket, and how it calls its memory.
+//! What the `local` backend puts in front of a control message on its socket, and how it calls its memory (L-4, L-5,
+//! L-13).
 //!
 //! ```text
 //! 0..4   magic "TMBL", for ever
@@ -13,20 +14,20 @@ use crate::{
     limits::{CONTROL_MESSAGE_MAX, CONTROL_SEGMENTS_MAX},
 };
 
-/// L-4. First four bytes of every datagram.
+/// First four bytes of every datagram (L-4).
 pub const MAGIC: [u8; 4] = *b"TMBL";
-/// L-4. Bytes of the head.
+/// Bytes of the head (L-4).
 pub const HEAD_LEN: usize = 8;
-/// L-4. Longest datagram.
+/// Longest datagram (L-4).
 pub const DATAGRAM_MAX: usize = HEAD_LEN + CONTROL_MESSAGE_MAX;
-/// L-5. Doorbells in the first datagram of each side: data, then space.
+/// Doorbells in the first datagram of each side: data, then space (L-5).
 pub const BELLS: usize = 2;
-/// L-5. Most descriptors that a datagram may carry: the doorbells, then the segment.
+/// Most descriptors that a datagram may carry: the doorbells, then the segment (L-5).
 pub const DESCRIPTORS_MAX: usize = BELLS + 1 + CONTROL_SEGMENTS_MAX;
 
-/// L-13. What a segment's memfd is called; a colon and the socket's path follow where its owner listened.
+/// What a segment's memfd is called; a colon and the socket's path follow where its owner listened (L-13).
 pub const MEMORY: &str = "tombolo";
-/// L-13. Longest name of a memfd, as Linux has it.
+/// Longest name of a memfd, as Linux has it (L-13).
 pub const MEMFD_NAME_MAX: usize = 249;
 
 const AT_BELLS: usize = 4;
@@ -38,7 +39,7 @@ const AT_LEN: usize = 6;
 pub struct Head {
     /// Whether the doorbells come with it.
     pub bells: bool,
-    /// Whether a bell comes with it for what the message is about.
+    /// Whether a doorbell comes with it for what the message is about.
     pub single: bool,
     /// Whether a segment comes with it.
     pub segment: bool,

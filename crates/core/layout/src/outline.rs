@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-20. What a slice's first and current ring say of themselves: their headers and words, for tools, and no data.
+//! What a slice's first and current ring say of themselves: their headers and words, for tools, and no data (B-20).
 
 use alloc::boxed::Box;
 
@@ -13,7 +13,7 @@ use crate::{
     },
 };
 
-/// V-4. Behind the page of the mailbox.
+/// Behind the page of the mailbox (V-4).
 const BEGIN: u64 = PAGE;
 /// Words of a header that are not reserved.
 const HEADER: usize = 9;
@@ -22,11 +22,11 @@ const WORDS: [usize; 6] = [TAIL, HEAD, WANT_DATA, READER_STATE, WANT_SPACE, WRIT
 /// Rings that are looked at behind the first one, for the current.
 const STEPS: usize = 32;
 
-/// B-20. Words of the first ring's control page, in their order.
+/// Words of the first ring's control page, in their order (B-20).
 pub const FIRST: usize = HEADER + WORDS.len() + 2 * COUNTERS + 1;
-/// B-20. And of the current one's: its header and its tail.
+/// And of the current one's: its header and its tail (B-20).
 pub const CURRENT: usize = HEADER + 1;
-/// B-20. Both.
+/// Both (B-20).
 pub const OUTLINE: usize = FIRST + CURRENT;
 
 /// Where the words of the first ring stand in its page.
@@ -46,13 +46,13 @@ fn word_at(page: &[u8], at: usize) -> u64 {
 /// A header that fits into `room` bytes.
 fn header_of(page: &[u8], room: u64) -> Option<SegmentHeader> {
     let bytes = page.first_chunk::<{ header::LEN }>()?;
-    // M-2. The length that it says itself: how long the memory is that was passed only the two ends know.
+    // M-2. The length that it says itself: how long the memory is that was passed only the two endpoints know.
     let says = SegmentHeader::decode(bytes, word_at(page, header::SEGMENT_LEN)).ok()?;
     (says.segment_len <= room).then_some(says)
 }
 
-/// B-20. Looks into a slice of `len` bytes; `read` copies what stands at an offset of it. Zeros for what is not there. What is
-/// read may be a liar's: it is copied once, and decides nothing but how far is looked.
+/// Looks into a slice of `len` bytes; `read` copies what stands at an offset of it (B-20). Zeros for what is not there.
+/// What is read may be a liar's: it is copied once, and decides nothing but how far is looked.
 ///
 /// # Errors
 /// It cannot be read.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The private state of one half of a pipe as a record, so that the processes of one end can use it in turns. It
+//! The private state of one half of a pipe as a record, so that the processes of one end can use it in turns. It
 //! lives in memory that these processes share with each other and with nobody else: a peer never sees it.
 
 use crate::{

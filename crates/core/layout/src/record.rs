@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The header in front of each record in message mode: `len: u32`, `kind: u16`, `reserved: u16 = 0`.
+//! The header in front of each record in message mode: `len: u32`, `kind: u16`, `reserved: u16 = 0`.
 
 use crate::limits::RECORD_ALIGN;
 

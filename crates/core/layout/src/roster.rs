@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S-11. The list that a process keeps of its TCP connections for whoever looks at it from outside. Nothing reads it but
-//! tools for people.
+//! The list that a process keeps of its TCP connections for whoever looks at it from outside (S-11). Nothing reads it
+//! but tools for people.
 
 use crate::sockets::Address;
 
@@ -34,7 +34,7 @@ pub const COUNTS: usize = 7;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Stage {
-    /// By TCP; the other end is looked for.
+    /// By TCP; the other endpoint is looked for.
     Candidate = 0,
     /// By the pipe, or on the way back from it if there is a reason.
     Joined = 1,
@@ -49,7 +49,7 @@ pub struct Row {
     pub addresses: [Address; 2],
     /// How it is carried.
     pub stage: Stage,
-    /// S-8. Why it is on TCP, if that is decided.
+    /// Why it is on TCP, if that is decided (S-8).
     pub reason: Option<u16>,
     /// As [`COUNTS`] says.
     pub counts: [u64; 4],

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S-*. What two ends of a TCP connection say to each other when its bytes go through shared memory. There are the words by which
-//! each direction moves between the kernel's connection and its pipe, and the messages by which two ends find out that
-//! they are the ends of one connection.
+//! S-*. What two endpoints of a TCP connection say to each other when its bytes go through shared memory. There are the
+//! words by which each direction moves between the kernel's connection and its pipe, and the messages by which two
+//! endpoints find out that they are the ends of one connection.
 
 use alloc::vec::Vec;
 
@@ -10,15 +10,15 @@ use crate::{
     header::{put, u16_at, u64_at},
 };
 
-/// S-1. How often the direction that this end sends has moved: even on TCP, odd in the pipe. Owner: the sender.
+/// How often the direction that this endpoint sends has moved: even on TCP, odd in the pipe (S-1). Owner: the sender.
 pub const MOVES: usize = 0x300;
-/// S-1. Where the last move was: bytes sent over TCP, or the position in the pipe. Owner: the sender.
+/// Where the last move was: bytes sent over TCP, or the position in the pipe (S-1). Owner: the sender.
 pub const BOUNDARY: usize = 0x308;
-/// S-2. What the receiving end has followed, and what it wants next. Owner: the receiver.
+/// What the receiving end has followed, and what it wants next (S-2). Owner: the receiver.
 pub const FOLLOWED: usize = 0x380;
 const _: () = assert!(MOVES >= crate::words::RESERVED && (FOLLOWED as u64) < crate::limits::CONTROL_LEN);
 
-/// S-2. The receiver's word taken apart.
+/// The receiver's word taken apart (S-2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Followed {
     /// Moves that the receiver has made as well.
@@ -61,27 +61,27 @@ pub struct Address {
     pub port: u16,
 }
 
-/// S-5. What the kernel counted for one end: bytes of the stream, without SYN and FIN.
+/// What the kernel counted for one end: bytes of the stream, without SYN and FIN (S-5).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counts {
     /// Written by the program.
     pub written: u64,
-    /// Of these, acknowledged by the other end's kernel.
+    /// Of these, acknowledged by the other endpoint's kernel.
     pub acked: u64,
     /// Received by the kernel, read or not.
     pub received: u64,
 }
 
-/// S-4. What an end says of itself.
+/// What an endpoint says of itself (S-4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Claim {
-    /// A random number that names this end of this connection, never 0; the epoch (M-3) of its segment.
+    /// A random number that names this endpoint of this connection, never 0; the epoch (M-3) of its segment.
     pub id: u64,
     /// The network namespace, by its cookie; 0 is unknown.
     pub cookie: u64,
-    /// Own address, then the peer's, as this end sees them.
+    /// Own address, then the peer's, as this endpoint sees them.
     pub addresses: [Address; 2],
-    /// S-6. How much of the beginning of what it sent, and of what it read, it can vouch for.
+    /// How much of the beginning of what it sent, and of what it read, it can vouch for (S-6).
     pub known: [u16; 2],
     /// What its kernel counted.
     pub counts: Counts,
@@ -89,10 +89,11 @@ pub struct Claim {
     pub nonce: [u8; 16],
 }
 
-/// S-6. Bytes of the tag that an *Answer* carries: enough to guess it in vain, too few to search for what it was made of.
+/// Bytes of the tag that an *Answer* carries: enough to guess it in vain, too few to search for what it was made of
+/// (S-6).
 pub const SHORT_TAG: usize = 4;
 
-/// S-6. Which bytes of the two directions were hashed: a prefix of each.
+/// Which bytes of the two directions were hashed: a prefix of each (S-6).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Proof {
     /// Bytes of the direction that the proposing end sends.
@@ -117,7 +118,7 @@ impl Proof {
 pub enum Message {
     /// The proposing end describes itself.
     Propose(Claim),
-    /// The answering end finds an end that fits, describes it, and brings its segment.
+    /// The answering endpoint finds an endpoint that fits, describes it, and brings its segment.
     Answer {
         /// The proposing end's number.
         to: u64,
@@ -128,14 +129,14 @@ pub enum Message {
     },
     /// The proposing end is convinced, and brings its segment.
     Confirm {
-        /// The answering end's number.
+        /// The answering endpoint's number.
         to: u64,
         /// Its side of the proof.
         proof: Proof,
     },
     /// This connection stays on TCP.
     Refuse {
-        /// The other end's number.
+        /// The other endpoint's number.
         to: u64,
         /// The reason's number (S-8).
         reason: u16,
@@ -165,7 +166,7 @@ const AT_CLAIM: usize = 0x18;
 const CLAIM_LEN: usize = 16 + 2 * ADDRESS_LEN + 4 + 24 + 16;
 const AT_PROOF: usize = AT_CLAIM + CLAIM_LEN;
 const PROOF_LEN: usize = 40;
-/// S-4. Bytes of every message.
+/// Bytes of every message (S-4).
 pub const LEN: usize = AT_PROOF + PROOF_LEN;
 const _: () = assert!(LEN <= crate::limits::CONTROL_MESSAGE_MAX && LEN % 8 == 0);
 

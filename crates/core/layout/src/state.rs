@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! R-15, H-2. The state words: what an end says of itself, in its own memory.
+//! The state words: what an endpoint says of itself, in its own memory (R-15, H-2).
 //!
 //! ```text
 //! bits  0..8    phase
@@ -9,7 +9,7 @@
 //! bits 48..64   zero
 //! ```
 
-/// What an end says of itself in one direction.
+/// What an endpoint says of itself in one direction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Phase {
@@ -24,7 +24,8 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// R-15. Whether an end that said `self` may say `next` now: phases do not go back, and the last two are final.
+    /// Whether an endpoint that said `self` may say `next` now: phases do not go back, and the last two are final
+    /// (R-15).
     #[must_use]
     pub const fn may_become(self, next: Self) -> bool {
         matches!(

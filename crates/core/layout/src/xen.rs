@@ -1,124 +1,126 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! X-3 to X-7. The pages by which two ends meet and talk where memory is passed by grant references.
+//! The pages by which two endpoints meet and talk where memory is passed by grant references (X-3 to X-7).
 //!
-//! All fields are little-endian words of eight bytes. A *mailbox* is one page of each end, granted to the other:
+//! All fields are little-endian words of eight bytes. A *mailbox* is one page of each endpoint, granted to the other:
 //!
 //! ```text
 //! 000  magic
 //! 008  version (low half), the end's event channel port (high half)
 //! 010  state: 1 open, 2 closed, 0 gone; its lowest byte is what the kernel clears when the owner dies
-//! 018  1 once the end that knocked has mapped the other's mailbox
+//! 018  1 once the endpoint that connects has mapped the other's mailbox
 //! 020  messages sent
-//! 028  of an end that knocks: which service it wants
-//! 030  of an end that knocks: reference of the line by which its process will knock from now on, or 0
+//! 028  of an endpoint that connects: which service it wants
+//! 030  of an endpoint that connects: reference of the line by which its process will connect from now on, or 0
 //! 038  of ends that were named by dom0's broker: the number that this one has to show
 //! 040  messages received
-//! 080  64 words: for each place, the last generation that this end unmapped or refused
-//! 280  the board, for tools of the owner's domain: peer, quarantine, age, name
+//! 080  64 words: for each place, the last generation that this endpoint unmapped or refused
+//! 280  the stats page, for tools of the owner's domain: peer, quarantine, age, name
 //! 400  8 messages of 288 bytes: head, place of the segment, two words reserved, 256 bytes of message
 //! d00  8 lists of 24 references of four bytes: of the pages of a small segment that comes with the message
 //! ```
 //!
-//! A *door* is one page of a listener: magic, version, state as above, at 038 the number that it has to show, from 040 on the references of 24 lines that it
-//! listens to, and from 100 on 480 answers. A *line* is one page of a process that knocks: magic, version, port, state as
-//! above, and from 100 on 480 knocks.
+//! A *listener page* belongs to a listener: magic, version, state as above, at 038 the number that it has to show, from 040
+//! on the references of 24 lines that it listens to, and from 100 on 480 answers. A *line* is one page of a process
+//! that sends a connect request: magic, version, port, state as above, and from 100 on 480 connect requests.
 
-/// X-3. First word of a mailbox: "TMBLXENM".
+/// First word of a mailbox: "TMBLXENM" (X-3).
 pub const MAILBOX_MAGIC: u64 = u64::from_le_bytes(*b"TMBLXENM");
-/// X-3. First word of a door: "TMBLXEND".
+/// First word of a listener page: "TMBLXEND" (X-3).
 pub const DOOR_MAGIC: u64 = u64::from_le_bytes(*b"TMBLXEND");
-/// X-3. First word of a line: "TMBLXENL".
+/// First word of a line: "TMBLXENL" (X-3).
 pub const LINE_MAGIC: u64 = u64::from_le_bytes(*b"TMBLXENL");
-/// X-22. First word of the page by which dom0's broker shows that it lives: "TMBLXENB".
+/// First word of the page by which dom0's broker shows that it lives: "TMBLXENB" (X-22).
 pub const BROKER_MAGIC: u64 = u64::from_le_bytes(*b"TMBLXENB");
-/// X-3. The version that this is.
+/// The version that this is (X-3).
 pub const VERSION: u32 = 1;
 /// Bytes of a page, whatever the machine's own page size.
 pub const PAGE: usize = 4096;
 
-/// X-3. Where the magic stands.
+/// Where the magic stands (X-3).
 pub const AT_MAGIC: usize = 0x000;
-/// X-3. Where version and port stand.
+/// Where version and port stand (X-3).
 pub const AT_PORT: usize = 0x008;
-/// X-4. Where the state stands.
+/// Where the state stands (X-4).
 pub const AT_STATE: usize = 0x010;
-/// X-5. Where an end says that it has mapped the other's mailbox.
+/// Where an endpoint says that it has mapped the other's mailbox (X-5).
 pub const AT_JOINED: usize = 0x018;
-/// X-5. Where an end that knocks says which service it wants.
+/// Where an endpoint that sends a connect request says which service it wants (X-5).
 pub const AT_WANTED: usize = 0x028;
-/// X-11. Where an end that knocks says which line its process has.
+/// Where an endpoint that sends a connect request says which line its process has (X-11).
 pub const AT_LINE: usize = 0x030;
-/// X-21. Where a door, and an end that knocks, show the number that dom0's broker gave for the pair, or 0.
+/// Where a listener page, and an endpoint that sends a connect request, show the number that dom0's broker gave for the
+/// pair, or 0 (X-21).
 pub const AT_PAIR: usize = 0x038;
-/// X-6. Where an end counts what it sent.
+/// Where an endpoint counts what it sent (X-6).
 pub const AT_SENT: usize = 0x020;
-/// X-6. Where an end counts what it received.
+/// Where an endpoint counts what it received (X-6).
 pub const AT_RECEIVED: usize = 0x040;
-/// X-7. Where an end says which segments it let go of.
+/// Where an endpoint says which segments it let go of (X-7).
 pub const AT_RELEASED: usize = 0x080;
-/// X-6. Where the messages stand.
+/// Where the messages stand (X-6).
 pub const AT_MESSAGES: usize = 0x400;
-/// X-12. Where an end says for tools who its peer is: [`board_head`].
+/// Where an endpoint says for tools who its peer is: [`board_head`] (X-12).
 pub const AT_BOARD: usize = 0x280;
-/// X-12. Where an end says how many bytes its peer may still map though they were retired.
+/// Where an endpoint says how many bytes its peer may still map though they were retired (X-12).
 pub const AT_QUARANTINE: usize = 0x288;
-/// X-12. Where an end says when it was made, in nanoseconds since 1970.
+/// Where an endpoint says when it was made, in nanoseconds since 1970 (X-12).
 pub const AT_MADE: usize = 0x290;
-/// X-12. Where the name stands at which the ends met, filled up with zeros.
+/// Where the name stands at which the ends met, filled up with zeros (X-12).
 pub const AT_NAME: usize = 0x2c0;
-/// X-12. Where a door says for whom it is: [`board_head`] in the lower half, its own reference in the upper one.
+/// Where a listener page says for whom it is: [`board_head`] in the lower half, its own reference in the upper one
+/// (X-12).
 pub const AT_FOR: usize = 0x020;
-/// X-11. Where the references of the lines stand that a door listens to.
+/// Where the references of the lines stand that a listener page listens to (X-11).
 pub const AT_LINES: usize = 0x040;
-/// X-5. Where a door's answers stand.
+/// Where a listener page's answers stand (X-5).
 pub const AT_ANSWERS: usize = 0x100;
-/// X-11. Where a line's knocks stand.
+/// Where a line's knocks stand (X-11).
 pub const AT_KNOCKS: usize = 0x100;
 
-/// X-4. The end is there.
+/// The end is there (X-4).
 pub const OPEN: u64 = 1;
-/// X-4. The end is closed; it may still map segments of the other's.
+/// The end is closed; it may still map segments of the other's (X-4).
 pub const CLOSED: u64 = 2;
-/// X-4. The end is gone and maps nothing any more.
+/// The end is gone and maps nothing any more (X-4).
 pub const GONE: u64 = 0;
 
-/// X-6. Messages that fit into a mailbox.
+/// Messages that fit into a mailbox (X-6).
 pub const MESSAGES: u64 = 8;
-/// X-6. Bytes from one message to the next.
+/// Bytes from one message to the next (X-6).
 pub const MESSAGE_STRIDE: usize = 288;
-/// X-6. Bytes of a message's head.
+/// Bytes of a message's head (X-6).
 pub const MESSAGE_HEAD: usize = 32;
-/// X-7. Where the references of small segments stand, those that come with one message after those of another.
+/// Where the references of small segments stand, those that come with one message after those of another (X-7).
 pub const AT_REFERENCES: usize = 0xd00;
-/// X-7. Pages of a segment whose references stand there.
+/// Pages of a segment whose references stand there (X-7).
 pub const REFERENCES: usize = 24;
-/// X-7. Segments of one end that are offered or still mapped at a time.
+/// Segments of one end that are offered or still mapped at a time (X-7).
 pub const PLACES: usize = 64;
-/// X-5. Answers that fit into a door.
+/// Answers that fit into a listener page (X-5).
 pub const ANSWERS: usize = 480;
-/// X-11. Lines that a door listens to at a time.
+/// Lines that a listener page listens to at a time (X-11).
 pub const LINES: usize = 24;
-/// X-11. Knocks that fit into a line.
+/// Knocks that fit into a line (X-11).
 pub const KNOCKS: usize = 480;
-/// X-7. References that fit into a page of a list, behind the reference of the next such page.
+/// References that fit into a page of a list, behind the reference of the next such page (X-7).
 pub const LIST_REFS: usize = PAGE / 4 - 2;
 
-/// X-1. Longest name.
+/// Longest name (X-1).
 pub const NAME_MAX: usize = 64;
 
-/// X-12. The first word of a board: the peer's number, and whether it is known to be gone.
+/// The first word of a stats page: the peer's number, and whether it is known to be gone (X-12).
 #[must_use]
 pub const fn board_head(peer: u16, gone: bool) -> u64 {
     peer as u64 | 1 << 16 | (gone as u64) << 17
 }
 
-/// X-12. Takes [`board_head`] apart; `None` where there is no board.
+/// Takes [`board_head`] apart; `None` where there is no board (X-12).
 #[must_use]
 pub const fn board_of(word: u64) -> Option<(u16, bool)> {
     if word >> 16 & 1 == 1 { Some((word as u16, word >> 17 & 1 == 1)) } else { None }
 }
 
-/// X-7. How a segment is named in a message.
+/// How a segment is named in a message (X-7).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SegmentName {
     /// Reference of the first page of the list of its pages; 0 where the references stand in the mailbox.
@@ -131,7 +133,7 @@ pub struct SegmentName {
     pub generation: u32,
 }
 
-/// X-6. The head of a message.
+/// The head of a message (X-6).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MessageHead {
     /// Bytes of the message.

@@ -61,7 +61,7 @@ fn misaligned(offset: usize) -> ! {
     panic!("a word at {offset:#x}");
 }
 
-/// The data of a segment that this end owns.
+/// The data of a segment that this endpoint owns.
 #[derive(Debug)]
 pub struct OwnBytes(Range);
 

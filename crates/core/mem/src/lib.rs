@@ -10,7 +10,8 @@
 //!    [`SharedSlice`]. The one exception is an `unsafe fn` whose contract says that the peer is trusted.
 //! 3. A word of the peer is [`Untrusted`] until it was checked, and is loaded once.
 //!
-//! [`CommonSegment`] is exempt by name: memory that both ends write, for a wire format that is not ours (ADR 0050).
+//! [`CommonSegment`] is exempt by name: memory that both endpoints write, for a wire format that is not ours (ADR
+//! 0050).
 //!
 //! Why there is `unsafe` at all: mapping memory, and reaching it by address, is what this crate is for. It is the one
 //! place below the backends that does so; the modules [`map`](self), `word`, `data`, `copy`, `loss`, `common` and `mutual`
@@ -45,11 +46,11 @@ use std::fmt::Debug;
 
 /// The kind of memory a ring runs over: mapped segments in real life, a model checker's cells in its proofs.
 pub trait Mem: Debug {
-    /// A word that this end writes and the peer reads.
+    /// A word that this endpoint writes and the peer reads.
     type OwnWord: OwnWord + Debug;
     /// A word that the peer writes.
     type PeerWord: PeerWord + Debug;
-    /// Data that this end writes.
+    /// Data that this endpoint writes.
     type OwnData: OwnData + Debug;
     /// Data that the peer writes.
     type PeerData: PeerData + Debug;
@@ -65,13 +66,13 @@ pub trait Mem: Debug {
     fn pause();
 }
 
-/// A `u64` in this end's own memory: written here, read by the peer.
+/// A `u64` in this endpoint's own memory: written here, read by the peer.
 pub trait OwnWord {
     /// Publishes `value`, and with it all that was written before.
     fn store_release(&self, value: u64);
     /// Stores `value` with no order of its own; a fence gives it one.
     fn store_relaxed(&self, value: u64);
-    /// This end's own last value.
+    /// This endpoint's own last value.
     fn load(&self) -> u64;
 }
 
@@ -87,7 +88,7 @@ pub trait PeerWord {
     }
 }
 
-/// Bytes in this end's own memory.
+/// Bytes in this endpoint's own memory.
 pub trait OwnData {
     /// How many.
     fn len(&self) -> usize;
@@ -109,7 +110,7 @@ pub trait OwnData {
     }
     /// Tells the CPU that the line at `offset` is to be written soon; a hint, so out of bounds it does nothing.
     fn prepare(&self, _offset: usize) {}
-    /// Copies what stands at `offset` back into `to`: this end alone wrote it, so it is trusted.
+    /// Copies what stands at `offset` back into `to`: this endpoint alone wrote it, so it is trusted.
     ///
     /// # Panics
     /// Where it would reach beyond the end.

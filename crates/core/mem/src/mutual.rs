@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Memory that both ends write. Law 1 of this crate does not hold for it, so it is for one purpose: a wire format of
-//! somebody else's that wants it so.
+//! Memory that both endpoints write. Law 1 of this crate does not hold for it, so it is for one purpose: a wire format
+//! of somebody else's that wants it so.
 //!
 //! # Safety
 //! A [`CommonSegment`] never becomes a reference to its bytes: single ones and words are reached as atomics, the others
@@ -23,7 +23,7 @@ use crate::{
     map::{Access, Mapping},
 };
 
-/// Memory that a peer may write as well as this end.
+/// Memory that a peer may write as well as this endpoint.
 #[derive(Clone, Debug)]
 pub struct CommonSegment {
     mapping: Arc<Mapping>,

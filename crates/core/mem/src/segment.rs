@@ -12,7 +12,7 @@ use crate::{
     word::{MappedOwnWord, MappedPeerWord},
 };
 
-/// A segment that this end owns: the one writable mapping of its memory.
+/// A segment that this endpoint owns: the one writable mapping of its memory.
 #[derive(Debug)]
 pub struct OwnSegment(Arc<Mapping>);
 

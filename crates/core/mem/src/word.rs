@@ -43,7 +43,7 @@ impl Address {
     }
 }
 
-/// A word of a mapped segment that this end owns.
+/// A word of a mapped segment that this endpoint owns.
 #[derive(Debug)]
 pub struct MappedOwnWord(Address);
 

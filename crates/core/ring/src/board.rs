@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! C-12. Where a half publishes what it counted, for whoever looks at its segment from outside. Written, never read.
+//! Where a half publishes what it counted, for whoever looks at its segment from outside (C-12). Written, never read.
 
 use std::array;
 
@@ -8,7 +8,7 @@ use tombolo_mem::{MappedOwnWord, OwnControl, OwnWord};
 
 use crate::Counters;
 
-/// One half's part of the board.
+/// One half's part of the stats page.
 #[derive(Debug)]
 pub struct StatsPage([MappedOwnWord; COUNTERS]);
 
@@ -17,7 +17,7 @@ impl StatsPage {
         Self(array::from_fn(|index| control.word(at + 8 * index)))
     }
 
-    /// Brings the board up to date.
+    /// Brings the stats page up to date.
     pub fn publish(&self, counters: &Counters) {
         for (word, value) in self.0.iter().zip(counters.listed()) {
             // ORDER C-12: Relaxed; each word stands for itself.

@@ -94,7 +94,7 @@ impl<M: Mem> PeerCarrier<M> {
         (position & (self.capacity - 1)) as usize
     }
 
-    /// D-3. Whether what was copied so far may be zeros, because the memory was taken away.
+    /// Whether what was copied so far may be zeros, because the memory was taken away (D-3).
     #[inline(always)]
     pub(crate) fn is_lost(&self) -> bool {
         self.data.is_lost()

@@ -64,7 +64,7 @@ pub enum Error {
         /// The value of this half.
         own: u64,
     },
-    /// Another process of this end has moved the pipe to a ring that is not mapped here.
+    /// Another process of this endpoint has moved the pipe to a ring that is not mapped here.
     #[error("the pipe is in ring {at}, only ring {mapped} is mapped here: go on in the process that moved it")]
     Elsewhere {
         /// The ring that the pipe is in.

@@ -36,7 +36,7 @@ impl Fresh {
         let (control, data) = segment.split(header.geometry().data_offset);
         control.write_header(&header.encode());
         let carrier = OwnCarrier::<Mapped>::new(control.word(words::TAIL), data);
-        // The peer may look before this end has begun.
+        // The peer may look before this endpoint has begun.
         carrier.tail.store_relaxed(header.start);
         let has_board = header.features.has(Features::STATISTICS);
         Self { control, carrier, start: header.start, has_board }
@@ -66,13 +66,13 @@ pub struct Halves {
     pub writer: Writer<Mapped>,
     /// Reads from the peer's.
     pub reader: Reader<Mapped>,
-    /// Where this end says on which CPU it runs.
+    /// Where this endpoint says on which CPU it runs.
     pub own_cpu: MappedOwnWord,
-    /// Where the peer says so.
+    /// Where the peer says so.
     pub peer_cpu: MappedPeerWord,
-    /// C-12. Where the writer and the reader publish what they count, if that was offered.
+    /// Where the writer and the reader publish what they count, if that was offered (C-12).
     pub boards: Option<(StatsPage, StatsPage)>,
-    /// C-12. Where it stands how the ring of the writer follows its load, likewise.
+    /// Where it stands how the ring of the writer follows its load, likewise (C-12).
     pub growth: Option<MappedOwnWord>,
 }
 

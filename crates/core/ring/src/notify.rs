@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! R-12. The ringer's half of the wake protocol. The waiter's half is in `wait`.
+//! The notifier's half of the wake protocol (R-12). The waiter's half is in `wait`.
 //!
 //! ```text
-//! ringer                                    waiter
+//! notifier                                    waiter
 //! B1 publish the position (release)         A1 arm: own wait word := target
 //! B2 fence                                  A2 fence
 //! B3 load the peer's wait word              A3 re-check the peer's position; reached: go on
@@ -22,14 +22,14 @@ use tombolo_mem::{Mem, PeerWord};
 pub enum FenceMode {
     /// Both sides issue a fence: works between any two domains.
     Fences,
-    /// The sleeper issues a barrier that reaches the ringer's CPU; the ringer only keeps the compiler in order.
+    /// The sleeper issues a barrier that reaches the notifier's CPU; the notifier only keeps the compiler in order.
     SleeperBarrier,
 }
 
 impl FenceMode {
-    /// B2 on the ringer's side.
+    /// B2 on the notifier's side.
     #[inline]
-    pub(crate) fn ringer_fence<M: Mem>(self) {
+    pub(crate) fn notifier_fence<M: Mem>(self) {
         match self {
             Self::Fences => M::fence(),
             Self::SleeperBarrier => M::light_fence(),
@@ -37,7 +37,7 @@ impl FenceMode {
     }
 }
 
-/// What a ringer knows of the peer's sleeper.
+/// What a notifier knows of the peer's sleeper.
 #[derive(Debug)]
 pub(crate) struct Notifier<M: Mem> {
     want: M::PeerWord,
@@ -80,15 +80,15 @@ impl<M: Mem> Notifier<M> {
     /// Rings whatever the peer's word says (R-16), after the caller published a state. The fence is what the waiter's
     /// (A2) pairs with if he drains this ring before he looks: a doorbell need not order memory.
     pub(crate) fn owe_after_fence(&mut self, ordering: FenceMode) {
-        ordering.ringer_fence::<M>();
+        ordering.notifier_fence::<M>();
         self.owe();
     }
 
-    /// R-26. In place of a ringer that died at any step of this: forgets what was rung for, and rings.
+    /// In place of a notifier that died at any step of this: forgets what was rung for, and rings (R-26).
     pub(crate) fn restart(&mut self, position: u64, ordering: FenceMode) {
         // Precedes every live target: none is more than a ring away.
         self.rung = words::armed(position.wrapping_sub(limits::CAPACITY_MAX * 2));
-        ordering.ringer_fence::<M>();
+        ordering.notifier_fence::<M>();
         self.check_peer(position);
         if !self.owed {
             self.owe();

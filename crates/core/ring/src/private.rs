@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the records of both halves have in common.
+//! What the records of both halves have in common.
 
 use tombolo_layout::private::{COUNTERS, Half, Record};
 use tombolo_mem::Mem;
@@ -32,9 +32,9 @@ pub(crate) fn check_ring(at: u16, mapped: u16) -> Result<(), Error> {
 }
 
 /// Takes the counters over from a record; says how many records or calls there were.
-pub(crate) fn set_counters<M: Mem>(from: &[u64; COUNTERS], ringer: &mut Notifier<M>, waits: &mut Waits) -> u64 {
+pub(crate) fn set_counters<M: Mem>(from: &[u64; COUNTERS], notifier: &mut Notifier<M>, waits: &mut Waits) -> u64 {
     let [records, sent, suppressed, received, spurious, spins_paid, spins_wasted, sleeps, stalls] = *from;
-    (ringer.sent, ringer.suppressed) = (sent, suppressed);
+    (notifier.sent, notifier.suppressed) = (sent, suppressed);
     *waits = Waits { received, spurious, spins_paid, spins_wasted, sleeps, stalls };
     records
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The waiter's half of the wake protocol, around it the spin, below it the sleep.
+//! The waiter's half of the wake protocol, around it the spin, below it the sleep.
 
 use tombolo_mem::Mem;
 
@@ -19,7 +19,7 @@ pub trait Side {
     /// A1: publishes what the peer may wait for, then the own wait word.
     fn arm(&mut self, need: u64);
 
-    /// What the peer must see before this end spins.
+    /// What the peer must see before this endpoint spins.
     fn before_spin(&mut self) {}
 
     /// After the fence: looks whether the peer sleeps and waits for what was published before.
@@ -49,10 +49,10 @@ pub trait WaitContext {
     /// Forgets rings that came before now.
     fn drain(&mut self);
 
-    /// Makes every CPU that runs the peer pass a full fence.
+    /// Makes every CPU that runs the peer pass a full fence.
     fn barrier(&mut self);
 
-    /// C-12. Says what this half has counted by the time it sleeps.
+    /// Says what this half has counted by the time it sleeps (C-12).
     fn publish_counters(&mut self, _counters: &Counters) {}
 
     /// A4: sleeps until rung, until the peer is gone, or until `deadline`.
@@ -66,7 +66,7 @@ pub trait WaitContext {
         false
     }
 
-    /// Whether spinning can pay: not where both ends share a CPU.
+    /// Whether spinning can pay: not where both endpoints share a CPU.
     fn may_spin(&mut self) -> bool;
 }
 

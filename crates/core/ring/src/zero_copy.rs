@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Working in place: the writer fills the ring itself, the reader looks at it where it lies. Only over mapped memory,
-//! and not across a step of the protocol: what was reserved or peeked ends with the next call.
+//! Working in place: the writer fills the ring itself, the reader looks at it where it lies. Not across a step of the
+//! protocol: what was reserved or peeked ends with the next call.
 
 use tombolo_layout::{limits::RECORD_ALIGN, record};
 use tombolo_mem::{Mapped, Mem, OwnData, PeerData, SharedSlice};
 
-use crate::{Error, Reader, Writer};
+use crate::{Error, Reader, Writer, reader::Inflow, writer::Outflow};
 
 /// Room in the ring, as two slices in order; the second is empty unless the ring wraps there.
 pub type Reserved<'a> = (&'a mut [u8], &'a mut [u8]);
@@ -13,15 +13,43 @@ pub type Reserved<'a> = (&'a mut [u8], &'a mut [u8]);
 /// Bytes in the ring, as two slices in order; the second is empty unless the ring wraps there.
 pub type Peeked<'a> = (SharedSlice<'a>, SharedSlice<'a>);
 
+/// Writes in place; see [`Writer::in_place`].
+#[derive(Debug)]
+pub struct WriteInPlace<'a> {
+    flow: &'a mut Outflow<Mapped>,
+}
+
+/// Reads in place; see [`Reader::in_place`].
+#[derive(Debug)]
+pub struct ReadInPlace<'a, M: Mem> {
+    flow: &'a mut Inflow<M>,
+}
+
 impl Writer<Mapped> {
+    /// The ring, to be filled where it lies.
+    #[inline]
+    pub fn in_place(&mut self) -> WriteInPlace<'_> {
+        WriteInPlace { flow: &mut self.flow }
+    }
+}
+
+impl<M: Mem> Reader<M> {
+    /// The ring, to be read where it lies.
+    #[inline]
+    pub fn in_place(&mut self) -> ReadInPlace<'_, M> {
+        ReadInPlace { flow: &mut self.flow }
+    }
+}
+
+impl<'a> WriteInPlace<'a> {
     /// Room for `len` bytes to be filled in place, as two slices (the second is empty unless the ring wraps there);
     /// `None` while there is no such room. In message mode it becomes the payload of one record.
     ///
     /// Nothing is published before [`commit`](Self::commit); reserving again starts over.
     ///
     /// # Errors
-    /// As [`send`](Self::send); a stream takes at most its ring at once.
-    pub fn reserve(&mut self, len: usize) -> Result<Option<Reserved<'_>>, Error> {
+    /// As [`Writer::send`]; a stream takes at most its ring at once.
+    pub fn reserve(mut self, len: usize) -> Result<Option<Reserved<'a>>, Error> {
         Ok(if self.find_room(len)? { self.found_room(len) } else { None })
     }
 
@@ -30,96 +58,123 @@ impl Writer<Mapped> {
     /// # Errors
     /// As [`reserve`](Self::reserve).
     pub fn find_room(&mut self, len: usize) -> Result<bool, Error> {
-        self.has_room(len as u64)
+        self.flow.has_room(len as u64)
     }
 
     /// Room for `len` bytes, if it was found. Looks at no word of the reader again.
     #[must_use]
-    pub fn found_room(&mut self, len: usize) -> Option<Reserved<'_>> {
-        let span = if self.is_messages() { RECORD_ALIGN.checked_add(len as u64)? } else { len as u64 };
-        if span > self.room() {
+    pub fn found_room(self, len: usize) -> Option<Reserved<'a>> {
+        let skip = if self.flow.messages { RECORD_ALIGN } else { 0 };
+        if skip.checked_add(len as u64)? > self.flow.room() {
             return None;
         }
-        let skip = if self.is_messages() { RECORD_ALIGN } else { 0 };
-        let (carrier, tail) = self.carrier_mut();
-        let offset = carrier.offset(tail.wrapping_add(skip));
-        let first = len.min(carrier.data.len() - offset);
-        Some(carrier.data.slices_mut((offset, first), (0, len - first)))
+        let (tail, ring) = (self.flow.tail, &mut self.flow.carrier);
+        let offset = ring.offset(tail.wrapping_add(skip));
+        let first = len.min(ring.data.len() - offset);
+        Some(ring.data.slices_mut((offset, first), (0, len - first)))
     }
 
     /// Publishes the first `len` bytes of what was last reserved: as a record, or as the stream's next bytes.
     ///
     /// # Errors
     /// [`Error::TooLarge`] where there is not that much room, so it was not reserved.
-    pub fn commit(&mut self, len: usize) -> Result<(), Error> {
-        let len = len as u64;
-        if !self.has_room(len)? {
-            return Err(Error::TooLarge { len, max: self.room() });
+    pub fn commit(self, len: usize) -> Result<(), Error> {
+        let (flow, len) = (self.flow, len as u64);
+        if !flow.has_room(len)? {
+            return Err(Error::TooLarge { len, max: flow.room() });
         }
-        if self.is_messages() {
-            let (carrier, tail) = self.carrier_mut();
-            carrier.put_word(tail, len);
-            self.publish_call(record::span(len));
-        } else {
-            self.publish_call(len);
+        if flow.messages {
+            flow.carrier.put_word(flow.tail, len);
         }
+        flow.publish(if flow.messages { record::span(len) } else { len });
+        flow.records += 1;
         Ok(())
     }
 }
 
-impl<M: Mem> Reader<M> {
-    /// Copies what comes `skip` bytes after the next byte of a stream into `to`, as much as is there and fits, and
-    /// leaves it where it is. Says how much; 0 where there is nothing so far on.
-    ///
-    /// # Errors
-    /// As [`read`](Self::read).
-    pub fn copy_ahead(&mut self, skip: u64, to: &mut [u8]) -> Result<usize, Error> {
-        self.find_peeked()?;
-        let Some((_, there)) = self.peeked_range() else { return Ok(0) };
-        let n = (there.saturating_sub(skip)).min(to.len() as u64) as usize;
-        let (carrier, head) = self.carrier();
-        carrier.copy_out(head.wrapping_add(skip), &mut to[..n]);
-        self.check_memory()?;
-        Ok(n)
-    }
-}
-
-impl Reader<Mapped> {
-    /// What comes next, where it lies: all that is there (a stream), or the payload of the next record, as two slices
-    /// (the second is empty unless the ring wraps there); `None` while there is nothing. The writer cannot reuse the
-    /// bytes before [`consume`](Self::consume), but a hostile one can still change them: look at them once, or copy.
-    ///
-    /// # Errors
-    /// As [`read`](Self::read) and [`recv`](Self::recv).
-    pub fn peek(&mut self) -> Result<Option<Peeked<'_>>, Error> {
-        self.find()?;
-        Ok(self.found())
-    }
-
+impl<M: Mem> ReadInPlace<'_, M> {
     /// Whether there is something for [`peek`](Self::peek): then [`found`](Self::found) shows it.
     ///
     /// # Errors
     /// As [`peek`](Self::peek).
     pub fn find(&mut self) -> Result<bool, Error> {
-        self.find_peeked()
-    }
-
-    /// What [`find`](Self::find) or [`peek`](Self::peek) found, until something else is asked. Looks at no word of the writer
-    /// again, so whatever the writer stored since, this is what was checked.
-    #[must_use]
-    pub fn found(&self) -> Option<Peeked<'_>> {
-        let (skip, len) = self.peeked_range()?;
-        let (carrier, head) = self.carrier();
-        let offset = carrier.offset(head.wrapping_add(skip));
-        let first = (len as usize).min(carrier.data.len() - offset);
-        Some((carrier.data.slice(offset, first), carrier.data.slice(0, len as usize - first)))
+        let flow = &mut *self.flow;
+        flow.peeked = None;
+        let len = if flow.messages {
+            let Some(len) = flow.next_record()? else { return Ok(false) };
+            if record::span(len) > flow.available() {
+                flow.look_at_tail()?;
+            }
+            if record::span(len) > flow.available() {
+                return Ok(false);
+            }
+            len
+        } else {
+            if flow.available() == 0 && !flow.look_for_more()? {
+                return Ok(false);
+            }
+            flow.available()
+        };
+        flow.peeked = Some(len);
+        Ok(true)
     }
 
     /// Hands back `len` bytes of the stream, or the record, that was last peeked at.
     ///
     /// # Panics
     /// If more is handed back than was peeked at, or nothing was.
-    pub fn consume(&mut self, len: usize) {
-        self.consume_peeked(len as u64);
+    pub fn consume(self, len: usize) {
+        let (flow, len) = (self.flow, len as u64);
+        if flow.broken.is_some() {
+            return; // The writer was caught lying since; what it had there is nobody's any more.
+        }
+        let peeked = flow.peeked.expect("consume after a peek that found something");
+        let most = if flow.messages { record::span(peeked) } else { peeked };
+        assert!(len <= most, "{len} bytes handed back, {most} peeked at");
+        let consumed = flow.advance(if flow.messages { most } else { len });
+        flow.records += u64::from(consumed.is_ok());
+    }
+
+    /// Copies what comes `skip` bytes after the next byte of a stream into `to`, as much as is there and fits, and
+    /// leaves it where it is. Says how much; 0 where there is nothing so far on.
+    ///
+    /// # Errors
+    /// As [`Reader::read`].
+    pub fn copy_ahead(mut self, skip: u64, to: &mut [u8]) -> Result<usize, Error> {
+        self.find()?;
+        let Some((_, there)) = self.range() else { return Ok(0) };
+        let n = (there.saturating_sub(skip)).min(to.len() as u64) as usize;
+        self.flow.carrier.copy_out(self.flow.head.wrapping_add(skip), &mut to[..n]);
+        self.flow.check_memory()?;
+        Ok(n)
+    }
+
+    /// What was last found: how many bytes to skip and to show.
+    fn range(&self) -> Option<(u64, u64)> {
+        self.flow.peeked.map(|len| (if self.flow.messages { RECORD_ALIGN } else { 0 }, len))
+    }
+}
+
+impl<'a> ReadInPlace<'a, Mapped> {
+    /// What comes next, where it lies: all that is there (a stream), or the payload of the next record, as two slices
+    /// (the second is empty unless the ring wraps there); `None` while there is nothing. The writer cannot reuse the
+    /// bytes before [`consume`](Self::consume), but a hostile one can still change them: look at them once, or copy.
+    ///
+    /// # Errors
+    /// As [`Reader::read`] and [`Reader::recv`].
+    pub fn peek(mut self) -> Result<Option<Peeked<'a>>, Error> {
+        self.find()?;
+        Ok(self.found())
+    }
+
+    /// What [`find`](Self::find) or [`peek`](Self::peek) found, until something else is asked. Looks at no word of the writer
+    /// again, so whatever the writer stored since, this is what was checked.
+    #[must_use]
+    pub fn found(self) -> Option<Peeked<'a>> {
+        let (skip, len) = self.range()?;
+        let flow: &'a Inflow<Mapped> = self.flow;
+        let offset = flow.carrier.offset(flow.head.wrapping_add(skip));
+        let first = (len as usize).min(flow.carrier.data.len() - offset);
+        Some((flow.carrier.data.slice(offset, first), flow.carrier.data.slice(0, len as usize - first)))
     }
 }

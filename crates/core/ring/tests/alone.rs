@@ -62,19 +62,19 @@ fn r22_records_cross_the_wrap_in_place_and_copied() {
         if round % 2 == 0 {
             writer.send_vectored(&[IoSlice::new(&sent[..len / 2]), IoSlice::new(&sent[len / 2..])]).unwrap().unwrap();
         } else {
-            let (first, second) = writer.reserve(len).unwrap().unwrap();
+            let (first, second) = writer.in_place().reserve(len).unwrap().unwrap();
             let middle = first.len();
             first.copy_from_slice(&sent[..middle]);
             second.copy_from_slice(&sent[middle..]);
-            writer.commit(len).unwrap();
+            writer.in_place().commit(len).unwrap();
         }
         if round % 3 == 0 {
-            let (first, second) = reader.peek().unwrap().unwrap();
+            let (first, second) = reader.in_place().peek().unwrap().unwrap();
             let middle = first.len();
             assert_eq!(middle + second.len(), len);
             first.copy_to(&mut out[..middle]);
             second.copy_to(&mut out[middle..len]);
-            reader.consume(0);
+            reader.in_place().consume(0);
         } else {
             assert_eq!(reader.recv(&mut out), Ok(Some(len)));
         }
@@ -115,14 +115,14 @@ fn h4_pipe_that_moves_keeps_its_bytes() {
     let (mut writer, mut reader) = pipe(false, 0);
     assert_eq!(writer.write(&bytes(0, 100)).unwrap(), Some(100));
     let (next, seen) = fresh(1, 0, Features::NONE);
-    let generation = writer.announce();
-    assert_eq!(reader.announced().unwrap(), Some(generation));
-    reader.prepare(generation, follow(&seen, generation).unwrap().0).unwrap();
-    assert!(writer.reader_ready().unwrap());
-    writer.switch_to(next.into_carrier());
+    let generation = writer.handover().announce();
+    assert_eq!(reader.handover().announced().unwrap(), Some(generation));
+    reader.handover().prepare(generation, follow(&seen, generation).unwrap().0).unwrap();
+    assert!(writer.handover().reader_ready().unwrap());
+    writer.handover().switch_to(next.into_carrier());
     assert_eq!(writer.write(&bytes(100, 100)).unwrap(), Some(100));
     let mut unread = Vec::new();
-    writer.unread_from(0, &mut unread).unwrap();
+    writer.handover().unread_from(0, &mut unread).unwrap();
     assert_eq!(unread, bytes(0, 200));
     let mut got = [0; 200];
     assert_eq!(reader.read(&mut got).unwrap(), Some(200));

@@ -86,7 +86,7 @@ struct Model {
     next: u8,
     /// Announced, not switched to yet.
     offered: Option<OwnCarrier<Mapped>>,
-    /// H-3. Where the present ring began.
+    /// Where the present ring began (H-3).
     switch_point: u64,
 }
 
@@ -226,7 +226,7 @@ impl Model {
 
     fn reserve(&mut self, reserved: Size, committed: Size) {
         let bytes = self.bytes(reserved);
-        let fits = match self.writer.reserve(bytes.len()) {
+        let fits = match self.writer.in_place().reserve(bytes.len()) {
             Ok(Some((first, second))) => {
                 assert_eq!(first.len() + second.len(), bytes.len());
                 first.copy_from_slice(&bytes[..first.len()]);
@@ -239,7 +239,7 @@ impl Model {
         };
         if fits {
             let len = self.len(committed).min(bytes.len());
-            self.writer.commit(len).unwrap();
+            self.writer.in_place().commit(len).unwrap();
             self.written(&bytes[..len]);
         }
     }
@@ -280,7 +280,7 @@ impl Model {
     }
 
     fn peek(&mut self, most: usize) {
-        let Some((first, second)) = self.reader.peek().unwrap() else {
+        let Some((first, second)) = self.reader.in_place().peek().unwrap() else {
             return assert!(self.stream.is_empty() && self.records.is_empty(), "nothing seen where there is something");
         };
         let mut seen = vec![0; first.len() + second.len()];
@@ -289,10 +289,10 @@ impl Model {
         second.copy_to(b);
         if self.messages {
             assert_eq!(Some(seen), self.records.pop_front());
-            self.reader.consume(0);
+            self.reader.in_place().consume(0);
         } else {
             let n = most.min(seen.len());
-            self.reader.consume(n);
+            self.reader.in_place().consume(n);
             assert_eq!(seen[..n], self.stream.drain(..n).collect::<Vec<_>>());
         }
     }
@@ -300,22 +300,22 @@ impl Model {
     /// H-1 to H-4, one step at a time, so that everything else happens in between.
     fn go_on(&mut self, capacity: u64) {
         if self.offered.is_none() {
-            if self.writer.can_offer().unwrap() {
-                let generation = self.writer.announce();
+            if self.writer.handover().can_offer().unwrap() {
+                let generation = self.writer.handover().announce();
                 let (own, seen) = next_ring(capacity, generation);
-                assert_eq!(self.reader.announced(), Ok(Some(generation)));
-                self.reader.prepare(generation, seen).unwrap();
+                assert_eq!(self.reader.handover().announced(), Ok(Some(generation)));
+                self.reader.handover().prepare(generation, seen).unwrap();
                 self.offered = Some(own);
             }
-        } else if self.writer.reader_ready().unwrap() {
+        } else if self.writer.handover().reader_ready().unwrap() {
             self.switch_point = self.writer.position();
-            self.writer.switch_to(self.offered.take().unwrap());
+            self.writer.handover().switch_to(self.offered.take().unwrap());
         }
     }
 
     fn resume(&mut self) {
         let mut unread = vec![0xee; 3];
-        self.writer.unread_from(self.reader.position(), &mut unread).unwrap();
+        self.writer.handover().unread_from(self.reader.position(), &mut unread).unwrap();
         let unread = &unread[3..];
         if !self.messages {
             return assert_eq!(unread, self.stream.iter().copied().collect::<Vec<_>>());
@@ -393,12 +393,12 @@ fn r2_canary_model_finds_a_byte_that_changed() {
 fn r18_writer_learns_that_the_reader_closed_at_its_next_write() {
     for messages in [false, true] {
         let Pair { mut writer, mut reader } = pair(4096, messages);
-        assert_eq!(writer.reader_closed(), Ok(false));
+        assert_eq!(writer.reader().is_closed(), Ok(false));
         reader.close();
         assert!(reader.take_ring(), "R-16");
         let refused = if messages { writer.send(b"x").map(|_| ()) } else { writer.write(b"x").map(|_| ()) };
         assert_eq!(refused, Err(Error::Closed));
-        assert_eq!(writer.reader_closed(), Ok(true));
+        assert_eq!(writer.reader().is_closed(), Ok(true));
         assert_eq!(writer.position(), 0, "nothing was published");
     }
 }
@@ -488,30 +488,30 @@ fn h1_h2_h3_h7_pipe_goes_on_in_the_next_ring_where_the_last_one_stopped() {
     let Pair { mut writer, mut reader } = pair(4096, false);
     assert_eq!(writer.write(&[1; 3000]), Ok(Some(3000)));
     let (own, seen) = next_ring(8192, 1);
-    assert_eq!((writer.can_offer(), writer.announce()), (Ok(true), 1));
+    assert_eq!((writer.handover().can_offer(), writer.handover().announce()), (Ok(true), 1));
     assert!(writer.take_ring(), "H-1: rung");
-    assert_eq!(writer.can_offer(), Ok(false), "H-5");
-    assert_eq!((writer.reader_ready(), reader.announced()), (Ok(false), Ok(Some(1))));
-    reader.prepare(1, seen).unwrap();
+    assert_eq!(writer.handover().can_offer(), Ok(false), "H-5");
+    assert_eq!((writer.handover().reader_ready(), reader.handover().announced()), (Ok(false), Ok(Some(1))));
+    reader.handover().prepare(1, seen).unwrap();
     assert!(reader.take_ring(), "H-2: rung");
-    assert_eq!((writer.reader_ready(), reader.announced()), (Ok(true), Ok(None)));
-    writer.switch_to(own);
+    assert_eq!((writer.handover().reader_ready(), reader.handover().announced()), (Ok(true), Ok(None)));
+    writer.handover().switch_to(own);
     assert!(writer.take_ring(), "H-3: rung");
     assert_eq!(writer.write(&[2; 9000]), Ok(Some(8192)), "the old ring's bytes do not count");
-    assert_eq!(writer.can_offer(), Ok(false), "H-7: the old ring is in use");
+    assert_eq!(writer.handover().can_offer(), Ok(false), "H-7: the old ring is in use");
     let mut got = vec![0; 12_000];
     assert_eq!(reader.read(&mut got), Ok(Some(3000 + 8192)));
     assert!(got[..3000].iter().all(|byte| *byte == 1) && got[3000..11_192].iter().all(|byte| *byte == 2));
     assert_eq!((reader.capacity(), reader.read(&mut got)), (8192, Ok(None)));
-    assert_eq!(writer.can_offer(), Ok(true), "H-7: it is not any more");
+    assert_eq!(writer.handover().can_offer(), Ok(true), "H-7: it is not any more");
 }
 
 #[test]
 fn h2_offer_that_is_left_where_it_is_keeps_nobody_busy() {
     let Pair { mut writer, mut reader } = pair(4096, false);
-    writer.announce();
+    writer.handover().announce();
     assert_eq!(reader.ready(1), Ok(true), "something to tell");
-    assert_eq!(reader.announced(), Ok(Some(1)));
+    assert_eq!(reader.handover().announced(), Ok(Some(1)));
     assert_eq!(reader.ready(1), Ok(false), "told once");
     assert_eq!(writer.write(&[1; 10]), Ok(Some(10)), "the pipe stays where it is");
     assert_eq!(reader.read(&mut [0; 20]), Ok(Some(10)));
@@ -522,12 +522,12 @@ fn h5_next_ring_is_taken_also_by_a_reader_that_stopped_at_the_switch_point() {
     let Pair { mut writer, mut reader } = pair(4096, false);
     for generation in 1..5 {
         let (own, seen) = next_ring(4096, generation);
-        assert_eq!((writer.can_offer(), writer.announce()), (Ok(true), generation));
-        assert_eq!(reader.announced(), Ok(Some(generation)));
-        reader.prepare(generation, seen).unwrap();
-        assert_eq!(writer.reader_ready(), Ok(true));
+        assert_eq!((writer.handover().can_offer(), writer.handover().announce()), (Ok(true), generation));
+        assert_eq!(reader.handover().announced(), Ok(Some(generation)));
+        reader.handover().prepare(generation, seen).unwrap();
+        assert_eq!(writer.handover().reader_ready(), Ok(true));
         assert_eq!(writer.write(&[3; 4096]), Ok(Some(4096)));
-        writer.switch_to(own);
+        writer.handover().switch_to(own);
         // Reads, and hands back, exactly up to the switch point; has no reason to look further.
         assert_eq!(reader.read(&mut [0; 4096]), Ok(Some(4096)));
     }
@@ -539,11 +539,11 @@ fn h5_generations_wrap() {
     for round in 1..=65_540u32 {
         let generation = round as u16;
         let (own, seen) = next_ring(4096, generation);
-        assert_eq!((writer.can_offer(), writer.announce()), (Ok(true), generation));
-        assert_eq!(reader.announced(), Ok(Some(generation)));
-        reader.prepare(generation, seen).unwrap();
-        assert_eq!(writer.reader_ready(), Ok(true));
-        writer.switch_to(own);
+        assert_eq!((writer.handover().can_offer(), writer.handover().announce()), (Ok(true), generation));
+        assert_eq!(reader.handover().announced(), Ok(Some(generation)));
+        reader.handover().prepare(generation, seen).unwrap();
+        assert_eq!(writer.handover().reader_ready(), Ok(true));
+        writer.handover().switch_to(own);
     }
     assert_eq!(writer.write(b"still here"), Ok(Some(10)));
     assert_eq!(reader.read(&mut [0; 20]), Ok(Some(10)));
@@ -555,13 +555,16 @@ fn h6_resume_outside_what_is_unread_is_refused() {
     assert_eq!(writer.write(&[1; 100]), Ok(Some(100)));
     let mut to = Vec::new();
     for from in [u64::MAX - 11, 90, 1 << 63] {
-        let Err(Error::Corrupt(corrupt)) = writer.unread_from(from, &mut to) else { panic!("resumed at {from}") };
+        let Err(Error::Corrupt(corrupt)) = writer.handover().unread_from(from, &mut to) else {
+            panic!("resumed at {from}")
+        };
         assert_eq!((corrupt.clause, to.len()), ("H-6", 0));
     }
     assert_eq!(reader.read(&mut [0; 60]), Ok(Some(60)));
-    writer.unread_from(reader.position(), &mut to).unwrap();
+    writer.handover().unread_from(reader.position(), &mut to).unwrap();
     assert_eq!(to, [1; 40]);
-    writer.unread_from(writer.position(), &mut to).unwrap();
+    let end = writer.position();
+    writer.handover().unread_from(end, &mut to).unwrap();
     assert_eq!(to.len(), 40, "nothing is unread at the tail");
 }
 

@@ -429,11 +429,11 @@ fn r26_h4_reader_is_found_in_the_ring_to_which_another_process_followed() {
         let Pair { mut writer, mut reader } = pair(4096, false);
         assert!(put(&mut writer, false, 1000));
         let (own, seen) = next_ring(8192, 1);
-        writer.announce();
-        assert_eq!(reader.announced(), Ok(Some(1)));
-        reader.prepare(1, seen).unwrap();
-        assert_eq!(writer.reader_ready(), Ok(true));
-        writer.switch_to(own);
+        writer.handover().announce();
+        assert_eq!(reader.handover().announced(), Ok(Some(1)));
+        reader.handover().prepare(1, seen).unwrap();
+        assert_eq!(writer.handover().reader_ready(), Ok(true));
+        writer.handover().switch_to(own);
         assert!(put(&mut writer, false, 5000));
 
         let (mine, childs) = batons();
@@ -550,7 +550,7 @@ fn h6_h8_pipe_goes_on_over_memory_of_another_process_from_where_the_reader_stopp
         // The reader's word decides, the writer's memory supplies.
         let resume = reader.position();
         let mut unread = Vec::new();
-        writer.unread_from(resume, &mut unread).unwrap();
+        writer.handover().unread_from(resume, &mut unread).unwrap();
 
         let Pair { writer: mut next_writer, reader: mut next_reader } = pair_at(8192, messages, resume);
         let mut rest = &unread[..];

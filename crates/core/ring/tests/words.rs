@@ -29,11 +29,11 @@ fn live(segment: &PeerSegment) -> BTreeSet<usize> {
 
 fn move_on(from: &mut Writer<Mapped>, to: &mut Reader<Mapped>, generation: u16) -> PeerSegment {
     let (own, seen) = fresh(8192, generation, 0);
-    from.announce();
-    assert_eq!(to.announced(), Ok(Some(generation)));
-    to.prepare(generation, follow(&seen, generation).unwrap().0).unwrap();
-    assert_eq!(from.reader_ready(), Ok(true));
-    from.switch_to(own.into_carrier());
+    from.handover().announce();
+    assert_eq!(to.handover().announced(), Ok(Some(generation)));
+    to.handover().prepare(generation, follow(&seen, generation).unwrap().0).unwrap();
+    assert_eq!(from.handover().reader_ready(), Ok(true));
+    from.handover().switch_to(own.into_carrier());
     seen
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! D-8. Control messages.
+//! Control messages (D-8).
 
 use tombolo_layout::limits::CONTROL_MESSAGE_MAX;
 
@@ -14,7 +14,7 @@ fn samples() -> impl Iterator<Item = Vec<u8>> {
     [0, 1, 2, 64, 255, CONTROL_MESSAGE_MAX].into_iter().map(|len| (0..len).map(|at| (at ^ len) as u8).collect())
 }
 
-/// D-8. Messages of 0 to 256 bytes arrive whole, apart and in order, both ways.
+/// Messages of 0 to 256 bytes arrive whole, apart and in order, both ways (D-8).
 pub fn d8_messages_arrive_whole_apart_and_in_order(fixture: &impl Fixture) {
     let [mut a, mut b] = fixture.pair();
     for _ in 0..2 {
@@ -28,7 +28,7 @@ pub fn d8_messages_arrive_whole_apart_and_in_order(fixture: &impl Fixture) {
     }
 }
 
-/// D-8. A message of 257 bytes is refused where it is sent, and disturbs nothing.
+/// A message of 257 bytes is refused where it is sent, and disturbs nothing (D-8).
 pub fn d8_message_too_long_is_refused_by_the_sender(fixture: &impl Fixture) {
     let [mut a, mut b] = fixture.pair();
     let refused = a.send(&[1; CONTROL_MESSAGE_MAX + 1], None);
@@ -37,15 +37,15 @@ pub fn d8_message_too_long_is_refused_by_the_sender(fixture: &impl Fixture) {
     assert_eq!(message(&mut *b), b"next", "D-8: a refused message arrived");
 }
 
-/// D-8. Where nothing was sent there is nothing, at once.
+/// Where nothing was sent there is nothing, at once (D-8).
 pub fn d8_recv_of_nothing_is_none_at_once(fixture: &impl Fixture) {
     let [mut a, mut b] = fixture.pair();
     let nothing = unblocked("D-8: recv", move || (a.recv(ANY), b.recv(ANY)));
     assert!(matches!(nothing, (Ok(None), Ok(None))), "D-8: {nothing:?}");
 }
 
-/// D-8. A peer that does not read makes `send` fail, never block; what was sent is not lost, and once it was read
-/// there is room again.
+/// A peer that does not read makes `send` fail, never block; what was sent is not lost, and once it was read there is
+/// room again (D-8).
 pub fn d8_full_path_is_a_limit_and_not_a_block(fixture: &impl Fixture) {
     let [mut a, mut b] = fixture.pair();
     let (mut a, sent) = unblocked("D-8: send", move || {
@@ -68,7 +68,7 @@ pub fn d8_full_path_is_a_limit_and_not_a_block(fixture: &impl Fixture) {
     assert_eq!(message(&mut *b), b"again");
 }
 
-/// D-8. The descriptor polls readable while there is something to receive, and comes to rest once there is not.
+/// The descriptor polls readable while there is something to receive, and comes to rest once there is not (D-8).
 pub fn d8_descriptor_tells_when_there_is_something(fixture: &impl Fixture) {
     let Belled { links: [mut a, mut b], .. } = Belled::new(fixture);
     assert!(path_comes_to_rest(&mut *b), "D-8: readable, and nothing was sent");
@@ -90,7 +90,7 @@ pub fn d8_descriptor_tells_when_there_is_something(fixture: &impl Fixture) {
     );
 }
 
-/// D-8, D-10. What a peer sent before it went is received before its end is told, and the end is told for ever.
+/// What a peer sent before it went is received before its end is told, and the end is told for ever (D-8, D-10).
 pub fn d8_messages_come_before_the_end(fixture: &impl Fixture) {
     let [mut a, mut b] = fixture.pair();
     let (own, offer) = a.allocate(4096).expect("there is memory");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! D-4 to D-7, D-14. The doorbell.
+//! The doorbell (D-4 to D-7, D-14).
 
 use std::{
     sync::{
@@ -20,7 +20,7 @@ fn wait(bell: &dyn Doorbell, slot: Slot) -> Woken {
     bell.wait(slot, patience()).expect("waiting works")
 }
 
-/// D-4. However often it is rung before anybody waits, the waiter is woken, and goes on being woken until it drains.
+/// However often it is rung before anybody waits, the waiter is woken, and goes on being woken until it drains (D-4).
 pub fn d4_any_number_of_rings_is_kept(fixture: &impl Fixture) {
     let (Belled { links: _links, bells: [a, b] }, many) = (Belled::new(fixture), fixture.times(1000));
     for slot in Slot::ALL {
@@ -39,13 +39,13 @@ pub fn d4_any_number_of_rings_is_kept(fixture: &impl Fixture) {
     }
 }
 
-/// D-4. Of rings between two ends that sleep, drain and ring as fast as they can, none is lost, in no slot and neither
-/// direction.
+/// Of rings between two endpoints that sleep, drain and ring as fast as they can, none is lost, in no slot and neither
+/// direction (D-4).
 pub fn d4_no_ring_is_lost_between_two_who_sleep(fixture: &impl Fixture) {
     let rounds = fixture.times(2000) as u64;
     let Belled { links: _links, bells: [a, b] } = Belled::new(fixture);
     for slot in Slot::ALL {
-        // Each end counts up in its own word and rings; the other sleeps until it has seen the count.
+        // Each endpoint counts up in its own word and rings; the other sleeps until it has seen the count.
         let words = [Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0))];
         let deadline = patience();
         let player = |bell: &Arc<dyn Doorbell>, own: usize| {
@@ -73,7 +73,7 @@ pub fn d4_no_ring_is_lost_between_two_who_sleep(fixture: &impl Fixture) {
     }
 }
 
-/// D-4, D-10. A ring that came before the peer went is told first.
+/// A ring that came before the peer went is told first (D-4, D-10).
 pub fn d4_last_ring_is_told_before_the_end(fixture: &impl Fixture) {
     let Belled { links: [mut left, gone], bells: [a, b] } = Belled::new(fixture);
     assert!(comes_to_rest(&*a, Slot::Data), "D-7: a drained bell goes on ringing");
@@ -84,7 +84,7 @@ pub fn d4_last_ring_is_told_before_the_end(fixture: &impl Fixture) {
     assert_eq!(wait_beyond_rings(&*a, Slot::Data, patience()), Woken::PeerGone, "D-10: the end was not told");
 }
 
-/// D-5. A peer that never drains blocks nobody who rings.
+/// A peer that never drains blocks nobody who rings (D-5).
 pub fn d5_ring_never_blocks_though_nobody_drains(fixture: &impl Fixture) {
     let (Belled { links: _links, bells: [a, b] }, rings) = (Belled::new(fixture), fixture.times(200_000));
     unblocked("D-5: ring", move || (0..rings).for_each(|ring| a.notify(Slot::ALL[ring % 2])));
@@ -94,7 +94,7 @@ pub fn d5_ring_never_blocks_though_nobody_drains(fixture: &impl Fixture) {
     }
 }
 
-/// D-5. Ringing a peer that is gone does nothing.
+/// Ringing a peer that is gone does nothing (D-5).
 pub fn d5_ring_to_a_peer_that_is_gone_is_harmless(fixture: &impl Fixture) {
     let (Belled { links: [left, gone], bells: [a, b] }, rings) = (Belled::new(fixture), fixture.times(10_000));
     drop((gone, b));
@@ -106,7 +106,7 @@ pub fn d5_ring_to_a_peer_that_is_gone_is_harmless(fixture: &impl Fixture) {
     unblocked("D-5: ring after one's own link", move || a.notify(Slot::Data));
 }
 
-/// D-6. A deadline that is past ends a wait at once.
+/// A deadline that is past ends a wait at once (D-6).
 pub fn d6_wait_with_a_past_deadline_returns_at_once(fixture: &impl Fixture) {
     let (Belled { links: _links, bells: [bell, _b] }, times) = (Belled::new(fixture), fixture.times(1000));
     unblocked("D-6: wait", move || {
@@ -120,7 +120,7 @@ pub fn d6_wait_with_a_past_deadline_returns_at_once(fixture: &impl Fixture) {
     });
 }
 
-/// D-6. A wait that nobody ends ends at its deadline, not before and not long after.
+/// A wait that nobody ends ends at its deadline, not before and not long after (D-6).
 pub fn d6_wait_unrung_ends_at_its_deadline(fixture: &impl Fixture) {
     let Belled { links: _links, bells: [bell, _b] } = Belled::new(fixture);
     unblocked("D-6: wait", move || {
@@ -135,7 +135,7 @@ pub fn d6_wait_unrung_ends_at_its_deadline(fixture: &impl Fixture) {
     });
 }
 
-/// D-6. Both slots are waited on at once by two threads, and each wakes by its own ring.
+/// Both slots are waited on at once by two threads, and each wakes by its own ring (D-6).
 pub fn d6_both_slots_are_waited_on_at_once(fixture: &impl Fixture) {
     let Belled { links: _links, bells: [a, b] } = Belled::new(fixture);
     for _ in 0..50 {
@@ -153,7 +153,7 @@ pub fn d6_both_slots_are_waited_on_at_once(fixture: &impl Fixture) {
     }
 }
 
-/// D-6. A sleeper without a deadline wakes when its peer goes, in both slots.
+/// A sleeper without a deadline wakes when its peer goes, in both slots (D-6).
 pub fn d6_wait_for_ever_ends_when_the_peer_goes(fixture: &impl Fixture) {
     let Belled { links: [_left, gone], bells: [a, b] } = Belled::new(fixture);
     let sleepers = Slot::ALL.map(|slot| {
@@ -170,7 +170,7 @@ pub fn d6_wait_for_ever_ends_when_the_peer_goes(fixture: &impl Fixture) {
     }
 }
 
-/// D-7. A drained bell is silent, and rings again when it is rung again.
+/// A drained doorbell is silent, and rings again when it is rung again (D-7).
 pub fn d7_drain_forgets_what_came_before_and_nothing_after(fixture: &impl Fixture) {
     let Belled { links: _links, bells: [a, b] } = Belled::new(fixture);
     for slot in Slot::ALL {
@@ -186,7 +186,7 @@ pub fn d7_drain_forgets_what_came_before_and_nothing_after(fixture: &impl Fixtur
     }
 }
 
-/// D-7. The descriptor polls readable while a ring is undrained, and only then.
+/// The descriptor polls readable while a ring is undrained, and only then (D-7).
 pub fn d7_descriptor_is_readable_while_undrained(fixture: &impl Fixture) {
     let Belled { links: _links, bells: [a, b] } = Belled::new(fixture);
     for slot in Slot::ALL {
@@ -202,8 +202,8 @@ pub fn d7_descriptor_is_readable_while_undrained(fixture: &impl Fixture) {
     }
 }
 
-/// D-14. Many channels between the same two domains: whatever is rung for nothing, no ring is lost, and no message
-/// goes to another channel.
+/// Many channels between the same two domains: whatever is rung for nothing, no ring is lost, and no message goes to
+/// another channel (D-14).
 pub fn d14_many_links_at_once_do_not_disturb_each_other(fixture: &impl Fixture) {
     const LINKS: u16 = 100;
     super::support::make_room_for_descriptors();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! D-10, D-11. The peer's life.
+//! The peer's life (D-10, D-11).
 
 use std::{
     sync::Arc,
@@ -32,7 +32,7 @@ pub(super) fn play(link: &mut dyn Endpoint) {
     }
 }
 
-/// D-10. A peer that is there is said to run, or nobody can tell.
+/// A peer that is there is said to run, or nobody can tell (D-10).
 pub fn d10_peer_that_is_there_is_not_gone(fixture: &impl Fixture) {
     let Belled { links, .. } = Belled::new(fixture);
     for link in &links {
@@ -40,7 +40,7 @@ pub fn d10_peer_that_is_there_is_not_gone(fixture: &impl Fixture) {
     }
 }
 
-/// D-10. A peer that closed its end is gone.
+/// A peer that closed its end is gone (D-10).
 pub fn d10_peer_that_closed_is_gone(fixture: &impl Fixture) {
     let Belled { links: [mut left, gone], bells } = Belled::new(fixture);
     drop(gone);
@@ -49,8 +49,8 @@ pub fn d10_peer_that_closed_is_gone(fixture: &impl Fixture) {
     assert_eq!(wait_beyond_rings(&*bells[0], Slot::Data, patience()), Woken::PeerGone, "D-10: the end wakes");
 }
 
-/// D-10. A peer that is killed is noticed by a sleeper, by `recv`, `send` and `life`; what it sent comes first, and
-/// what it shared stays readable.
+/// A peer that is killed is noticed by a sleeper, by `recv`, `send` and `life`; what it sent comes first, and what it
+/// shared stays readable (D-10).
 pub fn d10_killed_peer_is_noticed_and_leaves_what_it_shared(fixture: &impl Fixture) {
     let Some(mut mortal) = fixture.mortal() else {
         return skip("d10_killed_peer_is_noticed_and_leaves_what_it_shared", "mortal");
@@ -60,7 +60,7 @@ pub fn d10_killed_peer_is_noticed_and_leaves_what_it_shared(fixture: &impl Fixtu
     let segment = testament.segment.expect("with a segment");
     let bell = mortal.link().doorbell().expect("a message came in");
     mortal.link().send(b"last", None).expect("the path has room");
-    // Its memory says so: a descriptor that is readable and a bell that rings may mean nothing (D-8, D-14).
+    // Its memory says so: a descriptor that is readable and a doorbell that rings may mean nothing (D-8, D-14).
     let echoes = || {
         fixture.quiesce();
         segment.word(words::TAIL).load_acquire().hint()
@@ -89,7 +89,7 @@ pub fn d10_killed_peer_is_noticed_and_leaves_what_it_shared(fixture: &impl Fixtu
     assert_eq!(&read, TESTAMENT, "D-3: what it published went with it");
 }
 
-/// D-11. A paused peer costs a sleeper its deadline, is not said to be gone, and goes on where it was.
+/// A paused peer costs a sleeper its deadline, is not said to be gone, and goes on where it was (D-11).
 pub fn d11_paused_peer_is_told_from_one_that_is_gone(fixture: &impl Fixture) {
     let Some(mut mortal) = fixture.mortal() else {
         return skip("d11_paused_peer_is_told_from_one_that_is_gone", "mortal");

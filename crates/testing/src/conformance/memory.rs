@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! D-1 to D-3, D-13. Memory.
+//! Memory (D-1 to D-3, D-13).
 
 use tombolo_layout::words;
 use tombolo_mem::{OwnData, OwnSegment, OwnWord, PeerData, PeerSegment, PeerWord};
@@ -35,7 +35,7 @@ fn own_contents(segment: OwnSegment) -> Vec<u8> {
     bytes
 }
 
-/// D-1. Memory has the length asked for and is all zeros, at its owner and at the peer.
+/// Memory has the length asked for and is all zeros, at its owner and at the peer (D-1).
 pub fn d1_fresh_memory_is_zeroed_and_exact(fixture: &impl Fixture) {
     let [mut a, mut b] = fixture.pair();
     for len in [4096, 8192, LEN, CONTROL + (1 << 20)] {
@@ -47,7 +47,7 @@ pub fn d1_fresh_memory_is_zeroed_and_exact(fixture: &impl Fixture) {
     }
 }
 
-/// D-1. Memory that was used before is zeroed again.
+/// Memory that was used before is zeroed again (D-1).
 pub fn d1_memory_after_use_is_zeroed_again(fixture: &impl Fixture) {
     let [mut a, mut b] = fixture.pair();
     for _ in 0..8 {
@@ -63,8 +63,8 @@ pub fn d1_memory_after_use_is_zeroed_again(fixture: &impl Fixture) {
     }
 }
 
-/// D-1. The peer sees each word and byte that the owner writes, also those written after it mapped the memory; memory
-/// goes both ways.
+/// The peer sees each word and byte that the owner writes, also those written after it mapped the memory; memory goes
+/// both ways (D-1).
 pub fn d1_peer_sees_what_the_owner_writes(fixture: &impl Fixture) {
     let [mut a, mut b] = fixture.pair();
     for _ in 0..2 {
@@ -89,7 +89,7 @@ pub fn d1_peer_sees_what_the_owner_writes(fixture: &impl Fixture) {
     }
 }
 
-/// D-1. An offer is good until it is retired: it need not be sent at once, nor in the order in which it was made.
+/// An offer is good until it is retired: it need not be sent at once, nor in the order in which it was made (D-1).
 pub fn d1_offers_may_be_sent_late_and_in_any_order(fixture: &impl Fixture) {
     let [mut a, mut b] = fixture.pair();
     let made: Vec<_> = (0..4).map(|_| a.allocate(4096).expect("there is memory")).collect();
@@ -102,7 +102,7 @@ pub fn d1_offers_may_be_sent_late_and_in_any_order(fixture: &impl Fixture) {
     }
 }
 
-/// D-2. The kernel maps the peer's memory read-only, shared, and would refuse to make it writable.
+/// The kernel maps the peer's memory read-only, shared, and would refuse to make it writable (D-2).
 pub fn d2_peers_mapping_is_read_only_for_ever(fixture: &impl Fixture) {
     let [mut a, mut b] = fixture.pair();
     let (_own, offer) = a.allocate(LEN).expect("there is memory");
@@ -118,7 +118,7 @@ pub(super) fn is_read_only(peer: &PeerSegment) -> bool {
     mapping.permissions.starts_with("r--s") && !mapping.has("mw")
 }
 
-/// D-3. A mapping stays whole whatever its owner does: retires the memory, goes.
+/// A mapping stays whole whatever its owner does: retires the memory, goes (D-3).
 pub fn d3_mapped_memory_outlives_its_owner(fixture: &impl Fixture) {
     let [mut a, mut b] = fixture.pair();
     let (own, offer) = a.allocate(LEN).expect("there is memory");
@@ -138,8 +138,8 @@ pub fn d3_mapped_memory_outlives_its_owner(fixture: &impl Fixture) {
     );
 }
 
-/// D-13. Retired memory is not used for anything else while the peer maps it, and leaves quarantine when it no longer
-/// does.
+/// Retired memory is not used for anything else while the peer maps it, and leaves quarantine when it no longer does
+/// (D-13).
 pub fn d13_retired_memory_is_not_reused_while_mapped(fixture: &impl Fixture) {
     let [mut a, mut b] = fixture.pair();
     assert_eq!(a.quarantined(), 0, "D-13: nothing was retired yet");
@@ -159,7 +159,8 @@ pub fn d13_retired_memory_is_not_reused_while_mapped(fixture: &impl Fixture) {
     assert!(eventually(|| a.quarantined() == 0), "D-13: nobody maps it, and it is still in quarantine");
 }
 
-/// D-13. Memory outlives its owner on the way to the peer where the backend says so; else the peer hears that it is gone.
+/// Memory outlives its owner on the way to the peer where the backend says so; else the peer hears that it is gone
+/// (D-13).
 pub fn d13_memory_on_its_way_outlives_its_owner_as_said(fixture: &impl Fixture) {
     let [mut a, mut b] = fixture.pair();
     let (own, offer) = a.allocate(LEN).expect("there is memory");
@@ -177,7 +178,7 @@ pub fn d13_memory_on_its_way_outlives_its_owner_as_said(fixture: &impl Fixture) 
     }
 }
 
-/// D-9. A segment larger than agreed is refused, and not kept either.
+/// A segment larger than agreed is refused, and not kept either (D-9).
 pub fn d9_segment_larger_than_agreed_is_refused(fixture: &impl Fixture) {
     let [mut a, mut b] = fixture.pair();
     let (own, offer) = a.allocate(8192).expect("there is memory");
@@ -195,7 +196,7 @@ pub fn d9_segment_larger_than_agreed_is_refused(fixture: &impl Fixture) {
     assert_eq!(taken.segment.expect("it came with the message").len(), 8192);
 }
 
-/// D-9. A message without memory brings none, whatever size was agreed.
+/// A message without memory brings none, whatever size was agreed (D-9).
 pub fn d9_message_without_memory_brings_none(fixture: &impl Fixture) {
     let [mut a, mut b] = fixture.pair();
     a.send(b"bare", None).expect("the path has room");

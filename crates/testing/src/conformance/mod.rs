@@ -3,8 +3,8 @@
 //!
 //! A backend writes a [`Fixture`] and says [`conformance!`](crate::conformance!) once; each function of this module
 //! becomes a `#[test]` of the same name. The suite knows no backend: what it demands is what the layers above build on,
-//! and nothing else. It runs both ends in one process; where a peer has to die, the fixture brings a [`Mortal`]. Where the two
-//! sides cannot be in one process, one is a stand-in for a backend elsewhere ([`remote`]).
+//! and nothing else. It runs both endpoints in one process; where a peer has to die, the fixture brings a [`Mortal`].
+//! Where the two sides cannot be in one process, one is a stand-in for a backend elsewhere ([`remote`]).
 //!
 //! # Example
 //! ```
@@ -82,7 +82,7 @@ pub trait Fixture {
         usual
     }
 
-    /// Two ends that met: the listening side's link and the connecting side's.
+    /// Two endpoints that met: the listening side's link and the connecting side's.
     fn pair(&self) -> [Box<dyn Endpoint>; 2] {
         let service = self.service();
         let mut listener = self.listening().listen(&service).expect("a fresh service is free");

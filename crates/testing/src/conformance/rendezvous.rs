@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! D-12. How two ends meet.
+//! How two endpoints meet (D-12).
 
 use std::time::Duration;
 
@@ -16,13 +16,13 @@ fn call(fixture: &impl Fixture, service: &str, name: &[u8]) -> Box<dyn Endpoint>
     link
 }
 
-/// D-12. Where nobody listens, connecting fails at once, whatever its deadline.
+/// Where nobody listens, connecting fails at once, whatever its deadline (D-12).
 pub fn d12_service_without_listener_is_not_found(fixture: &impl Fixture) {
     let found = fixture.connecting().connect(&fixture.service(), Deadline::after(Duration::from_secs(3600)));
     assert!(matches!(found, Err(Error::NotFound(_))), "D-12: {found:?}");
 }
 
-/// D-12. A name that is none is refused by both sides.
+/// A name that is none is refused by both sides (D-12).
 pub fn d12_empty_service_is_refused(fixture: &impl Fixture) {
     let listened = fixture.listening().listen("");
     assert!(matches!(listened, Err(Error::BadService { .. })), "D-12: {listened:?}");
@@ -30,7 +30,7 @@ pub fn d12_empty_service_is_refused(fixture: &impl Fixture) {
     assert!(matches!(connected, Err(Error::BadService { .. })), "D-12: {connected:?}");
 }
 
-/// D-12. One service has one listener; a second is refused and does not disturb the first.
+/// One service has one listener; a second is refused and does not disturb the first (D-12).
 pub fn d12_service_in_use_is_refused_to_a_second_listener(fixture: &impl Fixture) {
     let service = fixture.service();
     let mut first = fixture.listening().listen(&service).expect("a fresh service is free");
@@ -41,7 +41,7 @@ pub fn d12_service_in_use_is_refused_to_a_second_listener(fixture: &impl Fixture
     assert_eq!(message(&mut *accept(&mut *first)), b"caller", "D-12: the first listener was disturbed");
 }
 
-/// D-12. A dropped listener leaves nothing: nobody is found, and the name is free.
+/// A dropped listener leaves nothing: nobody is found, and the name is free (D-12).
 pub fn d12_dropped_listener_leaves_its_name_free(fixture: &impl Fixture) {
     let service = fixture.service();
     for _ in 0..3 {
@@ -56,7 +56,7 @@ pub fn d12_dropped_listener_leaves_its_name_free(fixture: &impl Fixture) {
     }
 }
 
-/// D-12. Who knocked and was not let in learns that nobody will.
+/// Who knocked and was not let in learns that nobody will (D-12).
 pub fn d12_dropped_listener_lets_go_of_those_who_wait(fixture: &impl Fixture) {
     let service = fixture.service();
     let listener = fixture.listening().listen(&service).expect("a fresh service is free");
@@ -65,7 +65,7 @@ pub fn d12_dropped_listener_lets_go_of_those_who_wait(fixture: &impl Fixture) {
     assert!(matches!(ending(&mut *caller), Error::PeerGone), "D-12: nobody will answer");
 }
 
-/// D-12. A name that a listener left behind when it died is taken over.
+/// A name that a listener left behind when it died is taken over (D-12).
 pub fn d12_stale_name_is_taken_over(fixture: &impl Fixture) {
     let Some(service) = fixture.stale_service() else { return skip("d12_stale_name_is_taken_over", "stale_service") };
     let found = fixture.connecting().connect(&service, patience());
@@ -75,7 +75,7 @@ pub fn d12_stale_name_is_taken_over(fixture: &impl Fixture) {
     assert_eq!(message(&mut *accept(&mut *listener)), b"caller");
 }
 
-/// D-12. While nobody knocks, `accept` has nothing, at once, and its descriptor says so.
+/// While nobody knocks, `accept` has nothing, at once, and its descriptor says so (D-12).
 pub fn d12_accept_of_nobody_is_none_at_once(fixture: &impl Fixture) {
     let service = fixture.service();
     let mut listener = fixture.listening().listen(&service).expect("a fresh service is free");
@@ -90,7 +90,7 @@ pub fn d12_accept_of_nobody_is_none_at_once(fixture: &impl Fixture) {
     accept(&mut *listener);
 }
 
-/// D-12. Clients that connect and say nothing hold up nobody.
+/// Clients that connect and say nothing hold up nobody (D-12).
 pub fn d12_silent_clients_hold_up_nobody(fixture: &impl Fixture) {
     let service = fixture.service();
     let mut listener = fixture.listening().listen(&service).expect("a fresh service is free");
@@ -113,7 +113,7 @@ pub fn d12_silent_clients_hold_up_nobody(fixture: &impl Fixture) {
     drop(silent);
 }
 
-/// D-12. Each call is a link of its own, in order of arrival.
+/// Each call is a link of its own, in order of arrival (D-12).
 pub fn d12_every_caller_gets_a_link_of_its_own(fixture: &impl Fixture) {
     let service = fixture.service();
     let mut listener = fixture.listening().listen(&service).expect("a fresh service is free");

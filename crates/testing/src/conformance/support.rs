@@ -99,7 +99,7 @@ pub(super) fn eventually(mut holds: impl FnMut() -> bool) -> bool {
 pub(super) fn unblocked<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, result) = mpsc::channel();
     let thread = thread::spawn(move || done.send(work()));
-    // Longer than the waits inside, so that those which end say themselves what was wrong.
+    // Longer than the waits inside, so that those which endpoint say themselves what was wrong.
     let patience = Duration::from_millis(PATIENCE.load(Ordering::Relaxed));
     match result.recv_timeout(2 * patience) {
         Ok(value) => value,
@@ -110,7 +110,7 @@ pub(super) fn unblocked<T: Send + 'static>(what: &str, work: impl FnOnce() -> T 
     }
 }
 
-/// Two ends that met and can ring each other.
+/// Two endpoints that met and can ring each other.
 pub(super) struct Belled {
     pub(super) links: [Box<dyn Endpoint>; 2],
     pub(super) bells: [Arc<dyn Doorbell>; 2],
@@ -121,7 +121,7 @@ impl Belled {
         Self::meet(fixture.pair())
     }
 
-    /// A message each way, after which there are bells.
+    /// A message each way, after which there are doorbells.
     pub(super) fn meet(mut links: [Box<dyn Endpoint>; 2]) -> Self {
         links[1].send(b"hello", None).expect("a fresh path has room");
         assert_eq!(message(&mut *links[0]), b"hello");
@@ -132,8 +132,8 @@ impl Belled {
     }
 }
 
-/// Whether `bell` comes to rest: drained, it is not rung again, and its descriptor is not readable. Bells may ring for
-/// nothing, so it gets some tries.
+/// Whether `bell` comes to rest: drained, it is not rung again, and its descriptor is not readable. Doorbells may ring
+/// for nothing, so it gets some tries.
 pub(super) fn comes_to_rest(bell: &dyn Doorbell, slot: Slot) -> bool {
     (0..20).any(|_| {
         bell.drain(slot);

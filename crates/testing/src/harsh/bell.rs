@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The doorbell of a link: its slots on the one bell that two domains have in each direction.
+//! The doorbell of a link: its slots on the one doorbell that two domains have in each direction.
 
 use std::{
     os::fd::{AsFd, BorrowedFd},

@@ -76,7 +76,7 @@ impl Hypervisor {
         self.0.backlog_changed.notify_all();
     }
 
-    /// Rings all bells of a domain for nothing, at full rate, until the storm is dropped.
+    /// Rings all doorbells of a domain for nothing, at full rate, until the storm is dropped.
     #[must_use]
     pub fn storm(&self, victim: &HarshDomain) -> Storm {
         let (rings, over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
@@ -93,14 +93,14 @@ impl Hypervisor {
         Storm { rings, over, thread: Some(thread) }
     }
 
-    /// Rings all bells of a domain once, for nothing.
+    /// Rings all doorbells of a domain once, for nothing.
     pub fn ring(&self, victim: &HarshDomain) {
         self.0.state().notify_ends(victim.name(), None);
     }
 
     /// Takes back all memory that `owner`'s domain shares with `peer`'s. What the peer has not mapped yet it never
     /// will; what it maps it keeps, and the caller is told. The peer's ends are of no more use: they say
-    /// [`Revoked`](tombolo_domain::Error::Revoked) and [`Liveness::Revoked`], and their bells wake.
+    /// [`Revoked`](tombolo_domain::Error::Revoked) and [`Liveness::Revoked`], and their doorbells wake.
     pub fn revoke(&self, owner: &HarshDomain, peer: &HarshDomain) -> Revocation {
         let mut state = self.0.state();
         let links: Vec<_> = state

@@ -49,7 +49,7 @@ pub(super) struct Sent {
 #[derive(Debug)]
 pub(super) enum Event {
     Message(Sent),
-    /// Which slot is not told: there is one bell.
+    /// Which slot is not told: there is one doorbell.
     Ring,
     /// Nothing more will come, and why.
     Over(Liveness),

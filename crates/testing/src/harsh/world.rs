@@ -85,7 +85,7 @@ impl State {
         Ok([(ids[0], a), (ids[1], b)])
     }
 
-    /// An end that still lives, or what its users get: to them, too, the other is gone.
+    /// An endpoint that still lives, or what its users get: to them, too, the other is gone.
     pub(super) fn end(&mut self, id: EndId) -> Result<&mut End> {
         self.ends.get_mut(&id).ok_or(Error::PeerGone)
     }
@@ -98,7 +98,7 @@ impl State {
         if held { end.hold(event) } else { end.deliver(event) }
     }
 
-    /// The one bell of `domain` for `from` rings: everybody who listens to it wakes. `None` is all its bells.
+    /// The one doorbell of `domain` for `from` rings: everybody who listens to it wakes. `None` is all its doorbells.
     pub(super) fn notify_ends(&mut self, domain: &str, from: Option<&str>) {
         let heard = |end: &End| *end.process.domain == *domain && from.is_none_or(|from| *end.peer_domain == *from);
         let hearers: Vec<_> = self.ends.iter().filter(|(_, end)| heard(end)).map(|(id, _)| *id).collect();

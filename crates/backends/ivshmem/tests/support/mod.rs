@@ -223,7 +223,7 @@ fn converse(domain: &'static str, client: OwnedFd, state: &Arc<Mutex<State>>) ->
     Some(())
 }
 
-/// V-2. States a call to both sides.
+/// States a call to both sides (V-2).
 fn call(
     client: &OwnedFd,
     domain: &'static str,

@@ -25,7 +25,8 @@ use crate::link::Side;
 
 /// The pages of a ring.
 const RING: usize = 16 << 10;
-/// How long the end that is left may wait for anything: a second is promised, the rest is for emulation on a loaded machine.
+/// How long the endpoint that is left may wait for anything: a second is promised, the rest is for emulation on a
+/// loaded machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// What the last one says, who is not killed.
 const FINISHED: &str = "finished";
@@ -103,7 +104,7 @@ fn call(mut link: Box<dyn Endpoint>, word: &[u8]) -> Result<Vec<u8>, Error> {
     Ok(conformance::receive(&mut *link, patience())?.message)
 }
 
-/// The other end of it.
+/// The other endpoint of it.
 fn answer(mut link: Box<dyn Endpoint>, word: &[u8]) -> Result<Vec<u8>, Error> {
     let came = conformance::receive(&mut *link, patience())?;
     let (_own, offer) = link.allocate(RING)?;
@@ -115,7 +116,7 @@ fn answer(mut link: Box<dyn Endpoint>, word: &[u8]) -> Result<Vec<u8>, Error> {
     }
 }
 
-/// The end that is left: it serves, or calls, whoever is killed, until one is not.
+/// The endpoint that is left: it serves, or calls, whoever is killed, until one is not.
 pub fn outlive(role: &str, other: &str, service: &str) -> bool {
     let side = Side::new(other);
     let mut listener = (role == "caller").then(|| side.listen(service).expect("a fresh service is free"));

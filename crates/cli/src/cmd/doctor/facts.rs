@@ -135,7 +135,7 @@ fn said(tried: io::Result<()>) -> Tried {
     tried.map_err(|error| error.to_string())
 }
 
-/// L-6. Memory as a channel needs it, from the maker's side and the peer's.
+/// Memory as a channel needs it, from the maker's side and the peer's (L-6).
 fn memfd() -> io::Result<()> {
     let (segment, fd) = tombolo_mem::create_sealed("tombolo-doctor", 8192)?;
     let len = tombolo_mem::check_sealed(fd.as_fd(), 8192).map_err(|error| io::Error::other(format!("{error:?}")))?;
@@ -147,7 +147,7 @@ fn memfd() -> io::Result<()> {
     }
 }
 
-/// L-7. A full eventfd that is rung by reading it.
+/// A full eventfd that is rung by reading it (L-7).
 fn bell() -> io::Result<()> {
     let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE)?;
     rustix::io::write(&bell, &(u64::MAX - 1).to_ne_bytes())?;

@@ -4,16 +4,15 @@
 use std::{fs, os::unix::fs::MetadataExt, path::Path};
 
 use rustix::fs::Access;
+use tombolo_inspect::{known_groups, known_users, name_of, programs_socket};
 
 use super::finding::{Finding, Grade};
-use crate::{cmd::link, inspect};
+use crate::cmd::link;
 
 /// The kernel module's name as a driver.
 const DRIVER: &str = "tombolo_ivshmem";
 /// Below this firmware has devices' memory uncached, which no driver can change.
 const CACHED_FROM: u64 = 4 << 30;
-/// The socket unless `TOMBOLO_BROKER` says otherwise.
-const BROKER: &str = "/run/tombolo/broker.sock";
 
 /// An ivshmem device on the PCI bus.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -61,9 +60,7 @@ pub fn probe(sys: &Path) -> Guest {
     let mut devices: Vec<_> = entries.filter_map(|entry| device(&entry.path())).collect();
     devices.sort_by(|a, b| a.address.cmp(&b.address));
     let module = bus.join("drivers").join(DRIVER).is_dir();
-    let named = std::env::var_os("TOMBOLO_BROKER").filter(|path| !path.is_empty());
-    let socket = named.as_deref().map_or(Path::new(BROKER), Path::new);
-    let broker = (!devices.is_empty()).then(|| link::name_of(socket).map_err(|error| error.to_string()));
+    let broker = (!devices.is_empty()).then(|| link::name_of(&programs_socket()).map_err(|error| error.to_string()));
     let bell = devices.iter().filter(|device| device.is_bell).find_map(|device| device.driven.as_ref());
     let closed = bell.and_then(|bell| closed(&Path::new("/dev").join(&bell.node)));
     Guest { devices, module, closed, broker }
@@ -73,8 +70,8 @@ pub fn probe(sys: &Path) -> Guest {
 fn closed(node: &Path) -> Option<String> {
     rustix::fs::access(node, Access::READ_OK | Access::WRITE_OK).err()?;
     let of = fs::metadata(node).ok()?;
-    let user = inspect::name_of(of.uid(), &inspect::known_users());
-    let group = inspect::name_of(of.gid(), &inspect::known_groups());
+    let user = name_of(of.uid(), &known_users());
+    let group = name_of(of.gid(), &known_groups());
     Some(format!("{} is for user {user} and group {group}", node.display()))
 }
 

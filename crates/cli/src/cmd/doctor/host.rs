@@ -5,18 +5,17 @@ use std::path::Path;
 
 use tombolo_control::{Life, LinkState, Message, Stage};
 
+use tombolo_inspect::ADMIN_SOCKET;
+
 use super::finding::{Finding, Grade};
 use crate::cmd::link;
-
-/// Where the broker of a host answers tools.
-const BROKER: &str = "/run/tombolo/tombolod.socket";
 
 /// What the broker of this host said: links with their ends, and domains; or why it does not answer. None: there is none.
 pub type BrokerAnswer = Option<Result<Vec<Message>, String>>;
 
 /// Asks the broker of this host.
 pub fn probe() -> BrokerAnswer {
-    let socket = Path::new(BROKER);
+    let socket = Path::new(ADMIN_SOCKET);
     socket.exists().then(|| link::rows_of(socket).map_err(|error| error.to_string()))
 }
 

@@ -4,7 +4,6 @@
 use std::{fs, io::ErrorKind, path::Path};
 
 use super::finding::{Finding, Grade};
-use crate::inspect;
 
 /// The devices, each with the driver that makes it; XenStore's has none that can be loaded.
 const DEVICES: [(&str, Option<&str>); 4] = [
@@ -55,8 +54,8 @@ pub fn probe() -> Option<Domain> {
     }
     let devices = DEVICES.map(|(name, _)| device(&folder.join(name)));
     let there = devices == [Device::There; 4];
-    let keeper = inspect::keeper();
-    let (granted, quarantine) = inspect::granted().unwrap_or_default();
+    let keeper = tombolo_inspect::reaper_holdings();
+    let (granted, quarantine) = tombolo_inspect::count_granted_pages().unwrap_or_default();
     Some(Domain {
         controls: says("/proc/xen/capabilities").contains("control_d"),
         devices,

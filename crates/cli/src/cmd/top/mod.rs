@@ -11,10 +11,10 @@ use std::{
 };
 
 use serde::Serialize;
+use tombolo_inspect::{Channel, Socket, Summary};
 
 use crate::{
     failure::{Failure, Result},
-    inspect::{self, Channel, Socket, Summary},
     output,
     signals::{self, Signals},
 };
@@ -70,7 +70,7 @@ struct Look {
 impl Look {
     /// Looks now.
     fn measure_now(meter: &mut Meter) -> Result<Self> {
-        let view = inspect::inspect(&[])?;
+        let view = tombolo_inspect::inspect(&[])?;
         let (seconds, channels) = meter.measure(view.channels, Instant::now());
         let sockets = meter.measure_sockets(view.sockets, seconds);
         Ok(Self { channels, sockets, summary: view.summary, seconds })

@@ -4,8 +4,7 @@
 use std::{collections::HashMap, net::SocketAddr, time::Instant};
 
 use serde::Serialize;
-
-use crate::inspect::{Channel, Counted, Pipe, Socket};
+use tombolo_inspect::{Channel, Counters, Pipe, Socket};
 
 /// What a pipe's two ends did, for each second.
 #[derive(Clone, Copy, PartialEq, Default, Debug, Serialize)]
@@ -90,7 +89,7 @@ impl Rates {
 
 fn totals(pipe: &Pipe) -> Totals {
     let [writer, reader] = [pipe.writer, pipe.reader].map(|half| half.and_then(|half| half.counters));
-    let both = |field: fn(&Counted) -> u64| [writer, reader].iter().flatten().map(field).fold(0, u64::saturating_add);
+    let both = |field: fn(&Counters) -> u64| [writer, reader].iter().flatten().map(field).fold(0, u64::saturating_add);
     let calls = writer.or(reader).map_or(0, |counted| counted.calls);
     [
         pipe.bytes.unwrap_or(0),

@@ -5,13 +5,10 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use tombolo_bench::size;
+use tombolo_inspect::{Channel, Endpoint, Pipe};
 
 use super::{Look, rates::Rates, screen::Key};
-use crate::{
-    cmd::ls,
-    human,
-    inspect::{Channel, End, Pipe},
-};
+use crate::{cmd::ls, human};
 
 /// What to sort by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -217,7 +214,7 @@ impl Row<'_> {
         ];
         let cells = cells.iter().zip(COLUMNS).enumerate().map(|(at, (cell, (_, width, _)))| align(at, cell, width));
         let age = self.channel.age.map_or("-".into(), |age| human::clock(Duration::from_secs_f64(age)));
-        let command = |at| end(at).map_or("?", |end: &End| end.command.as_str());
+        let command = |at| end(at).map_or("?", |end: &Endpoint| end.command.as_str());
         let address = self.channel.address.as_deref().unwrap_or("-");
         let commands = format!("{}>{}", command(from), command(to));
         let text = format!("{} {age:8} {address}  {commands}", cells.collect::<Vec<_>>().join(" "));
@@ -255,7 +252,7 @@ fn compact(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inspect::{Growth, Mode, State, Summary};
+    use tombolo_inspect::{Growth, Mode, State, Summary};
 
     fn channel(id: u64, fill: u64) -> Channel {
         let pipe =

@@ -172,7 +172,7 @@ impl Incoming for Reading<'_, '_> {
         }
         let mut copied = 0;
         for part in self.to.iter_mut() {
-            copied += self.reader.copy_ahead(copied as u64, part)?;
+            copied += self.reader.in_place().copy_ahead(copied as u64, part)?;
         }
         Ok((copied != 0).then_some(copied))
     }

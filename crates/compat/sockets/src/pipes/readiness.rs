@@ -129,7 +129,9 @@ impl Tx {
         let room = (|| {
             self.advance_ring(connection)?;
             // A peer that is ready for another ring is no room, where this end may not go there.
-            Ok::<_, Error>(self.writer.ready(need)? && (self.writer.room() >= need || self.writer.reader_closed()?))
+            Ok::<_, Error>(
+                self.writer.ready(need)? && (self.writer.room() >= need || self.writer.reader().is_closed()?),
+            )
         })();
         room.unwrap_or(true)
     }

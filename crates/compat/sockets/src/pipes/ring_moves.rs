@@ -49,12 +49,14 @@ impl RingMoves {
     #[cold]
     pub fn advance(&mut self, writer: &mut Writer<Mapped>) -> Result<bool, Error> {
         match std::mem::replace(&mut self.stage, MoveStage::None) {
-            MoveStage::Offered(next, lease) if writer.reader_ready()? => {
-                writer.switch_to(next);
+            MoveStage::Offered(next, lease) if writer.handover().reader_ready()? => {
+                writer.handover().switch_to(next);
                 self.stage = MoveStage::Moved { _costs: self.held.replace(lease) };
                 return Ok(true);
             }
-            MoveStage::Moved { .. } if writer.can_offer()? => self.policy.settle_move(writer.position(), coarse_time()),
+            MoveStage::Moved { .. } if writer.handover().can_offer()? => {
+                self.policy.settle_move(writer.position(), coarse_time())
+            }
             other => self.stage = other,
         }
         Ok(false)

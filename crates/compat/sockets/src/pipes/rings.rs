@@ -37,10 +37,10 @@ impl Tx {
     /// Offers a ring of `size` bytes. Where that cannot be, the direction stays where it is for now.
     fn offer_ring(&mut self, size: u64, epoch: u64, offer: RingOffer<'_>) {
         let Some(rings) = &mut self.rings else { return };
-        let header = SegmentHeader::new(size, self.writer.next_generation(), 0, Features::HANDOVER, epoch);
+        let header = SegmentHeader::new(size, self.writer.handover().next_generation(), 0, Features::HANDOVER, epoch);
         match offer(&header) {
             Some((next, lease)) => {
-                self.writer.announce();
+                self.writer.handover().announce();
                 rings.stage = MoveStage::Offered(next, lease);
             }
             None => rings.policy.fail(RingReason::Memory, coarse_time()),
@@ -50,14 +50,14 @@ impl Tx {
     /// Whether a ring may be offered now; and goes on with the last.
     fn may_offer(&mut self, connection: &Connection) -> bool {
         let settled = self.advance_ring(connection).is_ok() && self.rings.as_ref().is_some_and(|it| !it.is_under_way());
-        settled && !self.ended && connection.is_alone() && self.writer.can_offer().unwrap_or(false)
+        settled && !self.ended && connection.is_alone() && self.writer.handover().can_offer().unwrap_or(false)
     }
 }
 
 impl Rx {
     /// Notes whether the peer has offered a ring that was not asked for yet.
     pub(super) fn look_for_ring(&mut self) -> bool {
-        match self.reader.announced() {
+        match self.reader.handover().announced() {
             Ok(Some(generation)) if self.asked_ring != Some(generation) => {
                 self.asked_ring = Some(generation);
                 true
@@ -135,7 +135,7 @@ impl Pipes {
             }
             let Some((next, tail)) = self.checked_ring(generation, &segment) else { return };
             // It says what was announced: a ring out of turn is a lie, which the next read meets.
-            if rx.reader.prepare(generation, next).is_ok() {
+            if rx.reader.handover().prepare(generation, next).is_ok() {
                 rx.next_tails.push((generation, tail));
             }
         });
@@ -150,7 +150,7 @@ impl Pipes {
     /// The receiver may have gone on in another ring within this turn: from now on that tells what arrives.
     #[inline]
     pub(super) fn note_ring(&self, rx: &mut Rx) {
-        let ring = rx.reader.ring_number();
+        let ring = rx.reader.handover().ring_number();
         if ring != rx.ring && !rx.next_tails.is_empty() {
             self.turn_to_ring(rx, ring);
         }

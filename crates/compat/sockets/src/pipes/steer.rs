@@ -70,7 +70,7 @@ impl Tx {
                 return Err(Failed::Os(Errno::CONNRESET)); // Said once by the kernel, and that is for the program's next call.
             }
             let mut bytes = Vec::new();
-            self.writer.unread_from(from, &mut bytes)?;
+            self.writer.handover().unread_from(from, &mut bytes)?;
             if self.moves.is_lost() {
                 return Err(tombolo_ring::Error::Revoked.into()); // D-3. These are zeros, and nobody's bytes.
             }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a half of a channel does for one who polls: it arms before a call says would-block, and listens less to a bell
-//! that rings for nothing.
+//! What a half of a channel does for one who polls: it arms before a call says would-block, and listens less to a
+//! doorbell that rings for nothing.
 
 use std::{os::fd::BorrowedFd, time::Instant};
 
@@ -29,7 +29,7 @@ pub(super) struct Polling {
     idle_at: Option<u64>,
     /// As [`idle_at`](Self::idle_at); it is still armed, and the descriptor was quiet then.
     armed: Option<u64>,
-    /// The bell is not listened to before then.
+    /// The doorbell is not listened to before then.
     nap_until: Option<Instant>,
     /// The descriptor's clock may be running, or have run down.
     clocked: bool,
@@ -147,7 +147,8 @@ impl Waiter {
         Ok(Armed::Quiet)
     }
 
-    /// After an arming that found nothing: the bell tells what comes, or a clock where the bell tells too much or too little.
+    /// After an arming that found nothing: the doorbell tells what comes, or a clock where the doorbell tells too much
+    /// or too little.
     fn promise_quietly(&mut self) {
         let Some(pollable) = self.pollable.get() else { return };
         // Without the barrier nobody can promise that the peer rings.
@@ -159,8 +160,8 @@ impl Waiter {
             let nap = if storm { nap_after(self.fruitless.count) } else { UNSURE };
             // Taken before the clock is set: what is asked after it has run down finds the nap over.
             let until = Instant::now() + nap;
-            // Where there is no clock to be had, a bell that rings for nothing is listened to, and for want of both the
-            // descriptor stays readable.
+            // Where there is no clock to be had, a doorbell that rings for nothing is listened to, and for want of both
+            // the descriptor stays readable.
             if pollable.wake_after(nap, storm.then(|| self.bell.fd(self.slot))) {
                 (self.promised, self.polling.clocked) = (true, true);
                 self.polling.nap_until = storm.then_some(until);
@@ -171,7 +172,7 @@ impl Waiter {
         }
     }
 
-    /// Empties the bell, and says whether it was rung; or that the peer is gone.
+    /// Empties the doorbell, and says whether it was rung; or that the peer is gone.
     fn take_rings(&mut self) -> Result<Bell> {
         self.calls = 0;
         self.looked = coarse_time();

@@ -26,8 +26,8 @@ impl OwnSegment {
         Ok(Self::from_only_writable(Mapping::new(fd, offset, len, Access::ReadWrite)?))
     }
 
-    /// Maps `len` bytes of `fd` from `offset` on as a segment of this end, for a backend whose memory is a part of a
-    /// device. That may be unplugged: see [`OwnControl::is_lost`](crate::OwnControl::is_lost). Drops `guard` as
+    /// Maps `len` bytes of `fd` from `offset` on as a segment of this endpoint, for a backend whose memory is a part of
+    /// a device. That may be unplugged: see [`OwnControl::is_lost`](crate::OwnControl::is_lost). Drops `guard` as
     /// [`PeerSegment::map_guarded`](crate::PeerSegment::map_guarded) does.
     ///
     /// # Errors

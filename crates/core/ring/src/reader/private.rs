@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A reader that the processes of its end use in turns.
+//! A reader that the processes of its fork group use in turns.
 
 use tombolo_layout::{
     private::{Half, Record},
@@ -18,20 +18,20 @@ impl<M: Mem> Reader<M> {
     /// must know. Ring if [`take_ring`](Self::take_ring) says so, and only then let the lock go. What was peeked at and
     /// not consumed comes again.
     pub fn save(&mut self) -> Record {
-        self.peeked = None;
-        self.release();
+        self.flow.peeked = None;
+        self.flow.release();
         Record {
             half: Half::Reader,
-            state: self.state,
-            start: self.start,
-            position: self.head,
-            peer_position: self.tail_seen,
-            bound: self.released,
-            rung: self.ringer.rung,
-            peer_state: self.writer,
-            ring: self.ring_number(),
-            told: self.told,
-            counters: self.counters().listed(),
+            state: self.flow.state,
+            start: self.flow.start,
+            position: self.flow.head,
+            peer_position: self.flow.tail_seen,
+            bound: self.flow.released,
+            rung: self.flow.notifier.rung,
+            peer_state: self.flow.writer,
+            ring: self.flow.ring(),
+            told: self.flow.told,
+            counters: self.flow.counters().listed(),
         }
     }
 
@@ -41,24 +41,24 @@ impl<M: Mem> Reader<M> {
     /// [`Error::ForeignRecord`] where it is of another half or pipe, [`Error::Elsewhere`] where the pipe has moved to a
     /// ring that this process has not mapped. Then nothing has been read here.
     pub fn load(&mut self, record: &Record) -> Result<(), Error> {
-        check_half(record, Half::Reader, self.start)?;
-        check_ring(record.state.ready, self.state.ready)?;
-        if record.ring == self.state.ready
-            && let Some(next) = self.next.take()
+        check_half(record, Half::Reader, self.flow.start)?;
+        check_ring(record.state.ready, self.flow.state.ready)?;
+        if record.ring == self.flow.state.ready
+            && let Some(next) = self.flow.next.take()
         {
-            self.enter(next);
+            self.flow.enter(next);
         }
-        check_ring(record.ring, self.ring_number())?;
-        check_fits(record.peer_position.wrapping_sub(record.position), self.carrier.capacity)?;
-        self.state = record.state;
-        self.head = record.position;
-        self.tail_seen = if self.broken.is_some() { self.head } else { record.peer_position };
-        self.released = record.bound;
-        self.ringer.rung = record.rung;
-        self.writer = record.peer_state;
-        self.told = record.told;
-        self.records = set_counters(&record.counters, &mut self.ringer, &mut self.waits);
-        self.peeked = None;
+        check_ring(record.ring, self.flow.ring())?;
+        check_fits(record.peer_position.wrapping_sub(record.position), self.flow.carrier.capacity)?;
+        self.flow.state = record.state;
+        self.flow.head = record.position;
+        self.flow.tail_seen = if self.flow.broken.is_some() { self.flow.head } else { record.peer_position };
+        self.flow.released = record.bound;
+        self.flow.notifier.rung = record.rung;
+        self.flow.writer = record.peer_state;
+        self.flow.told = record.told;
+        self.flow.records = set_counters(&record.counters, &mut self.flow.notifier, &mut self.flow.waits);
+        self.flow.peeked = None;
         Ok(())
     }
 
@@ -68,21 +68,21 @@ impl<M: Mem> Reader<M> {
     /// # Errors
     /// [`Error::Elsewhere`] as [`load`](Self::load), [`Error::Corrupt`] where the writer's words are impossible.
     pub fn rebuild(&mut self) -> Result<(), Error> {
-        let state = State::decode(self.state_word.load()).expect("an own word, which no peer can write");
-        check_ring(state.ready, self.state.ready)?;
-        self.state = state;
-        self.head = self.head_word.load();
-        (self.released, self.tail_seen, self.peeked) = (self.head, self.head, None);
+        let state = State::decode(self.flow.state_word.load()).expect("an own word, which no peer can write");
+        check_ring(state.ready, self.flow.state.ready)?;
+        self.flow.state = state;
+        self.flow.head = self.flow.head_word.load();
+        (self.flow.released, self.flow.tail_seen, self.flow.peeked) = (self.flow.head, self.flow.head, None);
         // One who read beyond all that this ring ever carried had followed to the next. Where the tail is a lie, the
         // lies to come are checked there.
-        let tail = self.carrier.tail.load_acquire().hint();
-        if (tail.wrapping_sub(self.head) as i64) < 0
-            && let Some(next) = self.next.take()
+        let tail = self.flow.carrier.tail.load_acquire().hint();
+        if (tail.wrapping_sub(self.flow.head) as i64) < 0
+            && let Some(next) = self.flow.next.take()
         {
-            self.enter(next);
+            self.flow.enter(next);
         }
-        self.ringer.restart(self.head, self.ordering);
-        self.look_at_writer()?;
-        self.load_tail()
+        self.flow.notifier.restart(self.flow.head, self.flow.ordering);
+        self.flow.look_at_writer()?;
+        self.flow.load_tail()
     }
 }

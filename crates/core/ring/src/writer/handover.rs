@@ -1,79 +1,86 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! H-1 to H-6. Moving a pipe to another ring: the writer's side.
+//! Moving a pipe to another ring: the writer's side (H-1 to H-6).
 
 use tombolo_layout::state::{Phase, State};
 use tombolo_mem::{Mem, OwnWord};
 
-use super::Writer;
+use super::Outflow;
 use crate::{Corrupt, Error, OwnCarrier};
 
-impl<M: Mem> Writer<M> {
+/// The steps by which a writer moves its pipe to another ring; see [`Writer::handover`](super::Writer::handover).
+#[derive(Debug)]
+pub struct Handover<'a, M: Mem> {
+    pub(super) flow: &'a mut Outflow<M>,
+}
+
+impl<M: Mem> Handover<'_, M> {
     /// Whether a new ring may be offered: none is outstanding and the reader has left the one before (H-5).
     pub fn can_offer(&mut self) -> Result<bool, Error> {
-        if self.previous.is_some() {
-            self.look_at_head()?;
+        if self.flow.previous.is_some() {
+            self.flow.look_at_head()?;
         }
-        Ok(self.state.ready == self.state.current && self.previous.is_none() && self.state.phase == Phase::Open)
+        Ok(self.flow.state.ready == self.flow.state.current
+            && self.flow.previous.is_none()
+            && self.flow.state.phase == Phase::Open)
     }
 
-    /// H-1. The number of the ring that comes next.
+    /// The number of the ring that comes next (H-1).
     #[must_use]
     pub fn next_generation(&self) -> u16 {
-        self.state.current.wrapping_add(1)
+        self.flow.state.current.wrapping_add(1)
     }
 
-    /// H-1. Says that ring `generation` was offered over the control path; it is the number after the present one.
-    /// Rings, so that a sleeping reader takes it.
+    /// Publishes that the next ring was offered over the control path, and returns its number (H-1). Notifies, so that a
+    /// sleeping reader maps it.
     pub fn announce(&mut self) -> u16 {
-        self.publish_state(State { ready: self.next_generation(), ..self.state });
-        self.state.ready
+        self.flow.publish_state(State { ready: self.next_generation(), ..self.flow.state });
+        self.flow.state.ready
     }
 
-    /// H-2. Whether the reader has declared itself ready for the ring that was announced.
+    /// Whether the reader has declared itself ready for the ring that was announced (H-2).
     ///
     /// # Errors
     /// [`Error::Corrupt`] where its state word is impossible.
     pub fn reader_ready(&mut self) -> Result<bool, Error> {
-        self.look_at_reader()?;
-        Ok(self.state.ready != self.state.current && self.reader.ready == self.state.ready)
+        self.flow.reader_ready()
     }
 
-    /// H-3. Goes on in `next` from the present position: the ring so far keeps what the reader has not read yet.
+    /// Goes on in `next` from the present position: the ring so far keeps what the reader has not read yet (H-3).
     ///
     /// # Panics
     /// If the reader is not ready for it: bytes would be lost.
     pub fn switch_to(&mut self, next: OwnCarrier<M>) {
         assert!(
-            self.reader.ready == self.state.ready && self.state.ready != self.state.current,
+            self.flow.reader.ready == self.flow.state.ready && self.flow.state.ready != self.flow.state.current,
             "H-3: reader not ready"
         );
         // A reader that follows finds at least the switch point here.
-        next.tail.store_relaxed(self.tail);
-        self.limit = self.tail.wrapping_add(next.capacity);
-        self.previous = Some(std::mem::replace(&mut self.carrier, next));
-        self.floor = self.tail;
-        self.publish_state(State { current: self.state.ready, ..self.state });
+        next.tail.store_relaxed(self.flow.tail);
+        self.flow.limit = self.flow.tail.wrapping_add(next.capacity);
+        self.flow.previous = Some(std::mem::replace(&mut self.flow.carrier, next));
+        self.flow.floor = self.flow.tail;
+        self.flow.publish_state(State { current: self.flow.state.ready, ..self.flow.state });
     }
 
-    /// H-6. Copies what the reader has not read, from its position `from` on, out of this ring: the writer keeps unread
-    /// bytes, so any carrier can go on where the reader stopped. Appends to `to`.
+    /// Appends to `to` what the reader has not read, from its position `from` on: the writer keeps unread bytes, so any
+    /// transport can go on where the reader stopped (H-6).
     ///
     /// # Errors
     /// [`Error::Corrupt`] where `from` is no position between the last head seen and the tail.
     pub fn unread_from(&self, from: u64, to: &mut Vec<u8>) -> Result<(), Error> {
-        let unread = self.tail.wrapping_sub(from);
-        if unread > self.tail.wrapping_sub(self.head_seen) {
+        let unread = self.flow.tail.wrapping_sub(from);
+        if unread > self.flow.tail.wrapping_sub(self.flow.head_seen) {
             let what = "resume position outside what is unread";
-            return Err(Corrupt { clause: "H-6", what, found: from, bound: self.head_seen }.into());
+            return Err(Corrupt { clause: "H-6", what, found: from, bound: self.flow.head_seen }.into());
         }
-        let in_previous = (self.floor.wrapping_sub(from) as i64).clamp(0, unread as i64) as u64;
+        let in_previous = (self.flow.floor.wrapping_sub(from) as i64).clamp(0, unread as i64) as u64;
         let begin = to.len();
         to.resize(begin + unread as usize, 0);
         let (old, new) = to[begin..].split_at_mut(in_previous as usize);
-        if let Some(previous) = &self.previous {
+        if let Some(previous) = &self.flow.previous {
             previous.copy_back(from, old);
         }
-        self.carrier.copy_back(from.wrapping_add(in_previous), new);
+        self.flow.carrier.copy_back(from.wrapping_add(in_previous), new);
         Ok(())
     }
 }

@@ -50,14 +50,14 @@ impl Reading for Reader<Mapped> {
         match what % 6 {
             0 => self.refresh().map(drop),
             1 => self.finished().map(drop),
-            2 => self.announced().map(drop),
+            2 => self.handover().announced().map(drop),
             3 => self.need().map(drop),
             4 => {
                 self.arm(1 + what % CAPACITY);
                 self.before_sleep();
                 self.ready(1 + what % CAPACITY).map(drop)
             }
-            _ if self.announced()? == Some(1) => self.prepare(1, next_ring(CAPACITY, 1).1),
+            _ if self.handover().announced()? == Some(1) => self.handover().prepare(1, next_ring(CAPACITY, 1).1),
             _ => Ok(()),
         }
     }

@@ -158,7 +158,7 @@ fn r15_phase_that_goes_back_is_corrupt() {
     let (mut halves, pages) = victim(CAPACITY, false, 0);
     pages.set_writer_state(Phase::Open);
     pages.set(words::READER_STATE, State::OPEN.encode());
-    assert_eq!((halves.reader.finished(), halves.writer.reader_closed()), (Ok(None), Ok(false)));
+    assert_eq!((halves.reader.finished(), halves.writer.reader().is_closed()), (Ok(None), Ok(false)));
     pages.set_writer_state(Phase::Fresh);
     pages.set(words::READER_STATE, State { phase: Phase::Fresh, ready: 0, current: 0 }.encode());
     let clause = |error| match error {
@@ -166,7 +166,7 @@ fn r15_phase_that_goes_back_is_corrupt() {
         other => panic!("{other}"),
     };
     assert_eq!(halves.reader.finished().map_err(clause), Err("R-15"));
-    assert_eq!(halves.writer.reader_closed().map_err(clause), Err("R-15"));
+    assert_eq!(halves.writer.reader().is_closed().map_err(clause), Err("R-15"));
     assert_eq!(halves.writer.write(b"x").map_err(clause), Err("R-15"), "and stays so");
 }
 
@@ -175,14 +175,14 @@ fn h3_h5_reader_that_takes_its_readiness_back_is_corrupt() {
     let (mut halves, pages) = victim(CAPACITY, false, 0);
     let say = |ready| pages.set(words::READER_STATE, State { phase: Phase::Open, ready, current: 0 }.encode());
     say(0);
-    assert_eq!(halves.writer.announce(), 1);
-    assert_eq!(halves.writer.reader_ready(), Ok(false));
+    assert_eq!(halves.writer.handover().announce(), 1);
+    assert_eq!(halves.writer.handover().reader_ready(), Ok(false));
     say(1);
-    assert_eq!(halves.writer.reader_ready(), Ok(true));
+    assert_eq!(halves.writer.handover().reader_ready(), Ok(true));
     say(0);
     assert!(matches!(halves.writer.write(b"x"), Err(Error::Corrupt(corrupt)) if corrupt.clause == "H-5"));
     // It was ready when it mattered: going on is safe, and no panic.
-    halves.writer.switch_to(next_ring(CAPACITY, 1).0);
+    halves.writer.handover().switch_to(next_ring(CAPACITY, 1).0);
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn h5_writer_that_is_out_of_turn_is_corrupt() {
     for (ready, current) in [(2, 0), (1, 1), (0, 1), (2, 1), (u16::MAX, 0), (0, u16::MAX)] {
         let (mut halves, pages) = victim(CAPACITY, false, 0);
         pages.set(words::WRITER_STATE, State { phase: Phase::Open, ready, current }.encode());
-        let announced = halves.reader.announced();
+        let announced = halves.reader.handover().announced();
         assert!(
             matches!(announced, Err(Error::Corrupt(corrupt)) if corrupt.clause == "H-5"),
             "{ready} {current}: {announced:?}"
@@ -198,8 +198,8 @@ fn h5_writer_that_is_out_of_turn_is_corrupt() {
     }
     let (mut halves, pages) = victim(CAPACITY, false, 0);
     pages.set(words::WRITER_STATE, State { phase: Phase::Open, ready: 1, current: 0 }.encode());
-    assert_eq!(halves.reader.announced(), Ok(Some(1)));
-    let early = halves.reader.prepare(2, next_ring(CAPACITY, 2).1);
+    assert_eq!(halves.reader.handover().announced(), Ok(Some(1)));
+    let early = halves.reader.handover().prepare(2, next_ring(CAPACITY, 2).1);
     assert!(matches!(early, Err(Error::Corrupt(corrupt)) if corrupt.clause == "H-5"), "{early:?}");
 }
 
@@ -310,10 +310,10 @@ fn r9_bytes_peeked_at_are_gone_once_their_writer_was_caught() {
         let (mut halves, mut pages) = victim(CAPACITY, messages, 0);
         pages.put_header(0, 100);
         pages.set_tail(112);
-        assert!(halves.reader.peek().unwrap().is_some());
+        assert!(halves.reader.in_place().peek().unwrap().is_some());
         pages.set_tail(1 << 40);
         assert!(halves.reader.refresh().is_err());
-        halves.reader.consume(1);
+        halves.reader.in_place().consume(1);
         assert_eq!((halves.reader.position(), halves.reader.available()), (0, 0));
         assert!(halves.reader.read(&mut [0; 8]).is_err());
     }
@@ -325,12 +325,12 @@ fn r22_what_was_found_is_shown_as_it_was_checked_whatever_its_writer_stored_sinc
         let (mut halves, mut pages) = victim(CAPACITY, messages, 0);
         pages.put_header(0, 100);
         pages.set_tail(112);
-        assert_eq!(halves.reader.find(), Ok(true));
+        assert_eq!(halves.reader.in_place().find(), Ok(true));
         pages.put_header(0, 1 << 40);
         pages.set_tail(1 << 40);
-        let (first, second) = halves.reader.found().unwrap();
+        let (first, second) = halves.reader.in_place().found().unwrap();
         assert_eq!(first.len() + second.len(), if messages { 100 } else { 112 });
-        halves.reader.consume(0);
+        halves.reader.in_place().consume(0);
         assert_eq!(halves.reader.position(), if messages { 112 } else { 0 });
     }
 }

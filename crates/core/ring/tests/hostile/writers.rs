@@ -46,10 +46,10 @@ impl Writing for RealWriter {
 
     fn put(&mut self, bytes: &[u8], how: u64) -> Result<Option<usize>, Error> {
         if how % 4 == 0 {
-            let Some((first, second)) = self.0.reserve(bytes.len())? else { return Ok(None) };
+            let Some((first, second)) = self.0.in_place().reserve(bytes.len())? else { return Ok(None) };
             first.copy_from_slice(&bytes[..first.len()]);
             second.copy_from_slice(&bytes[first.len()..]);
-            return self.0.commit(bytes.len()).map(|()| Some(bytes.len()));
+            return self.0.in_place().commit(bytes.len()).map(|()| Some(bytes.len()));
         }
         if self.1 { self.0.send(bytes).map(|sent| sent.map(|()| bytes.len())) } else { self.0.write(bytes) }
     }
@@ -57,19 +57,19 @@ impl Writing for RealWriter {
     fn check_words(&mut self, what: u64) -> Result<bool, Error> {
         let writer = &mut self.0;
         match what % 8 {
-            0 => writer.reader_closed().map(drop)?,
+            0 => writer.reader().is_closed().map(drop)?,
             1 => writer.flush(),
             2 => writer.set_flush_policy(FlushPolicy::Batch { bytes: what % 999, time: Duration::from_secs(1) }),
             3 => {
                 let (mut unread, from) = (Vec::new(), writer.position().wrapping_sub(what % (2 * CAPACITY)));
-                let _ = writer.unread_from(from, &mut unread);
+                let _ = writer.handover().unread_from(from, &mut unread);
                 assert!(unread.len() as u64 <= 2 * CAPACITY, "two rings at most");
             }
-            4 if writer.can_offer()? => drop(writer.announce()),
-            5 if writer.reader_ready()? => {
+            4 if writer.handover().can_offer()? => drop(writer.handover().announce()),
+            5 if writer.handover().reader_ready()? => {
                 // Whatever the peer says between the question and the deed.
-                let _ = writer.reader_closed();
-                writer.switch_to(next_ring(CAPACITY, 1).0);
+                let _ = writer.reader().is_closed();
+                writer.handover().switch_to(next_ring(CAPACITY, 1).0);
                 return Ok(true);
             }
             _ => {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The order that ends on one kernel use: the ringer keeps the compiler in order and nothing else, the sleeper
-//! issues a barrier that reaches the ringer's CPU.
+//! The order that ends on one kernel use: the ringer keeps the compiler in order and nothing else, the sleeper issues a
+//! barrier that reaches the ringer's CPU.
 //!
 //! loom has no such barrier. What the kernel promises of `membarrier` is modelled instead, and no more: while it runs,
 //! each other thread passes a full fence at one point of its program. That point comes before or after the thread's light

@@ -206,7 +206,7 @@ pub fn read<M: Mem>(
 /// Sends two records and waits until both were read.
 pub fn write_and_drain<M: Mem>(writer: &mut Writer<M>, bells: &mut Bells) {
     (0..2).for_each(|i| send(writer, bells, &[i; 3]).unwrap());
-    while !writer.check_drained().unwrap() {
+    while !writer.reader().has_read_all().unwrap() {
         let whole = writer.capacity();
         sleep_until(writer, bells, whole).unwrap();
     }

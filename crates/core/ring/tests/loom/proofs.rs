@@ -254,13 +254,13 @@ fn moving<const RINGS: usize>(name: &str, rings: [usize; RINGS], records: u8, sw
             move |writer, bells| {
                 send(writer, bells, &[0; 3]).unwrap();
                 for i in 1..records {
-                    if !offers.is_empty() && writer.can_offer().unwrap() {
-                        writer.announce();
+                    if !offers.is_empty() && writer.handover().can_offer().unwrap() {
+                        writer.handover().announce();
                         notify_if_owed(writer, bells);
                     }
                     loop {
-                        if writer.reader_ready().unwrap() {
-                            writer.switch_to(offers.pop().unwrap());
+                        if writer.handover().reader_ready().unwrap() {
+                            writer.handover().switch_to(offers.pop().unwrap());
                             notify_if_owed(writer, bells);
                         }
                         let sent = writer.send(&[i; 3]).unwrap();
@@ -278,8 +278,8 @@ fn moving<const RINGS: usize>(name: &str, rings: [usize; RINGS], records: u8, sw
             move |reader, bells| {
                 let (mut record, mut got) = ([0; 24], Vec::new());
                 loop {
-                    if let Some(generation) = reader.announced().unwrap() {
-                        reader.prepare(generation, follows.pop().unwrap()).unwrap();
+                    if let Some(generation) = reader.handover().announced().unwrap() {
+                        reader.handover().prepare(generation, follows.pop().unwrap()).unwrap();
                         notify_if_owed(reader, bells);
                     }
                     let received = reader.recv(&mut record).unwrap();

@@ -7,7 +7,7 @@
 //! is a copy here, and [`Remote::sync_memory`] brings both up to date ([`Fixture::quiesce`](super::Fixture::quiesce)). Each test is
 //! worth running twice, with the sides swapped: what is a copy in one run is the real thing in the other.
 //!
-//! Both ends of the stream are programs of one test; they trust each other and panic at nonsense.
+//! Both endpoints of the stream are programs of one test; they trust each other and panic at nonsense.
 
 mod agent;
 mod frames;

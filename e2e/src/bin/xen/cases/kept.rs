@@ -21,7 +21,7 @@ pub const PVH_LONG: &[Case] = &[Case {
     run: |rig| kept(rig, Kind::Pvh),
 }];
 
-/// How soon the other end of a program that died is told.
+/// How soon the other end of a program that died is told.
 const TOLD: Duration = Duration::from_secs(1);
 /// Seconds for what takes one on an idle machine.
 const SOON: u64 = 60;

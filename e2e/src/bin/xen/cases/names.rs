@@ -16,7 +16,7 @@ pub const PV: &[Case] =
 const CONFIG: &str = "[xen]\ndomains = [\"A\", \"B\"]\n[[allow]]\nfrom = \"A\"\nto = \"B\"\nservice = \"file\"\n\
     [[allow]]\nfrom = \"A\"\nto = \"B\"\nservice = \"life\"\n[[allow]]\nfrom = \"*\"\nto = \"host\"\nservice = \"log\"\n";
 const STATE: &str = "/tmp/broker";
-/// X-22. How soon a pause is told, and how many are tried.
+/// How soon a pause is told, and how many are tried (X-22).
 const TOLD: Duration = Duration::from_secs(2);
 const PAUSES: usize = 3;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Who listens: the sockets in the folders of services.
+//! Listeners of one kernel: the sockets in the folders of services.
 
 use std::{
     collections::HashMap,
@@ -15,34 +15,42 @@ use rustix::{
 };
 use serde::Serialize;
 
-use super::process::{Scan, known_users, name_of, printable};
-use crate::failure::{Failure, Result};
+use crate::{
+    error::{Error, Result},
+    process::{Scan, known_users, name_of, printable},
+};
 
 /// A socket that stands for a service.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Listener {
+    /// What to connect to.
     pub address: String,
-    pub state: Pulse,
-    /// Who made the file.
+    /// Whether anybody listens.
+    pub state: ListenerState,
+    /// The user who made the file.
     pub uid: u32,
+    /// The name of that user.
     pub user: String,
-    /// Who listens, where that can be seen.
+    /// The process that listens, where that can be seen.
     pub pid: Option<u32>,
+    /// The name of that process.
     pub command: Option<String>,
 }
 
 /// Whether anybody listens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Pulse {
+pub enum ListenerState {
+    /// Somebody does.
     Listening,
     /// Its listener died and left the file; the next one replaces it.
     Stale,
-    /// This user may not ask.
+    /// This user may not find out.
     Unknown,
 }
 
-/// The folders where services are looked for when nobody names one: this user's, and for root those of all users.
+/// Returns the folders in which services are looked for when nobody names one: this user's, and for root those of all users.
+#[must_use]
 pub fn known_folders() -> Vec<PathBuf> {
     let own = tombolo_backends::services_folder();
     let mut folders = Vec::new();
@@ -69,7 +77,7 @@ pub fn find(folders: &[PathBuf], scan: &Scan) -> Result<Vec<Listener>> {
     let (users, bound) = (known_users(), bound(scan));
     let mut found = Vec::new();
     for folder in folders {
-        let unreadable = |source| Failure::Folder { folder: printable(&folder.display().to_string()), source };
+        let unreadable = |source| Error::Folder { folder: printable(&folder.display().to_string()), source };
         let held = rustix::fs::open(folder, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
             .map_err(|error| unreadable(error.into()))?;
         for entry in fs::read_dir(folder).map_err(unreadable)?.flatten() {
@@ -96,15 +104,15 @@ pub fn find(folders: &[PathBuf], scan: &Scan) -> Result<Vec<Listener>> {
     Ok(found)
 }
 
-/// L-3. Asked by a socket of another kind, which a live listener does not notice.
-fn pulse(path: &Path) -> Pulse {
+/// Asks by a socket of another kind, which a live listener does not notice (L-3).
+fn pulse(path: &Path) -> ListenerState {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let asked = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)
         .and_then(|socket| rustix::net::connect(&socket, &SocketAddrUnix::new(path.as_os_str().as_bytes())?));
     match asked {
-        Err(Errno::PROTOTYPE) => Pulse::Listening,
-        Err(Errno::CONNREFUSED) => Pulse::Stale,
-        _ => Pulse::Unknown,
+        Err(Errno::PROTOTYPE) => ListenerState::Listening,
+        Err(Errno::CONNREFUSED) => ListenerState::Stale,
+        _ => ListenerState::Unknown,
     }
 }
 
@@ -147,9 +155,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         let listener = UnixListener::bind(&path).unwrap();
-        assert_eq!(pulse(&path), Pulse::Listening);
+        assert_eq!(pulse(&path), ListenerState::Listening);
         drop(listener);
-        assert_eq!(pulse(&path), Pulse::Stale);
-        assert_eq!(pulse(&folder.path().join("nothing")), Pulse::Unknown);
+        assert_eq!(pulse(&path), ListenerState::Stale);
+        assert_eq!(pulse(&folder.path().join("nothing")), ListenerState::Unknown);
     }
 }

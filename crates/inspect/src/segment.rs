@@ -11,8 +11,8 @@ use rustix::fs::{AtFlags, MemfdFlags, Mode, OFlags, StatxFlags};
 use tombolo_layout::{Features, SegmentHeader, header, limits, private::COUNTERS, words};
 use tombolo_mem::{PeerSegment, PeerWord};
 
-use super::process::Identity;
-use crate::failure::{Os, Result};
+use crate::error::{Os, Result};
+use crate::process::Identity;
 
 /// A segment whose control page is mapped here, to be read and not believed.
 #[derive(Debug)]
@@ -31,9 +31,9 @@ enum Page {
     Copied(Box<[u8; limits::CONTROL_LEN as usize]>),
 }
 
-/// C-12.
+/// What an endpoint publishes for tools (C-12).
 #[derive(Clone, Copy, Debug)]
-pub struct Board {
+pub struct StatsPage {
     pub writer: [u64; COUNTERS],
     pub reader: [u64; COUNTERS],
     pub peer_epoch: u64,
@@ -96,8 +96,8 @@ impl Segment {
         Some(Self { header, made: None, page: Page::Copied(page) })
     }
 
-    /// One whose control page somebody told of, at that length which it says itself.
-    pub fn told(page: Box<[u8; limits::CONTROL_LEN as usize]>) -> Option<Self> {
+    /// One whose control page somebody else read, of the length that the page states.
+    pub fn stated(page: Box<[u8; limits::CONTROL_LEN as usize]>) -> Option<Self> {
         let len = word_at(&page[..], header::SEGMENT_LEN);
         Self::copied(page, len)
     }
@@ -111,17 +111,17 @@ impl Segment {
         }
     }
 
-    /// C-12. What the board says now, if there is one.
-    pub fn board(&self) -> Option<Board> {
+    /// The stats page as it is now, if there is one (C-12).
+    pub fn stats(&self) -> Option<StatsPage> {
         let counters = |at| std::array::from_fn(|index| self.word(at + 8 * index));
-        self.header.features.has(Features::STATISTICS).then(|| Board {
+        self.header.features.has(Features::STATISTICS).then(|| StatsPage {
             writer: counters(words::WRITER_COUNTERS),
             reader: counters(words::READER_COUNTERS),
             peer_epoch: self.word(words::PEER_EPOCH),
         })
     }
 
-    /// C-12. How the ring that this end writes follows its load: what it grows to, and why it is as large as it is.
+    /// How the ring that this endpoint writes follows its load: what it grows to, and why it is as large as it is (C-12).
     pub fn growth(&self) -> Option<(u64, &'static str)> {
         let told = self.header.features.has(Features::STATISTICS);
         told.then(|| self.word(words::RING_GROWTH)).and_then(words::decode_growth)
@@ -164,7 +164,7 @@ mod tests {
     fn c12_segment_is_read_as_it_stands_there() {
         let seen = Segment::map(&memory(Features::STATISTICS)).unwrap();
         assert_eq!((seen.header.start, seen.header.epoch, seen.word(words::TAIL)), (7, 5, 9));
-        assert_eq!((seen.board().unwrap().reader[7], seen.growth()), (3, Some((1 << 20, "bulk"))));
+        assert_eq!((seen.stats().unwrap().reader[7], seen.growth()), (3, Some((1 << 20, "bulk"))));
         let age = seen.made.unwrap().elapsed().unwrap();
         assert!(age < Duration::from_secs(60), "{age:?}");
     }
@@ -172,7 +172,7 @@ mod tests {
     #[test]
     fn c12_board_that_was_not_offered_is_not_shown() {
         let seen = Segment::map(&memory(Features::NONE)).unwrap();
-        assert!(seen.board().is_none() && seen.growth().is_none());
+        assert!(seen.stats().is_none() && seen.growth().is_none());
     }
 
     #[test]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S-11. TCP connections of programs under `tombolo run`, from the lists that their processes keep of them.
+//! TCP connections of programs under `tombolo run`, from the connection tables of their processes (S-11).
 
 use std::{
     collections::HashSet,
@@ -15,45 +15,55 @@ use tombolo_layout::{
 use tombolo_mem::{PeerSegment, PeerWord};
 use tombolo_sockets::Reason;
 
-use super::{
+use crate::{
+    error::Result,
     process::Scan,
     segment::{Opener, identity},
 };
-use crate::failure::Result;
 
-/// One end of a TCP connection.
+/// One side of a TCP connection.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Socket {
+    /// The process that has it.
     pub pid: u32,
+    /// The name of that process, as a terminal may show it.
     pub command: String,
+    /// The name of its user.
     pub user: Option<String>,
+    /// The address on this side.
     pub own: SocketAddr,
+    /// The address on the other side.
     pub peer: SocketAddr,
-    pub state: Carried,
+    /// What carries it.
+    pub state: Transport,
     /// Why it is on TCP, or on its way there.
     pub reason: Option<&'static str>,
+    /// Bytes sent.
     pub sent: Bytes,
+    /// Bytes received.
     pub received: Bytes,
 }
 
-/// How it is carried.
+/// What carries a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Carried {
-    /// By TCP, while the other end is looked for.
+pub enum Transport {
+    /// TCP, while the other side is looked for.
     Candidate,
-    /// By shared memory.
+    /// Shared memory.
     Shared,
-    /// It was joined, and goes back to TCP.
+    /// Shared memory until now; it goes back to TCP.
     Leaving,
-    /// By TCP, for good.
+    /// TCP, for good.
     Tcp,
 }
 
-/// Bytes of one direction by each path.
+/// Bytes of one direction by each transport.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Bytes {
+    /// By TCP.
     pub tcp: u64,
+    /// By shared memory.
     pub shared: u64,
 }
 
@@ -62,9 +72,9 @@ pub fn find(scan: &Scan) -> Result<(Vec<Socket>, u64)> {
     let opener = Opener::new()?;
     let mut seen = HashSet::new();
     let (mut all, mut hidden) = (Vec::new(), 0_u64);
-    for keeper in &scan.keepers {
+    for process in &scan.listing {
         // A process that ended meanwhile, or memory that is merely called so.
-        let Ok(fd) = opener.open(&format!("/proc/{}/fd/{}", keeper.pid, keeper.fd)) else { continue };
+        let Ok(fd) = opener.open(&format!("/proc/{}/fd/{}", process.pid, process.fd)) else { continue };
         if tombolo_mem::check_sealed(fd.as_fd(), LEN as u64) != Ok(LEN)
             || !identity(&fd).is_ok_and(|id| seen.insert(id))
         {
@@ -80,9 +90,9 @@ pub fn find(scan: &Scan) -> Result<(Vec<Socket>, u64)> {
             let row = row(|place| word(roster::place(at, place)))?;
             let [own, peer] = row.addresses.map(socket_address);
             let [sent, received] = [0, 2].map(|at| Bytes { tcp: row.counts[at], shared: row.counts[at + 1] });
-            let (command, user) = (keeper.command.clone(), keeper.user.clone());
+            let (command, user) = (process.command.clone(), process.user.clone());
             let reason = row.reason.map(|reason| Reason::from_number(reason).words());
-            Some(Socket { pid: keeper.pid, command, user, own, peer, state: state(&row), reason, sent, received })
+            Some(Socket { pid: process.pid, command, user, own, peer, state: state(&row), reason, sent, received })
         }));
     }
     all.sort_by_key(|socket| (socket.pid, socket.own, socket.peer));
@@ -96,12 +106,12 @@ fn row(word: impl Fn(usize) -> u64) -> Option<Row> {
     (serial != 0 && word(0) == serial).then_some(row)
 }
 
-fn state(row: &Row) -> Carried {
+fn state(row: &Row) -> Transport {
     match (row.stage, row.reason) {
-        (Stage::Candidate, _) => Carried::Candidate,
-        (Stage::Joined, None) => Carried::Shared,
-        (Stage::Joined, Some(_)) => Carried::Leaving,
-        (Stage::Plain, _) => Carried::Tcp,
+        (Stage::Candidate, _) => Transport::Candidate,
+        (Stage::Joined, None) => Transport::Shared,
+        (Stage::Joined, Some(_)) => Transport::Leaving,
+        (Stage::Plain, _) => Transport::Tcp,
     }
 }
 

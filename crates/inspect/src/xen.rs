@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Ends of channels to other domains of Xen's, from the pages that their processes granted. There is no descriptor
-//! that leads to those, so they are read as a debugger reads memory, by whoever may do that.
+//! Channels to other Xen domains, from the pages that processes granted.
+//!
+//! No descriptor leads to those pages. They are read as a debugger reads memory, by whoever may do that.
 
 use std::{
     collections::BTreeMap,
@@ -17,8 +18,8 @@ use tombolo_layout::{
     xen as at,
 };
 
-use super::{
-    listener::{Listener, Pulse},
+use crate::{
+    listener::{Listener, ListenerState},
     process::{Process, known_users, name_of, printable},
     segment::{Segment, word_at},
 };
@@ -26,7 +27,7 @@ use super::{
 /// A page that was read.
 type Page = Box<[u8; at::PAGE]>;
 
-/// An end, and what memory of its rings there is.
+/// An endpoint, and what memory of its rings there is.
 #[derive(Debug)]
 pub struct Link {
     /// The number of the other domain.
@@ -46,7 +47,7 @@ pub struct Link {
     pub segments: Vec<Segment>,
 }
 
-/// A door: whom its listener listens for, and which reference leads to it.
+/// A listener page: for which domain its listener listens, and which reference leads to it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ListenerPage {
     pub peer: u16,
@@ -55,40 +56,48 @@ pub struct ListenerPage {
     pub named: bool,
 }
 
-/// Pages of a program that died, which the domain's keeper holds until the other domain says that it unmapped them.
+/// Pages of a program that died, which this domain's grant reaper keeps until the other domain has unmapped them.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct OrphanedGrants {
     /// By which the program met its peer.
     pub address: String,
+    /// The number of the other domain.
     pub peer_domain: u16,
+    /// How many there are.
     pub pages: u64,
-    /// Seconds since it died.
+    /// Seconds since the program died.
     pub age: f64,
+    /// The number of the program's process.
     pub pid: u32,
+    /// The name of the program, as a terminal may show it.
     pub command: String,
+    /// The number of its user.
     pub uid: u32,
+    /// The name of its user.
     pub user: String,
 }
 
-/// What the keeper of this domain has.
+/// What the grant reaper of this domain has.
 #[derive(Debug, Default)]
 pub struct ReaperHoldings {
     /// There is one, and it answered.
     pub there: bool,
+    /// Pages by program.
     pub kept: Vec<OrphanedGrants>,
     /// Pages that it had no room for.
     pub let_go: u64,
 }
 
-/// Asks it. One that does not answer this user is none.
-pub fn keeper() -> ReaperHoldings {
+/// Asks the grant reaper of this domain what it has. One that does not answer this user counts as none.
+#[must_use]
+pub fn reaper_holdings() -> ReaperHoldings {
     match ReaperListing::ask() {
-        Ok(found) => told(found),
+        Ok(listing) => holdings(listing),
         Err(_) => ReaperHoldings::default(),
     }
 }
 
-fn told(ReaperListing { kept, let_go }: ReaperListing) -> ReaperHoldings {
+fn holdings(ReaperListing { kept, let_go }: ReaperListing) -> ReaperHoldings {
     let users = known_users();
     let kept = kept.into_iter().map(|kept| OrphanedGrants {
         address: printable(&format!("xen:{}/{}", kept.peer, kept.service)),
@@ -103,30 +112,31 @@ fn told(ReaperListing { kept, let_go }: ReaperListing) -> ReaperHoldings {
     ReaperHoldings { there: true, kept: kept.collect(), let_go }
 }
 
-/// Who listens for other domains, with the names that `names` has for their doors.
+/// Listeners for other domains, with the names that `names` has for their pages.
 pub fn listeners(holders: &[Process], names: impl FnOnce() -> Vec<(u16, String, u32)>) -> Vec<Listener> {
-    let doors = holders.iter().flat_map(|process| granted(process).doors.into_iter().map(move |door| (process, door)));
-    let doors: Vec<_> = doors.collect();
-    let names = if doors.is_empty() { Vec::new() } else { names() };
-    let listener = |(process, door): (&Process, ListenerPage)| {
-        let name = names.iter().find(|(peer, _, reference)| (*peer, *reference) == (door.peer, door.reference));
+    let pages =
+        holders.iter().flat_map(|process| granted(process).listeners.into_iter().map(move |page| (process, page)));
+    let pages: Vec<_> = pages.collect();
+    let names = if pages.is_empty() { Vec::new() } else { names() };
+    let listener = |(process, page): (&Process, ListenerPage)| {
+        let name = names.iter().find(|(peer, _, reference)| (*peer, *reference) == (page.peer, page.reference));
         let name = printable(name.map_or("?", |(_, name, _)| name));
-        let address = match door.named {
-            true => format!("vm:{name} (domain {})", door.peer),
-            false => format!("xen:{}/{name}", door.peer),
+        let address = match page.named {
+            true => format!("vm:{name} (domain {})", page.peer),
+            false => format!("xen:{}/{name}", page.peer),
         };
         let (uid, user) = (process.uid.unwrap_or(u32::MAX), process.user.clone().unwrap_or_else(|| "?".into()));
         let (pid, command) = (Some(process.pid), Some(process.command.clone()));
-        Listener { address, state: Pulse::Listening, uid, user, pid, command }
+        Listener { address, state: ListenerState::Listening, uid, user, pid, command }
     };
-    doors.into_iter().map(listener).collect()
+    pages.into_iter().map(listener).collect()
 }
 
 /// What a process has of Xen.
 #[derive(Debug, Default)]
 pub struct Granted {
     pub links: Vec<Link>,
-    pub doors: Vec<ListenerPage>,
+    pub listeners: Vec<ListenerPage>,
     /// Pages that it granted and has mapped.
     pub pages: u64,
 }
@@ -146,7 +156,7 @@ pub fn granted(process: &Process) -> Granted {
         }
         match word_at(&page[..], at::AT_MAGIC) {
             at::MAILBOX_MAGIC => found.links.extend(link(&page)),
-            at::DOOR_MAGIC => found.doors.extend(door(&page)),
+            at::DOOR_MAGIC => found.listeners.extend(listener_page(&page)),
             at::LINE_MAGIC => {}
             _ => {
                 const { assert!(at::PAGE as u64 == CONTROL_LEN) };
@@ -163,7 +173,7 @@ pub fn granted(process: &Process) -> Granted {
     found
 }
 
-/// The end whose mailbox this is, once it has said a word.
+/// The endpoint whose mailbox this is, once it has sent a message.
 fn link(page: &Page) -> Option<Link> {
     let word = |offset| word_at(&page[..], offset);
     let (peer, gone) = at::board_of(word(at::AT_BOARD))?;
@@ -188,7 +198,7 @@ fn link(page: &Page) -> Option<Link> {
     })
 }
 
-/// A message that the end sent.
+/// A message that the endpoint sent.
 fn message(page: &Page, number: u64) -> Option<Message> {
     let base = at::AT_MESSAGES + number as usize * at::MESSAGE_STRIDE;
     let head = at::MessageHead::decode([0, 8, 16].map(|offset| word_at(&page[..], base + offset))).ok()?;
@@ -196,7 +206,7 @@ fn message(page: &Page, number: u64) -> Option<Message> {
     Message::decode(bytes).ok()
 }
 
-fn door(page: &Page) -> Option<ListenerPage> {
+fn listener_page(page: &Page) -> Option<ListenerPage> {
     let word = |offset| word_at(&page[..], offset);
     let (peer, _) = at::board_of(word(at::AT_FOR)).filter(|_| word(at::AT_STATE) & 0xff == at::OPEN)?;
     Some(ListenerPage { peer, reference: (word(at::AT_FOR) >> 32) as u32, named: word(at::AT_PAIR) != 0 })
@@ -210,7 +220,7 @@ mod tests {
     use tombolo_mem::{OwnControl, OwnWord, create_sealed};
 
     use super::*;
-    use crate::inspect::channel::{self, Mode, State};
+    use crate::channel::{self, Mode, State};
 
     const EPOCH: u64 = 0x0123_4567_89ab_cdef;
 
@@ -303,9 +313,9 @@ mod tests {
             page.word(offset).store_relaxed(word);
         }
         let process = process(vec![at_page]);
-        assert!(granted(&process).doors.is_empty(), "its state says that it is closed");
+        assert!(granted(&process).listeners.is_empty(), "its state says that it is closed");
         page.word(at::AT_STATE).store_relaxed(at::OPEN);
-        assert_eq!(granted(&process).doors, [ListenerPage { peer: 7, reference: 99, named: false }]);
+        assert_eq!(granted(&process).listeners, [ListenerPage { peer: 7, reference: 99, named: false }]);
     }
     #[test]
     fn x12_listener_for_another_domain_is_told_with_the_name_that_xenstore_has_for_its_door() {
@@ -331,7 +341,7 @@ mod tests {
         let (service, command, age) = ("web".into(), "a\x1bb".into(), Duration::from_millis(1500));
         let kept =
             tombolo_backends::xen::OrphanedGrants { peer: 7, pages: 257, age, pid: 12, uid: 0, service, command };
-        let keeper = told(ReaperListing { kept: vec![kept], let_go: 3 });
+        let keeper = holdings(ReaperListing { kept: vec![kept], let_go: 3 });
         let [kept] = &keeper.kept[..] else { panic!("one") };
         assert_eq!((kept.address.as_str(), kept.command.as_str(), kept.age), ("xen:7/web", "a?b", 1.5));
         assert_eq!((kept.user.as_str(), keeper.let_go, keeper.there), ("root", 3, true));

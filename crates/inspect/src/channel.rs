@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Which segments belong to one end, which ends to one channel, and how that fares.
+//! Sorts segments by endpoint and endpoints by channel, and judges how a channel fares.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -16,43 +16,48 @@ use tombolo_layout::{
     words,
 };
 
-use super::{
-    call::{Call, Machine},
+use crate::{
+    error::Result,
+    machine::{Machine, RemoteConnection},
     process::{Identity, Mapping, Process, Scan, printable},
     segment::{Opener, Segment, identity},
     xen::Link,
 };
-use crate::failure::Result;
 
-/// A channel, or the end of one that can be seen.
+/// A channel, or that endpoint of it which can be seen.
 #[derive(Clone, Debug, Serialize)]
 pub struct Channel {
     /// The inode of a segment: its own for as long as the channel lives.
     pub id: u64,
-    /// Where the two ends met, if the end that listened can be seen.
+    /// Where the two endpoints met, if the one that listened can be seen.
     pub address: Option<String>,
+    /// What it carries.
     pub mode: Mode,
+    /// How it fares.
     pub state: State,
-    /// Seconds since the ends met.
+    /// Seconds since the endpoints met.
     pub age: Option<f64>,
-    /// Bytes of memory, of both ends.
+    /// Bytes of memory, of both endpoints.
     pub memory: u64,
-    /// The number of the domain in which the other end is, if that is another one of Xen's.
+    /// The number of the Xen domain in which the other endpoint is, if that is not this one.
     pub peer_domain: Option<u16>,
-    /// The machine in which the other end is, and the link to it, if that is another one under QEMU, or its host.
+    /// The machine under QEMU in which the other endpoint is, or its host, and the link to it.
     pub machine: Option<Machine>,
     /// Bytes that were retired and that the peer may still map, where that is known.
     pub quarantine: Option<u64>,
-    /// The end that listened first, where that is known; `null` for one that cannot be seen.
-    pub ends: [Option<End>; 2],
-    /// From the first end to the second, and back.
+    /// The endpoint that listened first, where that is known; `null` for one that cannot be seen.
+    pub ends: [Option<Endpoint>; 2],
+    /// From the first endpoint to the second, and back.
     pub pipes: [Pipe; 2],
 }
 
+/// What a channel carries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
+    /// Bytes.
     Stream,
+    /// Whole messages.
     Messages,
 }
 
@@ -60,36 +65,42 @@ pub enum Mode {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// An end gave up in the middle.
+    /// An endpoint gave up in the middle.
     Aborted,
-    /// The process of one end is gone, and the other has not closed yet.
+    /// The process of one endpoint is gone, and the other has not closed yet.
     PeerGone,
-    /// One end cannot be seen: it belongs to a process that this user may not look into, or is gone.
+    /// One endpoint cannot be seen: this user may not look into its process, or it is gone.
     PeerHidden,
     /// Both directions are closed.
     Closed,
     /// One direction is closed.
     HalfClosed,
-    /// A process at one of the ends is stopped or frozen.
+    /// A process of one of the endpoints is stopped or frozen.
     Paused,
-    /// The two ends have not met yet.
+    /// The two endpoints have not met yet.
     Opening,
+    /// Both directions are open.
     Open,
 }
 
-/// Who is at an end.
+/// The process of an endpoint.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct End {
+pub struct Endpoint {
+    /// Its number.
     pub pid: u32,
+    /// Its name, as a terminal may show it.
     pub command: String,
+    /// The number of its user.
     pub uid: Option<u32>,
+    /// The name of its user.
     pub user: Option<String>,
+    /// It is stopped, traced or frozen.
     pub paused: bool,
-    /// Whether this is the end that listened.
+    /// Whether this is the endpoint that listened.
     pub listened: bool,
-    /// Other processes that hold this end, after a fork.
+    /// Other processes of this endpoint, after a fork.
     pub shared_with: Vec<u32>,
-    /// Bytes of memory of this end.
+    /// Bytes of memory of this endpoint.
     pub memory: u64,
 }
 
@@ -104,7 +115,9 @@ pub struct Pipe {
     pub fill: Option<u64>,
     /// Bytes written in all.
     pub bytes: Option<u64>,
+    /// What its writer publishes.
     pub writer: Option<Half>,
+    /// What its reader publishes.
     pub reader: Option<Half>,
 }
 
@@ -117,32 +130,41 @@ pub struct Growth {
     pub reason: &'static str,
 }
 
-/// What one end says of its half of a pipe.
+/// What an endpoint publishes of its half of a pipe.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Half {
+    /// `fresh`, `open`, `closed`, `aborted` or `corrupt`.
     pub phase: &'static str,
-    /// Whether it sleeps until the other gets on.
+    /// Whether it sleeps until the other half gets on.
     pub asleep: bool,
-    /// What it counted, if it tells.
-    pub counters: Option<Counted>,
+    /// What it counted, if it publishes that.
+    pub counters: Option<Counters>,
 }
 
-/// The counters of a board (C-12).
+/// The counters of a stats page (C-12).
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
-pub struct Counted {
+pub struct Counters {
     /// Messages, or calls that moved something.
     pub calls: u64,
+    /// Notifications sent.
     pub rings_sent: u64,
+    /// Notifications that nobody had asked for, and that were not sent.
     pub rings_suppressed: u64,
+    /// Notifications received.
     pub rings_received: u64,
+    /// Times that it woke and found nothing.
     pub wakeups_spurious: u64,
+    /// Times that polling found something before it came to sleep.
     pub spins_paid: u64,
+    /// Times that polling found nothing.
     pub spins_wasted: u64,
+    /// Times that it slept.
     pub sleeps: u64,
+    /// Times that there was no room, or nothing to read.
     pub stalls: u64,
 }
 
-impl Counted {
+impl Counters {
     fn new(listed: [u64; COUNTERS]) -> Self {
         let [calls, rings_sent, rings_suppressed, rings_received, wakeups_spurious, rest @ ..] = listed;
         let [spins_paid, spins_wasted, sleeps, stalls] = rest;
@@ -160,8 +182,8 @@ impl Counted {
     }
 }
 
-/// The segments of one end, and the processes that have it.
-struct Side<'a> {
+/// The segments of one endpoint, and its processes.
+struct EndpointMemory<'a> {
     /// That of generation 0, which has the words.
     first: Segment,
     identity: Identity,
@@ -215,7 +237,7 @@ pub fn find(scan: &Scan) -> Result<(Vec<Channel>, u64)> {
 }
 
 /// Opens what the processes' descriptors lead to, each piece of memory once, and sorts it by end.
-fn sides<'a>(scan: &'a Scan, mapped: &Mapped<'a>) -> Result<(Vec<Side<'a>>, u64)> {
+fn sides<'a>(scan: &'a Scan, mapped: &Mapped<'a>) -> Result<(Vec<EndpointMemory<'a>>, u64)> {
     let opener = Opener::new()?;
     let mut seen = HashSet::new();
     let mut broken = 0;
@@ -242,35 +264,43 @@ fn sides<'a>(scan: &'a Scan, mapped: &Mapped<'a>) -> Result<(Vec<Side<'a>>, u64)
         rings.sort_by_key(|(identity, segment, _)| (segment.header.generation, *identity));
         let mut rings = rings.into_iter();
         let (identity, first, name) = rings.next().filter(|(_, segment, _)| segment.header.generation == 0)?;
-        let peer_epoch = first.board().map(|board| board.peer_epoch);
+        let peer_epoch = first.stats().map(|stats| stats.peer_epoch);
         let path = name.strip_prefix(MEMORY)?.strip_prefix(':').map(printable);
         let holders = mapped.writable.get(&identity)?.clone();
-        Some(Side { first, identity, later: rings.map(|(_, segment, _)| segment).collect(), holders, path, peer_epoch })
+        Some(EndpointMemory {
+            first,
+            identity,
+            later: rings.map(|(_, segment, _)| segment).collect(),
+            holders,
+            path,
+            peer_epoch,
+        })
     });
     Ok((sides.collect(), broken))
 }
 
 /// Two ends make a channel where each has mapped the other's segment, and each names the other as its peer. The kernel
 /// vouches for the one; the other tells channels between the same two processes apart.
-fn belong_together(a: &Side<'_>, b: &Side<'_>, mapped: &Mapped<'_>) -> bool {
-    let names =
-        |side: &Side<'_>, other: &Side<'_>| side.peer_epoch.is_none_or(|epoch| epoch == other.first.header.epoch);
-    let maps = |side: &Side<'_>, other: &Side<'_>| {
+fn belong_together(a: &EndpointMemory<'_>, b: &EndpointMemory<'_>, mapped: &Mapped<'_>) -> bool {
+    let names = |side: &EndpointMemory<'_>, other: &EndpointMemory<'_>| {
+        side.peer_epoch.is_none_or(|epoch| epoch == other.first.header.epoch)
+    };
+    let maps = |side: &EndpointMemory<'_>, other: &EndpointMemory<'_>| {
         side.holders.iter().any(|process| mapped.readable.contains(&(other.identity, process.pid)))
     };
     names(a, b) && names(b, a) && maps(a, b) && maps(b, a)
 }
 
-fn channel(side: Side<'_>, partner: Option<Side<'_>>, some_hidden: bool) -> Channel {
+fn channel(side: EndpointMemory<'_>, partner: Option<EndpointMemory<'_>>, some_hidden: bool) -> Channel {
     // The end that listened comes first, else the older process.
-    let rank = |side: &Side<'_>| (side.path.is_none(), side.holders[0].pid, side.identity);
+    let rank = |side: &EndpointMemory<'_>| (side.path.is_none(), side.holders[0].pid, side.identity);
     let (a, b) = match partner {
         Some(other) if rank(&other) < rank(&side) => (other, Some(side)),
         partner => (side, partner),
     };
     let made = [Some(&a), b.as_ref()].into_iter().flatten().filter_map(|side| side.first.made).max();
     let pipes = [pipe(Some(&a), b.as_ref()), pipe(b.as_ref(), Some(&a))];
-    let ends = [Some(a.end()), b.as_ref().map(Side::end)];
+    let ends = [Some(a.end()), b.as_ref().map(EndpointMemory::end)];
     let unseen = if some_hidden { State::PeerHidden } else { State::PeerGone };
     Channel {
         id: a.identity.1,
@@ -287,19 +317,19 @@ fn channel(side: Side<'_>, partner: Option<Side<'_>>, some_hidden: bool) -> Chan
     }
 }
 
-/// A channel whose other end is in another domain.
+/// A channel whose other endpoint is in another domain.
 pub fn foreign(process: &Process, link: Link) -> Channel {
     let Link { peer, gone, address, greeting, listened, open, quarantine, made, segments } = link;
     let mut rings = segments.into_iter();
     let side = rings.next().filter(|first| first.header.generation == 0).map(|first| {
-        let peer_epoch = first.board().map(|board| board.peer_epoch);
+        let peer_epoch = first.stats().map(|stats| stats.peer_epoch);
         let (identity, path) = ((0, greeting.epoch), None);
-        Side { first, identity, later: rings.collect(), holders: vec![process], path, peer_epoch }
+        EndpointMemory { first, identity, later: rings.collect(), holders: vec![process], path, peer_epoch }
     });
     let mut pipes = [pipe(side.as_ref(), None), pipe(None, side.as_ref())];
     // Of what comes in the reader alone can be asked.
     pipes[1].bytes = side.as_ref().map(|side| side.first.word(words::HEAD));
-    let memory = side.as_ref().map_or(0, Side::memory);
+    let memory = side.as_ref().map_or(0, EndpointMemory::memory);
     let ends = [Some(end(&[process], listened, memory)), None];
     let state = match &side {
         Some(side) => state(&ends, &pipes, side.peer_epoch, gone.then_some(State::PeerGone)),
@@ -322,19 +352,19 @@ pub fn foreign(process: &Process, link: Link) -> Channel {
     }
 }
 
-/// B-20. A channel whose other end is in another machine, as the broker tells of it.
-pub fn across(process: &Process, call: Call) -> Channel {
-    let Call { address, machine, place, listened, progress, made, rings } = call;
+/// A channel whose other endpoint is in another machine, as the broker lists it (B-20).
+pub fn remote(process: &Process, connection: RemoteConnection) -> Channel {
+    let RemoteConnection { address, machine, row, listened, progress, made, rings } = connection;
     let [own, theirs] = rings.map(|rings| {
         let mut rings = rings.into_iter();
         rings.next().map(|first| {
-            let peer_epoch = first.board().map(|board| board.peer_epoch);
+            let peer_epoch = first.stats().map(|stats| stats.peer_epoch);
             let (identity, path, holders) = ((0, 0), None, Vec::new());
-            Side { first, identity, later: rings.collect(), holders, path, peer_epoch }
+            EndpointMemory { first, identity, later: rings.collect(), holders, path, peer_epoch }
         })
     });
     let pipes = [pipe(own.as_ref(), theirs.as_ref()), pipe(theirs.as_ref(), own.as_ref())];
-    let memory = |side: &Option<Side<'_>>| side.as_ref().map_or(0, Side::memory);
+    let memory = |side: &Option<EndpointMemory<'_>>| side.as_ref().map_or(0, EndpointMemory::memory);
     let ends = [Some(end(&[process], listened, memory(&own))), None];
     let gone = machine.life == "gone" || progress == Progress::Closed;
     let state = match &own {
@@ -345,7 +375,7 @@ pub fn across(process: &Process, call: Call) -> Channel {
     };
     Channel {
         // Drawn at random; so long that a person can still compare it.
-        id: own.as_ref().map_or(place, |own| own.first.header.epoch >> 24),
+        id: own.as_ref().map_or(row, |own| own.first.header.epoch >> 24),
         address,
         mode: own.as_ref().map_or(Mode::Stream, |own| mode(own.first.header.features)),
         state: if machine.life == "paused" { state.min(State::Paused) } else { state },
@@ -367,9 +397,9 @@ fn age(made: SystemTime) -> f64 {
     SystemTime::now().duration_since(made).unwrap_or_default().as_secs_f64()
 }
 
-fn end(holders: &[&Process], listened: bool, memory: u64) -> End {
+fn end(holders: &[&Process], listened: bool, memory: u64) -> Endpoint {
     let first = holders[0];
-    End {
+    Endpoint {
         pid: first.pid,
         command: first.command.clone(),
         uid: first.uid,
@@ -381,8 +411,8 @@ fn end(holders: &[&Process], listened: bool, memory: u64) -> End {
     }
 }
 
-impl Side<'_> {
-    fn end(&self) -> End {
+impl EndpointMemory<'_> {
+    fn end(&self) -> Endpoint {
         end(&self.holders, self.path.is_some(), self.memory())
     }
 
@@ -396,7 +426,7 @@ impl Side<'_> {
     }
 }
 
-fn pipe(from: Option<&Side<'_>>, to: Option<&Side<'_>>) -> Pipe {
+fn pipe(from: Option<&EndpointMemory<'_>>, to: Option<&EndpointMemory<'_>>) -> Pipe {
     // The reader's position before the writer's, with nothing between: a pipe in motion must not look fuller than it is.
     let head = to.map(|side| side.first.word(words::HEAD));
     let current = from.and_then(|side| {
@@ -412,11 +442,11 @@ fn pipe(from: Option<&Side<'_>>, to: Option<&Side<'_>>) -> Pipe {
         bytes: tail.zip(from).map(|(tail, side)| tail.wrapping_sub(side.first.header.start)),
         writer: from.map(|side| {
             let words = (words::WRITER_STATE, words::WANT_SPACE);
-            half(side, words, head, side.first.board().map(|board| board.writer))
+            half(side, words, head, side.first.stats().map(|stats| stats.writer))
         }),
         reader: to.map(|side| {
             let words = (words::READER_STATE, words::WANT_DATA);
-            half(side, words, tail, side.first.board().map(|board| board.reader))
+            half(side, words, tail, side.first.stats().map(|stats| stats.reader))
         }),
     }
 }
@@ -427,7 +457,12 @@ fn fill(tail: u64, head: u64, room: u64) -> u64 {
     if between > 1 << 63 { 0 } else { between.min(room) }
 }
 
-fn half(side: &Side<'_>, (state, want): (usize, usize), position: Option<u64>, board: Option<[u64; COUNTERS]>) -> Half {
+fn half(
+    side: &EndpointMemory<'_>,
+    (state, want): (usize, usize),
+    position: Option<u64>,
+    counters: Option<[u64; COUNTERS]>,
+) -> Half {
     let want = side.first.word(want);
     let phase = match StateWord::decode(side.first.word(state)).map(|state| state.phase) {
         Some(Phase::Fresh) => "fresh",
@@ -438,11 +473,11 @@ fn half(side: &Side<'_>, (state, want): (usize, usize), position: Option<u64>, b
     };
     // Armed, and not reached: it sleeps, or is about to.
     let asleep = want & 1 == 1 && position.is_none_or(|position| !words::reached(want, position));
-    Half { phase, asleep: asleep && phase == "open", counters: board.map(Counted::new) }
+    Half { phase, asleep: asleep && phase == "open", counters: counters.map(Counters::new) }
 }
 
 /// How a channel fares; `unseen`: what is said of one whose second end cannot be seen, if that says anything.
-fn state(ends: &[Option<End>; 2], pipes: &[Pipe; 2], peer_epoch: Option<u64>, unseen: Option<State>) -> State {
+fn state(ends: &[Option<Endpoint>; 2], pipes: &[Pipe; 2], peer_epoch: Option<u64>, unseen: Option<State>) -> State {
     let phases: Vec<&str> =
         pipes.iter().flat_map(|pipe| [pipe.writer, pipe.reader]).flatten().map(|half| half.phase).collect();
     let over = |pipe: &Pipe| {
@@ -479,9 +514,9 @@ mod tests {
         assert_eq!(fill(1 << 40, 0, 4096), 4096);
     }
 
-    fn end(paused: bool) -> Option<End> {
+    fn end(paused: bool) -> Option<Endpoint> {
         let (command, user) = (String::from("a"), None);
-        Some(End { pid: 1, command, uid: None, user, paused, listened: true, shared_with: vec![], memory: 8192 })
+        Some(Endpoint { pid: 1, command, uid: None, user, paused, listened: true, shared_with: vec![], memory: 8192 })
     }
 
     fn pipe(writer: &'static str, reader: &'static str) -> Pipe {

@@ -1,31 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-20. Ends of channels to other machines, and listeners for them: no descriptor leads from outside to a slice of a device, so
-//! the brokers that gave the slices are asked. They tell each user of its own, and root of all.
+//! Channels to other machines and listeners for them, as brokers list them (B-20).
+//!
+//! No descriptor leads from outside to a window of a device, so the brokers that gave the windows are asked. They list to
+//! each user its own, and to root all.
 
 use std::{
-    path::{Path, PathBuf},
+    path::Path,
     time::{Duration, SystemTime},
 };
 
 use rustix::process::geteuid;
-use tombolo_control::{CallEnd, Life, Message, NOBODY, Name, ROW_WORDS, Seen, What, code};
+use tombolo_control::{CallEnd, Message, NOBODY, Name, ROW_WORDS, Seen, What, code};
 use tombolo_layout::outline;
 
-use super::{
-    call::{Call, Machine},
+use crate::{
+    broker::{ADMIN_SOCKET, Broker, life_name, programs_socket},
     channel::{self, Channel},
-    listener::{Listener, Pulse},
+    error::{Error, Result},
+    listener::{Listener, ListenerState},
+    machine::{Machine, RemoteConnection},
     process::{Process, known_users, name_of},
     segment::Segment,
 };
-use crate::{
-    cmd::link::Broker,
-    failure::{Failure, Result},
-};
 
-/// The socket of programs unless `TOMBOLO_BROKER` says otherwise; beside it, on a host, that of administrators.
-const BROKER: &str = "/run/tombolo/broker.sock";
-const ADMIN: &str = "tombolod.socket";
 /// How long a broker may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -40,8 +37,7 @@ pub struct BrokerRows {
 
 /// Asks the brokers of this kernel. That there is none, or that this user is none of theirs, is no trouble.
 pub fn ask_brokers() -> BrokerRows {
-    let named = std::env::var_os("TOMBOLO_BROKER").filter(|path| !path.is_empty());
-    let socket = named.map_or_else(|| PathBuf::from(BROKER), PathBuf::from);
+    let socket = programs_socket();
     let mut told = BrokerRows::default();
     if let Err(error) = told.ask(&socket) {
         told.silent = Some(format!("{}: {error}", socket.display()));
@@ -58,21 +54,22 @@ fn reach(socket: &Path, enter: Option<&Name>) -> Result<Option<(Broker, Name)>> 
     let mut name = broker.receive_message()?;
     if let (Message::Hello { .. }, Some(account)) = (&name, enter) {
         broker.send_message(Message::Enter { account: account.clone() })?;
-        broker.greet()?;
+        broker.send_hello()?;
         name = broker.receive_message()?;
     }
     match name {
         Message::Hello { name, .. } => Ok(Some((broker, name))),
         Message::Refuse { code: code::DENIED | code::NOT_FOUND, .. } => Ok(None),
-        Message::Refuse { reason, .. } => Err(Failure::Outcome(reason.to_string())),
-        other => Err(Failure::Outcome(format!("it begins with {other:?}"))),
+        Message::Refuse { code, reason } => Err(Error::Refused { code, why: reason.to_string() }),
+        other => Err(Error::NoHello(Box::new(other))),
     }
 }
 
 impl BrokerRows {
     fn ask(&mut self, socket: &Path) -> Result<()> {
-        // On a host root sees all accounts; anybody else, and in a machine, what the broker has for who asks.
-        let admin = socket.with_file_name(ADMIN);
+        // On a host root sees all accounts, by the socket of administrators beside it. Anybody else, and in a machine, sees
+        // what the broker has for the user that asks.
+        let admin = socket.with_file_name(Path::new(ADMIN_SOCKET).file_name().expect("a file's path"));
         if geteuid().is_root()
             && let Some((broker, _)) = reach(&admin, None)?
         {
@@ -96,7 +93,7 @@ impl BrokerRows {
             let mut after = 0;
             loop {
                 let rows = broker.ask(Message::Look { at, after })?;
-                let Some(last) = rows.iter().filter_map(place).max().filter(|last| *last > after) else { break };
+                let Some(last) = rows.iter().filter_map(row_number).max().filter(|last| *last > after) else { break };
                 after = last;
                 rows.into_iter().for_each(|row| self.add_row(&domain, row));
             }
@@ -111,7 +108,7 @@ impl BrokerRows {
                 let process = whose(process, user);
                 self.listeners.push(Listener {
                     address: format!("vm:{domain}/{service}"),
-                    state: Pulse::Listening,
+                    state: ListenerState::Listening,
                     uid: user,
                     user: process.user.clone().unwrap_or_else(|| "?".into()),
                     pid: (process.pid != 0).then_some(process.pid),
@@ -119,23 +116,23 @@ impl BrokerRows {
                 });
             }
             row => {
-                let Some((process, call)) = call(domain, row) else { return };
-                self.channels.push(channel::across(&process, call));
+                let Some((process, connection)) = connection(domain, row) else { return };
+                self.channels.push(channel::remote(&process, connection));
             }
         }
     }
 }
 
 /// Where a row stands.
-fn place(row: &Message) -> Option<u64> {
+fn row_number(row: &Message) -> Option<u64> {
     match row {
         Message::CallRow { at, .. } | Message::ListenerRow { at, .. } => Some(*at),
         _ => None,
     }
 }
 
-/// Who is at this end of a call, and what is told of it.
-fn call(domain: &Name, row: Message) -> Option<(Process, Call)> {
+/// The process at this side of a connection, and what the row says of it.
+fn connection(domain: &Name, row: Message) -> Option<(Process, RemoteConnection)> {
     let Message::CallRow { at, link, generation, peer, life, service, end, progress, process, user, age, .. } = &row
     else {
         return None;
@@ -148,32 +145,27 @@ fn call(domain: &Name, row: Message) -> Option<(Process, Call)> {
     };
     let machine = Machine {
         name: peer.to_string(),
-        life: match life {
-            Life::Unknown => "unknown",
-            Life::Running => "running",
-            Life::Paused => "paused",
-            Life::DomainGone => "gone",
-        },
+        life: life_name(*life),
         link: *link,
         generation: *generation,
         slices: [*own, *theirs],
         storms: (*storms != u32::MAX).then_some(*storms),
     };
-    let call = Call {
+    let connection = RemoteConnection {
         address: meeting.map(|name| format!("vm:{name}/{service}")),
         machine,
-        place: *at,
+        row: *at,
         listened: *end == CallEnd::Listened,
         progress: *progress,
         made: (*age != u64::MAX).then(|| SystemTime::now().checked_sub(Duration::from_millis(*age))).flatten(),
         rings: [rings(own_words), rings(their_words)],
     };
-    Some((whose(*process, *user), call))
+    Some((whose(*process, *user), connection))
 }
 
 /// The rings that words of a row tell of.
 fn rings(words: &[u64; ROW_WORDS]) -> Vec<Segment> {
-    let [first, current] = outline::pages(words).map(|page| page.and_then(Segment::told));
+    let [first, current] = outline::pages(words).map(|page| page.and_then(Segment::stated));
     let Some(first) = first.filter(|first| first.header.generation == 0) else { return Vec::new() };
     let epoch = first.header.epoch;
     [first].into_iter().chain(current.filter(|ring| ring.header.epoch == epoch)).collect()
@@ -190,12 +182,12 @@ fn whose(pid: u32, uid: u32) -> Process {
 
 #[cfg(test)]
 mod tests {
-    use tombolo_control::Progress;
+    use tombolo_control::{Life, Progress};
     use tombolo_layout::{Features, SegmentHeader, words};
     use tombolo_mem::{OwnWord, create_sealed};
 
     use super::*;
-    use crate::inspect::{State, channel::Mode};
+    use crate::{State, channel::Mode};
 
     fn name(text: &str) -> Name {
         text.parse().unwrap()

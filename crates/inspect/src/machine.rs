@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! An end of a channel to another machine, as the broker of this kernel tells of it.
+//! A connection to another machine, as the broker of this kernel lists it.
 
 use std::time::SystemTime;
 
 use serde::Serialize;
 use tombolo_control::Progress;
 
-use super::segment::Segment;
+use crate::segment::Segment;
 
 /// The machine at the other end of a channel, and the link to it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
@@ -15,22 +15,23 @@ pub struct Machine {
     pub name: String,
     /// How it fares: `running`, `paused`, `gone`, `unknown`.
     pub life: &'static str,
+    /// The number of the link.
     pub link: u32,
-    /// Of the link's memory: another one after each life of a machine.
+    /// Generation of the link's memory. It changes with each incarnation of a machine.
     pub generation: u32,
-    /// Bytes of the link that each end has for this channel, this one's first.
+    /// Bytes of the windows that the two ends have for this channel, this one's first.
     pub slices: [u64; 2],
-    /// How often interrupts of that machine on this link had to be held back here, where that is counted.
+    /// How often interrupts of that machine on this link were held back here, where that is counted.
     pub storms: Option<u32>,
 }
 
-/// A channel as a broker tells of it.
+/// A connection as a broker lists it.
 #[derive(Debug)]
-pub struct Call {
+pub struct RemoteConnection {
     pub address: Option<String>,
     pub machine: Machine,
-    /// Where it stands among the calls of this broker.
-    pub place: u64,
+    /// Where it stands among the connections of this broker.
+    pub row: u64,
     pub listened: bool,
     pub progress: Progress,
     /// When it began, if that is known.

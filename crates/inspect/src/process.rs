@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The processes that hold segments, as `/proc` shows them.
+//! Processes that hold segments, as `/proc` shows them.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -10,7 +10,7 @@ use std::{
 use tombolo_layout::{local::MEMORY, roster};
 use tombolo_os::process::{Stat, is_frozen};
 
-use crate::failure::{Failure, Result};
+use crate::error::{Error, Result};
 
 /// The driver by which programs grant pages to other domains of Xen's.
 const GRANTS: &str = "/dev/xen/gntalloc";
@@ -43,7 +43,7 @@ pub struct Mapping {
     pub writable: bool,
 }
 
-/// A process that keeps a list of its TCP connections, and the descriptor that leads there.
+/// A process with a table of its TCP connections, and the descriptor that leads to it.
 #[derive(Debug)]
 pub struct ListingProcess {
     pub pid: u32,
@@ -57,8 +57,8 @@ pub struct ListingProcess {
 pub struct Scan {
     /// Those that hold segments.
     pub holders: Vec<Process>,
-    /// Those that keep lists of connections.
-    pub keepers: Vec<ListingProcess>,
+    /// Those that have connection tables.
+    pub listing: Vec<ListingProcess>,
     pub looked_into: u64,
     pub hidden: u64,
     /// Who has which socket open.
@@ -69,7 +69,7 @@ pub struct Scan {
 
 /// Looks at all processes that this user may look into.
 pub fn scan() -> Result<Scan> {
-    let unreadable = |source| Failure::Read { file: "/proc".into(), source };
+    let unreadable = |source| Error::Read { file: "/proc".into(), source };
     let users = known_users();
     let mut scan = Scan::default();
     for entry in fs::read_dir("/proc").map_err(unreadable)? {
@@ -82,7 +82,7 @@ pub fn scan() -> Result<Scan> {
         }
     }
     scan.holders.sort_by_key(|process| process.pid);
-    scan.keepers.sort_by_key(|keeper| keeper.pid);
+    scan.listing.sort_by_key(|process| process.pid);
     Ok(scan)
 }
 
@@ -109,7 +109,7 @@ impl Scan {
         for socket in found.sockets {
             self.sockets.entry(socket).or_insert_with(|| (pid, status.command.clone()));
         }
-        self.keepers.extend(found.lists.into_iter().map(|fd| {
+        self.listing.extend(found.lists.into_iter().map(|fd| {
             let user = status.uid.map(|uid| name_of(uid, users));
             ListingProcess { pid, command: status.command.clone(), user, fd }
         }));
@@ -167,7 +167,7 @@ fn descriptors(pid: u32) -> io::Result<Descriptors> {
     Ok(found)
 }
 
-/// L-13. The name of a memfd that is called as a segment is.
+/// The name of a memfd that is called as a segment is (L-13).
 fn memory_name(shown: &str) -> Option<&str> {
     let name = shown.strip_prefix("/memfd:")?.strip_suffix(" (deleted)")?;
     (name == MEMORY || name.strip_prefix(MEMORY)?.starts_with(':')).then_some(name)
@@ -231,18 +231,22 @@ fn users(passwd: &str) -> HashMap<u32, String> {
     passwd.lines().filter_map(user).collect()
 }
 
-/// A user's name, or its number where this machine has no name for it.
+/// Returns a user's name, or its number where this machine has no name for it.
+#[must_use]
 pub fn name_of(uid: u32, users: &HashMap<u32, String>) -> String {
     users.get(&uid).cloned().unwrap_or_else(|| uid.to_string())
 }
 
-/// The users of this machine by number.
+/// Returns the names of this machine's users, by number.
+#[must_use]
 pub fn known_users() -> HashMap<u32, String> {
     users(&fs::read_to_string("/etc/passwd").unwrap_or_default())
 }
 
-/// The groups of this machine by number: their file begins each line as that of the users does.
+/// Returns the names of this machine's groups, by number.
+#[must_use]
 pub fn known_groups() -> HashMap<u32, String> {
+    // Their file begins each line as that of the users does.
     users(&fs::read_to_string("/etc/group").unwrap_or_default())
 }
 

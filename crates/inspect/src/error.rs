@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Why it was not possible to look.
+
+use std::{io, path::PathBuf, time::Duration};
+
+use tombolo_control::{Fault, Message};
+
+/// Why it was not possible to look, or to ask a broker.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A file of the kernel's cannot be read.
+    #[error("cannot read {file}")]
+    Read {
+        /// Which.
+        file: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A folder of listeners cannot be read.
+    #[error("cannot look into {folder}")]
+    Folder {
+        /// Which, as a terminal may show it.
+        folder: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// No broker can be reached.
+    #[error("cannot open {} (is tombolod running, and may you use it?)", .socket.display())]
+    NoBroker {
+        /// The socket at which it was to be.
+        socket: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The broker refuses. The text is its reason.
+    #[error("{why}")]
+    Refused {
+        /// Why, as a number (B-15).
+        code: u16,
+        /// Why, in its words.
+        why: String,
+    },
+    /// The broker sent another message than the one that answers.
+    #[error("the broker answers with {0:?}")]
+    Unexpected(Box<Message>),
+    /// The broker did not begin with Hello.
+    #[error("it begins with {0:?}")]
+    NoHello(Box<Message>),
+    /// What the broker sent is no message.
+    #[error("the broker is not understood: {0}")]
+    Malformed(Fault),
+    /// The broker closed the connection.
+    #[error("the broker closed the connection")]
+    Closed,
+    /// The broker did not answer in time.
+    #[error("the broker does not answer within {} s", .0.as_secs())]
+    Silent(Duration),
+    /// A call that should not fail.
+    #[error("{call} failed")]
+    Os {
+        /// Which.
+        call: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// What this crate's calls return.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Names the system call in an error.
+pub(crate) trait Os<T> {
+    /// Turns the error into [`Error::Os`].
+    fn os(self, call: &'static str) -> Result<T>;
+}
+
+impl<T, E: Into<io::Error>> Os<T> for std::result::Result<T, E> {
+    fn os(self, call: &'static str) -> Result<T> {
+        self.map_err(|error| Error::Os { call, source: error.into() })
+    }
+}
