@@ -67,6 +67,11 @@ impl Finding {
         self.near.remove(&link);
     }
 
+    /// The host is another one: its links have nothing to do with those before.
+    pub(crate) fn forget_links(&mut self) {
+        self.near.clear();
+    }
+
     /// The links whose peers may have `address`. One of this kernel's own is nobody else's.
     fn candidates(&self, address: [u8; 16]) -> impl Iterator<Item = u32> {
         let is_own = self.own.contains(&address);

@@ -43,6 +43,7 @@ impl<D: Devices> Broker<D> {
     pub(super) fn forget_links(&mut self) {
         (self.name, self.usage_later) = (None, false);
         self.numbers.clear();
+        self.finding.forget_links();
         for (_, mut link) in std::mem::take(&mut self.links) {
             link.leave(&mut self.programs);
             self.old.push(link);
