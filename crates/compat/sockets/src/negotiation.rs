@@ -75,15 +75,21 @@ impl Process {
         if connection.is_before_next_try(call) {
             return;
         }
-        if self.make_spare(connection) {
-            return;
+        self.make_spare(connection);
+        // What it wants for the next step is made with nothing held, and then that step may follow.
+        if self.advance_once(connection, call) && self.make_spare(connection) {
+            self.advance_once(connection, call);
         }
+    }
+
+    /// One step. Says whether there was one.
+    fn advance_once(&self, connection: &Arc<Connection>, call: u64) -> bool {
         // By calls of its own, which no other waits for.
         let identity = connection.identity(self.kernel());
         // Where many begin at once, one may be stopped while it has this. The next call tries again, whichever that is.
         let Ok(mut exchange) = self.exchange.try_lock() else {
             self.met_others();
-            return;
+            return false;
         };
         // Less and less often: a peer that is not there costs next to nothing.
         let pause = match call {
@@ -94,20 +100,20 @@ impl Process {
         connection.try_next_at(call + pause);
         let Some((tuple, _)) = identity else {
             self.stays(connection, Reason::Usage);
-            return;
+            return false;
         };
         connection.show(&self.roster, tuple);
         if connection.meeting().is_none() && !self.settings.ports.admit_connection(connection, tuple) {
             self.stays(connection, Reason::Port);
-            return;
+            return false;
         }
         if !connection.is_alone() {
             wait_to_be_alone(connection, call);
-            return;
+            return false;
         }
         if call > CALLS {
             self.stays(connection, Reason::NoPeer);
-            return;
+            return false;
         }
         let said = exchange.advance(self, connection);
         // One look at the links is for all connections.
@@ -117,11 +123,11 @@ impl Process {
         let finished = std::mem::take(&mut exchange.finished);
         drop(exchange);
         drop(finished);
-        self.make_spare(connection);
         if let Err(reason) = said {
             self.stays(connection, reason);
             *lock(&connection.talk) = NegotiationStage::Done;
         }
+        said.is_ok()
     }
 
     /// To be called before a sleep, when rings from before are forgotten: looks at what came over the links, if there is a

@@ -32,8 +32,10 @@ use crate::{
     waiting::Instance,
 };
 
-/// So long after threads got into each other's way they may do so again.
-const CROWD: Duration = Duration::from_secs(1);
+/// Threads crowd where they found the links taken so often within one such time, and for so long after.
+const CROWD: u64 = 32;
+const CROWD_WITHIN: Duration = Duration::from_millis(100);
+const CROWD_LASTS: Duration = Duration::from_secs(1);
 
 /// What a user can set.
 #[derive(Clone, Debug)]
@@ -86,8 +88,10 @@ pub struct Process {
     begun: Instant,
     /// When the links were last listened to, in microseconds since then.
     heard: AtomicU64,
-    /// When somebody last found that others were at it, likewise; 0 if never.
-    crowded: AtomicU64,
+    /// When calls began to be counted that found the links taken, likewise; how many there were; until when threads crowd.
+    crowd_since: AtomicU64,
+    crowd_met: AtomicU64,
+    crowded_until: AtomicU64,
 }
 
 /// What those who wait use, held still while the process forks.
@@ -129,7 +133,9 @@ impl Process {
             stalls: AtomicU64::new(0),
             begun: Instant::now(),
             heard: AtomicU64::new(0),
-            crowded: AtomicU64::new(0),
+            crowd_since: AtomicU64::new(0),
+            crowd_met: AtomicU64::new(0),
+            crowded_until: AtomicU64::new(0),
         }
     }
 
@@ -197,15 +203,22 @@ impl Process {
         self.rung.store(true, Ordering::SeqCst);
     }
 
-    /// Another thread is just finding out who is at the other end of a connection.
+    /// A call found the links taken.
     pub(crate) fn met_others(&self) {
-        self.crowded.store(self.begun.elapsed().as_micros() as u64, Ordering::Relaxed);
+        let now = self.begun.elapsed().as_micros() as u64;
+        // ORDER: Relaxed, here and below; a count that is off by some decides the same a moment later.
+        if now.saturating_sub(self.crowd_since.load(Ordering::Relaxed)) > CROWD_WITHIN.as_micros() as u64 {
+            self.crowd_since.store(now, Ordering::Relaxed);
+            self.crowd_met.store(0, Ordering::Relaxed);
+        }
+        if self.crowd_met.fetch_add(1, Ordering::Relaxed) >= CROWD {
+            self.crowded_until.store(now + CROWD_LASTS.as_micros() as u64, Ordering::Relaxed);
+        }
     }
 
-    /// Whether that was so a moment ago.
+    /// Whether so many threads have to do with the links now that none should have them for long.
     pub(crate) fn is_crowded(&self) -> bool {
-        let last = self.crowded.load(Ordering::Relaxed);
-        last != 0 && (self.begun.elapsed().as_micros() as u64).saturating_sub(last) < CROWD.as_micros() as u64
+        (self.begun.elapsed().as_micros() as u64) < self.crowded_until.load(Ordering::Relaxed)
     }
 
     /// Whether the links were left alone for so long; who is told so listens.
