@@ -104,7 +104,9 @@ fn allocated() -> Result<Vec<String>> {
         // KASAN keeps what was freed for a while, where the allocator takes it for used: a cache that shrinks gives it back.
         _ = fs::write(Path::new("/sys/kernel/slab").join(cache.file_name()).join("shrink"), "1");
         let Ok(text) = fs::read_to_string(cache.path().join("alloc_traces")) else { continue };
-        let of_devices = |line: &str| line.contains("probe") || line.contains("vectors_start");
+        // Devices keep theirs as long as they are there, and the module what it registers when it is loaded.
+        let of_devices =
+            |line: &str| ["probe", "vectors_start", "tombolo_net_start"].iter().any(|who| line.contains(who));
         let ours = |line: &&str| line.contains("[tombolo_ivshmem]") && !of_devices(line);
         found.extend(text.lines().filter(ours).map(|line| line.trim().to_owned()));
     }
