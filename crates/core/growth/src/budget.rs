@@ -15,7 +15,7 @@ use crate::pressure::MemoryWatch;
 /// What the budget of a process allows, unless told otherwise.
 const OF_PROCESS: u64 = 64 << 20;
 
-/// A limit for the memory of rings that [grew](crate::Options::ring_growth), which channels share.
+/// A limit for the memory of rings that grew (`Options::ring_growth`), which channels share.
 ///
 /// A channel takes from it what its grown ring costs, and returns that when the ring shrinks or the channel is dropped. Its
 /// first, small ring is not counted. Make one budget for each group of channels that is to be bounded: a link, a customer.
