@@ -33,7 +33,7 @@ use crate::{
 };
 
 /// Threads crowd where they found the links taken so often within one such time, and for so long after.
-const CROWD: u64 = 32;
+const CROWD: u64 = 2048;
 const CROWD_WITHIN: Duration = Duration::from_millis(100);
 const CROWD_LASTS: Duration = Duration::from_secs(1);
 

@@ -115,7 +115,7 @@ impl Kernel for Calm {
             && let Some(process) = process.upgrade()
         {
             std::thread::scope(|scope| {
-                scope.spawn(|| (0..40).for_each(|_| process.advance(other)));
+                scope.spawn(|| (0..3000).for_each(|_| process.advance(other)));
             });
         }
         Some(Sample { counts: *self.play.counts.lock().unwrap(), unread: 0 })
