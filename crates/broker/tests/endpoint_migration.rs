@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-27: a machine whose devices go while it runs, and that meets another host.
+//! A machine whose devices go while it runs, and that meets another host (B-27).
 
 mod common;
 

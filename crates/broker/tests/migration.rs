@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-26, B-27: a machine is made ready to migrate, and one arrives.
+//! A machine is made ready to migrate, and one arrives (B-26, B-27).
 
 mod common;
 

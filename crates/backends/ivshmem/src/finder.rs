@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-22, B-23. One process's conversation with the broker of its kernel about connections that may be with another machine's
-//! programs: it listens, says what it waits for, and asks who waits elsewhere.
+//! One process's conversation with the broker of its kernel about connections that may be with another machine's programs: it
+//! listens, says what it waits for, and asks who waits elsewhere (B-22, B-23).
 //!
 //! The process is a program that knows nothing of this, so nothing here waits: each call hears what came and says the next thing.
 //! A broker that is not there, or does not answer, is as good as one that knows nobody.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! V-6. Whether this process has been copied by fork: then another one may have mapped what this one lets go of.
+//! Whether this process has been copied by fork: then another one may have mapped what this one lets go of (V-6).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-22. The addresses of this kernel, as it says, and that they have changed.
+//! The addresses of this kernel, as it says, and that they have changed (B-22).
 //!
 //! They are read from `/proc/net`, which is a list of the kernel's own. A netlink socket tells that it may have changed; what comes
 //! over it is not looked at.

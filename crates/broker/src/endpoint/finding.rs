@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-22, B-23. Which neighbour may have an address, and where the other end of a TCP connection waits.
+//! Which neighbour may have an address, and where the other end of a TCP connection waits (B-22, B-23).
 //!
 //! All of it is hints. A neighbour that claims what is not its own draws proposals to itself, which prove nothing to it, and the
 //! connections stay on TCP.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-17. Strangers have a share of the one thread that serves all, whatever they ask for and however often.
+//! Strangers have a share of the one thread that serves all, whatever they ask for and however often (B-17).
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S-4 to S-7. How two ends find out that they are the ends of one connection, and join.
+//! How two ends find out that they are the ends of one connection, and join (S-4 to S-7).
 //!
 //! ```text
 //! waiting end                         folder                        seeking end

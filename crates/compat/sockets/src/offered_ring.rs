@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S-20. A ring on its way from the session over which it came to the connection that it is for.
+//! A ring on its way from the session over which it came to the connection that it is for (S-20).
 
 use std::sync::{
     Mutex,

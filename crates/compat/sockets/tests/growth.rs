@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S-20. The ring of a connection follows its load, and no byte is lost, comes twice or changes places meanwhile.
+//! The ring of a connection follows its load, and no byte is lost, comes twice or changes places meanwhile (S-20).
 
 mod pair;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-22. Where virtual machines may be reached, as each says of itself, told to those that have a link with it.
+//! Where virtual machines may be reached, as each says of itself, told to those that have a link with it (B-22).
 
 use std::collections::BTreeMap;
 

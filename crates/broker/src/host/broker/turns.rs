@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-17. When consequences are drawn: at once, in turn, or after a while.
+//! When consequences are drawn: at once, in turn, or after a while (B-17).
 
 use std::{
     io,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S-19. A session whose memory will be taken away, or was.
+//! A session whose memory will be taken away, or was (S-19).
 
 use std::sync::Weak;
 

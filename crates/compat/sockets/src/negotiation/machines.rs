@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S-18. What this process has to do with the broker of its kernel: what it claims there, and whom it seeks.
+//! What this process has to do with the broker of its kernel: what it claims there, and whom it seeks (S-18).
 
 use std::sync::{Arc, Mutex};
 

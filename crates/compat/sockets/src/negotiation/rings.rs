@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S-20. Rings that follow their load: what goes over the session between the two processes, and when idle ones are looked at.
+//! Rings that follow their load: what goes over the session between the two processes, and when idle ones are looked at (S-20).
 
 use std::{
     sync::{Arc, Weak, atomic::Ordering},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S-4, S-7. Links to other processes: whom this one calls and lets in, how much of what they say it hears, and what it sends.
+//! Links to other processes: whom this one calls and lets in, how much of what they say it hears, and what it sends (S-4, S-7).
 
 use std::sync::{Arc, Weak};
 

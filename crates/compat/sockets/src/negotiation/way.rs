@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S-18. By which way the other end of a connection is looked for: in the folder, where it is on this kernel, or by the broker, where
-//! it may be in a neighbouring machine.
+//! By which way the other end of a connection is looked for: in the folder, where it is on this kernel, or by the broker, where
+//! it may be in a neighbouring machine (S-18).
 
 use std::sync::Arc;
 

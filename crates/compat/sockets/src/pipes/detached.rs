@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! V-9. A connection that has left its memory: both directions are on TCP, each end has followed the other, and from then on nobody
-//! looks at what stands in the segments, which are taken away.
+//! A connection that has left its memory: both directions are on TCP, each end has followed the other, and from then on nobody
+//! looks at what stands in the segments, which are taken away (V-9).
 
 use std::{
     io::{IoSlice, IoSliceMut},

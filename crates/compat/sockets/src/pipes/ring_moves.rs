@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S-20. A move of the ring that this end sends by, and the policy that begins moves.
+//! A move of the ring that this end sends by, and the policy that begins moves (S-20).
 
 use tombolo_growth::{Growth, GrowthRule, RingBudget};
 use tombolo_layout::limits;

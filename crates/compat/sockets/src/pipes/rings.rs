@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S-20. The ring of a direction follows its load: the sender offers another and goes there, the receiver follows.
+//! The ring of a direction follows its load: the sender offers another and goes there, the receiver follows (S-20).
 //!
 //! While an end is several processes it neither offers a ring nor takes one: the others could not map it.
 
