@@ -17,11 +17,17 @@ pub(crate) struct OfferedRing {
 }
 
 impl OfferedRing {
-    /// Puts a ring there. One that was not looked at is replaced: an honest peer offers one at a time (H-5).
-    pub fn put(&self, generation: u16, segment: PeerSegment) {
-        *lock(&self.ring) = Some((generation, segment));
+    /// Puts a ring there. False if one is there that was not looked at: an honest peer offers one at a time (H-5).
+    pub fn put(&self, generation: u16, segment: PeerSegment) -> bool {
+        let mut ring = lock(&self.ring);
+        if ring.is_some() {
+            return false;
+        }
+        *ring = Some((generation, segment));
+        drop(ring);
         // ORDER Release: pairs with the Acquire in `is_there`.
         self.is_there.store(true, Ordering::Release);
+        true
     }
 
     /// Whether there is one.

@@ -178,8 +178,12 @@ impl Negotiations {
                     Ok(())
                 }
                 Message::Ring { to, generation } => {
-                    if let (Some(line), Some(segment)) = (&neighbour.line, segment) {
-                        line.deliver_ring(to, generation, segment);
+                    // To map one takes long: a peer that offers many does not go on.
+                    if let (Some(line), Some(segment)) = (&neighbour.line, segment)
+                        && !line.deliver_ring(to, generation, segment)
+                    {
+                        let what = "a ring was offered beside another".into();
+                        return Err(Error::Malformed { clause: "H-5", what });
                     }
                     Ok(())
                 }
