@@ -356,7 +356,7 @@ impl Patience {
             return false;
         }
         let before = self.seen.replace(seen);
-        if !connection.may_show_more(process, fd) {
+        if process.kernel().poll(fd, libc::POLLRDHUP) != 0 {
             return before != Some(seen); // Some may have come between the two looks.
         }
         connection.owes(process, fd);

@@ -9,15 +9,20 @@ use place::{Place, built_with, has, output};
 
 /// That a case prints the same with the library, under which its connections are joined, as it does without.
 fn same(case: &str, settings: &[(&str, &str)]) -> Option<Place> {
+    same_with(case, &[], settings)
+}
+
+/// The same for a case that is told more.
+fn same_with(case: &str, words: &[&str], settings: &[(&str, &str)]) -> Option<Place> {
     if !has(case, &["cc"]) {
         return None;
     }
     let place = Place::new();
     let program = built_with(&place, "rare.c", &["-O1"]);
-    let plain = output(Command::new(&program).arg(case), &place.path("plain"));
+    let plain = output(Command::new(&program).arg(case).args(words), &place.path("plain"));
     assert!(plain.ends_with("done\n"), "{case}: {plain}");
     let mut command = Command::new(&program);
-    place.dress(command.arg(case).env("TOMBOLO_SOCKETS_AFTER", "0").env("TOMBOLO_SOCKETS_RING", "65536"));
+    place.dress(command.arg(case).args(words).env("TOMBOLO_SOCKETS_AFTER", "0").env("TOMBOLO_SOCKETS_RING", "65536"));
     command.envs(settings.iter().copied());
     assert_eq!(output(&mut command, &place.path("with")), plain, "{case}: {}", place.log());
     assert!(place.log().contains("joined:"), "{case}: {}", place.log());
@@ -29,6 +34,23 @@ fn same(case: &str, settings: &[(&str, &str)]) -> Option<Place> {
 fn s15_read_where_a_carrier_was_left_gives_what_is_on_the_other_one_too() {
     // Each direction moves to and fro.
     same("short", &[("TOMBOLO_SOCKETS_FLIP_US", "300")]);
+}
+
+/// How the four cases look at what is there: by `poll`, by edges, for all of it, by how much there is.
+const LOOKS: [&str; 4] = ["poll", "edge", "all", "count"];
+
+#[test]
+fn s15_look_at_what_is_there_shows_it_across_moves_to_tcp_and_back() {
+    for how in LOOKS {
+        same_with("peek", &[how], &[("TOMBOLO_SOCKETS_FLIP_US", "300")]);
+    }
+}
+
+#[test]
+fn s20_look_at_what_is_there_shows_it_across_rings() {
+    for how in LOOKS {
+        same_with("peek much", &[how], &[("TOMBOLO_SOCKETS_FIRST_RING", "4096"), ("TOMBOLO_SOCKETS_RING", "1048576")]);
+    }
 }
 
 #[test]

@@ -233,6 +233,12 @@ impl Receiver {
         self.leave && (self.carrier() == Transport::Tcp || self.recalls() && moves != self.moves)
     }
 
+    /// Where the sender has left the carrier that this end reads, if it has, and this end reads it up to there.
+    pub(crate) fn left_at<I: Incoming>(&self, io: &mut I) -> Result<Option<u64>, Fault> {
+        let left = !self.recalls() && self.behind(io)?;
+        Ok(left.then(|| io.boundary()))
+    }
+
     fn recalls(&self) -> bool {
         self.carrier() == Transport::Pipe && self.ready
     }

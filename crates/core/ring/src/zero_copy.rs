@@ -5,7 +5,11 @@
 use tombolo_layout::{limits::RECORD_ALIGN, record};
 use tombolo_mem::{Mapped, Mem, OwnData, PeerData, SharedSlice};
 
-use crate::{Error, Reader, Writer, reader::Inflow, writer::Outflow};
+use crate::{
+    Error, Reader, Writer,
+    reader::{Handover, Inflow},
+    writer::Outflow,
+};
 
 /// Room in the ring, as two slices in order; the second is empty unless the ring wraps there.
 pub type Reserved<'a> = (&'a mut [u8], &'a mut [u8]);
@@ -136,17 +140,31 @@ impl<M: Mem> ReadInPlace<'_, M> {
     }
 
     /// Copies what comes `skip` bytes after the next byte of a stream into `to`, as much as is there and fits, and
-    /// leaves it where it is. Says how much; 0 where there is nothing so far on.
+    /// leaves it where it is, also where the writer has gone on to the next ring meanwhile. Says how much; 0 where there is
+    /// nothing so far on.
     ///
     /// # Errors
     /// As [`Reader::read`].
-    pub fn copy_ahead(mut self, skip: u64, to: &mut [u8]) -> Result<usize, Error> {
-        self.find()?;
-        let Some((_, there)) = self.range() else { return Ok(0) };
-        let n = (there.saturating_sub(skip)).min(to.len() as u64) as usize;
-        self.flow.carrier.copy_out(self.flow.head.wrapping_add(skip), &mut to[..n]);
-        self.flow.check_memory()?;
-        Ok(n)
+    pub fn copy_ahead(self, skip: u64, to: &mut [u8]) -> Result<usize, Error> {
+        let flow = self.flow;
+        let end = skip.saturating_add(to.len() as u64);
+        if flow.available() < end {
+            flow.look_for_more()?;
+        }
+        let later = if flow.available() < end { Handover { flow: &mut *flow }.available_later()? } else { 0 };
+        let here = flow.available();
+        let n = here.saturating_sub(skip).min(to.len() as u64) as usize;
+        flow.carrier.copy_out(flow.head.wrapping_add(skip), &mut to[..n]);
+        flow.check_memory()?;
+        let (skip, to) = (skip + n as u64, &mut to[n..]);
+        let more = later.saturating_sub(skip.saturating_sub(here)).min(to.len() as u64) as usize;
+        if let Some(next) = flow.next.as_ref().filter(|_| more > 0) {
+            next.copy_out(flow.head.wrapping_add(skip), &mut to[..more]);
+            if next.is_lost() {
+                flow.note_loss()?;
+            }
+        }
+        Ok(n + more)
     }
 
     /// What was last found: how many bytes to skip and to show.

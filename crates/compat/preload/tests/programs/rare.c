@@ -278,6 +278,100 @@ static void shorts(void) {
     puts("all messages");
 }
 
+/* Messages that are sent in parts, and looked at until they are whole. */
+enum { LOOKED_AT = 600, MANY_PARTS = 8 };
+
+struct message {
+    unsigned seed;
+    size_t len, whole;
+};
+
+static struct message next(struct message last, size_t least, size_t most) {
+    struct message next = {.seed = last.seed, .whole = least};
+    next.whole += (size_t)rand_r(&next.seed) % (most - least + 1);
+    return next;
+}
+
+static char expected(const struct message *message, size_t at) {
+    return (char)((message->seed + at * 7 + (at >> 8) * 13) % 251);
+}
+
+static size_t looks[3];
+
+static void *send_parts(void *argument) {
+    static char bytes[MUCH];
+    struct message message = {.seed = 1};
+    unsigned seed = 2;
+    for (size_t at = 0; at < looks[0]; at++) {
+        message = next(message, looks[1], looks[2]);
+        for (size_t byte = 0; byte < message.whole; byte++) {
+            bytes[byte] = expected(&message, byte);
+        }
+        for (size_t sent = 0; sent < message.whole;) {
+            size_t part = 1 + (size_t)rand_r(&seed) % (message.whole * 2 / MANY_PARTS + 1);
+            part = part < message.whole - sent ? part : message.whole - sent;
+            check(send(ends[0], bytes + sent, part, 0) == (long)part, "part");
+            sent += part;
+            for (volatile unsigned turn = rand_r(&seed) % 20000; turn > 0; turn--) {
+            }
+        }
+        check(recv(ends[0], bytes, 1, 0) == 1, "answer");
+    }
+    return argument;
+}
+
+static void peeks(const char *how, size_t count, size_t least, size_t most) {
+    int edges = strcmp(how, "edge") == 0, all = strcmp(how, "all") == 0, counts = strcmp(how, "count") == 0;
+    struct epoll_event event = {.events = EPOLLIN | EPOLLET};
+    struct timeval limit = {.tv_sec = 10};
+    struct message message = {.seed = 1};
+    pthread_t thread;
+    int set = epoll_create1(0), on = 1;
+    pair();
+    check(setsockopt(ends[0], IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) == 0, "TCP_NODELAY");
+    check(setsockopt(ends[1], SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit) == 0, "SO_RCVTIMEO");
+    check(!edges || epoll_ctl(set, EPOLL_CTL_ADD, ends[1], &event) == 0, "epoll_ctl");
+    looks[0] = count, looks[1] = least, looks[2] = most;
+    check(pthread_create(&thread, NULL, send_parts, NULL) == 0, "thread");
+    for (size_t at = 0; at < count; at++) {
+        struct pollfd one = {.fd = ends[1], .events = POLLIN};
+        time_t begun = time(NULL);
+        long shown = 0;
+        int there = 0;
+        message = next(message, least, most);
+        while (shown < (long)message.whole) {
+            if (time(NULL) > begun + 10 || (edges && epoll_wait(set, &event, 1, 10000) != 1) ||
+                (!edges && !all && poll(&one, 1, 10000) != 1)) {
+                printf("of message %zu of %zu bytes %ld are shown\n", at, message.whole, shown);
+                _exit(0);
+            }
+            if (counts) {
+                check(ioctl(ends[1], FIONREAD, &there) == 0, "FIONREAD");
+                if (there < (int)message.whole) {
+                    continue;
+                }
+            }
+            shown = recv(ends[1], room, message.whole, MSG_PEEK | (all ? MSG_WAITALL : edges ? MSG_DONTWAIT : 0));
+            check(shown > 0 || (edges && errno == EAGAIN), "peek");
+            for (long byte = 0; byte < shown; byte++) {
+                if (room[byte] != expected(&message, (size_t)byte)) {
+                    printf("byte %ld of message %zu is another\n", byte, at);
+                    _exit(0);
+                }
+            }
+            if (all && shown < (long)message.whole) {
+                printf("not all of message %zu\n", at);
+                _exit(0);
+            }
+        }
+        check(recv(ends[1], room, message.whole, MSG_WAITALL) == (long)message.whole, "recv");
+        check(room[message.whole - 1] == expected(&message, message.whole - 1), "the last byte");
+        check(send(ends[1], "x", 1, 0) == 1, "answer");
+    }
+    pthread_join(thread, NULL);
+    puts("all are shown whole");
+}
+
 /* An end that has shut down both ways hears no more, and who still sends to it is told so. */
 static void both_ways(void) {
     struct timespec moment = {.tv_nsec = 1000000};
@@ -389,6 +483,10 @@ int main(int count, char **words) {
         refuses();
     } else if (strcmp(word, "short") == 0) {
         shorts();
+    } else if (strcmp(word, "peek") == 0) {
+        peeks(words[2], LOOKED_AT, 2, 1200);
+    } else if (strcmp(word, "peek much") == 0) {
+        peeks(words[2], 40, 10000, 50000);
     } else {
         exchanges(word);
     }

@@ -117,8 +117,11 @@ impl Connection {
         let Some(pipes) = self.pipes.get() else { return Err(Errno::NOTCONN) };
         match pipes.recv(self, process.kernel(), fd, to, read) {
             Ok((n, carrier)) => {
-                if read == Read::Take {
-                    self.moved(process, Direction::In, carrier, n);
+                match read {
+                    Read::Take => self.moved(process, Direction::In, carrier, n),
+                    // Who looks for more than there is room for, and takes nothing, needs a larger ring.
+                    Read::Peek => process.follow_ring(self),
+                    Read::Look => {}
                 }
                 Ok(n)
             }
@@ -153,12 +156,6 @@ impl Connection {
     #[must_use]
     pub fn unread(&self) -> u64 {
         self.pipes.get().map_or(0, |pipes| pipes.unread(self))
-    }
-
-    /// Whether more may come to be shown by [`Read::Peek`] than is now, before any of it is taken.
-    #[must_use]
-    pub fn may_show_more(&self, process: &Process, fd: RawFd) -> bool {
-        self.pipes.get().is_some_and(|pipes| pipes.may_show_more(self, process.kernel(), fd))
     }
 
     /// Asks the peer to ring for what is waited for. Look again before you sleep.

@@ -12,7 +12,7 @@ use crate::{
     connection::Connection,
     direction::Direction,
     kernel::Kernel,
-    switch::{Found, Incoming, Outgoing},
+    switch::{Found, Incoming, Outgoing, Receiver, Transport},
 };
 
 pub(super) struct Sending<'a> {
@@ -81,6 +81,55 @@ pub(super) struct Reading<'a, 'b> {
     pub boundary: &'a MappedPeerWord,
     pub followed: &'a MappedOwnWord,
     pub error: &'a mut Option<Errno>,
+}
+
+/// Shows what is in the pipe. Says how much.
+fn peek_pipe(reader: &mut Reader<Mapped>, to: &mut [IoSliceMut<'_>]) -> Result<usize, Failed> {
+    let mut copied = 0;
+    for part in to.iter_mut() {
+        let n = reader.in_place().copy_ahead(copied as u64, part)?;
+        copied += n;
+        if n < part.len() {
+            break; // What has come since would leave a gap.
+        }
+    }
+    Ok(copied)
+}
+
+impl Reading<'_, '_> {
+    /// S-15. Where all was `shown` that there is before the point at which the sender has left the carrier: shows what is there on
+    /// the next one as well, as far as there is room. Says how much. The sender moves no further before this end follows.
+    pub fn peek_across(&mut self, receiver: &Receiver, shown: usize) -> Result<usize, Failed> {
+        let carrier = receiver.carrier();
+        let at = if carrier == Transport::Tcp { self.received() } else { self.position() };
+        if receiver.left_at(self)? != Some(at.wrapping_add(shown as u64)) {
+            return Ok(0);
+        }
+        let mut skip = shown;
+        let mut rest: Vec<_> = self
+            .to
+            .iter_mut()
+            .map(|part| {
+                let begin = skip.min(part.len());
+                skip -= begin;
+                IoSliceMut::new(&mut part[begin..])
+            })
+            .collect();
+        if rest.iter().all(|part| part.is_empty()) {
+            return Ok(0);
+        }
+        if carrier == Transport::Tcp {
+            return peek_pipe(self.reader, &mut rest);
+        }
+        match self.kernel.recv(self.fd, &mut rest, true) {
+            Ok(n) => Ok(n),
+            Err(error) => {
+                // The kernel says it once; the program hears it after what is there.
+                *self.error = self.error.or((error != Errno::AGAIN).then_some(error));
+                Ok(0)
+            }
+        }
+    }
 }
 
 impl Incoming for Reading<'_, '_> {
@@ -170,10 +219,7 @@ impl Incoming for Reading<'_, '_> {
         if self.read == Read::Look {
             return Ok(self.reader.ready(1)?.then(|| self.reader.available() as usize).filter(|there| *there > 0));
         }
-        let mut copied = 0;
-        for part in self.to.iter_mut() {
-            copied += self.reader.in_place().copy_ahead(copied as u64, part)?;
-        }
+        let copied = peek_pipe(self.reader, self.to)?;
         Ok((copied != 0).then_some(copied))
     }
 

@@ -3,7 +3,6 @@
 
 use std::{os::fd::RawFd, sync::atomic::Ordering};
 
-use rustix::event::PollFlags;
 use tombolo_mem::PeerWord;
 use tombolo_ring::{Error, Side};
 
@@ -17,10 +16,9 @@ impl Pipes {
             return 0;
         }
         let unread = self.turn(connection, &self.rx, |rx| {
-            rx.load_tail();
             // What was recalled comes over TCP, and is counted there.
             let moves = rx.moves.load_acquire().hint();
-            if rx.receiver.is_paid(moves) { 0 } else { rx.reader.available() }
+            if rx.receiver.is_paid(moves) { 0 } else { rx.find_unread() }
         });
         unread.unwrap_or(0)
     }
@@ -38,24 +36,6 @@ impl Pipes {
             Some(moves || tx.has_room(connection, need))
         });
         room.unwrap_or(Some(true))
-    }
-
-    /// Whether a peek may show more later: the end is not there, the ring is not full, and nothing comes the other way, of
-    /// which only a read that takes gets to the rest.
-    pub fn may_show_more(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
-        let detached = self.is_detached();
-        let in_pipe = self.turn(connection, &self.rx, |rx| {
-            if !detached {
-                rx.load_tail();
-            }
-            rx.receiver.reads_pipe().then(|| rx.reader.available() < rx.reader.capacity())
-        });
-        let said = |events: PollFlags| kernel.poll(fd, events.bits() as i16);
-        match in_pipe {
-            Ok(Some(room)) => room && said(PollFlags::IN | PollFlags::RDHUP) == 0,
-            Ok(None) => !self.stirs() && said(PollFlags::RDHUP) == 0,
-            Err(_) => false,
-        }
     }
 
     /// Whether nobody will ever read what is in the pipe: TCP is over, or it says that the peer is gone, and the path to the
@@ -99,17 +79,15 @@ impl Pipes {
 }
 
 impl Rx {
-    /// Loads the tail, whatever is there already. A lie is met by the next read.
-    fn load_tail(&mut self) {
-        let need = self.reader.available() + 1;
-        let _ = self.reader.ready(need);
+    /// Looks how much there is, whatever was there already. A lie is met by the next read.
+    fn find_unread(&mut self) -> u64 {
+        self.reader.handover().find_unread().unwrap_or(0)
     }
 
     /// Says whether others of this end sleep on another target.
     fn arm(&mut self, connection: &Connection) -> bool {
         // For more than is there: who waits has seen that, and left it.
-        self.load_tail();
-        let need = (self.reader.available() + 1).min(self.reader.capacity());
+        let need = (self.find_unread() + 1).min(self.reader.handover().reach());
         let target = self.reader.position().wrapping_add(need);
         let asked = Some((self.reader.position(), need));
         if connection.family().is_none() && self.armed == asked {

@@ -147,10 +147,10 @@ impl Pipes {
         (header.epoch == self.epochs.peer).then(|| (next, segment.word(words::TAIL)))
     }
 
-    /// The receiver may have gone on in another ring within this turn: from now on that tells what arrives.
+    /// The sender may have been found in another ring within this turn: from now on that tells what arrives.
     #[inline]
     pub(super) fn note_ring(&self, rx: &mut Rx) {
-        let ring = rx.reader.handover().ring_number();
+        let ring = rx.reader.handover().ring_written();
         if ring != rx.ring && !rx.next_tails.is_empty() {
             self.turn_to_ring(rx, ring);
         }

@@ -92,7 +92,13 @@ impl Pipes {
                 error: &mut rx.error,
             };
             rx.receiver.set_leave(&mut io, connection.leaves());
-            let found = rx.receiver.receive(&mut io);
+            let mut found = rx.receiver.receive(&mut io);
+            if let (Read::Peek, Ok(Found::Bytes(shown))) = (read, &mut found) {
+                match io.peek_across(&rx.receiver, *shown) {
+                    Ok(more) => *shown += more,
+                    Err(failed) => found = Err(failed),
+                }
+            }
             let carrier = rx.receiver.carrier();
             self.read_to.store(rx.reader.position(), Ordering::Relaxed);
             let settled = matches!(found, Ok(Found::Bytes(_) | Found::Nothing)) && rx.error.is_none();
@@ -105,7 +111,8 @@ impl Pipes {
             if read != Read::Look && matches!(found, Ok(Found::End) | Err(Failed::Os(_))) {
                 self.end_reading(rx, connection, kernel, fd);
             }
-            if read == Read::Take && matches!(found, Ok(Found::Nothing)) && rx.look_for_ring() {
+            let lacks = matches!((read, &found), (Read::Take, Ok(Found::Nothing)) | (Read::Peek, _));
+            if lacks && rx.look_for_ring() {
                 self.ring_announced.store(true, Ordering::Relaxed);
             }
             match found {

@@ -2,7 +2,7 @@
 //! Following a pipe to another ring: the reader's side (H-1 to H-4).
 
 use tombolo_layout::state::State;
-use tombolo_mem::Mem;
+use tombolo_mem::{Mem, PeerWord};
 
 use super::Inflow;
 use crate::{Corrupt, Error, PeerCarrier};
@@ -10,7 +10,7 @@ use crate::{Corrupt, Error, PeerCarrier};
 /// The steps by which a reader follows its pipe to another ring; see [`Reader::handover`](super::Reader::handover).
 #[derive(Debug)]
 pub struct Handover<'a, M: Mem> {
-    pub(super) flow: &'a mut Inflow<M>,
+    pub(crate) flow: &'a mut Inflow<M>,
 }
 
 impl<M: Mem> Handover<'_, M> {
@@ -42,9 +42,54 @@ impl<M: Mem> Handover<'_, M> {
         Ok(())
     }
 
-    /// Returns the number of the ring that is being read; the next one may be mapped already.
+    /// Looks how many bytes were published and not read, in this ring and in the one that the writer has gone on to.
+    ///
+    /// # Errors
+    /// As [`Reader::refresh`](super::Reader::refresh).
+    pub fn find_unread(&mut self) -> Result<u64, Error> {
+        self.flow.look_at_writer()?;
+        self.flow.load_tail()?;
+        if self.flow.available() == 0 {
+            self.flow.follow()?;
+        }
+        Ok(self.available_later()? + self.flow.available())
+    }
+
+    /// Bytes in the next ring, if the writer has gone on to it: they come after all that is in this one, whose tail is the last.
+    pub(crate) fn available_later(&mut self) -> Result<u64, Error> {
+        if self.flow.next.is_none() {
+            return Ok(0);
+        }
+        self.flow.look_at_writer()?;
+        if !self.is_left() {
+            return Ok(0);
+        }
+        self.flow.load_tail()?;
+        let Some(next) = &self.flow.next else { return Ok(0) };
+        let (end, bound) = (self.flow.tail_seen, next.capacity);
+        // ORDER R-5: Acquire; pairs with the Release in Outflow::publish. The bytes before it may be read.
+        let seen = next.tail.load_acquire().check(|tail| match tail.wrapping_sub(end) {
+            ahead if ahead <= bound => Ok(ahead),
+            _ => Err(Corrupt { clause: "R-7", what: "tail more than a ring beyond the switch", found: tail, bound }),
+        });
+        self.flow.latch_error(seen)
+    }
+
+    /// How far beyond the reader's position the writer can come before anything is read.
     #[must_use]
-    pub fn ring_number(&self) -> u16 {
-        self.flow.ring()
+    pub fn reach(&self) -> u64 {
+        self.flow.carrier.capacity + self.flow.next.as_ref().map_or(0, |next| next.capacity)
+    }
+
+    /// Whether the writer has gone on to the next ring, as last seen, and the reader has not.
+    fn is_left(&self) -> bool {
+        self.flow.next.is_some() && self.flow.writer.current == self.flow.state.ready
+    }
+
+    /// Returns the number of the ring that the writer is in, as far as was seen: its tail says how much there is. The reader
+    /// may still be in the one before.
+    #[must_use]
+    pub fn ring_written(&self) -> u16 {
+        if self.is_left() { self.flow.state.ready } else { self.flow.ring() }
     }
 }

@@ -186,7 +186,7 @@ impl<M: Mem> Inflow<M> {
     }
 
     #[cold]
-    pub(super) fn note_loss(&mut self) -> Result<(), Error> {
+    pub(crate) fn note_loss(&mut self) -> Result<(), Error> {
         self.broken = Some(Error::Revoked);
         self.tail_seen = self.head;
         Err(Error::Revoked)
@@ -297,7 +297,7 @@ impl<M: Mem> Inflow<M> {
     }
 
     /// Remembers a lie, unless the memory is gone, of which the writer knows nothing (D-3).
-    pub(super) fn latch_error<T>(&mut self, seen: Result<T, Corrupt>) -> Result<T, Error> {
+    pub(crate) fn latch_error<T>(&mut self, seen: Result<T, Corrupt>) -> Result<T, Error> {
         seen.map_err(|corrupt| {
             let lost = self.carrier.is_lost() || self.writer_state.is_lost();
             let error = if lost { Error::Revoked } else { corrupt.into() };
