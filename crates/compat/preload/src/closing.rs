@@ -51,7 +51,7 @@ pub(crate) fn before_close(fd: RawFd) {
 fn given_up(fd: RawFd, connection: &Arc<Connection>, last: impl FnOnce()) -> bool {
     let other = if connection.is_single() { None } else { state::other(fd, connection) };
     if other.is_some() {
-        wiring::closed(fd, connection);
+        wiring::note_number(fd, connection, false);
     }
     if !connection.closing(other) {
         return false;

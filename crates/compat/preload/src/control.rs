@@ -20,7 +20,7 @@ use crate::{
     epoll::{
         self,
         changes::{self, Request},
-        waiting,
+        waiting, wiring,
     },
     errno, flow, handback, inside, kernel, poll, real,
     state::{self, Watched},
@@ -293,6 +293,7 @@ fn watch_duplicate(from: RawFd, to: RawFd) {
     match state::find(from) {
         Some(Watched::Connection(connection)) if (0..state::bound()).contains(&to) => {
             connection.opened(to);
+            wiring::note_number(to, &connection, true);
             state::watch(to, Watched::Connection(connection));
         }
         Some(Watched::Connection(connection)) => {

@@ -47,6 +47,12 @@ fn registration_whose_number_is_closed_and_reused_stays_apart_from_the_new_one()
 }
 
 #[test]
+fn registration_whose_number_is_closed_and_made_anew_for_its_socket_is_there() {
+    same("renewed", true);
+    same("renewed alone", true);
+}
+
+#[test]
 fn registration_for_one_event_that_was_told_before_the_join_is_not_told_again() {
     same("spent", true);
 }

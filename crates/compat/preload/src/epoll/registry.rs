@@ -149,11 +149,17 @@ impl Registry {
         self.early.remove(&fd)
     }
 
-    /// The number of an entry is about to be closed, and its registration stays.
-    pub fn abandon(&mut self, fd: RawFd, connection: &Arc<Connection>) {
-        if let Some(at) = self.find(fd, connection) {
-            self.entries[at].orphan = true;
-            self.places[fd as usize] = 0;
+    /// The number `fd` of a connection is about to be closed, and its registration stays; or it is one again (`open`): then what was
+    /// registered by it before can be changed.
+    pub fn note_number(&mut self, fd: RawFd, connection: &Arc<Connection>, open: bool) {
+        let is_its =
+            |entry: &Entry| entry.orphan == open && entry.fd == fd && Arc::ptr_eq(&entry.connection, connection);
+        if let Some(at) = self.entries.iter().position(is_its) {
+            if let Some(place) = self.places.get_mut(fd as usize) {
+                *place = 0;
+            }
+            self.entries[at].orphan = !open;
+            self.place(at);
         }
     }
 

@@ -182,12 +182,12 @@ pub(super) fn add_path(epfd: RawFd, entry: &Entry, paths: &mut Paths) -> Result<
     Ok(())
 }
 
-/// The number `fd` of `connection` is about to be closed, and there are others. Registrations by it stay, and nobody can change
-/// them any more.
-pub(crate) fn closed(fd: RawFd, connection: &Arc<Connection>) {
+/// The number `fd` of `connection` is about to be closed, and there are others: registrations by it stay, and nobody can change
+/// them any more. Or it is made anew (`open`).
+pub(crate) fn note_number(fd: RawFd, connection: &Arc<Connection>, open: bool) {
     for (_, set) in state::sets() {
         if set.entries.load(Ordering::SeqCst) != 0 {
-            set.lock().abandon(fd, connection);
+            set.lock().note_number(fd, connection, open);
         }
     }
 }

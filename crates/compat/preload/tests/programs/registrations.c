@@ -176,6 +176,44 @@ static void reused(int joined_before) {
     check(read(second[0], room, 8) == 4, "read");
 }
 
+/* A number that is closed and made anew for the same socket, which has another: `when` that is done, and whether the other is closed
+ * then. What was registered by it is there. */
+enum when { UNCONNECTED, CONNECTED, JOINED };
+
+static void renewed(enum when when, int alone) {
+    struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP, .data.u64 = 5}, none;
+    int number = make(), copy = -1, set = -1;
+    for (enum when now = UNCONNECTED; now <= JOINED; now++) {
+        if (now == CONNECTED) {
+            check(connect(number, (struct sockaddr *)&address, sizeof address) == 0, "connect");
+            check((ends[1] = accept(listener, NULL, NULL)) >= 0, "accept");
+        } else if (now == JOINED) {
+            talk(ends);
+        }
+        if (now == when) {
+            set = set_with(number, EPOLLIN);
+            copy = dup(number);
+            close(number);
+            check(dup2(copy, number) == number, "dup2");
+            check(!alone || close(copy) == 0, "close");
+        }
+    }
+    talk(ends);
+    check(write(ends[1], "news", 4) == 4, "write");
+    say("as before", set);
+    check(read(number, room, 8) == 4, "read");
+    check(epoll_ctl(set, EPOLL_CTL_ADD, number, &event) == -1 && errno == EEXIST, "add what is there");
+    check(epoll_ctl(set, EPOLL_CTL_MOD, number, &event) == 0, "mod");
+    talk(ends);
+    check(write(ends[1], "more", 4) == 4, "write");
+    say("as changed", set);
+    check(read(number, room, 8) == 4, "read");
+    check(epoll_ctl(set, EPOLL_CTL_DEL, number, NULL) == 0, "del");
+    check(write(ends[1], "last", 4) == 4, "write");
+    printf("no more: %d\n", epoll_wait(set, &none, 1, 50));
+    check(read(number, room, 8) == 4, "read");
+}
+
 /* A registration that was for one event, which has been told. */
 static void spent(void) {
     make();
@@ -424,6 +462,10 @@ int main(int count, char **words) {
         reused(0);
     } else if (strcmp(word, "reused joined") == 0) {
         reused(1);
+    } else if (strncmp(word, "renewed", 7) == 0) {
+        for (enum when when = UNCONNECTED; when <= JOINED; when++) {
+            renewed(when, strcmp(word, "renewed alone") == 0);
+        }
     } else if (strcmp(word, "spent") == 0) {
         spent();
     } else if (strcmp(word, "taken change") == 0) {
