@@ -48,6 +48,24 @@ fn arguments_reach_the_program_as_they_are() {
 }
 
 #[test]
+fn sizes_are_taken_in_units_and_those_that_make_no_sense_are_refused() {
+    let (done, _folder) = run(
+        &["--after", "1KiB", "--ring", "2MiB", "--first-ring", "16K", "--memory", "1GiB"],
+        &[
+            "sh",
+            "-c",
+            "echo $TOMBOLO_SOCKETS_AFTER $TOMBOLO_SOCKETS_RING $TOMBOLO_SOCKETS_FIRST_RING $TOMBOLO_SOCKETS_MEMORY",
+        ],
+    );
+    assert_eq!(String::from_utf8(done.stdout).unwrap(), "1024 2097152 16384 1073741824\n");
+    for (option, size) in [("--ring", "24KiB"), ("--first-ring", "2048"), ("--ring", "2GiB"), ("--memory", "much")] {
+        let (done, _folder) = run(&[option, size], &["true"]);
+        let said = String::from_utf8(done.stderr).unwrap();
+        assert!(done.status.code() == Some(2) && said.contains(option), "{option} {size}: {said}");
+    }
+}
+
+#[test]
 fn io_uring_is_kept_from_the_program_unless_it_is_allowed() {
     let filters = |options: &[&str]| {
         let (done, _folder) = run(options, &["grep", "Seccomp:", "/proc/self/status"]);

@@ -22,8 +22,10 @@ use std::{
     process::Command,
 };
 
+use tombolo_bench::size;
 use tombolo_sockets::ports::List;
 
+use super::cat;
 use crate::failure::{Failure, Os, Result, print_line};
 
 /// Run a program with shared memory for its TCP connections to neighbours that run likewise
@@ -62,16 +64,16 @@ pub struct Args {
     #[arg(long)]
     no_loopback: bool,
     /// Bytes after which a connection is worth joining; two requests with answers are as well
-    #[arg(long, value_name = "BYTES", default_value_t = 16 << 10)]
+    #[arg(long, value_name = "SIZE", default_value = "16KiB", value_parser = bytes)]
     after: u64,
-    /// Bytes of shared memory for each direction of a busy connection: a power of two, from 4096 to 1 GiB
-    #[arg(long, value_name = "BYTES", default_value_t = 1 << 20)]
+    /// Bytes of shared memory for each direction of a busy connection: a power of two, from 4KiB to 1GiB
+    #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = ring)]
     ring: u64,
     /// Of these, bytes that a connection begins with and has when it is not busy
-    #[arg(long, value_name = "BYTES", default_value_t = 256 << 10)]
+    #[arg(long, value_name = "SIZE", default_value = "256KiB", value_parser = ring)]
     first_ring: u64,
     /// Bytes of shared memory that a process makes at most for all its connections [default: no limit but the cgroup's]
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
     memory: Option<u64>,
     /// Let the program use io_uring, which the library cannot see
     #[arg(long)]
@@ -84,6 +86,15 @@ pub struct Args {
     command: Vec<OsString>,
 }
 
+fn bytes(text: &str) -> std::result::Result<u64, String> {
+    Ok(size::parse(text)? as u64)
+}
+
+fn ring(text: &str) -> std::result::Result<u64, String> {
+    let size = cat::ring(text)?;
+    if size.is_power_of_two() { Ok(size) } else { Err("a power of two from 4KiB to 1GiB is needed".into()) }
+}
+
 pub fn run(args: &Args) -> Result<()> {
     if let Some(pid) = args.off {
         return switch::off(pid);
@@ -94,11 +105,6 @@ pub fn run(args: &Args) -> Result<()> {
     for (option, list) in [("--only", &args.only), ("--not", &args.not)] {
         if let Some(Err(error)) = list.as_deref().map(str::parse::<List>) {
             return Err(Failure::Usage(format!("{option}: {error}")));
-        }
-    }
-    for (name, bytes) in [("ring", args.ring), ("first-ring", args.first_ring)] {
-        if !bytes.is_power_of_two() || !(4096..=1 << 30).contains(&bytes) {
-            return Err(Failure::Usage(format!("--{name} {bytes}: a power of two from 4096 to {} is needed", 1 << 30)));
         }
     }
     if args.check {
