@@ -65,25 +65,34 @@ struct End {
     numbers: Option<[u32; 2]>,
 }
 
-impl Kernel for End {
-    fn tuple(&self, _: RawFd) -> Option<Tuple> {
-        Some(self.tuple)
+/// The ends of a program, as its kernel sees them: the first is number -1, the next -2.
+struct Ends(Vec<End>);
+
+impl Ends {
+    fn of(&self, fd: RawFd) -> &End {
+        &self.0[(-1 - fd) as usize]
+    }
+}
+
+impl Kernel for Ends {
+    fn tuple(&self, fd: RawFd) -> Option<Tuple> {
+        Some(self.of(fd).tuple)
     }
     fn cookie(&self, _: RawFd) -> u64 {
         // Each kernel counts from 1.
         1
     }
-    fn counts(&self, _: RawFd, _: bool) -> Option<Sample> {
-        let (out, into) = (self.out.lock().unwrap().sent, self.into.lock().unwrap());
+    fn counts(&self, fd: RawFd, _: bool) -> Option<Sample> {
+        let (out, into) = (self.of(fd).out.lock().unwrap().sent, self.of(fd).into.lock().unwrap());
         let counts = Counts { written: out, acked: out, received: into.sent };
         Some(Sample { counts, unread: into.bytes.len() as u64 })
     }
-    fn sequences(&self, _: RawFd, _: bool) -> Option<[u32; 2]> {
-        self.numbers
+    fn sequences(&self, fd: RawFd, _: bool) -> Option<[u32; 2]> {
+        self.of(fd).numbers
     }
     fn push(&self, _: RawFd) {}
-    fn recv(&self, _: RawFd, to: &mut [IoSliceMut<'_>], peek: bool) -> Result<usize, Errno> {
-        let mut into = self.into.lock().unwrap();
+    fn recv(&self, fd: RawFd, to: &mut [IoSliceMut<'_>], peek: bool) -> Result<usize, Errno> {
+        let mut into = self.of(fd).into.lock().unwrap();
         let n = into.bytes.len().min(to[0].len());
         to[0][..n].iter_mut().zip(into.bytes.iter()).for_each(|(to, byte)| *to = *byte);
         if !peek {
@@ -91,14 +100,14 @@ impl Kernel for End {
         }
         if n == 0 { Err(Errno::AGAIN) } else { Ok(n) }
     }
-    fn send(&self, _: RawFd, from: &[IoSlice<'_>]) -> Result<usize, Errno> {
-        let mut out = self.out.lock().unwrap();
+    fn send(&self, fd: RawFd, from: &[IoSlice<'_>]) -> Result<usize, Errno> {
+        let mut out = self.of(fd).out.lock().unwrap();
         out.bytes.extend(from[0].iter());
         out.sent += from[0].len() as u64;
         Ok(from[0].len())
     }
-    fn poll(&self, _: RawFd, events: i16) -> i16 {
-        let there = !self.into.lock().unwrap().bytes.is_empty();
+    fn poll(&self, fd: RawFd, events: i16) -> i16 {
+        let there = !self.of(fd).into.lock().unwrap().bytes.is_empty();
         let ready = PollFlags::OUT | if there { PollFlags::IN } else { PollFlags::empty() };
         events & ready.bits() as i16
     }
@@ -107,13 +116,15 @@ impl Kernel for End {
 
 /// A program that knows nothing of all this.
 struct Program {
-    process: Process,
+    process: Arc<Process>,
     connection: Arc<Connection>,
-    _folder: tempfile::TempDir,
+    _folder: Arc<tempfile::TempDir>,
 }
 
 impl Program {
-    fn new(end: End, dialled: bool, machines: Option<VmDomain>) -> Self {
+    /// One for each of its connections.
+    fn all(ends: Vec<End>, dialled: bool, machines: Option<VmDomain>) -> Vec<Self> {
+        let count = ends.len();
         let folder = tempfile::Builder::new().permissions(PermissionsExt::from_mode(0o700)).tempdir().unwrap();
         let settings = Settings {
             folder: folder.path().into(),
@@ -130,10 +141,18 @@ impl Program {
         };
         let local = LocalDomain::in_folder(folder.path()).with_unique_names();
         let machines = machines.map(|it| Box::new(it) as Box<dyn Rendezvous>);
-        let process = Process::new(settings, Box::new(end), Box::new(local)).with_machines(machines);
-        let connection = Arc::new(process.track(dialled, -1));
-        connection.set_wired();
-        Self { process, connection, _folder: folder }
+        let process = Process::new(settings, Box::new(Ends(ends)), Box::new(local)).with_machines(machines);
+        let (process, folder) = (Arc::new(process), Arc::new(folder));
+        let one = |index: usize| {
+            let connection = Arc::new(process.track(dialled, -1 - index as RawFd));
+            connection.set_wired();
+            Self { process: Arc::clone(&process), connection, _folder: Arc::clone(&folder) }
+        };
+        (0..count).map(one).collect()
+    }
+
+    fn fd(&self) -> RawFd {
+        self.connection.fd()
     }
 
     fn kernel(&self) -> &dyn Kernel {
@@ -144,11 +163,11 @@ impl Program {
     fn send(&mut self, bytes: &[u8]) -> usize {
         self.process.advance(&self.connection);
         if let Some(plain) = self.connection.plain(Direction::Out) {
-            let n = self.kernel().send(-1, &[IoSlice::new(bytes)]).unwrap();
+            let n = self.kernel().send(self.fd(), &[IoSlice::new(bytes)]).unwrap();
             plain.moved(n, [&bytes[..n]].into_iter());
             return n;
         }
-        match self.connection.send(&self.process, -1, &[IoSlice::new(bytes)]) {
+        match self.connection.send(&self.process, self.fd(), &[IoSlice::new(bytes)]) {
             Ok(n) => n,
             Err(Errno::AGAIN) => 0,
             Err(error) => panic!("{error}"),
@@ -159,11 +178,11 @@ impl Program {
     fn receive(&mut self, to: &mut [u8]) -> usize {
         self.process.advance(&self.connection);
         if let Some(plain) = self.connection.plain(Direction::In) {
-            let n = self.kernel().recv(-1, &mut [IoSliceMut::new(to)], false).unwrap_or(0);
+            let n = self.kernel().recv(self.fd(), &mut [IoSliceMut::new(to)], false).unwrap_or(0);
             plain.moved(n, [&to[..n]].into_iter());
             return n;
         }
-        match self.connection.recv(&self.process, -1, &mut [IoSliceMut::new(to)], Read::Take) {
+        match self.connection.recv(&self.process, self.fd(), &mut [IoSliceMut::new(to)], Read::Take) {
             Ok(n) => n,
             Err(Errno::AGAIN) => 0,
             Err(error) => panic!("{error}"),
@@ -183,12 +202,22 @@ impl Program {
 
 /// A client in a and a server in b.
 fn pair(world: &World, numbers: [Option<[u32; 2]>; 2], addresses: [&str; 2]) -> (Program, Program) {
-    let (there, back) = (Arc::<Mutex<Wire>>::default(), Arc::<Mutex<Wire>>::default());
-    let [own, peer] = [format!("{}:40000", addresses[0]), format!("{}:80", addresses[1])].map(|it| it.parse().unwrap());
-    let client = End { tuple: Tuple::new(own, peer), out: there.clone(), into: back.clone(), numbers: numbers[0] };
-    let server = End { tuple: Tuple::new(peer, own), out: back, into: there, numbers: numbers[1] };
-    let client = Program::new(client, true, Some(world.a.domain.clone()));
-    (client, Program::new(server, false, Some(world.b.domain.clone())))
+    let (mut clients, mut servers) = pairs(world, &[numbers], addresses);
+    (clients.remove(0), servers.remove(0))
+}
+
+/// The same with a connection for each pair of numbers.
+fn pairs(world: &World, numbers: &[[Option<[u32; 2]>; 2]], addresses: [&str; 2]) -> (Vec<Program>, Vec<Program>) {
+    let ends = numbers.iter().enumerate().map(|(index, numbers)| {
+        let (there, back) = (Arc::<Mutex<Wire>>::default(), Arc::<Mutex<Wire>>::default());
+        let own = format!("{}:{}", addresses[0], 40000 + index).parse().unwrap();
+        let peer = format!("{}:80", addresses[1]).parse().unwrap();
+        let client = End { tuple: Tuple::new(own, peer), out: there.clone(), into: back.clone(), numbers: numbers[0] };
+        (client, End { tuple: Tuple::new(peer, own), out: back, into: there, numbers: numbers[1] })
+    });
+    let (clients, servers) = ends.unzip();
+    let clients = Program::all(clients, true, Some(world.a.domain.clone()));
+    (clients, Program::all(servers, false, Some(world.b.domain.clone())))
 }
 
 fn mirrored([own, peer]: [u32; 2]) -> [Option<[u32; 2]>; 2] {
@@ -248,7 +277,7 @@ fn talk(
                 let n = to.receive(&mut room);
                 came.extend(&room[..n]);
                 // Who sent looks for what the other end asks.
-                from.connection.owes(&from.process, -1);
+                from.connection.owes(&from.process, from.fd());
                 assert!(Instant::now() < deadline, "{} of 100 bytes came", came.len());
             }
             assert_eq!(came, bytes, "at {at}");
@@ -281,6 +310,41 @@ fn s18_b22_b23_programs_in_two_machines_are_joined_and_every_byte_arrives_once()
     let before = tcp.written;
     talk(&mut client, &mut server, &mut at, 200, |_, _| false);
     assert_eq!(client.kernel().counts(-1, true).unwrap().counts.written, before, "TCP carries some of it still");
+}
+
+/// The numbers of so many connections.
+fn numbers(count: u32) -> Vec<[Option<[u32; 2]>; 2]> {
+    (0..count).map(|at| mirrored([NUMBERS[0] + 7 * at, NUMBERS[1] + 11 * at])).collect()
+}
+
+/// Connections between two processes, as many as have room in the memory of two sessions and not in that of one.
+const MANY: u32 = 100;
+
+#[test]
+fn s18_more_connections_than_one_session_has_room_for_go_over_another() {
+    let world = World::new();
+    tell_addresses(&world, &[OF_A], &[OF_B]);
+    let (mut clients, mut servers) = pairs(&world, &numbers(MANY), [OF_A, OF_B]);
+    let mut positions = vec![0; MANY as usize];
+    for round in 0.. {
+        for (at, (client, server)) in positions.iter_mut().zip(clients.iter_mut().zip(&mut servers)) {
+            talk(client, server, at, 3, both_joined);
+        }
+        let joined = clients.iter().zip(&servers).filter(|(client, server)| both_joined(client, server)).count();
+        let reasons: Vec<_> = clients.iter().chain(&servers).filter_map(|it| it.connection.reason()).collect();
+        assert_eq!(reasons, [], "{joined} are joined");
+        if joined == MANY as usize {
+            break;
+        }
+        assert!(round < 2000, "{joined} are joined");
+    }
+    for (at, (client, server)) in positions.iter_mut().zip(clients.iter_mut().zip(&mut servers)) {
+        talk(client, server, at, 30, |_, _| false);
+    }
+    // Room that connections leave is another's.
+    clients.truncate(1);
+    servers.truncate(1);
+    talk(&mut clients[0], &mut servers[0], &mut positions[0], 30, |_, _| false);
 }
 
 /// An epoll instance of somebody who waits for one connection, as the library makes them.
@@ -360,7 +424,7 @@ fn s19_connections_of_a_link_that_is_left_go_on_over_tcp_and_look_at_its_memory_
     while came.len() < 3000 {
         let mut room = [0; 500];
         [&client, &server].iter().for_each(|it| it.sleep());
-        client.connection.owes(&client.process, -1);
+        client.connection.owes(&client.process, client.fd());
         let n = server.receive(&mut room);
         came.extend(&room[..n]);
         assert!(Instant::now() < deadline, "{} of 3000 bytes came", came.len());
@@ -461,6 +525,33 @@ fn s6_s18_neighbour_that_claims_the_key_and_cannot_prove_costs_the_memory_alone(
     );
     talk(&mut client, &mut server, &mut at, 100, |_, _| false);
     assert!(!server.is_joined());
+}
+
+/// A neighbour that says it has no room, whatever it is asked, gets no second session.
+#[test]
+fn s18_neighbour_that_always_says_it_is_full_is_asked_once() {
+    let world = World::new();
+    tell_addresses(&world, &[OF_A], &[OF_B]);
+    let (mut client, mut server) = pair(&world, mirrored(NUMBERS), [OF_A, OF_B]);
+    world.b.host.say(Said::Addresses { link: LINK, addresses: Vec::new() });
+    let mut liar = world.b.domain.peer_finder("sockets-0123456789abcdef").unwrap();
+    liar.claim_key(key_of_sequences(NUMBERS).unwrap());
+    let (mut at, mut links, mut asked) = (0, Vec::new(), 0);
+    let deadline = Instant::now() + SOON;
+    while client.connection.stage() == Stage::Candidate {
+        talk(&mut client, &mut server, &mut at, 1, |_, _| false);
+        links.extend(liar.accept_peer());
+        for link in &mut links {
+            let Ok(Some(said)) = link.recv(1 << 20) else { continue };
+            if let Message::Propose(proposal) = Message::decode(&said.message).unwrap() {
+                asked += 1;
+                let full = Message::Refuse { to: proposal.id, reason: Reason::Resources as u16 };
+                link.send(&full.encode(), None).unwrap();
+            }
+        }
+        assert!(Instant::now() < deadline, "it was asked {asked} times");
+    }
+    assert_eq!((asked, links.len(), client.connection.reason()), (1, 1, Some(Reason::Resources)));
 }
 
 /// All that a liar can know, a segment and a tag of its own.

@@ -19,8 +19,10 @@ use tombolo_e2e::lines::within;
 use tombolo_e2e::network::Network;
 use tombolo_e2e::programs::Programs;
 
-pub const CASES: &[Case] =
-    &[Case { name: "s17_s18_s19_programs_in_two_machines_talk_through_memory_until_the_link_goes", run: talk }];
+pub const CASES: &[Case] = &[
+    Case { name: "s17_s18_s19_programs_in_two_machines_talk_through_memory_until_the_link_goes", run: talk },
+    Case { name: "s18_connections_that_come_and_go_at_once_hold_nobody_up", run: come_and_go },
+];
 
 pub const HALVES: &[Half] = &[("sockets::send", send), ("sockets::receive", receive)];
 
@@ -150,11 +152,16 @@ fn iperf(site: &mut Site, address: &str) -> Result<()> {
     ensure_through_memory(site, "iperf3", ["/tmp/iperf", "/tmp/iperf"])
 }
 
-fn redis(site: &mut Site, address: &str) -> Result<()> {
+fn start_redis(site: &mut Site, address: &str) -> Result<Job> {
     let words = ["redis-server", "--protected-mode", "no", "--save", "", "--port", "6379"];
     let server = start(site, At::B, "/tmp/redis", &words)?;
     let ready = format!("echo PING | nc -w 2 {address} 6379 | grep -q PONG");
     site.a.sh(&format!("until {ready}; do usleep 100000; done"), within(60)).context("redis-server")?;
+    Ok(server)
+}
+
+fn redis(site: &mut Site, address: &str) -> Result<()> {
+    let server = start_redis(site, address)?;
     for clients in ["1", "8"] {
         let folder = format!("/tmp/redis{clients}");
         let words = ["redis-benchmark", "-h", address, "-n", "6000", "-c", clients, "-t", "set,get", "-d", "500", "-q"];
@@ -202,6 +209,36 @@ fn talk(rig: &mut Rig) -> Result<Verdict> {
         Ok(()) => site.finish().map(|()| Verdict::Done),
         Err(why) => Err(Error::new(format!("{why}\n{}", site.report()))),
     }
+}
+
+/// Many connections at once, of which most end before they have said anything, hold nobody up; and those that stay have room.
+fn come_and_go(rig: &mut Rig) -> Result<Verdict> {
+    if let Some(missing) = REDIS.into_iter().find(|program| !Path::new(program).exists()) {
+        return Ok(Verdict::Skip { need: "redis", why: format!("no {missing}") });
+    }
+    if let Err(why) = Network::open() {
+        return Ok(Verdict::Skip { need: "netns", why: why.to_string() });
+    }
+    rig.rest()?;
+    let mut site = boot(&rig.parts)?;
+    match many_at_once(&mut site) {
+        Ok(()) => site.finish().map(|()| Verdict::Done),
+        Err(why) => Err(Error::new(format!("{why}\n{}", site.report()))),
+    }
+}
+
+fn many_at_once(site: &mut Site) -> Result<()> {
+    let address = site.addresses[1].clone();
+    let server = start_redis(site, &address)?;
+    for (requests, clients) in [("1", "50"), ("60", "50"), ("1", "120"), ("12000", "50"), ("1", "50")] {
+        let folder = format!("/tmp/many{requests}");
+        let words = ["redis-benchmark", "-h", &address, "-n", requests, "-c", clients, "-t", "get", "-q"];
+        run(site, &folder, &words).context(format!("{clients} clients with {requests} requests"))?;
+    }
+    let counts = counted(site, At::A, "/tmp/many12000")?;
+    ensure!(counts[1] / 9 >= counts[0], "50 clients: {} bytes over TCP, {} through memory", counts[0], counts[1]);
+    site.b.kill(server)?;
+    site.b.wait(server, within(60)).map(drop)
 }
 
 fn through_it(site: &mut Site) -> Result<()> {

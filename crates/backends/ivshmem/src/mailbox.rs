@@ -22,7 +22,7 @@ pub(crate) const LEN: u64 = PAGE;
 /// Messages that wait at most (V-5).
 const ROOM: u64 = 8;
 /// Segments of one end that the other has, or may still map (V-6).
-pub(crate) const HANDLES: usize = 32;
+pub(crate) const HANDLES: usize = 64;
 
 /// Where a state stands in the page; its lowest byte is the kernel module's to close (V-4).
 pub const STATE_AT: u32 = 0x80;

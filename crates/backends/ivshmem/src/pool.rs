@@ -41,7 +41,7 @@ pub(crate) struct Token(Arc<Extent>);
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
     /// At each handle its range. Whoever else has the `Arc` has an offer of it.
-    extents: [Option<Arc<Extent>>; HANDLES],
+    extents: Vec<Option<Arc<Extent>>>,
     /// Up to here pages were used before and are not zero any more.
     used: u64,
     serial: u64,
@@ -66,10 +66,11 @@ impl Pool {
     pub(crate) fn allocate(&mut self, len: usize, port: &Port, peer: &PeerPage) -> Result<(OwnSegment, Token)> {
         self.reap(port, peer);
         let wanted = len as u64;
-        let Some(handle) = self.extents.iter().position(Option::is_none) else {
+        let handle = self.extents.iter().position(Option::is_none).unwrap_or(self.extents.len());
+        if handle == HANDLES {
             let remedy = "retire some, or have the peer let go of those that were retired";
-            return Err(Error::Limit { what: "the 32 segments that a channel may have", remedy });
-        };
+            return Err(Error::Limit { what: "the 64 segments that a channel may have", remedy });
+        }
         let offset = self.place(wanted, port.own().len()).ok_or(Error::Limit {
             what: "the memory that the broker gave this channel",
             remedy: "use smaller rings, or raise `slice` in the configuration of the guest's tombolod",
@@ -83,6 +84,7 @@ impl Pool {
         let segment = port.map_own(offset, len)?;
         self.used = self.used.max(end);
         let extent = Arc::new(Extent { offset, len: wanted, handle, serial: 0.into(), since: Mapping::now() });
+        self.extents.resize(self.extents.len().max(handle + 1), None);
         self.extents[handle] = Some(Arc::clone(&extent));
         Ok((segment, Token(extent)))
     }

@@ -109,7 +109,7 @@ fn v5_counts_and_messages_that_cannot_be_are_refused() {
         assert!(matches!(victim.link.recv(0), Ok(None)), "that the peer accepted is heard");
         assert!(matches!(victim.link.send(b"x", None), Err(Error::Malformed { clause: "V-5", .. })), "{taken}");
     }
-    for (len, handle) in [(257, 0), (u16::MAX, 0), (0, 33), (0, u16::MAX)] {
+    for (len, handle) in [(257, 0), (u16::MAX, 0), (0, 65), (0, u16::MAX)] {
         let mut victim = Victim::new();
         victim.entry(len, handle, [0; 3]);
         assert_eq!(victim.clause(), Some("V-5"), "{len} {handle}");
@@ -177,12 +177,12 @@ fn v6_peer_that_lets_nothing_go_costs_its_own_call_and_no_more() {
         victim.link.send(b"", Some(&offer)).unwrap();
         passed += 1;
         victim.link.retire(Some(own), offer);
-        assert!(passed <= 32, "there is no bound");
+        assert!(passed <= 64, "there is no bound");
     };
     assert!(matches!(error, Error::Limit { .. }), "{error}");
-    assert_eq!(victim.link.quarantined(), 32 * 4096);
+    assert_eq!(victim.link.quarantined(), 64 * 4096);
     victim.word(0x200, 1);
-    assert_eq!(victim.link.quarantined(), 31 * 4096);
+    assert_eq!(victim.link.quarantined(), 63 * 4096);
     assert!(victim.link.allocate(4096).is_ok());
 }
 

@@ -45,6 +45,7 @@ use crate::{
     process::Process,
     proof::{self, Secret},
     random::{random, random_id},
+    spare::Spare,
     stage::Stage,
     tuple::{Role, Tuple},
 };
@@ -250,6 +251,7 @@ impl Negotiations {
         {
             let _ = neighbour.send_message(&Message::Refuse { to: proposal.id, reason: Reason::Shared as u16 });
         }
+        *lock(&connection.spare) = Spare::None;
     }
 
     fn advance(&mut self, process: &Process, connection: &Arc<Connection>) -> Result<(), Reason> {
@@ -446,6 +448,16 @@ impl Negotiations {
             waiting.tries += 1;
             return if waiting.tries < TRIES { Ok(()) } else { Err(Reason::TooLittle) };
         }
+        // S-18. Said before anything else is, it leaves the connection to another session.
+        if !neighbour.reserve(process, connection)? {
+            if let NegotiationStage::Claimed(waiting) = talk
+                && let Some((proposal, _)) = waiting.proposal.take()
+            {
+                let full = Message::Refuse { to: proposal.id, reason: Reason::Resources as u16 };
+                neighbour.send_message(&full).map_err(|_| Reason::PeerGone)?;
+            }
+            return Ok(());
+        }
         let NegotiationStage::Claimed(waiting) = std::mem::replace(talk, NegotiationStage::Done) else { return Ok(()) };
         *talk = self.answer(process, neighbour, connection, own, *waiting)?;
         Ok(())
@@ -597,10 +609,22 @@ impl Negotiations {
         })
     }
 
-    fn refused(&mut self, process: &Process, to: u64, reason: Reason) {
+    fn refused(&mut self, process: &Process, neighbour: &mut PeerProcess, to: u64, reason: Reason) {
         let Some(connection) = self.by_id.remove(&to).and_then(|connection| connection.upgrade()) else { return };
+        let mut talk = lock(&connection.talk);
+        // S-18. What has no room over this session may have it over another.
+        if reason == Reason::Resources
+            && !neighbour.link.same_kernel()
+            && matches!(&*talk, NegotiationStage::Proposed { link, .. } if *link == neighbour.number)
+        {
+            neighbour.mark_full(&connection);
+            *talk = NegotiationStage::Silent;
+            *lock(&connection.spare) = Spare::None;
+            return;
+        }
+        *talk = NegotiationStage::Done;
+        drop(talk);
         self.forget(&connection, to);
-        *lock(&connection.talk) = NegotiationStage::Done;
         process.leaves(&connection, reason);
     }
 }

@@ -36,8 +36,10 @@ pub(crate) struct PeerProcess {
     pub(super) over: bool,
     /// What was joined over it.
     pub(super) joined: Vec<Weak<Connection>>,
-    /// Segments that were offered over it.
-    pub(super) offered: u32,
+    /// What has memory of its call, or is to have it. S-18
+    sharing: Vec<Weak<Connection>>,
+    /// How many of these there were when there was no room for another.
+    full_at: Option<usize>,
     /// Whether its process is in this one's network namespace, by this kernel's word; once it was asked.
     pub(super) near: Option<bool>,
 }
@@ -54,7 +56,8 @@ impl PeerProcess {
             path: None,
             proven: false,
             useless: 0,
-            offered: 0,
+            sharing: Vec::new(),
+            full_at: None,
             near: None,
             over: false,
             joined: Vec::new(),
@@ -99,6 +102,26 @@ impl PeerProcess {
     /// Whether connections may be talked about over it.
     pub(super) fn is_open(&self) -> bool {
         self.line.as_ref().is_none_or(|line| !line.is_gone() && !line.is_leaving())
+    }
+
+    /// How many connections share its memory. S-18
+    pub(super) fn sharers(&self) -> usize {
+        self.sharing.iter().filter(|connection| connection.strong_count() > 0).count()
+    }
+
+    pub(super) fn add_sharer(&mut self, connection: &Arc<Connection>) {
+        self.sharing.retain(|connection| connection.strong_count() > 0);
+        self.sharing.push(Arc::downgrade(connection));
+    }
+
+    /// There is no room for a connection until another ends. This one has none.
+    pub(super) fn mark_full(&mut self, connection: &Arc<Connection>) {
+        self.sharing.retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(connection)));
+        self.full_at = Some(self.sharers());
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.full_at.is_some_and(|then| self.sharers() >= then)
     }
 
     /// The first message came: from now on connections may go over it.

@@ -27,6 +27,10 @@ const NEIGHBOURS: usize = 1024;
 const UNPROVEN: usize = 256;
 /// Messages that led to nothing, over a link to which nothing else was ever owed: it ends.
 const USELESS: u32 = 256;
+/// Sessions with one process at most, where each has memory of its own; and how many connections share that of one that is full
+/// before there is another: a peer that only says it is full gets none.
+const SESSIONS: usize = 64;
+const LEAST_SHARERS: usize = 8;
 /// Bytes of a segment at most, where this process's own are smaller.
 const SEGMENT: u64 = 64 << 20;
 
@@ -48,10 +52,12 @@ impl Negotiations {
         service: &str,
     ) -> Result<Dialled, Reason> {
         let known = |neighbour: &PeerProcess| neighbour.service.as_deref() == Some(service) && neighbour.is_open();
-        if let Some(index) = self.neighbours.iter().position(known) {
+        if let Some(index) = self.neighbours.iter().position(|neighbour| known(neighbour) && !neighbour.is_full()) {
             return Ok(Dialled::Is(index));
         }
-        if self.neighbours.len() >= NEIGHBOURS {
+        let mut full = self.neighbours.iter().filter(|neighbour| known(neighbour));
+        let may_have_another = full.clone().count() < SESSIONS && full.all(|it| it.sharers() >= LEAST_SHARERS);
+        if self.neighbours.len() >= NEIGHBOURS || !may_have_another {
             return Err(Reason::Resources);
         }
         if rendezvous.scheme() == "local" && !claims.has_socket(service) {
@@ -174,7 +180,7 @@ impl Negotiations {
                     self.confirmed(process, neighbour, to, &proof, PeerResources::pair(segment, ringer))
                 }
                 Message::Refuse { to, reason } => {
-                    self.refused(process, to, Reason::from_number(reason));
+                    self.refused(process, neighbour, to, Reason::from_number(reason));
                     Ok(())
                 }
                 Message::Ring { to, generation } => {
@@ -207,6 +213,12 @@ fn may_be_peer(claims: &Claims, link: &dyn Endpoint) -> bool {
     !link.same_kernel() || claims.admits(link.peer().uid)
 }
 
+/// How large a ring `connection` may have: a program that wants little to be under way gets a small one.
+fn own_limit(process: &Process, connection: &Connection, most: u64) -> u64 {
+    let holds = process.kernel().holds(connection.fd());
+    holds.map_or(most, |bytes| bytes.next_power_of_two().max(LEAST_RING).min(most))
+}
+
 impl Process {
     /// Makes what is wanted for `connection`, and says whether it did. Nothing is held meanwhile.
     pub(super) fn make_spare(&self, connection: &Connection) -> bool {
@@ -230,10 +242,36 @@ const LEAST_SHARED_RING: u64 = 16 << 10;
 
 impl PeerProcess {
     fn largest_ring(&self, wished: u64) -> u64 {
-        if self.link.same_kernel() {
-            return wished;
+        (wished >> (self.sharers() / 2).min(16)).max(LEAST_SHARED_RING).min(wished)
+    }
+
+    /// S-18. Takes the memory that `connection` is to bring, before anything is said of it, where all connections of a session share
+    /// what there is. Says whether there was room.
+    pub(super) fn reserve(&mut self, process: &Process, connection: &Arc<Connection>) -> Result<bool, Reason> {
+        let mut spare = lock(&connection.spare);
+        if self.link.same_kernel() || matches!(*spare, Spare::Made(_)) {
+            return Ok(true);
         }
-        (wished >> (self.offered / 2).min(16)).max(LEAST_SHARED_RING).min(wished)
+        let settings = &process.settings;
+        let mut ring = self.largest_ring(own_limit(process, connection, settings.first_ring.min(settings.ring)));
+        while !self.is_full() {
+            let mut within_quota = false;
+            let allocate = |len| {
+                within_quota = true;
+                self.link.allocate(len)
+            };
+            match aside::lifted(|| Resources::new(&process.quota, limits::CONTROL_LEN + ring, allocate)) {
+                Ok(made) => {
+                    *spare = Spare::Made(made);
+                    self.add_sharer(connection);
+                    return Ok(true);
+                }
+                Err(reason) if !within_quota => return Err(reason),
+                Err(_) if ring > LEAST_SHARED_RING => ring /= 2,
+                Err(_) => self.mark_full(connection),
+            }
+        }
+        Ok(false)
     }
 
     /// Makes a segment and a bell, and sends both with `message`. None where there is no room for it now.
@@ -248,13 +286,14 @@ impl PeerProcess {
         if !self.outbox.is_empty() || !self.outbox.is_open() {
             return Ok(None);
         }
-        // A program that wants little to be under way gets a small ring.
-        let holds = process.kernel().holds(connection.fd());
         // Between two kernels all connections share what there is, and their rings stay as they are.
         let (settings, grows) = (&process.settings, self.link.same_kernel());
-        let most = if grows { settings.ring } else { self.largest_ring(settings.first_ring.min(settings.ring)) };
-        let most = holds.map_or(most, |bytes| bytes.next_power_of_two().max(LEAST_RING).min(most));
-        let ring = most.min(settings.first_ring);
+        let most = own_limit(process, connection, settings.ring);
+        let ring = match &*lock(&connection.spare) {
+            Spare::Made(made) if !grows => made.len - limits::CONTROL_LEN,
+            _ if !grows => return Err(Reason::Resources),
+            _ => most.min(settings.first_ring),
+        };
         let growth = (grows && ring < most).then(|| (process.rings.clone(), most));
         let features = if grows { Features::HANDOVER } else { Features::NONE };
         let header = SegmentHeader::new(ring, 0, 0, features, id);
@@ -290,7 +329,6 @@ impl PeerProcess {
             });
             self.link.retire(None, offer);
             let sent = sent.map_err(|_| Reason::PeerGone)?;
-            self.offered += u32::from(sent);
             Ok(sent.then(|| OwnResources { fresh, lease, bell, id, growth }))
         })
     }

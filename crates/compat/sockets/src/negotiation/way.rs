@@ -84,7 +84,8 @@ pub(super) fn seek_by_broker(
         }
     };
     let neighbour = &mut all.neighbours[index];
-    if !neighbour.outbox.has_room() {
+    // A session that is full is passed over by the next call.
+    if !neighbour.outbox.has_room() || !neighbour.reserve(process, connection)? {
         return Ok(());
     }
     neighbour.send_message(&Message::Propose(claim)).map_err(|_| Reason::PeerGone)?;
