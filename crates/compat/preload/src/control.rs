@@ -158,7 +158,14 @@ pub unsafe extern "C-unwind" fn setsockopt(
         && !inside::has_interrupted()
         && let (Some(process), Some(connection)) = (state::busy(), state::connection(fd))
     {
-        errno::kept(|| handback::hand_over(process, fd, &connection, Reason::Usage));
+        errno::kept(|| match (level, name) {
+            // For what comes after the peer's next call. Nobody waits for that, and what is there stays where it is.
+            (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => {
+                process.leaves(&connection, Reason::Usage);
+                let _ = connection.is_readable(process, fd); // Says so to the peer.
+            }
+            _ => handback::hand_over(process, fd, &connection, Reason::Usage),
+        });
     }
     // SAFETY: (contract) the caller's promise.
     let answer = unsafe { real::setsockopt(fd, level, name, value, len) };

@@ -31,8 +31,8 @@ const FLAGS: c_uint = libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLI
 
 /// How the bytes of a call come to be moved.
 enum How {
-    /// By a buffer, so many at most: through shared memory, or as a proof wants the first ones (S-6).
-    Copied(usize),
+    /// By a buffer: through shared memory, or as a proof wants the first ones (S-6).
+    Copied,
     /// By the kernel.
     Spliced,
 }
@@ -40,8 +40,8 @@ enum How {
 fn how(process: &Process, connection: &Arc<Connection>, direction: Direction) -> How {
     flow::begin(process, connection);
     match connection.plain(direction) {
-        None => How::Copied(MOST),
-        Some(plain) if plain.remembers() => How::Copied(HISTORY),
+        None => How::Copied,
+        Some(plain) if plain.remembers() => How::Copied,
         Some(_) => How::Spliced,
     }
 }
@@ -335,9 +335,9 @@ fn first_to_connection(
         return failed(errno);
     }
     let seen = show(from, len.min(HISTORY)).unwrap_or_default();
-    let most = if seen.is_empty() { len } else { seen.len() };
-    let real = || moved(from, to, most, flags);
-    let count = |plain: &Plain<'_>, n: usize| match seen.get(..n) {
+    let real = || moved(from, to, len, flags);
+    // Of more than was seen, which has come since, a proof knows nothing; but it wants no more than so many.
+    let count = |plain: &Plain<'_>, n: usize| match seen.get(..n.min(HISTORY)) {
         Some(seen) => plain.moved(n, std::iter::once(seen)),
         None => plain.moved_unseen(n),
     };
@@ -386,7 +386,7 @@ pub unsafe extern "C-unwind" fn splice(
             return real(); // Which the kernel refuses.
         }
         return match how(process, &connection, Direction::In) {
-            How::Copied(most) => from_connection(process, &connection, from, to, len.min(most), flags),
+            How::Copied => from_connection(process, &connection, from, to, len.min(MOST), flags),
             How::Spliced => spliced(process, &connection, Direction::In, real)
                 .unwrap_or_else(|| from_connection(process, &connection, from, to, len.min(MOST), flags)),
         };
@@ -397,8 +397,8 @@ pub unsafe extern "C-unwind" fn splice(
         }
         let ends = (from, to);
         return match (how(process, &connection, Direction::Out), connection.stage()) {
-            (How::Copied(_), Stage::Joined) => to_connection(process, &connection, ends, len, flags),
-            (How::Copied(_), _) => first_to_connection(process, &connection, ends, len, flags),
+            (How::Copied, Stage::Joined) => to_connection(process, &connection, ends, len, flags),
+            (How::Copied, _) => first_to_connection(process, &connection, ends, len, flags),
             (How::Spliced, _) => spliced(process, &connection, Direction::Out, real)
                 .unwrap_or_else(|| to_connection(process, &connection, ends, len, flags)),
         };

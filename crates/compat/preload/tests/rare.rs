@@ -54,6 +54,11 @@ fn s20_look_at_what_is_there_shows_it_across_rings() {
 }
 
 #[test]
+fn s6_splice_before_the_join_moves_all_that_is_there() {
+    same("splice", &[]);
+}
+
+#[test]
 fn s16_ends_that_send_much_before_they_read_do_not_wait_for_each_other() {
     for how in ["blocks", "poll", "epoll"] {
         same(how, &[]);

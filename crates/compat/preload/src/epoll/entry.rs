@@ -256,11 +256,15 @@ impl Entry {
             return 0;
         }
         let connection = &self.connection;
-        let stirs = connection.stirs();
+        let mut stirs = connection.stirs();
         let mut ready = 0;
         if stirs && connection.is_readable(process, self.connection.fd()) {
-            // The end and errors come after what is in the pipe: programs close when they hear of them.
             ready |= IN | RDNORM;
+            // Another process of this end may have read what is there, and this the end.
+            stirs = connection.stirs();
+        }
+        if ready != 0 && stirs {
+            // The end and errors come after what is in the pipe: programs close when they hear of them.
         } else if !connection.is_quiet() {
             ready |= self.look_at_tcp(process);
         } else if !stirs {

@@ -15,13 +15,13 @@ static void check(int good, const char *what) {
     }
 }
 
-static void turn(int from, int to) {
+static inline void turn(int from, int to) {
     char bytes[LEN];
     memset(bytes, 'w', sizeof bytes);
     check(send(from, bytes, LEN, 0) == LEN && recv(to, bytes, LEN, MSG_WAITALL) == LEN, "turn");
 }
 
-static void talk(const int ends[2]) {
+static inline void talk(const int ends[2]) {
     for (int at = 0; at < TURNS; at++) {
         turn(ends[0], ends[1]);
         turn(ends[1], ends[0]);

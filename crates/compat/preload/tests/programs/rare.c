@@ -4,6 +4,7 @@
  *   rare CASE */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
@@ -278,6 +279,27 @@ static void shorts(void) {
     puts("all messages");
 }
 
+/* All that is in a pipe goes at once, also by a connection that is about to be joined, and so it comes. */
+static void splices(void) {
+    int line[2], other[2];
+    char byte = 0;
+    check(pipe(line) == 0 && pipe(other) == 0, "pipe");
+    meet(ends);
+    for (int at = 0; at < ROOM; at++) {
+        room[at] = (char)(at * 7 + at / 251);
+    }
+    check(write(line[1], room, ROOM) == ROOM, "write");
+    say("all of it", splice(line[0], NULL, ends[0], NULL, MUCH, 0));
+    there(ends[1], ROOM);
+    long n = splice(ends[1], NULL, other[1], NULL, MUCH, 0), got = 0;
+    printf("much of it: %d\n", n > ROOM / 8);
+    for (; got < ROOM; got++) {
+        check(got < n ? read(other[0], &byte, 1) == 1 : recv(ends[1], &byte, 1, 0) == 1, "read");
+        check(byte == room[got], "byte");
+    }
+    talk(ends);
+}
+
 /* Messages that are sent in parts, and looked at until they are whole. */
 enum { LOOKED_AT = 600, MANY_PARTS = 8 };
 
@@ -483,6 +505,8 @@ int main(int count, char **words) {
         refuses();
     } else if (strcmp(word, "short") == 0) {
         shorts();
+    } else if (strcmp(word, "splice") == 0) {
+        splices();
     } else if (strcmp(word, "peek") == 0) {
         peeks(words[2], LOOKED_AT, 2, 1200);
     } else if (strcmp(word, "peek much") == 0) {

@@ -1,0 +1,623 @@
+/* SPDX-License-Identifier: Apache-2.0 OR MIT
+ * Calls at random on the two ends of a connection, which two processes have, in lock step: what each gives is printed, and every
+ * byte is compared. With the library a seed gives what it gives without.
+ *
+ *   random SEED STEPS [past]
+ *
+ * With `past` some calls are made past libc. Of a registration for edges it says no more than whether news were
+ * told: the kernel tells more than there is. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/select.h>
+#include <sys/sendfile.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include "ends.h"
+
+enum { NUMBERS = 4, FIRST = 40, ROOM = 1 << 16, AHEAD = 20000, EPISODE = 60, PATIENCE = 10000 };
+
+enum op { SEND, RECV, COUNT, POLL, SELECT, CONTROL, WAIT, NUMBER, OPTION, SHUT, FORK, BLOCK, OPS };
+
+struct command {
+    enum op op;
+    int number, other, how, len, events;
+    /* What is on its way to this end by now, how much ever was, and whether the peer ends it. */
+    int there, ended;
+    long arrived;
+};
+
+struct result {
+    long answer;
+    int moved;
+    char text[400];
+};
+
+static unsigned seed;
+static int past, end;
+/* Of this end. */
+static int is_open[NUMBERS], set;
+static long sent, received;
+static struct {
+    uint32_t events;
+    long told;
+} registered[NUMBERS];
+static char room[ROOM];
+
+static int pick(int most) {
+    return rand_r(&seed) % most;
+}
+
+static char byte(int from, long at) {
+    return (char)((at * 31 + at / 509 * 7 + from * 101) % 251);
+}
+
+static void fail(struct result *result, const char *what) {
+    snprintf(result->text + strlen(result->text), sizeof result->text - strlen(result->text), " %s!", what);
+}
+
+static void add(struct result *result, const char *what, long answer) {
+    snprintf(result->text + strlen(result->text), sizeof result->text - strlen(result->text), " %s %ld%s%s", what, answer,
+             answer < 0 ? " " : "", answer < 0 ? strerrorname_np(errno) : "");
+}
+
+static int fd_of(int number) {
+    return FIRST + number;
+}
+
+/* What was sent is here, and its end: how much is there is all that a call depends on. */
+static void settle(const struct command *command, struct result *result) {
+    struct pollfd one = {.fd = fd_of(command->number), .events = POLLRDHUP};
+    int there = -1;
+    time_t begun = time(NULL);
+    while (there != command->there) {
+        check(ioctl(one.fd, FIONREAD, &there) == 0, "FIONREAD");
+        if (time(NULL) > begun + 3) {
+            add(result, "of what is there FIONREAD says", there);
+            return;
+        }
+    }
+    if (command->ended && poll(&one, 1, PATIENCE) != 1) {
+        fail(result, "the end is not told");
+    }
+}
+
+static void seen(struct result *result, const char *bytes, long n) {
+    for (long at = 0; at < n; at++) {
+        if (bytes[at] != byte(!end, received + at)) {
+            fail(result, "another byte");
+            return;
+        }
+    }
+}
+
+static void sends(const struct command *command, struct result *result) {
+    static const char *names[] = {"send", "write", "writev", "sendmsg", "sendfile", "splice"};
+    int fd = fd_of(command->number), len = command->len, half = len / 3, line[2];
+    struct iovec parts[2] = {{room, (size_t)half}, {room + half, (size_t)(len - half)}};
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+    long n = 0;
+    for (int at = 0; at < len; at++) {
+        room[at] = byte(end, sent + at);
+    }
+    switch (command->how) {
+    case 0:
+        n = send(fd, room, (size_t)len, 0);
+        break;
+    case 1:
+        n = write(fd, room, (size_t)len);
+        break;
+    case 2:
+        n = writev(fd, parts, 2);
+        break;
+    case 3:
+        n = sendmsg(fd, &message, 0);
+        break;
+    case 4: {
+        int file = memfd_create("file", 0);
+        off_t from = 0;
+        check(write(file, room, (size_t)len) == len, "file");
+        n = sendfile(fd, file, &from, (size_t)len);
+        close(file);
+        break;
+    }
+    default:
+        check(pipe(line) == 0 && write(line[1], room, (size_t)len) == len, "pipe");
+        n = splice(line[0], NULL, fd, NULL, (size_t)len, 0);
+        close(line[0]);
+        close(line[1]);
+    }
+    add(result, names[command->how], n);
+    result->moved = n > 0 ? (int)n : 0;
+    sent += result->moved;
+}
+
+/* All that is asked for, as far as it is there. */
+static long splice_out(int fd, int len, int there) {
+    len = there > 0 && len > there ? there : len;
+    int line[2], done = 0;
+    long n = 0;
+    check(pipe(line) == 0 && fcntl(line[1], F_SETPIPE_SZ, 1 << 18) > 0, "pipe");
+    while (done < len && (n = splice(fd, NULL, line[1], NULL, (size_t)(len - done), SPLICE_F_NONBLOCK)) > 0) {
+        check(read(line[0], room + done, (size_t)n) == n, "read");
+        done += (int)n;
+    }
+    int error = errno;
+    close(line[0]);
+    close(line[1]);
+    errno = error;
+    return done > 0 ? done : n;
+}
+
+static long receive_past_libc(long fd, long len) {
+    register long flags __asm__("r10") = MSG_DONTWAIT, address __asm__("r8") = 0, address_len __asm__("r9") = 0;
+    long answer;
+    __asm__ volatile("syscall"
+                     : "=a"(answer)
+                     : "a"(SYS_recvfrom), "D"(fd), "S"(room), "d"(len), "r"(flags), "r"(address), "r"(address_len)
+                     : "rcx", "r11", "memory");
+    errno = answer < 0 ? (int)-answer : errno;
+    return answer < 0 ? -1 : answer;
+}
+
+static void receives(const struct command *command, struct result *result) {
+    static const char *names[] = {"recv", "read", "readv", "recvmsg", "peek", "peek all", "truncate", "all", "splice"};
+    int fd = fd_of(command->number), len = command->len, half = len / 3, nonblocking = fcntl(fd, F_GETFL) & O_NONBLOCK;
+    struct iovec parts[2] = {{room, (size_t)half}, {room + half, (size_t)(len - half)}};
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+    int how = command->how;
+    /* What would wait. */
+    how = (how == 1 || how == 2 || how == 8) && command->there == 0 && !command->ended && !nonblocking ? 0 : how;
+    long n = 0;
+    memset(room, 0, (size_t)len);
+    switch (how) {
+    case 1:
+        n = read(fd, room, (size_t)len);
+        break;
+    case 2:
+        n = readv(fd, parts, 2);
+        break;
+    case 3:
+        n = recvmsg(fd, &message, MSG_DONTWAIT);
+        break;
+    case 4:
+        n = recv(fd, room, (size_t)len, MSG_PEEK | MSG_DONTWAIT);
+        break;
+    case 5:
+        n = recv(fd, room, (size_t)len, MSG_PEEK | MSG_DONTWAIT | MSG_WAITALL);
+        break;
+    case 6:
+        n = recv(fd, NULL, (size_t)len, MSG_TRUNC | MSG_DONTWAIT);
+        break;
+    case 7:
+        n = recv(fd, room, (size_t)len, MSG_WAITALL | MSG_DONTWAIT);
+        break;
+    case 8:
+        n = splice_out(fd, len, command->there);
+        break;
+    default:
+        n = past && command->events ? receive_past_libc(fd, len) : recv(fd, room, (size_t)len, MSG_DONTWAIT);
+    }
+    add(result, names[how], n);
+    if (how != 6) {
+        seen(result, room, n);
+    }
+    result->moved = n > 0 && how != 4 && how != 5 ? (int)n : 0;
+    received += result->moved;
+}
+
+/* The library tells the end after the bytes before it, as programs close when they hear of it. */
+static long known(const struct command *command, uint32_t events) {
+    return events & ~(command->there > 0 ? EPOLLHUP | EPOLLRDHUP : 0);
+}
+
+static void polls(const struct command *command, struct result *result, int patience) {
+    struct pollfd two[2] = {{.fd = fd_of(command->number), .events = (short)command->events},
+                            {.fd = fd_of(command->other), .events = POLLIN}};
+    long n = poll(two, 1 + (nfds_t)(command->how & 1), patience);
+    add(result, "poll", command->there > 0 && n > 0 ? 1 : n);
+    add(result, "says", known(command, (uint32_t)two[0].revents));
+    add(result, "and", known(command, (uint32_t)two[1].revents));
+}
+
+static void selects(const struct command *command, struct result *result, int patience) {
+    struct timeval limit = {patience / 1000, 0};
+    fd_set sets[2];
+    int first = fd_of(command->number), second = command->how & 1 ? fd_of(command->other) : first;
+    for (int at = 0; at < 2; at++) {
+        FD_ZERO(&sets[at]);
+    }
+    FD_SET(first, &sets[0]);
+    FD_SET(second, &sets[command->how >> 1 & 1]);
+    long n = select(FIRST + NUMBERS, &sets[0], command->how & 2 ? &sets[1] : NULL, NULL, patience < 0 ? NULL : &limit);
+    add(result, "select", n);
+    if (n >= 0) {
+        add(result, "reads", FD_ISSET(first, &sets[0]) + 2 * FD_ISSET(second, &sets[0]));
+        add(result, "writes", FD_ISSET(second, &sets[1]));
+    }
+}
+
+static void waits(const struct command *command, struct result *result, int patience) {
+    struct epoll_event events[8];
+    uint32_t told[NUMBERS] = {0};
+    int n = epoll_wait(set, events, 8, patience);
+    check(n >= 0, "epoll_wait");
+    for (int at = 0; at < n; at++) {
+        told[events[at].data.u32] = events[at].events;
+    }
+    for (int at = 0; at < NUMBERS; at++) {
+        uint32_t asked = registered[at].events;
+        if (asked & EPOLLET) {
+            if (asked & EPOLLIN && command->there > 0 && command->arrived > registered[at].told && !(told[at] & EPOLLIN)) {
+                fail(result, "news are not told");
+            }
+        } else if (known(command, told[at])) {
+            add(result, "event of", at);
+            add(result, "is", known(command, told[at]));
+        }
+        if (told[at]) {
+            registered[at].told = command->arrived;
+            registered[at].events = asked & EPOLLONESHOT ? 0 : asked;
+        }
+    }
+}
+
+static void controls(const struct command *command, struct result *result) {
+    static const int operations[] = {EPOLL_CTL_ADD, EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLL_CTL_DEL};
+    struct epoll_event event = {.events = (uint32_t)command->events, .data.u32 = (uint32_t)command->number};
+    int operation = operations[command->how];
+    long n = epoll_ctl(set, operation, fd_of(command->number), &event);
+    add(result, "epoll_ctl", n);
+    if (n == 0) {
+        registered[command->number].events = operation == EPOLL_CTL_DEL ? 0 : event.events;
+        registered[command->number].told = -1;
+    }
+}
+
+/* One number becomes another one's, or is closed where that is not the last. */
+static void numbers(const struct command *command, struct result *result) {
+    int others = 0;
+    for (int at = 0; at < NUMBERS; at++) {
+        others += is_open[at] && at != command->number;
+    }
+    if (command->how && others > 0) {
+        add(result, "close", close(fd_of(command->number)));
+        is_open[command->number] = 0;
+    } else {
+        add(result, "dup2", dup2(fd_of(command->number), fd_of(command->other)));
+        is_open[command->other] = 1;
+    }
+}
+
+static void options(const struct command *command, struct result *result) {
+    struct timeval limit = {0, 1000};
+    int fd = fd_of(command->number), on = command->len & 1, size = 4096;
+    switch (command->how) {
+    case 0:
+        add(result, "TCP_NODELAY", setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on));
+        break;
+    case 1:
+        add(result, "FIONBIO", ioctl(fd, FIONBIO, &on));
+        break;
+    case 2:
+        add(result, "O_NONBLOCK", fcntl(fd, F_SETFL, on ? O_NONBLOCK : 0));
+        break;
+    case 3:
+        add(result, "SO_RCVTIMEO", setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit));
+        if (command->there == 0 && !command->ended) {
+            add(result, "none in time", recv(fd, room, 1, 0));
+        }
+        limit.tv_usec = 0;
+        check(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit) == 0, "SO_RCVTIMEO");
+        break;
+    case 4:
+        add(result, "recv of none", recv(fd, room, 0, MSG_DONTWAIT));
+        break;
+    default:
+        /* Some options send the connection back to TCP. */
+        size = command->len % 8 == 0 ? 2 : 1;
+        add(result, "SO_RCVLOWAT", setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &size, sizeof size));
+    }
+}
+
+static void does(const struct command *command, struct result *result);
+
+/* A child does it, which has nothing of its own. */
+static void forks(const struct command *command, struct result *result) {
+    struct command its = *command;
+    struct result said = {0};
+    int answer[2], status;
+    its.op = command->events & 1 ? SEND : RECV;
+    check(pipe(answer) == 0, "pipe");
+    pid_t child = fork();
+    if (child == 0) {
+        does(&its, &said);
+        check(write(answer[1], &said, sizeof said) == sizeof said, "answer");
+        _exit(0);
+    }
+    check(read(answer[0], &said, sizeof said) == sizeof said && waitpid(child, &status, 0) == child, "child");
+    close(answer[0]);
+    close(answer[1]);
+    *result = said;
+    *(its.op == SEND ? &sent : &received) += said.moved;
+}
+
+static void does(const struct command *command, struct result *result) {
+    int there = -1;
+    switch (command->op) {
+    case SEND:
+        sends(command, result);
+        break;
+    case RECV:
+        receives(command, result);
+        break;
+    case COUNT:
+        check(ioctl(fd_of(command->number), FIONREAD, &there) == 0, "FIONREAD");
+        add(result, "FIONREAD", there);
+        break;
+    case POLL:
+        polls(command, result, 0);
+        break;
+    case SELECT:
+        selects(command, result, 0);
+        break;
+    case CONTROL:
+        controls(command, result);
+        break;
+    case WAIT:
+        waits(command, result, 0);
+        break;
+    case NUMBER:
+        numbers(command, result);
+        break;
+    case OPTION:
+        options(command, result);
+        break;
+    case SHUT:
+        add(result, "shut down sending", shutdown(fd_of(command->number), SHUT_WR));
+        break;
+    case FORK:
+        forks(command, result);
+        break;
+    case BLOCK: {
+        /* Until what is sent just now has come. */
+        struct command one = *command;
+        one.events = POLLIN, one.how = 0;
+        if (command->how == 0) {
+            polls(&one, result, PATIENCE);
+        } else if (command->how == 1) {
+            selects(&one, result, PATIENCE);
+        } else {
+            check(fcntl(fd_of(command->number), F_SETFL, 0) == 0, "F_SETFL");
+            long n = recv(fd_of(command->number), room, (size_t)command->len, MSG_WAITALL);
+            add(result, "recv", n);
+            seen(result, room, n);
+            result->moved = n > 0 ? (int)n : 0;
+            received += result->moved;
+        }
+        break;
+    }
+    case OPS:
+        _exit(0);
+    }
+}
+
+/* ---- both ends */
+
+static pid_t child;
+static int commands[2], results[2];
+static int ahead[2], mutes[2], opens[2][NUMBERS];
+static long all[2];
+
+static void ask(int whose, struct command *command) {
+    command->there = ahead[!whose];
+    command->ended = mutes[!whose];
+    command->arrived = all[!whose];
+    if (whose == 1) {
+        check(write(commands[1], command, sizeof *command) == sizeof *command, "command");
+    }
+}
+
+static void carry_out(const struct command *command, struct result *result) {
+    *result = (struct result){0};
+    if (command->op != BLOCK) {
+        settle(command, result);
+    }
+    does(command, result);
+}
+
+static void hear(int whose, const struct command *command, struct result *result) {
+    if (whose == 0) {
+        carry_out(command, result);
+    } else {
+        check(read(results[0], result, sizeof *result) == sizeof *result, "result");
+    }
+    printf("%d:%s\n", whose, result->text);
+    if (strstr(result->text, "FIONREAD says") || strchr(result->text, '!')) {
+        /* Whatever comes is wrong. */
+        kill(child, SIGKILL);
+        _exit(1);
+    }
+}
+
+static void note(int whose, const struct command *command, const struct result *result) {
+    int sends = command->op == SEND || (command->op == FORK && command->events & 1);
+    int at = sends ? whose : !whose;
+    ahead[at] += sends ? result->moved : -result->moved;
+    all[at] += sends ? result->moved : 0;
+    mutes[whose] |= command->op == SHUT;
+    if (command->op == NUMBER) {
+        int others = 0;
+        for (int number = 0; number < NUMBERS; number++) {
+            others += opens[whose][number] && number != command->number;
+        }
+        opens[whose][command->how && others ? command->number : command->other] = !(command->how && others);
+    }
+}
+
+static void run(int whose, struct command *command) {
+    struct result result;
+    ask(whose, command);
+    hear(whose, command, &result);
+    note(whose, command, &result);
+}
+
+static int open_number(int whose) {
+    int number;
+    do {
+        number = pick(NUMBERS);
+    } while (!opens[whose][number]);
+    return number;
+}
+
+static int events_at_random(void) {
+    static const int all[] = {EPOLLIN, EPOLLOUT, EPOLLRDHUP, EPOLLPRI};
+    int events = pick(3) ? EPOLLIN : 0;
+    for (int at = 0; at < 4; at++) {
+        events |= pick(3) ? 0 : all[at];
+    }
+    return events;
+}
+
+static void step(void) {
+    static const enum op often[] = {SEND, SEND, SEND, RECV, RECV, RECV, RECV, RECV, COUNT, POLL, SELECT, CONTROL,
+                                    CONTROL, WAIT, WAIT, NUMBER, NUMBER, OPTION, FORK, BLOCK, BLOCK};
+    int whose = pick(2), len = pick(8) ? 1 + pick(3000) : 1 + pick(9000);
+    struct command command = {.op = pick(100) < 3 ? SHUT : often[pick(sizeof often / sizeof *often)], .len = len};
+    command.number = open_number(whose);
+    command.other = pick(NUMBERS);
+    command.events = events_at_random();
+    switch (command.op) {
+    case SEND:
+        command.how = pick(6);
+        break;
+    case RECV:
+        command.how = pick(9);
+        break;
+    case SELECT:
+    case CONTROL:
+        command.how = pick(4);
+        command.events |= command.op == CONTROL && pick(3) == 0 ? EPOLLET : 0;
+        command.events |= command.op == CONTROL && pick(4) == 0 ? EPOLLONESHOT : 0;
+        break;
+    case OPTION:
+        command.how = pick(6);
+        break;
+    case FORK:
+        command.how = pick(command.events & 1 ? 6 : 9);
+        break;
+    case NUMBER:
+        command.other = command.other == command.number ? (command.number + 1) % NUMBERS : command.other;
+        command.how = pick(2);
+        break;
+    case BLOCK:
+        command.how = pick(3);
+        break;
+    default:
+        command.how = pick(2);
+    }
+    int sends = command.op == SEND || (command.op == FORK && command.events & 1);
+    if (sends && ahead[whose] + len > AHEAD) {
+        return;
+    }
+    if (command.op != BLOCK) {
+        run(whose, &command);
+        return;
+    }
+    /* Only where nothing is there, and something can come. */
+    if (ahead[!whose] || mutes[!whose] || whose == 0) {
+        return;
+    }
+    struct command sending = {.op = SEND, .len = len, .how = pick(6), .number = open_number(0)};
+    struct result result;
+    ask(1, &command);
+    for (volatile int turn = pick(2) ? pick(200000) : 0; turn > 0; turn--) {
+    }
+    run(0, &sending);
+    hear(1, &command, &result);
+    note(1, &command, &result);
+}
+
+static void open_end(int fd) {
+    set = epoll_create1(0);
+    sent = received = 0;
+    memset(registered, 0, sizeof registered);
+    for (int at = 0; at < NUMBERS; at++) {
+        is_open[at] = at == 0;
+        close(fd_of(at));
+    }
+    check(dup2(fd, FIRST) == FIRST && close(fd) == 0, "dup2");
+}
+
+static void episode(int steps) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof address;
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    check(bind(listener, (struct sockaddr *)&address, len) == 0 && listen(listener, 1) == 0, "listen");
+    check(getsockname(listener, (struct sockaddr *)&address, &len) == 0, "getsockname");
+    check(pipe(commands) == 0 && pipe(results) == 0, "pipe");
+    fflush(stdout);
+    child = fork();
+    end = child == 0;
+    int fd = end ? socket(AF_INET, SOCK_STREAM, 0) : accept(listener, NULL, NULL);
+    check(!end || connect(fd, (struct sockaddr *)&address, len) == 0, "connect");
+    close(listener);
+    open_end(fd);
+    for (int at = 0; end;) {
+        struct command command;
+        struct result result;
+        check(read(commands[0], &command, sizeof command) == sizeof command && at++ >= 0, "command");
+        carry_out(&command, &result);
+        check(write(results[1], &result, sizeof result) == sizeof result, "result");
+    }
+    for (int at = 0; at < 2; at++) {
+        ahead[at] = mutes[at] = 0;
+        all[at] = 0;
+        memset(opens[at], 0, sizeof opens[at]);
+        opens[at][0] = 1;
+    }
+    /* Enough to be joined. */
+    for (int at = 0; at < TURNS; at++) {
+        for (int whose = 0; whose < 2; whose++) {
+            struct command give = {.op = SEND, .len = 100}, take = {.op = RECV, .len = 100};
+            run(whose, &give);
+            run(!whose, &take);
+        }
+    }
+    for (int at = 0; at < steps; at++) {
+        step();
+    }
+    struct command last = {.op = OPS, .number = open_number(1)};
+    ask(1, &last);
+    check(waitpid(child, NULL, 0) == child, "waitpid");
+    close(set);
+    for (int at = 0; at < 2; at++) {
+        close(commands[at]);
+        close(results[at]);
+    }
+}
+
+int main(int count, char **words) {
+    check(count >= 3, "random SEED STEPS");
+    seed = (unsigned)atoi(words[1]);
+    past = count > 3;
+    signal(SIGPIPE, SIG_IGN);
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    for (int steps = atoi(words[2]); steps > 0; steps -= EPISODE) {
+        episode(EPISODE);
+        printf("----\n");
+    }
+    puts("done");
+    return 0;
+}
