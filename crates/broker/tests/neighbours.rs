@@ -446,6 +446,41 @@ fn s19_connections_of_a_link_that_is_left_go_on_over_tcp_and_look_at_its_memory_
     }
 }
 
+/// One sends and one receives, and neither ever sleeps: each hears of it in its calls.
+#[test]
+fn s19_link_is_left_by_programs_that_never_sleep() {
+    let world = World::new();
+    let (mut client, mut server, mut at) = joined(&world);
+    let leave = Said::Leave { link: LINK, generation: 1, wait: 60_000 };
+    world.a.host.say(leave.clone());
+    world.b.host.say(leave);
+    let left = Said::Left { link: LINK, generation: 1 };
+    let deadline = Instant::now() + SOON;
+    while !(world.a.host.heard(&left) && world.b.host.heard(&left)) {
+        stream(&mut client, &mut server, &mut at);
+        let on = [&client, &server].map(|it| (it.connection.carriers(), it.connection.reason()));
+        let heard = [&world.a, &world.b].map(|it| it.host.heard(&left));
+        assert!(Instant::now() < deadline, "the link is not left: {on:?}, {heard:?}");
+    }
+    world.take_memory();
+    (0..200).for_each(|_| stream(&mut client, &mut server, &mut at));
+}
+
+/// A hundred bytes one way.
+fn stream(from: &mut Program, to: &mut Program, at: &mut u64) {
+    let bytes: Vec<u8> = (*at..*at + 100).map(byte_at).collect();
+    let (mut sent, mut came, deadline) = (0, Vec::<u8>::new(), Instant::now() + SOON);
+    while came.len() < 100 {
+        sent += if sent < 100 { from.send(&bytes[sent..]) } else { 0 };
+        let mut room = [0; 64];
+        let n = to.receive(&mut room);
+        came.extend(&room[..n]);
+        assert!(Instant::now() < deadline, "{} of 100 bytes came", came.len());
+    }
+    assert_eq!(came, bytes, "at {at}");
+    *at += 100;
+}
+
 #[test]
 #[should_panic(expected = "os error 104")]
 fn s19_canary_memory_that_goes_before_a_connection_has_left_it_ends_the_connection() {

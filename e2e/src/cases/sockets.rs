@@ -61,6 +61,8 @@ impl Stream {
 
 const SEED: u64 = 88_172_645_463_325_252;
 const CHUNK: usize = 32 << 10;
+/// The first ring of a connection, which is its last between machines.
+const RING: u64 = 256 << 10;
 
 /// Sends for so many milliseconds, and hears then how much came.
 fn send(args: &[String]) -> Result<()> {
@@ -186,7 +188,10 @@ fn transfer(
     site.a.wait(sender, within(120))?.success().context("who sends")?;
     site.b.wait(receiver, within(60))?.success().context("who receives")?;
     let (a, b) = (counted(site, At::A, name)?, counted(site, At::B, name)?);
-    ensure!(a == b, "{name}: who sends counts {a:?}, who receives {b:?}");
+    // What lay in the ring when the link was left was sent through memory, and received over TCP.
+    let recalled = a[1].checked_sub(b[1]);
+    let fits = a.iter().sum::<u64>() == b.iter().sum::<u64>() && recalled.is_some_and(|bytes| bytes <= RING);
+    ensure!(fits, "{name}: who sends counts {a:?}, who receives {b:?}");
     Ok(a)
 }
 

@@ -37,6 +37,7 @@ pub(crate) fn begin(process: &Process, connection: &Arc<Connection>) {
         Stage::Joined if !connection.is_wired() && connection.reason().is_none() => {
             errno::kept(|| wiring::wire(process, connection));
         }
+        Stage::Joined if connection.is_revocable() => errno::kept(|| process.advance(connection)),
         Stage::Joined | Stage::Plain => {}
     }
 }

@@ -251,6 +251,13 @@ impl Connection {
         self.pipes.get().is_some_and(|pipes| pipes.line.is_gone())
     }
 
+    /// V-9. Whether the memory that carries it may be taken away.
+    #[inline]
+    #[must_use]
+    pub fn is_revocable(&self) -> bool {
+        self.pipes.get().is_some_and(|pipes| pipes.line.is_revocable())
+    }
+
     /// V-9. Its memory will be taken away.
     fn is_to_leave(&self) -> bool {
         self.pipes.get().is_some_and(|pipes| pipes.line.is_leaving())

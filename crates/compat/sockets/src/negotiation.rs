@@ -62,13 +62,26 @@ pub(crate) use table::Negotiations;
 const TRIES: u32 = 1 << 12;
 /// How long the links are left alone once a connection has made its first calls.
 const PAUSE: Duration = Duration::from_millis(1);
+/// So often joined connections look whether they have to leave, where their memory may be taken away.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// A connection that nobody claimed by its this many'th call is asked about no more.
 const CALLS: u64 = 1 << 20;
 
 impl Process {
-    /// Gets on with finding the other end of `connection`. To be called with each call of the program on it, while it is
-    /// a candidate. Never waits.
+    /// Gets on with finding the other end of `connection`. Where that was found in another kernel, hears now and then whether the
+    /// memory between the two is taken away. To be called with each call of the program on it, unless it stays on TCP. Never
+    /// waits.
     pub fn advance(&self, connection: &Arc<Connection>) {
+        if connection.stage() == Stage::Joined {
+            // S-19. A program that never sleeps is told by nobody.
+            if connection.is_revocable()
+                && self.has_not_heard_for(LOOK_EVERY)
+                && let Ok(mut exchange) = self.exchange.try_lock()
+            {
+                exchange.receive_messages(self);
+            }
+            return;
+        }
         let call = connection.call();
         if connection.stage() != Stage::Candidate || !connection.is_due(self.settings.after) {
             return;

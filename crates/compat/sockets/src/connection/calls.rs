@@ -17,7 +17,7 @@ use crate::{
     Reason,
     direction::Direction,
     kernel::Kernel,
-    pipes::{Failed, Read, Source},
+    pipes::{Failed, Pipes, Read, Source},
     process::Process,
     stage::ReturnStage,
     switch::Transport,
@@ -206,10 +206,12 @@ impl Connection {
         self.depart() && self.pipes.get().is_some_and(|pipes| pipes.close(self))
     }
 
-    /// Whether it was joined, and is back on TCP for good: then the program's calls may as well be the kernel's.
+    /// Whether it was joined, and is back on TCP for good, and nobody looks at its memory any more: then the program's calls may as
+    /// well be the kernel's.
     #[must_use]
     pub fn is_back_on_tcp(&self) -> bool {
-        self.leaves() && self.pipes.get().is_some() && self.carriers() == [Transport::Tcp; 2]
+        let is_over = |pipes: &Pipes| !pipes.line.is_revocable() || pipes.is_detached();
+        self.leaves() && self.pipes.get().is_some_and(is_over) && self.carriers() == [Transport::Tcp; 2]
     }
 
     /// A call of the program's, which the kernel carried out, received so many bytes.
