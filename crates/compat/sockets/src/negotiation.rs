@@ -264,7 +264,6 @@ impl Negotiations {
         {
             let _ = neighbour.send_message(&Message::Refuse { to: proposal.id, reason: Reason::Shared as u16 });
         }
-        *lock(&connection.spare) = Spare::None;
     }
 
     fn advance(&mut self, process: &Process, connection: &Arc<Connection>) -> Result<(), Reason> {
@@ -309,6 +308,8 @@ impl Negotiations {
             // The broker has heard of its peer's machine since.
             (NegotiationStage::Claimed(waiting), _) if way != Way::Folder && !waiting.claimed.is_at_broker() => {
                 self.withdraw(connection, &mut talk);
+                // What was made for a peer on this kernel cannot go to another.
+                *lock(&connection.spare) = Spare::None;
                 Ok(())
             }
             _ => Ok(()),

@@ -117,10 +117,10 @@ impl Session {
         }
     }
 
-    /// A ring came for the end with this number. False if that has one which it did not look at yet.
-    pub fn deliver_ring(&self, to: u64, generation: u16, segment: PeerSegment) -> bool {
+    /// A ring came for the end with this number. False if that has one which it did not look at yet, none if it is not there.
+    pub fn deliver_ring(&self, to: u64, generation: u16, segment: PeerSegment) -> Option<bool> {
         let offered = lock(&self.rings).get(&to).and_then(Weak::upgrade);
-        offered.is_none_or(|offered| offered.put(generation, segment))
+        offered.map(|offered| offered.put(generation, segment))
     }
 
     /// A connection goes over it from now on: where it is woken, its number here, and where rings for it go. While the links are

@@ -281,6 +281,92 @@ fn s20_rings_that_lie_end_the_stream_and_nothing_else() {
     );
 }
 
+/// A victim that is joined and whose rings grow, and the other end, which knows its number.
+fn joined_with_rings() -> (Victim, Liar) {
+    let mut play = Play::new(true);
+    play.grows_to = Some(64 << 10);
+    let victim = Victim::playing(play);
+    let (liar, joined) = talk(&victim, true, true, None);
+    assert!(joined);
+    (victim, liar)
+}
+
+/// Sends a segment of `len` bytes as a ring for `to`; false if the path has no room or is no more.
+fn offer_ring(liar: &mut Liar, to: u64, len: usize) -> bool {
+    let (segment, offer) = liar.link.allocate(len).unwrap();
+    let sent = liar.link.send(&Message::Ring { to, generation: 1 }.encode(), Some(&offer)).is_ok();
+    liar.link.retire(Some(segment), offer);
+    sent
+}
+
+/// Whether the victim has ended the link.
+fn is_ended(liar: &mut Liar) -> bool {
+    loop {
+        match liar.link.recv(1 << 20) {
+            Ok(Some(_)) => {}
+            Ok(None) => return false,
+            Err(_) => return true,
+        }
+    }
+}
+
+/// The victim hears what came.
+fn listen(victim: &Victim) {
+    victim.process.rang();
+    victim.process.before_sleep();
+}
+
+#[test]
+fn h5_s20_ring_that_is_offered_beside_another_ends_the_link() {
+    let (victim, mut liar) = joined_with_rings();
+    let to = liar.to;
+    assert!(offer_ring(&mut liar, to, 8192));
+    listen(&victim);
+    assert!(!is_ended(&mut liar), "one may be offered");
+    assert!(offer_ring(&mut liar, to, 8192));
+    listen(&victim);
+    assert!(is_ended(&mut liar));
+}
+
+#[test]
+fn s20_segments_that_nobody_wants_end_the_link_unless_one_between_them_was_wanted() {
+    let (victim, mut liar) = joined_with_rings();
+    let to = liar.to;
+    let unwanted = |liar: &mut Liar, count: u32| {
+        for _ in 0..count {
+            if !offer_ring(liar, to.wrapping_add(1), 4096) {
+                return;
+            }
+            listen(&victim);
+        }
+    };
+    unwanted(&mut liar, 512);
+    assert!(!is_ended(&mut liar), "connections may go meanwhile");
+    assert!(offer_ring(&mut liar, to, 8192));
+    listen(&victim);
+    unwanted(&mut liar, 512);
+    assert!(!is_ended(&mut liar), "one was wanted");
+    unwanted(&mut liar, 1);
+    assert!(is_ended(&mut liar));
+}
+
+#[test]
+fn s20_one_call_maps_no_more_of_a_peer_than_64_mib() {
+    let (victim, mut liar) = joined_with_rings();
+    let to = liar.to.wrapping_add(1);
+    assert!((0..8).all(|_| offer_ring(&mut liar, to, 32 << 20)), "there is room for all");
+    // What ends the link when it is heard shows that all before it was.
+    let (segment, offer) = liar.link.allocate(8192).unwrap();
+    liar.link.send(&Message::Refuse { to: 1, reason: 1 }.encode(), Some(&offer)).unwrap();
+    liar.link.retire(Some(segment), offer);
+    victim.process.rang();
+    for call in 1..=5 {
+        assert!(!is_ended(&mut liar), "call {call} mapped more than two of 32 MiB");
+        victim.process.before_sleep();
+    }
+    assert!(is_ended(&mut liar), "who heard a part looks again before it sleeps");
+}
+
 /// Copies of the bells in this process that another has as well.
 fn shared_bells() -> Vec<OwnedFd> {
     let own = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();

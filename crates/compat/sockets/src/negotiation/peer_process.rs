@@ -32,6 +32,8 @@ pub(crate) struct PeerProcess {
     pub(super) proven: bool,
     /// Messages that led to nothing.
     pub(super) useless: u32,
+    /// Segments that nobody wanted, since one was wanted.
+    pub(super) unwanted: u32,
     /// It has ended, and is kept for its memory alone.
     pub(super) over: bool,
     /// What was joined over it.
@@ -56,6 +58,7 @@ impl PeerProcess {
             path: None,
             proven: false,
             useless: 0,
+            unwanted: 0,
             sharing: Vec::new(),
             full_at: None,
             near: None,

@@ -31,7 +31,10 @@ const USELESS: u32 = 256;
 /// before there is another: a peer that only says it is full gets none.
 const SESSIONS: usize = 64;
 const LEAST_SHARERS: usize = 8;
-/// Bytes of a segment at most, where this process's own are smaller.
+/// Segments that nobody wanted, with none between them that was: after more than these a link ends.
+const UNWANTED: u32 = 512;
+/// Bytes of a segment at most, where this process's own are smaller; and after how many bytes of them one call hears no more of a
+/// link: to map them takes long.
 const SEGMENT: u64 = 64 << 20;
 
 /// Whether a service could be called.
@@ -151,8 +154,9 @@ impl Negotiations {
         let max = limits::CONTROL_LEN + process.settings.ring.max(SEGMENT);
         // Of a peer that is gone what it said last is heard first.
         let _ = neighbour.send_waiting();
+        let mut mapped = 0;
         for heard in 0.. {
-            if heard == MESSAGES {
+            if heard == MESSAGES || mapped >= SEGMENT {
                 // The rest in a later call, and soon.
                 process.rang();
                 break;
@@ -163,6 +167,9 @@ impl Negotiations {
             let is_proposal = matches!(message, Message::Propose(_));
             let mut ringer = neighbour.link.take_notifier();
             let segment = received.segment;
+            mapped += segment.as_ref().map_or(0, |segment| segment.len() as u64);
+            let brings = segment.is_some();
+            let mut wanted = brings;
             let (may_bring, may_ring) = message.carries();
             if segment.is_some() && !may_bring || ringer.is_some() && !may_ring {
                 let what = "a segment or a bell with a message that carries none".into();
@@ -184,16 +191,24 @@ impl Negotiations {
                     Ok(())
                 }
                 Message::Ring { to, generation } => {
-                    // To map one takes long: a peer that offers many does not go on.
-                    if let (Some(line), Some(segment)) = (&neighbour.line, segment)
-                        && !line.deliver_ring(to, generation, segment)
-                    {
+                    let delivered = neighbour.line.as_ref().zip(segment).and_then(|(line, segment)| {
+                        // A connection may have gone since, and another end has none that it did not look at.
+                        line.deliver_ring(to, generation, segment)
+                    });
+                    if delivered == Some(false) {
                         let what = "a ring was offered beside another".into();
                         return Err(Error::Malformed { clause: "H-5", what });
                     }
+                    wanted = delivered.is_some();
                     Ok(())
                 }
             };
+            wanted &= answered.is_ok();
+            neighbour.unwanted = if wanted { 0 } else { neighbour.unwanted + u32::from(brings) };
+            if neighbour.unwanted > UNWANTED {
+                let what = format!("{UNWANTED} segments that nobody wanted");
+                return Err(Error::Malformed { clause: "S-20", what });
+            }
             // What was proposed and answered is no more than this process has connections.
             neighbour.useless += u32::from(!is_proposal || answered.is_err());
             if !neighbour.proven && neighbour.useless > USELESS {
