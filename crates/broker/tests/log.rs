@@ -81,3 +81,19 @@ fn log_that_nobody_reads_stops_the_broker_neither_at_its_start_nor_later() {
     daemon.client().links();
     daemon.stop();
 }
+
+/// The broker of a machine blocks the signals that it reads, after the log has begun.
+#[test]
+fn thread_that_writes_the_log_takes_no_signal() {
+    let daemon = Daemon::start("[domain.a]\n");
+    let tasks = format!("/proc/{}/task", daemon.pid());
+    let blocked = until("the thread blocks", || {
+        let statuses = fs::read_dir(&tasks).unwrap().map(|task| fs::read_to_string(task.unwrap().path().join("status")));
+        let status = statuses.filter_map(Result::ok).find(|status| status.starts_with("Name:\tlog\n"))?;
+        let word = status.lines().find_map(|line| line.strip_prefix("SigBlk:"))?;
+        u64::from_str_radix(word.trim(), 16).ok().filter(|blocked| *blocked != 0)
+    });
+    for signal in [rustix::process::Signal::TERM, rustix::process::Signal::INT, rustix::process::Signal::HUP] {
+        assert_ne!(blocked & 1 << (signal.as_raw() - 1), 0, "{signal:?} is taken: {blocked:x}");
+    }
+}

@@ -9,6 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use nix::sys::signal::SigSet;
+
 /// Most bytes of lines that wait.
 const WAITING_MAX: usize = 256 << 10;
 
@@ -42,6 +44,8 @@ impl LineQueue {
         let queue = Self::default();
         let own = queue.clone();
         thread::Builder::new().name("log".into()).spawn(move || {
+            // A signal is for those who wait for it: taken here it would end the process with what it has to clear away.
+            let _ = SigSet::all().thread_block();
             loop {
                 let line = own.take_line();
                 // Nobody is there to be told that it cannot be written.

@@ -263,9 +263,9 @@ impl Entry {
             // Another process of this end may have read what is there, and this the end.
             stirs = connection.stirs();
         }
-        if ready != 0 && stirs {
-            // The end and errors come after what is in the pipe: programs close when they hear of them.
-        } else if !connection.is_quiet() {
+        // The end and errors come after what is in the pipe: programs close when they hear of them.
+        let has_unread = ready != 0 && stirs;
+        if !has_unread && !connection.is_quiet() {
             ready |= self.look_at_tcp(process);
         } else if !stirs {
             ready |= self.sticky;
