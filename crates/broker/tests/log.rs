@@ -88,7 +88,8 @@ fn thread_that_writes_the_log_takes_no_signal() {
     let daemon = Daemon::start("[domain.a]\n");
     let tasks = format!("/proc/{}/task", daemon.pid());
     let blocked = until("the thread blocks", || {
-        let statuses = fs::read_dir(&tasks).unwrap().map(|task| fs::read_to_string(task.unwrap().path().join("status")));
+        let statuses =
+            fs::read_dir(&tasks).unwrap().map(|task| fs::read_to_string(task.unwrap().path().join("status")));
         let status = statuses.filter_map(Result::ok).find(|status| status.starts_with("Name:\tlog\n"))?;
         let word = status.lines().find_map(|line| line.strip_prefix("SigBlk:"))?;
         u64::from_str_radix(word.trim(), 16).ok().filter(|blocked| *blocked != 0)

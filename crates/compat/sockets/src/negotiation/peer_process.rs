@@ -4,6 +4,7 @@
 use std::{
     os::unix::fs::MetadataExt,
     sync::{Arc, Weak},
+    time::{Duration, Instant},
 };
 
 use tombolo_domain::{Endpoint, Error};
@@ -16,6 +17,9 @@ use crate::{
     random::random_id,
     session::{Inherited, Session, SessionPath, path_of},
 };
+
+/// How long a session without room is left alone.
+const FULL: Duration = Duration::from_secs(1);
 
 /// A link to another process.
 #[derive(Debug)]
@@ -40,8 +44,8 @@ pub(crate) struct PeerProcess {
     pub(super) joined: Vec<Weak<Connection>>,
     /// What has memory of its call, or is to have it. S-18
     sharing: Vec<Weak<Connection>>,
-    /// How many of these there were when there was no room for another.
-    full_at: Option<usize>,
+    /// How many of these there were when there was no room for another, and when that was.
+    full: Option<(usize, Instant)>,
     /// Whether its process is in this one's network namespace, by this kernel's word; once it was asked.
     pub(super) near: Option<bool>,
 }
@@ -60,7 +64,7 @@ impl PeerProcess {
             useless: 0,
             unwanted: 0,
             sharing: Vec::new(),
-            full_at: None,
+            full: None,
             near: None,
             over: false,
             joined: Vec::new(),
@@ -117,14 +121,15 @@ impl PeerProcess {
         self.sharing.push(Arc::downgrade(connection));
     }
 
-    /// There is no room for a connection until another ends. This one has none.
+    /// There is no room for this connection.
     pub(super) fn mark_full(&mut self, connection: &Arc<Connection>) {
         self.sharing.retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(connection)));
-        self.full_at = Some(self.sharers());
+        self.full = Some((self.sharers(), Instant::now()));
     }
 
+    /// Whether there was no room of late, and no connection has ended since. The peer may let go later of what has.
     pub(super) fn is_full(&self) -> bool {
-        self.full_at.is_some_and(|then| self.sharers() >= then)
+        self.full.is_some_and(|(sharers, since)| self.sharers() >= sharers && since.elapsed() < FULL)
     }
 
     /// The first message came: from now on connections may go over it.

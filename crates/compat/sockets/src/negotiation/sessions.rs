@@ -28,7 +28,7 @@ const UNPROVEN: usize = 256;
 /// Messages that led to nothing, over a link to which nothing else was ever owed: it ends.
 const USELESS: u32 = 256;
 /// Sessions with one process at most, where each has memory of its own; and how many connections share that of one that is full
-/// before there is another: a peer that only says it is full gets none.
+/// before there is another: a peer that only says it is full gets few.
 const SESSIONS: usize = 64;
 const LEAST_SHARERS: usize = 8;
 /// Segments that nobody wanted, with none between them that was: after more than these a link ends.
@@ -269,7 +269,7 @@ impl PeerProcess {
         }
         let settings = &process.settings;
         let mut ring = self.largest_ring(own_limit(process, connection, settings.first_ring.min(settings.ring)));
-        while !self.is_full() {
+        loop {
             let mut within_quota = false;
             let allocate = |len| {
                 within_quota = true;
@@ -283,10 +283,12 @@ impl PeerProcess {
                 }
                 Err(reason) if !within_quota => return Err(reason),
                 Err(_) if ring > LEAST_SHARED_RING => ring /= 2,
-                Err(_) => self.mark_full(connection),
+                Err(_) => {
+                    self.mark_full(connection);
+                    return Ok(false);
+                }
             }
         }
-        Ok(false)
     }
 
     /// Makes a segment and a bell, and sends both with `message`. None where there is no room for it now.
