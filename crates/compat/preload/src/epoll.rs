@@ -50,6 +50,18 @@ fn kick() -> u64 {
     tokens() + 1
 }
 
+/// Threads of this process that are about to sleep in any set, or do.
+static SLEEPERS: AtomicUsize = AtomicUsize::new(0);
+
+/// A call found too little room, and its program goes on. A thread that sleeps in a set asked its peer for what it missed by then:
+/// it looks again, and asks for room.
+pub(crate) fn found_no_room(connection: &Connection) {
+    // ORDER SeqCst: who sleeps says so before its last look, and what fills the ring was published before this.
+    if SLEEPERS.load(Ordering::SeqCst) > 0 && connection.is_wired() {
+        connection.bell().inspect(|bell| bell.notify());
+    }
+}
+
 /// A set of the program's.
 #[derive(Debug, Default)]
 pub(crate) struct Set {
@@ -140,8 +152,9 @@ pub(crate) fn hold(sets: &[(RawFd, Arc<Set>)]) -> Vec<impl Sized + '_> {
 
 /// In a child made by fork, which has the parent's sets and what they watch: it looks at all once.
 pub(crate) fn inherit(sets: &[(RawFd, Arc<Set>)]) {
+    // The parent's threads that sleep are not here.
+    SLEEPERS.store(0, Ordering::SeqCst);
     for (_, set) in sets {
-        // The parent's threads that sleep are not here.
         set.sleepers.store(0, Ordering::SeqCst);
         let _ = set.lock().wake_all();
     }

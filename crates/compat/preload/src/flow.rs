@@ -16,7 +16,7 @@ use tombolo_sockets::{
 
 use crate::{
     closing,
-    epoll::wiring,
+    epoll::{self, wiring},
     errno, handback, inside, kernel,
     wait::{self, Looks, Wanted},
 };
@@ -226,13 +226,22 @@ pub(crate) fn send<'p>(
         return real(); // Moves nothing, but the kernel says whether the end is reached.
     }
     let sent = answer(|| {
-        let sent = joined_send(process, connection, fd, from.as_mut().map_err(|error| *error)?.as_mut(), flags);
-        if sent == Err(Errno::PIPE) && flags & libc::MSG_NOSIGNAL == 0 {
-            kernel::signal_broken_pipe();
+        let parts = from.as_mut().map_err(|error| *error)?.as_mut();
+        let total = parts.iter().map(|part| part.len()).sum();
+        let sent = joined_send(process, connection, fd, parts, flags);
+        match sent {
+            Err(Errno::PIPE) if flags & libc::MSG_NOSIGNAL == 0 => kernel::signal_broken_pipe(),
+            _ if is_short(sent, total) => errno::kept(|| epoll::found_no_room(connection)),
+            _ => {}
         }
         sent
     });
     if is_of_another(sent, fd) { real() } else { sent }
+}
+
+/// Whether a call that sends may have found too little room.
+fn is_short(sent: Result<usize, Errno>, total: usize) -> bool {
+    sent.map_or_else(|errno| errno == Errno::AGAIN, |n| n < total)
 }
 
 fn joined_send(
@@ -282,30 +291,44 @@ pub(crate) fn send_from(
     most: usize,
 ) -> isize {
     answer(|| {
-        let mut patience = Patience::default();
-        let mut done = 0;
-        connection.check_over(process, fd);
-        source.be_patient(!patience.is_nonblocking(connection, fd, 0));
-        loop {
-            let failed = match connection.send_from(process, fd, source, most - done) {
-                Ok(0) => return Ok(done),
-                Ok(n) if done + n == most || patience.is_nonblocking(connection, fd, 0) => return Ok(done + n),
-                Ok(n) => {
-                    done += n;
-                    continue;
-                }
-                Err(Errno::AGAIN) if !source.is_empty() => {
-                    patience.wait(process, connection, fd, 0, (Wanted::WRITE, done)).err()
-                }
-                Err(errno) => Some(errno),
-            };
-            match failed {
-                Some(_) if done > 0 => return Ok(done),
-                Some(errno) => return Err(errno),
-                None => {}
-            }
+        let sent = joined_send_from(process, connection, fd, source, most);
+        if is_short(sent, most) && !source.is_empty() {
+            errno::kept(|| epoll::found_no_room(connection));
         }
+        sent
     })
+}
+
+fn joined_send_from(
+    process: &Process,
+    connection: &Arc<Connection>,
+    fd: RawFd,
+    source: &mut impl Supply,
+    most: usize,
+) -> Result<usize, Errno> {
+    let mut patience = Patience::default();
+    let mut done = 0;
+    connection.check_over(process, fd);
+    source.be_patient(!patience.is_nonblocking(connection, fd, 0));
+    loop {
+        let failed = match connection.send_from(process, fd, source, most - done) {
+            Ok(0) => return Ok(done),
+            Ok(n) if done + n == most || patience.is_nonblocking(connection, fd, 0) => return Ok(done + n),
+            Ok(n) => {
+                done += n;
+                continue;
+            }
+            Err(Errno::AGAIN) if !source.is_empty() => {
+                patience.wait(process, connection, fd, 0, (Wanted::WRITE, done)).err()
+            }
+            Err(errno) => Some(errno),
+        };
+        match failed {
+            Some(_) if done > 0 => return Ok(done),
+            Some(errno) => return Err(errno),
+            None => {}
+        }
+    }
 }
 
 /// What such a call sends from.

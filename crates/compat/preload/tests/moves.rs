@@ -77,6 +77,20 @@ fn shutdown_wakes_a_thread_that_waits_for_room() {
 }
 
 #[test]
+fn thread_asleep_in_a_set_hears_of_room_that_another_did_not_find() {
+    for how in ["room", "room in parts"] {
+        same("awake.c", how);
+    }
+}
+
+#[test]
+fn thread_asleep_in_a_set_hears_of_bytes_after_another_has_read_a_full_ring() {
+    for how in ["full", "full in parts"] {
+        same("awake.c", how);
+    }
+}
+
+#[test]
 fn socket_that_a_child_made_nonblocking_is_so_for_its_parent() {
     same("awake.c", "fcntl");
     same("awake.c", "ioctl");

@@ -155,6 +155,8 @@ struct Rx {
     broken: Option<Broken>,
     /// Position and need for which the peer was last asked to ring. Once asked it stays asked.
     armed: Option<(u64, u64)>,
+    /// It was asked so when the ring was full.
+    armed_full: bool,
     /// Another process of this end may have used it since.
     behind: bool,
     /// S-12. All that ever comes was read.
@@ -260,6 +262,7 @@ impl Pipes {
             error: None,
             broken: None,
             armed: None,
+            armed_full: false,
             behind: false,
             over: false,
             ring: 0,

@@ -20,7 +20,7 @@ use tombolo_sockets::{
 };
 
 use super::{
-    Set,
+    SLEEPERS, Set,
     entry::{BELL, Unheard},
     kick, path,
     registry::Registry,
@@ -232,7 +232,9 @@ impl<'a> SleepGuard<'a> {
     fn new(set: &'a Set) -> Self {
         // Not while a registration is being wired.
         let _still = set.lock();
-        set.sleepers.fetch_add(1, Ordering::SeqCst);
+        for sleepers in [&set.sleepers, &SLEEPERS] {
+            sleepers.fetch_add(1, Ordering::SeqCst);
+        }
         Self(set)
     }
 }
@@ -240,7 +242,9 @@ impl<'a> SleepGuard<'a> {
 impl Drop for SleepGuard<'_> {
     fn drop(&mut self) {
         // In a child that was made in a signal handler amid the sleep it was counted out at its beginning.
-        let _ = self.0.sleepers.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |all| all.checked_sub(1));
+        for sleepers in [&self.0.sleepers, &SLEEPERS] {
+            let _ = sleepers.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |all| all.checked_sub(1));
+        }
     }
 }
 

@@ -72,6 +72,97 @@ static void *send_all(void *none) {
     return NULL;
 }
 
+/* A thread waits for edges, and others read and write: what it hears it hands on. */
+static int told[2];
+static uint32_t awaited;
+
+static void *wait_for_edges(void *set) {
+    struct epoll_event event;
+    while (epoll_wait(*(int *)set, &event, 1, -1) == 1) {
+        if (event.events & awaited) {
+            check(write(told[1], "!", 1) == 1, "write");
+        }
+    }
+    return NULL;
+}
+
+static void begin_waiting(int end, uint32_t event_awaited) {
+    static struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET};
+    static int set;
+    pthread_t waiter;
+    set = epoll_create1(0);
+    awaited = event_awaited;
+    check(pipe2(told, O_NONBLOCK) == 0, "told");
+    check(fcntl(ends[0], F_SETFL, O_NONBLOCK) == 0 && fcntl(ends[1], F_SETFL, O_NONBLOCK) == 0, "fcntl");
+    check(epoll_ctl(set, EPOLL_CTL_ADD, ends[end], &event) == 0, "epoll_ctl");
+    check(pthread_create(&waiter, NULL, wait_for_edges, &set) == 0, "thread");
+}
+
+/* Whether it has handed on something. */
+static int is_told(int limit) {
+    struct pollfd one = {.fd = told[0], .events = POLLIN};
+    char some[64];
+    int found = poll(&one, 1, limit);
+    while (read(told[0], some, sizeof some) > 0) {
+    }
+    return found == 1;
+}
+
+static long fill(size_t part) {
+    long all = 0, n;
+    while ((n = send(ends[0], bytes, part, MSG_NOSIGNAL)) > 0) {
+        all += n;
+    }
+    check(errno == EAGAIN, "send");
+    return all;
+}
+
+static void empty(long all) {
+    while (all > 0) {
+        long n = recv(ends[1], bytes, sizeof bytes, 0);
+        check(n > 0 || errno == EAGAIN, "recv");
+        all -= n > 0 ? n : 0;
+    }
+    check(recv(ends[1], bytes, 1, 0) < 0 && errno == EAGAIN, "recv");
+}
+
+/* The end that sends is waited for. */
+static void room(size_t part) {
+    int heard = 1;
+    begin_waiting(0, EPOLLOUT);
+    for (int round = 0; round < 20 && heard; round++) {
+        until_asleep(getpid(), 1);
+        is_told(0);
+        long all = fill(part);
+        usleep(1000);
+        empty(all);
+        heard = is_told(5000);
+    }
+    puts(heard ? "it hears of room" : "it does not hear of room");
+}
+
+/* The end that receives is: of what comes once another thread has read all that there was room for. */
+static void full(size_t part) {
+    int heard = 1;
+    begin_waiting(1, EPOLLIN);
+    for (int round = 0; round < 20 && heard; round++) {
+        until_asleep(getpid(), 1);
+        is_told(0);
+        long all = fill(part);
+        is_told(5000);
+        until_asleep(getpid(), 1);
+        /* Who waits for room asks whether the other end waits. */
+        poll(&(struct pollfd){.fd = ends[0], .events = POLLOUT}, 1, 20);
+        empty(all);
+        until_asleep(getpid(), 1);
+        is_told(0);
+        check(send(ends[0], bytes, 1, 0) == 1, "send");
+        heard = is_told(5000);
+        empty(1);
+    }
+    puts(heard ? "it hears of bytes" : "it does not hear of bytes");
+}
+
 static void *receive_one(void *none) {
     (void)none;
     printf("recv: %zd\n", recv(ends[0], bytes, 1, 0));
@@ -219,7 +310,7 @@ static void reset(void) {
         check(recv(end, bytes, LEN, MSG_WAITALL) == LEN && send(end, bytes, LEN, 0) == LEN, "turn");
     }
     check(read(go[0], bytes, 1) == 1 && waitpid(child, &status, WUNTRACED) == child, "stopped");
-    check(setsockopt(end, SOL_SOCKET, SO_TIMESTAMP, &one, sizeof one) == 0, "SO_TIMESTAMP");
+    check(setsockopt(end, SOL_SOCKET, SO_PEEK_OFF, &one, sizeof one) == 0, "SO_PEEK_OFF");
     kill(child, SIGCONT);
     waitpid(child, &status, 0);
     printf("both ends: %s\n", status == 0 ? strerror(ECONNRESET) : "another");
@@ -240,6 +331,14 @@ int main(int argc, char **argv) {
         until_asleep(getpid(), 1);
         check(shutdown(ends[0], SHUT_WR) == 0, "shutdown");
         pthread_join(thread, NULL);
+    } else if (strcmp(word, "room in parts") == 0) {
+        room(5000);
+    } else if (strcmp(word, "room") == 0) {
+        room(sizeof bytes);
+    } else if (strcmp(word, "full in parts") == 0) {
+        full(5000);
+    } else if (strcmp(word, "full") == 0) {
+        full(sizeof bytes);
     } else if (strcmp(word, "fcntl") == 0) {
         changed(0);
     } else if (strcmp(word, "ioctl") == 0) {

@@ -87,7 +87,9 @@ impl Rx {
     /// Says whether others of this end sleep on another target.
     fn arm(&mut self, connection: &Connection) -> bool {
         // For more than is there: who waits has seen that, and left it.
-        let need = (self.find_unread() + 1).min(self.reader.handover().reach());
+        let (unread, reach) = (self.find_unread(), self.reader.handover().reach());
+        self.armed_full = unread >= reach;
+        let need = (unread + 1).min(reach);
         let target = self.reader.position().wrapping_add(need);
         let asked = Some((self.reader.position(), need));
         if connection.family().is_none() && self.armed == asked {
@@ -98,6 +100,12 @@ impl Rx {
         std::sync::atomic::fence(Ordering::SeqCst);
         self.reader.before_sleep();
         connection.family().is_some_and(|family| family.arm(Direction::In, target))
+    }
+
+    /// After a read, for a thread that was asleep before it and could ask for no more than a full ring. That was there already: the
+    /// peer has rung for it, and would not ring for what it writes now. Says whether something has come that nobody rings for.
+    pub(super) fn arm_anew(&mut self, connection: &Connection) -> bool {
+        self.arm(connection) || self.find_unread() > 0
     }
 }
 

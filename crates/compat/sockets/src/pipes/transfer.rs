@@ -64,6 +64,7 @@ impl Pipes {
         to: &mut [IoSliceMut<'_>],
         read: Read,
     ) -> Result<(usize, Transport), Failed> {
+        let mut missed = false;
         let received = self.turn(connection, &self.rx, |rx| -> Result<_, Failed> {
             if let Some(broken) = rx.broken {
                 return Err(Failed::Broken(broken));
@@ -105,6 +106,7 @@ impl Pipes {
             let moves = rx.receiver.moves_within_pipe().filter(|_| settled);
             self.settled.store(moves.unwrap_or(ASTIR), Ordering::Relaxed);
             if read == Read::Take {
+                missed = rx.armed_full && rx.arm_anew(connection);
                 let behind = rx.receiver.is_behind(rx.moves.load_acquire().hint());
                 self.crossing.store(behind && matches!(found, Ok(Found::Bytes(_))), Ordering::Relaxed);
             }
@@ -130,6 +132,9 @@ impl Pipes {
                 }
             }
         })?;
+        if missed {
+            self.bell.notify();
+        }
         if matches!(received, Err(Failed::Os(Errno::AGAIN))) {
             self.comply(connection, kernel, fd);
         }
