@@ -52,6 +52,9 @@ want python3 "python3 python3-requests" "most tests of sockets are skipped" "soc
 if for_group "" && ! /usr/bin/python3 -c 'import test.test_ftplib' 2>/dev/null; then # CPython's own tests, with Debian's Python.
     missing="$missing libpython3.11-testsuite"
 fi
+if for_group "" && ! [ -d /usr/lib/python3/dist-packages/grpc ]; then
+    missing="$missing python3-grpcio"
+fi
 want socat socat "tests of sockets between namespaces are skipped"
 want iptables iptables "sockets behind translated addresses are not tested"
 want iperf3 iperf3 "tests of sockets between namespaces are skipped" "sockets net"

@@ -160,17 +160,14 @@ pub unsafe extern "C-unwind" fn setsockopt(
     {
         errno::kept(|| match (level, name) {
             // For what comes after the peer's next call. Nobody waits for that, and what is there stays where it is.
-            (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => {
-                process.leaves(&connection, Reason::Usage);
-                let _ = connection.is_readable(process, fd); // Says so to the peer.
-            }
+            (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => handback::ask_for_tcp(process, fd, &connection, Reason::Usage),
             _ => handback::hand_over(process, fd, &connection, Reason::Usage),
         });
     }
     // SAFETY: (contract) the caller's promise.
     let answer = unsafe { real::setsockopt(fd, level, name, value, len) };
     // Both limits, by their names of before and after 2038.
-    if level == libc::SOL_SOCKET && matches!(name, 20 | 21 | 66 | 67) {
+    if level == libc::SOL_SOCKET && matches!(name, 20 | 21 | 66 | 67) || kernel::is_beside_bytes(level, name) {
         set_anew(fd);
     }
     answer

@@ -20,6 +20,7 @@ use tombolo_sockets::{
 };
 
 use crate::{
+    beside,
     epoll::waiting,
     errno, flow, handback, inside,
     poll::{self, check},
@@ -263,6 +264,7 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
     {
         return received;
     }
+    beside::before(process, &connection, fd, header);
     let mut made = false;
     let real = || {
         made = true;
@@ -275,7 +277,9 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
         flow::receive(process, &connection, fd, to, flags, real)
     };
     if !made && answer >= 0 {
-        (header.msg_controllen, header.msg_flags) = (0, flags & libc::MSG_CMSG_CLOEXEC);
+        header.msg_flags = flags & libc::MSG_CMSG_CLOEXEC;
+        // SAFETY: (valid) the caller's promise about its header.
+        unsafe { beside::after(process, &connection, fd, header) };
         if !header.msg_name.is_null() {
             header.msg_namelen = 0;
         }

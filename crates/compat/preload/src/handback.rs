@@ -45,6 +45,12 @@ pub(crate) fn hand_over_all(process: &Process, all: &[(RawFd, Arc<Connection>)],
     }
 }
 
+/// Asks the peer for TCP from its next call on, and waits for nobody. What is in shared memory is read there.
+pub(crate) fn ask_for_tcp(process: &Process, fd: RawFd, connection: &Arc<Connection>, reason: Reason) {
+    process.leaves(connection, reason);
+    let _ = connection.is_readable(process, fd); // Says so to the peer.
+}
+
 /// Moves a connection back to TCP for something that only the kernel can do, waiting for the peer for a moment. Says
 /// whether it is there.
 fn take_back(process: &Process, fd: RawFd, connection: &Arc<Connection>, reason: Reason, deadline: Instant) -> bool {

@@ -116,7 +116,7 @@ impl Kernel for Linux {
     }
 
     fn holds(&self, fd: RawFd) -> Option<u64> {
-        let number = |name| option::<4>(fd, libc::SOL_SOCKET, name).map(|(value, _)| u32::from_ne_bytes(value));
+        let number = |name| number(fd, libc::SOL_SOCKET, name).map(c_int::cast_unsigned);
         errno::kept(|| {
             let set = number(SO_BUF_LOCK)? & SNDBUF_LOCK != 0;
             if set { number(libc::SO_SNDBUF).map(u64::from) } else { None }
@@ -172,8 +172,7 @@ impl Kernel for Linux {
 
 /// Whether it is a TCP socket.
 pub(crate) fn is_tcp(fd: RawFd) -> bool {
-    let protocol = option::<4>(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL);
-    protocol.is_some_and(|(protocol, _)| i32::from_ne_bytes(protocol) == libc::IPPROTO_TCP)
+    number(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Some(libc::IPPROTO_TCP)
 }
 
 /// What names a socket as long as the kernel runs; 0 for anything else.
@@ -196,38 +195,56 @@ pub(crate) fn addresses(fd: RawFd) -> Option<(SocketAddr, SocketAddr)> {
     })
 }
 
-/// Options that only the kernel can honour: to hear of no less than so many bytes, or, beside bytes, how many are left and when they
-/// came; and to look from some place on.
-const FOR_KERNEL: [(c_int, c_int); 6] = [
+/// Options that only the kernel can honour: to hear of no less than so many bytes, or when each was sent; and to look from some
+/// place on. The last is one of them by its name of after 2038.
+const FOR_KERNEL: [(c_int, c_int); 4] = [
     (libc::SOL_SOCKET, libc::SO_RCVLOWAT),
-    (libc::IPPROTO_TCP, libc::TCP_INQ),
-    (libc::SOL_SOCKET, libc::SO_TIMESTAMP),
-    (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS),
     (libc::SOL_SOCKET, libc::SO_TIMESTAMPING),
     (libc::SOL_SOCKET, libc::SO_PEEK_OFF),
+    (libc::SOL_SOCKET, 65),
 ];
-/// The three about times, by their names of after 2038.
-const TIMES: [c_int; 3] = [63, 64, 65];
+/// Options by which `recvmsg` says when bytes came, by their names of before and after 2038.
+const ARRIVALS: [c_int; 4] = [libc::SO_TIMESTAMP, libc::SO_TIMESTAMPNS, 63, 64];
 
-/// Whether this value of an option is one of those.
+/// Whether this value of an option is one of those for the kernel.
 pub(crate) fn is_for_kernel((level, name): (c_int, c_int), value: c_int) -> bool {
     let least = match name {
         libc::SO_RCVLOWAT => 2,
         libc::SO_PEEK_OFF => 0,
-        _ => return value != 0 && is_about_kernel(level, name),
+        _ => return value != 0 && FOR_KERNEL.contains(&(level, name)),
     };
-    value >= least && is_about_kernel(level, name)
+    value >= least && FOR_KERNEL.contains(&(level, name))
 }
 
-fn is_about_kernel(level: c_int, name: c_int) -> bool {
-    FOR_KERNEL.contains(&(level, name)) || level == libc::SOL_SOCKET && TIMES.contains(&name)
+/// Whether this option changes what `recvmsg` says beside bytes.
+pub(crate) fn is_beside_bytes(level: c_int, name: c_int) -> bool {
+    (level, name) == (libc::IPPROTO_TCP, libc::TCP_INQ) || level == libc::SOL_SOCKET && ARRIVALS.contains(&name)
+}
+
+/// Whether `recvmsg` says when bytes came.
+pub(crate) fn says_arrival(fd: RawFd) -> bool {
+    errno::kept(|| ARRIVALS.into_iter().any(|name| number(fd, libc::SOL_SOCKET, name).is_some_and(|value| value != 0)))
+}
+
+/// Whether `recvmsg` says how many bytes are left.
+pub(crate) fn says_rest(fd: RawFd) -> bool {
+    errno::kept(|| number(fd, libc::IPPROTO_TCP, libc::TCP_INQ).is_some_and(|value| value != 0))
+}
+
+/// Bytes that the kernel received and nobody read.
+pub(crate) fn unread(fd: RawFd) -> u64 {
+    errno::kept(|| queue(fd, libc::FIONREAD).unwrap_or(0))
+}
+
+/// The value of an option that is a number.
+fn number(fd: RawFd, level: c_int, name: c_int) -> Option<c_int> {
+    option::<4>(fd, level, name).map(|(value, _)| i32::from_ne_bytes(value))
 }
 
 /// Whether the program has asked for what only the kernel does: by an option, or to hear of it by a signal.
 fn needs_kernel(fd: RawFd) -> bool {
     let is_set = |(level, name): (c_int, c_int)| {
-        let value = option::<4>(fd, level, name).map(|(value, _)| i32::from_ne_bytes(value));
-        value.is_some_and(|value| is_for_kernel((level, name), value))
+        number(fd, level, name).is_some_and(|value| is_for_kernel((level, name), value))
     };
     FOR_KERNEL.into_iter().any(is_set)
         || rustix::fs::fcntl_getfl(borrow(fd)).is_ok_and(|flags| flags.bits() & libc::O_ASYNC as u32 != 0)

@@ -18,6 +18,7 @@
 mod aliases;
 mod asynchronous;
 mod batch;
+mod beside;
 mod closing;
 mod confine;
 mod control;

@@ -148,6 +148,13 @@ fn node(world: &World) -> u64 {
     echo(world, &["node", &script], &["node", &script], LONG)
 }
 
+fn grpc(world: &World) -> u64 {
+    let mut server = world.serve(50051, &[&interpreter(), &script("grpcs.py"), "serve", SERVER, "50051"]);
+    let said = world.ask(&[&interpreter(), &script("grpcs.py"), "ask", SERVER, "50051"]);
+    server.terminate();
+    2 * number_after(&said, "bytes:")
+}
+
 // ---- right data is enough
 
 fn curl_of_nginx(world: &World) {
@@ -203,4 +210,5 @@ accelerated! {
     iperf3_of_one_and_eight_streams_goes_through_shared_memory, ["iperf3"], iperf3;
     asyncio_goes_through_shared_memory, [], asyncio;
     node_goes_through_shared_memory, ["node"], node;
+    grpc_goes_through_shared_memory, ["/usr/lib/python3/dist-packages/grpc/__init__.py"], grpc;
 }

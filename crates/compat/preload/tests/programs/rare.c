@@ -110,25 +110,94 @@ static void disconnects(void) {
     say("no more", epoll_wait(set, &event, 1, 0));
 }
 
-/* What the kernel says beside bytes. */
-static void beside(int level, int name, int early) {
+/* One recvmsg with so much room beside the bytes: how many are left is said there. */
+static void hears(const char *what, size_t bytes, size_t beside, int flags) {
     char control[200];
-    struct iovec part = {room, 4};
+    struct iovec part = {room, bytes};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_controllen = beside};
+    message.msg_control = beside > 0 ? memset(control, 0, sizeof control) : NULL;
+    long got = recvmsg(ends[1], &message, flags);
+    struct cmsghdr *said = got >= 0 ? CMSG_FIRSTHDR(&message) : NULL;
+    say(what, got);
+    printf("%s: flags %x\n", what, message.msg_flags);
+    if (said) {
+        printf("%s: %d %d, %zu of %zu, %d\n", what, said->cmsg_level, said->cmsg_type, said->cmsg_len,
+               message.msg_controllen, *(int *)CMSG_DATA(said));
+    }
+}
+
+static void asks_beside(int level, int name, int early) {
     int one = 1;
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
     meet(ends);
     check(!early || setsockopt(ends[1], level, name, &one, sizeof one) == 0, "early");
     talk(ends);
     check(early || setsockopt(ends[1], level, name, &one, sizeof one) == 0, "late");
+}
+
+/* How many bytes are left: also cut, where there is little room, and at the end; and a reader that goes by it alone. */
+static void rest(int early) {
+    static const size_t rooms[] = {0, 8, 16, 18, 20, 23, 24, 200};
+    struct epoll_event event = {.events = EPOLLIN | EPOLLET};
+    int set = epoll_create1(0), zero = 0;
+    asks_beside(IPPROTO_TCP, TCP_INQ, early);
+    check(send(ends[0], room, 60, 0) == 60, "send");
+    there(ends[1], 60);
+    hears("peeks", 4, 200, MSG_PEEK);
+    for (int at = 0; at < 8; at++) {
+        hears("reads", 4, rooms[at], 0);
+    }
+    hears("the rest", 100, 200, 0);
+    hears("none", 100, 200, MSG_DONTWAIT);
+    check(epoll_ctl(set, EPOLL_CTL_ADD, ends[1], &event) == 0, "epoll_ctl");
+    for (int at = 0; at < 200; at++) {
+        check(send(ends[0], room, 3000, 0) == 3000, "send");
+        check(epoll_wait(set, &event, 1, 10000) == 1, "epoll_wait");
+        for (long got = 0; got < 3000;) {
+            char control[64];
+            struct iovec part = {room, 1000};
+            struct msghdr message = {&(struct sockaddr_in){0}, 0, &part, 1, control, sizeof control, 0};
+            long n = recvmsg(ends[1], &message, 0);
+            check(n > 0 && CMSG_FIRSTHDR(&message), "recvmsg");
+            got += n;
+            /* None is left for now: of more it is told. */
+            if (*(int *)CMSG_DATA(CMSG_FIRSTHDR(&message)) == 0 && got < 3000) {
+                check(epoll_wait(set, &event, 1, 10000) == 1, "epoll_wait");
+            }
+        }
+    }
+    check(send(ends[0], "last", 4, 0) == 4 && shutdown(ends[0], SHUT_WR) == 0, "shutdown");
+    there(ends[1], 4);
+    while (poll(&(struct pollfd){.fd = ends[1], .events = POLLRDHUP}, 1, 0) == 0) {
+    }
+    hears("before the end", 2, 200, 0);
+    hears("at the end", 10, 200, 0);
+    check(setsockopt(ends[1], IPPROTO_TCP, TCP_INQ, &zero, sizeof zero) == 0, "TCP_INQ");
+    hears("no more", 10, 200, 0);
+    close(set);
+}
+
+/* When bytes came. The kernel begins to take the time a moment after somebody asks, and says none of what came before. */
+static void arrivals(int early) {
+    asks_beside(SOL_SOCKET, SO_TIMESTAMP, early);
     check(send(ends[0], "0123456789", 10, 0) == 10, "send");
     there(ends[1], 10);
-    say("recvmsg", recvmsg(ends[1], &message, 0));
-    struct cmsghdr *said = CMSG_FIRSTHDR(&message);
-    /* Of what came before the kernel took the time for anybody it says none. */
-    if (name == TCP_INQ) {
-        printf("beside: %d\n", said ? *(int *)CMSG_DATA(said) : -1);
-    }
+    say("without room", recv(ends[1], room, 4, 0));
+    char control[64];
+    struct iovec part = {room, 3};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    say("with it", recvmsg(ends[1], &message, 0));
     say("rest", recv(ends[1], room, 10, 0));
+    for (int at = 0; at < 10000; at++) {
+        check(send(ends[0], "abc", 3, 0) == 3, "send");
+        message.msg_controllen = sizeof control;
+        check(recvmsg(ends[1], &message, 0) == 3, "recvmsg");
+        if (CMSG_FIRSTHDR(&message)) {
+            puts("says when it came");
+            return;
+        }
+        turn(ends[1], ends[0]);
+    }
+    puts("never says when it came");
 }
 
 /* Who asks for the end alone hears of it while bytes are left. */
@@ -488,8 +557,8 @@ int main(int count, char **words) {
         disconnects();
     } else if (strcmp(word, "beside") == 0) {
         for (int early = 0; early < 2; early++) {
-            beside(IPPROTO_TCP, TCP_INQ, early);
-            beside(SOL_SOCKET, SO_TIMESTAMP, early);
+            rest(early);
+            arrivals(early);
         }
     } else if (strcmp(word, "end") == 0) {
         hangups();

@@ -20,13 +20,17 @@ pub enum Set {
     ReceiveLimit = 1,
     /// The same of `SO_SNDTIMEO`.
     SendLimit = 2,
+    /// `SO_TIMESTAMP` or `SO_TIMESTAMPNS`.
+    Arrival = 3,
+    /// `TCP_INQ`.
+    Rest = 4,
 }
 
 /// The answers, each with the version in which it was given.
 #[derive(Debug, Default)]
 pub(super) struct Options {
     version: AtomicU64,
-    known: [AtomicU64; 3],
+    known: [AtomicU64; 5],
 }
 
 impl Options {

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What `recvmsg` says beside bytes (`cmsg(3)`), where the bytes came through shared memory.
+//!
+//! How many are left (`TCP_INQ`) is said as the kernel says it, for both paths together. When bytes came only the kernel knows: a
+//! program that asks for that (`SO_TIMESTAMP`) gets its bytes over TCP from the peer's next call on.
+//!
+//! Why there is `unsafe`: the program gives room for such messages as a pointer.
+#![allow(unsafe_code)]
+
+use std::{ffi::c_int, ptr, sync::Arc};
+
+use libc::{cmsghdr, msghdr};
+use tombolo_sockets::{
+    Process, Reason,
+    connection::{Connection, Set, Stage},
+};
+
+use crate::{errno, handback, kernel};
+
+/// Before a call that has room for such messages.
+pub(crate) fn before(process: &Process, connection: &Arc<Connection>, fd: c_int, header: &msghdr) {
+    let asks = !header.msg_control.is_null() && header.msg_controllen > 0;
+    if asks && connection.has_set(Set::Arrival, || kernel::says_arrival(fd)) {
+        errno::kept(|| handback::ask_for_tcp(process, fd, connection, Reason::Usage));
+    }
+}
+
+/// After a call that was not the kernel's: what it says, and no more room for the rest of it than is used.
+///
+/// # Safety
+/// What `header` names as room for such messages is the caller's to be written.
+pub(crate) unsafe fn after(process: &Process, connection: &Connection, fd: c_int, header: &mut msghdr) {
+    let mut rest = None;
+    if connection.stage() == Stage::Joined && connection.has_set(Set::Rest, || kernel::says_rest(fd)) {
+        rest = Some(count_bytes_left(process, connection, fd));
+    }
+    // SAFETY: (contract) the caller's promise.
+    header.msg_controllen = rest.map_or(0, |rest| unsafe { say_bytes_left(header, rest) });
+}
+
+/// As the kernel counts: the end is one more.
+fn count_bytes_left(process: &Process, connection: &Connection, fd: c_int) -> c_int {
+    let bytes = errno::kept(|| connection.unread()) + kernel::unread(fd);
+    let has_ended = process.kernel().poll(fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0;
+    c_int::try_from(bytes + u64::from(has_ended)).unwrap_or(c_int::MAX)
+}
+
+/// One message with `rest`, cut where there is not enough room, as the kernel cuts it. Says how much room it took.
+///
+/// # Safety
+/// As for [`after`].
+unsafe fn say_bytes_left(header: &mut msghdr, rest: c_int) -> usize {
+    const WORD: usize = size_of::<usize>();
+    const LEN: usize = size_of::<cmsghdr>() + size_of::<c_int>();
+    let room = header.msg_controllen;
+    if header.msg_control.is_null() || room < LEN {
+        header.msg_flags |= libc::MSG_CTRUNC;
+    }
+    if header.msg_control.is_null() || room < size_of::<cmsghdr>() {
+        return 0;
+    }
+    let len = LEN.min(room);
+    // The fields of `cmsghdr`, in its order, and the number.
+    let mut message = [0; LEN];
+    message[..WORD].copy_from_slice(&len.to_ne_bytes());
+    for (at, field) in [libc::IPPROTO_TCP, libc::TCP_INQ, rest].into_iter().enumerate() {
+        message[WORD + 4 * at..][..4].copy_from_slice(&field.to_ne_bytes());
+    }
+    // SAFETY: (valid) no more than there is room for.
+    unsafe { ptr::copy_nonoverlapping(message.as_ptr(), header.msg_control.cast::<u8>(), len) };
+    LEN.next_multiple_of(WORD).min(room)
+}
