@@ -91,6 +91,13 @@ fn thread_asleep_in_a_set_hears_of_bytes_after_another_has_read_a_full_ring() {
 }
 
 #[test]
+fn thread_asleep_in_a_set_hears_of_the_end_once_another_has_read_what_was_before_it() {
+    for _ in 0..5 {
+        same("awake.c", "end");
+    }
+}
+
+#[test]
 fn socket_that_a_child_made_nonblocking_is_so_for_its_parent() {
     same("awake.c", "fcntl");
     same("awake.c", "ioctl");

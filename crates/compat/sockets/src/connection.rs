@@ -106,6 +106,8 @@ pub struct Connection {
     /// S-12. The kernel has ended it both ways; and when who only sends last asked for that.
     over: AtomicBool,
     asked: AtomicI64,
+    /// The kernel has said that the peer sends no more, or is gone.
+    end_heard: AtomicBool,
 }
 
 impl Connection {
@@ -144,6 +146,7 @@ impl Connection {
             shut: AtomicBool::new(false),
             deaf: AtomicBool::new(false),
             over: AtomicBool::new(false),
+            end_heard: AtomicBool::new(false),
             asked: AtomicI64::new(0),
         }
     }

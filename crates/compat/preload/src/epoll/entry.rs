@@ -41,6 +41,8 @@ pub(super) struct Entry {
     spent: bool,
     /// What the kernel said and does not take back: errors and hang-ups.
     sticky: u32,
+    /// Of these, what the program was told: it is told of the end after all bytes.
+    told_sticky: u32,
     /// There were urgent bytes when the kernel was last asked.
     urgent: bool,
     /// What had arrived when it was last asked whether it rests.
@@ -82,6 +84,7 @@ impl Entry {
             token,
             spent: false,
             sticky: 0,
+            told_sticky: 0,
             urgent: false,
             rested: None,
             edge: true,
@@ -230,6 +233,7 @@ impl Entry {
         }
         self.edge = false;
         self.told = (round, ready);
+        self.told_sticky |= ready & self.sticky;
         if ready & IN != 0 {
             self.arrived = arrived;
         }
@@ -244,6 +248,7 @@ impl Entry {
     fn is_news(&self, ready: u32, arrived: u64, stalls: u64) -> bool {
         self.events & EDGE == 0
             || self.edge
+            || ready & self.sticky & !self.told_sticky != 0
             || ready & IN != 0 && arrived != self.arrived
             || ready & OUT != 0 && stalls != self.stalls
     }

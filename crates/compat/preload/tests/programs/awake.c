@@ -163,6 +163,21 @@ static void full(size_t part) {
     puts(heard ? "it hears of bytes" : "it does not hear of bytes");
 }
 
+/* The end that receives is: of the end, which came before another thread had read what was there, with room for more. */
+static void end(size_t part) {
+    begin_waiting(1, EPOLLRDHUP);
+    check(send(ends[0], bytes, part, 0) == (ssize_t)part, "send");
+    until_asleep(getpid(), 1);
+    check(shutdown(ends[0], SHUT_WR) == 0, "shutdown");
+    usleep(100000);
+    until_asleep(getpid(), 1);
+    long n, all = 0;
+    while (all < (long)part && (n = recv(ends[1], bytes, sizeof bytes, 0)) > 0) {
+        all += n;
+    }
+    puts(all == (long)part && is_told(5000) ? "it hears of the end" : "it does not hear of the end");
+}
+
 static void *receive_one(void *none) {
     (void)none;
     printf("recv: %zd\n", recv(ends[0], bytes, 1, 0));
@@ -335,6 +350,8 @@ int main(int argc, char **argv) {
         room(5000);
     } else if (strcmp(word, "room") == 0) {
         room(sizeof bytes);
+    } else if (strcmp(word, "end") == 0) {
+        end(5000);
     } else if (strcmp(word, "full in parts") == 0) {
         full(5000);
     } else if (strcmp(word, "full") == 0) {

@@ -118,7 +118,12 @@ impl Connection {
         match pipes.recv(self, process.kernel(), fd, to, read) {
             Ok((n, carrier)) => {
                 match read {
-                    Read::Take => self.moved(process, Direction::In, carrier, n),
+                    Read::Take => {
+                        self.moved(process, Direction::In, carrier, n);
+                        if n > 0 {
+                            self.tell_of_end();
+                        }
+                    }
                     // Who looks for more than there is room for, and takes nothing, needs a larger ring.
                     Read::Peek => process.follow_ring(self),
                     Read::Look => {}

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Connections that have come to their end before both programs ended them.
 
-use std::{os::fd::RawFd, sync::atomic::Ordering};
+use std::{
+    os::fd::RawFd,
+    sync::atomic::{Ordering, fence},
+};
 
 use rustix::event::PollFlags;
 
@@ -26,6 +29,26 @@ impl Connection {
     pub fn heard(&self, events: i16) {
         if events & PollFlags::HUP.bits() as i16 != 0 {
             self.over.store(true, Ordering::Relaxed);
+        }
+        if events & Self::ENDS != 0 {
+            self.end_heard.store(true, Ordering::SeqCst);
+            // ORDER SeqCst: pairs with the fence in `tell_of_end`.
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    /// What the kernel says where the peer sends no more, or is gone.
+    const ENDS: i16 = PollFlags::RDHUP.union(PollFlags::HUP).union(PollFlags::ERR).bits() as i16;
+
+    /// After a read. Whoever was told of bytes alone, as some were unread, looks whether this is the end now.
+    pub(super) fn tell_of_end(&self) {
+        if !self.is_wired() {
+            return;
+        }
+        // ORDER SeqCst: who hears of the end stores that and then looks for bytes, and these were read before this.
+        fence(Ordering::SeqCst);
+        if self.end_heard.load(Ordering::SeqCst) && !self.stirs() {
+            self.bell().inspect(|bell| bell.notify());
         }
     }
 
