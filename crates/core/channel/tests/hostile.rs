@@ -295,6 +295,27 @@ on_every_backend! {
         assert!(matches!(said, Some(Ok(Message::Refuse(Refusal::Malformed, _)))), "{said:?}");
     }
 
+    fn c5_connecting_end_refuses_a_welcome_with_the_code_of_what_is_wrong(world) {
+        let honest = raw::greeting();
+        let version = VERSION + 1;
+        let (bit, epoch) = (Features(1 << 40), honest.epoch + 1);
+        let cases = [
+            (Greeting { version_min: version, version_max: version, ..honest }, 0, Refusal::Version),
+            (Greeting { offered: bit, required: bit, ..honest }, 0, Refusal::Feature),
+            (honest, 1, Refusal::Segment),
+            (Greeting { epoch, ..honest }, 0, Refusal::Malformed),
+        ];
+        for (greeting, generation, code) in cases {
+            let mut said = None;
+            connect_to(&world, |link, _| {
+                let _kept = raw::send_with_segment(link, &Message::Welcome(greeting).encode(), generation);
+                said = Some(raw::receive_message(link));
+            });
+            let Some(Ok(Message::Refuse(refused, _))) = said else { panic!("{said:?} instead of {code:?}") };
+            assert_eq!(refused, code);
+        }
+    }
+
     fn c5_reason_that_would_forge_lines_or_drive_a_terminal_is_shown_without_that(world) {
         let error = connect_to(&world, |link, _| {
             let reason = "no\x1b[2J\r\nkernel: all is well\u{9b}1m";
