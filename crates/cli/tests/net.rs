@@ -389,6 +389,39 @@ fn n8_hostile_peer_spoils_its_frames_and_nothing_else() {
 }
 
 #[test]
+fn n10_what_a_peer_sent_before_it_closed_is_handed_over() {
+    if !can_run("n10_what_a_peer_sent_before_it_closed_is_handed_over") {
+        return;
+    }
+    const FRAMES: u64 = 500;
+    let wires = Wires::new();
+    let _running = wires.up(0, &[]);
+    let hello = hello();
+    for round in 1..=10 {
+        let mut peer = join(&wires, &hello);
+        wires.wait_for(0, "a link", |status| status["state"] == "linked" && status["links"] == round);
+        if round == 1 {
+            wires.add_address(0);
+        }
+        let socket = wires.netns[0].udp(0);
+        socket.set_broadcast(true).unwrap();
+        let received = |status: &serde_json::Value| status["received"]["frames"].as_u64().unwrap();
+        let before = received(&wires.status(0));
+        for number in 0..FRAMES {
+            // So that also who sends may be the first to see that the peer is gone.
+            if number % 50 == 0 {
+                let _ = socket.send_to(b"is anybody there?", "10.77.0.255:9");
+            }
+            peer.split().0.send_until(&question(hello.mac), Deadline::after(PATIENCE)).unwrap();
+        }
+        drop(peer);
+        let _ = socket.send_to(b"is anybody there?", "10.77.0.255:9");
+        let status = wires.wait_for(0, "the end", |status| status["state"] == "waiting");
+        assert_eq!(received(&status) - before, FRAMES, "round {round}: {status:#}");
+    }
+}
+
+#[test]
 fn interfaces_are_listed_shown_and_ended_by_name() {
     if !can_run("interfaces_are_listed_shown_and_ended_by_name") {
         return;

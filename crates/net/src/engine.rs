@@ -276,19 +276,21 @@ impl Supervisor {
         let handle = shared.nic.handle();
         handle.set_mtu(mtu)?;
         let end = match &shared.nic {
-            Nic::Tap(tap) => self.run_tap(tap, channel, own, peer)?,
-            Nic::Kernel(kernel) => self.run_kernel(kernel, channel, own, peer)?,
+            Nic::Tap(tap) => self.run_tap(tap, channel, own, peer),
+            Nic::Kernel(kernel) => self.run_kernel(kernel, channel, own, peer),
         };
-        if let End::Interface(error) = &end
+        if let Ok(End::Interface(error)) = &end
             && Errno::from_io_error(error) == Some(Errno::BADFD)
         {
             return Err(Error::Removed(handle.name.clone()));
         }
         // N-5. What the link wanted ends with it; what the administrator did meanwhile stays.
-        if handle.link()?.mtu == mtu {
-            handle.set_mtu(self.wanted_mtu)?;
-        }
-        Ok(end)
+        let restore_mtu = || match handle.link()?.mtu {
+            now if now == mtu => handle.set_mtu(self.wanted_mtu),
+            _ => Ok(()),
+        };
+        let restored = restore_mtu();
+        end.and_then(|end| restored.map(|()| end))
     }
 
     fn run_tap(&mut self, tap: &Tap, channel: Messages, own: &Hello, peer: &Hello) -> Result<End> {
@@ -319,7 +321,11 @@ impl Supervisor {
             // At once, not when both threads have seen it.
             looked.and(tap.set_carrier(false))
         });
-        let end = lock(&first_end).take().unwrap_or(End::Stopped).judged_by(&mut receiver);
+        let end = lock(&first_end).take().unwrap_or(End::Stopped);
+        if end.is_peers() {
+            pump.receive_rest(&mut receiver, &from_peer, &counters.received);
+        }
+        let end = end.judged_by(&mut receiver);
         match end {
             End::Interface(_) => Ok(end),
             end => looked.map(|()| end),

@@ -40,10 +40,16 @@ pub enum End {
 }
 
 impl End {
+    /// Whether the peer's side ended: what it has sent before is still to be had.
+    #[must_use]
+    pub fn is_peers(&self) -> bool {
+        matches!(self, Self::Peer(_) | Self::Channel(ChannelError::Closed | ChannelError::PeerGone))
+    }
+
     /// How the peer's side really ended: who sends, or looks at the peer's life, may have been the first to find that it did.
     #[must_use]
     pub fn judged_by(self, receiver: &mut MessageReceiver) -> Self {
-        if !matches!(self, Self::Peer(_) | Self::Channel(ChannelError::Closed | ChannelError::PeerGone)) {
+        if !self.is_peers() {
             return self;
         }
         // What is still in the ring has nowhere to go. A peer that goes on writing is not waited for.
@@ -127,6 +133,17 @@ impl Pump<'_> {
                 Ok(()) if self.over.is_raised() => return End::Stopped,
                 Ok(()) => {}
                 Err(end) => return end,
+            }
+        }
+    }
+
+    /// Hands over what the peer has sent before its side ended (N-10). One that goes on writing is not waited for.
+    pub fn receive_rest(self, receiver: &mut MessageReceiver, limits: &Limits, counters: &Direction) {
+        for _ in 0..LEFT_MOST {
+            let Ok(Some(message)) = receiver.peek() else { return };
+            let passed = self.pass(message, limits, counters);
+            if receiver.consume().is_err() || passed.is_err() {
+                return;
             }
         }
     }
