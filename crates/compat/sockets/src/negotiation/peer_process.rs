@@ -117,7 +117,8 @@ impl PeerProcess {
     }
 
     pub(super) fn add_sharer(&mut self, connection: &Arc<Connection>) {
-        self.sharing.retain(|connection| connection.strong_count() > 0);
+        let is_other = |other: &Weak<Connection>| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(connection));
+        self.sharing.retain(|other| other.strong_count() > 0 && is_other(other));
         self.sharing.push(Arc::downgrade(connection));
     }
 

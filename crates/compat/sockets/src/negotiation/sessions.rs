@@ -295,7 +295,7 @@ impl PeerProcess {
     pub(super) fn offer(
         &mut self,
         process: &Process,
-        connection: &Connection,
+        connection: &Arc<Connection>,
         id: u64,
         message: &Message,
     ) -> Result<Option<OwnResources>, Reason> {
@@ -303,12 +303,15 @@ impl PeerProcess {
         if !self.outbox.is_empty() || !self.outbox.is_open() {
             return Ok(None);
         }
-        // Between two kernels all connections share what there is, and their rings stay as they are.
+        // Between two kernels all connections share what there is, and their rings stay as they are. What was reserved is gone where
+        // the message found no room.
         let (settings, grows) = (&process.settings, self.link.same_kernel());
+        if !grows && !self.reserve(process, connection)? {
+            return Ok(None);
+        }
         let most = own_limit(process, connection, settings.ring);
         let ring = match &*lock(&connection.spare) {
             Spare::Made(made) if !grows => made.len - limits::CONTROL_LEN,
-            _ if !grows => return Err(Reason::Resources),
             _ => most.min(settings.first_ring),
         };
         let growth = (grows && ring < most).then(|| (process.rings.clone(), most));
