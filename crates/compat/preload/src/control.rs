@@ -167,7 +167,7 @@ pub unsafe extern "C-unwind" fn setsockopt(
     // SAFETY: (contract) the caller's promise.
     let answer = unsafe { real::setsockopt(fd, level, name, value, len) };
     // Both limits, by their names of before and after 2038.
-    if level == libc::SOL_SOCKET && matches!(name, 20 | 21 | 66 | 67) || kernel::is_beside_bytes(level, name) {
+    if level == libc::SOL_SOCKET && matches!(name, 20 | 21 | 66 | 67) || kernel::is_ancillary(level, name) {
         set_anew(fd);
     }
     answer

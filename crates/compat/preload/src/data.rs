@@ -20,7 +20,7 @@ use tombolo_sockets::{
 };
 
 use crate::{
-    beside,
+    ancillary,
     epoll::waiting,
     errno, flow, handback, inside,
     poll::{self, check},
@@ -264,7 +264,7 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
     {
         return received;
     }
-    beside::before(process, &connection, fd, header);
+    ancillary::leave_for_arrivals(process, &connection, fd, header);
     let mut made = false;
     let real = || {
         made = true;
@@ -279,7 +279,7 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
     if !made && answer >= 0 {
         header.msg_flags = flags & libc::MSG_CMSG_CLOEXEC;
         // SAFETY: (valid) the caller's promise about its header.
-        unsafe { beside::after(process, &connection, fd, header) };
+        unsafe { ancillary::write_ancillary(process, &connection, fd, header) };
         if !header.msg_name.is_null() {
             header.msg_namelen = 0;
         }

@@ -217,7 +217,7 @@ pub(crate) fn is_for_kernel((level, name): (c_int, c_int), value: c_int) -> bool
 }
 
 /// Whether this option changes what `recvmsg` says beside bytes.
-pub(crate) fn is_beside_bytes(level: c_int, name: c_int) -> bool {
+pub(crate) fn is_ancillary(level: c_int, name: c_int) -> bool {
     (level, name) == (libc::IPPROTO_TCP, libc::TCP_INQ) || level == libc::SOL_SOCKET && ARRIVALS.contains(&name)
 }
 

@@ -16,9 +16,9 @@
 #![deny(unsafe_code)]
 
 mod aliases;
+mod ancillary;
 mod asynchronous;
 mod batch;
-mod beside;
 mod closing;
 mod confine;
 mod control;

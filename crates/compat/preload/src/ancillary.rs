@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What `recvmsg` says beside bytes (`cmsg(3)`), where the bytes came through shared memory.
+//! Ancillary data (`cmsg(3)`): what `recvmsg` says beside bytes, where the bytes came through shared memory.
 //!
 //! How many are left (`TCP_INQ`) is said as the kernel says it, for both paths together. When bytes came only the kernel knows: a
 //! program that asks for that (`SO_TIMESTAMP`) gets its bytes over TCP from the peer's next call on.
@@ -17,8 +17,8 @@ use tombolo_sockets::{
 
 use crate::{errno, handback, kernel};
 
-/// Before a call that has room for such messages.
-pub(crate) fn before(process: &Process, connection: &Arc<Connection>, fd: c_int, header: &msghdr) {
+/// Before a call. One that has room for when bytes came asks for TCP, where its program wants that.
+pub(crate) fn leave_for_arrivals(process: &Process, connection: &Arc<Connection>, fd: c_int, header: &msghdr) {
     let asks = !header.msg_control.is_null() && header.msg_controllen > 0;
     if asks && connection.has_set(Set::Arrival, || kernel::says_arrival(fd)) {
         errno::kept(|| handback::ask_for_tcp(process, fd, connection, Reason::Usage));
@@ -29,13 +29,13 @@ pub(crate) fn before(process: &Process, connection: &Arc<Connection>, fd: c_int,
 ///
 /// # Safety
 /// What `header` names as room for such messages is the caller's to be written.
-pub(crate) unsafe fn after(process: &Process, connection: &Connection, fd: c_int, header: &mut msghdr) {
+pub(crate) unsafe fn write_ancillary(process: &Process, connection: &Connection, fd: c_int, header: &mut msghdr) {
     let mut rest = None;
     if connection.stage() == Stage::Joined && connection.has_set(Set::Rest, || kernel::says_rest(fd)) {
         rest = Some(count_bytes_left(process, connection, fd));
     }
     // SAFETY: (contract) the caller's promise.
-    header.msg_controllen = rest.map_or(0, |rest| unsafe { say_bytes_left(header, rest) });
+    header.msg_controllen = rest.map_or(0, |rest| unsafe { write_bytes_left(header, rest) });
 }
 
 /// As the kernel counts: the end is one more.
@@ -48,8 +48,8 @@ fn count_bytes_left(process: &Process, connection: &Connection, fd: c_int) -> c_
 /// One message with `rest`, cut where there is not enough room, as the kernel cuts it. Says how much room it took.
 ///
 /// # Safety
-/// As for [`after`].
-unsafe fn say_bytes_left(header: &mut msghdr, rest: c_int) -> usize {
+/// As for [`write_ancillary`].
+unsafe fn write_bytes_left(header: &mut msghdr, rest: c_int) -> usize {
     const WORD: usize = size_of::<usize>();
     const LEN: usize = size_of::<cmsghdr>() + size_of::<c_int>();
     let room = header.msg_controllen;
