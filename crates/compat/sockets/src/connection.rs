@@ -100,6 +100,8 @@ pub struct Connection {
     departed: AtomicBool,
     /// It was ended, because it had to be on TCP and could not.
     given_up: AtomicBool,
+    /// The peer broke the specification.
+    broken: AtomicBool,
     /// The program has ended its sending; and its receiving.
     shut: AtomicBool,
     deaf: AtomicBool,
@@ -143,6 +145,7 @@ impl Connection {
             family: OnceLock::new(),
             departed: AtomicBool::new(false),
             given_up: AtomicBool::new(false),
+            broken: AtomicBool::new(false),
             shut: AtomicBool::new(false),
             deaf: AtomicBool::new(false),
             over: AtomicBool::new(false),

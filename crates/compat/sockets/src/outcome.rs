@@ -25,8 +25,11 @@ impl Process {
 
     /// A stream cannot go on: what its program hears.
     pub(crate) fn broken(&self, connection: &Connection, broken: Broken) -> Errno {
+        // A program may try again for ever.
+        if connection.breaks() {
+            self.log(connection, &format!("broken: {broken}"));
+        }
         connection.leave(Reason::Corrupt);
-        self.log(connection, &format!("broken: {broken}"));
         Errno::CONNRESET
     }
 

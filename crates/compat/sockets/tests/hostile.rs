@@ -317,6 +317,28 @@ fn listen(victim: &Victim) {
 }
 
 #[test]
+fn h2_s20_ring_that_comes_before_it_is_announced_is_followed_once_it_is() {
+    let (victim, mut liar) = joined_with_rings();
+    let generation = 1;
+    // A ring comes without one.
+    liar.bell = None;
+    let header = SegmentHeader::new(8192, generation, 0, Features::HANDOVER, liar.claim.id);
+    let message = Message::Ring { to: liar.to, generation };
+    liar.say(&message, Some(header), &mut None);
+    let control = liar.control.as_ref().unwrap();
+    for [ready, current] in [[0, 0], [1, 0], [1, 1]] {
+        control.word(words::WRITER_STATE).store_release(1 | ready << 16 | current << 32);
+        for _ in 0..3 {
+            listen(&victim);
+            let read = victim.connection.recv(&victim.process, -1, &mut [IoSliceMut::new(&mut [0; 100])], Read::Take);
+            assert_eq!(read, Err(Errno::AGAIN), "{ready} {current}");
+            victim.connection.arm(&victim.process, true, false);
+        }
+    }
+    assert_eq!(victim.connection.ring_sizes().unwrap()[1], 8192);
+}
+
+#[test]
 fn h5_s20_ring_that_is_offered_beside_another_ends_the_link() {
     let (victim, mut liar) = joined_with_rings();
     let to = liar.to;

@@ -17,6 +17,11 @@ impl Connection {
         !self.given_up.swap(true, Ordering::SeqCst)
     }
 
+    /// The peer broke the specification. Says whether this is news.
+    pub(crate) fn breaks(&self) -> bool {
+        !self.broken.swap(true, Ordering::Relaxed)
+    }
+
     /// Whether it was ended, because it had to be on TCP and could not.
     #[must_use]
     pub fn is_given_up(&self) -> bool {

@@ -125,11 +125,16 @@ impl Pipes {
         }
     }
 
-    /// Takes the ring that came, and is ready for it (H-2). One that is none makes the pipe corrupt.
+    /// Takes the ring that came, once the peer's word says so too, and is ready for it (H-2). One that is none makes the pipe
+    /// corrupt.
     pub fn take_offered_ring(&self, connection: &Connection) {
         self.ring_announced.store(false, Ordering::Relaxed);
-        let Some((generation, segment)) = self.offered.take_ring() else { return };
         let _ = self.turn(connection, &self.rx, |rx| {
+            // The message may be there a little earlier than the word.
+            if matches!(rx.reader.handover().announced(), Ok(None)) {
+                return;
+            }
+            let Some((generation, segment)) = self.offered.take_ring() else { return };
             if !connection.is_alone() || self.line.is_revocable() || rx.over || rx.broken.is_some() {
                 return;
             }
