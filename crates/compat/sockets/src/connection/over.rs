@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Connections that have come to their end before both programs ended them.
 
-use std::{
-    os::fd::RawFd,
-    sync::atomic::{Ordering, fence},
-};
+use std::{os::fd::RawFd, sync::atomic::Ordering};
 
 use rustix::event::PollFlags;
 
@@ -36,9 +33,7 @@ impl Connection {
             self.over.store(true, Ordering::Relaxed);
         }
         if events & Self::ENDS != 0 {
-            self.end_heard.store(true, Ordering::SeqCst);
-            // ORDER SeqCst: pairs with the fence in `tell_of_end`.
-            fence(Ordering::SeqCst);
+            self.end_heard.store(true, Ordering::Relaxed);
         }
     }
 
@@ -47,12 +42,9 @@ impl Connection {
 
     /// After a read. Whoever was told of bytes alone, as some were unread, looks whether this is the end now.
     pub(super) fn tell_of_end(&self) {
-        if !self.is_wired() {
-            return;
-        }
-        // ORDER SeqCst: who hears of the end stores that and then looks for bytes, and these were read before this.
-        fence(Ordering::SeqCst);
-        if self.end_heard.load(Ordering::SeqCst) && !self.stirs() {
+        // ORDER Relaxed: who hears of the end stores that and then looks for bytes under the lock of this direction. Where that look
+        // found what was read here, it had the lock before this read.
+        if self.is_wired() && self.end_heard.load(Ordering::Relaxed) && !self.stirs() {
             self.bell().inspect(|bell| bell.notify());
         }
     }
