@@ -171,6 +171,7 @@ impl Process {
         let meeting = connection.meeting().unwrap_or(tuple);
         let fd = connection.fd();
         let sample = self.kernel().counts(fd, connection.dialled).ok_or(Reason::Usage)?;
+        connection.remember_unread(self.kernel(), &sample);
         Ok(Claim {
             id,
             cookie: self.kernel().cookie(fd),

@@ -30,7 +30,7 @@ impl History {
         store_bytes(&mut self.sent, position, bytes)
     }
 
-    /// Keeps the beginning of what was received, likewise.
+    /// Keeps the beginning of what was received, likewise. What is kept already may come again.
     pub fn received(&mut self, position: u64, bytes: &[u8]) -> bool {
         store_bytes(&mut self.received, position, bytes)
     }
@@ -38,11 +38,10 @@ impl History {
 
 /// Bytes after some that another process moved, or another thread before they were counted, are not kept.
 fn store_bytes(kept: &mut Vec<u8>, position: u64, bytes: &[u8]) -> bool {
-    if position != kept.len() as u64 {
-        return false;
-    }
+    let Some(again) = (kept.len() as u64).checked_sub(position) else { return false };
+    let new = usize::try_from(again).ok().and_then(|again| bytes.get(again..)).unwrap_or_default();
     let room = HISTORY - kept.len();
-    kept.extend_from_slice(&bytes[..bytes.len().min(room)]);
+    kept.extend_from_slice(&new[..new.len().min(room)]);
     kept.len() < HISTORY
 }
 
@@ -274,6 +273,19 @@ mod tests {
         assert!(!history.received(1023, &[2]), "exactly full is full");
         assert!(!history.received(1024, &[3]));
         assert_eq!(history.known(), [1024, 1024]);
+    }
+
+    #[test]
+    fn s6_bytes_that_come_again_are_kept_once_and_bytes_after_a_gap_not_at_all() {
+        let mut history = History::default();
+        assert!(history.received(0, b"seen"));
+        assert!(history.received(0, b"se"), "all of it came before");
+        assert!(history.received(2, b"en and read"));
+        assert_eq!(history.received, b"seen and read");
+        assert!(!history.received(14, b"later"));
+        assert_eq!(history.received, b"seen and read");
+        assert!(!history.received(13, &[7; HISTORY]) && !history.received(13, &[7; HISTORY]));
+        assert_eq!(history.known(), [0, 1024]);
     }
 
     #[test]

@@ -267,6 +267,33 @@ fn read(connection: &Connection, bytes: &[u8]) {
 }
 
 #[test]
+fn s6_end_vouches_for_what_its_kernel_received_and_its_program_has_not_read() {
+    let unread = b"and an answer that its program leaves where it is";
+    for (waits, read_meanwhile) in [(true, false), (false, false), (true, true)] {
+        let play = Play { read_meanwhile, ..Play::new(waits) };
+        play.counts.lock().unwrap().received += unread.len() as u64;
+        play.unread.lock().unwrap().extend(unread);
+        let victim = Victim::playing(play);
+        let mut liar = Liar::meet(&victim, waits, true);
+        liar.history.sent(RECEIVED.len() as u64, unread);
+        liar.claim.known = liar.history.known();
+        liar.claim.counts.written += unread.len() as u64;
+        liar.claim.counts.acked += unread.len() as u64;
+        let all = (RECEIVED.len() + unread.len()) as u16;
+        let claim = if waits {
+            liar.say(&Message::Propose(liar.claim), None, &mut None);
+            victim.call();
+            liar.hear().map(|heard| if let Message::Answer { claim, .. } = heard { claim } else { panic!("{heard:?}") })
+        } else {
+            liar.hear().map(|heard| if let Message::Propose(claim) = heard { claim } else { panic!("{heard:?}") })
+        };
+        // What another thread read while the library looked may stand further on.
+        let known = (!read_meanwhile).then_some(all);
+        assert_eq!(claim.map(|claim| claim.known[1]), known, "waits: {waits}, read meanwhile: {read_meanwhile}");
+    }
+}
+
+#[test]
 fn s6_nonces_are_new_for_each_claim() {
     let mut seen = Vec::new();
     for _ in 0..4 {

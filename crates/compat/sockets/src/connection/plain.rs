@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Calls that the kernel carries out while a connection has no pipes: what they move is counted and the beginning kept.
 
-use std::sync::atomic::Ordering;
+use std::{io::IoSliceMut, sync::atomic::Ordering};
 
 use tombolo_os::lock::lock;
 
 use super::{Connection, Direction};
+use crate::{
+    kernel::{Kernel, Sample},
+    proof::HISTORY,
+};
 
 /// A kernel call of the program that moves bytes, while it lasts.
 #[derive(Debug)]
@@ -72,6 +76,25 @@ impl Drop for Plain<'_> {
     fn drop(&mut self) {
         if self.candidate {
             self.connection.inside[self.direction as usize].fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+impl Connection {
+    /// S-6. Keeps the beginning of what the kernel had received when it was `seen`, and the program has not read: that it may leave
+    /// for later, or for good.
+    pub(crate) fn remember_unread(&self, kernel: &dyn Kernel, seen: &Sample) {
+        let mut guard = lock(&self.history);
+        let Some(history) = guard.as_deref_mut() else { return };
+        let known = u64::from(history.known()[Direction::In as usize]);
+        if seen.unread == 0 || known >= seen.counts.received.min(HISTORY as u64) {
+            return;
+        }
+        let mut unread = [0; HISTORY];
+        let Ok(n) = kernel.recv(self.fd(), &mut [IoSliceMut::new(&mut unread)], true) else { return };
+        // Where somebody has read meanwhile, they may stand further on.
+        if kernel.counts(self.fd(), self.dialled).is_some_and(|now| now.read() == seen.read()) {
+            history.received(seen.read(), &unread[..n]);
         }
     }
 }

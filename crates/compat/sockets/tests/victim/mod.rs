@@ -56,6 +56,9 @@ pub struct Play {
     pub waits: bool,
     /// What is counted now.
     pub counts: Arc<Mutex<Counts>>,
+    /// What of that was received and not read; and whether a thread of the program reads it whenever the library looks.
+    pub unread: Arc<Mutex<Vec<u8>>>,
+    pub read_meanwhile: bool,
     /// The sequence numbers that are told.
     pub sequences: Secret,
     /// The two addresses, the lower one first.
@@ -83,6 +86,8 @@ impl Play {
         Self {
             waits,
             counts: Arc::new(Mutex::new(counts(SENT, RECEIVED))),
+            unread: Arc::default(),
+            read_meanwhile: false,
             sequences: None,
             addresses: ["10.0.0.1:80", "10.0.0.2:4000"],
             peer: None,
@@ -118,14 +123,21 @@ impl Kernel for Calm {
                 scope.spawn(|| (0..3000).for_each(|_| process.advance(other)));
             });
         }
-        Some(Sample { counts: *self.play.counts.lock().unwrap(), unread: 0 })
+        let unread = self.play.unread.lock().unwrap().len() as u64;
+        Some(Sample { counts: *self.play.counts.lock().unwrap(), unread })
     }
     fn sequences(&self, _: RawFd, _: bool) -> Option<[u32; 2]> {
         self.play.sequences
     }
     fn push(&self, _: RawFd) {}
-    fn recv(&self, _: RawFd, _: &mut [IoSliceMut<'_>], _: bool) -> Result<usize, Errno> {
-        Err(Errno::AGAIN)
+    fn recv(&self, _: RawFd, to: &mut [IoSliceMut<'_>], peek: bool) -> Result<usize, Errno> {
+        let mut unread = self.play.unread.lock().unwrap();
+        let n = to[0].len().min(unread.len());
+        to[0][..n].copy_from_slice(&unread[..n]);
+        if !peek || self.play.read_meanwhile {
+            unread.drain(..n);
+        }
+        if n == 0 { Err(Errno::AGAIN) } else { Ok(n) }
     }
     fn send(&self, _: RawFd, _: &[IoSlice<'_>]) -> Result<usize, Errno> {
         Err(Errno::AGAIN)
