@@ -13,7 +13,7 @@ use std::{
 
 use rustix::{
     io::Errno,
-    mm::{MapFlags, ProtFlags},
+    mm::{Advice, MapFlags, ProtFlags},
 };
 
 use crate::loss::Watched;
@@ -48,9 +48,12 @@ impl Mapping {
             Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
             Access::ReadOnly => ProtFlags::READ,
         };
-        let flags = MapFlags::SHARED | MapFlags::POPULATE;
         // SAFETY: (address) null with no MAP_FIXED lets the kernel choose a free range, so nothing of ours is replaced.
-        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, flags, fd, offset) }?;
+        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, offset) }?;
+        // As for reading, which takes what is there sixteen pages at a time, writable where the mapping is; for writing
+        // (`MAP_POPULATE`) they come one by one. Where that cannot be done, they come as they are used.
+        // SAFETY: (range) base and len are those of the mapping just made; the advice changes no byte of it.
+        let _ = unsafe { rustix::mm::madvise(base, len, Advice::LinuxPopulateRead) };
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("the kernel mapped address 0"))?;
         Ok(Self { base, len, watched: None, guard: None })
     }
@@ -92,7 +95,7 @@ impl Mapping {
     /// Leaves this mapping out of children made by fork, as a hypervisor's foreign mappings are.
     pub(crate) fn forget_in_children(&self) -> io::Result<()> {
         // SAFETY: (range) base and len are those of a live mapping; the advice changes only what a child inherits.
-        unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.len, rustix::mm::Advice::LinuxDontFork) }?;
+        unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.len, Advice::LinuxDontFork) }?;
         Ok(())
     }
 }
