@@ -236,7 +236,7 @@ pub unsafe extern "C-unwind" fn sockatmark(fd: c_int) -> c_int {
 /// The program wants a signal for whatever happens to the socket, which only the kernel gives.
 fn signals(fd: RawFd) {
     if let (Some(process), Some(connection)) = (state::busy(), state::connection(fd)) {
-        errno::kept(|| handback::hand_over(process, fd, &connection, Reason::Usage));
+        errno::kept(|| handback::wait_for_tcp(process, fd, &connection, Reason::Usage));
     }
 }
 

@@ -10,7 +10,8 @@ use std::{
 
 use tombolo_sockets::{
     Process, Reason,
-    connection::{Connection, ReturnStage, Stage},
+    connection::{Connection, Direction, ReturnStage, Stage},
+    switch::Transport,
     tuple::Tuple,
 };
 
@@ -51,15 +52,34 @@ pub(crate) fn ask_for_tcp(process: &Process, fd: RawFd, connection: &Arc<Connect
     let _ = connection.is_readable(process, fd); // Says so to the peer.
 }
 
+/// Asks the peer for TCP, of which the kernel tells the program whatever comes, and waits for a while until what comes next comes
+/// there. A peer that makes no call meanwhile sends nothing, and its next call sees what is asked.
+pub(crate) fn wait_for_tcp(process: &Process, fd: RawFd, connection: &Arc<Connection>, reason: Reason) {
+    ask_for_tcp(process, fd, connection, reason);
+    if find_twin(connection).is_some() {
+        return;
+    }
+    let deadline = Instant::now() + PATIENCE;
+    let is_silent = || connection.carriers()[Direction::In as usize] == Transport::Pipe && connection.unread() == 0;
+    while connection.stage() == Stage::Joined && is_silent() && Instant::now() < deadline {
+        // The peer rings for nothing here: it only moves.
+        let _ = kernel::poll(&mut [], Some(Duration::from_millis(1)), None);
+        let _ = connection.is_readable(process, fd);
+    }
+}
+
+/// The other end, where it is in this process: this very thread may be what it would answer in.
+fn find_twin(connection: &Connection) -> Option<(RawFd, Arc<Connection>)> {
+    state::connections().into_iter().find(|(_, other)| other.tuple() == connection.tuple().map(Tuple::mirrored))
+}
+
 /// Moves a connection back to TCP for something that only the kernel can do, waiting for the peer for a moment. Says
 /// whether it is there.
 fn take_back(process: &Process, fd: RawFd, connection: &Arc<Connection>, reason: Reason, deadline: Instant) -> bool {
     if connection.stage() != Stage::Joined {
         return true;
     }
-    // Where the other end is in this process, this very thread may be what it would answer in.
-    let twin =
-        state::connections().into_iter().find(|(_, other)| other.tuple() == connection.tuple().map(Tuple::mirrored));
+    let twin = find_twin(connection);
     loop {
         match connection.retreat(process.kernel(), fd, reason) {
             ReturnStage::Done => return true,

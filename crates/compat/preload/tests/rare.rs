@@ -121,3 +121,8 @@ fn arguments_that_the_kernel_refuses_are_refused_before_anything_is_touched() {
 fn s2_end_that_has_shut_down_its_receiving_goes_back_to_tcp_with_what_is_unread() {
     same("deaf", &[]);
 }
+
+#[test]
+fn signals_asked_for_while_the_peer_makes_no_call_come_with_what_it_sends_next() {
+    same("signalled", &[]);
+}

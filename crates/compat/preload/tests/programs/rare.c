@@ -16,6 +16,7 @@
 #include <sys/select.h>
 #include <sys/sendfile.h>
 #include <sys/time.h>
+#include <sys/wait.h>
 #include <time.h>
 
 #include "ends.h"
@@ -546,6 +547,57 @@ static void refuses(void) {
     say("recv", recv(ends[1], room, 10, 0));
 }
 
+static volatile sig_atomic_t signals;
+
+static void count_signal(int signal) {
+    signals += signal == SIGIO;
+}
+
+/* A signal for what comes, asked for while the peer sleeps: with what it sent unread, and without. */
+static void signalled(void) {
+    struct sigaction action = {.sa_handler = count_signal, .sa_flags = SA_RESTART};
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof address;
+    check(sigaction(SIGIO, &action, NULL) == 0, "sigaction");
+    for (int unread = 0; unread < 2; unread++) {
+        int listener = socket(AF_INET, SOCK_STREAM, 0), go[2];
+        check(bind(listener, (struct sockaddr *)&address, len) == 0 && listen(listener, 1) == 0, "listen");
+        check(getsockname(listener, (struct sockaddr *)&address, &len) == 0 && pipe(go) == 0, "getsockname");
+        pid_t child = fork();
+        int end = child ? accept(listener, NULL, NULL) : socket(AF_INET, SOCK_STREAM, 0);
+        check(child || connect(end, (struct sockaddr *)&address, len) == 0, "connect");
+        for (int at = 0; at < TURNS; at++) {
+            check(!child || send(end, room, LEN, 0) == LEN, "send");
+            check(recv(end, room, LEN, MSG_WAITALL) == LEN, "recv");
+            check(child || send(end, room, LEN, 0) == LEN, "send");
+        }
+        if (!child) {
+            check(!unread || send(end, "early", 5, 0) == 5, "send");
+            check(read(go[0], room, 1) == 1, "go");
+            check(send(end, "late", 4, 0) == 4, "send");
+            _exit(recv(end, room, 6, MSG_WAITALL) != 6);
+        }
+        usleep(50000);
+        check(fcntl(end, F_SETOWN, getpid()) == 0 && fcntl(end, F_SETFL, O_ASYNC) == 0, "O_ASYNC");
+        signals = 0;
+        check(write(go[1], "g", 1) == 1, "go");
+        for (int at = 0; at < 500 && !signals; at++) {
+            usleep(10000);
+        }
+        say("a signal", signals > 0);
+        long n = recv(end, room, unread ? 9 : 4, MSG_WAITALL);
+        say("bytes", n);
+        say("the same", memcmp(room, unread ? "earlylate" : "late", n > 0 ? n : 0));
+        say("send", send(end, "answer", 6, 0));
+        int status = 1;
+        check(waitpid(child, &status, 0) == child, "waitpid");
+        say("the peer", status);
+        close(end);
+        close(listener);
+        address.sin_port = 0;
+    }
+}
+
 int main(int count, char **words) {
     const char *word = count > 1 ? words[1] : "";
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -576,6 +628,8 @@ int main(int count, char **words) {
         shorts();
     } else if (strcmp(word, "splice") == 0) {
         splices();
+    } else if (strcmp(word, "signalled") == 0) {
+        signalled();
     } else if (strcmp(word, "peek") == 0) {
         peeks(words[2], LOOKED_AT, 2, 1200);
     } else if (strcmp(word, "peek much") == 0) {
