@@ -126,3 +126,8 @@ fn s2_end_that_has_shut_down_its_receiving_goes_back_to_tcp_with_what_is_unread(
 fn signals_asked_for_while_the_peer_makes_no_call_come_with_what_it_sends_next() {
     same("signalled", &[]);
 }
+
+#[test]
+fn s13_room_that_comes_while_a_set_looks_is_told_to_who_asks_for_levels() {
+    same("levels", &[("TOMBOLO_SOCKETS_FIRST_RING", "4096"), ("TOMBOLO_SOCKETS_RING", "4096")]);
+}

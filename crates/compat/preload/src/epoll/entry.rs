@@ -169,11 +169,13 @@ impl Entry {
             return false;
         }
         if self.is_watched() {
-            let ready = self.current_events(process);
-            if ready != 0 && self.is_news(ready, arrived, stalls) || !self.connection.is_quiet() {
+            // Who asks for levels is told of room again and again. For an edge there must be some before the look: what comes after it
+            // is news.
+            if self.writes() && (self.events & EDGE == 0 || self.connection.is_writable() != Some(true)) {
                 return false;
             }
-            if self.writes() && self.connection.is_writable() != Some(true) {
+            let ready = self.current_events(process);
+            if ready != 0 && self.is_news(ready, arrived, stalls) || !self.connection.is_quiet() {
                 return false;
             }
             self.connection.arm(process, self.reads(), false);

@@ -598,6 +598,49 @@ static void signalled(void) {
     }
 }
 
+static void *drain(void *fd) {
+    static char taken[64 << 10];
+    while (recv(*(int *)fd, taken, sizeof taken, 0) > 0) {
+    }
+    return NULL;
+}
+
+/* Room that comes at any moment, beside another connection that is readable all the time, is told to who asks for levels. */
+static void levels(void) {
+    int other[2], set = epoll_create1(0);
+    struct epoll_event event = {.events = EPOLLIN | EPOLLOUT, .data.u32 = 1}, events[2];
+    struct timespec now;
+    pthread_t thread;
+    pair();
+    meet(other);
+    talk(other);
+    check(fcntl(ends[0], F_SETFL, O_NONBLOCK) == 0, "F_SETFL");
+    check(epoll_ctl(set, EPOLL_CTL_ADD, ends[0], &event) == 0, "epoll_ctl");
+    event = (struct epoll_event){.events = EPOLLIN, .data.u32 = 2};
+    check(epoll_ctl(set, EPOLL_CTL_ADD, other[0], &event) == 0, "epoll_ctl");
+    check(send(other[1], "unread", 6, 0) == 6, "send");
+    check(pthread_create(&thread, NULL, drain, &ends[1]) == 0, "pthread_create");
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    for (long last = now.tv_sec, written = 0; written < 100 << 20;) {
+        int n = epoll_wait(set, events, 2, 5000), told = 0;
+        for (int at = 0; at < n; at++) {
+            told |= events[at].data.u32 == 1 && events[at].events & EPOLLOUT;
+        }
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        if (told) {
+            long sent = send(ends[0], room, 4096, 0);
+            written += sent > 0 ? sent : 0;
+            last = now.tv_sec;
+        }
+        if (now.tv_sec > last + 10) {
+            printf("there is room after %ld bytes, and nobody says so\n", written);
+            break;
+        }
+    }
+    shutdown(ends[0], SHUT_WR);
+    pthread_join(thread, NULL);
+}
+
 int main(int count, char **words) {
     const char *word = count > 1 ? words[1] : "";
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -628,6 +671,8 @@ int main(int count, char **words) {
         shorts();
     } else if (strcmp(word, "splice") == 0) {
         splices();
+    } else if (strcmp(word, "levels") == 0) {
+        levels();
     } else if (strcmp(word, "signalled") == 0) {
         signalled();
     } else if (strcmp(word, "peek") == 0) {
