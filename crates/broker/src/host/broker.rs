@@ -8,14 +8,12 @@ mod leaving;
 mod local_links;
 mod migration;
 mod reconcile;
-mod turns;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
-    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -35,11 +33,12 @@ use crate::{
         event::{Event, TURN},
         guest::GuestRequest,
         ivshmem::Device,
+        journal::Journal,
         memory::{Regions, drop_aside},
         memory_jobs::Chores,
         memory_rate::Pace,
         qemu::News,
-        share::ReconcilePace,
+        schedule::{RETRY, Schedule},
         state::{BrokerState, Machine, is_unsaved, machine_key, memory_key},
         vm::{Vm, start},
     },
@@ -50,22 +49,14 @@ use self::{
     migration::{Departure, LoneVm},
 };
 
-/// How long something that could not be done waits before it is tried again.
-pub(crate) const SHORT: Duration = Duration::from_secs(1);
-
 /// All that the broker has.
 #[derive(Debug)]
 pub struct Broker {
-    pub(crate) folder: PathBuf,
     pub(crate) config_path: PathBuf,
     pub(crate) config: Config,
     pub(crate) book: BrokerState,
-    saved: BrokerState,
-    /// The book could not be saved, and that was said.
-    is_unsaved: bool,
-    /// What the holder is to forget once the book that leaves it out is saved.
-    given_up: Vec<String>,
-    pub(crate) holder: Arc<DescriptorStore>,
+    pub(crate) journal: Journal,
+    pub(crate) schedule: Schedule,
     pub(crate) vms: BTreeMap<String, Vm>,
     /// Calls of programs of the host that an earlier broker left, until their account takes them up.
     pub(crate) calls: BTreeMap<Key, Vec<StoredConnection>>,
@@ -96,15 +87,10 @@ pub struct Broker {
     pub(crate) paces: BTreeMap<u32, Pace>,
     /// How often an end of a link rang the other without end.
     pub(crate) storms: BTreeMap<(u32, String), u32>,
-    /// When consequences are drawn of what guests and QEMUs say.
-    pub(crate) pace: ReconcilePace,
-    /// When consequences are drawn again though nothing happens.
-    pub(crate) reminder: Option<Instant>,
     /// Links for which no memory was to be had, and when that was tried.
     pub(crate) short: BTreeMap<u32, Instant>,
     /// Links of the configuration that cannot be had, and of which that was said.
     pub(crate) unmade: BTreeSet<[Name; 2]>,
-    pub(crate) events: mpsc::Sender<Event>,
     /// When a QEMU is asked again for what it tells of by no event.
     ask_again: Duration,
 }
@@ -125,14 +111,12 @@ impl Broker {
         let book = BrokerState::read(folder)?;
         let kept = holder.all()?;
         let mut broker = Self {
-            folder: folder.into(),
             config_path: config_path.into(),
             config,
-            saved: book.clone(),
-            is_unsaved: false,
-            given_up: Vec::new(),
+            journal: Journal::new(folder.into(), book.clone(), holder),
+            chores: Chores::new(events.clone()),
+            schedule: Schedule::new(events),
             book,
-            holder: Arc::new(holder),
             calls: BTreeMap::new(),
             vms: BTreeMap::new(),
             locals: BTreeMap::new(),
@@ -142,18 +126,14 @@ impl Broker {
             mapping: BTreeMap::new(),
             sealing: BTreeSet::new(),
             unsealed: BTreeSet::new(),
-            chores: Chores::new(events.clone()),
             leaving: BTreeMap::new(),
             departures: BTreeMap::new(),
             alone: BTreeMap::new(),
             cut: BTreeMap::new(),
             paces: BTreeMap::new(),
-            pace: ReconcilePace::default(),
-            reminder: None,
             storms: BTreeMap::new(),
             short: BTreeMap::new(),
             unmade: BTreeSet::new(),
-            events,
             ask_again,
         };
         broker.take_up(kept)?;
@@ -178,7 +158,7 @@ impl Broker {
         for (key, descriptors) in &stray {
             // Somebody may have filled a socket, and the holder is not to close it last.
             discard::end_all(descriptors);
-            self.holder.forget(key)?;
+            self.journal.holder.forget(key)?;
         }
         drop_aside(stray);
         let mut lost = Vec::new();
@@ -192,7 +172,17 @@ impl Broker {
             let begun = device.and_then(|device| {
                 let device = device.filter(is_served);
                 device
-                    .map(|it| start(name, machine, it, &self.config, &self.folder, &self.events, self.ask_again))
+                    .map(|it| {
+                        start(
+                            name,
+                            machine,
+                            it,
+                            &self.config,
+                            &self.journal.folder,
+                            &self.schedule.events,
+                            self.ask_again,
+                        )
+                    })
                     .transpose()
             });
             match begun {
@@ -221,7 +211,7 @@ impl Broker {
         }
         for (name, process) in lost {
             let left = self.left(&name, process);
-            self.bear(left)?;
+            self.journal.defer_unsaved(left, &mut self.schedule)?;
         }
         for old in &self.book.quarantine {
             let memory = kept.remove(&memory_key(old.link, old.generation)).and_then(Regions::from_descriptors);
@@ -235,7 +225,7 @@ impl Broker {
             let half: Vec<u16> =
                 self.book.machines[&name].bells.iter().filter(|(_, bell)| !bell.given).map(|(n, _)| *n).collect();
             let withdrawn = half.into_iter().try_for_each(|number| self.withdraw(&name, number));
-            self.bear(withdrawn)?;
+            self.journal.defer_unsaved(withdrawn, &mut self.schedule)?;
         }
         Ok(())
     }
@@ -248,38 +238,23 @@ impl Broker {
         let is_reload = matches!(event, Event::Reload);
         let handled = self.handle(event);
         if is_reload && handled.as_ref().is_err_and(is_unsaved) {
-            self.tell_after(SHORT, Event::Reload);
+            self.schedule.send_after(RETRY, Event::Reload);
         }
-        self.bear(handled)
-    }
-
-    /// B-16. Where the book cannot be saved, on a disk that is full for instance, what was to be done is given up for now and tried
-    /// again: all that was begun before goes on.
-    pub(crate) fn bear(&mut self, done: io::Result<()>) -> io::Result<()> {
-        match done {
-            Err(error) if is_unsaved(&error) => {
-                if !std::mem::replace(&mut self.is_unsaved, true) {
-                    tracing::error!("{error}: nothing new is begun before it can be");
-                }
-                self.settle_after(SHORT);
-                Ok(())
-            }
-            done => done,
-        }
+        self.journal.defer_unsaved(handled, &mut self.schedule)
     }
 
     fn handle(&mut self, event: Event) -> io::Result<()> {
         match event {
             Event::Joined(name, socket) => {
-                self.pace.request();
+                self.schedule.pace.request();
                 self.joined(&name, socket)?;
             }
             Event::Left(name, process) => {
-                self.pace.request();
+                self.schedule.pace.request();
                 self.left(&name, process)?;
             }
             Event::Room(name, process) if self.is_current(&name, process) => {
-                self.pace.request();
+                self.schedule.pace.request();
                 self.flush(&name);
             }
             Event::Rang(name, process) if self.is_current(&name, process) => self.converse(&name, TURN),
@@ -289,7 +264,7 @@ impl Broker {
             Event::Knocked(program, user) => self.knocked(program, user),
             Event::Entered(client, account) => self.entered(client, &account),
             Event::Told(name, process, news) if self.is_current(&name, process) => {
-                self.pace.request();
+                self.schedule.pace.request();
                 self.told(&name, news);
             }
             Event::Alone(name, said) => self.heard_alone(&name, said),
@@ -299,7 +274,7 @@ impl Broker {
                 }
             }
             Event::Asked(question) => {
-                if question.changes_something() && self.pace.is_due() {
+                if question.changes_something() && self.schedule.pace.is_due() {
                     // It is answered by how things are: what was given back by now is free.
                     self.reconcile()?;
                 }
@@ -322,7 +297,7 @@ impl Broker {
                 return Err(io::Error::other(format!("{what} has failed: the broker has to begin anew")));
             }
             Event::Sealed(link, generation, side, done) => self.sealed((link, generation, side), done),
-            Event::Unsettled => self.pace.request(),
+            Event::Unsettled => self.schedule.pace.request(),
             // Of a QEMU that is no more.
             Event::Room(..) | Event::Rang(..) | Event::Loud(..) | Event::Told(..) => {}
         }
@@ -366,20 +341,21 @@ impl Broker {
         discard::end(copy.as_fd());
         self.vms.remove(name);
         self.book.machines.remove(name);
-        self.give_up(machine_key(name, process))
+        self.journal.give_up(&self.book, machine_key(name, process))
     }
 
     /// B-9, B-16. A device for a QEMU, in safe keeping before the QEMU hears of it.
     fn serve(&mut self, name: &str, machine: Machine, socket: OwnedFd, vectors: u16) -> io::Result<()> {
         let device = Device::new(name, socket, vectors)?;
-        self.holder.store_descriptors(&machine_key(name, machine.process), &device.descriptors())?;
-        let mut vm = start(name, &machine, device, &self.config, &self.folder, &self.events, self.ask_again)?;
+        self.journal.holder.store_descriptors(&machine_key(name, machine.process), &device.descriptors())?;
+        let mut vm =
+            start(name, &machine, device, &self.config, &self.journal.folder, &self.schedule.events, self.ask_again)?;
         vm.outbound.push(vm.device.greeting()?);
         self.book.machines.insert(name.into(), machine);
-        self.save()?;
+        self.journal.save(&self.book)?;
         self.vms.insert(name.into(), vm);
         self.flush(name);
-        self.save()
+        self.journal.save(&self.book)
     }
 
     /// B-12. The QEMU is no more.
@@ -398,7 +374,7 @@ impl Broker {
         }
         self.left_departing(name);
         tracing::info!(stranger = name, "{name}: QEMU is gone");
-        self.give_up(machine_key(name, process))
+        self.journal.give_up(&self.book, machine_key(name, process))
     }
 
     /// Sends what waits for a QEMU.
@@ -411,7 +387,7 @@ impl Broker {
             }
             Ok(false) => {
                 let (name, process) = (name.to_owned(), machine.process);
-                let (events, socket) = (self.events.clone(), vm.device.socket.try_clone());
+                let (events, socket) = (self.schedule.events.clone(), vm.device.socket.try_clone());
                 vm.tasks.push(tokio::spawn(async move {
                     let Ok(socket) = socket.and_then(crate::host::async_fd::watch) else { return };
                     let _ = socket.writable().await;
@@ -431,7 +407,7 @@ impl Broker {
         let heard = match vm.guest.turn(&vm.device.boxes, &self.config.host, limit) {
             Ok((heard, ring)) => {
                 if !heard.is_empty() || vm.guest.standing() != before {
-                    self.pace.request();
+                    self.schedule.pace.request();
                 }
                 if ring {
                     vm.device.notify();
@@ -496,11 +472,7 @@ impl Broker {
                 "{name}: {peer} rings without end: its doorbell is taken away for {} s",
                 CALM.as_secs()
             );
-            let (events, name) = (self.events.clone(), name.to_owned());
-            tokio::spawn(async move {
-                tokio::time::sleep(CALM).await;
-                let _ = events.send(Event::Calm(name, peer)).await;
-            });
+            self.schedule.send_after(CALM, Event::Calm(name.to_owned(), peer));
         }
     }
 
@@ -599,24 +571,6 @@ impl Broker {
         &self.config.domains
     }
 
-    /// Writes the book down if it changed.
-    pub(crate) fn save(&mut self) -> io::Result<()> {
-        if self.book != self.saved {
-            self.book.save(&self.folder)?;
-            self.saved = self.book.clone();
-        }
-        if std::mem::take(&mut self.is_unsaved) {
-            tracing::info!("the broker's state is saved again");
-        }
-        std::mem::take(&mut self.given_up).iter().try_for_each(|key| self.holder.forget(key))
-    }
-
-    /// B-16. Writes the book down, which has something no more, and then has the holder forget that.
-    pub(crate) fn give_up(&mut self, key: String) -> io::Result<()> {
-        self.given_up.push(key);
-        self.save()
-    }
-
     /// The broker ends. What has nothing to keep goes: the book, and the holder if this broker may end it.
     pub fn end(mut self, with_holder: bool) {
         self.vms.clear();
@@ -624,10 +578,10 @@ impl Broker {
         self.locals.clear();
         if self.book.keys().is_empty() {
             if self.book.links.is_empty() {
-                let _ = std::fs::remove_file(self.folder.join("state.json"));
+                let _ = std::fs::remove_file(self.journal.folder.join("state.json"));
             }
             if with_holder {
-                let _ = self.holder.leave();
+                let _ = self.journal.holder.leave();
             }
         }
     }

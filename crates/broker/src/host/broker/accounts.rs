@@ -36,10 +36,10 @@ impl Broker {
             if !self.locals.contains_key(name) {
                 let mine = |key: &Key| self.book.links.get(&key.0).is_some_and(|link| link.side(name).is_some());
                 let kept = StoredConnections::new(
-                    Arc::clone(&self.holder),
+                    Arc::clone(&self.journal.holder),
                     self.calls.extract_if(.., |key, _| mine(key)).collect(),
                 );
-                let local = Local::start(&checked_name(name), self.config.slice, kept, &self.events)?;
+                let local = Local::start(&checked_name(name), self.config.slice, kept, &self.schedule.events)?;
                 self.locals.insert(name.into(), local);
             }
         }
@@ -61,7 +61,7 @@ impl Broker {
         let has_account = |key: &Key| book.links[&key.0].ends.iter().any(|end| config.is_local(end));
         let orphans = self.calls.extract_if(.., |key, _| !book.has(*key) || !has_account(key));
         for (link, calls) in orphans.collect::<Vec<_>>() {
-            stored::end_calls(Some(&self.holder), link, calls);
+            stored::end_calls(Some(&self.journal.holder), link, calls);
         }
     }
 
@@ -84,7 +84,7 @@ impl Broker {
         let heard = match local.guest.turn(&local.boxes, &self.config.host, limit) {
             Ok((heard, ring)) => {
                 if !heard.is_empty() || local.guest.standing() != before {
-                    self.pace.request();
+                    self.schedule.pace.request();
                 }
                 if ring {
                     local.notify();

@@ -75,14 +75,14 @@ impl Broker {
             Message::RemoveLink { a, b } => self.link_to_take(&a, &b).err().unwrap_or_default(),
             Message::Snippet { form, domain } => match self.config.domains.get(domain.as_str()) {
                 Some(found) => {
-                    let lines = snippet::lines(form, &domain, found, &self.folder, &self.config);
+                    let lines = snippet::lines(form, &domain, found, &self.journal.folder, &self.config);
                     let lines = lines.into_iter().map(|line| Message::Line { line: line.into() });
                     lines.chain([Message::Done {}]).collect()
                 }
                 None => self.unknown(&domain),
             },
             _ => {
-                let programs = crate::host::paths::program_socket(&self.folder);
+                let programs = crate::host::paths::program_socket(&self.journal.folder);
                 refuse(code::UNSUPPORTED, format!("this socket is for tools; programs use {}", programs.display()))
             }
         })
@@ -139,7 +139,7 @@ impl Broker {
         let ends = ends.map(|name| name.as_str().to_owned());
         let (has_memory, generation, sealed, up, lives) = (false, 0, [false; 2], false, [0; 2]);
         self.book.links.insert(number, Link { ends, size, configured, has_memory, generation, sealed, up, lives });
-        match self.save() {
+        match self.journal.save(&self.book) {
             Err(error) if is_unsaved(&error) => {
                 self.book.links.remove(&number);
                 Ok(Some((code::FAILED, error.to_string())))

@@ -62,7 +62,7 @@ impl Broker {
             };
             let open = self.open_on(number);
             if !open.is_empty() && !left.is_zero() {
-                self.settle_after(left);
+                self.schedule.remind_after(left);
                 continue;
             }
             let Some(leaving) = self.leaving.remove(&number) else { continue };

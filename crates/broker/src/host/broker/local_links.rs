@@ -9,13 +9,7 @@ use std::{
 };
 
 use crate::{
-    host::{
-        accounts::relay::RelayedLink,
-        broker::{Broker, SHORT},
-        event::Event,
-        mapped::Mapped,
-        memory,
-    },
+    host::{accounts::relay::RelayedLink, broker::Broker, event::Event, mapped::Mapped, memory, schedule::RETRY},
     panics,
 };
 
@@ -26,10 +20,10 @@ impl Broker {
         let region = (number, link.generation, side);
         match self.mapping.get(&region) {
             Some(None) => return,
-            Some(Some(failed)) if failed.elapsed() < SHORT => return self.settle_after(SHORT),
+            Some(Some(failed)) if failed.elapsed() < RETRY => return self.schedule.remind_after(RETRY),
             _ => {}
         }
-        let (memory, events) = (Arc::clone(&memory.own[side]), self.events.clone());
+        let (memory, events) = (Arc::clone(&memory.own[side]), self.schedule.events.clone());
         tokio::task::spawn_blocking(move || {
             let mapped = panics::catch_panic(|| Mapped::new(&*memory));
             let _ = events.blocking_send(Event::Mapped(region, mapped));
@@ -103,7 +97,7 @@ impl Broker {
         }
         unmapped.into_iter().for_each(|(number, side)| self.begin_mapping(number, side));
         if is_short {
-            self.settle_after(SHORT);
+            self.schedule.remind_after(RETRY);
         }
     }
 }

@@ -223,7 +223,7 @@ impl Broker {
                     tracing::warn!("{why}");
                     answer(askers, &refuse(code::KEPT, why));
                 } else if !left.is_zero() {
-                    self.settle_after(left);
+                    self.schedule.remind_after(left);
                 }
                 for link in links {
                     self.leave_for_now(link, &name);
@@ -310,8 +310,8 @@ impl Broker {
         let now = Watched {
             is_served,
             is_restored: !is_served && self.alone.get(name).is_some_and(|lone| lone.restorer.is_some()),
-            path: qmp_socket(&self.folder, &self.config, name),
-            device: device_socket(&self.folder, name),
+            path: qmp_socket(&self.journal.folder, &self.config, name),
+            device: device_socket(&self.journal.folder, name),
             board: domain.machine,
             user: domain.user,
             vectors: domain.vectors,
@@ -329,11 +329,15 @@ impl Broker {
             return;
         }
         let (watched, watcher) = watch::channel(now);
-        let (owner, sender, mut tasks) = (name.to_owned(), self.events.clone(), Tasks::default());
+        let (owner, sender, mut tasks) = (name.to_owned(), self.schedule.events.clone(), Tasks::default());
         let work = watch_alone(watcher, async move |said| {
             let _ = sender.send(Event::Alone(owner.clone(), said)).await;
         });
-        tasks.push(tasks::begin_watched(&self.events, Event::Broken("what looks for machines that arrive"), work));
+        tasks.push(tasks::begin_watched(
+            &self.schedule.events,
+            Event::Broken("what looks for machines that arrive"),
+            work,
+        ));
         self.alone.insert(name.to_owned(), LoneVm { watched, said: Alone::Unseen, restorer: None, _tasks: tasks });
     }
 

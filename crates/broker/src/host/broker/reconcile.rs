@@ -15,13 +15,14 @@ use tombolo_control::{FIRST_BELL, Life, LinkState, NO_BELL, Name, Pattern, Place
 use crate::{
     config::checked_name,
     host::{
-        broker::{Broker, SHORT},
+        broker::Broker,
         event::Event,
         guard::{self, Guard},
         guest::LinkNews,
         memory::{self, Regions},
         memory_jobs::{Chore, What},
         qemu::{Plug, Wanted},
+        schedule::RETRY,
         state::{Bell, Link, Quarantined, memory_key},
     },
     panics,
@@ -41,6 +42,38 @@ fn plug_name(link: u32, generation: u32, own: bool) -> String {
 }
 
 impl Broker {
+    /// Draws the consequences of all that was heard.
+    ///
+    /// # Errors
+    /// The holder is gone.
+    pub fn reconcile(&mut self) -> io::Result<()> {
+        let began = Instant::now();
+        self.schedule.pace.begin();
+        let settled = self.settle_all();
+        self.schedule.pace.finish(began, Instant::now());
+        if self.schedule.pace.is_due() {
+            // Somebody answered meanwhile.
+            self.schedule.remind_after(self.schedule.pace.rest(Instant::now()));
+        }
+        self.journal.defer_unsaved(settled, &mut self.schedule)
+    }
+
+    /// B-17. Draws those of what guests and QEMUs said, or has that done once it is their turn.
+    ///
+    /// # Errors
+    /// The holder is gone.
+    pub fn reconcile_in_turn(&mut self) -> io::Result<()> {
+        if !self.schedule.pace.is_due() {
+            return Ok(());
+        }
+        let rest = self.schedule.pace.rest(Instant::now());
+        if rest.is_zero() {
+            return self.reconcile();
+        }
+        self.schedule.remind_after(rest);
+        Ok(())
+    }
+
     pub(super) fn settle_all(&mut self) -> io::Result<()> {
         self.settle_rules()?;
         self.settle_alone();
@@ -56,14 +89,14 @@ impl Broker {
                 link.up = up;
             }
         }
-        self.save()?;
+        self.journal.save(&self.book)?;
         self.settle_plugs();
         self.settle_bells()?;
         self.settle_lines();
         self.settle_guests();
         self.mute_departing();
         self.release()?;
-        self.save()
+        self.journal.save(&self.book)
     }
 
     /// B-13. Links that the configuration has are there; those that it does not allow, or had and has no more, go.
@@ -102,13 +135,13 @@ impl Broker {
         self.short.remove(&number);
         self.paces.remove(&number);
         self.storms.retain(|(link, _), _| *link != number);
-        self.save()
+        self.journal.save(&self.book)
     }
 
     /// B-26. Takes a link's memory away; it gets other memory when its ends are there again.
     pub(crate) fn rest_link(&mut self, number: u32) -> io::Result<()> {
         self.retire(number);
-        self.save()
+        self.journal.save(&self.book)
     }
 
     /// The lives of both ends of a link, if both are there.
@@ -152,20 +185,20 @@ impl Broker {
         if self.making.contains(&number) {
             return;
         }
-        let left = self.short.get(&number).map(|tried| SHORT.saturating_sub(tried.elapsed()));
+        let left = self.short.get(&number).map(|tried| RETRY.saturating_sub(tried.elapsed()));
         if let Some(left) = left.filter(|left| !left.is_zero()) {
-            self.settle_after(left);
+            self.schedule.remind_after(left);
             return;
         }
         if let Err(wait) = self.paces.entry(number).or_default().take_permit(Instant::now()) {
-            self.settle_after(wait);
+            self.schedule.remind_after(wait);
             return;
         }
         let link = &self.book.links[&number];
         let (ends, size, generation) = (link.ends.clone(), link.size, link.generation + 1);
         let local = ends.each_ref().map(|end| self.config.is_local(end));
         self.making.insert(number);
-        let events = self.events.clone();
+        let events = self.schedule.events.clone();
         tokio::task::spawn_blocking(move || {
             let made = panics::catch_panic(|| memory::create_pair(number, &ends, size, local));
             let _ = events.blocking_send(Event::Made(number, generation, made));
@@ -182,19 +215,20 @@ impl Broker {
             return Ok(());
         };
         let key = memory_key(number, generation);
-        let regions =
-            match made.and_then(|made| self.holder.store_descriptors(&key, &made.descriptors()).map(|()| made)) {
-                Ok(regions) => regions,
-                Err(error) => {
-                    if self.short.insert(number, Instant::now()).is_none() {
-                        let size = crate::host::units::bytes(link.size);
-                        tracing::warn!("link {number}: no memory for two regions of {size} yet: {error}");
-                    }
-                    self.settle_after(SHORT);
-                    // If not even that is to be had the holder is gone.
-                    return self.holder.forget(&key);
+        let regions = match made
+            .and_then(|made| self.journal.holder.store_descriptors(&key, &made.descriptors()).map(|()| made))
+        {
+            Ok(regions) => regions,
+            Err(error) => {
+                if self.short.insert(number, Instant::now()).is_none() {
+                    let size = crate::host::units::bytes(link.size);
+                    tracing::warn!("link {number}: no memory for two regions of {size} yet: {error}");
                 }
-            };
+                self.schedule.remind_after(RETRY);
+                // If not even that is to be had the holder is gone.
+                return self.journal.holder.forget(&key);
+            }
+        };
         self.short.remove(&number);
         let sealed = link.ends.each_ref().map(|end| self.config.is_local(end));
         if let Some(link) = self.book.links.get_mut(&number) {
@@ -233,7 +267,7 @@ impl Broker {
             if self.chores.ask(owner, Chore { what, memory, region: Some(region) }) {
                 self.sealing.insert(region);
             } else {
-                self.settle_after(SHORT);
+                self.schedule.remind_after(RETRY);
             }
         }
     }
@@ -255,7 +289,7 @@ impl Broker {
                     let owner = &link.ends[side];
                     tracing::warn!("link {number}: the memory of {owner} cannot be sealed yet: {error}");
                 }
-                self.settle_after(SHORT);
+                self.schedule.remind_after(RETRY);
             }
         }
     }
@@ -398,7 +432,7 @@ impl Broker {
         let rings = match rings.map(OwnedFd::try_clone) {
             Some(Ok(rings)) => rings,
             Some(Err(_)) => {
-                self.settle_after(SHORT);
+                self.schedule.remind_after(RETRY);
                 return Ok(());
             }
             None => return Ok(()),
@@ -413,7 +447,7 @@ impl Broker {
             return Ok(());
         };
         machine.bells.insert(number, bell);
-        if let Err(error) = self.save() {
+        if let Err(error) = self.journal.save(&self.book) {
             // It was not given.
             self.book.machines.get_mut(viewer).map(|machine| machine.bells.remove(&number));
             return Err(error);
@@ -429,7 +463,7 @@ impl Broker {
             if let Some(machine) = self.book.machines.get_mut(viewer) {
                 machine.is_spent = true;
             }
-            self.save()?;
+            self.journal.save(&self.book)?;
         }
         self.send(viewer, vec![(number.into(), None)])?;
         if let Some(machine) = self.book.machines.get_mut(viewer) {
@@ -598,15 +632,15 @@ impl Broker {
         if free.is_empty() {
             return Ok(());
         }
-        if let Err(error) = self.save() {
+        if let Err(error) = self.journal.save(&self.book) {
             self.book.quarantine.extend(free);
             return Err(error);
         }
         // Whoever waited for room may have it now, and was looked at before.
-        self.pace.request();
+        self.schedule.pace.request();
         for old in free {
             self.cut.remove(&(old.link, old.generation));
-            self.holder.forget(&memory_key(old.link, old.generation))?;
+            self.journal.holder.forget(&memory_key(old.link, old.generation))?;
             let Some(memory) = self.retired.remove(&(old.link, old.generation)) else { continue };
             let local = |side: &usize| memory.is_known && self.config.is_local(&old.ends[*side]);
             for side in (0..2).filter(local) {

@@ -106,7 +106,7 @@ impl World {
 
     /// The same with another configuration.
     fn restart_with(mut self, text: &str) -> Self {
-        self.broker.save().unwrap();
+        self.broker.journal.save(&self.broker.book).unwrap();
         let Self { broker, sockets, folder, .. } = self;
         drop(broker);
         let (broker, events) = begin(folder.path(), text);
@@ -243,7 +243,7 @@ fn b8_storm_that_is_told_while_the_guest_is_told_other_news_is_heard_and_has_con
         world.broker.config.numbers.insert("a".into(), 5);
         world.broker.reconcile().unwrap();
         assert!(world.broker.vms["a"].stormed_by.contains("host"), "it was heard");
-        assert!(world.broker.pace.is_due(), "its consequences are still to be drawn");
+        assert!(world.broker.schedule.pace.is_due(), "its consequences are still to be drawn");
     });
 }
 
@@ -254,7 +254,7 @@ fn b17_guest_that_rings_or_begins_sessions_without_end_has_the_broker_reconcile_
         world.broker.reconcile().unwrap();
         for _ in 0..1000 {
             world.broker.handle_event(Event::Rang("a".into(), process)).unwrap();
-            assert!(!world.broker.pace.is_due(), "a ring alone has consequences");
+            assert!(!world.broker.schedule.pace.is_due(), "a ring alone has consequences");
         }
         // What it says has some; as much as it can say it says.
         let mut boxes = Inside(world.broker.vms["a"].device.memory.try_clone().unwrap());
@@ -271,7 +271,7 @@ fn b17_guest_that_rings_or_begins_sessions_without_end_has_the_broker_reconcile_
                 world.broker.handle_event(Event::Rang("a".into(), process)).unwrap();
                 guest.turn(&mut boxes).unwrap();
                 let now = Instant::now();
-                let is_drawn = world.broker.pace.is_due() && world.broker.pace.rest(now).is_zero();
+                let is_drawn = world.broker.schedule.pace.is_due() && world.broker.schedule.pace.rest(now).is_zero();
                 world.broker.reconcile_in_turn().unwrap();
                 if is_drawn {
                     drawn += 1;
@@ -344,7 +344,12 @@ fn b16_machine_whose_device_cannot_be_written_is_lost_and_no_other() {
         let (process, device) = (world.broker.book.machines["a"].process, &world.broker.vms["a"].device);
         let mut descriptors = device.descriptors();
         descriptors[1] = std::os::fd::AsFd::as_fd(&sealed);
-        world.broker.holder.store_descriptors(&crate::host::state::machine_key("a", process), &descriptors).unwrap();
+        world
+            .broker
+            .journal
+            .holder
+            .store_descriptors(&crate::host::state::machine_key("a", process), &descriptors)
+            .unwrap();
         let world = world.restart();
         assert_eq!(world.broker.vms.keys().collect::<Vec<_>>(), ["b"]);
         assert!(world.broker.is_gone("a") && !world.broker.book.machines.contains_key("a"));
@@ -468,8 +473,8 @@ fn b9_qemu_that_cannot_be_served_leaves_no_task_behind() {
             &machine,
             device,
             &broker.config,
-            &broker.folder,
-            &broker.events,
+            &broker.journal.folder,
+            &broker.schedule.events,
             qemu::ASK_AGAIN,
         );
         assert!(begun.is_err());
