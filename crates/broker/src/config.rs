@@ -38,6 +38,8 @@ pub const PC_SLOTS: u16 = 28;
 /// What is configured.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
+    /// The file that says so.
+    pub path: PathBuf,
     /// The host's name as a domain.
     pub host: Name,
     /// Group that may talk to the broker.
@@ -462,7 +464,9 @@ impl File {
             }
         }
         let (group, rules, links) = (self.host.group, Vec::new(), Vec::new());
-        let mut config = Config { host, group, region, slice, leave, accounts, xen, numbers, domains, rules, links };
+        let path = source.path.into();
+        let mut config =
+            Config { path, host, group, region, slice, leave, accounts, xen, numbers, domains, rules, links };
         let has_all_rules = self.check_rules(&mut config, source);
         self.check_links(&mut config, source, has_all_rules);
         if let (Some(last), Some((a, b, rules))) = (self.allow.last(), config.too_many_rules()) {

@@ -36,7 +36,7 @@ pub enum Event {
     Entered(OwnedFd, Name),
     /// QEMU told something.
     Told(String, u64, News),
-    /// B-27. What was seen of a machine whose QEMU is not connected.
+    /// What was seen of a machine whose QEMU is not connected (B-27).
     Alone(String, Alone),
     /// A storm is over: the domain that was rung, and who rang.
     Calm(String, String),
@@ -82,7 +82,7 @@ pub struct Question {
     /// The user who asks.
     pub user: u32,
     /// Where the answers go, and how long it took to find them.
-    pub answer: oneshot::Sender<(Vec<Message>, Duration)>,
+    pub answer: Asker,
 }
 
 impl Question {
@@ -91,6 +91,15 @@ impl Question {
         use Message::{AddLink, CancelPrepare, Prepare, RemoveLink};
         matches!(self.message, AddLink { .. } | RemoveLink { .. } | Prepare { .. } | CancelPrepare { .. })
     }
+}
+
+/// Where the answer goes, with the time that it took to find it.
+pub(crate) type Asker = oneshot::Sender<(Vec<Message>, Duration)>;
+
+/// Answers all who asked for the same.
+pub(crate) fn answer(askers: impl IntoIterator<Item = Asker>, said: &[Message]) {
+    // Who does not wait for the answer does not get it. To wait took nobody's time.
+    askers.into_iter().for_each(|asker| _ = asker.send((said.to_vec(), Duration::ZERO)));
 }
 
 /// An answer that says no.

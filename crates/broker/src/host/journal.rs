@@ -45,8 +45,8 @@ impl Journal {
         self.save(book)
     }
 
-    /// Where the book cannot be saved, on a disk that is full for instance, what was to be done is given up for now and tried again:
-    /// all that was begun before goes on.
+    /// Where the book cannot be saved, on a disk that is full for instance, what was to be done is given up for now and tried
+    /// again: all that was begun before goes on.
     pub fn defer_unsaved(&mut self, done: io::Result<()>, schedule: &mut Schedule) -> io::Result<()> {
         match done {
             Err(error) if is_unsaved(&error) => {

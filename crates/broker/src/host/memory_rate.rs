@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-/// B-17. How often a link gets new memory: a guest that begins lives without end makes its peers plug regions as often.
+/// How often a link gets new memory: a guest that begins lives without end makes its peers plug regions as often (B-17).
 #[derive(Debug)]
 pub(crate) struct Pace {
     left: u32,

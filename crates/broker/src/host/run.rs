@@ -55,23 +55,17 @@ pub fn run(
     let _lock = startup::lock_soon(&folder.join("lock"))?;
     raise_limit()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(2).build()?;
-    runtime.block_on(serve(config_path, folder, config, start_holder, ask_again))?;
+    runtime.block_on(serve(folder, config, start_holder, ask_again))?;
     Ok(())
 }
 
-async fn serve(
-    config_path: &Path,
-    folder: &Path,
-    config: Config,
-    start_holder: bool,
-    ask_again: Duration,
-) -> io::Result<()> {
+async fn serve(folder: &Path, config: Config, start_holder: bool, ask_again: Duration) -> io::Result<()> {
     let (mut end, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let mut hangup = signal(SignalKind::hangup())?;
     let holder = DescriptorStore::find(folder, start_holder)?;
     let (events, mut heard) = mpsc::channel(EVENTS_MAX);
     let (host, group) = (config.host.clone(), config.group);
-    let mut broker = Broker::begin(folder, config_path, config, holder, events.clone(), ask_again)?;
+    let mut broker = Broker::begin(folder, config, holder, events.clone(), ask_again)?;
     let mut herald = XenThread::default();
     herald.reconcile(broker.config())?;
     let _keep = ReaperThread::begin(folder)?;
@@ -134,7 +128,7 @@ struct DeviceSockets(BTreeMap<String, (Option<u32>, JoinHandle<()>)>);
 impl DeviceSockets {
     /// One for each domain that is configured. An error is that of the last one that cannot be had; the others are there.
     fn reconcile_sockets(&mut self, broker: &Broker, folder: &Path, events: &mpsc::Sender<Event>) -> io::Result<()> {
-        let domains = broker.domains();
+        let domains = &broker.config().domains;
         self.0.retain(|name, (user, door)| {
             let stays = domains.get(name).is_some_and(|domain| domain.user == *user);
             if !stays {

@@ -14,7 +14,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use tombolo_control::{FIRST_BELL, NO_BELL, vector_of};
+use tombolo_control::{FIRST_BELL, NO_BELL, Name, vector_of};
 
 /// All of it.
 #[derive(Serialize, Deserialize, Default, Debug, Clone, PartialEq)]
@@ -30,7 +30,7 @@ pub struct BrokerState {
     pub links: BTreeMap<u32, Link>,
     /// Memory that is out of use and not given back.
     pub quarantine: Vec<Quarantined>,
-    /// B-7. The accounts that are served, and whose they are.
+    /// The accounts that are served, and whose they are (B-7).
     #[serde(default)]
     pub accounts: BTreeMap<String, u32>,
 }
@@ -44,20 +44,20 @@ pub struct Machine {
     pub life: u64,
     /// The guest was reset, shut down or panicked, and has not said Hello since.
     pub ended: bool,
-    /// B-6. Of the guest that said Hello last.
+    /// Of the guest that said Hello last (B-6).
     pub boot: Option<[u8; 16]>,
     /// The greeting of B-9 went out whole.
     pub greeted: bool,
-    /// B-8. The next number for a doorbell.
+    /// The next number for a doorbell (B-8).
     pub next_bell: u16,
     /// Doorbells that it was given.
     pub bells: BTreeMap<u16, Bell>,
-    /// B-17. Numbers that each peer used up.
+    /// Numbers that each peer used up (B-17).
     pub spent: BTreeMap<String, u16>,
-    /// B-8. Doorbells that it has still of peers whose QEMU is gone, of each so many.
+    /// Doorbells that it has still of peers whose QEMU is gone, of each so many (B-8).
     #[serde(default)]
     pub dead: BTreeMap<String, u16>,
-    /// B-26. It was told to forget a doorbell: it would not survive to lose its own.
+    /// It was told to forget a doorbell: it would not survive to lose its own (B-26).
     #[serde(default)]
     pub is_spent: bool,
 }
@@ -76,13 +76,13 @@ pub fn is_unsaved(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|error| error.is::<Unsaved>())
 }
 
-/// B-8. How many numbers are looked at for a link: all pairs of vectors of two devices, in nearly all cases.
+/// How many numbers are looked at for a link: all pairs of vectors of two devices, in nearly all cases (B-8).
 const SPREAD: u32 = 255;
 
-/// B-8. Most doorbells of one peer that a QEMU keeps though nobody hears them: each is a descriptor.
+/// Most doorbells of one peer that a QEMU keeps though nobody hears them: each is a descriptor (B-8).
 const DEAD_MAX: u16 = 8;
 
-/// B-17. Numbers for doorbells that one peer may use up.
+/// Numbers for doorbells that one peer may use up (B-17).
 const SHARE: u16 = 1024;
 
 impl Machine {
@@ -103,7 +103,7 @@ impl Machine {
         }
     }
 
-    /// B-8. Leaves it a doorbell of a peer whose QEMU is gone, which rings nobody any more, if there is room for that.
+    /// Leaves it a doorbell of a peer whose QEMU is gone, which rings nobody any more, if there is room for that (B-8).
     pub fn bury_bell(&mut self, number: u16) -> bool {
         let Some(bell) = self.bells.get(&number) else { return false };
         let dead = self.dead.entry(bell.peer.clone()).or_default();
@@ -114,7 +114,7 @@ impl Machine {
         self.bells.remove(&number).is_some()
     }
 
-    /// B-8. A number for the doorbell of `peer`, which is never given again; none if it had its share.
+    /// A number for the doorbell of `peer`, which is never given again; none if it had its share (B-8).
     pub fn number_for(&mut self, peer: &str) -> Option<u16> {
         let spent = self.spent.entry(peer.into()).or_default();
         if *spent >= SHARE || self.next_bell == NO_BELL {
@@ -160,7 +160,7 @@ pub struct Link {
     pub lives: [u64; 2],
 }
 
-/// B-11. Memory out of use.
+/// Memory out of use (B-11).
 #[derive(Serialize, Deserialize, Debug, Clone, PartialEq)]
 pub struct Quarantined {
     /// The link whose it was.
@@ -190,8 +190,8 @@ impl BrokerState {
         Some(self.last_link)
     }
 
-    /// B-8. The same for a link between `ends`, of which each waits at a vector that its number says: one where as few others wait as
-    /// can be had by leaving out some numbers. An end has so many `vectors`; none: it is on this host.
+    /// The same for a link between `ends`, of which each waits at a vector that its number says: one where as few others wait as
+    /// can be had by leaving out some numbers (B-8). An end has so many `vectors`; none: it is on this host.
     pub fn link_number_for(&mut self, ends: [&str; 2], vectors: [Option<u16>; 2]) -> Option<u32> {
         let first = self.last_link.checked_add(1)?;
         let shared = |number: u32| {
@@ -264,14 +264,30 @@ impl BrokerState {
         machines.chain(links).chain(quarantine).collect()
     }
 
-    /// B-17. Bytes that count against `domain`: its links', whether they have memory now or not, and what it has not given back of
-    /// the quarantine. What others keep is theirs to answer for.
+    /// Bytes that count against `domain`: its links', whether they have memory now or not, and what it has not given back of the
+    /// quarantine (B-17). What others keep is theirs to answer for.
     #[must_use]
     pub fn memory_of(&self, domain: &str) -> u64 {
         let mine = |ends: &[String; 2]| ends.iter().any(|end| end == domain);
         let links = self.links.values().filter(|link| mine(&link.ends)).map(|link| 2 * link.size);
         let old = self.quarantine.iter().filter(|old| old.held_by.contains_key(domain)).map(|old| old.bytes);
         links.chain(old).sum()
+    }
+
+    /// The link that two domains have.
+    pub fn link_between(&self, a: &Name, b: &Name) -> Option<u32> {
+        let mut links = self.links_of(a.as_str());
+        links.find(|(_, link)| a != b && link.side(b.as_str()).is_some()).map(|(number, _)| number)
+    }
+
+    /// What a domain has not given back: bytes, and the seconds since it should have (B-11).
+    pub fn owed_by(&self, domain: &str) -> Option<(u64, u64)> {
+        let owed = self.quarantine.iter().filter(|old| old.held_by.contains_key(domain));
+        let now = now();
+        owed.fold(None, |sum, old| {
+            let (bytes, seconds) = sum.unwrap_or((0, 0));
+            Some((bytes + old.bytes, seconds.max(now.saturating_sub(old.since))))
+        })
     }
 
     /// Links of `domain`.
@@ -298,6 +314,18 @@ pub fn machine_key(name: &str, process: u64) -> String {
 #[must_use]
 pub fn memory_key(link: u32, generation: u32) -> String {
     format!("memory/{link}/{generation}")
+}
+
+/// Seconds since this kernel began: brokers come and go meanwhile, and people set clocks.
+#[must_use]
+pub fn now() -> u64 {
+    u64::try_from(rustix::time::clock_gettime(rustix::time::ClockId::Boottime).tv_sec).unwrap_or_default()
+}
+
+/// A region's name in QEMU: whose memory it is shows in it, so that other memory has another name.
+#[must_use]
+pub fn plug_name(link: u32, generation: u32, own: bool) -> String {
+    format!("{link}-{generation}-{}", if own { "own" } else { "peer" })
 }
 
 #[cfg(test)]

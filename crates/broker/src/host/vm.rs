@@ -13,10 +13,11 @@ use tokio::sync::{mpsc, watch};
 use crate::{
     config::Config,
     host::{
+        accounts::relay::CALM,
         event::Event,
         guard::Process,
         guest::Guest,
-        ivshmem::{Device, Outbound},
+        ivshmem::{Device, Message, Outbound},
         paths::{device_socket, qmp_socket},
         qemu::{self, News, Wanted},
         state::Machine,
@@ -42,13 +43,52 @@ pub(crate) struct Vm {
     pub wanted: watch::Sender<Wanted>,
     /// Who may listen at its control socket, besides root and the broker's own user.
     pub user: watch::Sender<Option<u32>>,
-    /// B-8. Peers that may not ring it for now.
+    /// Peers that may not ring it for now (B-8).
     pub stormed_by: BTreeSet<String>,
     /// When it last rang the host more often than makes sense.
     pub loud: Option<Instant>,
     /// When its guest last said Hello in another boot than before.
     pub booted: Option<Instant>,
     pub tasks: Tasks,
+}
+
+impl Vm {
+    /// Sends what waits for the QEMU, now and once it reads on.
+    pub fn flush_messages(&mut self, name: &str, machine: &mut Machine, events: &mpsc::Sender<Event>) {
+        match self.outbound.flush(&self.device.socket) {
+            Ok(true) => {
+                machine.greeted = true;
+                machine.bells.values_mut().for_each(|bell| bell.given = true);
+            }
+            Ok(false) => {
+                let (name, process) = (name.to_owned(), machine.process);
+                let (events, socket) = (events.clone(), self.device.socket.try_clone());
+                self.tasks.push(tokio::spawn(async move {
+                    let Ok(socket) = socket.and_then(crate::host::async_fd::watch) else { return };
+                    let _ = socket.writable().await;
+                    let _ = events.send(Event::Room(name, process)).await;
+                }));
+            }
+            // The task that reads from the socket says that it left.
+            Err(_) => {}
+        }
+    }
+
+    /// Sends the QEMU a message behind what waits for it.
+    pub fn send_message(&mut self, message: Message) {
+        if !self.outbound.push(vec![message]) {
+            // A QEMU that is stopped for so long hears of nothing: better none than a wrong picture.
+            self.trouble = Some("its QEMU does not read from the doorbell socket".into());
+        }
+    }
+
+    /// Says that the guest rings the host without end. That bell it keeps: without it nobody hears of its links.
+    pub fn report_loud(&mut self, name: &str) {
+        let now = Instant::now();
+        if self.loud.replace(now).is_none_or(|last| now.duration_since(last) > CALM) {
+            tracing::warn!(stranger = name, "{name}: it rings the host without end, and is heard less often");
+        }
+    }
 }
 
 /// Begins to watch over a QEMU.

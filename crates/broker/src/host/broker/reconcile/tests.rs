@@ -2,8 +2,10 @@
 //! The broker in one thread with the test, which is all that it hears of: what happens between two events is the test's to say.
 
 use std::{
+    collections::BTreeMap,
     os::fd::OwnedFd,
     path::Path,
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -19,8 +21,10 @@ use crate::{
         descriptor_store,
         event::Event,
         guard::Process,
+        memory,
+        memory_jobs::{Chore, What},
         qemu::{self, News},
-        state::is_unsaved,
+        state::{Quarantined, is_unsaved, now},
     },
 };
 
@@ -77,7 +81,7 @@ fn play_on(test: impl FnOnce(World)) {
 
 /// A broker in `folder`, whose holder begins.
 fn begin(folder: &Path, text: &str) -> (Broker, mpsc::Receiver<Event>) {
-    let config = Config::parse(Path::new("t"), text).unwrap();
+    let config = Config::parse(&folder.join("t"), text).unwrap();
     let began = Instant::now();
     let holder = loop {
         match descriptor_store::DescriptorStore::find(folder, false) {
@@ -87,7 +91,7 @@ fn begin(folder: &Path, text: &str) -> (Broker, mpsc::Receiver<Event>) {
         thread::yield_now();
     };
     let (sender, events) = mpsc::channel(1024);
-    (Broker::begin(folder, &folder.join("t"), config, holder, sender, qemu::ASK_AGAIN).unwrap(), events)
+    (Broker::begin(folder, config, holder, sender, qemu::ASK_AGAIN).unwrap(), events)
 }
 
 impl World {
@@ -106,7 +110,7 @@ impl World {
 
     /// The same with another configuration.
     fn restart_with(mut self, text: &str) -> Self {
-        self.broker.journal.save(&self.broker.book).unwrap();
+        self.broker.journal.save(&self.broker.domains.book).unwrap();
         let Self { broker, sockets, folder, .. } = self;
         drop(broker);
         let (broker, events) = begin(folder.path(), text);
@@ -127,19 +131,29 @@ impl World {
     }
 
     fn send_news(&mut self, name: &str, news: News) {
-        let process = self.broker.book.machines[name].process;
+        let process = self.broker.domains.book.machines[name].process;
         self.handle_event(Event::Told(name.into(), process, news));
     }
 
     /// Its QEMU does all that it should.
     fn meet(&mut self, name: &str) {
-        let wanted = self.broker.vms[name].wanted.borrow().clone();
+        let wanted = self.broker.domains.vms[name].wanted.borrow().clone();
         let places: BTreeMap<_, _> = wanted.plugs.iter().map(|plug| (plug.name.clone(), "04.0".to_owned())).collect();
         let holds = places.keys().cloned().collect();
         self.send_news(
             name,
             News::Has { version: wanted.version, places, holds, free: 20, trouble: None, process: Process::default() },
         );
+    }
+
+    fn serve_accounts(&mut self) {
+        let Broker { programs, domains, memory, schedule, .. } = &mut self.broker;
+        programs.serve_accounts(domains, memory, schedule).unwrap();
+    }
+
+    fn finish_sealing(&mut self, region: (u32, u32, usize), done: io::Result<()>) {
+        let Broker { memory, domains, schedule, .. } = &mut self.broker;
+        memory.finish_sealing(region, done, domains, schedule);
     }
 
     /// What the account's broker said is heard, as the ring of its bell does it.
@@ -156,22 +170,22 @@ impl World {
                 self.handle_event(event);
             }
             self.hear_account();
-            self.broker.vms.keys().cloned().collect::<Vec<_>>().iter().for_each(|name| self.meet(name));
+            self.broker.domains.vms.keys().cloned().collect::<Vec<_>>().iter().for_each(|name| self.meet(name));
             thread::yield_now();
         }
     }
 
     fn is_up(&self) -> bool {
-        let told = self.broker.locals["host"].guest.told();
-        self.broker.book.links.iter().all(|(number, link)| {
+        let told = self.broker.domains.locals["host"].guest.told();
+        self.broker.domains.book.links.iter().all(|(number, link)| {
             let is_told = told.get(number).is_some_and(|told| told.generation == link.generation);
-            self.broker.link_state(*number) == LinkState::Up && is_told
+            self.broker.domains.is_up(*number) && is_told
         })
     }
 
     fn word(&self, at: u64) -> u64 {
         let mut word = [0; 8];
-        self.broker.locals["host"].boxes.load(at, &mut word).unwrap();
+        self.broker.domains.locals["host"].boxes.load(at, &mut word).unwrap();
         u64::from_le_bytes(word)
     }
 
@@ -182,11 +196,11 @@ impl World {
 
     /// Whether the account heard all that it was told.
     fn is_quiet(&self) -> bool {
-        self.broker.locals["host"].guest.has_sent_all() && self.word(0x40) == self.word(4096 + 0x80)
+        self.broker.domains.locals["host"].guest.has_sent_all() && self.word(0x40) == self.word(4096 + 0x80)
     }
 
     fn is_held_by_host(&self) -> bool {
-        self.broker.book.quarantine.iter().any(|old| old.held_by.contains_key("host"))
+        self.broker.domains.book.quarantine.iter().any(|old| old.held_by.contains_key("host"))
     }
 }
 
@@ -197,8 +211,8 @@ fn b11_released_that_comes_while_the_account_is_told_other_news_counts() {
         for _ in 0..3 {
             world.until("the account heard all", World::is_quiet);
             let before = world.said_by_account();
-            let life = world.broker.book.number();
-            world.broker.book.machines.get_mut("a").unwrap().life = life;
+            let life = world.broker.domains.book.number();
+            world.broker.domains.book.machines.get_mut("a").unwrap().life = life;
             world.broker.reconcile().unwrap();
             assert!(world.is_held_by_host());
             let began = Instant::now();
@@ -212,16 +226,16 @@ fn b11_released_that_comes_while_the_account_is_told_other_news_counts() {
             world.until("the account gave it back", |world| !world.is_held_by_host());
             world.until("the links are up", World::is_up);
         }
-        assert!(world.broker.book.quarantine.is_empty());
+        assert!(world.broker.domains.book.quarantine.is_empty());
     });
 }
 
 #[test]
 fn b8_storm_that_is_told_while_the_guest_is_told_other_news_is_heard_and_has_consequences() {
     play(|world| {
-        let mut boxes = Inside(world.broker.vms["a"].device.memory.try_clone().unwrap());
+        let mut boxes = Inside(world.broker.domains.vms["a"].device.memory.try_clone().unwrap());
         let mut guest = Session::begin(tombolo_control::Path::Host, 7, &mut boxes).unwrap();
-        let process = world.broker.book.machines["a"].process;
+        let process = world.broker.domains.book.machines["a"].process;
         assert!(matches!(guest.turn(&mut boxes), Ok((Some(tombolo_control::Event::Began), _))));
         let (boot, name) = ([1; 16], checked_name("a"));
         guest.queue_message(&Envelope::statement(Message::Hello {
@@ -235,14 +249,15 @@ fn b8_storm_that_is_told_while_the_guest_is_told_other_news_is_heard_and_has_con
             guest.turn(&mut boxes).unwrap();
             world.handle_event(Event::Rang("a".into(), process));
         }
-        assert!(world.broker.vms["a"].guest.is_there());
-        let link = world.broker.link_between(&super::checked_name("a"), &super::checked_name("host")).unwrap();
+        assert!(world.broker.domains.vms["a"].guest.is_there());
+        let link =
+            world.broker.domains.book.link_between(&super::checked_name("a"), &super::checked_name("host")).unwrap();
         guest.queue_message(&Envelope::statement(Message::Storm { link }));
         guest.turn(&mut boxes).unwrap();
         // It stands in the box; what comes first is a change of what the guest is told.
-        world.broker.config.numbers.insert("a".into(), 5);
+        world.broker.domains.config.numbers.insert("a".into(), 5);
         world.broker.reconcile().unwrap();
-        assert!(world.broker.vms["a"].stormed_by.contains("host"), "it was heard");
+        assert!(world.broker.domains.vms["a"].stormed_by.contains("host"), "it was heard");
         assert!(world.broker.schedule.pace.is_due(), "its consequences are still to be drawn");
     });
 }
@@ -250,14 +265,14 @@ fn b8_storm_that_is_told_while_the_guest_is_told_other_news_is_heard_and_has_con
 #[test]
 fn b17_guest_that_rings_or_begins_sessions_without_end_has_the_broker_reconcile_a_tenth_of_the_time() {
     play(|world| {
-        let process = world.broker.book.machines["a"].process;
+        let process = world.broker.domains.book.machines["a"].process;
         world.broker.reconcile().unwrap();
         for _ in 0..1000 {
             world.broker.handle_event(Event::Rang("a".into(), process)).unwrap();
             assert!(!world.broker.schedule.pace.is_due(), "a ring alone has consequences");
         }
         // What it says has some; as much as it can say it says.
-        let mut boxes = Inside(world.broker.vms["a"].device.memory.try_clone().unwrap());
+        let mut boxes = Inside(world.broker.domains.vms["a"].device.memory.try_clone().unwrap());
         let (began, mut spent, mut longest, mut drawn) = (Instant::now(), Duration::ZERO, Duration::ZERO, 0);
         while drawn < 20 || began.elapsed() < Duration::from_millis(500) {
             assert!(began.elapsed() < Duration::from_secs(60), "consequences are drawn, though seldom");
@@ -288,17 +303,18 @@ fn b17_guest_that_rings_or_begins_sessions_without_end_has_the_broker_reconcile_
 #[test]
 fn b11_memory_of_which_an_account_was_never_told_does_not_wait_for_it() {
     play(|world| {
-        let link = world.broker.link_between(&checked_name("a"), &checked_name("host")).unwrap();
+        let link = world.broker.domains.book.link_between(&checked_name("a"), &checked_name("host")).unwrap();
         // New memory, which the account is not told of before it goes again: it was told of another generation.
-        let generation = world.broker.book.links[&link].generation + 1;
-        world.broker.retire(link);
-        let ends = world.broker.book.links[&link].ends.clone();
+        let generation = world.broker.domains.book.links[&link].generation + 1;
+        world.broker.memory.retire_memory(link, &mut world.broker.domains);
+        let ends = world.broker.domains.book.links[&link].ends.clone();
         let made = memory::create_pair(link, &ends, 64 << 10, [false, true]).unwrap();
-        world.broker.memory.insert(link, made);
-        let new = world.broker.book.links.get_mut(&link).unwrap();
+        world.broker.memory.regions.insert(link, made);
+        let new = world.broker.domains.book.links.get_mut(&link).unwrap();
         (new.has_memory, new.generation) = (true, generation);
-        world.broker.retire(link);
-        let held: Vec<_> = world.broker.book.quarantine.iter().map(|old| old.held_by.contains_key("host")).collect();
+        world.broker.memory.retire_memory(link, &mut world.broker.domains);
+        let held: Vec<_> =
+            world.broker.domains.book.quarantine.iter().map(|old| old.held_by.contains_key("host")).collect();
         assert_eq!(held, [true, false]);
     });
 }
@@ -306,14 +322,14 @@ fn b11_memory_of_which_an_account_was_never_told_does_not_wait_for_it() {
 #[test]
 fn b10_region_that_cannot_be_sealed_is_told_of_once_and_not_each_time_that_it_is_tried() {
     play(|world| {
-        let link = world.broker.link_between(&checked_name("a"), &checked_name("host")).unwrap();
-        let state = &world.broker.book.links[&link];
+        let link = world.broker.domains.book.link_between(&checked_name("a"), &checked_name("host")).unwrap();
+        let state = &world.broker.domains.book.links[&link];
         let region = (link, state.generation, state.side("a").unwrap());
-        let fail = |world: &mut World| world.broker.sealed(region, Err(io::ErrorKind::WouldBlock.into()));
+        let fail = |world: &mut World| world.finish_sealing(region, Err(io::ErrorKind::WouldBlock.into()));
         let lines = crate::log::tests::written(false, "info", || (0..3).for_each(|_| fail(world)));
         assert!(lines.len() == 1 && lines[0].contains("the memory of a cannot be sealed yet"), "{lines:?}");
         // Once it was sealed it is another matter.
-        world.broker.sealed(region, Ok(()));
+        world.finish_sealing(region, Ok(()));
         assert_eq!(crate::log::tests::written(false, "info", || fail(world)).len(), 1);
     });
 }
@@ -321,17 +337,17 @@ fn b10_region_that_cannot_be_sealed_is_told_of_once_and_not_each_time_that_it_is
 #[test]
 fn b17_memory_is_made_beside_the_thread_that_serves_all_others() {
     play(|world| {
-        let life = world.broker.book.number();
-        world.broker.book.machines.get_mut("a").unwrap().life = life;
+        let life = world.broker.domains.book.number();
+        world.broker.domains.book.machines.get_mut("a").unwrap().life = life;
         world.broker.reconcile().unwrap();
-        let link = world.broker.link_between(&checked_name("a"), &checked_name("host")).unwrap();
-        assert!(world.broker.making.contains(&link) && !world.broker.book.links[&link].has_memory);
+        let link = world.broker.domains.book.link_between(&checked_name("a"), &checked_name("host")).unwrap();
+        assert!(world.broker.memory.making.contains(&link) && !world.broker.domains.book.links[&link].has_memory);
         // Its end begins once more before it is there: then it is for that life.
-        let life = world.broker.book.number();
-        world.broker.book.machines.get_mut("a").unwrap().life = life;
+        let life = world.broker.domains.book.number();
+        world.broker.domains.book.machines.get_mut("a").unwrap().life = life;
         world.until("the links are up", World::is_up);
-        assert_eq!(world.broker.book.links[&link].lives[0], life);
-        assert!(world.broker.making.is_empty());
+        assert_eq!(world.broker.domains.book.links[&link].lives[0], life);
+        assert!(world.broker.memory.making.is_empty());
     });
 }
 
@@ -341,7 +357,8 @@ fn b16_machine_whose_device_cannot_be_written_is_lost_and_no_other() {
         // What a broker of before left: memory that its QEMU sealed.
         let sealed = memory::create("sealed", tombolo_control::DEVICE_LEN).unwrap();
         memory::seal_against_writing(&sealed).unwrap();
-        let (process, device) = (world.broker.book.machines["a"].process, &world.broker.vms["a"].device);
+        let (process, device) =
+            (world.broker.domains.book.machines["a"].process, &world.broker.domains.vms["a"].device);
         let mut descriptors = device.descriptors();
         descriptors[1] = std::os::fd::AsFd::as_fd(&sealed);
         world
@@ -351,10 +368,10 @@ fn b16_machine_whose_device_cannot_be_written_is_lost_and_no_other() {
             .store_descriptors(&crate::host::state::machine_key("a", process), &descriptors)
             .unwrap();
         let world = world.restart();
-        assert_eq!(world.broker.vms.keys().collect::<Vec<_>>(), ["b"]);
-        assert!(world.broker.is_gone("a") && !world.broker.book.machines.contains_key("a"));
-        let b = world.broker.link_between(&checked_name("b"), &checked_name("host")).unwrap();
-        assert!(world.broker.book.links[&b].has_memory, "what others have stays");
+        assert_eq!(world.broker.domains.vms.keys().collect::<Vec<_>>(), ["b"]);
+        assert!(world.broker.domains.is_gone("a") && !world.broker.domains.book.machines.contains_key("a"));
+        let b = world.broker.domains.book.link_between(&checked_name("b"), &checked_name("host")).unwrap();
+        assert!(world.broker.domains.book.links[&b].has_memory, "what others have stays");
     });
 }
 
@@ -365,15 +382,15 @@ fn allocated(memory: &OwnedFd) -> i64 {
 
 /// The memory of the link between `a` and the host, by whose it is: `a`, and the host.
 fn regions(world: &World) -> [OwnedFd; 2] {
-    let link = world.broker.link_between(&checked_name("a"), &checked_name("host")).unwrap();
-    let side = world.broker.book.links[&link].side("a").unwrap();
-    [side, 1 - side].map(|side| world.broker.memory[&link].own[side].try_clone().unwrap())
+    let link = world.broker.domains.book.link_between(&checked_name("a"), &checked_name("host")).unwrap();
+    let side = world.broker.domains.book.links[&link].side("a").unwrap();
+    [side, 1 - side].map(|side| world.broker.memory.regions[&link].own[side].try_clone().unwrap())
 }
 
 /// The link between `a` and the host gets other memory.
 fn begin_life(world: &mut World) {
-    let life = world.broker.book.number();
-    world.broker.book.machines.get_mut("a").unwrap().life = life;
+    let life = world.broker.domains.book.number();
+    world.broker.domains.book.machines.get_mut("a").unwrap().life = life;
     world.broker.reconcile().unwrap();
 }
 
@@ -381,12 +398,12 @@ fn begin_life(world: &mut World) {
 fn b11_pages_of_an_accounts_region_are_given_back_once_its_programs_let_go_and_a_machines_are_not_touched() {
     play(|world| {
         // The machine has vhost-user backends: its region is not sealed against writing, and so it could be done.
-        let link = world.broker.link_between(&checked_name("a"), &checked_name("host")).unwrap();
-        let ends = world.broker.book.links[&link].ends.clone();
-        world.broker.memory.insert(link, memory::create_pair(link, &ends, 64 << 10, [true; 2]).unwrap());
+        let link = world.broker.domains.book.link_between(&checked_name("a"), &checked_name("host")).unwrap();
+        let ends = world.broker.domains.book.links[&link].ends.clone();
+        world.broker.memory.regions.insert(link, memory::create_pair(link, &ends, 64 << 10, [true; 2]).unwrap());
         let [theirs, own] = regions(world);
         begin_life(world);
-        world.until("the account gave it back", |world| world.broker.book.quarantine.is_empty());
+        world.until("the account gave it back", |world| world.broker.domains.book.quarantine.is_empty());
         world.until("its pages are there no more", |_| allocated(&own) == 0);
         assert_eq!(allocated(&theirs), 64 << 10, "the machine's may be its vhost-user backends'");
     });
@@ -399,22 +416,22 @@ fn b11_b16_pages_that_programs_got_from_an_earlier_broker_stay_whatever_becomes_
         begin_life(&mut world);
         // Nobody is left who would say that they let go.
         let mut world = world.restart();
-        world.until("the old memory is out of the book", |world| world.broker.book.quarantine.is_empty());
+        world.until("the old memory is out of the book", |world| world.broker.domains.book.quarantine.is_empty());
         world.until("the links are up", World::is_up);
         let again = regions(&world);
         // This time the link itself goes, before the account was told of it.
         let mut world = {
-            world.broker.book.links.values_mut().for_each(|link| link.configured = true);
+            world.broker.domains.book.links.values_mut().for_each(|link| link.configured = true);
             let text = TEXT.replace("[[link]]\nbetween = [\"a\", \"host\"]\n", "");
             assert_ne!(text, TEXT);
             world.restart_with(&text)
         };
-        assert!(world.broker.link_between(&checked_name("a"), &checked_name("host")).is_none());
-        world.until("that memory is out of the book, too", |world| world.broker.book.quarantine.is_empty());
+        assert!(world.broker.domains.book.link_between(&checked_name("a"), &checked_name("host")).is_none());
+        world.until("that memory is out of the book, too", |world| world.broker.domains.book.quarantine.is_empty());
         // What is done to memory is done one after the other.
         let done = memory::create("done", 64 << 10).map(Arc::new).unwrap();
         let free = Chore { what: What::Free, memory: Arc::clone(&done), region: None };
-        assert!(world.broker.chores.ask("host", free));
+        assert!(world.broker.memory.chores.ask("host", free));
         world.until("what was asked for before is done", |_| allocated(&done) == 0);
         for memory in kept.iter().chain(&again) {
             assert_eq!(allocated(memory), 64 << 10);
@@ -433,25 +450,25 @@ fn b11_account_that_is_configured_no_more_holds_no_memory() {
             held_by: BTreeMap::from([("alice".to_owned(), 0)]),
             since: now(),
         };
-        world.broker.config.accounts.insert("alice".into(), 12345);
-        world.broker.settle_accounts().unwrap();
-        world.broker.book.quarantine.push(old);
-        world.broker.config.accounts.clear();
-        world.broker.settle_accounts().unwrap();
+        world.broker.domains.config.accounts.insert("alice".into(), 12345);
+        world.serve_accounts();
+        world.broker.domains.book.quarantine.push(old);
+        world.broker.domains.config.accounts.clear();
+        world.serve_accounts();
         world.broker.reconcile().unwrap();
-        assert!(world.broker.book.quarantine.is_empty());
+        assert!(world.broker.domains.book.quarantine.is_empty());
     });
 }
 
 #[test]
 fn b13_reload_tells_who_talks_with_a_qemu_whose_user_it_is_now() {
     play(|world| {
-        assert_eq!(*world.broker.vms["a"].user.borrow(), None);
+        assert_eq!(*world.broker.domains.vms["a"].user.borrow(), None);
         let path = world.folder.path().join("t");
         std::fs::write(&path, TEXT.replace("[domain.a]", "[domain.a]\nuser = 77")).unwrap();
         world.handle_event(Event::Reload);
-        assert_eq!(*world.broker.vms["a"].user.borrow(), Some(77));
-        assert_eq!(*world.broker.vms["b"].user.borrow(), None);
+        assert_eq!(*world.broker.domains.vms["a"].user.borrow(), Some(77));
+        assert_eq!(*world.broker.domains.vms["b"].user.borrow(), None);
     });
 }
 
@@ -472,7 +489,7 @@ fn b9_qemu_that_cannot_be_served_leaves_no_task_behind() {
             "a",
             &machine,
             device,
-            &broker.config,
+            &broker.domains.config,
             &broker.journal.folder,
             &broker.schedule.events,
             qemu::ASK_AGAIN,
@@ -510,11 +527,11 @@ fn b17_memory_that_is_not_wanted_any_more_is_dropped_beside_the_thread_that_serv
 #[test]
 fn b16_machine_whose_task_fails_is_lost_and_no_other_and_what_all_need_ends_the_broker() {
     play(|world| {
-        let process = world.broker.book.machines["a"].process;
+        let process = world.broker.domains.book.machines["a"].process;
         world.handle_event(Event::Faulty("a".into(), process - 1));
-        assert!(world.broker.vms.contains_key("a"), "that was another QEMU");
+        assert!(world.broker.domains.vms.contains_key("a"), "that was another QEMU");
         world.handle_event(Event::Faulty("a".into(), process));
-        assert!(!world.broker.vms.contains_key("a") && world.broker.vms.contains_key("b"));
+        assert!(!world.broker.domains.vms.contains_key("a") && world.broker.domains.vms.contains_key("b"));
         assert!(world.broker.handle_event(Event::Faulty("host".into(), 0)).is_err());
         assert!(world.broker.handle_event(Event::Broken("what all need")).is_err());
     });
@@ -523,17 +540,18 @@ fn b16_machine_whose_task_fails_is_lost_and_no_other_and_what_all_need_ends_the_
 #[test]
 fn b8_b16_bell_that_is_not_written_down_is_not_given_and_is_given_later() {
     play(|world| {
-        let (number, bell) = world.broker.book.machines["a"].bells.first_key_value().expect("it may ring the host");
+        let (number, bell) =
+            world.broker.domains.book.machines["a"].bells.first_key_value().expect("it may ring the host");
         let (number, bell) = (*number, bell.clone());
         let blocked = world.folder.path().join("state.json.new");
         std::fs::create_dir(&blocked).unwrap();
-        world.broker.book.machines.get_mut("a").unwrap().bells.remove(&number);
-        assert!(is_unsaved(&world.broker.give_bell("a", bell).unwrap_err()));
-        assert!(world.broker.book.machines["a"].bells.is_empty());
+        world.broker.domains.book.machines.get_mut("a").unwrap().bells.remove(&number);
+        assert!(is_unsaved(&world.broker.doorbells().give_bell("a", bell).unwrap_err()));
+        assert!(world.broker.domains.book.machines["a"].bells.is_empty());
         // What is wanted stays wanted.
         world.broker.reconcile().unwrap();
-        assert!(world.broker.book.machines["a"].bells.is_empty());
+        assert!(world.broker.domains.book.machines["a"].bells.is_empty());
         std::fs::remove_dir(&blocked).unwrap();
-        world.until("it may ring again", |world| !world.broker.book.machines["a"].bells.is_empty());
+        world.until("it may ring again", |world| !world.broker.domains.book.machines["a"].bells.is_empty());
     });
 }

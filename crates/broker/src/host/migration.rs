@@ -3,18 +3,21 @@
 //! one that came without a doorbell gets one (B-27).
 
 use std::{
-    io,
+    collections::BTreeMap,
+    path::PathBuf,
     time::{Duration, Instant},
 };
 
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tombolo_control::{Message, Name, code};
 
-use crate::host::{
-    broker::{Broker, leaving::Asker},
-    event::{Event, refuse},
+use super::{
+    domains::Domains,
+    event::{Asker, Event, answer, refuse},
+    leaving::LeavingLinks,
     paths::{device_socket, qmp_socket},
     qemu::{Alone, News, Watched, watch_alone},
+    schedule::Schedule,
     tasks::{self, Tasks},
 };
 
@@ -58,42 +61,55 @@ fn spent(name: &str) -> String {
     )
 }
 
-fn answer(askers: impl IntoIterator<Item = Asker>, said: &[Message]) {
-    // Who does not wait for the answer does not get it. To wait took nobody's time.
-    askers.into_iter().for_each(|asker| _ = asker.send((said.to_vec(), Duration::ZERO)));
+/// Machines that are made ready to migrate, and how those are looked for that are not connected.
+#[derive(Debug)]
+pub(crate) struct Migrations {
+    departures: BTreeMap<String, Departure>,
+    alone: BTreeMap<String, LoneVm>,
+    folder: PathBuf,
+    events: mpsc::Sender<Event>,
 }
 
-impl Broker {
+impl Migrations {
+    /// None yet; what is looked for is reached in `folder`.
+    pub fn new(folder: PathBuf, events: mpsc::Sender<Event>) -> Self {
+        Self { departures: BTreeMap::new(), alone: BTreeMap::new(), folder, events }
+    }
+
+    /// Looks for nobody any more.
+    pub fn stop_watching(&mut self) {
+        self.alone.clear();
+    }
+
     /// Begins to make a machine ready; `asker` hears once it is.
-    pub(crate) fn prepare(&mut self, domain: &Name, asker: Asker) -> io::Result<()> {
+    pub fn prepare_machine(&mut self, domain: &Name, asker: Asker, domains: &Domains, ask_again: Duration) {
         let (name, began) = (domain.as_str(), Instant::now());
         // When the guest would be asked once more to let go of its devices.
-        let until = began + self.config.leave + self.ask_again;
+        let until = began + domains.config.leave + ask_again;
         if let Some(departure) = self.departures.get_mut(name) {
             // Who asks again waits on.
             departure.until = until;
             departure.askers.push(asker);
-            return Ok(());
+            return;
         }
-        if let Some(no) = self.why_not_prepared(domain) {
+        if let Some(no) = self.why_not_prepared(domain, domains) {
             answer([asker], &no);
-            return Ok(());
+            return;
         }
         let (askers, canceller, links, cut) = (vec![asker], None, 0, Vec::new());
         let (is_marked, is_bare, met) = (false, None, 0);
         let departure = Departure { began, until, askers, canceller, links, cut, is_marked, is_bare, met };
         self.departures.insert(name.to_owned(), departure);
         tracing::info!("{name}: it is made ready to migrate");
-        Ok(())
     }
 
     /// Why a machine cannot be made ready.
-    fn why_not_prepared(&self, domain: &Name) -> Option<Vec<Message>> {
+    fn why_not_prepared(&self, domain: &Name, domains: &Domains) -> Option<Vec<Message>> {
         let name = domain.as_str();
-        if !self.config.domains.contains_key(name) {
-            return Some(self.unknown(domain));
+        if !domains.config.domains.contains_key(name) {
+            return Some(domains.unknown(domain));
         }
-        let Some(vm) = self.vms.get(name) else {
+        let Some(vm) = domains.vms.get(name) else {
             return Some(match self.alone.get(name).map(|lone| &lone.said) {
                 Some(Alone::Left { .. }) => refuse(code::EXISTS, format!("{name} is ready to migrate already")),
                 _ => {
@@ -106,14 +122,14 @@ impl Broker {
             return Some(refuse(code::NO_QEMU, format!("{name}: its QEMU takes no commands: {why}")));
         }
         // It has freed what it would free once more with its doorbell.
-        self.book.machines.get(name).is_some_and(|machine| machine.is_spent).then(|| {
+        domains.book.machines.get(name).is_some_and(|machine| machine.is_spent).then(|| {
             let why = "its QEMU had to forget a doorbell (a link that was removed, a storm): it would end with its own. Start it anew";
             refuse(code::QEMU_REFUSES, format!("{name}: {why}"))
         })
     }
 
     /// Takes back that a machine is made ready, or was; `asker` hears what comes of that.
-    pub(crate) fn cancel_prepare(&mut self, domain: &Name, asker: Asker) {
+    pub fn cancel_preparation(&mut self, domain: &Name, asker: Asker, domains: &Domains) {
         let name = domain.as_str();
         if let Some(departure) = self.departures.get_mut(name) {
             if departure.canceller.is_none() {
@@ -133,14 +149,14 @@ impl Broker {
             Some((Alone::Left { .. }, _)) => {
                 refuse(code::EXISTS, format!("{name}: somebody else takes it back already"))
             }
-            _ if !self.config.domains.contains_key(name) => self.unknown(domain),
+            _ if !domains.config.domains.contains_key(name) => domains.unknown(domain),
             _ => refuse(code::NOT_FOUND, format!("{name} was not made ready to migrate")),
         };
         answer([asker], &no);
     }
 
     /// Whether a machine is to have no link now, as it is made ready to migrate, or is; and why.
-    pub(crate) fn leaves(&self, name: &str) -> Option<String> {
+    pub fn why_without_links(&self, name: &str) -> Option<String> {
         if let Some(departure) = self.departures.get(name) {
             return (!departure.is_cancelled()).then(|| format!("{name} is made ready to migrate"));
         }
@@ -154,12 +170,12 @@ impl Broker {
     }
 
     /// Whether a machine's doorbell is on its way out, or to be.
-    pub(crate) fn is_departing(&self, name: &str) -> bool {
+    pub fn is_departing(&self, name: &str) -> bool {
         self.departures.get(name).is_some_and(|departure| !departure.is_cancelled())
     }
 
     /// What keeps a machine's QEMU from its doorbell.
-    pub(crate) fn lone_trouble(&self, name: &str) -> Option<String> {
+    pub fn doorbell_trouble(&self, name: &str) -> Option<String> {
         match &self.alone.get(name)?.said {
             Alone::Trouble(why) => Some(format!("{name} has no doorbell: {why}")),
             _ => None,
@@ -167,22 +183,22 @@ impl Broker {
     }
 
     /// Whether nothing of a machine's links is left that its QEMU is to have, and its doorbell is to go.
-    pub(crate) fn is_to_be_bare(&self, name: &str) -> bool {
-        self.is_departing(name) && self.book.links_of(name).all(|(_, link)| !link.has_memory)
+    pub fn is_to_be_bare(&self, name: &str, domains: &Domains) -> bool {
+        self.is_departing(name) && domains.book.links_of(name).all(|(_, link)| !link.has_memory)
     }
 
     /// A doorbell that is to go is not rung any more.
-    pub(crate) fn mute_departing(&mut self) {
-        for name in self.vms.keys().cloned().collect::<Vec<_>>() {
-            let is_muted = self.is_to_be_bare(&name);
-            if let Some(vm) = self.vms.get_mut(&name) {
+    pub fn mute_departing(&self, domains: &mut Domains) {
+        for name in domains.vms.keys().cloned().collect::<Vec<_>>() {
+            let is_muted = self.is_to_be_bare(&name, domains);
+            if let Some(vm) = domains.vms.get_mut(&name) {
                 vm.device.mute(is_muted);
             }
         }
     }
 
     /// Connections of a link of this machine were open when it went.
-    pub(crate) fn count_departed(&mut self, ends: &[String; 2], open: &[(String, u16)]) {
+    pub fn count_cut(&mut self, ends: &[String; 2], open: &[(String, u16)]) {
         for end in ends {
             if let Some(departure) = self.departures.get_mut(end) {
                 departure.links = departure.links.saturating_add(1);
@@ -192,13 +208,13 @@ impl Broker {
     }
 
     /// Draws what follows for machines that are made ready.
-    pub(crate) fn settle_departures(&mut self) -> io::Result<()> {
+    pub fn advance_departures(&mut self, domains: &Domains, leaving: &mut LeavingLinks, schedule: &mut Schedule) {
         let now = Instant::now();
         for name in self.departures.keys().cloned().collect::<Vec<_>>() {
             let links: Vec<u32> =
-                self.book.links_of(&name).filter(|(_, link)| link.has_memory).map(|(number, _)| number).collect();
-            let is_asked = self.vms.get(&name).is_some_and(|vm| vm.wanted.borrow().bare);
-            let version = self.vms.get(&name).map_or(0, |vm| vm.wanted.borrow().version);
+                domains.book.links_of(&name).filter(|(_, link)| link.has_memory).map(|(number, _)| number).collect();
+            let is_asked = domains.vms.get(&name).is_some_and(|vm| vm.wanted.borrow().bare);
+            let version = domains.vms.get(&name).map_or(0, |vm| vm.wanted.borrow().version);
             let Some(departure) = self.departures.get_mut(&name) else { continue };
             if departure.is_marked
                 && let Some(canceller) = departure.canceller.take()
@@ -219,31 +235,21 @@ impl Broker {
                 let left = departure.until.saturating_duration_since(now);
                 if left.is_zero() && !departure.askers.is_empty() {
                     let askers = std::mem::take(&mut departure.askers);
-                    let why = self.why_kept(&name);
+                    let why = why_kept(&name, domains);
                     tracing::warn!("{why}");
                     answer(askers, &refuse(code::KEPT, why));
                 } else if !left.is_zero() {
-                    self.schedule.remind_after(left);
+                    schedule.remind_after(left);
                 }
                 for link in links {
-                    self.leave_for_now(link, &name);
+                    leaving.begin_rest(link, domains.config.leave, &name);
                 }
             }
-        }
-        Ok(())
-    }
-
-    /// What is still in the way.
-    fn why_kept(&self, name: &str) -> String {
-        let trouble = self.vms.get(name).and_then(|vm| vm.trouble.clone());
-        match trouble {
-            Some(trouble) => format!("{name} is not ready to migrate: {trouble}"),
-            None => format!("{name} is not ready to migrate: its guest has not let go of its devices yet; ask again"),
         }
     }
 
     /// What QEMU tells of a machine that is made ready.
-    pub(crate) fn told_departure(&mut self, name: &str, news: &News) {
+    pub fn apply_news(&mut self, name: &str, news: &News) {
         let is_known = self.departures.contains_key(name);
         if let (News::Marked, false) = (news, is_known) {
             // An earlier broker began it, and nobody waits for it any more.
@@ -270,7 +276,7 @@ impl Broker {
     }
 
     /// A QEMU closed its connection: a machine that was made ready has no device any more, or has gone.
-    pub(crate) fn left_departing(&mut self, name: &str) {
+    pub fn finish_departure(&mut self, name: &str, domains: &Domains) {
         let Some(departure) = self.departures.remove(name) else { return };
         answer(departure.canceller, &refuse(code::MIGRATES, format!("{name} is ready to migrate meanwhile")));
         let Some(is_filled) = departure.is_bare else {
@@ -290,28 +296,28 @@ impl Broker {
         let domain = crate::config::checked_name(name);
         let row = Message::PreparedRow { domain, links: departure.links, cut, took, note: note.into() };
         answer(departure.askers, &[row, Message::Done {}]);
-        self.look_after_alone(name);
+        self.watch_machine(name, domains);
         if let Some(lone) = self.alone.get_mut(name) {
             lone.said = Alone::Left { is_filled };
         }
     }
 
     /// Each machine that is configured is looked for at its control socket while its QEMU is not connected.
-    pub(crate) fn settle_alone(&mut self) {
-        self.alone.retain(|name, _| self.config.domains.contains_key(name));
-        for name in self.config.domains.keys().cloned().collect::<Vec<_>>() {
-            self.look_after_alone(&name);
+    pub fn watch_machines(&mut self, domains: &Domains) {
+        self.alone.retain(|name, _| domains.config.domains.contains_key(name));
+        for name in domains.config.domains.keys().cloned().collect::<Vec<_>>() {
+            self.watch_machine(&name, domains);
         }
     }
 
-    fn look_after_alone(&mut self, name: &str) {
-        let Some(domain) = self.config.domains.get(name) else { return };
-        let is_served = self.vms.contains_key(name);
+    fn watch_machine(&mut self, name: &str, domains: &Domains) {
+        let Some(domain) = domains.config.domains.get(name) else { return };
+        let is_served = domains.vms.contains_key(name);
         let now = Watched {
             is_served,
             is_restored: !is_served && self.alone.get(name).is_some_and(|lone| lone.restorer.is_some()),
-            path: qmp_socket(&self.journal.folder, &self.config, name),
-            device: device_socket(&self.journal.folder, name),
+            path: qmp_socket(&self.folder, &domains.config, name),
+            device: device_socket(&self.folder, name),
             board: domain.machine,
             user: domain.user,
             vectors: domain.vectors,
@@ -329,21 +335,17 @@ impl Broker {
             return;
         }
         let (watched, watcher) = watch::channel(now);
-        let (owner, sender, mut tasks) = (name.to_owned(), self.schedule.events.clone(), Tasks::default());
+        let (owner, sender, mut tasks) = (name.to_owned(), self.events.clone(), Tasks::default());
         let work = watch_alone(watcher, async move |said| {
             let _ = sender.send(Event::Alone(owner.clone(), said)).await;
         });
-        tasks.push(tasks::begin_watched(
-            &self.schedule.events,
-            Event::Broken("what looks for machines that arrive"),
-            work,
-        ));
+        tasks.push(tasks::begin_watched(&self.events, Event::Broken("what looks for machines that arrive"), work));
         self.alone.insert(name.to_owned(), LoneVm { watched, said: Alone::Unseen, restorer: None, _tasks: tasks });
     }
 
     /// What was seen of a QEMU that is not connected.
-    pub(crate) fn heard_alone(&mut self, name: &str, said: Alone) {
-        let is_served = self.vms.contains_key(name);
+    pub fn apply_sighting(&mut self, name: &str, said: Alone, domains: &Domains) {
+        let is_served = domains.vms.contains_key(name);
         let Some(lone) = self.alone.get_mut(name).filter(|_| !is_served) else { return };
         if let Alone::Trouble(why) = &said
             && said != lone.said
@@ -368,6 +370,15 @@ impl Broker {
             }
         }
         lone.said = said;
+    }
+}
+
+/// What is still in the way.
+fn why_kept(name: &str, domains: &Domains) -> String {
+    let trouble = domains.vms.get(name).and_then(|vm| vm.trouble.clone());
+    match trouble {
+        Some(trouble) => format!("{name} is not ready to migrate: {trouble}"),
+        None => format!("{name} is not ready to migrate: its guest has not let go of its devices yet; ask again"),
     }
 }
 

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Who may ring whom, and who did so without end (B-8).
+
+use std::{collections::BTreeMap, io, os::fd::OwnedFd};
+
+use super::{
+    accounts::relay::CALM,
+    domains::Domains,
+    event::Event,
+    journal::Journal,
+    link_memory::LinkMemory,
+    migration::Migrations,
+    schedule::{RETRY, Schedule},
+    state::Bell,
+};
+
+/// Doorbells, and all that decides who has which.
+pub(crate) struct Doorbells<'a> {
+    pub domains: &'a mut Domains,
+    pub memory: &'a LinkMemory,
+    pub migrations: &'a Migrations,
+    pub journal: &'a mut Journal,
+    pub schedule: &'a mut Schedule,
+}
+
+impl Doorbells<'_> {
+    /// Gives each QEMU the doorbells of those peers that it has a link with, and no other (B-8).
+    pub fn update_bells(&mut self) -> io::Result<()> {
+        for viewer in self.domains.vms.keys().cloned().collect::<Vec<_>>() {
+            let mut wanted: BTreeMap<String, (u64, u32)> = BTreeMap::new();
+            for (number, peer) in self.domains.up_links(&viewer) {
+                if let (Some(vm), Some(machine)) = (self.domains.vms.get(&peer), self.domains.book.machines.get(&peer))
+                {
+                    if !vm.stormed_by.contains(&viewer) {
+                        wanted.insert(peer, (machine.process, number));
+                    }
+                } else if self.domains.locals.get(&peer).is_some_and(|local| !local.stormed_by.contains(&viewer)) {
+                    // Other memory has another bell.
+                    wanted.insert(peer, (u64::from(self.domains.book.links[&number].generation), number));
+                }
+            }
+            let mut stale = Vec::new();
+            for (number, bell) in &self.domains.book.machines[&viewer].bells {
+                if wanted.get(&bell.peer) == Some(&(bell.process, bell.link)) {
+                    wanted.remove(&bell.peer);
+                } else if !(self.migrations.is_departing(&viewer) || keeps_bell(&viewer, bell, self.domains)) {
+                    stale.push((
+                        *number,
+                        self.domains.book.machines.get(&bell.peer).map(|peer| peer.process) != Some(bell.process),
+                    ));
+                }
+            }
+            for (number, is_dead) in stale {
+                let peer = self.domains.book.machines[&viewer].bells[&number].peer.clone();
+                let is_dead = is_dead && !self.domains.config.is_local(&peer);
+                let machine = self.domains.book.machines.get_mut(&viewer);
+                if !(is_dead && machine.is_some_and(|machine| machine.bury_bell(number))) {
+                    self.withdraw_bell(&viewer, number)?;
+                }
+            }
+            for (peer, (process, link)) in wanted {
+                self.give_bell(&viewer, Bell { peer, process, link, given: false })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives a QEMU a doorbell once that is written down.
+    pub fn give_bell(&mut self, viewer: &str, bell: Bell) -> io::Result<()> {
+        let (peer, link) = (bell.peer.clone(), bell.link);
+        let rings = match self.domains.vms.get(&peer) {
+            Some(vm) => Some(&**vm.device.bell(link)),
+            None => self.memory.regions.get(&link).and_then(|memory| memory.bell.as_deref()),
+        };
+        // Without a descriptor there is a doorbell later.
+        let rings = match rings.map(OwnedFd::try_clone) {
+            Some(Ok(rings)) => rings,
+            Some(Err(_)) => {
+                self.schedule.remind_after(RETRY);
+                return Ok(());
+            }
+            None => return Ok(()),
+        };
+        let most = self.domains.config.domains.get(viewer).map_or(0, |domain| usize::from(domain.bells));
+        let Some(machine) = self.domains.book.machines.get_mut(viewer) else { return Ok(()) };
+        let number = if machine.bells.len() < most { machine.number_for(&peer) } else { None };
+        let Some(number) = number else {
+            if let Some(vm) = self.domains.vms.get_mut(viewer) {
+                vm.trouble = Some(format!("it gets no doorbell of {peer}: it has {} of {most}", machine.bells.len()));
+            }
+            return Ok(());
+        };
+        machine.bells.insert(number, bell);
+        if let Err(error) = self.journal.save(&self.domains.book) {
+            // It was not given.
+            self.domains.book.machines.get_mut(viewer).map(|machine| machine.bells.remove(&number));
+            return Err(error);
+        }
+        self.domains.send_message(viewer, (number.into(), Some(rings)), &self.schedule.events);
+        Ok(())
+    }
+
+    /// Takes a doorbell away, whose number is not used again (B-8).
+    pub fn withdraw_bell(&mut self, viewer: &str, number: u16) -> io::Result<()> {
+        if let Some(bell) =
+            self.domains.book.machines.get_mut(viewer).and_then(|machine| machine.bells.get_mut(&number))
+        {
+            // Until it is done, a broker that begins does it again.
+            bell.given = false;
+            if let Some(machine) = self.domains.book.machines.get_mut(viewer) {
+                machine.is_spent = true;
+            }
+            self.journal.save(&self.domains.book)?;
+        }
+        self.domains.send_message(viewer, (number.into(), None), &self.schedule.events);
+        if let Some(machine) = self.domains.book.machines.get_mut(viewer) {
+            machine.bells.remove(&number);
+        }
+        Ok(())
+    }
+}
+
+/// How often an end of a link rang the other without end.
+#[derive(Debug, Default)]
+pub(crate) struct Storms(BTreeMap<(u32, String), u32>);
+
+impl Storms {
+    /// Takes the doorbell away for a while from the peer on `link`, which rang without end (B-8).
+    pub fn begin_storm(&mut self, name: &str, link: u32, domains: &mut Domains, schedule: &Schedule) {
+        let peer = domains.book.links.get(&link).and_then(|link| Some(link.ends[1 - link.side(name)?].clone()));
+        let Some(peer) = peer else { return };
+        if domains.stormed_by_mut(name).is_some_and(|stormed_by| stormed_by.insert(peer.clone())) {
+            let times = self.0.entry((link, peer.clone())).or_default();
+            *times = times.saturating_add(1);
+            let by = peer.clone();
+            tracing::warn!(
+                stranger = by.as_str(),
+                "{name}: {peer} rings without end: its doorbell is taken away for {} s",
+                CALM.as_secs()
+            );
+            schedule.send_after(CALM, Event::Calm(name.to_owned(), peer));
+        }
+    }
+
+    /// How often an end of a link rang the other without end.
+    pub fn count_storms(&self, number: u32, end: &str) -> u32 {
+        self.0.get(&(number, end.to_owned())).copied().unwrap_or_default()
+    }
+
+    /// Forgets the storms of a link that is no more.
+    pub fn forget_link(&mut self, number: u32) {
+        self.0.retain(|(link, _), _| *link != number);
+    }
+}
+
+/// Whether a domain keeps a doorbell that it would not be given now: to take one back is what its QEMU does not forget (B-8, B-26).
+fn keeps_bell(viewer: &str, bell: &Bell, domains: &Domains) -> bool {
+    let Some(link) = domains.book.links.get(&bell.link).filter(|link| link.side(viewer).is_some()) else {
+        return false;
+    };
+    let is_same = match domains.book.machines.get(&bell.peer) {
+        Some(machine) => machine.process == bell.process,
+        None => domains.config.is_local(&bell.peer) && u64::from(link.generation) == bell.process,
+    };
+    is_same && domains.stormed_by(&bell.peer).is_some_and(|stormed_by| !stormed_by.contains(viewer))
+}

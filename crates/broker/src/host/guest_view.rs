@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a guest, or an account, is to know of its links (B-7).
+
+use std::collections::BTreeMap;
+
+use tombolo_control::{FIRST_BELL, NO_BELL, Name, Pattern, Place, Way};
+
+use super::{
+    domains::Domains,
+    guest::{Guest, LinkNews},
+    state::plug_name,
+};
+use crate::config::checked_name;
+
+/// What one domain is to know.
+pub(crate) struct GuestView<'a> {
+    pub name: &'a str,
+    pub guest: &'a Guest,
+    pub domains: &'a Domains,
+    /// How long each link stays that goes soon.
+    pub leaving: &'a BTreeMap<u32, u32>,
+}
+
+impl GuestView<'_> {
+    /// The links of the domain. One whose other end went stays as it is with its memory, so that what is in it can be read to the
+    /// end; only the peer's life is another.
+    pub fn links(&self) -> BTreeMap<u32, LinkNews> {
+        let up = self.domains.up_links(self.name);
+        let mut told: BTreeMap<u32, LinkNews> =
+            up.iter().filter_map(|(number, peer)| Some((*number, self.link_news(*number, peer)?))).collect();
+        for (number, old) in self.guest.told() {
+            let link =
+                self.domains.book.links.get(number).filter(|it| it.has_memory && it.generation == old.generation);
+            if link.is_some() && self.leaving.contains_key(number) {
+                // B-21. Its rules may be gone: it stays as it is until it goes.
+                let life = self.domains.liveness(old.peer.as_str());
+                told.insert(*number, LinkNews { life, ..old.clone() });
+            } else if link.is_some() && !told.contains_key(number) {
+                let life = self.domains.liveness(old.peer.as_str());
+                told.insert(*number, LinkNews { life, bell: NO_BELL, ..old.clone() });
+            }
+        }
+        told
+    }
+
+    /// A link as one end is to see it.
+    fn link_news(&self, number: u32, peer: &str) -> Option<LinkNews> {
+        let domain = self.name;
+        let link = &self.domains.book.links[&number];
+        let place = |own| -> Option<Place> {
+            if self.domains.config.is_local(domain) {
+                return "".parse().ok();
+            }
+            let (places, _) = self.domains.vms.get(domain)?.has.as_ref()?;
+            places.get(&plug_name(number, link.generation, own))?.parse().ok()
+        };
+        let (me, peer_name): (Name, Name) = (checked_name(domain), checked_name(peer));
+        let bell = match self.domains.book.machines.get(domain) {
+            Some(machine) => {
+                let mut bells = machine.bells.iter();
+                bells.find(|(_, bell)| bell.peer == peer).map_or(NO_BELL, |(number, _)| *number)
+            }
+            // An account has the eventfds themselves; it heeds whether it may ring.
+            None if self.domains.vms.get(peer)?.stormed_by.contains(domain) => NO_BELL,
+            None => FIRST_BELL,
+        };
+        let rules = |way: Way, services: Vec<&Pattern>| {
+            services.into_iter().map(move |service| (way, service.clone())).collect::<Vec<_>>()
+        };
+        let mut all = rules(Way::In, self.domains.config.services(&peer_name, &me).collect());
+        all.extend(rules(Way::Out, self.domains.config.services(&me, &peer_name).collect()));
+        let (own, theirs, life) = (place(true)?, place(false)?, self.domains.liveness(peer));
+        let side = link.side(domain)? as u8;
+        Some(LinkNews {
+            generation: link.generation,
+            peer: peer_name,
+            own,
+            theirs,
+            size: link.size,
+            bell,
+            side,
+            rules: all,
+            life,
+        })
+    }
+
+    /// Where the peers of its links may be reached, as each machine says of itself (B-22).
+    pub fn addresses(&self, links: &BTreeMap<u32, LinkNews>) -> BTreeMap<u32, Vec<[u8; 16]>> {
+        let of = |peer: &str| self.domains.vms.get(peer).map_or_else(Vec::new, |vm| vm.guest.addresses().to_vec());
+        links.iter().map(|(&link, told)| (link, of(told.peer.as_str()))).collect()
+    }
+}

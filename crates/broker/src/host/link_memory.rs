@@ -1,0 +1,447 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Memory of links from when it is made to when everybody gave it back (B-10, B-11).
+
+use std::{
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    io,
+    os::fd::OwnedFd,
+    sync::{Arc, PoisonError},
+    time::Instant,
+};
+
+use super::{
+    accounts::relay::RelayedLink,
+    descriptor_store::DescriptorStore,
+    domains::Domains,
+    event::Event,
+    guard::Guard,
+    guest::LinkNews,
+    journal::Journal,
+    leaving::LeavingLinks,
+    mapped::Mapped,
+    memory::{self, Regions},
+    memory_jobs::{Chore, Chores, What},
+    memory_rate::Pace,
+    migration::Migrations,
+    qemu::{Plug, Wanted},
+    schedule::{RETRY, Schedule},
+    state::{BrokerState, Link, Quarantined, memory_key, now, plug_name},
+    units::bytes,
+};
+use crate::panics;
+
+/// Most memories of a link that wait to be given back, before it gets another (B-17).
+const OLD_MAX: usize = 2;
+
+/// A link, a generation of its memory, and the side whose region it is.
+type RegionKey = (u32, u32, usize);
+
+/// What memory links have, had and are to get.
+#[derive(Debug)]
+pub(crate) struct LinkMemory {
+    /// Memory of links.
+    pub regions: BTreeMap<u32, Regions>,
+    /// Memory that is out of use and not given back by all.
+    pub retired: BTreeMap<(u32, u32), Regions>,
+    /// Links for which memory is being made.
+    pub making: BTreeSet<u32>,
+    /// Links for which no memory was to be had, and when that was tried.
+    short: BTreeMap<u32, Instant>,
+    /// How often links got new memory.
+    paces: BTreeMap<u32, Pace>,
+    /// Memory of ends on this host that is being mapped, or when that failed last.
+    mapping: BTreeMap<RegionKey, Option<Instant>>,
+    /// Regions that are being sealed.
+    sealing: BTreeSet<RegionKey>,
+    /// Regions that could not be sealed, and of which that was said.
+    unsealed: BTreeSet<RegionKey>,
+    pub chores: Chores,
+    holder: Arc<DescriptorStore>,
+}
+
+impl LinkMemory {
+    pub fn new(holder: Arc<DescriptorStore>, chores: Chores) -> Self {
+        let (regions, retired, making, short) = Default::default();
+        let (paces, mapping, sealing, unsealed) = Default::default();
+        Self { regions, retired, making, short, paces, mapping, sealing, unsealed, chores, holder }
+    }
+
+    /// Takes up what an earlier broker left of what the holder kept. A link whose memory is not there has none.
+    pub fn take_up_regions(&mut self, kept: &mut BTreeMap<String, Vec<OwnedFd>>, book: &mut BrokerState) {
+        for (number, link) in book.links.iter_mut().filter(|(_, link)| link.has_memory) {
+            let memory = kept.remove(&memory_key(*number, link.generation)).and_then(Regions::from_descriptors);
+            match memory {
+                Some(memory) => drop(self.regions.insert(*number, memory)),
+                None => (link.has_memory, link.sealed, link.up) = (false, [false; 2], false),
+            }
+        }
+        for old in &book.quarantine {
+            let memory = kept.remove(&memory_key(old.link, old.generation)).and_then(Regions::from_descriptors);
+            self.retired.extend(memory.map(|memory| ((old.link, old.generation), memory)));
+        }
+    }
+
+    /// Forgets how often a link that is no more got memory.
+    pub fn forget_link(&mut self, number: u32) {
+        self.short.remove(&number);
+        self.paces.remove(&number);
+    }
+
+    /// Memory for a link whose ends are both there, and new memory after an end began a new life (B-10).
+    pub fn renew_memory(
+        &mut self,
+        number: u32,
+        domains: &mut Domains,
+        migrations: &Migrations,
+        schedule: &mut Schedule,
+    ) {
+        let link = &domains.book.links[&number];
+        let Some(lives) = domains.lives(link) else { return };
+        // A region that was handed over and is not there any more cannot be had again: it is sealed.
+        let lost = |side: usize| {
+            link.sealed[side] && domains.has_region(&link.ends[side], number, link.generation, true) == Some(false)
+        };
+        if link.has_memory && (link.lives != lives || lost(0) || lost(1)) {
+            self.retire_memory(number, domains);
+        }
+        if !domains.book.links[&number].has_memory && may_have_memory(number, domains, migrations) {
+            self.begin_creation(number, domains, schedule);
+        }
+    }
+
+    /// Has memory made for a link, by a thread beside this one: it takes time, and others are served meanwhile.
+    fn begin_creation(&mut self, number: u32, domains: &Domains, schedule: &mut Schedule) {
+        if self.making.contains(&number) {
+            return;
+        }
+        let left = self.short.get(&number).map(|tried| RETRY.saturating_sub(tried.elapsed()));
+        if let Some(left) = left.filter(|left| !left.is_zero()) {
+            schedule.remind_after(left);
+            return;
+        }
+        if let Err(wait) = self.paces.entry(number).or_default().take_permit(Instant::now()) {
+            schedule.remind_after(wait);
+            return;
+        }
+        let link = &domains.book.links[&number];
+        let (ends, size, generation) = (link.ends.clone(), link.size, link.generation + 1);
+        let local = ends.each_ref().map(|end| domains.config.is_local(end));
+        self.making.insert(number);
+        let events = schedule.events.clone();
+        tokio::task::spawn_blocking(move || {
+            let made = panics::catch_panic(|| memory::create_pair(number, &ends, size, local));
+            let _ = events.blocking_send(Event::Made(number, generation, made));
+        });
+    }
+
+    /// Memory for a link is there: it goes into safe keeping, unless it is not wanted any more (B-10, B-16).
+    pub fn store_created(
+        &mut self,
+        (number, generation): (u32, u32),
+        made: io::Result<Regions>,
+        domains: &mut Domains,
+        migrations: &Migrations,
+        schedule: &mut Schedule,
+    ) -> io::Result<()> {
+        self.making.remove(&number);
+        let link = domains.book.links.get(&number).filter(|it| !it.has_memory && it.generation + 1 == generation);
+        let lives = link.and_then(|link| domains.lives(link)).filter(|_| may_have_memory(number, domains, migrations));
+        let (Some(link), Some(lives)) = (link, lives) else {
+            memory::drop_aside(made);
+            return Ok(());
+        };
+        let key = memory_key(number, generation);
+        let regions =
+            match made.and_then(|made| self.holder.store_descriptors(&key, &made.descriptors()).map(|()| made)) {
+                Ok(regions) => regions,
+                Err(error) => {
+                    if self.short.insert(number, Instant::now()).is_none() {
+                        let size = bytes(link.size);
+                        tracing::warn!("link {number}: no memory for two regions of {size} yet: {error}");
+                    }
+                    schedule.remind_after(RETRY);
+                    // If not even that is to be had the holder is gone.
+                    return self.holder.forget(&key);
+                }
+            };
+        self.short.remove(&number);
+        let sealed = link.ends.each_ref().map(|end| domains.config.is_local(end));
+        if let Some(link) = domains.book.links.get_mut(&number) {
+            (link.has_memory, link.generation, link.sealed, link.lives) = (true, generation, sealed, lives);
+        }
+        self.regions.insert(number, regions);
+        Ok(())
+    }
+
+    /// Whether memory for a link is being made.
+    pub fn is_making(&self, number: u32) -> bool {
+        self.making.contains(&number)
+    }
+
+    /// Once the owner's QEMU has its region nobody else will write it (B-10).
+    pub fn begin_sealing(&mut self, number: u32, domains: &Domains, schedule: &mut Schedule) {
+        let link = &domains.book.links[&number];
+        let Some(own) = self.regions.get(&number).map(|memory| memory.own.clone()) else { return };
+        for (side, memory) in own.into_iter().enumerate() {
+            let (owner, region) = (&link.ends[side], (number, link.generation, side));
+            let is_due = !link.sealed[side] && !self.sealing.contains(&region);
+            if !is_due || domains.has_region(owner, number, link.generation, true) != Some(true) {
+                continue;
+            }
+            let what = match domains.guard_of(link, side) {
+                Some(Ok(Guard::Seal)) => What::Seal,
+                Some(Ok(Guard::Rights)) => What::Guard,
+                Some(Err(_)) | None => continue,
+            };
+            if self.chores.ask(owner, Chore { what, memory, region: Some(region) }) {
+                self.sealing.insert(region);
+            } else {
+                schedule.remind_after(RETRY);
+            }
+        }
+    }
+
+    /// A region was sealed, or could not be (B-10).
+    pub fn finish_sealing(
+        &mut self,
+        region: RegionKey,
+        done: io::Result<()>,
+        domains: &mut Domains,
+        schedule: &mut Schedule,
+    ) {
+        self.sealing.remove(&region);
+        let (number, generation, side) = region;
+        let has_it = |link: &&mut Link| link.has_memory && link.generation == generation;
+        let Some(link) = domains.book.links.get_mut(&number).filter(has_it) else { return };
+        match done {
+            Ok(()) => {
+                link.sealed[side] = true;
+                self.unsealed.remove(&region);
+            }
+            Err(error) => {
+                // Once: it is tried again each second, for as long as that takes.
+                if self.unsealed.insert(region) {
+                    let owner = &link.ends[side];
+                    tracing::warn!("link {number}: the memory of {owner} cannot be sealed yet: {error}");
+                }
+                schedule.remind_after(RETRY);
+            }
+        }
+    }
+
+    /// Says what regions each QEMU should have.
+    pub fn update_plugs(&self, domains: &Domains, migrations: &Migrations) {
+        for (domain, vm) in &domains.vms {
+            let mut plugs = Vec::new();
+            for (number, link) in domains.book.links_of(domain) {
+                let (Some(side), Some(memory)) = (link.side(domain), self.regions.get(&number)) else { continue };
+                if link.lives[side] != domains.book.machines[domain].life {
+                    continue;
+                }
+                let mut plug = |own: bool, memory: &Arc<_>| {
+                    let name = plug_name(number, link.generation, own);
+                    plugs.push(Plug { name, memory: Arc::clone(memory), size: link.size, readonly: !own });
+                };
+                plug(true, &memory.own[side]);
+                if link.sealed[1 - side] {
+                    plug(false, &memory.readonly[1 - side]);
+                }
+            }
+            let bare = plugs.is_empty() && migrations.is_to_be_bare(domain, domains);
+            vm.wanted.send_if_modified(|wanted| {
+                let same = wanted.plugs.iter().map(|plug| &plug.name).eq(plugs.iter().map(|plug| &plug.name));
+                let changed = wanted.version == 0 || !same || wanted.bare != bare;
+                if changed {
+                    *wanted = Wanted { version: wanted.version + 1, plugs: plugs.into(), bare };
+                }
+                changed
+            });
+        }
+    }
+
+    /// A link's memory goes out of use (B-11).
+    pub fn retire_memory(&mut self, number: u32, domains: &mut Domains) {
+        let Some(link) = domains.book.links.get_mut(&number).filter(|link| link.has_memory) else { return };
+        (link.has_memory, link.sealed, link.up, link.lives) = (false, [false; 2], false, [0; 2]);
+        let process = |end: &String| Some((end.clone(), domains.book.machines.get(end)?.process));
+        // An account that was told of it says when its programs let go.
+        let knows = |told: &LinkNews| told.generation == link.generation;
+        let told =
+            |end: &&String| domains.locals.get(*end).is_some_and(|it| it.guest.told().get(&number).is_some_and(knows));
+        let local = link.ends.iter().filter(told).map(|end| (end.clone(), 0)).collect::<Vec<_>>();
+        domains.book.quarantine.push(Quarantined {
+            link: number,
+            generation: link.generation,
+            ends: link.ends.clone(),
+            bytes: 2 * link.size,
+            held_by: link.ends.iter().filter_map(process).chain(local).collect(),
+            since: now(),
+        });
+        let (generation, ends) = (link.generation, link.ends.clone());
+        self.unsealed.retain(|(link, ..)| *link != number);
+        self.mapping.retain(|(link, ..), failed| *link != number || failed.is_none());
+        if let Some(mut memory) = self.regions.remove(&number) {
+            memory::drop_aside(std::mem::take(&mut memory.mapped));
+            self.retired.insert((number, generation), memory);
+        }
+        // Of calls that an earlier broker left, and that its account has not taken up, nobody else hears.
+        for local in ends.iter().filter_map(|end| domains.locals.get(end)) {
+            local.kept.end_calls((number, generation));
+        }
+    }
+
+    /// An account's programs have let go (B-11).
+    pub fn apply_release(&mut self, account: &str, link: u32, generation: u32, book: &mut BrokerState) {
+        for old in book.quarantine.iter_mut().filter(|old| (old.link, old.generation) == (link, generation)) {
+            old.held_by.remove(account);
+            if let Some(memory) = self.retired.get_mut(&(link, generation)) {
+                memory.is_known = true;
+            }
+        }
+    }
+
+    /// What a QEMU does not have any more, and will not be given, is given back (B-11).
+    pub fn apply_returns(domain: &str, version: u64, holds: &BTreeSet<String>, domains: &mut Domains) {
+        let Some(vm) = domains.vms.get(domain) else { return };
+        let wanted = vm.wanted.borrow();
+        for old in &mut domains.book.quarantine {
+            let names = [true, false].map(|own| plug_name(old.link, old.generation, own));
+            let had = names.iter().any(|name| holds.contains(name));
+            // A report on an older list than the one that leaves it out says nothing.
+            let outdated = version < wanted.version || wanted.plugs.iter().any(|plug| names.contains(&plug.name));
+            if !had && !outdated {
+                old.held_by.remove(domain);
+            }
+        }
+    }
+
+    /// What everybody gave back is freed (B-11).
+    pub fn free_returned(
+        &mut self,
+        domains: &mut Domains,
+        leaving: &mut LeavingLinks,
+        journal: &mut Journal,
+        schedule: &mut Schedule,
+    ) -> io::Result<()> {
+        let free: Vec<_> = domains.book.quarantine.extract_if(.., |old| old.held_by.is_empty()).collect();
+        if free.is_empty() {
+            return Ok(());
+        }
+        if let Err(error) = journal.save(&domains.book) {
+            domains.book.quarantine.extend(free);
+            return Err(error);
+        }
+        // Whoever waited for room may have it now, and was looked at before.
+        schedule.pace.request();
+        for old in free {
+            leaving.forget_cut(&old);
+            self.holder.forget(&memory_key(old.link, old.generation))?;
+            let Some(memory) = self.retired.remove(&(old.link, old.generation)) else { continue };
+            let local = |side: &usize| memory.is_known && domains.config.is_local(&old.ends[*side]);
+            for side in (0..2).filter(local) {
+                let memory = Arc::clone(&memory.own[side]);
+                // Where too much waits they go with whoever maps it.
+                self.chores.ask(&old.ends[side], Chore { what: What::Free, memory, region: None });
+            }
+            memory::drop_aside(memory);
+        }
+        Ok(())
+    }
+
+    /// Maps what this broker writes of a region, beside this thread.
+    fn begin_mapping(&mut self, number: u32, side: usize, book: &BrokerState, schedule: &mut Schedule) {
+        let (Some(link), Some(memory)) = (book.links.get(&number), self.regions.get(&number)) else { return };
+        let region = (number, link.generation, side);
+        match self.mapping.get(&region) {
+            Some(None) => return,
+            Some(Some(failed)) if failed.elapsed() < RETRY => return schedule.remind_after(RETRY),
+            _ => {}
+        }
+        let (memory, events) = (Arc::clone(&memory.own[side]), schedule.events.clone());
+        tokio::task::spawn_blocking(move || {
+            let mapped = panics::catch_panic(|| Mapped::new(&*memory));
+            let _ = events.blocking_send(Event::Mapped(region, mapped));
+        });
+        self.mapping.insert(region, None);
+    }
+
+    /// What this broker writes of a region was mapped.
+    pub fn finish_mapping(&mut self, region: RegionKey, mapped: io::Result<Mapped>, book: &BrokerState) {
+        let (number, generation, side) = region;
+        self.mapping.remove(&region);
+        let is_current = book.has((number, generation));
+        match (self.regions.get_mut(&number).filter(|_| is_current), mapped) {
+            (Some(memory), Ok(mapped)) => memory.mapped[side] = Some(mapped),
+            (Some(_), Err(error)) => {
+                tracing::warn!("link {number}: its memory cannot be mapped yet: {error}");
+                self.mapping.insert(region, Some(Instant::now()));
+            }
+            (None, mapped) => memory::drop_aside(mapped),
+        }
+    }
+
+    /// Gives each account what its links are made of, as far as this broker mapped what it writes of them (V-2).
+    pub fn update_relays(&mut self, domains: &Domains, schedule: &mut Schedule) {
+        let (mut unmapped, mut is_short) = (Vec::new(), false);
+        for (account, local) in &domains.locals {
+            let mut lines = local.lines.lock().unwrap_or_else(PoisonError::into_inner);
+            let links: BTreeMap<u32, u32> =
+                domains.book.links_of(account).map(|(number, link)| (number, link.generation)).collect();
+            let gone = lines.extract_if(.., |(number, generation), _| links.get(number) != Some(generation));
+            // To unmap much takes long, too.
+            gone.for_each(|(_, line)| memory::drop_aside(line));
+            let mut is_new = false;
+            for (number, peer) in domains.up_links(account) {
+                let link = &domains.book.links[&number];
+                let (Some(side), Some(memory), Some(vm)) =
+                    (link.side(account), self.regions.get(&number), domains.vms.get(&peer))
+                else {
+                    continue;
+                };
+                if let (Entry::Vacant(line), Some(bell)) = (lines.entry((number, link.generation)), &memory.bell) {
+                    let Some(own_memory) = memory.mapped[side].clone() else {
+                        unmapped.push((number, side));
+                        continue;
+                    };
+                    let copies = || -> io::Result<_> {
+                        Ok(RelayedLink {
+                            own: memory.own[side].try_clone()?,
+                            own_memory,
+                            peer: memory.readonly[1 - side].try_clone()?,
+                            rings: Arc::clone(vm.device.bell(number)),
+                            lane: vm.device.lane(number).clone(),
+                            heard: bell.try_clone()?,
+                        })
+                    };
+                    // Without descriptors there are some later.
+                    match copies() {
+                        Ok(made) => {
+                            line.insert(Arc::new(made));
+                            is_new = true;
+                        }
+                        Err(_) => is_short = true,
+                    }
+                }
+            }
+            drop(lines);
+            if is_new {
+                // It may have been told of the link before.
+                local.notify();
+            }
+        }
+        unmapped.into_iter().for_each(|(number, side)| self.begin_mapping(number, side, &domains.book, schedule));
+        if is_short {
+            schedule.remind_after(RETRY);
+        }
+    }
+}
+
+/// Whether there is room for new memory beside what is not given back (B-17).
+fn may_have_memory(number: u32, domains: &Domains, migrations: &Migrations) -> bool {
+    let old = domains.book.quarantine.iter().filter(|old| old.link == number).count();
+    let over = |end: &String| {
+        domains.config.domains.get(end).is_some_and(|domain| domains.book.memory_of(end) > domain.memory)
+    };
+    let ends = &domains.book.links[&number].ends;
+    old < OLD_MAX && !ends.iter().any(over) && ends.iter().all(|end| migrations.why_without_links(end).is_none())
+}

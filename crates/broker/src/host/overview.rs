@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What tools are shown of domains and links (B-15).
+
+use tombolo_control::{Life, LinkState, Message, NO_BELL, Stage};
+
+use super::{
+    accounts::relay::CALM, domains::Domains, doorbells::Storms, leaving::LeavingLinks, link_memory::LinkMemory,
+    migration::Migrations, state::Link, units::bytes,
+};
+use crate::config::checked_name;
+
+/// After how many seconds a domain that keeps memory is named (B-11).
+const OVERDUE: u64 = 10;
+
+/// All that is shown, as it is now.
+pub(crate) struct Overview<'a> {
+    pub domains: &'a Domains,
+    pub memory: &'a LinkMemory,
+    pub leaving: &'a LeavingLinks,
+    pub migrations: &'a Migrations,
+    pub storms: &'a Storms,
+}
+
+impl Overview<'_> {
+    pub fn list_links(&self) -> Vec<Message> {
+        let mut rows = Vec::new();
+        for (&number, link) in &self.domains.book.links {
+            let old = self.domains.book.quarantine.iter().filter(|old| old.link == number);
+            let short = !link.has_memory
+                && link.ends.iter().all(|end| self.domains.is_there(end))
+                && !self.memory.is_making(number);
+            let waits =
+                short.then(|| "it gets memory once there is room in both quotas, or old memory is given back".into());
+            let mut open = (0..2).filter(|side| link.has_memory && !link.sealed[*side]);
+            let unguarded = || open.by_ref().filter_map(|side| self.domains.guard_of(link, side)).find_map(Result::err);
+            let trouble = link.ends.iter().find_map(|end| self.trouble(end));
+            let goes = self.leaving.describe_link(number, self.domains);
+            let note = goes
+                .clone()
+                .or(trouble)
+                .or(waits)
+                .or_else(unguarded)
+                .or_else(|| self.idle_end(number, link))
+                .unwrap_or_default();
+            let [a, b] = link.ends.each_ref().map(|end| checked_name(end));
+            rows.push(Message::LinkRow {
+                link: number,
+                generation: link.generation,
+                a,
+                b,
+                size: link.size,
+                state: if goes.is_some() { LinkState::Leaving } else { self.link_state(number) },
+                quarantined: old.map(|old| old.bytes).sum(),
+                note: note.into(),
+            });
+            rows.extend(link.ends.iter().map(|end| self.end_row(number, link, end)));
+        }
+        for old in self.domains.book.quarantine.iter().filter(|old| !self.domains.book.links.contains_key(&old.link)) {
+            let [a, b] = old.ends.each_ref().map(|end| checked_name(end));
+            rows.push(Message::LinkRow {
+                link: old.link,
+                generation: old.generation,
+                a,
+                b,
+                size: old.bytes / 2,
+                state: LinkState::Leaving,
+                quarantined: old.bytes,
+                note: self.leaving.describe_quarantined(old).into(),
+            });
+        }
+        rows.push(Message::Done {});
+        rows
+    }
+
+    pub fn list_domains(&self) -> Vec<Message> {
+        let mut rows = Vec::new();
+        for (name, domain) in &self.domains.config.domains {
+            let note = self.trouble(name).unwrap_or_default().into();
+            let slots = domain.slots();
+            rows.push(Message::DomainRow {
+                name: checked_name(name),
+                life: self.domains.liveness(name),
+                slots_used: slots.saturating_sub(self.domains.free_slots(name)),
+                slots,
+                memory_used: self.domains.book.memory_of(name),
+                memory: domain.memory,
+                note,
+            });
+        }
+        let accounts = self.domains.config.accounts.iter();
+        let accounts = accounts.map(|(name, user)| (name.as_str(), format!("programs of user {user} here")));
+        let host = (self.domains.config.host.as_str(), "programs of root and of the broker's user here".to_owned());
+        for (name, who) in accounts.chain([host]) {
+            rows.push(Message::DomainRow {
+                name: checked_name(name),
+                life: self.domains.liveness(name),
+                slots_used: 0,
+                slots: 0,
+                memory_used: self.domains.book.memory_of(name),
+                memory: 0,
+                note: self.trouble(name).unwrap_or(who).into(),
+            });
+        }
+        rows.push(Message::Done {});
+        rows
+    }
+
+    /// How far a link is (B-7).
+    fn link_state(&self, number: u32) -> LinkState {
+        let link = &self.domains.book.links[&number];
+        if self.domains.is_up(number) {
+            LinkState::Up
+        } else if !link.ends.iter().all(|end| self.domains.is_there(end))
+            || !link.has_memory && !self.memory.is_making(number)
+        {
+            LinkState::Waiting
+        } else {
+            LinkState::Wanted
+        }
+    }
+
+    /// How far one end of a link is.
+    fn stage(&self, number: u32, link: &Link, end: &str) -> Stage {
+        let Some(guest) = self.domains.guest_of(end) else { return Stage::Absent };
+        let is_plugged = self.domains.config.is_local(end) || self.has_both(number, link, end);
+        let is_told = guest.told().get(&number).is_some_and(|told| told.generation == link.generation);
+        match guest.usage(number, link.generation) {
+            _ if !is_plugged => Stage::Unplugged,
+            _ if !guest.is_there() => Stage::Silent,
+            Some(_) => Stage::Open,
+            None if is_told => Stage::Closed,
+            // It may not know of it yet.
+            None => Stage::Unplugged,
+        }
+    }
+
+    fn end_row(&self, number: u32, link: &Link, end: &String) -> Message {
+        let (vm, machine) = (self.domains.vms.get(end), self.domains.book.machines.get(end));
+        let guest = self.domains.guest_of(end);
+        let (calls, used) = guest.and_then(|guest| guest.usage(number, link.generation)).unwrap_or_default();
+        let bell = machine.and_then(|it| it.bells.iter().find(|(_, bell)| bell.link == number).map(|(bell, _)| *bell));
+        Message::EndRow {
+            link: number,
+            name: checked_name(end),
+            stage: self.stage(number, link, end),
+            life: self.domains.liveness(end),
+            bell: bell.unwrap_or(NO_BELL),
+            vector: vm.map_or(0, |vm| vm.device.vector(number)),
+            calls,
+            used,
+            storms: self.storms.count_storms(number, end),
+        }
+    }
+
+    /// Why a link that QEMU has is of no use to programs.
+    fn idle_end(&self, number: u32, link: &Link) -> Option<String> {
+        link.ends.iter().find_map(|end| match self.stage(number, link, end) {
+            _ if self.domains.liveness(end) == Life::Paused => Some(format!("{end} is paused")),
+            Stage::Silent => {
+                Some(format!("{end}'s guest says nothing: has it the driver, and does tombolod --guest run?"))
+            }
+            Stage::Closed => {
+                Some(format!("{end}'s broker runs and has not opened the link: see dmesg and its log there"))
+            }
+            _ => None,
+        })
+    }
+
+    /// What an administrator should know of a domain.
+    fn trouble(&self, name: &str) -> Option<String> {
+        if let Some((kept, seconds)) = self.domains.book.owed_by(name).filter(|(_, seconds)| *seconds >= OVERDUE) {
+            let kept = bytes(kept);
+            return Some(format!("{name} has not given back {kept} for {seconds} s"));
+        }
+        let vms = self.domains.vms.iter().map(|(victim, vm)| (victim, &vm.stormed_by));
+        let locals = self.domains.locals.iter().map(|(victim, local)| (victim, &local.stormed_by));
+        if let Some((victim, _)) = vms.chain(locals).find(|(_, stormed_by)| stormed_by.contains(name)) {
+            return Some(format!("{name} rings {victim} without end: its doorbell is taken away for a while"));
+        }
+        if self.domains.vms.get(name).and_then(|vm| vm.loud).is_some_and(|loud| loud.elapsed() < CALM) {
+            return Some(format!("{name} rings the host without end"));
+        }
+        if let Some(why) = self.migrations.why_without_links(name).or_else(|| self.migrations.doorbell_trouble(name)) {
+            return Some(why);
+        }
+        if let Some(trouble) = self.domains.vms.get(name).and_then(|vm| vm.trouble.clone()) {
+            return Some(format!("{name}: {trouble}"));
+        }
+        if self.domains.vms.get(name).is_some_and(|vm| vm.is_stopped) {
+            return Some(format!("{name}: its QEMU is stopped, by a signal or a debugger"));
+        }
+        let there = self.domains.config.domains.contains_key(name) && self.domains.liveness(name) != Life::DomainGone;
+        (there && self.domains.free_slots(name) < 2).then(|| format!("{name} has no slots for another link"))
+    }
+
+    /// Whether a domain's QEMU has both regions of a link.
+    fn has_both(&self, number: u32, link: &Link, domain: &str) -> bool {
+        link.has_memory
+            && [true, false]
+                .iter()
+                .all(|own| self.domains.has_region(domain, number, link.generation, *own) == Some(true))
+    }
+}

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The accounts of the host: those that are configured are served, and their programs let in.
+
+use std::{collections::BTreeMap, io, os::fd::OwnedFd, sync::Arc};
+
+use tombolo_control::{Life, Message, Name, code};
+
+use super::{
+    accounts::{
+        Local,
+        stored::{self, Key, StoredConnection, StoredConnections},
+    },
+    control_socket::turn_away,
+    descriptor_store::DescriptorStore,
+    domains::Domains,
+    link_memory::LinkMemory,
+    schedule::Schedule,
+};
+use crate::config::checked_name;
+
+/// What accounts are served with.
+#[derive(Debug)]
+pub(crate) struct Programs {
+    /// Calls of programs of the host that an earlier broker left, until their account takes them up.
+    calls: BTreeMap<Key, Vec<StoredConnection>>,
+    holder: Arc<DescriptorStore>,
+}
+
+impl Programs {
+    pub fn new(holder: Arc<DescriptorStore>) -> Self {
+        Self { calls: BTreeMap::new(), holder }
+    }
+
+    /// Takes up the calls that an earlier broker left on memory that links have still, out of what the holder kept.
+    pub fn take_up_calls(&mut self, kept: &mut BTreeMap<String, Vec<OwnedFd>>, domains: &Domains) {
+        let calls = kept.extract_if(.., |key, _| stored::parse(key).is_some_and(|(link, _)| domains.book.has(link)));
+        for (key, descriptors) in calls.collect::<Vec<_>>() {
+            if let Some((link, made)) = stored::parse(&key)
+                && let Some(call) = StoredConnection::from_descriptors(made, descriptors)
+            {
+                self.calls.entry(link).or_default().push(call);
+            }
+        }
+    }
+
+    /// Serves the accounts that are configured, and no others.
+    pub fn serve_accounts(
+        &mut self,
+        domains: &mut Domains,
+        memory: &mut LinkMemory,
+        schedule: &Schedule,
+    ) -> io::Result<()> {
+        let gone: Vec<_> = domains.locals.keys().filter(|name| !domains.config.is_local(name)).cloned().collect();
+        gone.iter().for_each(|name| dismiss(name, domains));
+        let given =
+            domains.book.accounts.iter().filter(|(name, user)| domains.config.accounts.get(*name) != Some(*user));
+        for name in given.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
+            dismiss(&name, domains);
+            // What programs of another user have of it, also from before this broker, is not for those that come now.
+            let links: Vec<_> = domains.book.links_of(&name).map(|(number, _)| number).collect();
+            links.into_iter().for_each(|number| memory.retire_memory(number, domains));
+        }
+        domains.book.accounts.clone_from(&domains.config.accounts);
+        self.end_orphans(domains);
+        for name in domains.config.accounts.keys().map(String::as_str).chain([domains.config.host.as_str()]) {
+            if !domains.locals.contains_key(name) {
+                let mine = |key: &Key| domains.book.links.get(&key.0).is_some_and(|link| link.side(name).is_some());
+                let kept = StoredConnections::new(
+                    Arc::clone(&self.holder),
+                    self.calls.extract_if(.., |key, _| mine(key)).collect(),
+                );
+                let local = Local::start(&checked_name(name), domains.config.slice, kept, &schedule.events)?;
+                domains.locals.insert(name.into(), local);
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends calls that an earlier broker left and no account will take up: it is none any more, or the memory is not that of its link.
+    fn end_orphans(&mut self, domains: &Domains) {
+        let (book, config) = (&domains.book, &domains.config);
+        let has_account = |key: &Key| book.links[&key.0].ends.iter().any(|end| config.is_local(end));
+        let orphans = self.calls.extract_if(.., |key, _| !book.has(*key) || !has_account(key));
+        for (link, calls) in orphans.collect::<Vec<_>>() {
+            stored::end_calls(Some(&self.holder), link, calls);
+        }
+    }
+}
+
+/// Ends what programs have of a domain that is no account any more, or another user's.
+fn dismiss(name: &str, domains: &mut Domains) {
+    if let Some(local) = domains.locals.remove(name) {
+        local.dismiss();
+    }
+    // Nobody would say that its programs let go. What they map is theirs.
+    domains.book.quarantine.iter_mut().for_each(|old| _ = old.held_by.remove(name));
+}
+
+/// Programs hear of a machine that went while no broker was there: their accounts are not told of a link with it (V-7).
+pub(crate) fn report_lost_peers(domains: &Domains) {
+    for (account, local) in &domains.locals {
+        let is_lost = |(number, generation): Key| {
+            let link = domains.book.links.get(&number).filter(|_| domains.book.has((number, generation)));
+            link.is_some_and(|link| link.ends.iter().any(|end| end != account && domains.is_gone(end)))
+        };
+        let (link, generation, life) = (0, 0, Life::DomainGone);
+        local.kept.tell_programs(&Message::Life { link, generation, life }, is_lost);
+    }
+}
+
+/// An administrator sees what the broker of an account tells (B-20).
+pub(crate) fn admit_administrator(client: OwnedFd, account: &Name, domains: &Domains) {
+    match domains.locals.get(account.as_str()) {
+        Some(local) => local.admit(&client),
+        None => {
+            let why = format!("{account} is no account of this host");
+            turn_away(client, code::NOT_FOUND, why);
+        }
+    }
+}
+
+/// Whoever comes in is passed on to the broker of its account (B-15).
+pub(crate) fn admit_program(program: OwnedFd, user: u32, domains: &Domains) {
+    match domains.config.account_of(user, rustix::process::geteuid().as_raw()).and_then(|name| domains.locals.get(name))
+    {
+        Some(local) => local.admit(&program),
+        None => {
+            let path = domains.config.path.display();
+            let why = format!("user {user} is no domain: {path} needs an [account.NAME] with user = {user}");
+            turn_away(program, code::DENIED, why);
+        }
+    }
+}
