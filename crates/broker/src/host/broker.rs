@@ -364,7 +364,7 @@ impl Broker {
                     tracing::warn!(stranger = name, "{name}: {}", trouble.as_deref().unwrap_or_default());
                 }
                 vm.trouble = trouble;
-                LinkMemory::apply_returns(name, version, &holds, &mut self.domains);
+                self.domains.apply_returns(name, version, &holds);
                 if let Some(vm) = self.domains.vms.get_mut(name) {
                     (vm.has, vm.process) = (Some((places, free)), Some(process));
                 }

@@ -145,6 +145,21 @@ impl Domains {
         up.filter_map(|(number, link)| Some((number, link.ends[1 - link.side(domain)?].clone()))).collect()
     }
 
+    /// What a QEMU does not have any more, and will not be given, is given back (B-11).
+    pub fn apply_returns(&mut self, domain: &str, version: u64, holds: &BTreeSet<String>) {
+        let Some(vm) = self.vms.get(domain) else { return };
+        let wanted = vm.wanted.borrow();
+        for old in &mut self.book.quarantine {
+            let names = [true, false].map(|own| plug_name(old.link, old.generation, own));
+            let had = names.iter().any(|name| holds.contains(name));
+            // A report on an older list than the one that leaves it out says nothing.
+            let outdated = version < wanted.version || wanted.plugs.iter().any(|plug| names.contains(&plug.name));
+            if !had && !outdated {
+                old.held_by.remove(domain);
+            }
+        }
+    }
+
     /// The guest of a domain, or what stands for it in an account.
     pub fn guest_of(&self, domain: &str) -> Option<&Guest> {
         let vm = self.vms.get(domain).map(|vm| &vm.guest);

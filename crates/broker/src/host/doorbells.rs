@@ -29,14 +29,13 @@ impl Doorbells<'_> {
         for viewer in self.domains.vms.keys().cloned().collect::<Vec<_>>() {
             let mut wanted: BTreeMap<String, (u64, u32)> = BTreeMap::new();
             for (number, peer) in self.domains.up_links(&viewer) {
-                if let (Some(vm), Some(machine)) = (self.domains.vms.get(&peer), self.domains.book.machines.get(&peer))
-                {
-                    if !vm.stormed_by.contains(&viewer) {
-                        wanted.insert(peer, (machine.process, number));
-                    }
-                } else if self.domains.locals.get(&peer).is_some_and(|local| !local.stormed_by.contains(&viewer)) {
+                let process = match self.domains.book.machines.get(&peer) {
+                    Some(machine) => machine.process,
                     // Other memory has another bell.
-                    wanted.insert(peer, (u64::from(self.domains.book.links[&number].generation), number));
+                    None => u64::from(self.domains.book.links[&number].generation),
+                };
+                if self.domains.stormed_by(&peer).is_some_and(|stormed_by| !stormed_by.contains(&viewer)) {
+                    wanted.insert(peer, (process, number));
                 }
             }
             let mut stale = Vec::new();
@@ -44,10 +43,8 @@ impl Doorbells<'_> {
                 if wanted.get(&bell.peer) == Some(&(bell.process, bell.link)) {
                     wanted.remove(&bell.peer);
                 } else if !(self.migrations.is_departing(&viewer) || keeps_bell(&viewer, bell, self.domains)) {
-                    stale.push((
-                        *number,
-                        self.domains.book.machines.get(&bell.peer).map(|peer| peer.process) != Some(bell.process),
-                    ));
+                    let process = self.domains.book.machines.get(&bell.peer).map(|peer| peer.process);
+                    stale.push((*number, process != Some(bell.process)));
                 }
             }
             for (number, is_dead) in stale {

@@ -64,24 +64,12 @@ impl GuestView<'_> {
             None if self.domains.vms.get(peer)?.stormed_by.contains(domain) => NO_BELL,
             None => FIRST_BELL,
         };
-        let rules = |way: Way, services: Vec<&Pattern>| {
-            services.into_iter().map(move |service| (way, service.clone())).collect::<Vec<_>>()
-        };
-        let mut all = rules(Way::In, self.domains.config.services(&peer_name, &me).collect());
-        all.extend(rules(Way::Out, self.domains.config.services(&me, &peer_name).collect()));
+        let allow = |way: Way| move |service: &Pattern| (way, service.clone());
+        let mut rules: Vec<_> = self.domains.config.services(&peer_name, &me).map(allow(Way::In)).collect();
+        rules.extend(self.domains.config.services(&me, &peer_name).map(allow(Way::Out)));
         let (own, theirs, life) = (place(true)?, place(false)?, self.domains.liveness(peer));
-        let side = link.side(domain)? as u8;
-        Some(LinkNews {
-            generation: link.generation,
-            peer: peer_name,
-            own,
-            theirs,
-            size: link.size,
-            bell,
-            side,
-            rules: all,
-            life,
-        })
+        let (generation, size, side) = (link.generation, link.size, link.side(domain)? as u8);
+        Some(LinkNews { generation, peer: peer_name, own, theirs, size, bell, side, rules, life })
     }
 
     /// Where the peers of its links may be reached, as each machine says of itself (B-22).

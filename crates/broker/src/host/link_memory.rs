@@ -173,11 +173,6 @@ impl LinkMemory {
         Ok(())
     }
 
-    /// Whether memory for a link is being made.
-    pub fn is_making(&self, number: u32) -> bool {
-        self.making.contains(&number)
-    }
-
     /// Once the owner's QEMU has its region nobody else will write it (B-10).
     pub fn begin_sealing(&mut self, number: u32, domains: &Domains, schedule: &mut Schedule) {
         let link = &domains.book.links[&number];
@@ -296,21 +291,6 @@ impl LinkMemory {
             old.held_by.remove(account);
             if let Some(memory) = self.retired.get_mut(&(link, generation)) {
                 memory.is_known = true;
-            }
-        }
-    }
-
-    /// What a QEMU does not have any more, and will not be given, is given back (B-11).
-    pub fn apply_returns(domain: &str, version: u64, holds: &BTreeSet<String>, domains: &mut Domains) {
-        let Some(vm) = domains.vms.get(domain) else { return };
-        let wanted = vm.wanted.borrow();
-        for old in &mut domains.book.quarantine {
-            let names = [true, false].map(|own| plug_name(old.link, old.generation, own));
-            let had = names.iter().any(|name| holds.contains(name));
-            // A report on an older list than the one that leaves it out says nothing.
-            let outdated = version < wanted.version || wanted.plugs.iter().any(|plug| names.contains(&plug.name));
-            if !had && !outdated {
-                old.held_by.remove(domain);
             }
         }
     }

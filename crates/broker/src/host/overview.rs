@@ -28,7 +28,7 @@ impl Overview<'_> {
             let old = self.domains.book.quarantine.iter().filter(|old| old.link == number);
             let short = !link.has_memory
                 && link.ends.iter().all(|end| self.domains.is_there(end))
-                && !self.memory.is_making(number);
+                && !self.memory.making.contains(&number);
             let waits =
                 short.then(|| "it gets memory once there is room in both quotas, or old memory is given back".into());
             let mut open = (0..2).filter(|side| link.has_memory && !link.sealed[*side]);
@@ -73,36 +73,24 @@ impl Overview<'_> {
     }
 
     pub fn list_domains(&self) -> Vec<Message> {
-        let mut rows = Vec::new();
-        for (name, domain) in &self.domains.config.domains {
-            let note = self.trouble(name).unwrap_or_default().into();
+        let row = |name: &str, (slots_used, slots), memory, who: String| Message::DomainRow {
+            name: checked_name(name),
+            life: self.domains.liveness(name),
+            slots_used,
+            slots,
+            memory_used: self.domains.book.memory_of(name),
+            memory,
+            note: self.trouble(name).unwrap_or(who).into(),
+        };
+        let config = &self.domains.config;
+        let machines = config.domains.iter().map(|(name, domain)| {
             let slots = domain.slots();
-            rows.push(Message::DomainRow {
-                name: checked_name(name),
-                life: self.domains.liveness(name),
-                slots_used: slots.saturating_sub(self.domains.free_slots(name)),
-                slots,
-                memory_used: self.domains.book.memory_of(name),
-                memory: domain.memory,
-                note,
-            });
-        }
-        let accounts = self.domains.config.accounts.iter();
-        let accounts = accounts.map(|(name, user)| (name.as_str(), format!("programs of user {user} here")));
-        let host = (self.domains.config.host.as_str(), "programs of root and of the broker's user here".to_owned());
-        for (name, who) in accounts.chain([host]) {
-            rows.push(Message::DomainRow {
-                name: checked_name(name),
-                life: self.domains.liveness(name),
-                slots_used: 0,
-                slots: 0,
-                memory_used: self.domains.book.memory_of(name),
-                memory: 0,
-                note: self.trouble(name).unwrap_or(who).into(),
-            });
-        }
-        rows.push(Message::Done {});
-        rows
+            row(name, (slots.saturating_sub(self.domains.free_slots(name)), slots), domain.memory, String::new())
+        });
+        let accounts = config.accounts.iter();
+        let accounts = accounts.map(|(name, user)| row(name, (0, 0), 0, format!("programs of user {user} here")));
+        let host = row(config.host.as_str(), (0, 0), 0, "programs of root and of the broker's user here".into());
+        machines.chain(accounts).chain([host, Message::Done {}]).collect()
     }
 
     /// How far a link is (B-7).
@@ -111,7 +99,7 @@ impl Overview<'_> {
         if self.domains.is_up(number) {
             LinkState::Up
         } else if !link.ends.iter().all(|end| self.domains.is_there(end))
-            || !link.has_memory && !self.memory.is_making(number)
+            || !link.has_memory && !self.memory.making.contains(&number)
         {
             LinkState::Waiting
         } else {
