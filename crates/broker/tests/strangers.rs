@@ -172,6 +172,8 @@ fn b15_connections_that_linger_and_are_sent_to_the_broker_stop_nobody() {
         let (lingers, peer) = lingering();
         peers.push(peer);
         let _ = fd_passing::send(socket, bytes, &[lingers.as_fd()]);
+        // Where the broker closed it first, this waits as long as it would have.
+        std::thread::spawn(move || drop(lingers));
     };
     let hello = Envelope { serial: 0, message: common::hello() }.encode();
     // To the socket for tools, amid a conversation and before it.
