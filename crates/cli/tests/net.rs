@@ -7,17 +7,22 @@ mod wires;
 use std::{
     io::{Read, Write},
     net::{TcpListener, TcpStream},
+    os::fd::AsFd,
     thread,
     time::{Duration, Instant},
 };
 
 use common::{noise, wait_until};
 use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
     net::{AddressFamily, RecvFlags, SendFlags, SocketType, ipproto, sockopt},
-    process::Signal,
+    process::{Pid, Resource, Rlimit, Signal},
 };
 use tombolo::{Deadline, Messages, Options};
-use tombolo_net::{FRAME_MOST, Features, HEADER, HELLO_LEN, Hello, Mac};
+use tombolo_net::{
+    Config, Engine, EngineKind, FRAME_MOST, Features, HEADER, HELLO_LEN, Hello, Mac, NicConfig, Place as Net,
+    RING_DEFAULT,
+};
 use wires::{ADDRESSES, PATIENCE, Wires, can_run, echo_udp, run, wait_carrier};
 
 /// Frames that went no further, in both directions of both ends.
@@ -307,6 +312,122 @@ fn n1_n2_n3_n5_n6_peers_that_do_not_fit_are_refused_and_the_next_one_is_not() {
     drop(peer);
     wait_carrier(&wires.netns[0], false);
     drop(running);
+}
+
+#[test]
+fn n1_n11_callers_who_say_nothing_or_nonsense_keep_no_peer_waiting() {
+    if !can_run("n1_n11_callers_who_say_nothing_or_nonsense_keep_no_peer_waiting") {
+        return;
+    }
+    let wires = Wires::new();
+    let _running = wires.up(0, &[]);
+    // More than are heard at once, and some who are refused.
+    let silent: Vec<_> = (0..24).map(|_| connect(&wires)).collect();
+    let nonsense: Vec<_> = (0..10)
+        .map(|_| {
+            let mut peer = connect(&wires);
+            peer.send(b"GET / HTTP/1.1\r\n").unwrap();
+            peer
+        })
+        .collect();
+    let asked = Instant::now();
+    let _peer = join(&wires, &hello());
+    // One of them may be silent for longer than that.
+    assert!(asked.elapsed() < Duration::from_secs(4), "a hello after {:?}", asked.elapsed());
+    wires.wait_for(0, "a link", |status| status["state"] == "linked" && status["links"] == 1);
+    assert!(asked.elapsed() < Duration::from_secs(4), "a link after {:?}", asked.elapsed());
+    // All others were sent away.
+    for mut other in silent.into_iter().chain(nonsense) {
+        let mut buffer = [0; 100];
+        while let Ok(Some(len)) = other.split().1.recv_until(&mut buffer, Deadline::after(PATIENCE)) {
+            assert_eq!(len, HELLO_LEN);
+        }
+        assert!(other.split().1.ending().is_some());
+    }
+    assert_eq!(wires.status(0)["links"], 1);
+}
+
+/// An interface of this process's, in the first namespace.
+fn engine(wires: &Wires, place: Net) -> Engine {
+    let netns = Some(wires.netns[0].0.clone());
+    let nic = NicConfig { name: "tmb0".into(), netns, mac: None, default_mac: None, mtu: None };
+    let config = Config { nic, engine: EngineKind::Tap, place, any_source: false, ring: RING_DEFAULT };
+    Engine::start(config, Box::new(|_| {})).unwrap()
+}
+
+#[test]
+fn n10_engine_ends_at_once_whatever_its_peer_does_not_say() {
+    if !can_run("n10_engine_ends_at_once_whatever_its_peer_does_not_say") {
+        return;
+    }
+    let wires = Wires::new();
+    let address = wires.place.address();
+    let stops = |engine: Engine, what: &str| {
+        let asked = Instant::now();
+        engine.stop().unwrap();
+        assert!(!wires.netns[0].has_interface(), "{what}: the interface is still there");
+        assert!(asked.elapsed() < Duration::from_secs(3), "{what}: after {:?}", asked.elapsed());
+    };
+    // One who called and says no hello, and one whose hello is awaited by who called.
+    let listening = engine(&wires, Net::Listen(address.clone()));
+    let mut silent = connect(&wires);
+    assert_eq!(silent.split().1.recv_until(&mut [0; 100], Deadline::after(PATIENCE)).unwrap(), Some(HELLO_LEN));
+    stops(listening, "a silent caller");
+    assert!(!wires.place.socket_is_there(), "a socket stays behind");
+    let mut door = tombolo::listen_with::<Messages>(&address, &Options::new()).unwrap();
+    let connecting = engine(&wires, Net::Connect(address.clone()));
+    let mut silent = door.accept_until(Deadline::after(PATIENCE)).unwrap();
+    assert_eq!(silent.split().1.recv_until(&mut [0; 100], Deadline::after(PATIENCE)).unwrap(), Some(HELLO_LEN));
+    stops(connecting, "a silent listener");
+    // A listener that does not even make a channel.
+    let connecting = engine(&wires, Net::Connect(address));
+    wait_until("it knocks", || is_readable(&door));
+    stops(connecting, "a listener that does not answer");
+}
+
+fn is_readable(door: &impl AsFd) -> bool {
+    let mut polled = [PollFd::new(door, PollFlags::IN)];
+    poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() > 0
+}
+
+#[test]
+fn n4_peers_may_take_what_this_kernel_cannot_send() {
+    if !can_run("n4_peers_may_take_what_this_kernel_cannot_send") {
+        return;
+    }
+    let wires = Wires::new();
+    let _running = wires.up(0, &[]);
+    // Congestion marks without segments; segments of either kind alone; all that will ever be.
+    for (at, bits) in [0x09, 0x19, 0x03, 0x05, 0x11, u64::MAX, 0x1e].into_iter().enumerate() {
+        let mut bytes = hello().encode();
+        bytes[0x10..0x18].copy_from_slice(&bits.to_le_bytes());
+        let mut peer = connect(&wires);
+        peer.send(&bytes).unwrap();
+        wires.wait_for(0, "a link", |status| status["state"] == "linked" && status["links"] == at as u64 + 1);
+        drop(peer);
+        wires.wait_for(0, "its end", |status| status["state"] == "waiting");
+    }
+}
+
+#[test]
+fn n5_link_that_fails_gives_the_mtu_back() {
+    if !can_run("n5_link_that_fails_gives_the_mtu_back") {
+        return;
+    }
+    let wires = Wires::new();
+    // So that it stays when its process ends.
+    wires.netns[0].ip(&["tuntap", "add", "tmb0", "mode", "tap"]);
+    wires.netns[0].ip(&["link", "set", "tmb0", "mtu", "9000"]);
+    let running = wires.up(0, &[]);
+    let mut peer = connect(&wires);
+    assert_eq!(peer.split().1.recv_until(&mut [0; 100], Deadline::after(PATIENCE)).unwrap(), Some(HELLO_LEN));
+    // No file can be opened any more, and a link takes one after it has set the MTU.
+    let id = Pid::from_child(&running.child);
+    let limit = Rlimit { current: Some(8), ..rustix::process::getrlimit(Resource::Nofile) };
+    rustix::process::prlimit(Some(id), Resource::Nofile, limit).unwrap();
+    peer.send(&Hello { mtu: 1400, ..hello() }.encode()).unwrap();
+    running.end().expect_failure(1, &["eventfd"]);
+    assert!(wires.netns[0].has_mtu(9000), "{}", wires.netns[0].shown());
 }
 
 /// A frame of ARP from `mac` that asks who has the interface's address.

@@ -3,13 +3,13 @@
 
 use std::{
     os::fd::{AsFd, BorrowedFd},
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, mpsc},
     thread,
     time::{Duration, Instant},
 };
 
 use rustix::io::Errno;
-use tombolo::{BackendError, Deadline, Ending, Error as ChannelError, Listener, Messages, Options};
+use tombolo::{BackendError, Ending, Error as ChannelError, Listener, Messages, Options};
 use tombolo_os::lock::lock;
 
 use crate::{
@@ -18,8 +18,9 @@ use crate::{
     error::{Error, Os, Result},
     flag::{Flag, is_ready, wait_any},
     frame::Limits,
+    greeting::{Callers, Failed, PATIENCE},
     handle::Handle,
-    hello::{self, FRAME_MOST, Hello, HelloError},
+    hello::{self, FRAME_MOST, Hello},
     kernel::Kernel,
     nic::Nic,
     pump::{End, Pump},
@@ -27,8 +28,6 @@ use crate::{
     tap::Tap,
 };
 
-/// How long a peer may take to say hello (N-1).
-const PATIENCE: Duration = Duration::from_secs(5);
 /// How long one try to meet the peer takes at most, so that it is soon seen that the interface is to end.
 const TRY: Duration = Duration::from_millis(250);
 /// Pauses between tries that fail, which grow from the one to the other (N-11).
@@ -36,8 +35,10 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)
 /// How often the peer's life is looked at, and how often the interface, whose administrator may have changed it.
 const LOOK: Duration = Duration::from_millis(250);
 const LOOKS_EACH: u32 = 4;
-/// How long to wait for the engine's end.
-const STOP: Duration = Duration::from_secs(1);
+/// So many who want to be the peer of an interface that has one are told at a time.
+const CALLERS_EACH: usize = 64;
+/// How long to wait for the engine's end, which nothing delays but the kernel.
+const STOP: Duration = Duration::from_secs(10);
 /// Called with a line for people, when something changes.
 pub type Report = Box<dyn Fn(&str) + Send>;
 
@@ -89,6 +90,8 @@ impl Engine {
             config,
             options,
             door,
+            callers: Callers::default(),
+            complained: None,
             report,
         };
         let run = || supervisor.run();
@@ -114,13 +117,13 @@ impl Engine {
     /// Ends it, or says why it has ended by itself.
     ///
     /// # Blocking
-    /// Until its threads have ended, a second at most.
+    /// Until its threads have ended and the interface is gone. No peer can delay that; after ten seconds of the kernel's it
+    /// returns all the same.
     ///
     /// # Errors
     /// Why it had to end.
     pub fn stop(self) -> Result<()> {
         self.shared.stop.raise();
-        // Who is amid meeting a peer is not waited for: the interface goes with the process.
         wait_any(&[self.ended()], Some(STOP)).os("poll")?;
         if !self.shared.ended.is_raised() {
             return Ok(());
@@ -138,51 +141,16 @@ fn options(ring: u64) -> Options {
     }
 }
 
-/// Why there is no link yet.
-#[derive(Debug)]
-enum Failed {
-    /// The peer cannot be met.
-    Meeting(ChannelError),
-    /// The channel failed before both had said hello.
-    Greeting(ChannelError),
-    /// The peer closed before it said hello.
-    Closed,
-    /// The two do not fit each other.
-    Hello(HelloError),
-}
-
-impl Failed {
-    /// One line that says what to do.
-    fn line(&self, place: &Place) -> String {
-        let address = place.address();
-        match self {
-            Self::Meeting(_) if self.is_absence() => format!("waits for {address}: nobody listens there yet"),
-            Self::Meeting(error) => format!("cannot {} at {address}, tries again: {error}", place.role()),
-            Self::Greeting(ChannelError::TimedOut) => {
-                format!("the peer at {address} says no hello within {} s, tries again", PATIENCE.as_secs())
-            }
-            Self::Greeting(error) => format!("no link with {address}, tries again: {error}"),
-            Self::Closed => format!(
-                "the peer at {address} closed before it said hello, tries again: it has another peer, or refused this end"
-            ),
-            Self::Hello(error) => format!("no link with {address}, tries again: {error}"),
-        }
-    }
-}
-
-impl Failed {
-    /// Whether there is only nobody there yet.
-    fn is_absence(&self) -> bool {
-        matches!(self, Self::Meeting(ChannelError::Domain(BackendError::NotFound(_)) | ChannelError::TimedOut))
-    }
-}
-
 /// The thread that has the interface.
 struct Supervisor {
     shared: Arc<Shared>,
     config: Config,
     options: Options,
     door: Option<Listener<Messages>>,
+    /// Who has called and not said hello yet.
+    callers: Callers,
+    /// When a caller's fault was last told.
+    complained: Option<Instant>,
     report: Report,
     /// The MTU that its administrator wants; a link may have a smaller one.
     wanted_mtu: u32,
@@ -204,6 +172,11 @@ impl Supervisor {
             let lasted = match self.link_once(&own) {
                 Ok(Some(lasted)) => lasted?,
                 Ok(None) => continue,
+                // The next caller is not to wait for what this one did.
+                Err(failed) if failed.is_callers() && self.is_listening() => {
+                    self.complain(&failed);
+                    continue;
+                }
                 Err(failed) => {
                     self.report_line(State::Waiting, &failed.line(&self.config.place));
                     // Who waits for a listener has paused in that call.
@@ -219,8 +192,7 @@ impl Supervisor {
 
     /// Meets the peer and has a link with it. Returns how long that lasted, or `None` where nobody came.
     fn link_once(&mut self, own: &Hello) -> Result<Option<Result<Duration>>, Failed> {
-        let Some(mut channel) = self.meet()? else { return Ok(None) };
-        let peer = greet(&mut channel, own)?;
+        let Some((channel, peer)) = self.meet(own)? else { return Ok(None) };
         let begun = Instant::now();
         let end = self.run_link(channel, own, &peer);
         Ok(Some(end.map(|end| {
@@ -238,34 +210,80 @@ impl Supervisor {
         Ok(Hello { features: self.shared.nic.takes(), mtu: self.wanted_mtu, frame_most: FRAME_MOST, mac: link.mac })
     }
 
-    fn meet(&mut self) -> Result<Option<Messages>, Failed> {
-        let address = match &self.config.place {
-            Place::Connect(address) => {
-                let options = self.options.clone().wait_for_listener(TRY);
-                return tombolo::connect_with(address, &options).map(Some).map_err(Failed::Meeting);
+    fn is_listening(&self) -> bool {
+        matches!(self.config.place, Place::Listen(_))
+    }
+
+    /// Meets the peer and exchanges hellos with it. `None` where nobody has come so far, or is about to say hello.
+    fn meet(&mut self, own: &Hello) -> Result<Option<(Messages, Hello)>, Failed> {
+        self.callers.keep_only_told(own);
+        if !self.is_listening() && self.callers.is_empty() {
+            let Some(channel) = self.connect()? else { return Ok(None) };
+            self.callers.add(channel, own);
+        }
+        let until = Instant::now() + TRY;
+        loop {
+            // Those who are in already come first.
+            if let Some(heard) = self.callers.hear_caller() {
+                return heard.map(Some);
             }
-            Place::Listen(address) => address.clone(),
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || self.shared.stop.is_raised() {
+                break;
+            }
+            let is_watched = self.is_listening() && self.let_in(own)?;
+            let most = if self.is_listening() && !is_watched { left.min(PAUSES[0]) } else { left };
+            let mut fds = self.callers.fds();
+            fds.extend(self.door.as_ref().filter(|_| is_watched).map(AsFd::as_fd));
+            fds.push(self.shared.stop.as_fd());
+            wait_any(&fds, Some(most)).map_err(|error| Failed::Meeting(BackendError::os("poll", error).into()))?;
+        }
+        // What the last peer did wrong stays to be read until another one comes.
+        if self.is_listening() && self.callers.is_empty() && lock(&self.shared.status).reason.is_empty() {
+            self.report_line(State::Waiting, &format!("waits at {} for its peer", self.config.place.address()));
+        }
+        Ok(None)
+    }
+
+    /// Connects, in a thread of its own: a listener may let this end wait, and then it must be able to end. `None` where it is to.
+    fn connect(&self) -> Result<Option<Messages>, Failed> {
+        let address = self.config.place.address().to_owned();
+        let options = self.options.clone().wait_for_listener(TRY);
+        let is_over = Arc::new(Flag::new().map_err(Failed::Thread)?);
+        let (gives, gets) = mpsc::channel();
+        let connect = {
+            let is_over = Arc::clone(&is_over);
+            move || {
+                // Nobody is there to get it any more where the interface is to end.
+                let _ = gives.send(tombolo::connect_with(&address, &options));
+                is_over.raise();
+            }
         };
+        thread::Builder::new().name("net-meets".into()).spawn(connect).map_err(Failed::Thread)?;
+        wait_any(&[is_over.as_fd(), self.shared.stop.as_fd()], None).map_err(Failed::Thread)?;
+        gets.try_recv().map_or(Ok(None), |met| met.map(Some).map_err(Failed::Meeting))
+    }
+
+    /// Lets in who knocks, as long as there is room. Says whether it is of use to watch the door meanwhile.
+    fn let_in(&mut self, own: &Hello) -> Result<bool, Failed> {
         let door = match self.door.take() {
             Some(door) => door,
-            None => tombolo::listen_with(&address, &self.options).map_err(Failed::Meeting)?,
+            None => tombolo::listen_with(self.config.place.address(), &self.options).map_err(Failed::Meeting)?,
         };
         let door = self.door.insert(door);
-        match door.accept_until(Deadline::after(TRY)) {
-            Ok(channel) => Ok(Some(channel)),
-            Err(ChannelError::TimedOut) => {
-                // What the last peer did wrong stays to be read until another one comes.
-                if lock(&self.shared.status).reason.is_empty() {
-                    self.report_line(State::Waiting, &format!("waits at {address} for its peer"));
+        while self.callers.make_room() {
+            match door.try_accept() {
+                Ok(Some(channel)) => self.callers.add(channel, own),
+                Ok(None) => return Ok(true),
+                Err(ChannelError::Domain(BackendError::Crowded(_) | BackendError::Limit { .. })) => break,
+                Err(error) => {
+                    // Such as a broker that was started again: it is to be told anew.
+                    self.door = None;
+                    return Err(Failed::Meeting(error));
                 }
-                Ok(None)
-            }
-            Err(error) => {
-                // Such as a broker that was started again: it is to be told anew.
-                self.door = None;
-                Err(Failed::Meeting(error))
             }
         }
+        Ok(false)
     }
 
     /// One link, from the two hellos to its end (N-10).
@@ -402,12 +420,25 @@ impl Supervisor {
         self.report_line(State::Waiting, &format!("the link ended: {why}"));
     }
 
+    /// Tells of what a caller did. Callers can do so as often as they like, so it is not said each time.
+    fn complain(&mut self, failed: &Failed) {
+        let line = failed.line(&self.config.place);
+        if self.complained.is_none_or(|at| at.elapsed() >= PAUSES[1]) {
+            self.complained = Some(Instant::now());
+            self.report_line(State::Waiting, &line);
+        } else {
+            self.set_state(State::Waiting, &line);
+        }
+    }
+
+    fn set_state(&self, state: State, line: &str) {
+        let mut status = lock(&self.shared.status);
+        (status.state, status.reason) = (state, line.into());
+    }
+
     /// Says a line unless it was the last that was said.
     fn report_line(&mut self, state: State, line: &str) {
-        {
-            let mut status = lock(&self.shared.status);
-            (status.state, status.reason) = (state, line.into());
-        }
+        self.set_state(state, line);
         if self.told != line {
             (self.report)(&format!("{}: {line}", self.shared.nic.handle().name));
             self.told = line.into();
@@ -443,7 +474,8 @@ impl LinkWatch<'_> {
             }
             // N-11. Another peer hears at once that there is one.
             if let Some(door) = door {
-                drop(door.try_accept());
+                // Each channel closes as it is dropped.
+                let _ = (0..CALLERS_EACH).find(|_| !matches!(door.try_accept(), Ok(Some(_))));
             }
             if looks % LOOKS_EACH == 0 {
                 let link = self.handle.link()?;
@@ -458,22 +490,4 @@ impl LinkWatch<'_> {
         }
         Ok(None)
     }
-}
-
-/// Says hello and hears the peer's (N-1).
-fn greet(channel: &mut Messages, own: &Hello) -> Result<Hello, Failed> {
-    let deadline = Deadline::after(PATIENCE);
-    let (sender, receiver) = channel.split();
-    let mut bytes = [0; hello::LEN];
-    let sent = sender.send_until(&own.encode(), deadline);
-    let len = match receiver.recv_until(&mut bytes, deadline) {
-        Ok(Some(len)) => len,
-        Ok(None) => return Err(Failed::Closed),
-        Err(ChannelError::BufferTooSmall { len, .. }) => return Err(Failed::Hello(HelloError::Length { len })),
-        Err(error) => return Err(Failed::Greeting(error)),
-    };
-    let peer = Hello::decode(&bytes[..len]).map_err(Failed::Hello)?;
-    own.check_peer(&peer).map_err(Failed::Hello)?;
-    sent.map_err(Failed::Greeting)?;
-    Ok(peer)
 }

@@ -62,6 +62,12 @@ impl Features {
         Self(self.0 & !other.0)
     }
 
+    /// Returns what of it is among `other` too.
+    #[must_use]
+    pub const fn among(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
     /// Returns the names of what there is.
     #[must_use]
     pub fn names(self) -> Vec<&'static str> {

@@ -5,7 +5,7 @@
 //! it, `spec/9-net.md` what two ends say to each other.
 //!
 //! `hello`, `features`, `mac` and `frame` are the specification's bytes, and touch nothing. `sys`, `netlink`,
-//! `handle`, `tap` and `kernel` are the interface. `pump` has the two directions of a link, `engine` meets the peer and begins again when a link ends;
+//! `handle`, `tap` and `kernel` are the interface. `pump` has the two directions of a link, `greeting` the hellos, `engine` meets the peer and begins again when a link ends;
 //! `status`, `counters` and `control` tell others.
 #![deny(unsafe_code)]
 
@@ -17,6 +17,7 @@ mod error;
 mod features;
 mod flag;
 mod frame;
+mod greeting;
 mod handle;
 mod hello;
 mod kernel;

@@ -85,9 +85,12 @@ impl Tap {
         self.takes
     }
 
-    /// Says what its frames may need done by who receives them.
+    /// Says what its frames may need done by who receives them, as far as this kernel can leave that to anybody: the peer's may
+    /// be newer.
     pub fn set_offload(&self, features: Features) -> Result<()> {
-        self.file.set_offload(offload_bits(features)).map_err(|error| self.handle.failed("TUNSETOFFLOAD", error))
+        self.file
+            .set_offload(offload_bits(features.among(self.takes)))
+            .map_err(|error| self.handle.failed("TUNSETOFFLOAD", error))
     }
 
     /// Says whether there is somebody at the other end.
@@ -124,6 +127,9 @@ impl AsFd for Tap {
 }
 
 fn offload_bits(features: Features) -> u32 {
+    // The kernel refuses marks where there are no segments that could have them.
+    let is_tcp = features.has(Features::TSO4) || features.has(Features::TSO6);
+    let features = if is_tcp { features } else { features.without(Features::ECN) };
     OFFLOADS.iter().filter(|(feature, _)| features.has(*feature)).map(|(_, bits)| bits).sum()
 }
 
@@ -137,5 +143,8 @@ mod tests {
         assert_eq!(offload_bits(Features::all()), 0x6f);
         assert_eq!(offload_bits(Features::all().without(Features::USO)), 0x0f);
         assert_eq!(offload_bits(Features::CHECKSUM), 1);
+        assert_eq!(offload_bits(Features::from_bits(0x09)), 1);
+        assert_eq!(offload_bits(Features::from_bits(0x0d)), 0x0d);
+        assert_eq!(offload_bits(Features::all().among(Features::from_bits(0x19))), 0x61);
     }
 }
