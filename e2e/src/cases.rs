@@ -9,6 +9,7 @@ mod channels;
 mod churn;
 mod death;
 mod faults;
+mod frames;
 mod hostile;
 mod life;
 mod lifetime;
@@ -32,7 +33,7 @@ pub use tombolo_e2e::runner::{Half, Verdict};
 pub type Case = runner::Case<Rig>;
 
 /// Cheap ones first; those that leave a guest in an odd state last.
-const CASES: [&[Case]; 21] = [
+const CASES: [&[Case]; 22] = [
     build::CASES,
     lifetime::CASES,
     mapping::CASES,
@@ -46,6 +47,7 @@ const CASES: [&[Case]; 21] = [
     links::CASES,
     channels::CASES,
     net::CASES,
+    frames::CASES,
     looking::CASES,
     vchan::CASES,
     life::CASES,
@@ -55,7 +57,7 @@ const CASES: [&[Case]; 21] = [
     migration::CASES,
     boards::CASES,
 ];
-const HALVES: [&[Half]; 16] = [
+const HALVES: [&[Half]; 17] = [
     lifetime::HALVES,
     mapping::HALVES,
     bells::HALVES,
@@ -67,6 +69,7 @@ const HALVES: [&[Half]; 16] = [
     links::HALVES,
     channels::HALVES,
     net::HALVES,
+    frames::HALVES,
     crate::demo::HALVES,
     life::HALVES,
     rage::HALVES,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer 4. Uses: os, tombolo.
+//! Layer 4. Uses: os, channel, tombolo.
 //!
 //! The rig for tests that need virtual machines. It fetches a kernel from Debian's archive ([`debian`]), builds our
 //! module for it ([`module`]) and our programs ([`programs`]), packs them with its own binary into an initramfs

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer 4. Uses: os, tombolo.
+//! Layer 4. Uses: os, channel, tombolo.
 //!
 //! The cases that need virtual machines: their host halves run here, their guest halves in the machines, to
 //! which this binary is copied. It prints what libtest would.

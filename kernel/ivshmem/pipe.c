@@ -396,34 +396,42 @@ static bool see_tail(struct tombolo_netdev *net)
 	return true;
 }
 
-/* Has the peer ended? What it published before that was received. */
-static void see_end(struct tombolo_netdev *net)
+/* How the peer's side ended, TOMBOLO_NET_ENDED_*, or 0. */
+static u32 find_end(const struct net_port *port)
 {
-	static const unsigned int states[] = { AT_WRITER_STATE, AT_READER_STATE };
+	u64 writer = peer_word(port, AT_WRITER_STATE), reader = peer_word(port, AT_READER_STATE);
+
+	/* R-15; and H-1, as no other ring is followed to. */
+	if (writer > PHASE_ABORTED || reader > PHASE_ABORTED)
+		return TOMBOLO_NET_ENDED_CORRUPT;
+	if (writer == PHASE_ABORTED || reader == PHASE_ABORTED)
+		return TOMBOLO_NET_ENDED_ABORTED;
+	if (writer == PHASE_CLOSED || reader == PHASE_CLOSED)
+		return TOMBOLO_NET_ENDED_CLOSED;
+	return READ_ONCE(*port->life) < port->over ? 0 : TOMBOLO_NET_ENDED_GONE;
+}
+
+/*
+ * Has the peer ended? There is no carrier from then on, but the link is over
+ * once all is received that the peer published before (R-17, N-10). @is_all:
+ * so is what this end has seen.
+ */
+static void see_end(struct tombolo_netdev *net, bool is_all)
+{
 	struct net_port *port = &net->port;
-	bool closed = false;
-	unsigned int i;
+	u32 how = find_end(port);
 
-	for (i = 0; i < ARRAY_SIZE(states); i++) {
-		u64 state = peer_word(port, states[i]);
-
-		if (state > PHASE_ABORTED) {
-			/* R-15; and H-1, as no other ring is followed to. */
-			tombolo_port_end(net, TOMBOLO_NET_ENDED_CORRUPT, 15);
-			return;
-		}
-		if (state == PHASE_ABORTED) {
-			tombolo_port_end(net, TOMBOLO_NET_ENDED_ABORTED, 0);
-			return;
-		}
-		closed = closed || state == PHASE_CLOSED;
-	}
-	if (!closed && READ_ONCE(*port->life) < port->over)
+	if (!how)
 		return;
-	/* Pairs with the peer's release of its state: what it published first is received first. */
+	if (how == TOMBOLO_NET_ENDED_CORRUPT) {
+		tombolo_port_end(net, how, 15);
+		return;
+	}
+	netif_carrier_off(net->dev);
+	/* Pairs with the peer's release of its state: what it published first is received first. */
 	smp_rmb();
-	if (peer_word(port, AT_TAIL) == port->tail_seen)
-		tombolo_port_end(net, closed ? TOMBOLO_NET_ENDED_CLOSED : TOMBOLO_NET_ENDED_GONE, 0);
+	if (is_all && peer_word(port, AT_TAIL) == port->tail_seen)
+		tombolo_port_end(net, how, 0);
 }
 
 /*
@@ -504,15 +512,17 @@ int tombolo_port_poll(struct napi_struct *napi, int budget)
 		napi_complete(napi);
 		return 0;
 	}
-	if (done == budget)
+	if (done == budget) {
+		see_end(net, false);
 		return done;
+	}
 	tombolo_port_tell_head(net);
 	port->idle = done ? 0 : port->idle + 1;
 	/* A peer that is amid sending is polled: it need not ring. */
 	if (port->idle < IDLE_POLLS)
 		return budget;
 
-	see_end(net);
+	see_end(net, true);
 	port->idle = 0;
 	if (!napi_complete_done(napi, done) || READ_ONCE(net->ended))
 		return done;

@@ -35,6 +35,9 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)
 /// How often the peer's life is looked at, and how often the interface, whose administrator may have changed it.
 const LOOK: Duration = Duration::from_millis(250);
 const LOOKS_EACH: u32 = 4;
+/// How long the module may take for what a peer had sent before its side ended, as its kernel says and as the broker does. In the
+/// first case the module sees the end too, and needs nobody to have the carrier off.
+const REST: [Duration; 2] = [Duration::from_secs(3), Duration::from_millis(500)];
 /// So many who want to be the peer of an interface that has one are told at a time.
 const CALLERS_EACH: usize = 64;
 /// How long to wait for the engine's end, which nothing delays but the kernel.
@@ -353,13 +356,21 @@ impl Supervisor {
     /// The module moves the frames; this end looks at the peer, and at the interface.
     fn run_kernel(&mut self, kernel: &Kernel, mut channel: Messages, own: &Hello, peer: &Hello) -> Result<End> {
         let watch = channel.watch();
-        let Some(lent) = kernel.begin(&mut channel, own, peer, self.config.any_source)? else {
-            return Ok(End::Peer(Ending::Revoked));
+        let lent = match kernel.begin(&mut channel, own, peer, self.config.any_source)? {
+            Ok(lent) => lent,
+            Err(end) => return Ok(end),
         };
         self.report_link(&watch.peer(), own, peer);
         let looked = self.watch_link(kernel.as_fd(), &watch, own, peer);
+        // N-10. The module may still be at what the peer had sent.
+        let rest = match &looked {
+            Ok(Some(End::Peer(Ending::ProcessGone))) => REST[0],
+            Ok(Some(End::Peer(Ending::DomainGone))) => REST[1],
+            _ => Duration::ZERO,
+        };
+        let waited = wait_any(&[kernel.as_fd(), self.shared.stop.as_fd()], Some(rest));
         let ended = kernel.finish(&mut channel, &lent)?;
-        let looked = looked?;
+        let looked = looked.and_then(|end| waited.os("poll").map(|()| end))?;
         let end = ended.or(looked).unwrap_or(End::Stopped);
         Ok(end.judged_by(channel.split().1))
     }
@@ -415,6 +426,7 @@ impl Supervisor {
             End::Channel(error) => error.to_string(),
             End::Interface(error) => format!("the interface failed: {error}"),
             End::Changed(what) => (*what).to_owned(),
+            End::Unfit => "the peer's ring has less than 256 KiB, or is broken (N-1)".to_owned(),
             End::Corrupt(clause) => format!("the peer broke the specification: R-{clause}"),
         };
         self.report_line(State::Waiting, &format!("the link ended: {why}"));

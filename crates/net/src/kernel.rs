@@ -82,8 +82,14 @@ impl Kernel {
         self.takes
     }
 
-    /// Lends the channel to the module, which has the carrier on from then on. `None` where its memory was just taken away.
-    pub fn begin(&self, channel: &mut Messages, own: &Hello, peer: &Hello, any_source: bool) -> Result<Option<Lent>> {
+    /// Lends the channel to the module, which has the carrier on from then on, or says why the link has ended before it began.
+    pub fn begin(
+        &self,
+        channel: &mut Messages,
+        own: &Hello,
+        peer: &Hello,
+        any_source: bool,
+    ) -> Result<std::result::Result<Lent, End>> {
         let lent = channel.lend().ok_or(Error::NotInModule)?;
         let limits = FrameLimits {
             gives: peer.features.bits(),
@@ -94,9 +100,13 @@ impl Kernel {
             any_source,
         };
         match self.interface.take_over(&lent.parts, &lent.records, &limits) {
-            Ok(()) => Ok(Some(lent)),
-            Err(error) if Errno::from_io_error(&error) == Some(Errno::NODEV) => Ok(None),
-            Err(error) => Err(self.handle.failed("TOMBOLO_IOC_NET_LINK", error)),
+            Ok(()) => Ok(Ok(lent)),
+            Err(error) => match Errno::from_io_error(&error) {
+                Some(Errno::NODEV) => Ok(Err(End::Peer(Ending::Revoked))),
+                // All that is not the peer's is as it was for other links.
+                Some(Errno::INVAL) => Ok(Err(End::Unfit)),
+                _ => Err(self.handle.failed("TOMBOLO_IOC_NET_LINK", error)),
+            },
         }
     }
 

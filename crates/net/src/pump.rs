@@ -35,6 +35,8 @@ pub enum End {
     Interface(io::Error),
     /// It was changed, so the peer must be told anew.
     Changed(&'static str),
+    /// The kernel's driver cannot use the peer's ring.
+    Unfit,
     /// The kernel's driver found the peer's ring corrupt, by this clause R-….
     Corrupt(u32),
 }

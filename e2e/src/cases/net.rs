@@ -10,11 +10,11 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::Duration;
 use tombolo_e2e::control::Job;
 use tombolo_e2e::ensure;
-use tombolo_e2e::error::{Context, Result};
+use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::lines::within;
 
 pub const CASES: &[Case] = &[
-    Case { name: "n7_n10_n11_packets_cross_between_machines_while_both_are_there", run: cross },
+    Case { name: "n7_n10_n11_packets_cross_between_machines_while_both_are_there", run: processes },
     Case { name: "n12_the_module_moves_the_frames_and_either_engine_may_be_the_other_end", run: kernel },
 ];
 
@@ -32,15 +32,21 @@ fn sent() -> Vec<u8> {
     (0..500_000).flat_map(|_| next().to_le_bytes()).collect()
 }
 
-fn send(_: &[String]) -> Result<()> {
-    let mut stream = TcpStream::connect(("10.9.0.2", 9))?;
+/// Connects to the second machine in the network that its argument names.
+fn send(args: &[String]) -> Result<()> {
+    let mut stream = TcpStream::connect(listening_address(args)?)?;
     stream.set_write_timeout(Some(Duration::from_secs(60)))?;
     stream.write_all(&sent())?;
     Ok(stream.shutdown(Shutdown::Write)?)
 }
 
-fn receive(_: &[String]) -> Result<()> {
-    let listener = TcpListener::bind(("10.9.0.2", 9))?;
+fn listening_address(args: &[String]) -> Result<(String, u16)> {
+    let net = args.first().ok_or_else(|| Error::new("which network?"))?;
+    Ok((format!("10.{net}.0.2"), 9))
+}
+
+fn receive(args: &[String]) -> Result<()> {
+    let listener = TcpListener::bind(listening_address(args)?)?;
     println!("listens");
     let mut stream = listener.accept()?.0;
     stream.set_read_timeout(Some(Duration::from_secs(60)))?;
@@ -51,64 +57,71 @@ fn receive(_: &[String]) -> Result<()> {
 }
 
 /// Waits in a machine until a condition of the shell's holds.
-fn wait_for(site: &mut Site, at: At, what: &str) -> Result<String> {
+pub fn wait_for(site: &mut Site, at: At, what: &str) -> Result<String> {
     let script = format!("until {what}; do usleep 100000; done");
     site.vm(at).sh(&script, within(60)).context(what)
 }
 
-/// Starts the interface of a machine, and gives it an address once it is there.
-fn up(site: &mut Site, at: At, engine: &str) -> Result<Job> {
+/// Starts an interface of a machine at a place where the second one listens, and gives it an address of the network 10.`net` once
+/// it is there.
+pub fn up(site: &mut Site, at: At, name: &str, place: &str, engine: &str, net: u8) -> Result<Job> {
     let (how, number) = if at == At::B { ("--listen", 2) } else { ("--connect", 1) };
-    let job = site.vm(at).start(&["tombolo", "net", "up", "tmb0", how, "vm:b/net", "--engine", engine])?;
-    wait_for(site, at, "test -e /sys/class/net/tmb0")?;
-    site.vm(at).sh(&format!("ip addr add 10.9.0.{number}/24 dev tmb0"), within(60))?;
+    let job = site.vm(at).start(&["tombolo", "net", "up", name, how, place, "--engine", engine])?;
+    wait_for(site, at, &format!("test -e /sys/class/net/{name}"))?;
+    site.vm(at).sh(&format!("ip addr add 10.{net}.0.{number}/24 dev {name}"), within(60))?;
     Ok(job)
 }
 
-fn wait_carrier(site: &mut Site, at: At, on: u8) -> Result<String> {
-    wait_for(site, at, &format!("[ \"$(cat /sys/class/net/tmb0/carrier)\" = {on} ]"))
+/// The one that most cases need.
+fn up_one(site: &mut Site, at: At, engine: &str) -> Result<Job> {
+    up(site, at, "tmb0", "vm:b/net", engine, 9)
+}
+
+pub fn wait_carrier(site: &mut Site, at: At, name: &str, on: u8) -> Result<String> {
+    wait_for(site, at, &format!("[ \"$(cat /sys/class/net/{name}/carrier)\" = {on} ]"))
 }
 
 /// Each machine reaches the other, with one packet and with many.
-fn check(site: &mut Site) -> Result<()> {
-    site.a.sh("ping -c 2 -W 20 10.9.0.2 && ping -c 2 -W 20 -s 20000 10.9.0.2", within(120))?;
-    let receiver = start(&mut site.b, "net::receive", &[])?;
+pub fn cross(site: &mut Site, net: u8) -> Result<()> {
+    let (to, net) = (format!("10.{net}.0.2"), net.to_string());
+    site.a.sh(&format!("ping -c 2 -W 20 {to} && ping -c 2 -W 20 -s 20000 {to}"), within(120))?;
+    let receiver = start(&mut site.b, "net::receive", &[&net])?;
     line(&mut site.b, receiver, "listens", within(60))?;
-    let sender = start(&mut site.a, "net::send", &[])?;
+    let sender = start(&mut site.a, "net::send", &[&net])?;
     site.a.wait(sender, within(120))?.success().context("who sends")?;
     site.b.wait(receiver, within(60))?.success().context("who receives")?;
     Ok(())
 }
 
-fn cross(rig: &mut Rig) -> Result<Verdict> {
+fn processes(rig: &mut Rig) -> Result<Verdict> {
     let site = rig.site()?;
     site.link("a", "b")?;
     load_tun(site)?;
-    let (a, b) = (up(site, At::A, "tap")?, up(site, At::B, "tap")?);
-    wait_carrier(site, At::A, 1)?;
-    check(site)?;
+    let (a, b) = (up_one(site, At::A, "tap")?, up_one(site, At::B, "tap")?);
+    wait_carrier(site, At::A, "tmb0", 1)?;
+    cross(site, 9)?;
     let b = kill_and_start(site, b, "tap")?;
-    check(site)?;
+    cross(site, 9)?;
     let stat = stat(site, At::A)?;
     ensure!(stat.contains("\"links\":2") && stat.contains("\"state\":\"linked\""), "{stat}");
-    down(site, At::A, a)?;
-    down(site, At::B, b)?;
+    down(site, At::A, "tmb0", a)?;
+    down(site, At::B, "tmb0", b)?;
     Ok(Verdict::Done)
 }
 
-fn load_tun(site: &mut Site) -> Result<()> {
+pub fn load_tun(site: &mut Site) -> Result<()> {
     for at in [At::A, At::B] {
         site.vm(at).sh("[ -e /dev/net/tun ] || /agent insmod $(cat /modules/order)", within(60))?;
     }
     Ok(())
 }
 
-fn stat(site: &mut Site, at: At) -> Result<String> {
+pub fn stat(site: &mut Site, at: At) -> Result<String> {
     site.vm(at).sh("tombolo net stat tmb0 --json", within(60))
 }
 
-fn down(site: &mut Site, at: At, job: Job) -> Result<()> {
-    site.vm(at).sh("tombolo net down tmb0", within(60))?;
+pub fn down(site: &mut Site, at: At, name: &str, job: Job) -> Result<()> {
+    site.vm(at).sh(&format!("tombolo net down {name}"), within(60))?;
     site.vm(at).wait(job, within(60))?.success().context("who was ended in order")?;
     Ok(())
 }
@@ -116,10 +129,10 @@ fn down(site: &mut Site, at: At, job: Job) -> Result<()> {
 /// Kills what has B's interface: the carrier of A's goes. Starts it again, by this engine: it comes back.
 fn kill_and_start(site: &mut Site, job: Job, engine: &str) -> Result<Job> {
     site.b.kill(job)?;
-    wait_carrier(site, At::A, 0)?;
+    wait_carrier(site, At::A, "tmb0", 0)?;
     wait_for(site, At::B, "[ ! -e /sys/class/net/tmb0 ]")?;
-    let job = up(site, At::B, engine)?;
-    wait_carrier(site, At::A, 1)?;
+    let job = up_one(site, At::B, engine)?;
+    wait_carrier(site, At::A, "tmb0", 1)?;
     Ok(job)
 }
 
@@ -127,9 +140,9 @@ fn kernel(rig: &mut Rig) -> Result<Verdict> {
     let site = rig.site()?;
     site.link("a", "b")?;
     load_tun(site)?;
-    let (a, b) = (up(site, At::A, "kernel")?, up(site, At::B, "auto")?);
-    wait_carrier(site, At::A, 1)?;
-    check(site)?;
+    let (a, b) = (up_one(site, At::A, "kernel")?, up_one(site, At::B, "auto")?);
+    wait_carrier(site, At::A, "tmb0", 1)?;
+    cross(site, 9)?;
     for at in [At::A, At::B] {
         let stat = stat(site, at)?;
         ensure!(stat.contains("\"engine\":\"kernel\""), "{stat}");
@@ -141,19 +154,19 @@ fn kernel(rig: &mut Rig) -> Result<Verdict> {
     }
     // What was switched off and on goes on, and another MTU is told to the peer by a new link.
     site.a.sh("ip link set tmb0 down && ip link set tmb0 up", within(60))?;
-    check(site)?;
+    cross(site, 9)?;
     site.a.sh("ip link set tmb0 mtu 9000", within(60))?;
     wait_for(site, At::A, "tombolo net stat tmb0 --json | grep -q '\"links\":2'")?;
-    wait_carrier(site, At::A, 1)?;
-    check(site)?;
+    wait_carrier(site, At::A, "tmb0", 1)?;
+    cross(site, 9)?;
     // The other end may be a process, and is looked for again.
     let b = kill_and_start(site, b, "tap")?;
-    check(site)?;
+    cross(site, 9)?;
     let b = kill_and_start(site, b, "kernel")?;
-    check(site)?;
-    down(site, At::A, a)?;
-    wait_carrier(site, At::B, 0)?;
-    down(site, At::B, b)?;
+    cross(site, 9)?;
+    down(site, At::A, "tmb0", a)?;
+    wait_carrier(site, At::B, "tmb0", 0)?;
+    down(site, At::B, "tmb0", b)?;
     for at in [At::A, At::B] {
         site.vm(at).sh("[ ! -e /sys/class/net/tmb0 ]", within(60))?;
     }

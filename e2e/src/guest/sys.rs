@@ -12,6 +12,7 @@ use rustix::process::Pid;
 use std::arch::asm;
 use std::ffi::c_void;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{Ordering, fence};
 use std::{ptr, slice};
 
 /// `struct tombolo_info`
@@ -349,6 +350,45 @@ impl Mapping {
         let place = self.place(at);
         // SAFETY: (valid) as in `load`; if the mapping cannot be written, the signal is what the test wants.
         unsafe { place.write_volatile(value) }
+    }
+
+    /// Loads a word of the specification's.
+    ///
+    /// # Panics
+    /// Beyond the mapping, or at no multiple of 8.
+    #[must_use]
+    pub fn load_word(&self, at: usize) -> u64 {
+        // SAFETY: (valid) checked there, and as in `load`; (order) on this architecture loads are in order.
+        u64::from_le(unsafe { self.word(at).read_volatile() })
+    }
+
+    /// Stores a word of the specification's, behind all that was stored before.
+    ///
+    /// # Panics
+    /// Beyond the mapping, or at no multiple of 8.
+    pub fn store_word(&self, at: usize, value: u64) {
+        fence(Ordering::Release);
+        // SAFETY: (valid) checked there, and as in `store`.
+        unsafe { self.word(at).write_volatile(value.to_le()) }
+    }
+
+    /// Stores bytes.
+    ///
+    /// # Panics
+    /// Beyond the mapping.
+    pub fn store_all(&self, at: usize, bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
+        }
+        let place = self.place(at);
+        assert!(bytes.len() <= self.len - at, "{} at {at} of {}", bytes.len(), self.len);
+        // SAFETY: (valid) checked just above, and as in `store`; (apart) `bytes` is memory of Rust's, a mapping is none.
+        unsafe { place.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) }
+    }
+
+    fn word(&self, at: usize) -> *mut u64 {
+        assert!(at.is_multiple_of(8) && at + 8 <= self.len, "{at} of {}", self.len);
+        self.place(at).cast()
     }
 
     /// Stores a register: 4 bytes at once.
