@@ -17,6 +17,8 @@ pub(crate) struct Draining {
     state: Option<(Message, bool)>,
     /// Calls of programs that understand it.
     hear: BTreeSet<u32>,
+    /// Calls of which they were told to leave them, and which they have ended since.
+    left: BTreeSet<u32>,
 }
 
 impl Draining {
@@ -32,6 +34,7 @@ impl Draining {
     /// The host took that back.
     pub(crate) fn stop(&mut self) {
         self.state = None;
+        self.left.clear();
     }
 
     /// The program of a call understands it.
@@ -39,9 +42,16 @@ impl Draining {
         self.hear.insert(serial);
     }
 
-    /// A call is over.
+    /// The program of a call has ended it.
     pub(crate) fn forget(&mut self, serial: u32) {
-        self.hear.remove(&serial);
+        if self.hear.remove(&serial) && self.is_on() {
+            self.left.insert(serial);
+        }
+    }
+
+    /// Whether a call's program was told and has ended it: it looks at that memory no more, though it may have it mapped.
+    pub(crate) fn has_left(&self, serial: u32) -> bool {
+        self.left.contains(&serial)
     }
 
     /// Tells the program of a call, if there is something to tell and it understands that.

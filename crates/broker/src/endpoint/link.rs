@@ -477,13 +477,14 @@ pub(crate) fn drain<R: Region>(link: &mut Link<R>, wait: u32, programs: &mut BTr
 
 /// B-21. Whether the host is to be told now that nobody has a call on the link any more.
 pub(crate) fn take_drained<R: Region>(link: &mut Link<R>) -> bool {
-    let empty = link.sockets.is_empty() && link.departing.is_empty() && link.fresh.is_empty();
-    empty && link.draining.take_end()
+    let gone = link.departing.iter().all(|serial| link.draining.has_left(*serial));
+    link.sockets.is_empty() && gone && link.fresh.is_empty() && link.draining.take_end()
 }
 
 /// B-21. Names what is still open on a link that goes.
 fn name_what_is_open<R: Region>(link: &Link<R>) {
-    for serial in link.sockets.keys().chain(&link.departing) {
+    let departing = link.departing.iter().filter(|serial| !link.draining.has_left(**serial));
+    for serial in link.sockets.keys().chain(departing) {
         let (service, process, user) = match link.about.get(serial) {
             Some(about) => (about.service.as_str(), about.process, about.user),
             None => ("unknown", 0, NOBODY),
@@ -603,6 +604,36 @@ mod tests {
         let peer = Peer::begin(1, name("a"), name("b"), [0; 16], &mut boxes).unwrap();
         link.memory = Some((boxes, peer));
         link
+    }
+
+    #[test]
+    fn b21_call_is_left_once_its_program_was_told_and_has_ended_it_whoever_has_its_slices() {
+        let mut link = linked();
+        let mut ends = BTreeMap::new();
+        for serial in [2, 4, 6, 8] {
+            let (ours, theirs) = program::call_socket().unwrap();
+            link.sockets.insert(serial, ours);
+            ends.insert(serial, theirs);
+        }
+        // The program of 8 does not understand it.
+        [2, 4, 6].into_iter().for_each(|serial| link.draining.admit(serial));
+        let mut end = |link: &mut Link<Nothing>, serial| {
+            ends.remove(&serial);
+            link.hear_call(serial);
+        };
+        // Nobody told this one.
+        end(&mut link, 2);
+        drain(&mut link, 1000, &mut BTreeMap::new());
+        [4, 8].into_iter().for_each(|serial| end(&mut link, serial));
+        assert!(!take_drained(&mut link), "6 is still open");
+        end(&mut link, 6);
+        assert!(!take_drained(&mut link), "who was not told may look at its slices");
+        assert_eq!(link.departing, [2, 4, 6, 8].into());
+        link.departing.retain(|serial| [4, 6].contains(serial));
+        assert!(take_drained(&mut link) && !take_drained(&mut link), "said once");
+        link.draining.stop();
+        drain(&mut link, 1000, &mut BTreeMap::new());
+        assert!(!take_drained(&mut link), "they were not told of this one");
     }
 
     fn listener() -> (Program, OwnedFd) {
