@@ -4,11 +4,11 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 .DEFAULT_GOAL := menu
 # A report never takes the place of another.
 REPORT = $(or $(DIR),target/report/$(shell date +%Y-%m-%d-%H%M%S))
-TARGETS := menu demo vm-demo vm-debug xen-demo sockets-demo net-demo test test-all check model conformance hostile crash fuzz bench report compare install install-deps doc ci clean
+TARGETS := menu demo vm-demo vm-debug xen-demo sockets-demo vm-sockets-demo net-demo test test-all check model conformance hostile crash fuzz bench report compare install install-deps doc ci clean
 .PHONY: $(TARGETS) toolchain
 
 menu: ## print this menu
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 	@tools/toolchain.sh
 
 demo: toolchain ## move a large file between two domains, then compare with TCP and UNIX sockets [FILE=path]
@@ -31,6 +31,10 @@ sockets-demo: toolchain ## iperf3 and Redis with and without Tombolo, on a quiet
 	@tools/install-deps.sh $(if $(ROWS),,--for sockets)
 	@cargo build --release -p tombolo-cli -p tombolo-preload
 	@tools/sockets.py $(ROWS)
+
+vm-sockets-demo: toolchain ## iperf3, Redis and sockperf between two virtual machines with and without Tombolo; then one migrates (QEMU) [ROUNDS=3]
+	@tools/install-deps.sh --for vm && tools/install-deps.sh --for sockets
+	@cargo run --release --package tombolo-e2e --bin vm -- --sockets-demo $(ROUNDS)
 
 net-demo: toolchain ## `tombolo net` beside veth: iperf3 and sockperf between two network namespaces (root) [ROUNDS=5]
 	@tools/install-deps.sh --for net

@@ -65,7 +65,7 @@ want nginx nginx-light "$programs"
 want wrk wrk "$programs"
 want memcached memcached "$programs"
 want mosquitto "mosquitto mosquitto-clients" "$programs"
-want sockperf sockperf "$programs" net
+want sockperf sockperf "$programs" "sockets net"
 want node nodejs "$programs"
 want curl curl "$programs"
 want openssl openssl "$programs"

@@ -16,7 +16,7 @@ mod lifetime;
 mod links;
 mod looking;
 mod mapping;
-mod migration;
+pub mod migration;
 mod net;
 mod network;
 mod rage;
@@ -77,8 +77,8 @@ const HALVES: [&[Half]; 17] = [
     migration::HALVES,
 ];
 
-/// Those that only the long form runs: they need more of this machine than it may have to spare.
-const LONG_CASES: [&[Case]; 1] = [rage::LONG_CASES];
+/// Those that only the long form runs: they need more of this machine, or more time, than there may be to spare.
+const LONG_CASES: [&[Case]; 2] = [rage::LONG_CASES, network::LONG_CASES];
 
 /// Those that try the kernel module alone, in the order in which they run: all that a kernel which checks itself is wanted for.
 pub fn of_module() -> impl Iterator<Item = &'static Case> {

@@ -4,6 +4,7 @@
 
 mod goals;
 pub mod knock;
+pub mod sockets;
 mod table;
 pub mod volume;
 

@@ -5,7 +5,8 @@
 //! which this binary is copied. It prints what libtest would.
 //!
 //! `vm [NAME...]` runs the cases whose names contain one of the words, `vm --module` those of the kernel module alone, `vm --list`
-//! names them all, `vm --demo [PART...]` shows two machines at work.
+//! names them all, `vm --demo [PART...]` shows two machines at work,
+//! `vm --sockets-demo [ROUNDS]` unmodified programs in them.
 //!
 //! `vm up` boots two machines with a link and keeps them; then `vm run a COMMAND…`, `vm push a FILE [PATH]`, `vm log a` and
 //! `vm down`, where `a` and `b` are the machines.
@@ -19,9 +20,10 @@ mod rig;
 mod site;
 mod typed;
 
+use parts::Parts;
 use std::process::ExitCode;
 use tombolo_e2e::agent;
-use tombolo_e2e::error::{Error, Result};
+use tombolo_e2e::error::{Context, Result};
 use tombolo_e2e::runner;
 
 fn main() -> ExitCode {
@@ -50,11 +52,11 @@ fn run(words: &[&str], args: &[String]) -> Result<()> {
         ["--module", words @ ..] => runner::run(cases::of_module(), words),
         ["up"] => typed::up(),
         ["run" | "push" | "log" | "down", ..] => typed::ask(words),
-        ["--demo", parts @ ..] => match parts::Parts::prepare() {
-            Ok(made_of) => demo::run(&made_of, demo::FULL, if parts.is_empty() { &demo::PARTS } else { parts }),
-            Err(runner::Lacking::Need(why)) => Err(Error::new(format!("not to be had here: {why}"))),
-            Err(runner::Lacking::Fault(why)) => Err(why),
-        },
+        ["--demo", parts @ ..] => {
+            demo::run(&Parts::get()?, demo::FULL, if parts.is_empty() { &demo::PARTS } else { parts })
+        }
+        ["--sockets-demo"] => demo::sockets::run(&Parts::get()?, demo::sockets::ROUNDS),
+        ["--sockets-demo", rounds] => demo::sockets::run(&Parts::get()?, rounds.parse().context("ROUNDS")?),
         words => runner::run(cases::all(), words),
     }
 }

@@ -58,6 +58,14 @@ impl Parts {
         Ok(Self { archive, kernel, module, programs: OnceCell::new(), vchans: OnceCell::new(), _lock: lock })
     }
 
+    /// The same for who does without skipping.
+    pub fn get() -> Result<Self> {
+        Self::prepare().map_err(|lacking| match lacking {
+            Lacking::Need(why) => Error::new(format!("not to be had here: {why}")),
+            Lacking::Fault(why) => why,
+        })
+    }
+
     /// Tombolo's own programs, built when they are first wanted.
     pub fn programs(&self) -> Result<&Programs> {
         self.programs.get_or_init(Programs::build).as_ref().map_err(Clone::clone)

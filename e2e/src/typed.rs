@@ -3,14 +3,13 @@
 
 use crate::cases::sockets;
 use crate::parts::Parts;
-use crate::site::Site;
+use crate::site::{Purpose, Site};
 use std::path::Path;
 use tombolo_e2e::control::Control;
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::lines::within;
 use tombolo_e2e::qemu::Vm;
-use tombolo_e2e::runner::Lacking;
 use tombolo_e2e::up::{self, Machines};
 use tombolo_e2e::wire::End;
 
@@ -18,11 +17,7 @@ struct Typed(Site);
 
 /// Boots two machines, links them with each other and their host, and serves them until it is told to end them.
 pub fn up() -> Result<()> {
-    let parts = Parts::prepare().map_err(|why| match why {
-        Lacking::Need(why) => Error::new(format!("not to be had here: {why}")),
-        Lacking::Fault(why) => why,
-    })?;
-    let mut site = sockets::boot(&parts)?;
+    let mut site = sockets::boot(&Parts::get()?, Purpose::Networked)?;
     for (one, other) in [("a", "b"), ("a", "host"), ("b", "host")] {
         site.link(one, other)?;
     }

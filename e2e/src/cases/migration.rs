@@ -4,12 +4,13 @@
 use super::life::{Flow, small_file};
 use super::{Case, Half, Verdict};
 use crate::rig::Rig;
-use crate::site::{At, Purpose, Site, line, start};
+use crate::site::{At, Purpose, Site, line};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
+use tombolo_e2e::control::Job;
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Error, Result};
 use tombolo_e2e::guest::pass;
@@ -36,30 +37,16 @@ fn migrates(rig: &mut Rig) -> Result<Verdict> {
 }
 
 fn travel(site: &mut Site) -> Result<()> {
-    let serving = start(&mut site.a, "migration::serve", &[])?;
-    line(&mut site.a, serving, "listening", within(60))?;
+    let numbers = Numbers::start(site, |site, at, words| site.vm(at).start(words))?;
     let flow = Flow::start(site)?;
     // Canary: who prepares nothing does not get away.
     let refused = site.a.qmp.run("migrate", &json!({ "uri": "unix:/nowhere" })).err().map(|why| why.to_string());
     ensure!(refused.as_ref().is_some_and(|why| why.contains("Migration is disabled")), "{refused:?}");
 
-    let address = format!("{}:{PORT}", site.addresses[At::A as usize]);
-    let watching = start(&mut site.b, "migration::watch", &[&address])?;
-    line(&mut site.b, watching, "connected", within(60))?;
-    let ready = tombolo_vm(site, "prepare-migration")?;
+    let ready = prepare(site)?;
     flow.was_left(site)?;
-    ensure!(ready["links"] == 1 && ready["cut"] == 0, "{ready}");
     ensure!(site.broker.link(&["add", "a", "host"]).is_err(), "it gets a link though it is ready to migrate");
-    wait_for_guest(site, "this machine's doorbell device was taken away")?;
-
-    let folder = Scratch::new("migration")?;
-    let socket = folder.path().join("socket");
-    let target = site.target(At::A, &socket)?;
-    let began = Instant::now();
-    let took = site.a.migrate(target, &socket)?;
-    wait_for_guest(site, "this machine has a doorbell device again")?;
-    site.link("a", "b")?;
-    println!("ready after {} ms, migrated in {took:?}, the link is up {:?} later", ready["ms"], began.elapsed() - took);
+    println!("ready after {} ms, {}", ready["ms"], leave(site)?);
     small_file(site)?;
 
     // One that stays after all, in an emulated QEMU that would end at the next device if nothing was done about it.
@@ -77,12 +64,56 @@ fn travel(site: &mut Site) -> Result<()> {
     }
     ensure!(site.a.ended().is_none(), "its QEMU did not survive");
 
-    site.b.sh(&format!("touch {ENOUGH}"), within(60))?;
-    let silence = line(&mut site.b, watching, "silence", within(120))?;
-    site.b.wait(watching, within(60))?.success()?;
-    println!("numbers of a TCP connection came in order, the longest silence was {silence}");
-    site.a.kill(serving)?;
-    site.a.wait(serving, within(60)).map(drop)
+    println!("{}", numbers.end(site)?);
+    Ok(())
+}
+
+/// A connection from b to a, over which numbers go.
+pub struct Numbers {
+    serving: Job,
+    watching: Job,
+}
+
+impl Numbers {
+    /// Has both programs started by `start`.
+    pub fn start(site: &mut Site, start: impl Fn(&mut Site, At, &[&str]) -> Result<Job>) -> Result<Self> {
+        let serving = start(site, At::A, &["/agent", "guest", "migration::serve"])?;
+        line(&mut site.a, serving, "listening", within(60))?;
+        let address = format!("{}:{PORT}", site.addresses[At::A as usize]);
+        let watching = start(site, At::B, &["/agent", "guest", "migration::watch", &address])?;
+        line(&mut site.b, watching, "connected", within(60))?;
+        Ok(Self { serving, watching })
+    }
+
+    /// Ends it, and says how long nothing came.
+    pub fn end(self, site: &mut Site) -> Result<String> {
+        site.b.sh(&format!("touch {ENOUGH}"), within(60))?;
+        let silence = line(&mut site.b, self.watching, "silence", within(120))?;
+        site.b.wait(self.watching, within(60))?.success()?;
+        site.a.kill(self.serving)?;
+        site.a.wait(self.serving, within(60))?;
+        Ok(format!("numbers of a TCP connection came in order, the longest silence was {silence}"))
+    }
+}
+
+/// Makes a ready to leave, with its one link.
+pub fn prepare(site: &Site) -> Result<Value> {
+    let ready = tombolo_vm(site, "prepare-migration")?;
+    ensure!(ready["links"] == 1 && ready["cut"] == 0, "{ready}");
+    Ok(ready)
+}
+
+/// Moves a, which is ready, to another QEMU; says how long that took.
+pub fn leave(site: &mut Site) -> Result<String> {
+    wait_for_guest(site, "this machine's doorbell device was taken away")?;
+    let folder = Scratch::new("migration")?;
+    let socket = folder.path().join("socket");
+    let target = site.target(At::A, &socket)?;
+    let began = Instant::now();
+    let took = site.a.migrate(target, &socket)?;
+    wait_for_guest(site, "this machine has a doorbell device again")?;
+    site.link("a", "b")?;
+    Ok(format!("migrated in {took:?}, the link is up {:?} later", began.elapsed() - took))
 }
 
 /// What `tombolo vm WHAT a` says.

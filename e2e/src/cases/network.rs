@@ -15,6 +15,8 @@ pub const CASES: &[Case] = &[
     Case { name: "demo_moves_a_file_and_compares", run: demo },
 ];
 
+pub const LONG_CASES: &[Case] = &[Case { name: "sockets_demo_compares_and_migrates", run: sockets }];
+
 fn joins(rig: &mut Rig) -> Result<Verdict> {
     rig.rest()?;
     let mut site = Site::boot(&rig.parts, Purpose::Measuring)?;
@@ -42,4 +44,16 @@ fn demo(rig: &mut Rig) -> Result<Verdict> {
     rig.rest()?;
     demo::run(&rig.parts, demo::QUICK, &demo::PARTS)?;
     Ok(Verdict::Done)
+}
+
+/// What `make vm-sockets-demo` shows, once.
+fn sockets(rig: &mut Rig) -> Result<Verdict> {
+    if let Some(missing) = super::sockets::missing() {
+        return Ok(Verdict::Skip { need: "iperf3", why: format!("no {missing}") });
+    }
+    if let Err(why) = Network::open() {
+        return Ok(Verdict::Skip { need: "netns", why: why.to_string() });
+    }
+    rig.rest()?;
+    demo::sockets::run(&rig.parts, 1).map(|()| Verdict::Done)
 }

@@ -28,18 +28,24 @@ pub const HALVES: &[Half] = &[("sockets::send", send), ("sockets::receive", rece
 
 const IPERF: &str = "/usr/bin/iperf3";
 const REDIS: [&str; 2] = ["/usr/bin/redis-server", "/usr/bin/redis-benchmark"];
+pub const SOCKPERF: &str = "/usr/bin/sockperf";
+
+/// The first that this host lacks of the programs without which nothing is shown.
+pub fn missing() -> Option<&'static str> {
+    [IPERF].into_iter().chain(REDIS).find(|program| !Path::new(program).exists())
+}
 
 /// The library, and the programs that this host has.
-pub fn programs() -> Result<Vec<Extra>> {
+fn programs() -> Result<Vec<Extra>> {
     let library = Programs::shared("tombolo-preload", "libtombolo_preload.so")?;
-    let there = [IPERF].into_iter().chain(REDIS).filter(|program| Path::new(program).exists());
+    let there = [IPERF, SOCKPERF].into_iter().chain(REDIS).filter(|program| Path::new(program).exists());
     let named = there.map(|program| (program.trim_start_matches("/usr/").to_owned(), program.into()));
     Ok(named.chain([("bin/libtombolo_preload.so".to_owned(), library)]).collect())
 }
 
 /// Two machines with a network, and programs in them that know nothing of each other.
-pub fn boot(parts: &Parts) -> Result<Site> {
-    let plan = Plan { purpose: Purpose::Networked, config: CONFIG, modules: &[], programs: &programs()? };
+pub fn boot(parts: &Parts, purpose: Purpose) -> Result<Site> {
+    let plan = Plan { purpose, config: CONFIG, modules: &[], programs: &programs()? };
     let mut site = Site::boot_with(parts, &plan, |_| Ok(()))?;
     site.link("a", "b")?;
     Ok(site)
@@ -122,15 +128,16 @@ fn counted(site: &mut Site, at: At, folder: &str) -> Result<[u64; 2]> {
     Ok(all)
 }
 
-/// The words that start a program in a machine, which counts into a folder of its own.
-fn started<'a>(name: &'a str, program: &[&'a str]) -> Vec<String> {
-    let words = ["tombolo", "run", "--report", name, "--"];
-    words.iter().chain(program).map(|word| (*word).to_owned()).collect()
+/// The share that went through memory of what programs in a counted; it is at least 95 %.
+pub fn share(site: &mut Site, folder: &str) -> Result<f64> {
+    let [tcp, memory] = counted(site, At::A, folder)?;
+    ensure!(memory > 0 && memory / 19 >= tcp, "{folder}: {tcp} bytes over TCP, {memory} through memory");
+    Ok(memory as f64 / (tcp + memory) as f64)
 }
 
-fn start(site: &mut Site, at: At, name: &str, program: &[&str]) -> Result<Job> {
-    let words = started(name, program);
-    site.vm(at).start(&words.iter().map(String::as_str).collect::<Vec<_>>())
+/// Starts a program in a machine, which counts into a folder of its own.
+pub fn start(site: &mut Site, at: At, folder: &str, program: &[&str]) -> Result<Job> {
+    site.vm(at).start(&[&["tombolo", "run", "--report", folder, "--"], program].concat())
 }
 
 fn run(site: &mut Site, name: &str, program: &[&str]) -> Result<String> {
@@ -168,8 +175,7 @@ fn redis(site: &mut Site, address: &str) -> Result<()> {
         let folder = format!("/tmp/redis{clients}");
         let words = ["redis-benchmark", "-h", address, "-n", "6000", "-c", clients, "-t", "set,get", "-d", "500", "-q"];
         run(site, &folder, &words)?;
-        let counts = counted(site, At::A, &folder)?;
-        ensure!(counts[1] / 19 >= counts[0], "{clients} clients: {} bytes over TCP, {} not", counts[0], counts[1]);
+        share(site, &folder)?;
     }
     site.b.kill(server)?;
     site.b.wait(server, within(60)).map(drop)
@@ -196,20 +202,20 @@ fn transfer(
 }
 
 /// Waits until somebody in a uses shared memory: the report is renewed as bytes go.
-fn until_in_memory(site: &mut Site, folder: &str) -> Result<()> {
+pub fn until_in_memory(site: &mut Site, folder: &str) -> Result<()> {
     let has = format!("until grep -q '\"joined\":1' {folder}/* 2>/dev/null; do usleep 50000; done");
     site.a.sh(&has, within(60)).context("nothing is joined").map(drop)
 }
 
 fn talk(rig: &mut Rig) -> Result<Verdict> {
-    if let Some(missing) = [IPERF].into_iter().chain(REDIS).find(|program| !Path::new(program).exists()) {
+    if let Some(missing) = missing() {
         return Ok(Verdict::Skip { need: "iperf3", why: format!("no {missing}") });
     }
     if let Err(why) = Network::open() {
         return Ok(Verdict::Skip { need: "netns", why: why.to_string() });
     }
     rig.rest()?;
-    let mut site = boot(&rig.parts)?;
+    let mut site = boot(&rig.parts, Purpose::Networked)?;
     match through_it(&mut site) {
         Ok(()) => site.finish().map(|()| Verdict::Done),
         Err(why) => Err(Error::new(format!("{why}\n{}", site.report()))),
@@ -225,7 +231,7 @@ fn come_and_go(rig: &mut Rig) -> Result<Verdict> {
         return Ok(Verdict::Skip { need: "netns", why: why.to_string() });
     }
     rig.rest()?;
-    let mut site = boot(&rig.parts)?;
+    let mut site = boot(&rig.parts, Purpose::Networked)?;
     match many_at_once(&mut site) {
         Ok(()) => site.finish().map(|()| Verdict::Done),
         Err(why) => Err(Error::new(format!("{why}\n{}", site.report()))),

@@ -26,19 +26,21 @@ pub const TO_HOST: Pair =
 
 /// A question and the two answers.
 #[derive(Debug, PartialEq)]
-struct Row {
-    question: String,
+pub struct Row {
+    pub question: String,
     /// Median, least and most.
-    ours: [f64; 3],
-    theirs: [f64; 3],
-    unit: Unit,
-    goal: Option<Goal>,
+    pub ours: [f64; 3],
+    pub theirs: [f64; 3],
+    pub unit: Unit,
+    pub goal: Option<Goal>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Unit {
+pub enum Unit {
     /// Bytes a second: more is better.
     Rate,
+    /// Requests a second: more is better.
+    Requests,
     /// Nanoseconds: less is better.
     Time,
 }
@@ -46,8 +48,8 @@ enum Unit {
 /// What was measured between two places.
 #[derive(Debug)]
 pub struct Table {
-    title: &'static str,
-    rows: Vec<Row>,
+    pub title: &'static str,
+    pub rows: Vec<Row>,
 }
 
 impl Table {
@@ -90,10 +92,22 @@ impl Table {
             };
             let (question, ratio) = (&row.question, row.ratio());
             let goal = goals.beside(&format!("{title}, {question}"), ratio, row.goal);
-            text += &format!("{question:<30} {:>30} {:>30} {ratio:>9.1}  {goal}\n", cell(row.ours), cell(row.theirs));
+            text += &format!(
+                "{question:<30} {:>30} {:>30} {ratio:>9.*}  {goal}\n",
+                cell(row.ours),
+                cell(row.theirs),
+                digits(ratio)
+            );
         }
         text
     }
+}
+
+/// Median, least and most.
+pub fn spread(mut values: Vec<f64>) -> [f64; 3] {
+    values.sort_by(f64::total_cmp);
+    let at = |place: usize| values.get(place).copied().unwrap_or(f64::NAN);
+    [at(values.len() / 2), at(0), at(values.len().saturating_sub(1))]
 }
 
 fn size(bytes: u64) -> String {
@@ -104,7 +118,7 @@ impl Row {
     /// How many times better than TCP.
     fn ratio(&self) -> f64 {
         match self.unit {
-            Unit::Rate => self.ours[0] / self.theirs[0],
+            Unit::Rate | Unit::Requests => self.ours[0] / self.theirs[0],
             Unit::Time => self.theirs[0] / self.ours[0],
         }
     }
@@ -115,18 +129,23 @@ fn show(value: f64, unit: Unit) -> String {
     let (scale, name) = match unit {
         Unit::Rate if value >= 1e9 => (1e9, "GB/s"),
         Unit::Rate => (1e6, "MB/s"),
+        Unit::Requests => (1e3, "k/s"),
         Unit::Time if value >= 1e6 => (1e6, "ms"),
         Unit::Time => (1e3, "µs"),
     };
     let value = value / scale;
-    let digits = if value >= 99.95 {
+    format!("{value:.*} {name}", digits(value))
+}
+
+/// Behind the point, for three in all.
+fn digits(value: f64) -> usize {
+    if value >= 99.95 {
         0
     } else if value >= 9.995 {
         1
     } else {
         2
-    };
-    format!("{value:.digits$} {name}")
+    }
 }
 
 #[cfg(test)]

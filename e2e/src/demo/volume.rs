@@ -3,6 +3,7 @@
 //! wait, and who used the processors. The devices are counted by QEMU's own trace, interrupts of doorbells by the guests.
 
 use super::goals::{Goal, Goals};
+use super::table::spread;
 use super::word;
 use crate::site::{At, Site};
 use std::fs;
@@ -67,7 +68,7 @@ pub fn show(site: &mut Site, volume: u64, times: u32, goals: &mut Goals) -> Resu
         ("processor seconds of the host's brokers", |it| it.brokers, 2, None),
     ];
     for (what, of, digits, goal) in rows {
-        let (ours, theirs) = (spread(&ours, of), spread(&theirs, of));
+        let (ours, theirs) = (spread(ours.iter().map(of).collect()), spread(theirs.iter().map(of).collect()));
         let cell = |[median, least, most]: [f64; 3]| format!("{median:.digits$} ({least:.digits$} to {most:.digits$})");
         let ratio = theirs[0] / ours[0];
         let times = if ours[0] > 0.0 { format!("{ratio:.1}") } else { String::new() };
@@ -83,14 +84,6 @@ pub fn show(site: &mut Site, volume: u64, times: u32, goals: &mut Goals) -> Resu
     let goal = goals.beside("percent of the processor time that brokers took", share, Some(BROKERS));
     println!("brokers on the host: {share:.2} % of the processor time ({goal})\n");
     Ok(())
-}
-
-/// Median, least and most.
-fn spread(all: &[Taken], of: fn(&Taken) -> f64) -> [f64; 3] {
-    let mut values: Vec<f64> = all.iter().map(of).collect();
-    values.sort_by(f64::total_cmp);
-    let at = |place: usize| values.get(place).copied().unwrap_or(f64::NAN);
-    [at(values.len() / 2), at(0), at(values.len().saturating_sub(1))]
 }
 
 /// Context switches of both machines in a second in which nothing is asked of them.
