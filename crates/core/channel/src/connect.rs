@@ -8,7 +8,7 @@ use tombolo_domain::{Deadline, Endpoint, Error as DomainError, Liveness, Offer, 
 use tombolo_growth::{Growth, GrowthRule};
 use tombolo_layout::{
     Features, SegmentHeader, VERSION,
-    handshake::{Greeting, Message, Refusal, versions},
+    handshake::{Greeting, Message, Refusal},
     limits,
 };
 use tombolo_mem::PeerSegment;
@@ -17,7 +17,7 @@ use tombolo_ring::{FenceMode, Fresh, Halves, Mode, halves};
 
 use crate::{
     Error, Options, Result,
-    control::without_bell,
+    control::{refused, without_bell},
     end::{Agreement, End},
     moves::RingMoves,
     os,
@@ -129,7 +129,7 @@ impl Introduction {
     }
 
     /// Checks the segment that came with a greeting and joins both into two pipes (C-3).
-    fn meet(self, theirs: &Greeting, segment: &PeerSegment) -> Result<Agreed> {
+    fn meet(self, theirs: &Greeting, segment: &PeerSegment, listened: bool) -> Result<Agreed> {
         let Self { own, offer, greeting } = self;
         let features = greeting.offered.and(theirs.offered);
         let ordering = if features.has(Features::MEMBARRIER) { FenceMode::SleeperBarrier } else { FenceMode::Fences };
@@ -149,6 +149,7 @@ impl Introduction {
             peer_epoch: theirs.epoch,
             own_map_limit: greeting.map_limit,
             peer_map_limit: theirs.map_limit,
+            listened,
         };
         Ok(Agreed { halves, offer, agreement })
     }
@@ -196,23 +197,15 @@ pub(crate) fn introduce(mut link: Box<dyn Endpoint>, messages: bool, options: &O
                 return Err(Error::Malformed { clause: "C-2", what: "a refusal with a segment".into() });
             }
             // Whoever was refused has nothing to answer.
-            Message::Refuse(code, reason) => return Ok(Err((code, versions(&message), reason))),
+            Message::Refuse(code, reason) => return Ok(Err(refused(code, reason, &message))),
             _ => return Err(Error::Malformed { clause: "C-3", what: "another answer than welcome or refusal".into() }),
         };
         let segment = check(&theirs, segment, introduction.greeting.offered, messages)?;
-        introduction.meet(&theirs, &segment).map(Ok)
+        introduction.meet(&theirs, &segment, false).map(Ok)
     });
     match agreed {
         Ok(Ok(agreed)) => agreed.join(link, options),
-        Ok(Err((Refusal::Version, range, _))) => {
-            let (theirs_min, theirs_max) = range.unwrap_or_default();
-            Err(Error::VersionMismatch { ours: VERSION, theirs_min, theirs_max })
-        }
-        Ok(Err((code, _, reason))) => {
-            // For people to read: one line, and nothing that their terminal would act on.
-            let reason = reason.replace(char::is_control, "?");
-            Err(Error::Refused { code, reason })
-        }
+        Ok(Err(refused)) => Err(refused),
         Err(error) => Err(refuse(&mut *link, error)),
     }
 }
@@ -238,7 +231,7 @@ pub(crate) fn answer(
         }
         let introduction = Introduction::new(&mut *link, messages, options)?;
         let welcome = Message::Welcome(introduction.greeting).encode();
-        Ok((welcome, introduction.meet(&theirs, &segment)?))
+        Ok((welcome, introduction.meet(&theirs, &segment, true)?))
     });
     match agreed {
         Ok((welcome, agreed)) => {

@@ -6,11 +6,14 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU32, Ordering},
 };
 
-use tombolo_domain::{Endpoint, Error as DomainError, Liveness, Offer, Peer, Slot};
+use tombolo_domain::{Endpoint, Error as DomainError, Liveness, Offer, Peer, Received, Slot};
 use tombolo_layout::{Features, state::Phase};
 use tombolo_mem::{MappedOwnWord, MappedPeerWord};
 
-use crate::{Error, Result};
+use crate::{
+    Error, Result,
+    control::{refusal_in, without_bell},
+};
 
 /// How the peer's side of a channel ended, once all that it sent was read.
 ///
@@ -78,6 +81,8 @@ pub(crate) struct End {
     gone: AtomicBool,
     /// What one half caught the peer at ends the other as well.
     lie: OnceLock<Error>,
+    /// What the peer said instead of joining (C-5).
+    refused: OnceLock<Error>,
     /// Memory of the peer was found to be taken away.
     revoked: AtomicBool,
     /// This endpoint found that the link is taken away: what it does not write any more was not its wish (V-9).
@@ -91,6 +96,19 @@ pub(crate) struct End {
 pub(crate) struct Shared {
     pub(crate) link: Box<dyn Endpoint>,
     pub(crate) offers: Vec<Offer>,
+    /// Nothing came yet after the greetings, and what comes may be a refusal of this end's Welcome (C-5).
+    may_be_refused: bool,
+    /// What came when that was asked, and was none.
+    waiting: Option<std::result::Result<Received, DomainError>>,
+}
+
+impl Shared {
+    /// The next control message, of which a segment has at most `max_segment` bytes.
+    pub(crate) fn receive(&mut self, max_segment: u64) -> std::result::Result<Option<Received>, DomainError> {
+        self.may_be_refused = false;
+        let received = self.waiting.take().or_else(|| self.link.recv(max_segment).transpose());
+        received.map(|received| without_bell(&mut *self.link, received)).transpose()
+    }
 }
 
 /// What two endpoints agreed on in their handshake.
@@ -101,6 +119,8 @@ pub(crate) struct Agreement {
     pub(crate) peer_epoch: u64,
     pub(crate) own_map_limit: u64,
     pub(crate) peer_map_limit: u64,
+    /// This end listened.
+    pub(crate) listened: bool,
 }
 
 impl End {
@@ -110,9 +130,9 @@ impl End {
         cpus: (MappedOwnWord, MappedPeerWord),
         agreed: Agreement,
     ) -> Self {
-        let Agreement { features, own_epoch, peer_epoch, own_map_limit, peer_map_limit } = agreed;
+        let Agreement { features, own_epoch, peer_epoch, own_map_limit, peer_map_limit, listened } = agreed;
         let same_cpus = link.same_kernel();
-        let link = Mutex::new(Shared { link, offers: vec![first] });
+        let link = Mutex::new(Shared { link, offers: vec![first], may_be_refused: listened, waiting: None });
         let (own_cpu, peer_cpu) = cpus;
         let (gone, revoked, left) = Default::default();
         Self {
@@ -127,6 +147,7 @@ impl End {
             peer_map_limit,
             gone,
             lie: OnceLock::new(),
+            refused: OnceLock::new(),
             revoked,
             left,
             served: Default::default(),
@@ -199,7 +220,32 @@ impl End {
     /// Remembers that the peer is gone.
     pub(crate) fn set_gone(&self) {
         // ORDER: Relaxed; the flag stands for itself, what the peer published was visible before it died.
-        self.gone.store(true, Ordering::Relaxed);
+        if !self.gone.swap(true, Ordering::Relaxed) {
+            self.hear_refusal();
+        }
+    }
+
+    /// Whether the peer went because it did not agree to this end's Welcome (C-5).
+    #[cold]
+    fn hear_refusal(&self) {
+        let mut shared = self.link();
+        if !shared.may_be_refused {
+            return;
+        }
+        let came = shared.receive(self.own_map_limit).transpose();
+        let refusal = match &came {
+            Some(Ok(Received { message, segment: None })) => refusal_in(message),
+            _ => None,
+        };
+        match refusal {
+            Some(refusal) => _ = self.refused.set(refusal),
+            None => shared.waiting = came,
+        }
+    }
+
+    /// Fails with what the peer said instead of joining.
+    pub(crate) fn check_joined(&self) -> Result<()> {
+        self.refused.get().and_then(Error::repeat_refusal).map_or(Ok(()), Err)
     }
 
     /// A ring brought the half that sleeps in `slot` something.

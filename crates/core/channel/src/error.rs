@@ -135,6 +135,17 @@ impl Error {
         }
     }
 
+    /// This error once more, if it says that the peer did not agree.
+    pub(crate) fn repeat_refusal(&self) -> Option<Self> {
+        match self {
+            Self::Refused { code, reason } => Some(Self::Refused { code: *code, reason: reason.clone() }),
+            Self::VersionMismatch { ours, theirs_min, theirs_max } => {
+                Some(Self::VersionMismatch { ours: *ours, theirs_min: *theirs_min, theirs_max: *theirs_max })
+            }
+            _ => None,
+        }
+    }
+
     /// Returns the kind that stands for this error in `std::io`.
     #[must_use]
     pub fn kind(&self) -> io::ErrorKind {
@@ -236,5 +247,26 @@ impl From<HeaderError> for Error {
 impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
         Self::new(error.kind(), error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use rustix::fs::MemfdFlags;
+
+    use super::*;
+
+    #[test]
+    fn d3_what_is_wrong_with_a_segment_that_was_taken_away_is_no_lie() {
+        let memory = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&memory, 4096).unwrap();
+        let segment = PeerSegment::map_revocable(memory.as_fd(), 0, 4096, ()).unwrap();
+        let corrupt = Corrupt { clause: "M-1", what: "magic", found: 0, bound: 0 };
+        assert!(matches!(Error::in_segment(corrupt, &segment), Error::Corrupt(_)), "it is there");
+        rustix::fs::ftruncate(&memory, 0).unwrap();
+        assert_eq!(segment.header::<8>(), [0; 8]);
+        assert!(matches!(Error::in_segment(corrupt, &segment), Error::Domain(DomainError::Revoked)));
     }
 }

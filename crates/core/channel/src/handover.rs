@@ -6,7 +6,7 @@ use tombolo_layout::{Features, SegmentHeader, handshake::Message};
 use tombolo_mem::Mapped;
 use tombolo_ring::{Fresh, OwnCarrier, Reader, Writer, follow as follow_to};
 
-use crate::{Error, Result, control::without_bell, end::End};
+use crate::{Error, Result, end::End};
 
 /// The writer's side of a move.
 #[derive(Debug, Default)]
@@ -106,8 +106,7 @@ pub(crate) fn follow(reader: &mut Reader<Mapped>, end: &End, announced: u16) -> 
         return Err(malformed("a ring was announced where HANDOVER is not in force"));
     }
     let mut shared = end.link();
-    let received = shared.link.recv(end.own_map_limit).transpose();
-    let received = received.map(|received| without_bell(&mut *shared.link, received)).transpose();
+    let received = shared.receive(end.own_map_limit);
     drop(shared);
     let received = match received {
         Ok(Some(received)) => received,

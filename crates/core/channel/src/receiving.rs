@@ -285,7 +285,10 @@ impl Receiving {
         self.ring.waiter.end().check_honest()?;
         self.ending = Some(match self.ring.half.finished()? {
             Some(phase) => Ending::from_phase(phase),
-            None => Ending::from_life(self.ring.waiter.end().liveness()),
+            None => {
+                self.ring.waiter.end().check_joined()?;
+                Ending::from_life(self.ring.waiter.end().liveness())
+            }
         });
         if self.ending == Some(Ending::Revoked) {
             self.ring.waiter.end().set_left();

@@ -192,7 +192,8 @@ impl Sending {
         }
         self.ring.waiter.end().set_gone();
         // The other half may have caught it meanwhile.
-        self.ring.waiter.end().check_honest().err().unwrap_or(Error::PeerGone)
+        let end = self.ring.waiter.end();
+        end.check_honest().and_then(|()| end.check_joined()).err().unwrap_or(Error::PeerGone)
     }
 
     /// What a call came to.

@@ -316,6 +316,44 @@ on_every_backend! {
         }
     }
 
+    fn c5_listening_end_whose_welcome_is_refused_tells_its_program_why(world) {
+        let soon = || Deadline::after(SOON);
+        for code in [Refusal::Segment, Refusal::Version, Refusal::Unknown] {
+            let (mut stream, mut link, _control) = half_raw(&world);
+            link.send(&Message::Refuse(code, "no\nroom".into()).encode(), None).unwrap();
+            drop(link);
+            let is_why = |error: Error| match error {
+                Error::VersionMismatch { theirs_min, theirs_max, .. } => {
+                    code == Refusal::Version && (theirs_min, theirs_max) == (VERSION, VERSION)
+                }
+                Error::Refused { code: said, reason } => said == code && reason == "no?room",
+                other => panic!("{other}"),
+            };
+            let (read, write) = stream.split();
+            for _ in 0..2 {
+                assert!(is_why(read.read_until(&mut [0; 64], soon()).unwrap_err()));
+            }
+            let error = loop {
+                match write.write_until(&[0; 4096], soon()) {
+                    Ok(_) => {}
+                    Err(error) => break error,
+                }
+            };
+            assert!(is_why(error));
+            assert!(is_why(write.drained_until(soon()).unwrap_err()));
+        }
+    }
+
+    fn c5_refusal_of_one_who_joined_before_takes_nothing_away_that_it_wrote(world) {
+        let (mut stream, mut link, control) = half_raw(&world);
+        control.word(words::TAIL).store_release(7);
+        control.word(words::WRITER_STATE).store_release(State { phase: Phase::Closed, ready: 0, current: 0 }.encode());
+        link.send(&Message::Refuse(Refusal::Quota, "no room".into()).encode(), None).unwrap();
+        drop(link);
+        assert_eq!(read(&mut stream).unwrap(), 7);
+        assert_eq!(read(&mut stream).unwrap(), 0, "it closed in order");
+    }
+
     fn c5_reason_that_would_forge_lines_or_drive_a_terminal_is_shown_without_that(world) {
         let error = connect_to(&world, |link, _| {
             let reason = "no\x1b[2J\r\nkernel: all is well\u{9b}1m";
