@@ -271,6 +271,20 @@ mod tests {
     }
 
     #[test]
+    fn l5_descriptors_of_a_peer_that_used_up_its_share_are_not_taken() {
+        let (ours, theirs) = sent(&[]);
+        let file = File::open("/dev/null").unwrap();
+        let head = Head { bells: true, single: false, segment: false, len: 0 };
+        send(theirs.as_fd(), head, &[], &[file.as_fd(), file.as_fd()]).unwrap();
+        let taken = receive(ours.as_fd(), |_| Ok(()), || false).unwrap();
+        let Taken::Refused { why: Error::Quota(_), files, stays: true } = taken else { panic!("it was taken") };
+        assert!(files.is_empty());
+        let taken = receive(ours.as_fd(), |_| Ok(()), || true).unwrap();
+        let Taken::Datagram(datagram) = taken else { panic!("canary: with room for them") };
+        assert_eq!(datagram.descriptors.len(), 2, "they stayed where they were");
+    }
+
+    #[test]
     fn l5_look_takes_one_descriptor_more_than_a_datagram_may_carry_and_no_other() {
         for came in [1, DESCRIPTORS_MAX, DESCRIPTORS_MAX + 1, DESCRIPTORS_MAX + 2, 8, 253] {
             let (ours, _theirs) = sent(&[came]);

@@ -25,6 +25,19 @@ on_every_backend! {
         write.drained_until(Deadline::after(SOON)).unwrap();
     }
 
+    fn r33_writer_that_knows_that_its_peer_is_gone_is_told_that_all_was_read(world) {
+        let (mut server, mut client) = world.streams();
+        let write = server.split().1;
+        write.write_all_until(&[7; 100], Deadline::after(SOON)).unwrap();
+        client.split().0.read_until(&mut [0; 100], Deadline::after(SOON)).unwrap();
+        drop(client);
+        let until = Deadline::after(SOON);
+        while write.flush().is_ok() {
+            assert!(!until.expired(), "one who only tries never hears of it");
+        }
+        write.drained_until(Deadline::after(SOON)).unwrap();
+    }
+
     fn r33_writer_is_told_where_not_all_was_read_by_one_who_closed(world) {
         let (mut server, mut client) = world.streams();
         let write = server.split().1;

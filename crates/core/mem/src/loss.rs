@@ -401,6 +401,21 @@ mod tests {
         assert_eq!(unsafe { libc::raise(libc::SIGBUS) }, 0);
     }
 
+    /// Sends a `SIGBUS` that says it is about this address, as a process may to itself and to others of its user.
+    fn queue_about(address: usize) {
+        // SAFETY: (initialised) all zeros are a valid one.
+        let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+        (info.si_signo, info.si_code) = (libc::SIGBUS, libc::SI_QUEUE);
+        // What a signal says about itself follows its number, error and code, at a multiple of 8.
+        let about = (&raw mut info).cast::<usize>().wrapping_add(2);
+        // SAFETY: (range) it is within `info`, which is larger.
+        unsafe { about.write(address) };
+        let own = rustix::process::getpid().as_raw_pid();
+        // SAFETY: (valid) it is read during the call.
+        let sent = unsafe { libc::syscall(libc::SYS_rt_sigqueueinfo, own, libc::SIGBUS, &raw const info) };
+        assert_eq!(sent, 0);
+    }
+
     #[test]
     fn d3_signal_that_somebody_sent_does_not_disarm() {
         let test = "d3_signal_that_somebody_sent_does_not_disarm";
@@ -415,9 +430,16 @@ mod tests {
                 raise();
                 return raise();
             }
+            Ok("forged") => {
+                let (memory, watched, _) = device();
+                queue_about(watched.address().0.addr());
+                assert!(!watched.is_lost(), "nobody's access failed");
+                return unplug(&memory, &watched);
+            }
             _ => {}
         }
         assert!(again(test, "once").success());
+        assert!(again(test, "forged").success());
         use std::os::unix::process::ExitStatusExt;
         assert_eq!(again(test, "twice").signal(), Some(libc::SIGBUS), "the usual end");
     }

@@ -375,6 +375,28 @@ fn r8_head_that_goes_back_or_runs_ahead_is_corrupt() {
 }
 
 #[test]
+fn r20_head_inside_a_word_is_corrupt_where_there_are_records() {
+    for (messages, caught) in [(true, true), (false, false)] {
+        let (mut halves, pages) = victim(CAPACITY, messages, 0);
+        pages.set(words::READER_STATE, State::OPEN.encode());
+        let sent = if messages {
+            halves.writer.send(&[1; 16]).unwrap().is_some()
+        } else {
+            halves.writer.write(&[1; 24]).unwrap() == Some(24)
+        };
+        assert!(sent);
+        halves.writer.flush();
+        pages.set(words::HEAD, 12);
+        let read = halves.writer.reader().has_read_all();
+        if caught {
+            assert_eq!(found(read), ("R-20", 12));
+        } else {
+            assert_eq!(read, Ok(false), "of a stream any number of bytes may have been read");
+        }
+    }
+}
+
+#[test]
 fn r20_r21_header_that_cannot_be_is_corrupt_and_the_longest_is_not() {
     let ask = |header: u64, tail: u64| {
         let (mut halves, mut pages) = victim(CAPACITY, true, 0);
