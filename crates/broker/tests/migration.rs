@@ -201,6 +201,8 @@ fn b26_doorbell_that_is_to_go_is_not_rung() {
         (a.guest.as_ref().unwrap().room() == QUEUE_MAX).then_some(())
     });
     let _ = daemon.client().links();
+    // Another thread rings.
+    while a.device.next(std::time::Duration::from_millis(100)).is_some() {}
     assert_eq!(common::rung(&a.own[0]), 0);
     a.qmp.state().stubborn = false;
     assert_eq!(daemon.client().ask(cancel()), []);
@@ -365,6 +367,13 @@ fn b27_doorbell_that_cannot_be_plugged_is_complained_of_and_leaves_no_chardev() 
     }
     until("it is complained of", || note(&daemon).contains("no slot is free for the doorbell").then_some(()));
     assert!(qmp.state().chardevs.is_empty());
-    qmp.state().foreign.clear();
+    {
+        let mut state = qmp.state();
+        state.refuses_doorbell = Some("no interrupt is left");
+        state.foreign.clear();
+    }
+    until("QEMU is asked", || qmp.state().done.iter().any(|done| done == "device_add tombolo").then_some(()));
+    until("the chardev goes", || qmp.state().chardevs.is_empty().then_some(()));
+    qmp.state().refuses_doorbell = None;
     let _a = Vm::arrived("a", qmp);
 }

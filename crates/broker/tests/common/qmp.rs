@@ -58,6 +58,8 @@ pub struct State {
     pub takes_no_fillers: bool,
     /// Why it does not take its doorbell away.
     pub keeps_doorbell: Option<&'static str>,
+    /// Why it takes no doorbell at run time.
+    pub refuses_doorbell: Option<&'static str>,
     /// Marks and the like.
     pub marks: BTreeSet<String>,
     /// What it was asked, but for questions.
@@ -276,6 +278,9 @@ impl State {
                 Ok(json!({}))
             }
             "device_add" if text("driver") == "ivshmem-doorbell" => {
+                if let Some(why) = self.refuses_doorbell {
+                    return Err(why.into());
+                }
                 self.doorbell = Some((text("id"), text("chardev")));
                 Ok(json!({}))
             }
