@@ -372,6 +372,24 @@ mod tests {
     }
 
     #[test]
+    fn s7_claim_of_a_user_who_may_not_meet_here_is_none() {
+        let test = "s7_claim_of_a_user_who_may_not_meet_here_is_none";
+        if !rustix::process::geteuid().is_root() {
+            let _ = writeln!(io::stderr(), "SKIP {test} (needs root): only root can give a file to somebody else");
+            return;
+        }
+        let ((folder, claims), tuple) = (meet(), tuple());
+        let good = service_name(1);
+        let file = folder.path().join("claims").join(format!("{}.waiting", tuple.key()));
+        fs::write(&file, &good).unwrap();
+        assert_eq!(claims.find(tuple), Some(good.clone()), "canary: one's own");
+        std::os::unix::fs::chown(&file, Some(65534), None).unwrap();
+        assert_eq!(claims.find(tuple), None);
+        claims.bury(tuple, Role::Waiting, &good);
+        assert!(file.exists(), "nor is it taken away");
+    }
+
+    #[test]
     fn s7_link_in_the_place_of_a_file_that_is_made_is_not_followed() {
         let ((folder, claims), tuple) = (meet(), tuple());
         let mine = folder.path().join("mine");
