@@ -21,7 +21,7 @@ fn fresh(generation: u16, start: u64, features: Features) -> (Fresh, PeerSegment
 }
 
 fn ends(messages: bool, start: u64) -> [Halves; 2] {
-    let mode = Mode { messages, ordering: Ordering::Fences };
+    let mode = Mode { messages, ordering: FenceMode::Fences };
     let ((a, a_seen), (b, b_seen)) = (fresh(0, start, Features::STATISTICS), fresh(0, start, Features::STATISTICS));
     [halves(a, &b_seen, mode).unwrap().0, halves(b, &a_seen, mode).unwrap().0]
 }

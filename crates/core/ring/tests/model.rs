@@ -518,6 +518,23 @@ fn h2_offer_that_is_left_where_it_is_keeps_nobody_busy() {
 }
 
 #[test]
+fn h4_one_look_after_the_writer_has_moved_finds_what_is_in_the_new_ring() {
+    type Look = fn(&mut Reader<Mapped>) -> Result<u64, Error>;
+    let ready: Look = |reader| reader.ready(1).map(|ready| u64::from(ready) * reader.available());
+    for look in [ready, |reader| reader.refresh(), |reader| reader.handover().find_unread()] {
+        let Pair { mut writer, mut reader } = pair(4096, false);
+        let (own, seen) = next_ring(8192, 1);
+        writer.handover().announce();
+        assert_eq!(reader.handover().announced(), Ok(Some(1)));
+        reader.handover().prepare(1, seen).unwrap();
+        assert_eq!(writer.handover().reader_ready(), Ok(true));
+        writer.handover().switch_to(own);
+        assert_eq!(writer.write(&[4; 100]), Ok(Some(100)));
+        assert_eq!(look(&mut reader), Ok(100));
+    }
+}
+
+#[test]
 fn h5_next_ring_is_taken_also_by_a_reader_that_stopped_at_the_switch_point() {
     let Pair { mut writer, mut reader } = pair(4096, false);
     for generation in 1..5 {

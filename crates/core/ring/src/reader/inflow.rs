@@ -331,6 +331,8 @@ impl<M: Mem> Inflow<M> {
         let Some(next) = self.next.take() else { return Ok(false) };
         self.enter(next);
         self.release();
+        // What is there by now: who looks once must not find nothing where its writer has notified it.
+        self.load_tail()?;
         Ok(true)
     }
 
