@@ -39,6 +39,7 @@ use crate::{
     switch::{Fault, Receiver, Sender},
 };
 use ring_moves::RingMoves;
+use rings::LaterTails;
 
 /// What one end brings to a connection: its segment, and the bell at which it waits.
 #[derive(Debug)]
@@ -80,9 +81,9 @@ pub(crate) struct Pipes {
     followed: MappedPeerWord,
     /// The peer's tail, and how far this end has read: what makes a read worth a try, without a lock.
     tail: MappedPeerWord,
-    /// The same of the ring that this end has followed to, if it has (S-20).
-    later_tail: RwLock<Option<MappedPeerWord>>,
-    has_followed: AtomicBool,
+    /// The same of rings after the first, once there are any (S-20).
+    later_tails: RwLock<LaterTails>,
+    has_later: AtomicBool,
     /// A ring that the peer offered: that it says so, and what came of it.
     ring_announced: AtomicBool,
     pub offered: Arc<OfferedRing>,
@@ -111,7 +112,7 @@ pub(crate) struct FrozenPipes<'a> {
     tx: MutexGuard<'a, Tx>,
     rx: MutexGuard<'a, Rx>,
     /// So that nobody is at it in a child's copy. One who was interrupted there, and forks, has it itself.
-    _tail: Option<RwLockWriteGuard<'a, Option<MappedPeerWord>>>,
+    _tails: Option<RwLockWriteGuard<'a, LaterTails>>,
 }
 
 /// M-3. What names the two ends of a connection.
@@ -161,10 +162,9 @@ struct Rx {
     behind: bool,
     /// S-12. All that ever comes was read.
     over: bool,
-    /// S-20. The ring that those know of who look without a turn, the one that was asked for last, and the tails of those to come.
+    /// S-20. The ring in which the sender was found last, and the one that was asked for last.
     ring: u16,
     asked_ring: Option<u16>,
-    next_tails: Vec<(u16, MappedPeerWord)>,
 }
 
 /// Why a direction cannot go on.
@@ -267,7 +267,6 @@ impl Pipes {
             over: false,
             ring: 0,
             asked_ring: None,
-            next_tails: Vec::new(),
         };
         let read_to = AtomicU64::new(rx.reader.position());
         let (followed, tail, moves) = (peer.word(FOLLOWED), peer.word(words::TAIL), peer.word(MOVES));
@@ -279,8 +278,8 @@ impl Pipes {
             ringer,
             followed,
             tail,
-            later_tail: RwLock::default(),
-            has_followed: AtomicBool::new(false),
+            later_tails: RwLock::default(),
+            has_later: AtomicBool::new(false),
             ring_announced: AtomicBool::new(false),
             offered: Arc::default(),
             epochs: Epochs { own: id, peer: theirs.epoch },
@@ -298,7 +297,7 @@ impl Pipes {
     /// Nobody of this process uses either direction while this is held.
     pub fn still(&self) -> FrozenPipes<'_> {
         let (tx, rx) = (lock(&self.tx), lock(&self.rx));
-        FrozenPipes { tx, rx, _tail: self.hold_tail() }
+        FrozenPipes { tx, rx, _tails: self.hold_tails() }
     }
 
     /// The program was not told of this error after all: its next read is.
@@ -338,7 +337,7 @@ impl Pipes {
     /// Position after the last byte in the pipe, as the peer says.
     #[inline]
     pub fn arrived(&self) -> u64 {
-        if self.has_followed.load(Ordering::Relaxed) {
+        if self.has_later.load(Ordering::Relaxed) {
             return self.arrived_later();
         }
         self.tail.load_acquire().hint()

@@ -80,6 +80,23 @@ fn s20_ring_begins_small_grows_for_bulk_and_shrinks_once_idle() {
 }
 
 #[test]
+fn s20_who_polls_and_never_sleeps_hears_of_the_first_bytes_in_another_ring() {
+    let (ends, _folder) = joined(|_| {});
+    let mut flow = Flow::default();
+    let deadline = Instant::now() + SOON;
+    while ends[1].connection.ring_sizes().unwrap()[1] != 1 << 20 {
+        flow.send(&ends[0], 64 << 10);
+        // To the end, and once more in vain: from now on nothing but the hint is looked at.
+        while flow.receive(&ends[1], 64 << 10, Read::Take) > 0 {}
+        assert_eq!(flow.receive(&ends[1], 1, Read::Look), 0);
+        assert!(!ends[1].connection.stirs());
+        assert_eq!(flow.send(&ends[0], 9), 9);
+        assert!(ends[1].connection.stirs(), "{:?}", ends.each_ref().map(|end| end.connection.ring_sizes()));
+        assert!(Instant::now() < deadline);
+    }
+}
+
+#[test]
 fn s20_nothing_grows_where_it_is_switched_off_or_too_little() {
     let (ends, _folder) = joined(|settings| settings.first_ring = 1 << 20);
     assert_eq!(ends[0].connection.ring_sizes(), Some([1 << 20; 2]));

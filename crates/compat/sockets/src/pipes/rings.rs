@@ -134,6 +134,11 @@ impl Pipes {
             if matches!(rx.reader.handover().announced(), Ok(None)) {
                 return;
             }
+            // The sender may go there as soon as this end is ready: by then those know of it who look without a turn.
+            let Some(mut tails) = self.hold_tails() else {
+                self.ring_announced.store(true, Ordering::Relaxed);
+                return;
+            };
             let Some((generation, segment)) = self.offered.take_ring() else { return };
             if !connection.is_alone() || self.line.is_revocable() || rx.over || rx.broken.is_some() {
                 return;
@@ -141,7 +146,9 @@ impl Pipes {
             let Some((next, tail)) = self.checked_ring(generation, &segment) else { return };
             // It says what was announced: a ring out of turn is a lie, which the next read meets.
             if rx.reader.handover().prepare(generation, next).is_ok() {
-                rx.next_tails.push((generation, tail));
+                tails.expect(tail);
+                rx.ring = generation.wrapping_sub(1);
+                self.has_later.store(true, Ordering::Release);
             }
         });
     }
@@ -152,40 +159,67 @@ impl Pipes {
         (header.epoch == self.epochs.peer).then(|| (next, segment.word(words::TAIL)))
     }
 
-    /// The sender may have been found in another ring within this turn: from now on that tells what arrives.
+    /// The sender may have been found in another ring within this turn: then nobody looks at the one before any more.
     #[inline]
     pub(super) fn note_ring(&self, rx: &mut Rx) {
         let ring = rx.reader.handover().ring_written();
-        if ring != rx.ring && !rx.next_tails.is_empty() {
+        if ring != rx.ring {
             self.turn_to_ring(rx, ring);
         }
     }
 
-    /// Where somebody is at the word now, it is tried again in the next turn: until then the old one has those look who ask.
+    /// Where somebody is at the words now, it is tried again in the next turn: until then the ring before stays mapped.
     #[cold]
     fn turn_to_ring(&self, rx: &mut Rx, ring: u16) {
-        if let Ok(mut tail) = self.later_tail.try_write() {
-            rx.next_tails.retain(|(number, _)| number.wrapping_sub(ring) < 1 << 15);
-            if rx.next_tails.first().is_some_and(|(number, _)| *number == ring) {
-                *tail = Some(rx.next_tails.remove(0).1);
-            }
+        if let Ok(mut tails) = self.later_tails.try_write() {
+            tails.turn();
             rx.ring = ring;
-            self.has_followed.store(true, Ordering::Release);
         }
     }
 
-    /// Keeps everybody from that word, for a fork.
-    pub(super) fn hold_tail(&self) -> Option<RwLockWriteGuard<'_, Option<MappedPeerWord>>> {
+    /// Keeps everybody from these words, for a moment or a fork.
+    pub(super) fn hold_tails(&self) -> Option<RwLockWriteGuard<'_, LaterTails>> {
         (0..1 << 12).find_map(|_| {
             std::hint::spin_loop();
-            self.later_tail.try_write().ok()
+            self.later_tails.try_write().ok()
         })
     }
 
-    /// What the sender says of a ring that is not the first. Nobody waits for who changes it: there may be something.
+    /// What the sender says of rings after the first. Nobody waits for who changes that: there may be something.
     #[inline(never)]
     pub(super) fn arrived_later(&self) -> u64 {
-        let tail = self.later_tail.try_read().ok();
-        tail.and_then(|tail| tail.as_ref().map(|tail| tail.load_acquire().hint())).unwrap_or(UNKNOWN)
+        self.later_tails.try_read().map_or(UNKNOWN, |tails| tails.find_last(&self.tail))
+    }
+}
+
+/// Where the sender says how far it is, in rings after the first.
+#[derive(Debug, Default)]
+pub(super) struct LaterTails {
+    /// In the ring where it was found last, if that is not the first.
+    now: Option<MappedPeerWord>,
+    /// In the one that this end is ready for, to which it goes when it likes.
+    next: Option<MappedPeerWord>,
+}
+
+impl LaterTails {
+    /// This end is about to be ready for another ring.
+    fn expect(&mut self, tail: MappedPeerWord) {
+        self.turn();
+        self.next = Some(tail);
+    }
+
+    /// The sender was found in the next ring.
+    fn turn(&mut self) {
+        if let Some(next) = self.next.take() {
+            self.now = Some(next);
+        }
+    }
+
+    /// The position after the last byte, where `first` is the word of the first ring.
+    fn find_last(&self, first: &MappedPeerWord) -> u64 {
+        let now = self.now.as_ref().unwrap_or(first).load_acquire().hint();
+        let next = self.next.as_ref().map_or(now, |next| next.load_acquire().hint());
+        // Before the sender goes there nothing is said in it.
+        if next.wrapping_sub(now).cast_signed() > 0 { next } else { now }
     }
 }
