@@ -131,3 +131,10 @@ fn signals_asked_for_while_the_peer_makes_no_call_come_with_what_it_sends_next()
 fn s13_room_that_comes_while_a_set_looks_is_told_to_who_asks_for_levels() {
     same("levels", &[("TOMBOLO_SOCKETS_FIRST_RING", "4096"), ("TOMBOLO_SOCKETS_RING", "4096")]);
 }
+
+#[test]
+fn s2_who_polls_a_set_and_never_sleeps_sends_over_tcp_what_its_peer_asks_for_there() {
+    for how in ["poll", "epoll"] {
+        same_with("polled", &[how], &[]);
+    }
+}

@@ -7,6 +7,7 @@ mod full;
 mod full_pipe;
 mod half;
 mod io;
+mod later_tails;
 mod readiness;
 mod ring_moves;
 mod rings;
@@ -38,8 +39,8 @@ use crate::{
     session::Session,
     switch::{Fault, Receiver, Sender},
 };
+use later_tails::LaterTails;
 use ring_moves::RingMoves;
-use rings::LaterTails;
 
 /// What one end brings to a connection: its segment, and the bell at which it waits.
 #[derive(Debug)]

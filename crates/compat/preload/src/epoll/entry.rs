@@ -211,6 +211,13 @@ impl Entry {
         Unheard { owes: self.wired && self.connection.owes(process, self.connection.fd()), full }
     }
 
+    /// S-2. Sends over TCP what the peer wants from there, as a look before a sleep does.
+    pub fn pay(&self, process: &Process) {
+        if self.connection.is_asked() {
+            let _ = self.connection.owes(process, self.connection.fd());
+        }
+    }
+
     /// Whether room is waited for, and there is none in the pipe.
     pub fn is_full(&self) -> bool {
         self.is_watched() && self.writes() && self.connection.is_writable() == Some(false)

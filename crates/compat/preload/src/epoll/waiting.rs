@@ -215,7 +215,12 @@ impl SetScan<'_> {
             } else if token == kick() {
                 self.inner.miss();
             } else if token & BELL != 0 {
-                self.inner.wake_rung(token & !BELL);
+                let token = token & !BELL;
+                self.inner.wake_rung(token);
+                // One who polls and never sleeps does here what is asked of it.
+                if let Some(at) = self.inner.find_token(token) {
+                    self.inner.all()[at].pay(self.process);
+                }
             } else if let Some(at) = self.inner.find_token(token) {
                 self.inner.said(at, event.events);
             }

@@ -641,6 +641,40 @@ static void levels(void) {
     pthread_join(thread, NULL);
 }
 
+/* Bytes that were not read go to a program without the library, while who sent them polls a set and never sleeps. */
+static void polled(const char *how) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof address;
+    int listener = socket(AF_INET, SOCK_STREAM, 0), go[2], status, set = epoll_create1(0);
+    check(bind(listener, (struct sockaddr *)&address, len) == 0 && listen(listener, 1) == 0, "listen");
+    check(getsockname(listener, (struct sockaddr *)&address, &len) == 0 && pipe(go) == 0, "getsockname");
+    pid_t child = fork();
+    int end = child ? accept(listener, NULL, NULL) : socket(AF_INET, SOCK_STREAM, 0);
+    check(child || connect(end, (struct sockaddr *)&address, len) == 0, "connect");
+    for (int at = 0; at < TURNS; at++) {
+        check(!child || send(end, room, LEN, 0) == LEN, "send");
+        check(recv(end, room, LEN, MSG_WAITALL) == LEN, "recv");
+        check(child || send(end, room, LEN, 0) == LEN, "send");
+    }
+    if (!child) {
+        check(read(go[0], room, 1) == 1 && dup2(end, 0) == 0, "go");
+        execl("/bin/sh", "sh", "-c", "unset LD_PRELOAD; head -c 3000 | wc -c", NULL);
+        _exit(9);
+    }
+    struct epoll_event event = {.events = EPOLLIN | EPOLLET};
+    check(epoll_ctl(set, EPOLL_CTL_ADD, end, &event) == 0, "epoll_ctl");
+    check(send(end, room, 3000, 0) == 3000 && write(go[1], "g", 1) == 1, "send");
+    while (waitpid(child, &status, WNOHANG) == 0) {
+        struct pollfd one = {.fd = end, .events = POLLIN};
+        if (*how == 'p') {
+            poll(&one, 1, 0);
+        } else {
+            epoll_wait(set, &event, 1, 0);
+        }
+    }
+    say("the peer", status);
+}
+
 int main(int count, char **words) {
     const char *word = count > 1 ? words[1] : "";
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -671,6 +705,8 @@ int main(int count, char **words) {
         shorts();
     } else if (strcmp(word, "splice") == 0) {
         splices();
+    } else if (strcmp(word, "polled") == 0) {
+        polled(words[2]);
     } else if (strcmp(word, "levels") == 0) {
         levels();
     } else if (strcmp(word, "signalled") == 0) {

@@ -7,11 +7,11 @@ use std::sync::{RwLockWriteGuard, atomic::Ordering};
 
 use tombolo_growth::RingReason;
 use tombolo_layout::{Features, SegmentHeader, words};
-use tombolo_mem::{Mapped, MappedPeerWord, PeerSegment, PeerWord};
+use tombolo_mem::{Mapped, MappedPeerWord, PeerSegment};
 use tombolo_os::clock::coarse_time;
 use tombolo_ring::{Error, OwnCarrier, PeerCarrier, follow};
 
-use super::{Pipes, Rx, Tx, ring_moves::MoveStage};
+use super::{LaterTails, Pipes, Rx, Tx, ring_moves::MoveStage};
 use crate::{connection::Connection, quota::Lease};
 
 /// A position at which no sender is.
@@ -189,37 +189,5 @@ impl Pipes {
     #[inline(never)]
     pub(super) fn arrived_later(&self) -> u64 {
         self.later_tails.try_read().map_or(UNKNOWN, |tails| tails.find_last(&self.tail))
-    }
-}
-
-/// Where the sender says how far it is, in rings after the first.
-#[derive(Debug, Default)]
-pub(super) struct LaterTails {
-    /// In the ring where it was found last, if that is not the first.
-    now: Option<MappedPeerWord>,
-    /// In the one that this end is ready for, to which it goes when it likes.
-    next: Option<MappedPeerWord>,
-}
-
-impl LaterTails {
-    /// This end is about to be ready for another ring.
-    fn expect(&mut self, tail: MappedPeerWord) {
-        self.turn();
-        self.next = Some(tail);
-    }
-
-    /// The sender was found in the next ring.
-    fn turn(&mut self) {
-        if let Some(next) = self.next.take() {
-            self.now = Some(next);
-        }
-    }
-
-    /// The position after the last byte, where `first` is the word of the first ring.
-    fn find_last(&self, first: &MappedPeerWord) -> u64 {
-        let now = self.now.as_ref().unwrap_or(first).load_acquire().hint();
-        let next = self.next.as_ref().map_or(now, |next| next.load_acquire().hint());
-        // Before the sender goes there nothing is said in it.
-        if next.wrapping_sub(now).cast_signed() > 0 { next } else { now }
     }
 }
