@@ -192,6 +192,7 @@ fn wait_for(
             continue;
         }
         if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            leave_full_pipes(process, fds, joined);
             ask(fds, joined, &mut asked, None, Some(Duration::ZERO), mask)?;
             return Ok(count(fds));
         }
@@ -223,8 +224,7 @@ fn wait_for(
         ask(fds, joined, &mut asked, bell, rest, mask)?;
         spin::learn(slept);
         if is_full {
-            let full = joined.iter().filter(|(at, connection)| is_stuck(connection, &fds[*at]));
-            full.for_each(|(at, connection)| _ = connection.leave_full_pipe(process, fds[*at].fd));
+            leave_full_pipes(process, fds, joined);
         }
         // A joined connection is ready when its own look says so; the kernel knows of errors and of the others.
         if count(fds) > 0 {
@@ -232,6 +232,12 @@ fn wait_for(
             return Ok(count(fds));
         }
     }
+}
+
+/// S-16. What waits for room where nobody reads may go over TCP after a while.
+fn leave_full_pipes(process: &Process, fds: &[pollfd], joined: &[Joined]) {
+    let full = joined.iter().filter(|(at, connection)| is_stuck(connection, &fds[*at]));
+    full.for_each(|(at, connection)| _ = connection.leave_full_pipe(process, fds[*at].fd));
 }
 
 /// Whether there is no room for what is to be sent.

@@ -60,7 +60,7 @@ fn s6_splice_before_the_join_moves_all_that_is_there() {
 
 #[test]
 fn s16_ends_that_send_much_before_they_read_do_not_wait_for_each_other() {
-    for how in ["blocks", "poll", "epoll"] {
+    for how in ["blocks", "poll", "epoll", "tries", "spins", "spins by poll"] {
         same(how, &[]);
     }
 }

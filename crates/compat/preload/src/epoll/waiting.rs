@@ -127,6 +127,9 @@ pub(crate) fn wait(
         }
         if found > 0 || joined && polls {
             drop(asleep);
+            if found == 0 {
+                errno::kept(|| set.lock().leave_full_pipes(process));
+            }
             return done(found);
         }
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));

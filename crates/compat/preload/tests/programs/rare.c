@@ -233,19 +233,27 @@ struct side {
 static void *exchange(void *argument) {
     struct side *side = argument;
     int waits = strcmp(side->how, "blocks"), set = epoll_create1(0);
+    int tries = strcmp(side->how, "tries") == 0, spins = strcmp(side->how, "spins") == 0;
+    int polls = strcmp(side->how, "poll") == 0 || strcmp(side->how, "spins by poll") == 0;
+    int timeout = spins || strcmp(side->how, "spins by poll") == 0 ? 0 : 20000;
     struct epoll_event event = {.events = EPOLLOUT};
-    check(strcmp(side->how, "epoll") || epoll_ctl(set, EPOLL_CTL_ADD, side->fd, &event) == 0, "epoll_ctl");
+    time_t begun = time(NULL);
+    check(polls || tries || !waits || epoll_ctl(set, EPOLL_CTL_ADD, side->fd, &event) == 0, "epoll_ctl");
     char *bytes = calloc(1, MUCH);
     for (long sent = 0; sent < MUCH;) {
         long n = send(side->fd, bytes + sent, (size_t)(MUCH - sent), waits ? MSG_DONTWAIT : 0);
-        if (n > 0) {
-            sent += n;
-        } else if (strcmp(side->how, "poll") == 0) {
-            struct pollfd one = {.fd = side->fd, .events = POLLOUT};
-            check(errno == EAGAIN && poll(&one, 1, 20000) == 1, "poll");
-        } else {
-            check(errno == EAGAIN && epoll_wait(set, &event, 1, 20000) == 1, "epoll_wait");
+        struct pollfd one = {.fd = side->fd, .events = POLLOUT};
+        sent += n > 0 ? n : 0;
+        check(n > 0 || errno == EAGAIN, "send");
+        if (n < 0 && tries) {
+            usleep(100);
+            n = time(NULL) < begun + 20;
         }
+        while (n < 0) {
+            n = polls ? poll(&one, 1, timeout) : epoll_wait(set, &event, 1, timeout);
+            n = n == 0 && time(NULL) < begun + 20 ? -1 : n;
+        }
+        check(n > 0, "room");
     }
     side->got = recv(side->fd, bytes, MUCH, MSG_WAITALL);
     free(bytes);

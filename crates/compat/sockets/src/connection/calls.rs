@@ -54,6 +54,8 @@ impl Connection {
             Err(Failed::Os(errno)) => {
                 if errno == Errno::AGAIN {
                     self.stalled(process);
+                    // Who tries again and again waits as well.
+                    self.leave_full_pipe(process, fd);
                 }
                 Err(errno)
             }
@@ -84,6 +86,8 @@ impl Connection {
             Err(Failed::Os(errno)) => {
                 if errno == Errno::AGAIN {
                     self.stalled(process);
+                    // Who tries again and again waits as well.
+                    self.leave_full_pipe(process, fd);
                 }
                 Err(errno)
             }
