@@ -94,6 +94,8 @@ pub(crate) struct Pipes {
     /// The peer's moves; and how many there were when nothing but the pipe was expected to have more, or [`ASTIR`].
     moves: MappedPeerWord,
     settled: AtomicU64,
+    /// S-16. The clock's tick at which somebody last looked whether the pipe stays full.
+    full_looked_at: AtomicU64,
     /// The last read ended where the sender has left a carrier: there may be more on the other one.
     crossing: AtomicBool,
     /// V-9. Both directions are on TCP, and neither end looks at the memory any more: what stands there is nobody's word.
@@ -287,6 +289,7 @@ impl Pipes {
             read_to,
             moves,
             settled: AtomicU64::new(ASTIR),
+            full_looked_at: AtomicU64::new(0),
             crossing: AtomicBool::new(false),
             detached: AtomicBool::new(false),
             _lease: lease,

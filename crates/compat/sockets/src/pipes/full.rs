@@ -4,6 +4,8 @@
 
 use std::{os::fd::RawFd, sync::atomic::Ordering, time::Instant};
 
+use tombolo_os::clock::coarse_time;
+
 use super::{Pipes, Read, full_pipe::FullPipe};
 use crate::{connection::Connection, kernel::Kernel, switch::Transport};
 
@@ -11,6 +13,11 @@ impl Pipes {
     /// One who waits for room looks now and then: where nobody reads for long, what this end sends moves to TCP. Says whether it
     /// did. S-16
     pub fn leave_if_full(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
+        // Who tries again and again looks once a tick.
+        let tick = coarse_time().as_millis() as u64;
+        if self.full_looked_at.swap(tick, Ordering::Relaxed) == tick {
+            return false;
+        }
         // Follows the peer's move, without which the peer could not move either.
         let _ = self.recv(connection, kernel, fd, &mut [], Read::Look);
         let read_to = self.read_to.load(Ordering::Relaxed);
