@@ -48,6 +48,21 @@ fn arguments_reach_the_program_as_they_are() {
 }
 
 #[test]
+fn flag_that_is_none_is_bad_usage_and_those_after_the_program_are_its_own() {
+    let run = |words: &[&str]| {
+        let mut tombolo = Command::new(env!("CARGO_BIN_EXE_tombolo"));
+        let folder = tempfile::tempdir().unwrap();
+        tombolo.arg("run").arg("--library").arg(library()).arg("--folder").arg(folder.path());
+        tombolo.args(words).output().unwrap()
+    };
+    let done = run(&["--ringg", "1MiB", "true"]);
+    let said = String::from_utf8(done.stderr).unwrap();
+    assert!(done.status.code() == Some(2) && said.contains("unexpected argument '--ringg'"), "{said}");
+    let done = run(&["printf", "%s|", "-x", "--ring", "--", "--not"]);
+    assert_eq!(String::from_utf8(done.stdout).unwrap(), "-x|--ring|--|--not|");
+}
+
+#[test]
 fn sizes_are_taken_in_units_and_those_that_make_no_sense_are_refused() {
     let (done, _folder) = run(
         &["--after", "1KiB", "--ring", "2MiB", "--first-ring", "16K", "--memory", "1GiB"],

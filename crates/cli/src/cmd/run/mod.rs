@@ -82,7 +82,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     library: Option<PathBuf>,
     /// The program and its arguments
-    #[arg(required_unless_present_any = ["off", "on"], trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+    #[arg(required_unless_present_any = ["off", "on"], trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
 
