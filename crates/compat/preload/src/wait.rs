@@ -156,9 +156,7 @@ fn wait_for(
 ) -> Result<usize, Errno> {
     let _inside = inside::enter();
     // S-2. One who never sleeps does here what its peer asks for.
-    for (at, connection) in joined.iter().filter(|(_, connection)| connection.is_asked()) {
-        let _ = connection.owes(process, fds[*at].fd);
-    }
+    joined.iter().for_each(|(at, connection)| _ = connection.owes(process, fds[*at].fd));
     let mut asked = Vec::with_capacity(fds.len() + 1);
     let mut seen = Vec::with_capacity(joined.len());
     let mut pauses = Looks::default();

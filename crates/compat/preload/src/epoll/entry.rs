@@ -182,10 +182,7 @@ impl Entry {
             self.rung = false;
         }
         // What came before the peer could know is seen now.
-        !self.connection.stirs()
-            && !self.is_stirred()
-            && !self.is_stalled()
-            && !self.connection.owes(process, self.connection.fd())
+        !self.connection.stirs() && !self.is_stirred() && !self.is_stalled() && !self.owes(process)
     }
 
     /// Of one that rests: whether its peer may have rung. Something came, whoever read it; something is asked for; or the
@@ -208,14 +205,12 @@ impl Entry {
         if self.is_watched() {
             self.connection.arm(process, self.reads(), full);
         }
-        Unheard { owes: self.wired && self.connection.owes(process, self.connection.fd()), full }
+        Unheard { owes: self.owes(process), full }
     }
 
-    /// S-2. Sends over TCP what the peer wants from there, as a look before a sleep does.
-    pub fn pay(&self, process: &Process) {
-        if self.connection.is_asked() {
-            let _ = self.connection.owes(process, self.connection.fd());
-        }
+    /// S-2. Sends over TCP what the peer wants from there. Says whether something is left of it.
+    pub fn owes(&self, process: &Process) -> bool {
+        self.wired && self.connection.owes(process, self.connection.fd())
     }
 
     /// Whether room is waited for, and there is none in the pipe.

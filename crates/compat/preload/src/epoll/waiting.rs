@@ -222,7 +222,7 @@ impl SetScan<'_> {
                 self.inner.wake_rung(token);
                 // One who polls and never sleeps does here what is asked of it.
                 if let Some(at) = self.inner.find_token(token) {
-                    self.inner.all()[at].pay(self.process);
+                    let _ = self.inner.all()[at].owes(self.process);
                 }
             } else if let Some(at) = self.inner.find_token(token) {
                 self.inner.said(at, event.events);

@@ -555,6 +555,25 @@ static void refuses(void) {
     say("recv", recv(ends[1], room, 10, 0));
 }
 
+/* Two processes with an end each, which have talked enough to be joined, and a pipe from the parent to the child, which has 0. */
+static pid_t meet_child(int *end, int go[2]) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof address;
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    check(bind(listener, (struct sockaddr *)&address, len) == 0 && listen(listener, 1) == 0, "listen");
+    check(getsockname(listener, (struct sockaddr *)&address, &len) == 0 && pipe(go) == 0, "getsockname");
+    pid_t child = fork();
+    *end = child ? accept(listener, NULL, NULL) : socket(AF_INET, SOCK_STREAM, 0);
+    check(child || connect(*end, (struct sockaddr *)&address, len) == 0, "connect");
+    close(listener);
+    for (int at = 0; at < TURNS; at++) {
+        check(!child || send(*end, room, LEN, 0) == LEN, "send");
+        check(recv(*end, room, LEN, MSG_WAITALL) == LEN, "recv");
+        check(child || send(*end, room, LEN, 0) == LEN, "send");
+    }
+    return child;
+}
+
 static volatile sig_atomic_t signals;
 
 static void count_signal(int signal) {
@@ -564,21 +583,10 @@ static void count_signal(int signal) {
 /* A signal for what comes, asked for while the peer sleeps: with what it sent unread, and without. */
 static void signalled(void) {
     struct sigaction action = {.sa_handler = count_signal, .sa_flags = SA_RESTART};
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof address;
     check(sigaction(SIGIO, &action, NULL) == 0, "sigaction");
     for (int unread = 0; unread < 2; unread++) {
-        int listener = socket(AF_INET, SOCK_STREAM, 0), go[2];
-        check(bind(listener, (struct sockaddr *)&address, len) == 0 && listen(listener, 1) == 0, "listen");
-        check(getsockname(listener, (struct sockaddr *)&address, &len) == 0 && pipe(go) == 0, "getsockname");
-        pid_t child = fork();
-        int end = child ? accept(listener, NULL, NULL) : socket(AF_INET, SOCK_STREAM, 0);
-        check(child || connect(end, (struct sockaddr *)&address, len) == 0, "connect");
-        for (int at = 0; at < TURNS; at++) {
-            check(!child || send(end, room, LEN, 0) == LEN, "send");
-            check(recv(end, room, LEN, MSG_WAITALL) == LEN, "recv");
-            check(child || send(end, room, LEN, 0) == LEN, "send");
-        }
+        int go[2], end;
+        pid_t child = meet_child(&end, go);
         if (!child) {
             check(!unread || send(end, "early", 5, 0) == 5, "send");
             check(read(go[0], room, 1) == 1, "go");
@@ -601,8 +609,6 @@ static void signalled(void) {
         check(waitpid(child, &status, 0) == child, "waitpid");
         say("the peer", status);
         close(end);
-        close(listener);
-        address.sin_port = 0;
     }
 }
 
@@ -651,19 +657,8 @@ static void levels(void) {
 
 /* Bytes that were not read go to a program without the library, while who sent them polls a set and never sleeps. */
 static void polled(const char *how) {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof address;
-    int listener = socket(AF_INET, SOCK_STREAM, 0), go[2], status, set = epoll_create1(0);
-    check(bind(listener, (struct sockaddr *)&address, len) == 0 && listen(listener, 1) == 0, "listen");
-    check(getsockname(listener, (struct sockaddr *)&address, &len) == 0 && pipe(go) == 0, "getsockname");
-    pid_t child = fork();
-    int end = child ? accept(listener, NULL, NULL) : socket(AF_INET, SOCK_STREAM, 0);
-    check(child || connect(end, (struct sockaddr *)&address, len) == 0, "connect");
-    for (int at = 0; at < TURNS; at++) {
-        check(!child || send(end, room, LEN, 0) == LEN, "send");
-        check(recv(end, room, LEN, MSG_WAITALL) == LEN, "recv");
-        check(child || send(end, room, LEN, 0) == LEN, "send");
-    }
+    int end, go[2], status, set = epoll_create1(0);
+    pid_t child = meet_child(&end, go);
     if (!child) {
         check(read(go[0], room, 1) == 1 && dup2(end, 0) == 0, "go");
         execl("/bin/sh", "sh", "-c", "unset LD_PRELOAD; head -c 3000 | wc -c", NULL);

@@ -51,15 +51,7 @@ impl Connection {
                 }
                 Ok(n)
             }
-            Err(Failed::Os(errno)) => {
-                if errno == Errno::AGAIN {
-                    self.stalled(process);
-                    // Who tries again and again waits as well.
-                    self.leave_full_pipe(process, fd);
-                }
-                Err(errno)
-            }
-            Err(Failed::Broken(broken)) => Err(process.broken(self, broken)),
+            Err(failed) => Err(self.refuse_send(process, fd, failed)),
         }
     }
 
@@ -83,15 +75,22 @@ impl Connection {
                 }
                 Ok(n)
             }
-            Err(Failed::Os(errno)) => {
+            Err(failed) => Err(self.refuse_send(process, fd, failed)),
+        }
+    }
+
+    /// What the program hears of a send that moved nothing.
+    fn refuse_send(&self, process: &Process, fd: RawFd, failed: Failed) -> Errno {
+        match failed {
+            Failed::Os(errno) => {
                 if errno == Errno::AGAIN {
                     self.stalled(process);
                     // Who tries again and again waits as well.
                     self.leave_full_pipe(process, fd);
                 }
-                Err(errno)
+                errno
             }
-            Err(Failed::Broken(broken)) => Err(process.broken(self, broken)),
+            Failed::Broken(broken) => process.broken(self, broken),
         }
     }
 
