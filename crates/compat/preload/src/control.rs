@@ -209,8 +209,10 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mu
     if request == libc::FIONREAD
         && answer == 0
         && !inside::has_interrupted()
-        && let Some(connection) = state::connection(fd)
+        && let (Some(process), Some(connection)) = (state::busy(), state::connection(fd))
     {
+        // S-2. One who only asks, again and again, does here what its peer asks for.
+        errno::kept(|| connection.owes(process, fd));
         let more = errno::kept(|| connection.unread()).min(i32::MAX as u64) as c_int;
         let place = argument.cast::<c_int>();
         // SAFETY: (valid) the kernel stored an int there, aligned or not.

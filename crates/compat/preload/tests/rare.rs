@@ -134,7 +134,7 @@ fn s13_room_that_comes_while_a_set_looks_is_told_to_who_asks_for_levels() {
 
 #[test]
 fn s2_who_polls_a_set_and_never_sleeps_sends_over_tcp_what_its_peer_asks_for_there() {
-    for how in ["poll", "epoll"] {
+    for how in ["poll", "epoll", "count"] {
         same_with("polled", &[how], &[]);
     }
 }

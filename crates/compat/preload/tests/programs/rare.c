@@ -669,8 +669,11 @@ static void polled(const char *how) {
     check(send(end, room, 3000, 0) == 3000 && write(go[1], "g", 1) == 1, "send");
     while (waitpid(child, &status, WNOHANG) == 0) {
         struct pollfd one = {.fd = end, .events = POLLIN};
+        int there;
         if (*how == 'p') {
             poll(&one, 1, 0);
+        } else if (*how == 'c') {
+            check(ioctl(end, FIONREAD, &there) == 0, "FIONREAD");
         } else {
             epoll_wait(set, &event, 1, 0);
         }
