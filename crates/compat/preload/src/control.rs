@@ -161,7 +161,7 @@ pub unsafe extern "C-unwind" fn setsockopt(
         errno::kept(|| match (level, name) {
             // For what comes after the peer's next call. Nobody waits for that, and what is there stays where it is.
             (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => handback::ask_for_tcp(process, fd, &connection, Reason::Usage),
-            _ => handback::hand_over(process, fd, &connection, Reason::Usage),
+            _ => handback::use_kernel(process, fd, &connection),
         });
     }
     // SAFETY: (contract) the caller's promise.

@@ -219,7 +219,7 @@ pub(crate) fn send<'p>(
     }
     if flags & (libc::MSG_OOB | libc::MSG_ZEROCOPY) != 0 {
         // Among the bytes of a pipe an urgent one would be one of them. Who lends pages waits to hear that they are free.
-        errno::kept(|| handback::hand_over(process, fd, connection, Reason::Usage));
+        errno::kept(|| handback::send_by_kernel(process, fd, connection));
         return real();
     }
     if from.iter().flat_map(AsRef::as_ref).all(|part| part.is_empty()) && from.is_ok() {

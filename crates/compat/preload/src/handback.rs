@@ -37,12 +37,43 @@ pub(crate) fn hand_over_all(process: &Process, all: &[(RawFd, Arc<Connection>)],
     }
     let deadline = Instant::now() + PATIENCE;
     for (fd, connection) in &all {
-        if !connection.is_given_up()
-            && !take_back(process, *fd, connection, reason, deadline)
-            && process.gives_up(connection)
-        {
-            process.kernel().reset(*fd);
+        if !connection.is_given_up() && take_back(process, *fd, connection, reason, deadline) != ReturnStage::Done {
+            reset(process, *fd, connection);
         }
+    }
+}
+
+/// Moves a connection back to TCP for something that only the kernel can do with what comes, asked for by this program, whose calls
+/// still come here. Where the peer makes no call for a while, this goes on: its next call sees what it is asked for (S-2).
+pub(crate) fn use_kernel(process: &Process, fd: RawFd, connection: &Arc<Connection>) {
+    process.leaves(connection, Reason::Usage);
+    let is_there = match take_back(process, fd, connection, Reason::Usage, Instant::now() + PATIENCE) {
+        ReturnStage::Done => true,
+        ReturnStage::Long => connection.turn_back(process, fd),
+        ReturnStage::Lost => false,
+    };
+    if !is_there {
+        reset(process, fd, connection);
+    }
+}
+
+/// Moves what this end sends to TCP, for a send that only the kernel can do. The peer is asked for the same, and not waited for,
+/// unless it has not followed the last move (S-3).
+pub(crate) fn send_by_kernel(process: &Process, fd: RawFd, connection: &Arc<Connection>) {
+    ask_for_tcp(process, fd, connection, Reason::Usage);
+    let deadline = Instant::now() + PATIENCE;
+    while !connection.is_given_up() && !connection.turn_back(process, fd) {
+        if Instant::now() >= deadline {
+            reset(process, fd, connection);
+        }
+        let _ = kernel::poll(&mut [], Some(Duration::from_millis(1)), None);
+    }
+}
+
+/// The connection had to be on TCP, and is not.
+fn reset(process: &Process, fd: RawFd, connection: &Connection) {
+    if process.gives_up(connection) {
+        process.kernel().reset(fd);
     }
 }
 
@@ -74,17 +105,22 @@ fn find_twin(connection: &Connection) -> Option<(RawFd, Arc<Connection>)> {
 }
 
 /// Moves a connection back to TCP for something that only the kernel can do, waiting for the peer for a moment. Says
-/// whether it is there.
-fn take_back(process: &Process, fd: RawFd, connection: &Arc<Connection>, reason: Reason, deadline: Instant) -> bool {
+/// how far that came.
+fn take_back(
+    process: &Process,
+    fd: RawFd,
+    connection: &Arc<Connection>,
+    reason: Reason,
+    deadline: Instant,
+) -> ReturnStage {
     if connection.stage() != Stage::Joined {
-        return true;
+        return ReturnStage::Done;
     }
     let twin = find_twin(connection);
     loop {
         match connection.retreat(process.kernel(), fd, reason) {
-            ReturnStage::Done => return true,
             ReturnStage::Long if Instant::now() < deadline => {}
-            ReturnStage::Long | ReturnStage::Lost => return false,
+            stage => return stage,
         }
         if let Some((fd, other)) = &twin {
             // In a child of vfork the number may be another file by now: then its parent sends what is owed, later.
@@ -106,8 +142,8 @@ pub(crate) fn drain_before_close(fd: RawFd, connection: &Connection) {
     let deadline = Instant::now() + PATIENCE;
     while connection.owes(process, fd) {
         if Instant::now() >= deadline {
-            if !connection.is_cut_off() && process.gives_up(connection) {
-                process.kernel().reset(fd);
+            if !connection.is_cut_off() {
+                reset(process, fd, connection);
             }
             return;
         }

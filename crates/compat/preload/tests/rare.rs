@@ -128,6 +128,13 @@ fn signals_asked_for_while_the_peer_makes_no_call_come_with_what_it_sends_next()
 }
 
 #[test]
+fn s2_what_only_the_kernel_does_ends_no_connection_whose_peer_makes_no_call() {
+    for how in ["oob", "lent", "peek", "set"] {
+        same_with("silent", &[how], &[]);
+    }
+}
+
+#[test]
 fn s13_room_that_comes_while_a_set_looks_is_told_to_who_asks_for_levels() {
     same("levels", &[("TOMBOLO_SOCKETS_FIRST_RING", "4096"), ("TOMBOLO_SOCKETS_RING", "4096")]);
 }

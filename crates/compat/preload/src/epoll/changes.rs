@@ -71,7 +71,7 @@ pub(crate) fn change(
             set.count(&inner);
         }
         drop(inner);
-        errno::kept(|| handback::hand_over(process, fd, connection, Reason::Usage));
+        errno::kept(|| handback::use_kernel(process, fd, connection));
         return real();
     }
     let mut guard = set.lock();

@@ -566,6 +566,7 @@ static pid_t meet_child(int *end, int go[2]) {
     *end = child ? accept(listener, NULL, NULL) : socket(AF_INET, SOCK_STREAM, 0);
     check(child || connect(*end, (struct sockaddr *)&address, len) == 0, "connect");
     close(listener);
+    close(go[!!child ^ 1]);
     for (int at = 0; at < TURNS; at++) {
         check(!child || send(*end, room, LEN, 0) == LEN, "send");
         check(recv(*end, room, LEN, MSG_WAITALL) == LEN, "recv");
@@ -681,6 +682,56 @@ static void polled(const char *how) {
     say("the peer", status);
 }
 
+/* Something that only the kernel does, while the peer makes no call on its end for longer than the library waits for one. */
+static void silent(const char *how) {
+    int end, go[2], status, one = 1, none = 0, set = epoll_create1(0), early = *how != 's';
+    struct epoll_event event = {.events = EPOLLIN | EPOLLEXCLUSIVE};
+    pid_t child = meet_child(&end, go);
+    if (!child) {
+        long all = *how == 'o' ? 6 : *how == 'l' ? 20003 : 3, urgent = 0;
+        check(!early || send(end, "early", 5, 0) == 5, "send");
+        check(read(go[0], room, 1) == 1 && send(end, "late", 4, 0) == 4, "go");
+        if (*how == 'o') {
+            struct pollfd told = {.fd = end, .events = POLLPRI};
+            check(poll(&told, 1, 5000) == 1 && recv(end, room, 1, MSG_OOB) == 1, "MSG_OOB");
+            urgent = room[0] != '!';
+        }
+        for (long at = 0, n; at < all; at += n) {
+            check((n = recv(end, room + at, all - at, 0)) > 0, "recv");
+        }
+        _exit(urgent || memcmp(room, *how == 'o' ? "abcdef" : "abc", *how == 'o' ? 6 : 3) != 0);
+    }
+    usleep(50000);
+    say("send", send(end, "abc", 3, 0));
+    if (*how == 'o') {
+        say("urgent", send(end, "!", 1, MSG_OOB));
+        say("send", send(end, "def", 3, 0));
+    } else if (*how == 'l') {
+        check(setsockopt(end, SOL_SOCKET, SO_ZEROCOPY, &one, sizeof one) == 0, "SO_ZEROCOPY");
+        say("lent", send(end, room, 20000, MSG_ZEROCOPY));
+    } else if (*how == 'p') {
+        say("from an offset", setsockopt(end, SOL_SOCKET, SO_PEEK_OFF, &none, sizeof none));
+    } else {
+        say("in a set", epoll_ctl(set, EPOLL_CTL_ADD, end, &event));
+        say("of which nothing is said", epoll_wait(set, &event, 1, 0));
+    }
+    check(write(go[1], "g", 1) == 1, "go");
+    if (*how == 's') {
+        say("now something is", epoll_wait(set, &event, 1, 5000));
+    }
+    there(end, early ? 9 : 4);
+    if (*how == 'p') {
+        say("looked at", recv(end, room, 3, MSG_PEEK));
+        say("and further on", recv(end, room + 3, 100, MSG_PEEK));
+        say("the same", memcmp(room, "earlylate", 9));
+    }
+    say("bytes", recv(end, room, 100, 0));
+    say("the same", memcmp(room, early ? "earlylate" : "late", early ? 9 : 4));
+    check(waitpid(child, &status, 0) == child, "waitpid");
+    say("the peer", status);
+    check(status == 0, "the peer");
+}
+
 int main(int count, char **words) {
     const char *word = count > 1 ? words[1] : "";
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -713,6 +764,8 @@ int main(int count, char **words) {
         splices();
     } else if (strcmp(word, "polled") == 0) {
         polled(words[2]);
+    } else if (strcmp(word, "silent") == 0) {
+        silent(words[2]);
     } else if (strcmp(word, "levels") == 0) {
         levels();
     } else if (strcmp(word, "signalled") == 0) {

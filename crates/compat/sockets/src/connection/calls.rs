@@ -180,6 +180,11 @@ impl Connection {
         self.pipes.get().is_some_and(|pipes| pipes.owes(self, process.kernel(), fd))
     }
 
+    /// Moves what this end sends to TCP, if that can be done now, and nothing else. Says whether what it sends next goes there.
+    pub fn turn_back(&self, process: &Process, fd: RawFd) -> bool {
+        self.pipes.get().is_none_or(|pipes| pipes.is_detached() || pipes.turn_back(self, process.kernel(), fd))
+    }
+
     /// Moves towards TCP, with what is in the pipe.
     pub fn retreat(&self, kernel: &dyn Kernel, fd: RawFd, reason: Reason) -> ReturnStage {
         self.leave(reason);

@@ -49,7 +49,8 @@ impl Pipes {
             return false;
         }
         if self.line.is_gone() {
-            let left = self.turn_back(connection, kernel, fd);
+            // Nobody will ring once the peer has followed: that it has to is something left.
+            let left = !self.turn_back(connection, kernel, fd);
             let detached = self.line.is_revocable() && self.detach(connection);
             return left && !detached;
         }
@@ -63,14 +64,14 @@ impl Pipes {
         left.unwrap_or(false)
     }
 
-    /// S-10. The path to the peer is gone: back to TCP. Says whether the peer has to follow before that can be done, which nobody
-    /// will ring for.
-    fn turn_back(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
+    /// Moves what this end sends to TCP, if that can be done now. Says whether what it sends next goes there, with nothing left to
+    /// go before (S-2, S-10).
+    pub fn turn_back(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
         let left = self.turn(connection, &self.tx, |tx| {
             tx.ended |= self.is_over(connection, kernel, fd);
             let _ = self.steer(tx, connection, kernel, fd, Transport::Tcp);
             tx.pay(connection, kernel, fd).unwrap_or(false) || !tx.ended && tx.sender.carrier() == Transport::Pipe
         });
-        left.unwrap_or(false)
+        !left.unwrap_or(false)
     }
 }
