@@ -49,11 +49,11 @@ pub(crate) fn before_close(fd: RawFd) {
 /// The number `fd` of a connection is closed, or about to be. With the last one goes all that is kept for it, after `last`. Says
 /// whether TCP would reset it then.
 fn given_up(fd: RawFd, connection: &Arc<Connection>, last: impl FnOnce()) -> bool {
-    let other = if connection.is_single() { None } else { state::other(fd, connection) };
+    let other = if connection.descriptors.is_single() { None } else { state::other(fd, connection) };
     if other.is_some() {
         wiring::note_number(fd, connection, false);
     }
-    if !connection.closing(other) {
+    if !connection.descriptors.close_one(other) {
         return false;
     }
     last();

@@ -181,7 +181,7 @@ fn set_anew(fd: RawFd) {
     if inside::has_interrupted() {
         connection::set_anew();
     } else if let Some(Watched::Connection(connection)) = state::watched(fd) {
-        connection.set_anew();
+        connection.options.set_anew();
     }
 }
 
@@ -298,7 +298,7 @@ fn watch_duplicate(from: RawFd, to: RawFd) {
     closing::lost(to);
     match state::find(from) {
         Some(Watched::Connection(connection)) if (0..state::bound()).contains(&to) => {
-            connection.opened(to);
+            connection.descriptors.add(to);
             wiring::note_number(to, &connection, true);
             state::watch(to, Watched::Connection(connection));
         }

@@ -57,7 +57,7 @@ static SLEEPERS: AtomicUsize = AtomicUsize::new(0);
 /// it looks again, and asks for room.
 pub(crate) fn found_no_room(connection: &Connection) {
     // ORDER SeqCst: who sleeps says so before its last look, and what fills the ring was published before this.
-    if SLEEPERS.load(Ordering::SeqCst) > 0 && connection.is_wired() {
+    if SLEEPERS.load(Ordering::SeqCst) > 0 && connection.wiring.is_wired() {
         connection.bell().inspect(|bell| bell.notify());
     }
 }
@@ -141,7 +141,7 @@ pub(crate) fn adopt(set: &Set, fd: RawFd, connection: &Arc<Connection>) -> bool 
         inner.wake(at).ask(event);
         set.count(inner);
     }
-    connection.is_wired()
+    connection.wiring.is_wired()
 }
 
 /// Nobody changes these sets while this is held, nor is in the middle of a first use of anything here.

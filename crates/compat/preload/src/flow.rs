@@ -34,7 +34,7 @@ pub(crate) fn begin(process: &Process, connection: &Arc<Connection>) {
     match connection.stage() {
         Stage::Candidate => errno::kept(|| process.advance(connection)),
         // One that cannot be wired goes back to TCP, and is not tried again.
-        Stage::Joined if !connection.is_wired() && connection.reason().is_none() => {
+        Stage::Joined if !connection.wiring.is_wired() && connection.reason().is_none() => {
             errno::kept(|| wiring::wire(process, connection));
         }
         Stage::Joined if connection.is_revocable() => errno::kept(|| process.advance(connection)),
@@ -405,7 +405,7 @@ impl Patience {
             deadline.into_iter().chain(look).min()
         };
         let waited = inside::leave(|| wait::one(process, connection, fd, wanted, limit));
-        if connection.is_closed() {
+        if connection.descriptors.are_closed() {
             return Err(Errno::BADF);
         }
         match waited {

@@ -101,7 +101,9 @@ pub(crate) fn wait_for_tcp(process: &Process, fd: RawFd, connection: &Arc<Connec
 
 /// The other end, where it is in this process: this very thread may be what it would answer in.
 fn find_twin(connection: &Connection) -> Option<(RawFd, Arc<Connection>)> {
-    state::connections().into_iter().find(|(_, other)| other.tuple() == connection.tuple().map(Tuple::mirrored))
+    state::connections()
+        .into_iter()
+        .find(|(_, other)| other.identity.addresses() == connection.identity.addresses().map(Tuple::mirrored))
 }
 
 /// Moves a connection back to TCP for something that only the kernel can do, waiting for the peer for a moment. Says
@@ -124,7 +126,7 @@ fn take_back(
         }
         if let Some((fd, other)) = &twin {
             // In a child of vfork the number may be another file by now: then its parent sends what is owed, later.
-            let there = state::is_owner() || process.kernel().tuple(*fd) == other.tuple();
+            let there = state::is_owner() || process.kernel().tuple(*fd) == other.identity.addresses();
             other.owes(process, if there { *fd } else { -1 });
         }
         // The peer rings for nothing here: it only moves.

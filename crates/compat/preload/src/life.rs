@@ -144,7 +144,7 @@ fn handing_on() {
     for fd in numbers.filter(|fd| is_passed_on(*fd)) {
         let Some((own, peer)) = kernel::addresses(fd) else { continue };
         let tuple = tombolo_sockets::tuple::Tuple::new(own, peer);
-        let same = |(known, one): &&(RawFd, Arc<Connection>)| match one.tuple() {
+        let same = |(known, one): &&(RawFd, Arc<Connection>)| match one.identity.addresses() {
             Some(one) => one == tuple,
             None => *known == fd,
         };

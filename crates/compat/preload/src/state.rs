@@ -522,7 +522,7 @@ fn came_back() {
 #[cold]
 fn returned() {
     for connection in GIVEN_UP.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-        connection.come_back();
+        connection.members.come_back();
     }
 }
 

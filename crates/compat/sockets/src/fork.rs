@@ -70,16 +70,16 @@ impl Process {
         let waiting = self.hold_waiting();
         let mut members = Vec::with_capacity(all.len());
         for connection in all {
-            let mut talk = lock(&connection.talk);
-            let history = lock(&connection.history);
+            let mut talk = lock(&connection.search.talk);
+            let history = connection.trial.hold_history();
             // The child would have the same memory.
-            let mut spare = lock(&connection.spare);
+            let mut spare = lock(&connection.search.spare);
             *spare = Spare::None;
             // Before the family takes over what was counted: what is read meanwhile would be missing there.
             let mut still = connection.pipes.get().map(Pipes::still);
             let mut place = None;
             if connection.stage() != Stage::Plain {
-                let family = connection.found_family()?;
+                let family = connection.members.found_group(|| connection.leaves())?;
                 if let (Some(pipes), Some(still)) = (connection.pipes.get(), &mut still) {
                     pipes.hand_on(still, family)?;
                 }
@@ -89,7 +89,7 @@ impl Process {
                 }
                 place = Some(family.expect());
             }
-            let identity = lock(&connection.identity);
+            let identity = connection.identity.hold();
             let seats = lock(&connection.seats);
             members.push(Member {
                 connection,
@@ -116,7 +116,7 @@ impl Forking<'_> {
     /// In the parent: this is the child, or there is none.
     pub fn parent(self, child: Option<u32>) {
         for member in &self.members {
-            if let (Some(family), Some(place)) = (member.connection.family(), member.place) {
+            if let (Some(family), Some(place)) = (member.connection.members.group(), member.place) {
                 family.born(place, child.map_or(Birth::Failed, Birth::Child));
             }
         }
@@ -130,13 +130,17 @@ impl Forking<'_> {
         process.count_anew();
         process.roster.forget();
         spin::begin_anew();
-        all.iter().for_each(|connection| connection.disown());
+        for connection in all {
+            // The calls that others of the parent were in, and what is shown of it, are the parent's.
+            connection.trial.forget_calls();
+            connection.row.disown();
+        }
         instances.forget();
         waiting.forget();
         for mut member in members {
             // Its copy of what the parent waits at.
             member.seats.clear();
-            if let (Some(family), Some(place)) = (member.connection.family(), member.place) {
+            if let (Some(family), Some(place)) = (member.connection.members.group(), member.place) {
                 family.born(place, Birth::Own);
                 *member.talk = NegotiationStage::Silent;
             }

@@ -27,7 +27,7 @@ const REPORT_LEN: usize = 1023;
 impl Process {
     pub(crate) fn log(&self, connection: &Connection, what: &str) {
         if self.settings.log.is_some()
-            && let Some((tuple, _)) = connection.identity(self.kernel())
+            && let Some((tuple, _)) = connection.find_identity(self.kernel())
         {
             self.write_line(&format_args!("{tuple} {what}"));
         }
@@ -56,7 +56,7 @@ impl Process {
     /// While other processes have it nothing is at its end.
     pub fn ended(&self, connection: &Connection) {
         // One whose addresses nobody knows never came about.
-        if !self.tells() || connection.has_departed() || connection.identity(self.kernel()).is_none() {
+        if !self.tells() || connection.members.has_departed() || connection.find_identity(self.kernel()).is_none() {
             return;
         }
         let reason = connection.reason_so_far(self.settings.after);

@@ -82,11 +82,11 @@ impl Process {
             }
             return;
         }
-        let call = connection.call();
+        let call = connection.search.count_call();
         if connection.stage() != Stage::Candidate || !connection.is_due(self.settings.after) {
             return;
         }
-        if connection.is_before_next_try(call) {
+        if connection.search.is_before_next_try(call) {
             return;
         }
         self.make_spare(connection);
@@ -99,7 +99,7 @@ impl Process {
     /// One step. Says whether there was one.
     fn advance_once(&self, connection: &Arc<Connection>, call: u64) -> bool {
         // By calls of its own, which no other waits for.
-        let identity = connection.identity(self.kernel());
+        let identity = connection.find_identity(self.kernel());
         // Where many begin at once, one may be stopped while it has this. The next call tries again, whichever that is.
         let Ok(mut exchange) = self.exchange.try_lock() else {
             self.met_others();
@@ -111,17 +111,17 @@ impl Process {
             65..=1024 => 8,
             _ => 64,
         };
-        connection.try_next_at(call + pause);
+        connection.search.try_next_at(call + pause);
         let Some((tuple, _)) = identity else {
             self.stays(connection, Reason::Usage);
             return false;
         };
-        connection.show(&self.roster, tuple);
-        if connection.meeting().is_none() && !self.settings.ports.admit_connection(connection, tuple) {
+        connection.row.show_once(|| self.roster.show(connection, tuple));
+        if connection.identity.meeting().is_none() && !self.settings.ports.admit_connection(connection, tuple) {
             self.stays(connection, Reason::Port);
             return false;
         }
-        if !connection.is_alone() {
+        if !connection.members.is_alone() {
             wait_to_be_alone(connection, call);
             return false;
         }
@@ -139,7 +139,7 @@ impl Process {
         drop(finished);
         if let Err(reason) = said {
             self.stays(connection, reason);
-            *lock(&connection.talk) = NegotiationStage::Done;
+            *lock(&connection.search.talk) = NegotiationStage::Done;
         }
         said.is_ok()
     }
@@ -160,23 +160,23 @@ impl Process {
         // Where it is in use, this thread may be what uses it: a signal's handler that exits.
         let Ok(exchange) = self.exchange.try_lock().map(|mut exchange| std::mem::take(&mut *exchange)) else { return };
         for connection in exchange.by_tuple.values().chain(exchange.by_id.values()).filter_map(Weak::upgrade) {
-            if let Ok(mut talk) = connection.talk.try_lock() {
+            if let Ok(mut talk) = connection.search.talk.try_lock() {
                 *talk = NegotiationStage::Done;
             }
         }
     }
 
     fn describe(&self, connection: &Connection) -> Result<Claim, Reason> {
-        let (tuple, id) = connection.identity(self.kernel()).ok_or(Reason::Usage)?;
-        let meeting = connection.meeting().unwrap_or(tuple);
-        let fd = connection.fd();
+        let (tuple, id) = connection.find_identity(self.kernel()).ok_or(Reason::Usage)?;
+        let meeting = connection.identity.meeting().unwrap_or(tuple);
+        let fd = connection.descriptors.fd();
         let sample = self.kernel().counts(fd, connection.dialled).ok_or(Reason::Usage)?;
-        connection.remember_unread(self.kernel(), &sample);
+        connection.trial.remember_unread(self.kernel(), fd, connection.dialled, &sample);
         Ok(Claim {
             id,
             cookie: self.kernel().cookie(fd),
             addresses: [meeting.own, meeting.peer],
-            known: connection.with_history(proof::History::known),
+            known: connection.trial.with_history(proof::History::known),
             counts: sample.counts,
             nonce: random(),
         })
@@ -199,7 +199,7 @@ impl Process {
 
     /// S-6. What only the ends of this connection have, as far as this kernel tells it.
     fn secret(&self, connection: &Connection, claims: &Claims, link: &dyn Endpoint) -> Result<Secret, Reason> {
-        let secret = self.kernel().sequences(connection.fd(), connection.dialled);
+        let secret = self.kernel().sequences(connection.descriptors.fd(), connection.dialled);
         // What passed can be guessed; only within one kernel does its word about the peer make up for that.
         let needed = claims.folder.sequences_required || !link.same_kernel();
         if secret.is_none() && needed { Err(Reason::Sequences) } else { Ok(secret) }
@@ -256,7 +256,7 @@ impl Negotiations {
 
     /// Takes back the claim of a connection that nobody came for.
     pub(crate) fn withdraw(&mut self, connection: &Connection, talk: &mut NegotiationStage) {
-        if let Some(tuple) = connection.meeting() {
+        if let Some(tuple) = connection.identity.meeting() {
             self.by_tuple.remove(&tuple);
         }
         if let NegotiationStage::Claimed(waiting) = std::mem::replace(talk, NegotiationStage::Silent)
@@ -268,11 +268,11 @@ impl Negotiations {
     }
 
     fn advance(&mut self, process: &Process, connection: &Arc<Connection>) -> Result<(), Reason> {
-        let (tuple, id) = connection.identity(process.kernel()).ok_or(Reason::Usage)?;
+        let (tuple, id) = connection.find_identity(process.kernel()).ok_or(Reason::Usage)?;
         let peer = tuple.peer.host;
         let Some(way) = way::find_way(&mut self.machines, process, connection, tuple) else { return Ok(()) };
         let tuple = self.meeting(process, connection, tuple)?;
-        let mut talk = lock(&connection.talk);
+        let mut talk = lock(&connection.search.talk);
         match (&*talk, way.role(connection, tuple)) {
             (_, None) => Err(Reason::Usage),
             (NegotiationStage::Silent, Some(Role::Waiting)) if let Way::Broker(key) = way => {
@@ -310,7 +310,7 @@ impl Negotiations {
             (NegotiationStage::Claimed(waiting), _) if way != Way::Folder && !waiting.claimed.is_at_broker() => {
                 self.withdraw(connection, &mut talk);
                 // What was made for a peer on this kernel cannot go to another.
-                *lock(&connection.spare) = Spare::None;
+                *lock(&connection.search.spare) = Spare::None;
                 Ok(())
             }
             _ => Ok(()),
@@ -320,12 +320,13 @@ impl Negotiations {
     /// S-7. Under which addresses both ends know this connection: its own, or where those may be translated, ones made of its
     /// sequence numbers.
     fn meeting(&mut self, process: &Process, connection: &Connection, tuple: Tuple) -> Result<Tuple, Reason> {
-        if let Some(known) = connection.meeting() {
+        if let Some(known) = connection.identity.meeting() {
             return Ok(known);
         }
         let translated = self.claims_now(process)?.folder.translated;
-        let numbers = || process.kernel().sequences(connection.fd(), connection.dialled).filter(|_| translated);
-        Ok(*connection.meeting.get_or_init(|| numbers().map_or(tuple, Tuple::of_sequences)))
+        let numbers =
+            || process.kernel().sequences(connection.descriptors.fd(), connection.dialled).filter(|_| translated);
+        Ok(connection.identity.decide_meeting(|| numbers().map_or(tuple, Tuple::of_sequences)))
     }
 
     fn claim(
@@ -410,7 +411,7 @@ impl Negotiations {
         let Some(connection) = found.filter(|connection| connection.stage() == Stage::Candidate) else {
             return Err((to, Reason::NoPeer));
         };
-        let mut talk = lock(&connection.talk);
+        let mut talk = lock(&connection.search.talk);
         match &mut *talk {
             NegotiationStage::Claimed(waiting) if waiting.proposal.is_none() => {
                 waiting.proposal = Some((proposal, neighbour.number));
@@ -419,7 +420,7 @@ impl Negotiations {
         }
         self.answer_when_ready(process, neighbour, &connection, &mut talk).map_err(|reason| {
             drop(talk);
-            let id = connection.identity(process.kernel()).map_or(0, |(_, id)| id);
+            let id = connection.find_identity(process.kernel()).map_or(0, |(_, id)| id);
             self.forget(&connection, id);
             process.stays(&connection, reason);
             (to, reason)
@@ -501,10 +502,11 @@ impl Negotiations {
         if !process.settings.loopback && one_namespace {
             return Err(Reason::Loopback);
         }
-        if connection.meeting().is_none_or(|tuple| claims.is_contested(tuple)) {
+        if connection.identity.meeting().is_none_or(|tuple| claims.is_contested(tuple)) {
             return Err(Reason::Ambiguous);
         }
-        let proof = connection.with_history(|history| proof::answer(history, secret, &proposal, &own, &before))?;
+        let proof =
+            connection.trial.with_history(|history| proof::answer(history, secret, &proposal, &own, &before))?;
         let message = Message::Answer { to: proposal.id, claim: own, proof };
         let Some(fresh) = neighbour.offer(process, connection, own.id, &message)? else {
             return Ok(NegotiationStage::Claimed(Box::new(waiting)));
@@ -524,7 +526,7 @@ impl Negotiations {
         brought: Option<PeerResources>,
     ) -> Result<(), (u64, Reason)> {
         let Some(connection) = self.named(to) else { return Err((peer.id, Reason::NoPeer)) };
-        let mut talk = lock(&connection.talk);
+        let mut talk = lock(&connection.search.talk);
         let (claim, claimed) = match std::mem::replace(&mut *talk, NegotiationStage::Done) {
             NegotiationStage::Proposed { claim, link, _claimed } if link == neighbour.number => (claim, _claimed),
             other => {
@@ -540,7 +542,8 @@ impl Negotiations {
             proof::compare(&claim, &peer, neighbour.may_be_local(secret))?;
             proof::counts_fit(&claim, &peer)?;
             proof::counts_fit(&peer, &now)?;
-            let proof = connection.with_history(|history| proof::confirm(history, secret, &claim, &peer, proof))?;
+            let proof =
+                connection.trial.with_history(|history| proof::confirm(history, secret, &claim, &peer, proof))?;
             let brought = brought.ok_or(Reason::Corrupt)?;
             Ok(Confirming { peer: peer.id, proof, brought, link: neighbour.number, _claimed: claimed })
         })();
@@ -561,7 +564,7 @@ impl Negotiations {
     ) -> Result<(), Reason> {
         let message = Message::Confirm { to: confirming.peer, proof: confirming.proof };
         let Some(fresh) = neighbour.offer(process, connection, own, &message)? else {
-            *lock(&connection.talk) = NegotiationStage::Confirming(Box::new(confirming));
+            *lock(&connection.search.talk) = NegotiationStage::Confirming(Box::new(confirming));
             return Ok(());
         };
         self.finished.push(confirming._claimed);
@@ -598,7 +601,7 @@ impl Negotiations {
         brought: Option<PeerResources>,
     ) -> Result<(), (u64, Reason)> {
         let Some(connection) = self.named(to) else { return Ok(()) };
-        let mut talk = lock(&connection.talk);
+        let mut talk = lock(&connection.search.talk);
         let answered = match std::mem::replace(&mut *talk, NegotiationStage::Done) {
             NegotiationStage::Answered(answered) if answered.link == neighbour.number => *answered,
             other => {
@@ -614,7 +617,7 @@ impl Negotiations {
             .claims(process)
             .and_then(|claims| process.secret(&connection, &claims, &*neighbour.link))
             .and_then(|secret| {
-                connection.with_history(|history| proof::check(history, secret, [&proposal, &own], &given, proof))
+                connection.trial.with_history(|history| proof::check(history, secret, [&proposal, &own], &given, proof))
             })
             .and_then(|()| brought.ok_or(Reason::Corrupt))
             .and_then(|brought| join(process, neighbour, &connection, fresh, brought));
@@ -626,7 +629,7 @@ impl Negotiations {
 
     fn refused(&mut self, process: &Process, neighbour: &mut PeerProcess, to: u64, reason: Reason) {
         let Some(connection) = self.by_id.remove(&to).and_then(|connection| connection.upgrade()) else { return };
-        let mut talk = lock(&connection.talk);
+        let mut talk = lock(&connection.search.talk);
         // S-18. What has no room over this session may have it over another.
         if reason == Reason::Resources
             && !neighbour.link.same_kernel()
@@ -634,7 +637,7 @@ impl Negotiations {
         {
             neighbour.mark_full(&connection);
             *talk = NegotiationStage::Silent;
-            *lock(&connection.spare) = Spare::None;
+            *lock(&connection.search.spare) = Spare::None;
             return;
         }
         *talk = NegotiationStage::Done;
@@ -654,7 +657,7 @@ impl Ports {
 fn wait_to_be_alone(connection: &Connection, call: u64) {
     // After 64 calls it is tried seldom anyway.
     if call >= 64
-        && let Some(family) = connection.family()
+        && let Some(family) = connection.members.group()
     {
         family.bury();
     }
@@ -667,7 +670,7 @@ fn join(
     own: OwnResources,
     peer: PeerResources,
 ) -> Result<(), Reason> {
-    if !connection.is_alone() {
+    if !connection.members.is_alone() {
         return Err(Reason::Shared); // Another process would not know of the pipes.
     }
     let line = neighbour.line.clone().ok_or(Reason::PeerGone)?;

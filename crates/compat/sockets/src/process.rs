@@ -176,7 +176,7 @@ impl Process {
         let connection = Connection::new(dialled, fd);
         if self.tells() {
             // The kernel has forgotten them where the connection ends by a reset.
-            connection.identity(self.kernel());
+            connection.find_identity(self.kernel());
         }
         connection
     }

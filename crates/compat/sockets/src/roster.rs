@@ -5,7 +5,7 @@
 mod show;
 
 use std::sync::{
-    Arc, Mutex,
+    Arc, Mutex, OnceLock,
     atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
@@ -28,6 +28,10 @@ struct List {
     /// What leads others to the memory.
     _shown: ReservedFd,
 }
+
+/// The row of one connection, once it is due. Where there was no room for it, and before, nothing is shown.
+#[derive(Debug, Default)]
+pub(crate) struct ConnectionRow(OnceLock<Option<Row>>);
 
 /// The row of one connection; it goes with this.
 #[derive(Debug)]
@@ -59,6 +63,41 @@ impl ConnectionTable {
     /// In a child made by fork: the list is its parent's.
     pub fn forget(&self) {
         *lock(&self.0) = None;
+    }
+}
+
+impl ConnectionRow {
+    /// It is due: `show` makes it, if that was not done yet.
+    pub fn show_once(&self, show: impl FnOnce() -> Option<Row>) {
+        self.0.get_or_init(show);
+    }
+
+    #[inline]
+    fn shown(&self) -> Option<&Row> {
+        self.0.get()?.as_ref()
+    }
+
+    /// What is told of the connection changed, and is this now.
+    pub fn publish_stage(&self, now: impl FnOnce() -> (Stage, Option<Reason>)) {
+        if let Some(row) = self.shown() {
+            let (stage, reason) = now();
+            row.publish_stage(stage, reason);
+        }
+    }
+
+    /// So many bytes went one way by now.
+    #[inline]
+    pub fn count(&self, direction: Direction, carrier: Transport, bytes: u64) {
+        if let Some(row) = self.shown() {
+            row.count(direction, carrier, bytes);
+        }
+    }
+
+    /// In a child made by fork: what is shown is its parent's.
+    pub fn disown(&self) {
+        if let Some(row) = self.shown() {
+            row.disown();
+        }
     }
 }
 

@@ -78,7 +78,7 @@ pub(crate) fn change(
     let inner = &mut *guard;
     let found = inner.find(fd, connection);
     // One may be in the kernel under its token while another of the same connection is not, which is tried again.
-    let wired = connection.is_wired() || found.is_some_and(|at| inner.all()[at].wired);
+    let wired = connection.wiring.is_wired() || found.is_some_and(|at| inner.all()[at].wired);
     if connection.stage() == Stage::Joined && wired {
         if found.is_none() && operation != libc::EPOLL_CTL_ADD {
             return real(); // None, or one of the program's own.

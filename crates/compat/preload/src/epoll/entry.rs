@@ -151,7 +151,7 @@ impl Entry {
 
     /// The kernel has something new to say of the socket, in the look with number `round`.
     pub fn said(&mut self, events: u32, round: u64) {
-        self.connection.set_quiet(false);
+        self.connection.wiring.set_quiet(false);
         self.connection.heard(events as i16);
         self.sticky |= events & (RDHUP | ALWAYS);
         self.urgent |= events & PRI != 0;
@@ -164,7 +164,7 @@ impl Entry {
 
     /// Whether nothing has come since this was last asked, nothing is to be told, and a bell will tell when that changes.
     pub fn rests(&mut self, process: &Process) -> bool {
-        let (arrived, stalls) = (self.connection.arrived(), self.connection.stalls());
+        let (arrived, stalls) = (self.connection.arrived(), self.connection.wiring.stalls());
         if self.rested.replace(arrived) != Some(arrived) || !self.wired || self.connection.stage() != Stage::Joined {
             return false;
         }
@@ -194,7 +194,7 @@ impl Entry {
 
     /// Whether its program found no room since it was last told that there is some, and wants to be told.
     pub fn is_stalled(&self) -> bool {
-        self.writes() && self.connection.stalls() != self.stalls
+        self.writes() && self.connection.wiring.stalls() != self.stalls
     }
 
     /// Before a sleep: asks the peer to ring for what is waited for.
@@ -210,7 +210,7 @@ impl Entry {
 
     /// S-2. Sends over TCP what the peer wants from there. Says whether something is left of it.
     pub fn owes(&self, process: &Process) -> bool {
-        self.wired && self.connection.owes(process, self.connection.fd())
+        self.wired && self.connection.owes(process, self.connection.descriptors.fd())
     }
 
     /// Whether room is waited for, and there is none in the pipe.
@@ -230,7 +230,7 @@ impl Entry {
             return None;
         }
         // What comes after the look is news for the next one.
-        let (arrived, stalls) = (self.connection.arrived(), self.connection.stalls());
+        let (arrived, stalls) = (self.connection.arrived(), self.connection.wiring.stalls());
         let ready = self.current_events(process);
         if ready == 0 || !self.is_news(ready, arrived, stalls) {
             return None;
@@ -267,7 +267,7 @@ impl Entry {
         let connection = &self.connection;
         let mut stirs = connection.stirs();
         let mut ready = 0;
-        if stirs && connection.is_readable(process, self.connection.fd()) {
+        if stirs && connection.is_readable(process, self.connection.descriptors.fd()) {
             ready |= IN | RDNORM;
             // Another process of this end may have read what is there, and this the end.
             stirs = connection.stirs();
@@ -284,12 +284,12 @@ impl Entry {
             ready |= self.sticky;
         }
         if self.urgent && self.events & PRI != 0 {
-            self.urgent = process.kernel().poll(self.connection.fd(), POLLPRI) & POLLPRI != 0;
+            self.urgent = process.kernel().poll(self.connection.descriptors.fd(), POLLPRI) & POLLPRI != 0;
             ready |= if self.urgent { PRI } else { 0 };
         }
         if self.writes() {
             let room = self.connection.is_writable();
-            if room.unwrap_or_else(|| process.kernel().poll(self.connection.fd(), POLLOUT) & POLLOUT != 0) {
+            if room.unwrap_or_else(|| process.kernel().poll(self.connection.descriptors.fd(), POLLOUT) & POLLOUT != 0) {
                 ready |= OUT | WRNORM;
             }
         }
@@ -298,14 +298,14 @@ impl Entry {
 
     fn look_at_tcp(&mut self, process: &Process) -> u32 {
         // Quiet before the look: an edge that comes during it undoes it.
-        self.connection.set_quiet(true);
-        if !self.connection.is_readable(process, self.connection.fd()) {
+        self.connection.wiring.set_quiet(true);
+        if !self.connection.is_readable(process, self.connection.descriptors.fd()) {
             return self.sticky;
         }
-        self.connection.set_quiet(false);
+        self.connection.wiring.set_quiet(false);
         if !self.connection.stirs() {
             // An error is gone once the program has asked for it.
-            let said = process.kernel().poll(self.connection.fd(), POLLRDHUP) as u16;
+            let said = process.kernel().poll(self.connection.descriptors.fd(), POLLRDHUP) as u16;
             self.sticky = u32::from(said) & (RDHUP | ALWAYS);
         }
         IN | RDNORM | self.sticky

@@ -237,7 +237,7 @@ impl Registry {
         };
         let entry = self.wake(at);
         entry.rung = true;
-        if entry.orphan || !entry.connection.is_single() {
+        if entry.orphan || !entry.connection.descriptors.is_single() {
             self.miss();
             self.wake_all();
         }
@@ -261,7 +261,7 @@ impl Registry {
     /// S-16. After a while in which nobody read: what waits for room in a pipe that is full may go over TCP.
     pub fn leave_full_pipes(&mut self, process: &Process) {
         for entry in self.entries[..self.awake].iter().filter(|entry| entry.is_full()) {
-            entry.connection.leave_full_pipe(process, entry.connection.fd());
+            entry.connection.leave_full_pipe(process, entry.connection.descriptors.fd());
         }
     }
 

@@ -24,25 +24,25 @@ pub(crate) fn wire(process: &Process, connection: &Arc<Connection>) {
     let mut woken = Vec::new();
     let first = wire_sets(connection, &mut woken);
     if first.is_ok() {
-        connection.set_wired();
+        connection.wiring.set_wired();
     }
     // One that came to a set after that was looked at, and before this was said, nobody else wires.
     let both = first.and_then(|()| wire_sets(connection, &mut woken));
     match both {
         // The next call tries again.
-        Err(Unwired::Later) if !connection.is_wired() => {}
+        Err(Unwired::Later) if !connection.wiring.is_wired() => {}
         Ok(()) => {}
         Err(_) => {
             process.leaves(connection, Reason::Usage);
-            if connection.is_wired() {
+            if connection.wiring.is_wired() {
                 // What is on its way there would not show.
-                let _ = connection.retreat(process.kernel(), connection.fd(), Reason::Usage);
+                let _ = connection.retreat(process.kernel(), connection.descriptors.fd(), Reason::Usage);
             }
         }
     }
     // Whoever sleeps since before looks again.
     woken.iter().for_each(|set| set.kick());
-    if !woken.is_empty() || connection.is_wired() {
+    if !woken.is_empty() || connection.wiring.is_wired() {
         connection.bell().inspect(|bell| bell.notify());
     }
 }
@@ -140,7 +140,7 @@ pub(super) fn add_bell(epfd: RawFd, entry: &Entry) -> Result<(), Errno> {
 /// One that another process has as well may sleep in the same set, which is one for all of them: there the bell stays, until
 /// its last holder goes.
 fn remove_bell(epfd: RawFd, connection: &Connection) {
-    if let Some(bell) = connection.bell().filter(|_| connection.is_alone()) {
+    if let Some(bell) = connection.bell().filter(|_| connection.members.is_alone()) {
         let none = epoll_event { events: 0, u64: 0 };
         let _ = kernel::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, bell.as_fd().as_raw_fd(), none);
     }

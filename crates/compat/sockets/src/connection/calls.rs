@@ -95,7 +95,7 @@ impl Connection {
     }
 
     fn stalled(&self, process: &Process) {
-        self.stalls.fetch_add(1, Ordering::SeqCst);
+        self.wiring.count_stall();
         process.stalls.fetch_add(1, Ordering::SeqCst);
         process.grow_ring(self);
     }
@@ -106,9 +106,7 @@ impl Connection {
         process.moved(direction, carrier, bytes);
         if carrier == Transport::Pipe {
             let all = self.piped[direction as usize].fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
-            if let Some(row) = self.row() {
-                row.count(direction, carrier, all);
-            }
+            self.row.count(direction, carrier, all);
         }
     }
 
@@ -194,23 +192,23 @@ impl Connection {
     /// V-9. Its memory will be taken away: moves back to TCP as far as that can be done now. Says whether it needs that memory no
     /// more.
     pub(crate) fn leave_memory(&self, process: &Process) -> bool {
-        if self.is_closed() {
+        if self.descriptors.are_closed() {
             return true;
         }
-        self.retreat(process.kernel(), self.fd(), Reason::TakenAway);
+        self.retreat(process.kernel(), self.descriptors.fd(), Reason::TakenAway);
         self.has_left_memory()
     }
 
     /// V-9. Whether it needs its memory no more.
     pub(crate) fn has_left_memory(&self) -> bool {
-        self.is_closed() || self.pipes.get().is_none_or(|pipes| pipes.detach(self))
+        self.descriptors.are_closed() || self.pipes.get().is_none_or(|pipes| pipes.detach(self))
     }
 
     /// V-9. Its memory was taken away: what was in it is lost, unless nothing was.
     pub(crate) fn lose_memory(&self, process: &Process) {
         let needs_it = self.pipes.get().is_some_and(|pipes| !pipes.is_detached());
-        if needs_it && !self.is_closed() && process.gives_up(self) {
-            process.kernel().reset(self.fd());
+        if needs_it && !self.descriptors.are_closed() && process.gives_up(self) {
+            process.kernel().reset(self.descriptors.fd());
         }
     }
 

@@ -28,7 +28,7 @@ pub enum Set {
 
 /// The answers, each with the version in which it was given.
 #[derive(Debug, Default)]
-pub(super) struct Options {
+pub struct Options {
     version: AtomicU64,
     known: [AtomicU64; 5],
 }
@@ -38,17 +38,17 @@ impl Options {
         // ORDER SeqCst: a change is made, then counted, then its call returns. Who begins after that sees the count.
         self.version.load(Ordering::SeqCst).wrapping_add(ALL.load(Ordering::SeqCst))
     }
-}
 
-impl Connection {
-    /// Whether `what` is set, which `ask` finds out.
-    pub fn has_set(&self, what: Set, ask: impl FnOnce() -> bool) -> bool {
-        if !self.is_alone() || self.leaves() {
-            return ask();
-        }
-        let known = &self.options.known[what as usize];
+    /// The program has changed something of it.
+    pub fn set_anew(&self) {
+        self.version.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Whether `what` is set, which `ask` finds out if it may have changed since that was last asked.
+    fn has_set(&self, what: Set, ask: impl FnOnce() -> bool) -> bool {
+        let known = &self.known[what as usize];
         // Before it is asked: a change that comes meanwhile makes the answer old.
-        let version = self.options.version();
+        let version = self.version();
         let before = known.load(Ordering::Relaxed);
         if before >> 1 == version {
             return before & 1 != 0;
@@ -57,10 +57,15 @@ impl Connection {
         known.store(version << 1 | u64::from(answer), Ordering::Relaxed);
         answer
     }
+}
 
-    /// The program has changed something of it.
-    pub fn set_anew(&self) {
-        self.options.version.fetch_add(1, Ordering::SeqCst);
+impl Connection {
+    /// Whether `what` is set, which `ask` finds out.
+    pub fn has_set(&self, what: Set, ask: impl FnOnce() -> bool) -> bool {
+        if !self.members.is_alone() || self.leaves() {
+            return ask();
+        }
+        self.options.has_set(what, ask)
     }
 }
 
@@ -86,7 +91,7 @@ mod tests {
         };
         assert_eq!(asked(true), (true, true));
         assert_eq!(asked(false), (true, false));
-        connection.set_anew();
+        connection.options.set_anew();
         assert_eq!(asked(false), (false, true));
         assert_eq!(asked(true), (false, false));
         set_anew();
@@ -94,9 +99,9 @@ mod tests {
         // Each by itself.
         assert!(!connection.has_set(Set::SendLimit, || false));
         // A change that comes while it is asked.
-        connection.set_anew();
+        connection.options.set_anew();
         connection.has_set(Set::Nonblocking, || {
-            connection.set_anew();
+            connection.options.set_anew();
             true
         });
         assert_eq!(asked(false), (false, true));
@@ -106,8 +111,8 @@ mod tests {
     fn socket_that_another_process_has_is_asked_each_time() {
         let connection = Connection::new(true, -1);
         assert!(connection.has_set(Set::Nonblocking, || true));
-        let family = connection.found_family().unwrap();
-        let _place = family.expect();
+        let group = connection.members.found_group(|| false).unwrap();
+        let _place = group.expect();
         assert!(!connection.has_set(Set::Nonblocking, || false));
     }
 }

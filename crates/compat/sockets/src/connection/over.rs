@@ -44,7 +44,7 @@ impl Connection {
     pub(super) fn tell_of_end(&self) {
         // ORDER Relaxed: who hears of the end stores that and then looks for bytes under the lock of this direction. Where that look
         // found what was read here, it had the lock before this read.
-        if self.is_wired() && self.end_heard.load(Ordering::Relaxed) && !self.stirs() {
+        if self.wiring.is_wired() && self.end_heard.load(Ordering::Relaxed) && !self.stirs() {
             self.bell().inspect(|bell| bell.notify());
         }
     }

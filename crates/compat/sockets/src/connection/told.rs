@@ -4,14 +4,9 @@
 use std::sync::atomic::Ordering;
 
 use super::{Connection, Direction, Stage};
-use crate::{Reason, roster::ConnectionTable, tuple::Tuple};
+use crate::Reason;
 
 impl Connection {
-    /// Shows it from now on to whoever looks from outside.
-    pub(crate) fn show(&self, roster: &ConnectionTable, tuple: Tuple) {
-        self.row.get_or_init(|| roster.show(self, tuple));
-    }
-
     /// Why it is on TCP at this moment, where enough is `after` bytes: also one for which the other end is still looked for. None
     /// where it is carried by shared memory.
     pub(crate) fn reason_so_far(&self, after: u64) -> Option<Reason> {
@@ -19,13 +14,13 @@ impl Connection {
             Stage::Plain => Some(self.said()),
             Stage::Joined => self.leaves.load(Ordering::Relaxed).then(|| self.said()),
             Stage::Candidate if !self.is_due(after) => Some(Reason::Brief),
-            Stage::Candidate if !self.is_alone() => Some(Reason::Shared),
+            Stage::Candidate if !self.members.is_alone() => Some(Reason::Shared),
             Stage::Candidate => Some(Reason::NoPeer),
         }
     }
 
     /// Bytes of one direction by each path: over TCP, through shared memory.
     pub(crate) fn bytes(&self, direction: Direction) -> [u64; 2] {
-        [self.counted(direction), self.piped[direction as usize].load(Ordering::Relaxed)]
+        [self.members.counted(direction), self.piped[direction as usize].load(Ordering::Relaxed)]
     }
 }

@@ -130,7 +130,7 @@ impl Negotiations {
     fn abandon(&mut self, process: &Process, link: u64) {
         let met = |connection: &Arc<Connection>| {
             connection.stage() == Stage::Candidate
-                && match &*lock(&connection.talk) {
+                && match &*lock(&connection.search.talk) {
                     NegotiationStage::Claimed(waiting) => {
                         waiting.proposal.as_ref().is_some_and(|(_, number)| *number == link)
                     }
@@ -143,8 +143,8 @@ impl Negotiations {
         let all = self.by_id.values().chain(self.by_tuple.values()).filter_map(Weak::upgrade);
         let lost: Vec<_> = all.filter(met).collect();
         for connection in lost {
-            *lock(&connection.talk) = NegotiationStage::Done;
-            let id = connection.identity(process.kernel()).map_or(0, |(_, id)| id);
+            *lock(&connection.search.talk) = NegotiationStage::Done;
+            let id = connection.find_identity(process.kernel()).map_or(0, |(_, id)| id);
             self.forget(&connection, id);
             process.stays(&connection, Reason::PeerGone);
         }
@@ -230,16 +230,16 @@ fn may_be_peer(claims: &Claims, link: &dyn Endpoint) -> bool {
 
 /// How large a ring `connection` may have: a program that wants little to be under way gets a small one.
 fn own_limit(process: &Process, connection: &Connection, most: u64) -> u64 {
-    let holds = process.kernel().holds(connection.fd());
+    let holds = process.kernel().holds(connection.descriptors.fd());
     holds.map_or(most, |bytes| bytes.next_power_of_two().max(LEAST_RING).min(most))
 }
 
 impl Process {
     /// Makes what is wanted for `connection`, and says whether it did. Nothing is held meanwhile.
     pub(super) fn make_spare(&self, connection: &Connection) -> bool {
-        let Some((allocator, len)) = lock(&connection.spare).begin() else { return false };
+        let Some((allocator, len)) = lock(&connection.search.spare).begin() else { return false };
         let made = Resources::new(&self.quota, len, |len| allocator.allocate(len));
-        let mut spare = lock(&connection.spare);
+        let mut spare = lock(&connection.search.spare);
         // Else it is not wanted any more.
         if matches!(*spare, Spare::Begun) {
             *spare = made.map_or(Spare::Failed, Spare::Made);
@@ -263,7 +263,7 @@ impl PeerProcess {
     /// S-18. Takes the memory that `connection` is to bring, before anything is said of it, where all connections of a session share
     /// what there is. Says whether there was room.
     pub(super) fn reserve(&mut self, process: &Process, connection: &Arc<Connection>) -> Result<bool, Reason> {
-        let mut spare = lock(&connection.spare);
+        let mut spare = lock(&connection.search.spare);
         if self.link.same_kernel() || matches!(*spare, Spare::Made(_)) {
             return Ok(true);
         }
@@ -310,20 +310,20 @@ impl PeerProcess {
             return Ok(None);
         }
         let most = own_limit(process, connection, settings.ring);
-        let ring = match &*lock(&connection.spare) {
+        let ring = match &*lock(&connection.search.spare) {
             Spare::Made(made) if !grows => made.len - limits::CONTROL_LEN,
             _ => most.min(settings.first_ring),
         };
         let growth = (grows && ring < most).then(|| (process.rings.clone(), most));
         let features = if grows { Features::HANDOVER } else { Features::NONE };
         let header = SegmentHeader::new(ring, 0, 0, features, id);
-        let spare = std::mem::take(&mut *lock(&connection.spare));
+        let spare = std::mem::take(&mut *lock(&connection.search.spare));
         let made = match spare {
             Spare::Made(made) if made.len == header.segment_len => Some(made),
             Spare::Made(_) | Spare::None => None,
             Spare::Failed => return Err(Reason::Resources),
             unfinished => {
-                *lock(&connection.spare) = unfinished;
+                *lock(&connection.search.spare) = unfinished;
                 return Ok(None);
             }
         };
@@ -331,8 +331,8 @@ impl PeerProcess {
             && process.is_crowded()
             && let Some(allocator) = self.link.allocator()
         {
-            *lock(&connection.spare) = Spare::Wanted(allocator, header.segment_len);
-            connection.try_next_at(0);
+            *lock(&connection.search.spare) = Spare::Wanted(allocator, header.segment_len);
+            connection.search.try_next_at(0);
             return Ok(None);
         }
         // The segment has a descriptor until the peer has been sent one.

@@ -44,7 +44,7 @@ impl Negotiations {
 
     pub(super) fn forget(&mut self, connection: &Connection, id: u64) {
         self.by_id.remove(&id);
-        if let Some(tuple) = connection.meeting() {
+        if let Some(tuple) = connection.identity.meeting() {
             self.by_tuple.remove(&tuple);
         }
     }

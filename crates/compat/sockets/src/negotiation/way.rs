@@ -52,7 +52,7 @@ pub(super) fn find_way(all: &mut Machines, process: &Process, connection: &Conne
     if !all.finder(process.machines.as_deref())?.is_near(tuple.peer.host)? {
         return Some(Way::Folder);
     }
-    let numbers = process.kernel().sequences(connection.fd(), connection.dialled);
+    let numbers = process.kernel().sequences(connection.descriptors.fd(), connection.dialled);
     Some(numbers.and_then(key_of_sequences).map_or(Way::Folder, Way::Broker))
 }
 

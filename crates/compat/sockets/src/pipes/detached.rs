@@ -34,7 +34,7 @@ impl Pipes {
         let sends_over_tcp = self.turn(connection, &self.tx, |tx| {
             let followed = tx.followed.load_acquire().hint();
             let owes = tx.recalled.is_some_and(|base| {
-                let from = connection.counted(Direction::Out).wrapping_sub(base);
+                let from = connection.members.counted(Direction::Out).wrapping_sub(base);
                 tx.writer.position().wrapping_sub(from) as i64 > 0
             });
             // Zeros say that nothing was ever followed: memory that is gone is not left in order.

@@ -9,6 +9,7 @@ use tombolo_ring::{Reader, Side, Writer};
 
 use super::{Failed, Read};
 use crate::{
+    Reason,
     connection::Connection,
     direction::Direction,
     kernel::Kernel,
@@ -35,13 +36,13 @@ impl Outgoing for Sending<'_> {
 
     fn sent_over_tcp(&mut self) -> Option<u64> {
         // A set that is not prepared would show room by TCP, which always has some.
-        if !self.connection.is_wired() || self.connection.is_inside(Direction::Out) {
+        if !self.connection.wiring.is_wired() || self.connection.trial.is_inside(Direction::Out) {
             return None;
         }
-        let counted = self.connection.counted(Direction::Out);
+        let counted = self.connection.members.counted(Direction::Out);
         let written = self.kernel.counts(self.fd, self.connection.dialled)?.counts.written;
         if written != counted {
-            self.connection.bypassed();
+            self.connection.leave(Reason::Bypassed);
             return None;
         }
         self.kernel.push(self.fd);
@@ -56,8 +57,10 @@ impl Outgoing for Sending<'_> {
         // A lie about the head is met again where the bytes are taken back.
         let _ = self.writer.is_drained();
         let head = self.writer.position().wrapping_sub(self.writer.in_flight());
-        let base = self.connection.counted(Direction::Out).wrapping_sub(head);
-        self.connection.set_recalled(base);
+        let base = self.connection.members.counted(Direction::Out).wrapping_sub(head);
+        if let Some(group) = self.connection.members.group() {
+            group.set_recalled(base);
+        }
         *self.recalled = Some(base);
         head
     }
@@ -150,12 +153,12 @@ impl Incoming for Reading<'_, '_> {
     }
 
     fn may_be_ready(&mut self) -> bool {
-        if !self.connection.is_wired() || self.connection.is_inside(Direction::In) {
+        if !self.connection.wiring.is_wired() || self.connection.trial.is_inside(Direction::In) {
             return false;
         }
         let Some(sample) = self.kernel.counts(self.fd, self.connection.dialled) else { return false };
-        if sample.read() != self.connection.counted(Direction::In) {
-            self.connection.bypassed();
+        if sample.read() != self.connection.members.counted(Direction::In) {
+            self.connection.leave(Reason::Bypassed);
             return false;
         }
         true
@@ -224,7 +227,7 @@ impl Incoming for Reading<'_, '_> {
     }
 
     fn received(&mut self) -> u64 {
-        self.connection.counted(Direction::In)
+        self.connection.members.counted(Direction::In)
     }
 
     fn position(&mut self) -> u64 {

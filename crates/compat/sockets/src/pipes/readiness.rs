@@ -92,14 +92,14 @@ impl Rx {
         let need = (unread + 1).min(reach);
         let target = self.reader.position().wrapping_add(need);
         let asked = Some((self.reader.position(), need));
-        if connection.family().is_none() && self.armed == asked {
+        if connection.members.group().is_none() && self.armed == asked {
             return false;
         }
         self.armed = asked;
         self.reader.arm(need);
         std::sync::atomic::fence(Ordering::SeqCst);
         self.reader.before_sleep();
-        connection.family().is_some_and(|family| family.arm(Direction::In, target))
+        connection.members.group().is_some_and(|family| family.arm(Direction::In, target))
     }
 
     /// After a read, for a thread that was asleep before it and could ask for no more than a full ring. That was there already: the
@@ -127,13 +127,13 @@ impl Tx {
         let need = self.writer.capacity() / 4;
         let target = self.writer.position().wrapping_add(need);
         let asked = Some(self.writer.position());
-        if connection.family().is_none() && self.armed == asked {
+        if connection.members.group().is_none() && self.armed == asked {
             return false;
         }
         self.armed = asked;
         self.writer.arm(need);
         std::sync::atomic::fence(Ordering::SeqCst);
         self.writer.before_sleep();
-        connection.family().is_some_and(|family| family.arm(Direction::Out, target))
+        connection.members.group().is_some_and(|family| family.arm(Direction::Out, target))
     }
 }

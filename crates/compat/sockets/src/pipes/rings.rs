@@ -25,7 +25,7 @@ impl Tx {
     #[inline]
     pub(super) fn advance_ring(&mut self, connection: &Connection) -> Result<(), Error> {
         if let Some(rings) = self.rings.as_mut().filter(|rings| rings.is_under_way())
-            && connection.is_alone()
+            && connection.members.is_alone()
             && rings.advance(&mut self.writer)?
         {
             // There is room at another position.
@@ -50,7 +50,7 @@ impl Tx {
     /// Whether a ring may be offered now; and goes on with the last.
     fn may_offer(&mut self, connection: &Connection) -> bool {
         let settled = self.advance_ring(connection).is_ok() && self.rings.as_ref().is_some_and(|it| !it.is_under_way());
-        settled && !self.ended && connection.is_alone() && self.writer.handover().can_offer().unwrap_or(false)
+        settled && !self.ended && connection.members.is_alone() && self.writer.handover().can_offer().unwrap_or(false)
     }
 }
 
@@ -140,7 +140,7 @@ impl Pipes {
                 return;
             };
             let Some((generation, segment)) = self.offered.take_ring() else { return };
-            if !connection.is_alone() || self.line.is_revocable() || rx.over || rx.broken.is_some() {
+            if !connection.members.is_alone() || self.line.is_revocable() || rx.over || rx.broken.is_some() {
                 return;
             }
             let Some((next, tail)) = self.checked_ring(generation, &segment) else { return };

@@ -11,6 +11,7 @@ use super::{Failed, Pipes, Tx, io::Sending};
 use crate::{
     connection::Connection,
     direction::Direction,
+    family::ForkGroup,
     kernel::Kernel,
     switch::{Fault, Transport},
 };
@@ -42,7 +43,7 @@ impl Pipes {
         fd: RawFd,
         wanted: Transport,
     ) -> Result<Transport, Fault> {
-        tx.ended |= connection.has_ended_sending();
+        tx.ended |= connection.members.group().is_some_and(ForkGroup::has_ended_sending);
         if tx.ended && tx.is_recalled_in_vain() {
             return Ok(Transport::Pipe);
         }
@@ -62,7 +63,7 @@ impl Tx {
     pub(super) fn pay(&mut self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> Result<bool, Failed> {
         let Some(base) = self.recalled.filter(|_| self.sender.carrier() == Transport::Tcp) else { return Ok(false) };
         loop {
-            let from = connection.counted(Direction::Out).wrapping_sub(base);
+            let from = connection.members.counted(Direction::Out).wrapping_sub(base);
             if self.writer.position().wrapping_sub(from) as i64 <= 0 {
                 return Ok(false);
             }

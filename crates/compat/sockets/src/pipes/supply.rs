@@ -25,7 +25,7 @@ impl Pipes {
         wanted: Transport,
     ) -> Result<(usize, Transport, bool), Failed> {
         self.turn(connection, &self.tx, |tx| -> Result<_, Failed> {
-            connection.recount(kernel, fd, Direction::Out);
+            connection.members.recount(Direction::Out, || kernel.counts(fd, connection.dialled));
             if self.is_detached() {
                 let n = source.pass_on(most).map_err(Failed::Os)?;
                 connection.count(Direction::Out, n);

@@ -30,7 +30,7 @@ impl Pipes {
         wanted: Transport,
     ) -> Result<(usize, Transport), Failed> {
         self.turn(connection, &self.tx, |tx| -> Result<_, Failed> {
-            connection.recount(kernel, fd, Direction::Out);
+            connection.members.recount(Direction::Out, || kernel.counts(fd, connection.dialled));
             if self.is_detached() {
                 return self.send_detached(connection, kernel, fd, from);
             }
@@ -76,7 +76,7 @@ impl Pipes {
                 let n = if read == Read::Look { 0 } else { kernel.recv(fd, to, false).map_err(Failed::Os)? };
                 return Ok((n, Transport::Tcp));
             }
-            connection.recount(kernel, fd, Direction::In);
+            connection.members.recount(Direction::In, || kernel.counts(fd, connection.dialled));
             if self.is_detached() {
                 return self.recv_detached(rx, connection, (kernel, fd), to, read);
             }
@@ -144,7 +144,7 @@ impl Pipes {
     /// S-12. The program hears that there is no more, and that is so: TCP is over and the pipe is empty. What the peer sends
     /// from now on is for TCP to refuse.
     fn end_reading(&self, rx: &mut Rx, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) {
-        rx.over = connection.is_alone() && connection.ask_whether_over(kernel, fd);
+        rx.over = connection.members.is_alone() && connection.ask_whether_over(kernel, fd);
         if rx.over {
             rx.reader.close();
             self.read_to.store(self.arrived(), Ordering::Relaxed);

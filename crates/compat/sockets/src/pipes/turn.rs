@@ -19,7 +19,7 @@ impl Pipes {
         f: impl FnOnce(&mut H) -> T,
     ) -> Result<T, Failed> {
         let mut half = lock(half);
-        match connection.family() {
+        match connection.members.group() {
             Some(family) if !family.is_alone() || *half.behind() => self.shared_turn(connection, family, &mut *half, f),
             _ => {
                 let result = f(&mut half);
@@ -38,7 +38,7 @@ impl Pipes {
         half: &mut H,
         f: impl FnOnce(&mut H) -> T,
     ) -> Result<T, Failed> {
-        if connection.has_departed() {
+        if connection.members.has_departed() {
             return Err(Failed::Os(Errno::BADF));
         }
         // Once alone, always: only this process could make another one, and then it has the lock.

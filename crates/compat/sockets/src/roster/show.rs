@@ -28,8 +28,8 @@ impl ConnectionTable {
             addresses: [tuple.own, tuple.peer],
             stage: roster::Stage::Candidate,
             // As long as nobody has answered.
-            reason: Some(if connection.is_alone() { Reason::NoPeer } else { Reason::Shared } as u16),
-            counts: [connection.counted(Direction::Out), 0, connection.counted(Direction::In), 0],
+            reason: Some(if connection.members.is_alone() { Reason::NoPeer } else { Reason::Shared } as u16),
+            counts: [connection.members.counted(Direction::Out), 0, connection.members.counted(Direction::In), 0],
         };
         for (value, place) in shown.encode().into_iter().zip(1..WORDS) {
             word(place).store_release(value);

@@ -145,7 +145,7 @@ pub fn joined(change: impl Fn(&mut Settings)) -> ([End; 2], tempfile::TempDir) {
         let domain = LocalDomain::in_folder(folder.path()).with_unique_names();
         let process = Process::new(settings, Box::new(wire), Box::new(domain));
         let connection = Arc::new(process.track(at == 1, -1));
-        connection.set_wired();
+        connection.wiring.set_wired();
         End { process, connection }
     });
     // A request and its answer, which both know of.

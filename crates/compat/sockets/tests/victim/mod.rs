@@ -221,14 +221,14 @@ impl Victim {
         for (direction, bytes) in [(Direction::Out, SENT), (Direction::In, RECEIVED)] {
             connection.plain(direction).unwrap().moved(bytes.len(), [bytes].into_iter());
         }
-        connection.set_wired();
+        connection.wiring.set_wired();
         connection
     }
 
     /// Turns to a new connection of the same process.
     pub fn next(&mut self) {
         self.tuple = of_descriptor(self.tuple, -2);
-        self.connection = Self::begun(&self.process, self.connection.dialled, self.connection.fd() - 1);
+        self.connection = Self::begun(&self.process, self.connection.dialled, self.connection.descriptors.fd() - 1);
     }
 
     /// A call of its program.

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What names an end of a connection.
+
+use std::{
+    os::fd::RawFd,
+    sync::{Mutex, MutexGuard, OnceLock},
+};
+
+use tombolo_os::lock::lock;
+
+use crate::{kernel::Kernel, random::random_id, tuple::Tuple};
+
+/// The addresses of a connection and the number of this end, found out when they are due and the same from then on.
+#[derive(Debug, Default)]
+pub struct Identity {
+    /// Its addresses, and the number that names this end (M-3).
+    found: Mutex<Option<(Tuple, u64)>>,
+    /// The addresses under which both ends know it (S-7).
+    meeting: OnceLock<Tuple>,
+}
+
+impl Identity {
+    /// Its addresses, once they were asked for.
+    #[must_use]
+    pub fn addresses(&self) -> Option<Tuple> {
+        lock(&self.found).map(|(tuple, _)| tuple)
+    }
+
+    /// Asks the kernel for the addresses of `fd` where they are not known yet, and gives them with the number of this end. None
+    /// where it is no TCP connection.
+    pub(crate) fn find(&self, kernel: &dyn Kernel, fd: RawFd) -> Option<(Tuple, u64)> {
+        let mut found = lock(&self.found);
+        if found.is_none() {
+            *found = kernel.tuple(fd).map(|tuple| (tuple, random_id()));
+        }
+        *found
+    }
+
+    /// The addresses under which both ends know it, once that was decided (S-7).
+    pub(crate) fn meeting(&self) -> Option<Tuple> {
+        self.meeting.get().copied()
+    }
+
+    /// The same, which `choose` decides if nobody has yet.
+    pub(crate) fn decide_meeting(&self, choose: impl FnOnce() -> Tuple) -> Tuple {
+        *self.meeting.get_or_init(choose)
+    }
+
+    /// Nobody finds it out while this is held.
+    pub(crate) fn hold(&self) -> MutexGuard<'_, Option<(Tuple, u64)>> {
+        lock(&self.found)
+    }
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The processes that an end of a connection is.
+
+use std::{
+    io,
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use crate::{direction::Direction, family::ForkGroup, kernel::Sample};
+
+/// Which processes an end is, whether this is one of them, and what they count together: bytes over TCP.
+#[derive(Debug, Default)]
+pub struct Membership {
+    /// None as long as there was no more than this process.
+    group: OnceLock<ForkGroup>,
+    /// This process is none of them any more.
+    departed: AtomicBool,
+    /// Bytes that went over TCP through this library, while there is no group. From then on they are counted there.
+    counted: [AtomicU64; 2],
+}
+
+impl Membership {
+    pub(crate) fn group(&self) -> Option<&ForkGroup> {
+        self.group.get()
+    }
+
+    /// Whether no other process has this socket, as far as is known.
+    #[must_use]
+    pub fn is_alone(&self) -> bool {
+        self.group().is_none_or(ForkGroup::is_alone)
+    }
+
+    /// The group of this end, which begins with this process: it `leaves` shared memory if the process does.
+    pub(crate) fn found_group(&self, leaves: impl FnOnce() -> bool) -> io::Result<&ForkGroup> {
+        if let Some(group) = self.group() {
+            return Ok(group);
+        }
+        let group = ForkGroup::new(Direction::BOTH.map(|direction| self.counted(direction)))?;
+        if leaves() {
+            group.leave();
+        }
+        Ok(self.group.get_or_init(|| group))
+    }
+
+    // ---- whether this process is one of them
+
+    /// This process gives the socket up, and nobody of it is at the pipes. Says whether there is no other process of this end.
+    pub(super) fn depart(&self) -> bool {
+        let Some(group) = self.group() else { return true };
+        let last = group.depart();
+        self.departed.store(!last, Ordering::SeqCst);
+        last
+    }
+
+    /// It did not give it up after all.
+    pub fn come_back(&self) {
+        if let Some(group) = self.group().filter(|_| self.departed.swap(false, Ordering::SeqCst)) {
+            group.stay();
+        }
+    }
+
+    pub(crate) fn has_departed(&self) -> bool {
+        self.departed.load(Ordering::Relaxed)
+    }
+
+    // ---- what they count
+
+    fn counter(&self, direction: Direction) -> &AtomicU64 {
+        self.group().map_or(&self.counted[direction as usize], |group| group.counted(direction))
+    }
+
+    /// Bytes that went over TCP, of all processes of this end.
+    pub(crate) fn counted(&self, direction: Direction) -> u64 {
+        self.counter(direction).load(Ordering::SeqCst)
+    }
+
+    /// So many bytes went over TCP. Says how many there were before.
+    pub(super) fn count(&self, direction: Direction, bytes: usize) -> u64 {
+        self.counter(direction).fetch_add(bytes as u64, Ordering::Relaxed)
+    }
+
+    /// Where a process died while it counted, the count is from now on the kernel's, which `ask` gives. Within a turn.
+    pub(crate) fn recount(&self, direction: Direction, ask: impl FnOnce() -> Option<Sample>) {
+        let Some(group) = self.group().filter(|group| group.is_unsure(direction)) else { return };
+        if let Some(sample) = ask() {
+            let counted = if direction == Direction::Out { sample.counts.written } else { sample.read() };
+            group.counted(direction).store(counted, Ordering::SeqCst);
+        }
+    }
+}

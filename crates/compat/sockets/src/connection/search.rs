@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! How a connection looks for its other end.
+
+use std::sync::{
+    Mutex,
+    atomic::{AtomicU64, Ordering},
+};
+
+use crate::{negotiation::NegotiationStage, spare::Spare};
+
+/// How far the talk with the other end is, what is made for it ahead, and which call gets on with it.
+#[derive(Debug, Default)]
+pub(crate) struct Search {
+    pub talk: Mutex<NegotiationStage>,
+    /// What this end brings to its peer, where that is made ahead.
+    pub spare: Mutex<Spare>,
+    /// Calls of the program so far.
+    calls: AtomicU64,
+    /// The call that gets on with it.
+    next_try: AtomicU64,
+}
+
+impl Search {
+    /// A call of the program begins. Says how many there were so far, this one included.
+    pub fn count_call(&self) -> u64 {
+        self.calls.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    pub fn is_before_next_try(&self, call: u64) -> bool {
+        call < self.next_try.load(Ordering::Relaxed)
+    }
+
+    pub fn try_next_at(&self, call: u64) {
+        self.next_try.store(call, Ordering::Relaxed);
+    }
+}

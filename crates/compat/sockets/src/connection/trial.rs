@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What the program's calls leave while a connection is a candidate: the material of a proof.
+
+use std::{
+    io::IoSliceMut,
+    os::fd::RawFd,
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering},
+    },
+};
+
+use tombolo_os::lock::lock;
+
+use crate::{
+    direction::Direction,
+    kernel::{Kernel, Sample},
+    proof::{HISTORY, History},
+};
+
+/// No direction yet.
+const NEITHER: u8 = 2;
+
+/// Which calls move bytes by the kernel now, how the two directions alternate, and the beginning of what each has carried. Once it
+/// is decided whether the connection is joined, nothing is kept.
+#[derive(Debug)]
+pub(crate) struct Trial {
+    /// Threads inside a kernel call that moves bytes.
+    inside: [AtomicU32; 2],
+    history: Mutex<Option<Box<History>>>,
+    /// Which directions the history still wants.
+    wants: [AtomicBool; 2],
+    /// Calls that went another way than the one before: a read after a write, a write after a read.
+    turns: AtomicU64,
+    last: AtomicU8,
+}
+
+impl Trial {
+    pub(super) fn new() -> Self {
+        Self {
+            inside: [const { AtomicU32::new(0) }; 2],
+            history: Mutex::new(Some(Box::default())),
+            wants: [const { AtomicBool::new(true) }; 2],
+            turns: AtomicU64::new(0),
+            last: AtomicU8::new(NEITHER),
+        }
+    }
+
+    // ---- calls
+
+    pub(super) fn enter_call(&self, direction: Direction) {
+        // ORDER SeqCst: whoever joins stores the stage and then looks at `inside`, whoever enters looks at the stage after this;
+        // one of the two sees the other.
+        self.inside[direction as usize].fetch_add(1, Ordering::SeqCst);
+    }
+
+    pub(super) fn leave_call(&self, direction: Direction) {
+        self.inside[direction as usize].fetch_sub(1, Ordering::SeqCst);
+    }
+
+    pub fn is_inside(&self, direction: Direction) -> bool {
+        self.inside[direction as usize].load(Ordering::SeqCst) != 0
+    }
+
+    /// In a child made by fork: others of its parent were in these calls, and nobody is here.
+    pub fn forget_calls(&self) {
+        self.inside.iter().for_each(|inside| inside.store(0, Ordering::SeqCst));
+    }
+
+    /// A call moved bytes in this direction.
+    pub(super) fn count_turn(&self, direction: Direction) {
+        let turn = direction as u8;
+        if self.last.load(Ordering::Relaxed) != turn {
+            self.last.store(turn, Ordering::Relaxed);
+            self.turns.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// How often the directions took turns.
+    pub(super) fn turns(&self) -> u64 {
+        self.turns.load(Ordering::Relaxed)
+    }
+
+    // ---- history
+
+    /// Whether more of the beginning of this direction is wanted.
+    pub(super) fn wants(&self, direction: Direction) -> bool {
+        self.wants[direction as usize].load(Ordering::Relaxed)
+    }
+
+    /// Bytes went that nobody here saw: what comes later in this direction is not its beginning.
+    pub(super) fn stop_wanting(&self, direction: Direction) {
+        self.wants[direction as usize].store(false, Ordering::Relaxed);
+    }
+
+    /// Keeps the first `n` bytes of the parts, which went in this direction from `position` on.
+    pub(super) fn remember<'p>(
+        &self,
+        direction: Direction,
+        mut position: u64,
+        n: usize,
+        parts: impl Iterator<Item = &'p [u8]>,
+    ) {
+        let mut guard = lock(&self.history);
+        let Some(history) = guard.as_deref_mut() else { return };
+        let (mut left, mut wanted) = (n, true);
+        for part in parts {
+            let taken = &part[..part.len().min(left)];
+            left -= taken.len();
+            wanted &= match direction {
+                Direction::Out => history.sent(position, taken),
+                Direction::In => history.received(position, taken),
+            };
+            position += taken.len() as u64;
+        }
+        self.wants[direction as usize].store(wanted, Ordering::Relaxed);
+    }
+
+    /// Keeps the beginning of what the kernel had received when it was `seen`, and the program has not read: that it may leave for
+    /// later, or for good (S-6).
+    pub fn remember_unread(&self, kernel: &dyn Kernel, fd: RawFd, dialled: bool, seen: &Sample) {
+        let mut guard = lock(&self.history);
+        let Some(history) = guard.as_deref_mut() else { return };
+        let known = u64::from(history.known()[Direction::In as usize]);
+        if seen.unread == 0 || known >= seen.counts.received.min(HISTORY as u64) {
+            return;
+        }
+        let mut unread = [0; HISTORY];
+        let Ok(n) = kernel.recv(fd, &mut [IoSliceMut::new(&mut unread)], true) else { return };
+        // Where somebody has read meanwhile, they may stand further on.
+        if kernel.counts(fd, dialled).is_some_and(|now| now.read() == seen.read()) {
+            history.received(seen.read(), &unread[..n]);
+        }
+    }
+
+    pub fn with_history<T>(&self, f: impl FnOnce(&History) -> T) -> T {
+        let history = lock(&self.history);
+        match history.as_deref() {
+            Some(history) => f(history),
+            None => f(&History::default()),
+        }
+    }
+
+    /// It is decided, and no proof comes any more.
+    pub(super) fn forget_history(&self) {
+        *lock(&self.history) = None;
+        Direction::BOTH.into_iter().for_each(|direction| self.stop_wanting(direction));
+    }
+
+    /// Nobody looks at the history while this is held.
+    pub fn hold_history(&self) -> MutexGuard<'_, Option<Box<History>>> {
+        lock(&self.history)
+    }
+}
