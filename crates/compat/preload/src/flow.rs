@@ -255,9 +255,9 @@ fn joined_send(
     let mut parts = from;
     let mut patience = Patience::default();
     let mut done = 0;
-    connection.check_over(process, fd);
+    connection.ending.ask_now_and_then(process.kernel(), fd);
     loop {
-        if done > 0 && connection.is_over() {
+        if done > 0 && connection.ending.is_over() {
             return Ok(done); // What the kernel says to more is for the next call.
         }
         match connection.send(process, fd, parts) {
@@ -308,7 +308,7 @@ fn joined_send_from(
 ) -> Result<usize, Errno> {
     let mut patience = Patience::default();
     let mut done = 0;
-    connection.check_over(process, fd);
+    connection.ending.ask_now_and_then(process.kernel(), fd);
     source.be_patient(!patience.is_nonblocking(connection, fd, 0));
     loop {
         let failed = match connection.send_from(process, fd, source, most - done) {

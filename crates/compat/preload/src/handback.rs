@@ -37,7 +37,9 @@ pub(crate) fn hand_over_all(process: &Process, all: &[(RawFd, Arc<Connection>)],
     }
     let deadline = Instant::now() + PATIENCE;
     for (fd, connection) in &all {
-        if !connection.is_given_up() && take_back(process, *fd, connection, reason, deadline) != ReturnStage::Done {
+        if !connection.ending.is_given_up()
+            && take_back(process, *fd, connection, reason, deadline) != ReturnStage::Done
+        {
             reset(process, *fd, connection);
         }
     }
@@ -62,7 +64,7 @@ pub(crate) fn use_kernel(process: &Process, fd: RawFd, connection: &Arc<Connecti
 pub(crate) fn send_by_kernel(process: &Process, fd: RawFd, connection: &Arc<Connection>) {
     ask_for_tcp(process, fd, connection, Reason::Usage);
     let deadline = Instant::now() + PATIENCE;
-    while !connection.is_given_up() && !connection.turn_back(process, fd) {
+    while !connection.ending.is_given_up() && !connection.turn_back(process, fd) {
         if Instant::now() >= deadline {
             reset(process, fd, connection);
         }

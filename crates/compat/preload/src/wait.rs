@@ -123,7 +123,7 @@ fn seated(
         return Ok(Some(rest != left));
     }
     // To who sends, TCP has said nothing but that there is something to read: it would say so again.
-    if said && !reads && !connection.is_over() && connection.is_writable() == Some(false) {
+    if said && !reads && !connection.ending.is_over() && connection.is_writable() == Some(false) {
         return Ok(None);
     }
     Ok(Some(true))
@@ -317,7 +317,7 @@ fn ask(
     for (at, (entry, asked)) in fds.iter_mut().zip(asked).enumerate() {
         let said = if at == place { 0 } else { asked.revents };
         if let Some((_, connection)) = joined.iter().find(|(place, _)| *place == at) {
-            connection.heard(said);
+            connection.ending.note_events(said);
             // What it says of bytes is for the look to judge.
             entry.revents |= said & !(READ | WRITE);
         } else {

@@ -7,10 +7,10 @@
 
 mod calls;
 mod descriptors;
+mod ending;
 mod identity;
 mod membership;
 mod options;
-mod over;
 mod plain;
 mod search;
 mod told;
@@ -19,10 +19,7 @@ mod wiring;
 
 use std::{
     os::fd::RawFd,
-    sync::{
-        Arc, Mutex, OnceLock, Weak,
-        atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU16, AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, OnceLock, Weak, atomic::AtomicU64},
 };
 
 use rustix::io::Errno;
@@ -31,7 +28,7 @@ use tombolo_os::lock::lock;
 
 use crate::{
     Reason, family::ForkGroup, kernel::Kernel, pipes::Pipes, proof::ENOUGH, roster::ConnectionRow, spare::Spare,
-    switch::Transport, tuple::Tuple, waiting::Instance,
+    stage::StageWord, switch::Transport, tuple::Tuple, waiting::Instance,
 };
 
 pub use crate::{
@@ -39,6 +36,7 @@ pub use crate::{
     stage::{ReturnStage, Stage},
 };
 pub use descriptors::Descriptors;
+pub use ending::Ending;
 pub use identity::Identity;
 pub use membership::Membership;
 pub use options::{Options, Set, set_anew};
@@ -65,9 +63,9 @@ pub struct Connection {
     pub options: Options,
     pub(crate) search: Search,
     pub(crate) trial: Trial,
-    stage: AtomicU8,
-    reason: AtomicU16,
-    leaves: AtomicBool,
+    /// How it comes to its end.
+    pub ending: Ending,
+    stage: StageWord,
     /// Bytes that went through the pipes.
     piped: [AtomicU64; 2],
     pub(crate) row: ConnectionRow,
@@ -76,18 +74,6 @@ pub struct Connection {
     pub(crate) own: OnceLock<Weak<Connection>>,
     /// Where threads wait for it, while none does.
     pub(crate) seats: Mutex<Vec<Instance>>,
-    /// It was ended, because it had to be on TCP and could not.
-    given_up: AtomicBool,
-    /// The peer broke the specification.
-    broken: AtomicBool,
-    /// The program has ended its sending; and its receiving.
-    shut: AtomicBool,
-    deaf: AtomicBool,
-    /// S-12. The kernel has ended it both ways; and when who only sends last asked for that.
-    over: AtomicBool,
-    asked: AtomicI64,
-    /// The kernel has said that the peer sends no more, or is gone.
-    end_heard: AtomicBool,
 }
 
 impl Connection {
@@ -101,21 +87,13 @@ impl Connection {
             options: Options::default(),
             search: Search::default(),
             trial: Trial::new(),
-            stage: AtomicU8::new(0),
-            reason: AtomicU16::new(0),
-            leaves: AtomicBool::new(false),
+            ending: Ending::default(),
+            stage: StageWord::default(),
             piped: [const { AtomicU64::new(0) }; 2],
             row: ConnectionRow::default(),
             pipes: OnceLock::new(),
             own: OnceLock::new(),
             seats: Mutex::default(),
-            given_up: AtomicBool::new(false),
-            broken: AtomicBool::new(false),
-            shut: AtomicBool::new(false),
-            deaf: AtomicBool::new(false),
-            over: AtomicBool::new(false),
-            end_heard: AtomicBool::new(false),
-            asked: AtomicI64::new(0),
         }
     }
 
@@ -128,19 +106,14 @@ impl Connection {
     #[inline]
     #[must_use]
     pub fn stage(&self) -> Stage {
-        // ORDER SeqCst: with `inside`; see `Plain::begin`.
-        match self.stage.load(Ordering::SeqCst) {
-            0 => Stage::Candidate,
-            1 => Stage::Joined,
-            _ => Stage::Plain,
-        }
+        self.stage.stage()
     }
 
     pub(crate) fn join(&self, pipes: Pipes) {
         if self.pipes.set(pipes).is_ok() {
-            let _ = self.stage.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst);
+            self.stage.join();
             self.trial.forget_history();
-            if self.shut.load(Ordering::SeqCst) {
+            if self.ending.has_ended_sending() {
                 self.end_sending();
             }
             self.publish_stage();
@@ -149,11 +122,10 @@ impl Connection {
 
     /// Leaves the connection on TCP for good; says whether this is news. One that has pipes retreats from them instead.
     pub fn stay_plain(&self, reason: Reason) -> bool {
-        let news = self.stage.compare_exchange(0, 2, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        let news = self.stage.stay_plain(reason);
         if news {
             // What happens to it here is not seen by others who have it.
             self.members.group().inspect(|group| group.crowd());
-            self.reason.store(reason as u16, Ordering::Relaxed);
             self.trial.forget_history();
             *lock(&self.search.spare) = Spare::None;
             self.publish_stage();
@@ -163,8 +135,7 @@ impl Connection {
 
     /// Both directions go back to TCP as soon as the other end lets them, and stay there.
     pub fn leave(&self, reason: Reason) {
-        if !self.leaves.swap(true, Ordering::SeqCst) {
-            self.reason.store(reason as u16, Ordering::Relaxed);
+        if self.stage.begin_to_leave(reason) {
             self.publish_stage();
         }
         if let Some(group) = self.members.group() {
@@ -177,7 +148,7 @@ impl Connection {
     }
 
     pub(crate) fn leaves(&self) -> bool {
-        self.leaves.load(Ordering::Relaxed)
+        self.stage.is_leaving()
             || self.members.group().is_some_and(ForkGroup::leaves)
             || self.is_cut_off()
             || self.is_to_leave()
@@ -205,15 +176,11 @@ impl Connection {
     #[must_use]
     pub fn reason(&self) -> Option<Reason> {
         match self.stage() {
-            Stage::Joined if self.is_cut_off() && !self.leaves.load(Ordering::Relaxed) => Some(Reason::PeerGone),
-            Stage::Joined if self.leaves() => Some(self.said()),
-            Stage::Plain => Some(self.said()),
+            Stage::Joined if self.is_cut_off() && !self.stage.is_leaving() => Some(Reason::PeerGone),
+            Stage::Joined if self.leaves() => Some(self.stage.reason()),
+            Stage::Plain => Some(self.stage.reason()),
             Stage::Candidate | Stage::Joined => None,
         }
-    }
-
-    fn said(&self) -> Reason {
-        Reason::from_number(self.reason.load(Ordering::Relaxed))
     }
 
     /// This process gives the socket up. Says whether there is no other of this end.
@@ -307,8 +274,7 @@ impl Connection {
 
     /// This end sends no more: what it tries to send is for the kernel to refuse.
     pub fn end_sending(&self) {
-        // ORDER SeqCst: whoever joins sets the pipes and then looks at this; one of the two sees the other.
-        self.shut.store(true, Ordering::SeqCst);
+        self.ending.end_sending();
         if let Some(group) = self.members.group() {
             group.end_sending();
         }

@@ -26,7 +26,7 @@ impl Process {
     /// A stream cannot go on: what its program hears.
     pub(crate) fn broken(&self, connection: &Connection, broken: Broken) -> Errno {
         // A program may try again for ever.
-        if connection.breaks() {
+        if connection.ending.mark_broken() {
             self.log(connection, &format!("broken: {broken}"));
         }
         connection.leave(Reason::Corrupt);
@@ -54,7 +54,7 @@ impl Process {
     /// The connection had to be on TCP, and could not: it is to be ended. Says whether this is news.
     #[must_use]
     pub fn gives_up(&self, connection: &Connection) -> bool {
-        let news = connection.give_up();
+        let news = connection.ending.give_up();
         if news {
             self.log(connection, RESET_LINE);
         }

@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! How far a connection is: on its way into shared memory, and on its way back.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::Reason;
+
 /// How far a connection is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stage {
     /// It may come to be carried by shared memory.
-    Candidate,
+    Candidate = 0,
     /// It has pipes.
-    Joined,
+    Joined = 1,
     /// It stays on TCP.
-    Plain,
+    Plain = 2,
 }
 
 /// How far a connection is on its way back to TCP.
@@ -21,4 +25,121 @@ pub enum ReturnStage {
     Long,
     /// Bytes are in shared memory that TCP will not carry, as the peer has ended its sending: only this library can read them.
     Lost,
+}
+
+/// How far a connection is, whether it is to leave shared memory, and why it is on TCP: one word, so that all of it changes at once.
+///
+/// | it is | event | it becomes | reason |
+/// |---|---|---|---|
+/// | candidate | [`join`](Self::join) | joined | as it was |
+/// | candidate | [`stay_plain`](Self::stay_plain) | plain | the one given |
+/// | any of the three, and not leaving | [`begin_to_leave`](Self::begin_to_leave) | the same, and leaving | the one given |
+///
+/// Nothing else happens in any other state. So a connection is decided upon once, one that is plain gets no pipes, one that is
+/// joined retreats instead of being plain, and of several reasons to leave the first one counts.
+#[derive(Debug, Default)]
+pub(crate) struct StageWord(AtomicU32);
+
+/// What of the word is the [`Stage`].
+const STAGE: u32 = 3;
+/// It is to leave.
+const LEAVING: u32 = 4;
+/// The reason stands above this many bits.
+const REASON: u32 = 16;
+
+const fn with_reason(word: u32, reason: Reason) -> u32 {
+    word & (STAGE | LEAVING) | (reason as u32) << REASON
+}
+
+impl StageWord {
+    /// How far it is.
+    #[inline]
+    pub fn stage(&self) -> Stage {
+        // ORDER SeqCst: with `Trial::inside`; see `Trial::enter_call`.
+        stage_of(self.0.load(Ordering::SeqCst))
+    }
+
+    /// Whether it was said to leave.
+    #[inline]
+    pub fn is_leaving(&self) -> bool {
+        self.0.load(Ordering::Relaxed) & LEAVING != 0
+    }
+
+    /// The reason that was given last.
+    pub fn reason(&self) -> Reason {
+        Reason::from_number((self.0.load(Ordering::Relaxed) >> REASON) as u16)
+    }
+
+    /// It has pipes. Says whether it was a candidate.
+    pub fn join(&self) -> bool {
+        self.change(|word| is_candidate(word).then_some(word | Stage::Joined as u32))
+    }
+
+    /// It stays on TCP. Says whether it was a candidate.
+    pub fn stay_plain(&self, reason: Reason) -> bool {
+        self.change(|word| is_candidate(word).then(|| with_reason(word | Stage::Plain as u32, reason)))
+    }
+
+    /// It is to leave shared memory. Says whether this is news.
+    pub fn begin_to_leave(&self, reason: Reason) -> bool {
+        self.change(|word| (word & LEAVING == 0).then(|| with_reason(word | LEAVING, reason)))
+    }
+
+    fn change(&self, next: impl FnMut(u32) -> Option<u32>) -> bool {
+        self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next).is_ok()
+    }
+}
+
+#[inline]
+fn stage_of(word: u32) -> Stage {
+    match word & STAGE {
+        0 => Stage::Candidate,
+        1 => Stage::Joined,
+        _ => Stage::Plain,
+    }
+}
+
+fn is_candidate(word: u32) -> bool {
+    stage_of(word) == Stage::Candidate
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is to be seen of a word.
+    fn seen(word: &StageWord) -> (Stage, bool, Reason) {
+        (word.stage(), word.is_leaving(), word.reason())
+    }
+
+    /// All states that a connection can be in, by each order of events that leads there.
+    #[test]
+    fn each_event_in_each_state_does_what_the_table_says() {
+        use Reason::{Bypassed, NoPeer, Unknown};
+        let mut states = vec![(0, (Stage::Candidate, false, Unknown))];
+        let mut next = 0;
+        while let Some((word, before)) = states.get(next).copied() {
+            next += 1;
+            let (stage, leaving, reason) = before;
+            let candidate = stage == Stage::Candidate;
+            for (event, expected, news) in [
+                (0, (Stage::Joined, leaving, reason), candidate),
+                (1, (Stage::Plain, leaving, NoPeer), candidate),
+                (2, (stage, true, Bypassed), !leaving),
+            ] {
+                let after = StageWord(AtomicU32::new(word));
+                let said = match event {
+                    0 => after.join(),
+                    1 => after.stay_plain(NoPeer),
+                    _ => after.begin_to_leave(Bypassed),
+                };
+                assert_eq!((said, seen(&after)), (news, if news { expected } else { before }), "{before:?}, {event}");
+                let state = (after.0.into_inner(), if news { expected } else { before });
+                if !states.contains(&state) {
+                    states.push(state);
+                }
+            }
+        }
+        assert_eq!(states.len(), 7, "{states:?}");
+    }
 }

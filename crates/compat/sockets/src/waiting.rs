@@ -145,7 +145,7 @@ impl Seat<'_> {
     /// An event of it came: says whether it is TCP that has something to say, which stays until it was heard.
     pub fn came(&self, process: &Process, data: u64, events: u32) -> bool {
         match data {
-            SOCKET => self.connection.heard(events as i16),
+            SOCKET => self.connection.ending.note_events(events as i16),
             PATH => process.rang(),
             _ => {}
         }

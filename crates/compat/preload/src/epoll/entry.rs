@@ -152,7 +152,7 @@ impl Entry {
     /// The kernel has something new to say of the socket, in the look with number `round`.
     pub fn said(&mut self, events: u32, round: u64) {
         self.connection.wiring.set_quiet(false);
-        self.connection.heard(events as i16);
+        self.connection.ending.note_events(events as i16);
         self.sticky |= events & (RDHUP | ALWAYS);
         self.urgent |= events & PRI != 0;
         // What was told in this look is no news for the next one.

@@ -7,10 +7,7 @@ use std::{
     sync::atomic::Ordering,
 };
 
-use rustix::{
-    io::Errno,
-    time::{ClockId, clock_gettime},
-};
+use rustix::io::Errno;
 
 use super::Connection;
 use crate::{
@@ -23,20 +20,7 @@ use crate::{
     switch::Transport,
 };
 
-/// How often who only sends asks the kernel.
-const LOOKS_A_SECOND: i64 = 20;
-
 impl Connection {
-    /// Before a call that sends: who never waits hears of it here. The clock is one that costs nothing.
-    #[inline]
-    pub fn check_over(&self, process: &Process, fd: RawFd) {
-        let now = clock_gettime(ClockId::MonotonicCoarse);
-        let now = now.tv_sec * LOOKS_A_SECOND + now.tv_nsec / (1_000_000_000 / LOOKS_A_SECOND);
-        if self.asked.swap(now, Ordering::Relaxed) != now {
-            self.ask_whether_over(process.kernel(), fd);
-        }
-    }
-
     /// Sends what there is room for, by pipe or by TCP. Never blocks.
     ///
     /// # Errors
@@ -241,5 +225,25 @@ impl Connection {
     #[must_use]
     pub fn carriers(&self) -> [Transport; 2] {
         self.pipes.get().map_or([Transport::Tcp; 2], |pipes| pipes.carriers(self))
+    }
+
+    /// After a read. Whoever was told of bytes alone, as some were unread, looks whether this is the end now.
+    fn tell_of_end(&self) {
+        // ORDER Relaxed: who hears of the end stores that and then looks for bytes under the lock of this direction. Where that look
+        // found what was read here, it had the lock before this read.
+        if self.wiring.is_wired() && self.ending.is_end_heard() && !self.stirs() {
+            self.bell().inspect(|bell| bell.notify());
+        }
+    }
+
+    /// The program has shut the socket down, for what it `receives` too where that is so. Where that was both ways and nothing is
+    /// left to read, TCP refuses what comes (S-12).
+    pub fn has_shut(&self, process: &Process, fd: RawFd, receives: bool) {
+        self.ending.end_receiving_if(receives);
+        if let Some(pipes) = self.pipes.get()
+            && self.ending.ask_whether_over(process.kernel(), fd)
+        {
+            pipes.end_reading_if_empty(self, process.kernel(), fd);
+        }
     }
 }

@@ -11,8 +11,8 @@ impl Connection {
     /// where it is carried by shared memory.
     pub(crate) fn reason_so_far(&self, after: u64) -> Option<Reason> {
         match self.stage() {
-            Stage::Plain => Some(self.said()),
-            Stage::Joined => self.leaves.load(Ordering::Relaxed).then(|| self.said()),
+            Stage::Plain => Some(self.stage.reason()),
+            Stage::Joined => self.stage.is_leaving().then(|| self.stage.reason()),
             Stage::Candidate if !self.is_due(after) => Some(Reason::Brief),
             Stage::Candidate if !self.members.is_alone() => Some(Reason::Shared),
             Stage::Candidate => Some(Reason::NoPeer),

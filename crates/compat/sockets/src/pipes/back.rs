@@ -26,7 +26,7 @@ impl Pipes {
             }
         });
         // In this order: who has ended its sending moves no more.
-        let ended = connection.has_peer_ended(kernel, fd);
+        let ended = connection.ending.has_peer_ended(kernel, fd);
         let _ = self.recv(connection, kernel, fd, &mut [], Read::Look);
         let way = match self.carriers(connection) {
             [_, Transport::Pipe] if ended && self.unread(connection) > 0 => ReturnStage::Lost,

@@ -26,7 +26,7 @@ impl Pipes {
     /// Whether a send would find room; none where TCP decides.
     pub fn has_room(&self, connection: &Connection) -> Option<bool> {
         let room = self.turn(connection, &self.tx, |tx| {
-            if tx.ended || connection.is_over() || tx.sender.carrier() == Transport::Tcp {
+            if tx.ended || connection.ending.is_over() || tx.sender.carrier() == Transport::Tcp {
                 return None;
             }
             // As with TCP, a little room is not yet worth a wake-up.
@@ -41,7 +41,7 @@ impl Pipes {
     /// Whether nobody will ever read what is in the pipe: TCP is over, or it says that the peer is gone, and the path to the
     /// peer is too.
     pub(super) fn is_over(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
-        connection.is_over() || self.line.is_gone() && connection.has_peer_ended(kernel, fd)
+        connection.ending.is_over() || self.line.is_gone() && connection.ending.has_peer_ended(kernel, fd)
     }
 
     /// R-12, A1 to A3: asks the peer to ring for bytes, for room, or both. Whoever called must look again before it

@@ -35,7 +35,7 @@ impl Pipes {
             if tx.pay(connection, kernel, fd)? {
                 return Err(Failed::Os(Errno::AGAIN));
             }
-            tx.ended |= connection.is_over();
+            tx.ended |= connection.ending.is_over();
             if !tx.ended && carrier == Transport::Pipe {
                 tx.advance_ring(connection)?;
                 // A peer that reads no more shows before anything is taken.

@@ -38,7 +38,7 @@ impl Pipes {
             if tx.pay(connection, kernel, fd)? {
                 return Err(Failed::Os(Errno::AGAIN));
             }
-            tx.ended |= connection.is_over();
+            tx.ended |= connection.ending.is_over();
             if !tx.ended && carrier == Transport::Pipe {
                 tx.advance_ring(connection)?;
                 match tx.writer.write_vectored(from) {
@@ -144,7 +144,7 @@ impl Pipes {
     /// S-12. The program hears that there is no more, and that is so: TCP is over and the pipe is empty. What the peer sends
     /// from now on is for TCP to refuse.
     fn end_reading(&self, rx: &mut Rx, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) {
-        rx.over = connection.members.is_alone() && connection.ask_whether_over(kernel, fd);
+        rx.over = connection.members.is_alone() && connection.ending.ask_whether_over(kernel, fd);
         if rx.over {
             rx.reader.close();
             self.read_to.store(self.arrived(), Ordering::Relaxed);
