@@ -62,9 +62,9 @@ fn given_up(fd: RawFd, connection: &Arc<Connection>, last: impl FnOnce()) -> boo
     // Another thread may wait for it in a call: the kernel tells it nothing of this number any more.
     connection.bell().inspect(|bell| bell.notify());
     if let Some(process) = state::busy() {
-        process.unwatch(connection);
+        process.waiters.unwatch(connection);
         process.ended(connection);
-        process.report();
+        process.journal.write_report();
     }
     reset
 }

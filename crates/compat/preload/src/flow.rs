@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use tombolo_sockets::{
     Process, Read, Reason, Source,
     connection::{Connection, Direction, Plain, Set, Stage},
+    switch::Transport,
 };
 
 use crate::{
@@ -58,7 +59,7 @@ pub(crate) fn plainly(
     if n > 0 && counts {
         let _inside = inside::enter();
         moved(&plain, n as usize);
-        process.moved_plain(direction, n as usize);
+        process.journal.count_bytes(direction, Transport::Tcp, n as usize);
     }
     Some(n)
 }

@@ -306,7 +306,7 @@ pub unsafe extern "C-unwind" fn posix_spawn_file_actions_adddup2(actions: *mut c
 
 /// A descriptor is about to be closed. Where its end is told, a socket that moved no byte is a connection as well.
 pub(crate) fn seen_at_last(fd: RawFd) {
-    if state::busy().is_some_and(tombolo_sockets::Process::tells) {
+    if state::busy().is_some_and(|process| process.journal.is_kept()) {
         state::find(fd);
     }
 }

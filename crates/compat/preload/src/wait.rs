@@ -117,7 +117,7 @@ fn seated(
     spin::learn(slept);
     let mut said = false;
     for event in &events[..n] {
-        said |= seat.came(process, event.u64, event.events);
+        said |= seat.came(&process.exchange, event.u64, event.events);
     }
     if n == 0 {
         return Ok(Some(rest != left));
@@ -201,9 +201,9 @@ fn wait_for(
         if inside::leave(|| spin::until(stirred)) {
             continue;
         }
-        let waiter = errno::kept(|| process.waiter(joined.iter().map(|(_, connection)| connection)));
+        let waiter = errno::kept(|| process.waiters.find_waiter(joined.iter().map(|(_, connection)| connection)));
         if let Some(waiter) = &waiter {
-            waiter.forget();
+            waiter.forget(&process.exchange);
         }
         errno::kept(|| process.before_sleep());
         for (at, connection) in joined {

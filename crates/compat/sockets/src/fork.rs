@@ -18,14 +18,14 @@ use crate::{
     family::{self, Birth, ChildSlot},
     negotiation::{NegotiationStage, Negotiations},
     pipes::{FrozenPipes, Pipes},
-    process::{Process, Waiting},
+    process::Process,
     proof::History,
     session::Session,
     spare::Spare,
     spin,
     stage::Stage,
     tuple::Tuple,
-    waiting::{HeldInstances, Instance, Instances},
+    waiting::{HeldInstances, HeldWaiters, Instance, Instances},
 };
 
 /// A process that is about to fork: everything is held still until it has.
@@ -34,7 +34,7 @@ pub struct Forking<'a> {
     all: &'a [Arc<Connection>],
     members: Vec<Member<'a>>,
     exchange: MutexGuard<'a, Negotiations>,
-    waiting: Waiting<'a>,
+    waiters: HeldWaiters<'a>,
     instances: HeldInstances<'a>,
     /// The child's limit is what the program set. Taken last, as everywhere, but for what the backend locks by itself.
     limit: MutexGuard<'static, ()>,
@@ -66,8 +66,8 @@ impl Process {
     /// Where there is no memory for what the two processes will have in common.
     pub fn before_fork<'a>(&'a self, all: &'a [Arc<Connection>], instances: &'a Instances) -> io::Result<Forking<'a>> {
         spin::prepare();
-        let mut exchange = lock(&self.exchange);
-        let waiting = self.hold_waiting();
+        let mut exchange = self.exchange.lock_all();
+        let waiters = self.waiters.hold_all();
         let mut members = Vec::with_capacity(all.len());
         for connection in all {
             let mut talk = lock(&connection.search.talk);
@@ -108,7 +108,7 @@ impl Process {
         let limit = aside::hold();
         let machines = self.machines.as_ref().map(|machines| machines.hold_for_fork());
         let backend = [Some(self.rendezvous.hold_for_fork()), machines];
-        Ok(Forking { process: self, all, members, exchange, waiting, instances, limit, backend })
+        Ok(Forking { process: self, all, members, exchange, waiters, instances, limit, backend })
     }
 }
 
@@ -124,10 +124,11 @@ impl Forking<'_> {
 
     /// In the child: what the parent counted is the parent's, and so are its links and claims.
     pub fn child(self) {
-        let Self { process, all, members, mut exchange, waiting, instances, limit, backend } = self;
+        let Self { process, all, members, mut exchange, waiters, instances, limit, backend } = self;
         drop((backend, limit));
         family::forget_namespace();
-        process.count_anew();
+        process.journal.begin_anew();
+        process.switch.forget();
         process.roster.forget();
         spin::begin_anew();
         for connection in all {
@@ -136,7 +137,7 @@ impl Forking<'_> {
             connection.row.disown();
         }
         instances.forget();
-        waiting.forget();
+        waiters.forget();
         for mut member in members {
             // Its copy of what the parent waits at.
             member.seats.clear();
@@ -147,7 +148,7 @@ impl Forking<'_> {
         }
         exchange.inherit();
         // Whatever rang while it was made.
-        process.rang();
+        process.exchange.mark_notified();
     }
 }
 

@@ -3,38 +3,71 @@
 //!
 //! None of it may disturb the program: what cannot be written is not written.
 
-mod counters;
-
 use std::{
     fmt::{Display, Write as _},
     fs, io,
     os::unix::fs::OpenOptionsExt,
-    path::Path,
-    sync::atomic::{AtomicU64, Ordering},
+    path::{Path, PathBuf},
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use rustix::fs::OFlags;
 use tombolo_domain::aside;
 use tombolo_os::lock::lock;
 
-use crate::{Reason, connection::Connection, direction::Direction, process::Process, stage::Stage};
-
-pub(crate) use counters::{Counters, Journal};
+use crate::{Reason, direction::Direction, switch::Transport};
 
 /// Bytes of a report, longer than numbers can make it.
 const REPORT_LEN: usize = 1023;
 
-impl Process {
-    pub(crate) fn log(&self, connection: &Connection, what: &str) {
-        if self.settings.log.is_some()
-            && let Some((tuple, _)) = connection.find_identity(self.kernel())
-        {
-            self.write_line(&format_args!("{tuple} {what}"));
+/// What a process counts and says: all of it is of this process alone, and begins anew in a child made by fork.
+#[derive(Debug)]
+pub struct Journal {
+    log: Option<PathBuf>,
+    report: Option<PathBuf>,
+    /// By direction, then by carrier: bytes.
+    bytes: [[AtomicU64; 2]; 2],
+    joined: AtomicU64,
+    stayed: AtomicU64,
+    /// By number: connections that stayed on TCP, those included that ended while the other end was looked for.
+    reasons: [AtomicU64; Reason::COUNT],
+    /// What says when the report is due: bytes, with so many for each call that moved fewer.
+    told: AtomicU64,
+    /// What somebody has to do something about, as it was said last.
+    trouble: Mutex<Option<String>>,
+}
+
+impl Journal {
+    /// One that writes lines to the file `log` and reports into the folder `report`, where these are given.
+    pub(crate) fn new(log: Option<PathBuf>, report: Option<PathBuf>) -> Self {
+        Self {
+            log,
+            report,
+            bytes: Default::default(),
+            joined: AtomicU64::new(0),
+            stayed: AtomicU64::new(0),
+            reasons: [const { AtomicU64::new(0) }; Reason::COUNT],
+            told: AtomicU64::new(0),
+            trouble: Mutex::default(),
         }
     }
 
-    fn write_line(&self, what: &dyn Display) {
-        let Some(path) = &self.settings.log else { return };
+    /// Whether anybody wants to know how connections end, also those over which nothing went.
+    #[must_use]
+    pub fn is_kept(&self) -> bool {
+        self.has_log() || self.report.is_some()
+    }
+
+    /// Whether lines are written.
+    pub(crate) fn has_log(&self) -> bool {
+        self.log.is_some()
+    }
+
+    pub(crate) fn write_line(&self, what: &dyn Display) {
+        let Some(path) = &self.log else { return };
         let line = format!("tombolo {}: {what}\n", std::process::id());
         // A FIFO that nobody reads makes nobody wait.
         let flags = OFlags::NONBLOCK.bits().cast_signed();
@@ -43,64 +76,57 @@ impl Process {
     }
 
     /// Something keeps all connections of this process on TCP, and somebody has to do something about it: said once.
-    pub(crate) fn trouble(&self, what: &dyn Display) {
+    pub(crate) fn report_trouble(&self, what: &dyn Display) {
         let what = what.to_string();
-        let mut said = lock(&self.journal.trouble);
+        let mut said = lock(&self.trouble);
         if said.as_ref() != Some(&what) {
             self.write_line(&format_args!("connections stay on TCP: {what}"));
             *said = Some(what);
         }
     }
 
-    /// The program has given up the last descriptor of a connection, which is still open: says how it was carried, or why not.
-    /// While other processes have it nothing is at its end.
-    pub fn ended(&self, connection: &Connection) {
-        // One whose addresses nobody knows never came about.
-        if !self.tells() || connection.members.has_departed() || connection.find_identity(self.kernel()).is_none() {
-            return;
-        }
-        let reason = connection.reason_so_far(self.settings.after);
-        if let (Stage::Candidate, Some(reason)) = (connection.stage(), reason) {
-            self.counters.reasons[reason as usize].fetch_add(1, Ordering::Relaxed);
-        }
-        if self.settings.log.is_none() {
-            return;
-        }
-        let [[out_tcp, out_shared], [in_tcp, in_shared]] = Direction::BOTH.map(|direction| connection.bytes(direction));
-        let both = format!(
-            "sent {out_shared} through shared memory and {out_tcp} over TCP, received {in_shared} and {in_tcp}"
-        );
-        self.log(
-            connection,
-            &match (connection.stage(), reason) {
-                (Stage::Joined, None) => format!("ended: {both}"),
-                (Stage::Joined, Some(reason)) => format!("ended, back on TCP ({}): {both}", reason.words()),
-                (_, reason) => {
-                    let why = reason.unwrap_or(Reason::Unknown).words();
-                    format!("ended, always on TCP ({why}): sent {out_tcp}, received {in_tcp}")
-                }
-            },
-        );
-    }
-
-    /// Every 64 MiB, and every 256 calls.
-    pub(crate) fn report_now_and_then(&self, n: usize) {
-        if self.settings.report.is_none() {
+    /// Bytes of the program moved; those that the kernel moved before the connection had a choice went over TCP too. Writes the
+    /// report every 64 MiB, and every 256 calls.
+    pub fn count_bytes(&self, direction: Direction, carrier: Transport, n: usize) {
+        self.bytes[direction as usize][carrier as usize].fetch_add(n as u64, Ordering::Relaxed);
+        if self.report.is_none() {
             return;
         }
         // A call counts as 256 KiB or what it moved.
         let step = (n as u64).max(256 << 10);
-        let before = self.counters.told.fetch_add(step, Ordering::Relaxed);
+        let before = self.told.fetch_add(step, Ordering::Relaxed);
         if before >> 26 != (before + step) >> 26 {
-            self.report();
+            self.write_report();
         }
     }
 
+    /// A connection was joined.
+    pub(crate) fn count_joined(&self) {
+        self.joined.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A connection stays on TCP for good.
+    pub(crate) fn count_stayed(&self, reason: Reason) {
+        self.stayed.fetch_add(1, Ordering::Relaxed);
+        self.count_reason(reason);
+    }
+
+    /// A connection was on TCP all its life, for this reason.
+    pub(crate) fn count_reason(&self, reason: Reason) {
+        self.reasons[reason as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many connections have been decided upon, one way or the other: grows when there is a reason to look again.
+    #[must_use]
+    pub fn decided(&self) -> u64 {
+        self.joined.load(Ordering::SeqCst) + self.stayed.load(Ordering::SeqCst)
+    }
+
     /// Writes this process's counters into the folder of reports, as one line of JSON.
-    pub fn report(&self) {
-        let Some(folder) = &self.settings.report else { return };
+    pub fn write_report(&self) {
+        let Some(folder) = &self.report else { return };
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let [[out_tcp, out_pipe], [in_tcp, in_pipe]] = &self.counters.bytes;
+        let [[out_tcp, out_pipe], [in_tcp, in_pipe]] = &self.bytes;
         let pid = std::process::id();
         let mut line = format!("{{\"pid\":{pid}");
         for (name, counter) in [
@@ -108,12 +134,12 @@ impl Process {
             ("sent_shared", out_pipe),
             ("received_tcp", in_tcp),
             ("received_shared", in_pipe),
-            ("joined", &self.counters.joined),
-            ("stayed", &self.counters.stayed),
+            ("joined", &self.joined),
+            ("stayed", &self.stayed),
         ] {
             let _ = write!(line, ",\"{name}\":{}", load(counter));
         }
-        let reasons = self.counters.reasons.iter().map(|counter| load(counter).to_string()).collect::<Vec<_>>();
+        let reasons = self.reasons.iter().map(|counter| load(counter).to_string()).collect::<Vec<_>>();
         let _ = write!(line, ",\"reasons\":[{}]}}", reasons.join(","));
         // Of one length always and written at once, over the last: whoever is killed leaves a whole line.
         let line = format!("{line:REPORT_LEN$}\n");
@@ -122,12 +148,11 @@ impl Process {
     }
 
     /// In a child made by fork: what the parent counted and said is the parent's.
-    pub(crate) fn count_anew(&self) {
-        let Counters { bytes, joined, stayed, reasons, told } = &self.counters;
+    pub(crate) fn begin_anew(&self) {
+        let Self { bytes, joined, stayed, reasons, told, trouble, log: _, report: _ } = self;
         let all = bytes.iter().flatten().chain(reasons).chain([joined, stayed, told]);
         all.for_each(|counter| counter.store(0, Ordering::Relaxed));
-        *lock(&self.journal.trouble) = None;
-        self.switch.forget();
+        *lock(trouble) = None;
     }
 }
 

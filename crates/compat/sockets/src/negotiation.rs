@@ -26,12 +26,12 @@ mod way;
 
 use std::{
     io,
-    sync::{Arc, Weak, atomic::Ordering},
+    sync::{Arc, Weak},
     time::Duration,
 };
 
 use rustix::io::Errno;
-use tombolo_domain::{Endpoint, Error};
+use tombolo_domain::Error;
 use tombolo_layout::sockets::{Claim, Message, Proof};
 use tombolo_os::lock::lock;
 
@@ -40,10 +40,11 @@ use crate::{
     claim::{self, Claimed, Claims, NotClaimed},
     connection::Connection,
     folder::{Folder, Refused},
+    kernel::Kernel,
     pipes::{OwnResources, PeerResources, Pipes},
     ports::Ports,
     process::Process,
-    proof::{self, Secret},
+    proof,
     random::{random, random_id},
     spare::Spare,
     stage::Stage,
@@ -55,6 +56,7 @@ use stage::{Answered, Confirming, Waiting};
 use table::remember;
 use way::Way;
 
+pub(crate) use rings::RingMemory;
 pub(crate) use stage::NegotiationStage;
 pub(crate) use table::Negotiations;
 
@@ -73,10 +75,10 @@ impl Process {
     /// waits.
     pub fn advance(&self, connection: &Arc<Connection>) {
         if connection.stage() == Stage::Joined {
-            // S-19. A program that never sleeps is told by nobody.
+            // A program that never sleeps is told by nobody (S-19).
             if connection.is_revocable()
-                && self.has_not_heard_for(LOOK_EVERY)
-                && let Ok(mut exchange) = self.exchange.try_lock()
+                && self.exchange.has_not_heard_for(LOOK_EVERY)
+                && let Some(mut exchange) = self.exchange.try_lock_all()
             {
                 exchange.receive_messages(self);
             }
@@ -89,9 +91,9 @@ impl Process {
         if connection.search.is_before_next_try(call) {
             return;
         }
-        self.make_spare(connection);
+        Spare::make_wanted(&connection.search.spare, self.rings.quota());
         // What it wants for the next step is made with nothing held, and then that step may follow.
-        if self.advance_once(connection, call) && self.make_spare(connection) {
+        if self.advance_once(connection, call) && Spare::make_wanted(&connection.search.spare, self.rings.quota()) {
             self.advance_once(connection, call);
         }
     }
@@ -101,8 +103,8 @@ impl Process {
         // By calls of its own, which no other waits for.
         let identity = connection.find_identity(self.kernel());
         // Where many begin at once, one may be stopped while it has this. The next call tries again, whichever that is.
-        let Ok(mut exchange) = self.exchange.try_lock() else {
-            self.met_others();
+        let Some(mut exchange) = self.exchange.try_lock_all() else {
+            self.exchange.count_contended();
             return false;
         };
         // Less and less often: a peer that is not there costs next to nothing.
@@ -131,7 +133,7 @@ impl Process {
         }
         let said = exchange.advance(self, connection);
         // One look at the links is for all connections.
-        if call <= 64 || self.has_not_heard_for(PAUSE) {
+        if call <= 64 || self.exchange.has_not_heard_for(PAUSE) {
             exchange.receive_messages(self);
         }
         let finished = std::mem::take(&mut exchange.finished);
@@ -148,66 +150,75 @@ impl Process {
     /// reason to.
     #[inline]
     pub fn before_sleep(&self) {
-        if self.rung.load(Ordering::SeqCst) && self.rung.swap(false, Ordering::SeqCst) {
-            lock(&self.exchange).receive_messages(self);
+        if self.exchange.was_notified() {
+            self.exchange.lock_all().receive_messages(self);
         }
-        self.shrink_idle_rings();
+        self.rings.shrink_idle_rings(&self.exchange);
+    }
+
+    /// There was nothing to read: where the peer has offered a ring, this end takes it.
+    #[inline]
+    pub(crate) fn follow_ring(&self, connection: &Connection) {
+        if let Some(pipes) = connection.pipes.get().filter(|pipes| pipes.has_ring_offered()) {
+            self.take_ring(connection, pipes);
+        }
+    }
+
+    #[cold]
+    fn take_ring(&self, connection: &Connection, pipes: &Pipes) {
+        // Where somebody has the sessions, that one hears what came, or whoever sleeps next.
+        match self.exchange.try_lock_all() {
+            Some(mut exchange) => exchange.receive_messages(self),
+            None => self.exchange.mark_notified(),
+        }
+        pipes.take_offered_ring(connection);
     }
 
     /// The process ends: takes back its claims and its service, so that nothing is left behind.
     pub fn end(&self) {
-        self.report();
+        self.journal.write_report();
         // Where it is in use, this thread may be what uses it: a signal's handler that exits.
-        let Ok(exchange) = self.exchange.try_lock().map(|mut exchange| std::mem::take(&mut *exchange)) else { return };
+        let Some(exchange) = self.exchange.try_lock_all().map(|mut exchange| std::mem::take(&mut *exchange)) else {
+            return;
+        };
         for connection in exchange.by_tuple.values().chain(exchange.by_id.values()).filter_map(Weak::upgrade) {
             if let Ok(mut talk) = connection.search.talk.try_lock() {
                 *talk = NegotiationStage::Done;
             }
         }
     }
+}
 
-    fn describe(&self, connection: &Connection) -> Result<Claim, Reason> {
-        let (tuple, id) = connection.find_identity(self.kernel()).ok_or(Reason::Usage)?;
-        let meeting = connection.identity.meeting().unwrap_or(tuple);
-        let fd = connection.descriptors.fd();
-        let sample = self.kernel().counts(fd, connection.dialled).ok_or(Reason::Usage)?;
-        connection.trial.remember_unread(self.kernel(), fd, connection.dialled, &sample);
-        Ok(Claim {
-            id,
-            cookie: self.kernel().cookie(fd),
-            addresses: [meeting.own, meeting.peer],
-            known: connection.trial.with_history(proof::History::known),
-            counts: sample.counts,
-            nonce: random(),
-        })
-    }
+/// What this end says of `connection` in a claim, as its kernel counts now.
+fn describe(kernel: &dyn Kernel, connection: &Connection) -> Result<Claim, Reason> {
+    let (tuple, id) = connection.find_identity(kernel).ok_or(Reason::Usage)?;
+    let meeting = connection.identity.meeting().unwrap_or(tuple);
+    let fd = connection.descriptors.fd();
+    let sample = kernel.counts(fd, connection.dialled).ok_or(Reason::Usage)?;
+    connection.trial.remember_unread(kernel, fd, connection.dialled, &sample);
+    Ok(Claim {
+        id,
+        cookie: kernel.cookie(fd),
+        addresses: [meeting.own, meeting.peer],
+        known: connection.trial.with_history(proof::History::known),
+        counts: sample.counts,
+        nonce: random(),
+    })
+}
 
-    /// S-7. Whether this process joins nothing for now.
-    fn is_off(&self, claims: &Claims) -> bool {
-        self.switch.is_off(claims.folder.path(), claims.folder.owner(), claims.own())
-    }
-
-    /// The file system refuses something in the folder, or below `within` it.
-    fn failed_in_folder(&self, within: &str, error: &io::Error) -> Reason {
-        self.trouble(&format_args!("{}: {error}", self.settings.folder.join(within).display()));
-        match error.raw_os_error().map(Errno::from_raw_os_error) {
-            Some(Errno::NOSPC | Errno::DQUOT | Errno::MFILE | Errno::NFILE | Errno::NOMEM) => Reason::Resources,
-            None => Reason::Folder,
-            Some(_) => Reason::Unreachable,
-        }
-    }
-
-    /// S-6. What only the ends of this connection have, as far as this kernel tells it.
-    fn secret(&self, connection: &Connection, claims: &Claims, link: &dyn Endpoint) -> Result<Secret, Reason> {
-        let secret = self.kernel().sequences(connection.descriptors.fd(), connection.dialled);
-        // What passed can be guessed; only within one kernel does its word about the peer make up for that.
-        let needed = claims.folder.sequences_required || !link.same_kernel();
-        if secret.is_none() && needed { Err(Reason::Sequences) } else { Ok(secret) }
+/// The file system refuses something in the folder, or below `within` it.
+fn fail_in_folder(process: &Process, within: &str, error: &io::Error) -> Reason {
+    let file = process.settings.folder.join(within);
+    process.journal.report_trouble(&format_args!("{}: {error}", file.display()));
+    match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::NOSPC | Errno::DQUOT | Errno::MFILE | Errno::NFILE | Errno::NOMEM) => Reason::Resources,
+        None => Reason::Folder,
+        Some(_) => Reason::Unreachable,
     }
 }
 
 impl Negotiations {
-    /// The folder, checked when it is first needed. S-7
+    /// The folder, checked when it is first needed (S-7).
     fn claims(&mut self, process: &Process) -> Result<Arc<Claims>, Reason> {
         // A program may change its user.
         let own = rustix::process::geteuid().as_raw();
@@ -215,13 +226,13 @@ impl Negotiations {
             return Ok(Arc::clone(claims));
         }
         let folder = Folder::check(&process.settings.folder, own).map_err(|refused| {
-            process.trouble(&refused);
+            process.journal.report_trouble(&refused);
             match refused {
                 Refused::Io { .. } => Reason::Unreachable,
                 _ => Reason::Folder,
             }
         })?;
-        let claims = Claims::new(folder, own).map_err(|error| process.failed_in_folder("claims", &error))?;
+        let claims = Claims::new(folder, own).map_err(|error| fail_in_folder(process, "claims", &error))?;
         Ok(Arc::clone(self.claims.insert(Arc::new(claims))))
     }
 
@@ -231,7 +242,7 @@ impl Negotiations {
             self.claims = None;
         }
         let claims = self.claims(process)?;
-        if process.is_off(&claims) { Err(Reason::Off) } else { Ok(claims) }
+        if process.switch.is_off_for(&claims) { Err(Reason::Off) } else { Ok(claims) }
     }
 
     fn service(&mut self, process: &Process, claims: &Claims) -> Result<String, Reason> {
@@ -241,14 +252,14 @@ impl Negotiations {
             // What the backend says may come of many causes: the file system tells more.
             let listener = process.rendezvous.listen(&service).map_err(|error| {
                 claims.try_to_write().map_or_else(
-                    |error| process.failed_in_folder("", &error),
+                    |error| fail_in_folder(process, "", &error),
                     |()| {
-                        process.trouble(&error);
+                        process.journal.report_trouble(&error);
                         Reason::Resources
                     },
                 )
             })?;
-            claims.open_to_users(&service).map_err(|error| process.failed_in_folder("", &error))?;
+            claims.open_to_users(&service).map_err(|error| fail_in_folder(process, "", &error))?;
             self.listener = Some((service, listener));
         }
         self.listener.as_ref().map(|(service, _)| service.clone()).ok_or(Reason::Resources)
@@ -277,7 +288,7 @@ impl Negotiations {
             (_, None) => Err(Reason::Usage),
             (NegotiationStage::Silent, Some(Role::Waiting)) if let Way::Broker(key) = way => {
                 self.claims_now(process)?;
-                let before = process.describe(connection)?;
+                let before = describe(process.kernel(), connection)?;
                 let claimed = self.machines.claim(process.machines.as_deref(), key).ok_or(Reason::Unreachable)?;
                 remember(&mut self.by_tuple, tuple, connection);
                 *talk = NegotiationStage::Claimed(Box::new(Waiting { before, proposal: None, tries: 0, claimed }));
@@ -287,7 +298,7 @@ impl Negotiations {
                 // What was looked at before is of another moment: this may be a second claim, after a fork.
                 let claims = self.claims_now(process)?;
                 let service = self.service(process, &claims)?;
-                let before = process.describe(connection)?;
+                let before = describe(process.kernel(), connection)?;
                 let claimed = self.claim(process, &claims, tuple, Role::Waiting, &service)?;
                 remember(&mut self.by_tuple, tuple, connection);
                 *talk = NegotiationStage::Claimed(Box::new(Waiting { before, proposal: None, tries: 0, claimed }));
@@ -317,8 +328,8 @@ impl Negotiations {
         }
     }
 
-    /// S-7. Under which addresses both ends know this connection: its own, or where those may be translated, ones made of its
-    /// sequence numbers.
+    /// Under which addresses both ends know this connection: its own, or where those may be translated, ones made of its sequence
+    /// numbers (S-7).
     fn meeting(&mut self, process: &Process, connection: &Connection, tuple: Tuple) -> Result<Tuple, Reason> {
         if let Some(known) = connection.identity.meeting() {
             return Ok(known);
@@ -342,7 +353,7 @@ impl Negotiations {
                 Ok(claimed) => return Ok(claimed),
                 Err(NotClaimed::Io(error)) => {
                     self.claims = None;
-                    return Err(process.failed_in_folder("claims", &error));
+                    return Err(fail_in_folder(process, "claims", &error));
                 }
                 Err(NotClaimed::Taken(by)) => {
                     // Elsewhere to ask takes time, and the claim of one that died stays.
@@ -368,14 +379,14 @@ impl Negotiations {
     ) -> Result<(), Reason> {
         let claims = self.claims(process)?;
         let Some(service) = claims.find(tuple) else { return Ok(()) };
-        if process.is_off(&claims) {
+        if process.switch.is_off_for(&claims) {
             return Err(Reason::Off);
         }
         if claims.is_contested(tuple) {
             return Err(Reason::Ambiguous);
         }
         // Before the link says anything; and who waits there must not be asked for less than all that it has a right to.
-        let claim = process.describe(connection)?;
+        let claim = describe(process.kernel(), connection)?;
         if !proof::is_ready(&claim) {
             return Ok(());
         }
@@ -446,7 +457,7 @@ impl Negotiations {
         done
     }
 
-    /// Answers what was proposed, once this end has read what its kernel received. S-6
+    /// Answers what was proposed, once this end has read what its kernel received (S-6).
     fn answer_when_ready(
         &mut self,
         process: &Process,
@@ -457,14 +468,14 @@ impl Negotiations {
         if !neighbour.outbox.is_open() {
             return Ok(());
         }
-        let own = process.describe(connection)?;
+        let own = describe(process.kernel(), connection)?;
         if let NegotiationStage::Claimed(waiting) = talk
             && !proof::is_ready(&own)
         {
             waiting.tries += 1;
             return if waiting.tries < TRIES { Ok(()) } else { Err(Reason::TooLittle) };
         }
-        // S-18. Said before anything else is, it leaves the connection to another session.
+        // Said before anything else is, it leaves the connection to another session (S-18).
         if !neighbour.reserve(process, connection)? {
             if let NegotiationStage::Claimed(waiting) = talk
                 && let Some((proposal, _)) = waiting.proposal.take()
@@ -490,10 +501,10 @@ impl Negotiations {
     ) -> Result<NegotiationStage, Reason> {
         let Waiting { before, proposal: Some((proposal, link)), .. } = waiting else { return Err(Reason::NoPeer) };
         let claims = self.claims(process)?;
-        if process.is_off(&claims) {
+        if process.switch.is_off_for(&claims) {
             return Err(Reason::Off);
         }
-        let secret = process.secret(connection, &claims, &*neighbour.link)?;
+        let secret = neighbour.find_secret(process.kernel(), connection, &claims)?;
         proof::compare(&own, &proposal, neighbour.may_be_local(secret))?;
         proof::counts_fit(&before, &proposal)?;
         proof::counts_fit(&proposal, &own)?;
@@ -536,9 +547,9 @@ impl Negotiations {
         };
         drop(talk);
         let confirming = (|| {
-            let now = process.describe(&connection)?;
+            let now = describe(process.kernel(), &connection)?;
             let claims = self.claims(process)?;
-            let secret = process.secret(&connection, &claims, &*neighbour.link)?;
+            let secret = neighbour.find_secret(process.kernel(), &connection, &claims)?;
             proof::compare(&claim, &peer, neighbour.may_be_local(secret))?;
             proof::counts_fit(&claim, &peer)?;
             proof::counts_fit(&peer, &now)?;
@@ -615,7 +626,7 @@ impl Negotiations {
         self.finished.push(_claimed);
         let joined = self
             .claims(process)
-            .and_then(|claims| process.secret(&connection, &claims, &*neighbour.link))
+            .and_then(|claims| neighbour.find_secret(process.kernel(), &connection, &claims))
             .and_then(|secret| {
                 connection.trial.with_history(|history| proof::check(history, secret, [&proposal, &own], &given, proof))
             })
@@ -630,7 +641,7 @@ impl Negotiations {
     fn refused(&mut self, process: &Process, neighbour: &mut PeerProcess, to: u64, reason: Reason) {
         let Some(connection) = self.by_id.remove(&to).and_then(|connection| connection.upgrade()) else { return };
         let mut talk = lock(&connection.search.talk);
-        // S-18. What has no room over this session may have it over another.
+        // What has no room over this session may have it over another (S-18).
         if reason == Reason::Resources
             && !neighbour.link.same_kernel()
             && matches!(&*talk, NegotiationStage::Proposed { link, .. } if *link == neighbour.number)
@@ -679,7 +690,7 @@ fn join(
     connection.join(pipes);
     neighbour.keep_joined(connection);
     neighbour.proven = true;
-    process.counters.joined.fetch_add(1, Ordering::Relaxed);
+    process.journal.count_joined();
     match neighbour.link.same_kernel() {
         true => process.log(connection, "joined: shared memory beside TCP"),
         false => {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the connections of one process have in common: the folder, the links to other processes, the bells, the
-//! counters.
+//! What the connections of one process have in common: what its user set, what is negotiated with other processes, the
+//! memory of rings, who waits, and what is said of it all.
 //!
 //! No thread lives here. Everything that is negotiated is looked at inside the program's own calls, by
 //! [`Process::advance`], which never waits.
@@ -8,34 +8,21 @@
 use std::{
     os::fd::RawFd,
     path::PathBuf,
-    sync::{
-        Mutex, MutexGuard,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
+use rustix::io::Errno;
 use tombolo_domain::Rendezvous;
-use tombolo_growth::RingBudget;
-use tombolo_os::lock::lock;
 
 use crate::{
-    connection::Connection,
-    journal::{Counters, Journal},
-    kernel::Kernel,
-    negotiation::Negotiations,
-    ports::Ports,
-    quota::Quota,
-    roster::ConnectionTable,
-    switch::Transport,
-    switched::Switch,
-    waiting::Instance,
+    Reason, connection::Connection, direction::Direction, exchange::Exchange, journal::Journal, kernel::Kernel,
+    negotiation::RingMemory, pipes::Broken, ports::Ports, roster::ConnectionTable, stage::Stage, switch::Transport,
+    switched::Switch, waiting::WaiterPool,
 };
 
-/// Threads crowd where they found the links taken so often within one such time, and for so long after.
-const CROWD: u64 = 2048;
-const CROWD_WITHIN: Duration = Duration::from_millis(100);
-const CROWD_LASTS: Duration = Duration::from_secs(1);
+/// What the log says of a connection that had to go back to TCP and could not in time.
+pub const RESET_LINE: &str = "reset: it could not go back to TCP in time";
 
 /// What a user can set.
 #[derive(Clone, Debug)]
@@ -62,46 +49,25 @@ pub struct Settings {
     pub ports: Ports,
 }
 
-/// One process.
+/// One process, with what each of its connections needs: what becomes of them is decided and said here.
 pub struct Process {
     pub(crate) settings: Settings,
     kernel: Box<dyn Kernel>,
     pub(crate) rendezvous: Box<dyn Rendezvous>,
     /// How processes in neighbouring machines are found, if they are.
     pub(crate) machines: Option<Box<dyn Rendezvous>>,
-    pub(crate) exchange: Mutex<Negotiations>,
-    pub(crate) quota: Quota,
-    /// S-20. What rings that follow their load know of the machine's memory; whether there are large ones, and when they are looked
-    /// at again, in milliseconds.
-    pub(crate) rings: RingBudget,
-    pub(crate) has_large_rings: AtomicBool,
-    pub(crate) rings_due: AtomicU64,
+    /// What is negotiated with other processes.
+    pub exchange: Exchange,
+    pub(crate) rings: RingMemory,
     pub(crate) roster: ConnectionTable,
-    pub(crate) waiters: Mutex<Vec<Instance>>,
-    /// Somebody heard that a path has ended, or that messages are left.
-    pub(crate) rung: AtomicBool,
-    pub(crate) counters: Counters,
-    pub(crate) journal: Journal,
+    /// Where threads wait that poll several connections.
+    pub waiters: WaiterPool,
+    /// What is counted and said of the connections.
+    pub journal: Journal,
     pub(crate) switch: Switch,
     /// Sends of all connections that found no room.
     pub(crate) stalls: AtomicU64,
     begun: Instant,
-    /// When the links were last listened to, in microseconds since then.
-    heard: AtomicU64,
-    /// When calls began to be counted that found the links taken, likewise; how many there were; until when threads crowd.
-    crowd_since: AtomicU64,
-    crowd_met: AtomicU64,
-    crowded_until: AtomicU64,
-}
-
-/// What those who wait use, held still while the process forks.
-pub(crate) struct Waiting<'a>(MutexGuard<'a, Vec<Instance>>);
-
-impl Waiting<'_> {
-    /// In the child: it is the parent's.
-    pub fn forget(mut self) {
-        self.0.clear();
-    }
 }
 
 impl std::fmt::Debug for Process {
@@ -115,27 +81,18 @@ impl Process {
     #[must_use]
     pub fn new(settings: Settings, kernel: Box<dyn Kernel>, rendezvous: Box<dyn Rendezvous>) -> Self {
         Self {
-            quota: Quota::new(settings.memory),
-            rings: RingBudget::new(u64::MAX),
-            has_large_rings: AtomicBool::new(false),
-            rings_due: AtomicU64::new(0),
+            rings: RingMemory::new(settings.memory),
+            journal: Journal::new(settings.log.clone(), settings.report.clone()),
             roster: ConnectionTable::default(),
             settings,
             kernel,
             rendezvous,
             machines: None,
-            exchange: Mutex::default(),
-            waiters: Mutex::default(),
-            rung: AtomicBool::new(false),
-            counters: Counters::default(),
-            journal: Journal::default(),
+            exchange: Exchange::new(),
+            waiters: WaiterPool::default(),
             switch: Switch::default(),
             stalls: AtomicU64::new(0),
             begun: Instant::now(),
-            heard: AtomicU64::new(0),
-            crowd_since: AtomicU64::new(0),
-            crowd_met: AtomicU64::new(0),
-            crowded_until: AtomicU64::new(0),
         }
     }
 
@@ -144,12 +101,6 @@ impl Process {
     pub fn with_machines(mut self, machines: Option<Box<dyn Rendezvous>>) -> Self {
         self.machines = machines;
         self
-    }
-
-    /// How many connections have been decided upon, one way or the other: grows when there is a reason to look again.
-    #[must_use]
-    pub fn decided(&self) -> u64 {
-        self.counters.joined.load(Ordering::SeqCst) + self.counters.stayed.load(Ordering::SeqCst)
     }
 
     /// Sends of all connections that found no room so far.
@@ -163,18 +114,12 @@ impl Process {
         &*self.kernel
     }
 
-    /// Whether anybody wants to know how connections end, also those over which nothing went.
-    #[must_use]
-    pub fn tells(&self) -> bool {
-        self.settings.log.is_some() || self.settings.report.is_some()
-    }
-
     /// A new connection that this end `dialled` or accepted. It begins on TCP; whether anybody is at the other end to
     /// join is found out later.
     #[must_use]
     pub fn track(&self, dialled: bool, fd: RawFd) -> Connection {
         let connection = Connection::new(dialled, fd);
-        if self.tells() {
+        if self.journal.is_kept() {
             // The kernel has forgotten them where the connection ends by a reset.
             connection.find_identity(self.kernel());
         }
@@ -192,42 +137,85 @@ impl Process {
         }
     }
 
-    // ---- waiting
+    // ---- what becomes of connections
 
-    pub(crate) fn hold_waiting(&self) -> Waiting<'_> {
-        Waiting(lock(&self.waiters))
-    }
-
-    /// A path has ended, perhaps, or messages are left. Whoever sleeps next looks first.
-    pub fn rang(&self) {
-        self.rung.store(true, Ordering::SeqCst);
-    }
-
-    /// A call found the links taken.
-    pub(crate) fn met_others(&self) {
-        let now = self.begun.elapsed().as_micros() as u64;
-        // ORDER: Relaxed, here and below; a count that is off by some decides the same a moment later.
-        if now.saturating_sub(self.crowd_since.load(Ordering::Relaxed)) > CROWD_WITHIN.as_micros() as u64 {
-            self.crowd_since.store(now, Ordering::Relaxed);
-            self.crowd_met.store(0, Ordering::Relaxed);
-        }
-        if self.crowd_met.fetch_add(1, Ordering::Relaxed) >= CROWD {
-            self.crowded_until.store(now + CROWD_LASTS.as_micros() as u64, Ordering::Relaxed);
+    pub(crate) fn log(&self, connection: &Connection, what: &str) {
+        if self.journal.has_log()
+            && let Some((tuple, _)) = connection.find_identity(self.kernel())
+        {
+            self.journal.write_line(&format_args!("{tuple} {what}"));
         }
     }
 
-    /// Whether so many threads have to do with the links now that none should have them for long.
-    pub(crate) fn is_crowded(&self) -> bool {
-        (self.begun.elapsed().as_micros() as u64) < self.crowded_until.load(Ordering::Relaxed)
+    /// A stream cannot go on: what its program hears.
+    pub(crate) fn broken(&self, connection: &Connection, broken: Broken) -> Errno {
+        // A program may try again for ever.
+        if connection.ending.mark_broken() {
+            self.log(connection, &format!("broken: {broken}"));
+        }
+        connection.leave(Reason::Corrupt);
+        Errno::CONNRESET
     }
 
-    /// Whether the links were left alone for so long; who is told so listens.
-    pub(crate) fn has_not_heard_for(&self, pause: Duration) -> bool {
-        let now = self.begun.elapsed().as_micros() as u64;
-        let due = now.wrapping_sub(self.heard.load(Ordering::Relaxed)) >= pause.as_micros() as u64;
-        if due {
-            self.heard.store(now, Ordering::Relaxed);
+    /// The connection stays on TCP.
+    pub fn stays(&self, connection: &Connection, reason: Reason) {
+        if connection.stay_plain(reason) {
+            self.journal.count_stayed(reason);
+            self.log(connection, &format!("stays on TCP: {}", reason.words()));
         }
-        due
+    }
+
+    /// The connection goes back to TCP.
+    pub fn leaves(&self, connection: &Connection, reason: Reason) {
+        if connection.stage() == Stage::Joined && connection.reason().is_none() {
+            connection.leave(reason);
+            self.log(connection, &format!("goes back to TCP: {}", reason.words()));
+        } else {
+            self.stays(connection, reason);
+        }
+    }
+
+    /// The connection had to be on TCP, and could not: it is to be ended. Says whether this is news.
+    #[must_use]
+    pub fn gives_up(&self, connection: &Connection) -> bool {
+        let news = connection.ending.give_up();
+        if news {
+            self.log(connection, RESET_LINE);
+        }
+        news
+    }
+
+    /// The program has given up the last descriptor of a connection, which is still open: says how it was carried, or why not.
+    /// While other processes have it nothing is at its end.
+    pub fn ended(&self, connection: &Connection) {
+        // One whose addresses nobody knows never came about.
+        if !self.journal.is_kept()
+            || connection.members.has_departed()
+            || connection.find_identity(self.kernel()).is_none()
+        {
+            return;
+        }
+        let reason = connection.reason_so_far(self.settings.after);
+        if let (Stage::Candidate, Some(reason)) = (connection.stage(), reason) {
+            self.journal.count_reason(reason);
+        }
+        if !self.journal.has_log() {
+            return;
+        }
+        let [[out_tcp, out_shared], [in_tcp, in_shared]] = Direction::BOTH.map(|direction| connection.bytes(direction));
+        let both = format!(
+            "sent {out_shared} through shared memory and {out_tcp} over TCP, received {in_shared} and {in_tcp}"
+        );
+        self.log(
+            connection,
+            &match (connection.stage(), reason) {
+                (Stage::Joined, None) => format!("ended: {both}"),
+                (Stage::Joined, Some(reason)) => format!("ended, back on TCP ({}): {both}", reason.words()),
+                (_, reason) => {
+                    let why = reason.unwrap_or(Reason::Unknown).words();
+                    format!("ended, always on TCP ({why}): sent {out_tcp}, received {in_tcp}")
+                }
+            },
+        );
     }
 }

@@ -4,10 +4,11 @@
 //! Zeroing takes a hundred times as long as to send a message. Where many connections begin at once, no thread does that while
 //! others wait for what all have in common.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use tombolo_domain::{Allocator, Offer, SingleDoorbell, aside};
 use tombolo_mem::OwnSegment;
+use tombolo_os::lock::lock;
 
 use crate::{
     Reason,
@@ -53,8 +54,20 @@ impl Resources {
 }
 
 impl Spare {
+    /// Makes what is wanted, and says whether it did. Nothing is held meanwhile.
+    pub fn make_wanted(spare: &Mutex<Self>, quota: &Quota) -> bool {
+        let Some((allocator, len)) = lock(spare).begin() else { return false };
+        let made = Resources::new(quota, len, |len| allocator.allocate(len));
+        let mut spare = lock(spare);
+        // Else it is not wanted any more.
+        if matches!(*spare, Self::Begun) {
+            *spare = made.map_or(Self::Failed, Self::Made);
+        }
+        true
+    }
+
     /// What is to be made now, by whoever asks; nobody else is told of it.
-    pub fn begin(&mut self) -> Option<(Allocator, u64)> {
+    fn begin(&mut self) -> Option<(Allocator, u64)> {
         match std::mem::replace(self, Self::Begun) {
             Self::Wanted(allocator, len) => Some((allocator, len)),
             other => {

@@ -23,6 +23,8 @@ use rustix::{
 use tombolo_domain::aside;
 use tombolo_os::{lock::lock, process::Stat};
 
+use crate::claim::Claims;
+
 /// Ancestors that count.
 const ANCESTORS: usize = 16;
 
@@ -220,6 +222,11 @@ impl Switch {
             let place = open(CWD, folder.join(PLACE));
             place.is_ok_and(|place| is_said_at(&place, Believed([0, owner, own]), &files))
         })
+    }
+
+    /// The same for the folder of these claims, and their user.
+    pub fn is_off_for(&self, claims: &Claims) -> bool {
+        self.is_off(claims.folder.path(), claims.folder.owner(), claims.own())
     }
 
     /// In a child made by fork: it is another process.

@@ -10,13 +10,13 @@ mod instance;
 
 use std::{
     os::fd::{BorrowedFd, RawFd},
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 use rustix::event::epoll;
 use tombolo_os::lock::lock;
 
-use crate::{connection::Connection, process::Process, session::SessionPath};
+use crate::{connection::Connection, exchange::Exchange, session::SessionPath};
 use instance::{PATH, SOCKET};
 
 pub use instance::Instances;
@@ -25,17 +25,24 @@ pub(crate) use instance::{HeldInstances, Instance};
 /// Places that are left to a connection: one for a thread that reads, one for a thread that sends.
 const SEATS: usize = 2;
 
-impl Process {
+/// Epoll instances of this process at which a thread waits for several connections, while none does.
+#[derive(Debug, Default)]
+pub struct WaiterPool(Mutex<Vec<Instance>>);
+
+/// The same, held still while the process forks.
+pub(crate) struct HeldWaiters<'a>(MutexGuard<'a, Vec<Instance>>);
+
+impl WaiterPool {
     /// An epoll instance for one who is about to wait for these connections: it polls readable when one of their bells rang
     /// after [`Waiter::forget`], or the path to one of their peers has ended.
     #[must_use]
-    pub fn waiter<'c>(&self, connections: impl Iterator<Item = &'c Arc<Connection>>) -> Option<Waiter<'_>> {
+    pub fn find_waiter<'c>(&self, connections: impl Iterator<Item = &'c Arc<Connection>>) -> Option<Waiter<'_>> {
         let connections: Vec<_> = connections.collect();
         let mut bells: Vec<_> = connections.iter().filter_map(|connection| connection.bell().cloned()).collect();
         bells.sort_by_key(Arc::as_ptr);
         bells.dedup_by_key(|bell| Arc::as_ptr(bell));
         let pooled = {
-            let mut pool = lock(&self.waiters);
+            let mut pool = lock(&self.0);
             let fit = pool.iter().rposition(|instance| instance.is_for(&bells));
             fit.map(|at| pool.swap_remove(at)).or_else(|| pool.pop())
         };
@@ -46,22 +53,33 @@ impl Process {
             paths.dedup_by_key(|path| Arc::as_ptr(path));
             instance.turn_to(bells, paths).ok()?;
         }
-        Some(Waiter { process: self, instance: Some(instance) })
+        Some(Waiter { pool: self, instance: Some(instance) })
     }
 
     /// The last descriptor of `connection` is closed: nobody begins to wait for it any more.
     pub fn unwatch(&self, connection: &Connection) {
         lock(&connection.seats).clear();
         if let Some(bell) = connection.bell() {
-            lock(&self.waiters).retain(|instance| !instance.has(bell));
+            lock(&self.0).retain(|instance| !instance.has(bell));
         }
+    }
+
+    pub(crate) fn hold_all(&self) -> HeldWaiters<'_> {
+        HeldWaiters(lock(&self.0))
+    }
+}
+
+impl HeldWaiters<'_> {
+    /// In the child: they are the parent's.
+    pub fn forget(mut self) {
+        self.0.clear();
     }
 }
 
 /// One who waits for several connections.
 #[derive(Debug)]
 pub struct Waiter<'a> {
-    process: &'a Process,
+    pool: &'a WaiterPool,
     instance: Option<Instance>,
 }
 
@@ -72,8 +90,8 @@ impl Waiter<'_> {
         self.instance.as_ref().expect("until it is dropped").number
     }
 
-    /// R-12, A0: forgets rings that came before now.
-    pub fn forget(&self) {
+    /// Forgets rings that came before now (R-12, A0).
+    pub fn forget(&self, exchange: &Exchange) {
         let mut room = [const { std::mem::MaybeUninit::uninit() }; 16];
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
         let instance = self.instance.as_ref().expect("until it is dropped");
@@ -81,7 +99,7 @@ impl Waiter<'_> {
         let Some(epoll) = &*epoll else { return };
         while let Ok((rung, _)) = epoll::wait(epoll, &mut room, Some(&now)) {
             if rung.iter().any(|event| event.data.u64() == PATH) {
-                self.process.rang();
+                exchange.mark_notified();
             }
             if rung.len() < 16 {
                 break;
@@ -93,7 +111,7 @@ impl Waiter<'_> {
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
         let instance = self.instance.take().filter(Instance::is_own);
-        lock(&self.process.waiters).extend(instance);
+        lock(&self.pool.0).extend(instance);
     }
 }
 
@@ -143,10 +161,10 @@ impl Seat<'_> {
     }
 
     /// An event of it came: says whether it is TCP that has something to say, which stays until it was heard.
-    pub fn came(&self, process: &Process, data: u64, events: u32) -> bool {
+    pub fn came(&self, exchange: &Exchange, data: u64, events: u32) -> bool {
         match data {
             SOCKET => self.connection.ending.note_events(events as i16),
-            PATH => process.rang(),
+            PATH => exchange.mark_notified(),
             _ => {}
         }
         data == SOCKET

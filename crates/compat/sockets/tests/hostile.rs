@@ -312,7 +312,7 @@ fn is_ended(liar: &mut Liar) -> bool {
 
 /// The victim hears what came.
 fn listen(victim: &Victim) {
-    victim.process.rang();
+    victim.process.exchange.mark_notified();
     victim.process.before_sleep();
 }
 
@@ -381,7 +381,7 @@ fn s20_one_call_maps_no_more_of_a_peer_than_64_mib() {
     let (segment, offer) = liar.link.allocate(8192).unwrap();
     liar.link.send(&Message::Refuse { to: 1, reason: 1 }.encode(), Some(&offer)).unwrap();
     liar.link.retire(Some(segment), offer);
-    victim.process.rang();
+    victim.process.exchange.mark_notified();
     for call in 1..=5 {
         assert!(!is_ended(&mut liar), "call {call} mapped more than two of 32 MiB");
         victim.process.before_sleep();
@@ -430,7 +430,7 @@ fn bells_that_a_liar_fills_and_empties_block_nobody_and_silence_no_other() {
     for turn in 0..300 {
         spoilt.iter().for_each(|bell| spoil(bell, &mut random));
         let since = Instant::now();
-        let waiter = victim.process.waiter([&first, &victim.connection].into_iter()).unwrap();
+        let waiter = victim.process.waiters.find_waiter([&first, &victim.connection].into_iter()).unwrap();
         for one in [&first, &victim.connection] {
             one.arm(&victim.process, true, true);
             let _ = one.send(&victim.process, -1, &[IoSlice::new(&[0; 100])]);
@@ -443,12 +443,12 @@ fn bells_that_a_liar_fills_and_empties_block_nobody_and_silence_no_other() {
         };
         // What the liar rang is heard, and forgotten.
         while rung(Duration::ZERO) {
-            waiter.forget();
+            waiter.forget(&victim.process.exchange);
             victim.process.before_sleep();
         }
         assert!(since.elapsed() < SOON, "turn {turn}: a call waited");
         bell.notify();
         assert!(rung(SOON), "turn {turn}: an honest ring was not heard");
-        waiter.forget();
+        waiter.forget(&victim.process.exchange);
     }
 }

@@ -35,7 +35,7 @@ use crate::{
 /// Gets on with the connections of a set that is waited for: those that were joined are prepared, those that stay on TCP
 /// are the kernel's alone.
 pub(crate) fn begin(process: &Process, set: &Set) {
-    let decided = process.decided();
+    let decided = process.journal.decided();
     if set.decided.swap(decided, Ordering::SeqCst) == decided {
         return;
     }
@@ -212,7 +212,7 @@ impl SetScan<'_> {
             asked.hints = true;
             if token == path() {
                 // It has ended, and those that went over it have to hear of it.
-                self.process.rang();
+                self.process.exchange.mark_notified();
                 self.inner.miss();
                 self.inner.wake_all();
             } else if token == kick() {

@@ -81,13 +81,13 @@ impl Connection {
     fn stalled(&self, process: &Process) {
         self.wiring.count_stall();
         process.stalls.fetch_add(1, Ordering::SeqCst);
-        process.grow_ring(self);
+        process.rings.grow_ring(&process.exchange, self);
     }
 
     /// So many bytes went by one of the two ways; those over TCP were counted when they went.
     #[inline]
     fn moved(&self, process: &Process, direction: Direction, carrier: Transport, bytes: usize) {
-        process.moved(direction, carrier, bytes);
+        process.journal.count_bytes(direction, carrier, bytes);
         if carrier == Transport::Pipe {
             let all = self.piped[direction as usize].fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
             self.row.count(direction, carrier, all);

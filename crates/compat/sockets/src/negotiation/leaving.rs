@@ -9,7 +9,7 @@ use super::peer_process::PeerProcess;
 use crate::{connection::Connection, process::Process};
 
 impl PeerProcess {
-    /// V-9. Where its memory will be taken away, its connections go back to TCP. Says whether it is left, and all of them are.
+    /// Takes its connections back to TCP where its memory will be taken away (V-9). Says whether it is left, and all of them are.
     pub(super) fn leave_memory(&mut self, process: &Process) -> bool {
         if self.link.same_kernel() || !self.link.doorbell().is_some_and(|bell| bell.is_leaving()) {
             return false;
@@ -22,7 +22,7 @@ impl PeerProcess {
         let all_left = self.joined.iter().map(left).fold(true, |all, one| all & one);
         if !all_left {
             // Whoever sleeps next looks first.
-            process.rang();
+            process.exchange.mark_notified();
         }
         all_left
     }

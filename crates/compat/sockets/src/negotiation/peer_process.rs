@@ -12,7 +12,10 @@ use tombolo_layout::sockets::Message;
 
 use super::outbox::Outbox;
 use crate::{
+    Reason,
+    claim::Claims,
     connection::Connection,
+    kernel::Kernel,
     proof::Secret,
     random::random_id,
     session::{Inherited, Session, SessionPath, path_of},
@@ -99,6 +102,19 @@ impl PeerProcess {
             };
             own.zip(theirs).is_some_and(same)
         })
+    }
+
+    /// What only the ends of `connection` have, as far as this kernel tells it (S-6).
+    pub(super) fn find_secret(
+        &self,
+        kernel: &dyn Kernel,
+        connection: &Connection,
+        claims: &Claims,
+    ) -> Result<Secret, Reason> {
+        let secret = kernel.sequences(connection.descriptors.fd(), connection.dialled);
+        // What passed can be guessed; only within one kernel does its word about the peer make up for that.
+        let needed = claims.folder.sequences_required || !self.link.same_kernel();
+        if secret.is_none() && needed { Err(Reason::Sequences) } else { Ok(secret) }
     }
 
     pub(crate) fn into_parts(self) -> (Option<Arc<Session>>, Option<Inherited>) {

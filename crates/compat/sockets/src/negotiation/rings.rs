@@ -2,30 +2,70 @@
 //! Rings that follow their load: what goes over the session between the two processes, and when idle ones are looked at (S-20).
 
 use std::{
-    sync::{Arc, Weak, atomic::Ordering},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
 use tombolo_domain::aside;
+use tombolo_growth::RingBudget;
 use tombolo_layout::{SegmentHeader, sockets::Message};
 use tombolo_mem::Mapped;
 use tombolo_os::clock::coarse_time;
 use tombolo_ring::{Fresh, OwnCarrier};
 
 use super::peer_process::PeerProcess;
-use crate::{connection::Connection, pipes::Pipes, process::Process, quota::Lease};
+use crate::{
+    connection::Connection,
+    exchange::Exchange,
+    pipes::Pipes,
+    quota::{Lease, Quota},
+};
 
 /// So often large rings are looked at, whether they are idle.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-impl Process {
+/// The memory that rings of this process may have, and when large ones are looked at.
+#[derive(Debug)]
+pub(crate) struct RingMemory {
+    quota: Quota,
+    /// What rings that follow their load know of the machine's memory.
+    budget: RingBudget,
+    has_large_rings: AtomicBool,
+    /// When these are looked at again, in milliseconds.
+    look_due: AtomicU64,
+}
+
+impl RingMemory {
+    /// For a process that makes `most` bytes of shared memory.
+    pub fn new(most: u64) -> Self {
+        Self {
+            quota: Quota::new(most),
+            budget: RingBudget::new(u64::MAX),
+            has_large_rings: AtomicBool::new(false),
+            look_due: AtomicU64::new(0),
+        }
+    }
+
+    /// What all memory of the process counts against.
+    pub fn quota(&self) -> &Quota {
+        &self.quota
+    }
+
+    /// What a ring that grows counts against.
+    pub fn budget(&self) -> RingBudget {
+        self.budget.clone()
+    }
+
     /// A send found its ring full: where that is bulk, a larger one is offered.
     #[cold]
-    pub(crate) fn grow_ring(&self, connection: &Connection) {
+    pub fn grow_ring(&self, exchange: &Exchange, connection: &Connection) {
         let Some(pipes) = connection.pipes.get().filter(|pipes| pipes.is_bulk(connection)) else { return };
         // Bulk is found again, in this call or a later one.
-        let Ok(mut exchange) = self.exchange.try_lock() else { return };
-        offer_over(&mut exchange.neighbours, self, pipes, |offer| pipes.grow(connection, offer));
+        let Some(mut exchange) = exchange.try_lock_all() else { return };
+        offer_over(&mut exchange.neighbours, &self.quota, pipes, |offer| pipes.grow(connection, offer));
         if let Some(connection) = connection.own.get() {
             exchange.with_large_rings.retain(|other| !Weak::ptr_eq(other, connection));
             exchange.with_large_rings.push(Weak::clone(connection));
@@ -33,41 +73,25 @@ impl Process {
         self.has_large_rings.store(true, Ordering::Relaxed);
     }
 
-    /// There was nothing to read: where the peer has offered a ring, this end takes it.
-    #[inline]
-    pub(crate) fn follow_ring(&self, connection: &Connection) {
-        if let Some(pipes) = connection.pipes.get().filter(|pipes| pipes.has_ring_offered()) {
-            self.take_ring(connection, pipes);
-        }
-    }
-
-    #[cold]
-    fn take_ring(&self, connection: &Connection, pipes: &Pipes) {
-        // Where somebody has the links, that one hears what came, or whoever sleeps next.
-        match self.exchange.try_lock() {
-            Ok(mut exchange) => exchange.receive_messages(self),
-            Err(_) => self.rang(),
-        }
-        pipes.take_offered_ring(connection);
-    }
-
     /// Before a sleep: large rings that are idle give way to small ones.
-    pub(super) fn shrink_idle_rings(&self) {
+    pub fn shrink_idle_rings(&self, exchange: &Exchange) {
         if !self.has_large_rings.load(Ordering::Relaxed) {
             return;
         }
-        let (now, due) = (coarse_time().as_millis() as u64, self.rings_due.load(Ordering::Relaxed));
+        let (now, due) = (coarse_time().as_millis() as u64, self.look_due.load(Ordering::Relaxed));
         if now < due {
             return;
         }
-        self.rings_due.store(now + LOOK_EVERY.as_millis() as u64, Ordering::Relaxed);
-        let Ok(mut exchange) = self.exchange.try_lock() else { return };
+        self.look_due.store(now + LOOK_EVERY.as_millis() as u64, Ordering::Relaxed);
+        let Some(mut exchange) = exchange.try_lock_all() else { return };
         let all = std::mem::take(&mut exchange.with_large_rings);
         let kept = all.into_iter().filter(|connection| {
             let Some(connection) = connection.upgrade() else { return false };
             let Some(pipes) = connection.pipes.get() else { return false };
             let mut done = true;
-            offer_over(&mut exchange.neighbours, self, pipes, |offer| done = pipes.shrink_if_idle(&connection, offer));
+            offer_over(&mut exchange.neighbours, &self.quota, pipes, |offer| {
+                done = pipes.shrink_if_idle(&connection, offer);
+            });
             !done
         });
         let kept: Vec<_> = kept.collect();
@@ -79,23 +103,23 @@ impl Process {
 /// Has `offer` offer a ring over the session that `pipes` belong to, if there is one.
 fn offer_over(
     neighbours: &mut [PeerProcess],
-    process: &Process,
+    quota: &Quota,
     pipes: &Pipes,
     offer: impl FnOnce(&mut dyn FnMut(&SegmentHeader) -> Option<(OwnCarrier<Mapped>, Lease)>),
 ) {
     let is_its = |peer: &&mut PeerProcess| peer.line.as_ref().is_some_and(|line| Arc::ptr_eq(line, &pipes.line));
     let mut peer = neighbours.iter_mut().find(is_its);
-    offer(&mut |header| peer.as_mut()?.send_ring(process, header, pipes.epochs.peer));
+    offer(&mut |header| peer.as_mut()?.send_ring(quota, header, pipes.epochs.peer));
 }
 
 impl PeerProcess {
     /// Makes a ring and sends it to the peer's end with the number `to`. None where there is no room for it now.
-    fn send_ring(&mut self, process: &Process, header: &SegmentHeader, to: u64) -> Option<(OwnCarrier<Mapped>, Lease)> {
+    fn send_ring(&mut self, quota: &Quota, header: &SegmentHeader, to: u64) -> Option<(OwnCarrier<Mapped>, Lease)> {
         self.send_waiting().ok()?;
         if !self.outbox.is_empty() || !self.outbox.is_open() {
             return None;
         }
-        let lease = process.quota.reserve_bytes(header.segment_len)?;
+        let lease = quota.reserve_bytes(header.segment_len)?;
         // The segment has a descriptor until the peer has been sent one.
         aside::lifted(|| {
             let (segment, offer) = self.link.allocate(header.segment_len as usize).ok()?;

@@ -158,7 +158,7 @@ impl Negotiations {
         for heard in 0.. {
             if heard == MESSAGES || mapped >= SEGMENT {
                 // The rest in a later call, and soon.
-                process.rang();
+                process.exchange.mark_notified();
                 break;
             }
             let Some(received) = neighbour.link.recv(max)? else { break };
@@ -234,25 +234,11 @@ fn own_limit(process: &Process, connection: &Connection, most: u64) -> u64 {
     holds.map_or(most, |bytes| bytes.next_power_of_two().max(LEAST_RING).min(most))
 }
 
-impl Process {
-    /// Makes what is wanted for `connection`, and says whether it did. Nothing is held meanwhile.
-    pub(super) fn make_spare(&self, connection: &Connection) -> bool {
-        let Some((allocator, len)) = lock(&connection.search.spare).begin() else { return false };
-        let made = Resources::new(&self.quota, len, |len| allocator.allocate(len));
-        let mut spare = lock(&connection.search.spare);
-        // Else it is not wanted any more.
-        if matches!(*spare, Spare::Begun) {
-            *spare = made.map_or(Spare::Failed, Spare::Made);
-        }
-        true
-    }
-}
-
 /// The smallest ring that a program can ask for by its buffer.
 const LEAST_RING: u64 = 4096;
 
-/// S-18. Between two kernels all rings of a session share the memory that brokers gave it. So that many find room, each second
-/// one is half as large, and none smaller than this because of that.
+/// The smallest ring that is made small so that many find room. Between two kernels all rings of a session share the memory that
+/// brokers gave it, and each second one is half as large (S-18).
 const LEAST_SHARED_RING: u64 = 16 << 10;
 
 impl PeerProcess {
@@ -260,8 +246,8 @@ impl PeerProcess {
         (wished >> (self.sharers() / 2).min(16)).max(LEAST_SHARED_RING).min(wished)
     }
 
-    /// S-18. Takes the memory that `connection` is to bring, before anything is said of it, where all connections of a session share
-    /// what there is. Says whether there was room.
+    /// Takes the memory that `connection` is to bring, before anything is said of it, where all connections of a session share what
+    /// there is. Says whether there was room (S-18).
     pub(super) fn reserve(&mut self, process: &Process, connection: &Arc<Connection>) -> Result<bool, Reason> {
         let mut spare = lock(&connection.search.spare);
         if self.link.same_kernel() || matches!(*spare, Spare::Made(_)) {
@@ -275,7 +261,7 @@ impl PeerProcess {
                 within_quota = true;
                 self.link.allocate(len)
             };
-            match aside::lifted(|| Resources::new(&process.quota, limits::CONTROL_LEN + ring, allocate)) {
+            match aside::lifted(|| Resources::new(process.rings.quota(), limits::CONTROL_LEN + ring, allocate)) {
                 Ok(made) => {
                     *spare = Spare::Made(made);
                     self.add_sharer(connection);
@@ -314,7 +300,7 @@ impl PeerProcess {
             Spare::Made(made) if !grows => made.len - limits::CONTROL_LEN,
             _ => most.min(settings.first_ring),
         };
-        let growth = (grows && ring < most).then(|| (process.rings.clone(), most));
+        let growth = (grows && ring < most).then(|| (process.rings.budget(), most));
         let features = if grows { Features::HANDOVER } else { Features::NONE };
         let header = SegmentHeader::new(ring, 0, 0, features, id);
         let spare = std::mem::take(&mut *lock(&connection.search.spare));
@@ -328,7 +314,7 @@ impl PeerProcess {
             }
         };
         if made.is_none()
-            && process.is_crowded()
+            && process.exchange.is_crowded()
             && let Some(allocator) = self.link.allocator()
         {
             *lock(&connection.search.spare) = Spare::Wanted(allocator, header.segment_len);
@@ -337,7 +323,7 @@ impl PeerProcess {
         }
         // The segment has a descriptor until the peer has been sent one.
         aside::lifted(|| {
-            let make = || Resources::new(&process.quota, header.segment_len, |len| self.link.allocate(len));
+            let make = || Resources::new(process.rings.quota(), header.segment_len, |len| self.link.allocate(len));
             let Resources { segment, offer, lease, bell, .. } = made.map_or_else(make, Ok)?;
             let fresh = Fresh::new(segment, &header);
             // What rings for all of a session is the peer's already.

@@ -30,7 +30,7 @@ pub(crate) struct Negotiations {
     pub(super) finished: Vec<Claimed>,
     pub(super) by_tuple: HashMap<Tuple, Weak<Connection>>,
     pub(super) by_id: HashMap<u64, Weak<Connection>>,
-    /// S-20. Connections whose ring has grown, and may be idle.
+    /// Connections whose ring has grown, and may be idle (S-20).
     pub(super) with_large_rings: Vec<Weak<Connection>>,
     /// In a child made by fork: its parent's lines that its connections go over.
     pub(crate) inherited: Vec<Weak<Session>>,

@@ -8,6 +8,7 @@ use tombolo_domain::Sought;
 use tombolo_layout::sockets::Message;
 
 use super::{
+    describe,
     machines::Machines,
     sessions::Dialled,
     stage::NegotiationStage,
@@ -56,7 +57,7 @@ pub(super) fn find_way(all: &mut Machines, process: &Process, connection: &Conne
     Some(numbers.and_then(key_of_sequences).map_or(Way::Folder, Way::Broker))
 }
 
-/// S-18. Seeks an end in another kernel.
+/// Seeks an end in another kernel (S-18).
 pub(super) fn seek_by_broker(
     all: &mut Negotiations,
     process: &Process,
@@ -67,10 +68,10 @@ pub(super) fn seek_by_broker(
 ) -> Result<(), Reason> {
     let Sought::At(service) = all.machines.seek(process.machines.as_deref(), key, address) else { return Ok(()) };
     let claims = all.claims(process)?;
-    if process.is_off(&claims) {
+    if process.switch.is_off_for(&claims) {
         return Err(Reason::Off);
     }
-    let claim = process.describe(connection)?;
+    let claim = describe(process.kernel(), connection)?;
     if !proof::is_ready(&claim) {
         return Ok(());
     }
