@@ -60,7 +60,7 @@ fn given_up(fd: RawFd, connection: &Arc<Connection>, last: impl FnOnce()) -> boo
     wiring::forget(connection);
     let reset = connection.finish();
     // Another thread may wait for it in a call: the kernel tells it nothing of this number any more.
-    connection.bell().inspect(|bell| bell.notify());
+    connection.pipes.bell().inspect(|bell| bell.notify());
     if let Some(process) = state::busy() {
         process.waiters.unwatch(connection);
         process.ended(connection);

@@ -126,10 +126,10 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     // SAFETY: (contract) the caller's promise.
     let done = unsafe { real::shutdown(fd, how) };
     if let (0, Some(connection), Some(process)) = (done, &known, state::busy()) {
-        errno::kept(|| connection.has_shut(process, fd, how != libc::SHUT_WR));
+        errno::kept(|| connection.for_call(process, fd).finish_shutdown(how != libc::SHUT_WR));
     }
     // Another thread may wait for room: it has none any more, and TCP tells only who asks.
-    if let Some(bell) = ends.and_then(|connection| connection.bell()) {
+    if let Some(bell) = ends.and_then(|connection| connection.pipes.bell()) {
         errno::kept(|| bell.notify());
     }
     done
@@ -212,7 +212,7 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mu
         && let (Some(process), Some(connection)) = (state::busy(), state::connection(fd))
     {
         // S-2. One who only asks, again and again, does here what its peer asks for.
-        errno::kept(|| connection.owes(process, fd));
+        errno::kept(|| connection.for_call(process, fd).owes());
         let more = errno::kept(|| connection.unread()).min(i32::MAX as u64) as c_int;
         let place = argument.cast::<c_int>();
         // SAFETY: (valid) the kernel stored an int there, aligned or not.

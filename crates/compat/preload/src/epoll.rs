@@ -58,7 +58,7 @@ static SLEEPERS: AtomicUsize = AtomicUsize::new(0);
 pub(crate) fn found_no_room(connection: &Connection) {
     // ORDER SeqCst: who sleeps says so before its last look, and what fills the ring was published before this.
     if SLEEPERS.load(Ordering::SeqCst) > 0 && connection.wiring.is_wired() {
-        connection.bell().inspect(|bell| bell.notify());
+        connection.pipes.bell().inspect(|bell| bell.notify());
     }
 }
 
@@ -127,7 +127,7 @@ impl Set {
 
     /// Whether something is left in shared memory.
     fn stirs(&self) -> bool {
-        self.lock().all().iter().any(|entry| entry.wired && entry.connection.stirs())
+        self.lock().all().iter().any(|entry| entry.wired && entry.connection.pipes.stirs())
     }
 }
 

@@ -38,7 +38,7 @@ pub(crate) fn begin(process: &Process, connection: &Arc<Connection>) {
         Stage::Joined if !connection.wiring.is_wired() && connection.reason().is_none() => {
             errno::kept(|| wiring::wire(process, connection));
         }
-        Stage::Joined if connection.is_revocable() => errno::kept(|| process.advance(connection)),
+        Stage::Joined if connection.pipes.are_revocable() => errno::kept(|| process.advance(connection)),
         Stage::Joined | Stage::Plain => {}
     }
 }
@@ -97,7 +97,10 @@ pub(crate) fn receive_back_on_tcp(
     }
     let n = real();
     if let Ok(bytes @ 1..) = usize::try_from(n) {
-        errno::kept(|| connection.received_back_on_tcp(process, bytes));
+        errno::kept(|| {
+            connection.count(Direction::In, bytes);
+            process.journal.count_bytes(Direction::In, Transport::Tcp, bytes);
+        });
     }
     Some(n)
 }
@@ -171,9 +174,9 @@ fn joined_receive(
     // Whether to wait at once: where nothing is there, and who waits hears whatever comes.
     let mut rests = true;
     loop {
-        let rested = std::mem::take(&mut rests) && connection.rests();
+        let rested = std::mem::take(&mut rests) && connection.for_call(process, fd).finds_nothing();
         let rested = rested && !patience.is_nonblocking(connection, fd, flags);
-        let received = if rested { Err(Errno::AGAIN) } else { connection.recv(process, fd, parts, read) };
+        let received = if rested { Err(Errno::AGAIN) } else { connection.for_call(process, fd).recv(parts, read) };
         match received {
             Ok(n) if read == Read::Peek => {
                 if !all || n == 0 || n == total || !patience.is_for_more(process, connection, fd, flags, n) {
@@ -183,7 +186,7 @@ fn joined_receive(
             Ok(n) => {
                 done += n;
                 // S-15. Less than there was room for is the sign that nothing is left, after which programs wait for an edge.
-                if n == 0 || done == total || !all && !connection.is_crossing() {
+                if n == 0 || done == total || !all && !connection.pipes.is_crossing() {
                     return Ok(done);
                 }
                 IoSliceMut::advance_slices(&mut parts, n);
@@ -197,7 +200,7 @@ fn joined_receive(
                 }
             }
             Err(errno) if done > 0 => {
-                connection.store_error(errno);
+                connection.pipes.store_error(errno);
                 return Ok(done);
             }
             Err(errno) => return Err(errno),
@@ -261,7 +264,7 @@ fn joined_send(
         if done > 0 && connection.ending.is_over() {
             return Ok(done); // What the kernel says to more is for the next call.
         }
-        match connection.send(process, fd, parts) {
+        match connection.for_call(process, fd).send(parts) {
             Ok(n) => {
                 done += n;
                 // A blocking send returns when all is sent, and so does no other.
@@ -312,7 +315,7 @@ fn joined_send_from(
     connection.ending.ask_now_and_then(process.kernel(), fd);
     source.be_patient(!patience.is_nonblocking(connection, fd, 0));
     loop {
-        let failed = match connection.send_from(process, fd, source, most - done) {
+        let failed = match connection.for_call(process, fd).send_from(source, most - done) {
             Ok(0) => return Ok(done),
             Ok(n) if done + n == most || patience.is_nonblocking(connection, fd, 0) => return Ok(done + n),
             Ok(n) => {
@@ -384,7 +387,7 @@ impl Patience {
         if process.kernel().poll(fd, libc::POLLRDHUP) != 0 {
             return before != Some(seen); // Some may have come between the two looks.
         }
-        connection.owes(process, fd);
+        connection.for_call(process, fd).owes();
         wait::a_moment(fd)
     }
 
@@ -412,7 +415,7 @@ impl Patience {
         match waited {
             Ok(true) => Ok(()),
             Ok(false) if look.is_some_and(|look| self.deadline.flatten().is_none_or(|deadline| look < deadline)) => {
-                errno::kept(|| connection.leave_full_pipe(process, fd));
+                errno::kept(|| connection.for_call(process, fd).leave_full_pipe());
                 Ok(())
             }
             Ok(false) => Err(Errno::AGAIN),

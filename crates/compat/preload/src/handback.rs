@@ -32,7 +32,7 @@ pub(crate) fn hand_over_all(process: &Process, all: &[(RawFd, Arc<Connection>)],
     for (fd, connection) in &all {
         process.leaves(connection, reason);
         if connection.stage() == Stage::Joined {
-            connection.retreat(process.kernel(), *fd, reason);
+            connection.for_call(process, *fd).retreat(reason);
         }
     }
     let deadline = Instant::now() + PATIENCE;
@@ -51,7 +51,7 @@ pub(crate) fn use_kernel(process: &Process, fd: RawFd, connection: &Arc<Connecti
     process.leaves(connection, Reason::Usage);
     let is_there = match take_back(process, fd, connection, Reason::Usage, Instant::now() + PATIENCE) {
         ReturnStage::Done => true,
-        ReturnStage::Long => connection.turn_back(process, fd),
+        ReturnStage::Long => connection.for_call(process, fd).turn_back(),
         ReturnStage::Lost => false,
     };
     if !is_there {
@@ -64,7 +64,7 @@ pub(crate) fn use_kernel(process: &Process, fd: RawFd, connection: &Arc<Connecti
 pub(crate) fn send_by_kernel(process: &Process, fd: RawFd, connection: &Arc<Connection>) {
     ask_for_tcp(process, fd, connection, Reason::Usage);
     let deadline = Instant::now() + PATIENCE;
-    while !connection.ending.is_given_up() && !connection.turn_back(process, fd) {
+    while !connection.ending.is_given_up() && !connection.for_call(process, fd).turn_back() {
         if Instant::now() >= deadline {
             reset(process, fd, connection);
         }
@@ -82,7 +82,7 @@ fn reset(process: &Process, fd: RawFd, connection: &Connection) {
 /// Asks the peer for TCP from its next call on, and waits for nobody. What is in shared memory is read there.
 pub(crate) fn ask_for_tcp(process: &Process, fd: RawFd, connection: &Arc<Connection>, reason: Reason) {
     process.leaves(connection, reason);
-    let _ = connection.is_readable(process, fd); // Says so to the peer.
+    let _ = connection.for_call(process, fd).is_readable(); // Says so to the peer.
 }
 
 /// Asks the peer for TCP, of which the kernel tells the program whatever comes, and waits for a while until what comes next comes
@@ -97,7 +97,7 @@ pub(crate) fn wait_for_tcp(process: &Process, fd: RawFd, connection: &Arc<Connec
     while connection.stage() == Stage::Joined && is_silent() && Instant::now() < deadline {
         // The peer rings for nothing here: it only moves.
         let _ = kernel::poll(&mut [], Some(Duration::from_millis(1)), None);
-        let _ = connection.is_readable(process, fd);
+        let _ = connection.for_call(process, fd).is_readable();
     }
 }
 
@@ -122,14 +122,14 @@ fn take_back(
     }
     let twin = find_twin(connection);
     loop {
-        match connection.retreat(process.kernel(), fd, reason) {
+        match connection.for_call(process, fd).retreat(reason) {
             ReturnStage::Long if Instant::now() < deadline => {}
             stage => return stage,
         }
         if let Some((fd, other)) = &twin {
             // In a child of vfork the number may be another file by now: then its parent sends what is owed, later.
             let there = state::is_owner() || process.kernel().tuple(*fd) == other.identity.addresses();
-            other.owes(process, if there { *fd } else { -1 });
+            other.for_call(process, if there { *fd } else { -1 }).owes();
         }
         // The peer rings for nothing here: it only moves.
         let _ = kernel::poll(&mut [], Some(Duration::from_millis(1)), None);
@@ -144,9 +144,9 @@ pub(crate) fn drain_before_close(fd: RawFd, connection: &Connection) {
     }
     let Some(process) = state::busy().filter(|_| state::is_owner()) else { return };
     let deadline = Instant::now() + PATIENCE;
-    while connection.owes(process, fd) {
+    while connection.for_call(process, fd).owes() {
         if Instant::now() >= deadline {
-            if !connection.is_cut_off() {
+            if !connection.pipes.are_cut_off() {
                 reset(process, fd, connection);
             }
             return;

@@ -16,7 +16,7 @@ use std::{
 
 use libc::{POLLIN, POLLOUT, POLLRDNORM, POLLWRNORM, epoll_event, pollfd};
 use rustix::io::Errno;
-use tombolo_sockets::{Process, connection::Connection, spin};
+use tombolo_sockets::{Process, Seat, connection::Connection, spin};
 
 use crate::{
     errno, inside,
@@ -69,7 +69,7 @@ pub(crate) fn one(
     deadline: impl FnOnce() -> Option<Instant>,
 ) -> Result<bool, Errno> {
     // What a peer answers at once is here before the kernel has been asked anything.
-    if wanted == Wanted::READ && !connection.stirs() && spin::until(|| connection.stirs()) {
+    if wanted == Wanted::READ && !connection.pipes.stirs() && spin::until(|| connection.pipes.stirs()) {
         return Ok(true);
     }
     let deadline = deadline();
@@ -92,19 +92,19 @@ fn seated(
 ) -> Result<Option<bool>, Errno> {
     let _inside = inside::enter();
     let reads = wanted == Wanted::READ;
-    let before = connection.arrived();
+    let before = connection.pipes.arrived();
     // There may be something that this call cannot take yet; or it is the kernel that knows of room.
-    if reads && connection.stirs() || !reads && connection.is_writable() != Some(false) {
+    if reads && connection.pipes.stirs() || !reads && connection.is_writable() != Some(false) {
         return Ok(None);
     }
-    let Some(seat) = errno::kept(|| connection.seat(kernel::borrow(fd))) else { return Ok(None) };
+    let Some(seat) = errno::kept(|| Seat::of(connection, kernel::borrow(fd))) else { return Ok(None) };
     errno::kept(|| process.before_sleep());
     // what came before this is seen now, and what comes after it rings.
-    connection.arm(process, reads, !reads);
-    if reads && connection.arrived() != before || !reads && connection.is_writable() != Some(false) {
+    connection.for_call(process, fd).arm(reads, !reads);
+    if reads && connection.pipes.arrived() != before || !reads && connection.is_writable() != Some(false) {
         return Ok(Some(true));
     }
-    let owes = connection.owes(process, fd);
+    let owes = connection.for_call(process, fd).owes();
     let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
     let rest = if owes { Some(left.map_or(BLIND, |left| left.min(BLIND))) } else { left };
     let slept = spin::asleep();
@@ -156,15 +156,15 @@ fn wait_for(
 ) -> Result<usize, Errno> {
     let _inside = inside::enter();
     // S-2. One who never sleeps does here what its peer asks for.
-    joined.iter().for_each(|(at, connection)| _ = connection.owes(process, fds[*at].fd));
+    joined.iter().for_each(|(at, connection)| _ = connection.for_call(process, fds[*at].fd).owes());
     let mut asked = Vec::with_capacity(fds.len() + 1);
     let mut seen = Vec::with_capacity(joined.len());
     let mut pauses = Looks::default();
     loop {
         seen.clear();
-        seen.extend(joined.iter().map(|(_, connection)| connection.arrived()));
+        seen.extend(joined.iter().map(|(_, connection)| connection.pipes.arrived()));
         // What came between that look and `seen` shows by this.
-        let looks = !std::mem::take(&mut looked) || joined.iter().any(|(_, connection)| connection.stirs());
+        let looks = !std::mem::take(&mut looked) || joined.iter().any(|(_, connection)| connection.pipes.stirs());
         if looks && check_joined(process, fds, joined) {
             // The others may be ready too, and what else there is to say of a joined one, TCP says. A signal that the mask
             // lets through waits where something is ready, as in the kernel.
@@ -207,13 +207,13 @@ fn wait_for(
         }
         errno::kept(|| process.before_sleep());
         for (at, connection) in joined {
-            connection.arm(process, fds[*at].events & READ != 0, fds[*at].events & WRITE != 0);
+            connection.for_call(process, fds[*at].fd).arm(fds[*at].events & READ != 0, fds[*at].events & WRITE != 0);
         }
         if stirs(fds, joined, &seen) {
             continue;
         }
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let owes = joined.iter().any(|(at, connection)| connection.owes(process, fds[*at].fd));
+        let owes = joined.iter().any(|(at, connection)| connection.for_call(process, fds[*at].fd).owes());
         let left = if waiter.is_some() && !owes { left } else { Some(left.map_or(BLIND, |left| left.min(BLIND))) };
         let is_full = joined.iter().any(|(at, connection)| is_stuck(connection, &fds[*at]));
         let rest = if is_full { left.into_iter().chain([pauses.next_pause()]).min() } else { left };
@@ -235,7 +235,7 @@ fn wait_for(
 /// S-16. What waits for room where nobody reads may go over TCP after a while.
 fn leave_full_pipes(process: &Process, fds: &[pollfd], joined: &[Joined]) {
     let full = joined.iter().filter(|(at, connection)| is_stuck(connection, &fds[*at]));
-    full.for_each(|(at, connection)| _ = connection.leave_full_pipe(process, fds[*at].fd));
+    full.for_each(|(at, connection)| _ = connection.for_call(process, fds[*at].fd).leave_full_pipe());
 }
 
 /// Whether there is no room for what is to be sent.
@@ -249,7 +249,7 @@ fn check_joined(process: &Process, fds: &mut [pollfd], joined: &[Joined]) -> boo
     for (at, connection) in joined {
         let entry = &mut fds[*at];
         let mut ready = 0;
-        if entry.events & READ != 0 && connection.is_readable(process, entry.fd) {
+        if entry.events & READ != 0 && connection.for_call(process, entry.fd).is_readable() {
             ready |= entry.events & READ;
         }
         if entry.events & WRITE != 0 {
@@ -269,7 +269,7 @@ fn concerns_tcp(fds: &[pollfd], joined: &[Joined]) -> bool {
         let entry = &fds[*at];
         entry.events & !(READ | WRITE) != 0
             || entry.revents & WRITE != 0
-            || entry.revents & READ != 0 && !connection.stirs()
+            || entry.revents & READ != 0 && !connection.pipes.stirs()
     })
 }
 
@@ -277,7 +277,7 @@ fn concerns_tcp(fds: &[pollfd], joined: &[Joined]) -> bool {
 fn stirs(fds: &[pollfd], joined: &[Joined], seen: &[u64]) -> bool {
     joined.iter().zip(seen).any(|((at, connection), seen)| {
         let events = fds[*at].events;
-        events & READ != 0 && connection.arrived() != *seen
+        events & READ != 0 && connection.pipes.arrived() != *seen
             || events & WRITE != 0 && connection.is_writable() == Some(true)
     })
 }

@@ -4,31 +4,46 @@
 //! It begins as a *candidate*: the program's calls go to the kernel as ever, and this end counts what they move. When
 //! both ends have found each other it gets its pipes, and from then on the calls come here. Or it is *plain* for good,
 //! for a [`Reason`].
+//!
+//! A [`Connection`] puts in order what its parts do. Each part knows one thing, and lets nobody else change it:
+//!
+//! | part | knows |
+//! |---|---|
+//! | [`Identity`] | what names it |
+//! | [`Descriptors`] | by which descriptors this process has it |
+//! | [`Membership`] | which processes have it, and what they count together |
+//! | `StageWord` | how far it is, and why it is on TCP |
+//! | `Trial` | what was seen of it that a proof may need |
+//! | `Search` | how far the way to its peer is |
+//! | [`JoinedPipes`] | its pipes, and what they show |
+//! | [`Options`] | what its program has set |
+//! | [`Wiring`] | what the front has prepared and seen |
+//! | [`Ending`] | how it ends |
+//!
+//! What a call of the program does with the pipes is [`ProgramCall`](crate::ProgramCall).
 
-mod calls;
 mod descriptors;
 mod ending;
 mod identity;
+mod joined_pipes;
 mod membership;
 mod options;
+mod piped_bytes;
 mod plain;
 mod search;
-mod told;
 mod trial;
 mod wiring;
 
 use std::{
     os::fd::RawFd,
-    sync::{Arc, Mutex, OnceLock, Weak, atomic::AtomicU64},
+    sync::{OnceLock, Weak},
 };
 
-use rustix::io::Errno;
-use tombolo_domain::SingleDoorbell;
 use tombolo_os::lock::lock;
 
 use crate::{
-    Reason, family::ForkGroup, kernel::Kernel, pipes::Pipes, proof::ENOUGH, roster::ConnectionRow, spare::Spare,
-    stage::StageWord, switch::Transport, tuple::Tuple, waiting::Instance,
+    Reason, family::ForkGroup, kernel::Kernel, pipes::Pipes, roster::ConnectionRow, spare::Spare, stage::StageWord,
+    switch::Transport, tuple::Tuple, waiting::Seats,
 };
 
 pub use crate::{
@@ -38,11 +53,13 @@ pub use crate::{
 pub use descriptors::Descriptors;
 pub use ending::Ending;
 pub use identity::Identity;
+pub use joined_pipes::JoinedPipes;
 pub use membership::Membership;
 pub use options::{Options, Set, set_anew};
 pub use plain::Plain;
 pub use wiring::Wiring;
 
+use piped_bytes::PipedBytes;
 use search::Search;
 use trial::Trial;
 
@@ -67,13 +84,13 @@ pub struct Connection {
     pub ending: Ending,
     stage: StageWord,
     /// Bytes that went through the pipes.
-    piped: [AtomicU64; 2],
+    pub(crate) piped: PipedBytes,
     pub(crate) row: ConnectionRow,
-    pub(crate) pipes: OnceLock<Pipes>,
+    /// What carries it beside TCP, once it is joined.
+    pub pipes: JoinedPipes,
     /// Itself, once it has pipes.
     pub(crate) own: OnceLock<Weak<Connection>>,
-    /// Where threads wait for it, while none does.
-    pub(crate) seats: Mutex<Vec<Instance>>,
+    pub(crate) seats: Seats,
 }
 
 impl Connection {
@@ -89,11 +106,11 @@ impl Connection {
             trial: Trial::new(),
             ending: Ending::default(),
             stage: StageWord::default(),
-            piped: [const { AtomicU64::new(0) }; 2],
+            piped: PipedBytes::default(),
             row: ConnectionRow::default(),
-            pipes: OnceLock::new(),
+            pipes: JoinedPipes::default(),
             own: OnceLock::new(),
-            seats: Mutex::default(),
+            seats: Seats::default(),
         }
     }
 
@@ -110,7 +127,7 @@ impl Connection {
     }
 
     pub(crate) fn join(&self, pipes: Pipes) {
-        if self.pipes.set(pipes).is_ok() {
+        if self.pipes.set(pipes) {
             self.stage.join();
             self.trial.forget_history();
             if self.ending.has_ended_sending() {
@@ -150,47 +167,34 @@ impl Connection {
     pub(crate) fn leaves(&self) -> bool {
         self.stage.is_leaving()
             || self.members.group().is_some_and(ForkGroup::leaves)
-            || self.is_cut_off()
-            || self.is_to_leave()
-    }
-
-    /// The way to the peer's process is gone, perhaps with it: there will be no more rings, and no end is told but by TCP.
-    #[must_use]
-    pub fn is_cut_off(&self) -> bool {
-        self.pipes.get().is_some_and(|pipes| pipes.line.is_gone())
-    }
-
-    /// V-9. Whether the memory that carries it may be taken away.
-    #[inline]
-    #[must_use]
-    pub fn is_revocable(&self) -> bool {
-        self.pipes.get().is_some_and(|pipes| pipes.line.is_revocable())
-    }
-
-    /// V-9. Its memory will be taken away.
-    fn is_to_leave(&self) -> bool {
-        self.pipes.get().is_some_and(|pipes| pipes.line.is_leaving())
+            || self.pipes.are_cut_off()
+            || self.pipes.are_to_leave()
     }
 
     /// Why it is on TCP, if it was said to stay there.
     #[must_use]
     pub fn reason(&self) -> Option<Reason> {
         match self.stage() {
-            Stage::Joined if self.is_cut_off() && !self.stage.is_leaving() => Some(Reason::PeerGone),
+            Stage::Joined if self.pipes.are_cut_off() && !self.stage.is_leaving() => Some(Reason::PeerGone),
             Stage::Joined if self.leaves() => Some(self.stage.reason()),
             Stage::Plain => Some(self.stage.reason()),
             Stage::Candidate | Stage::Joined => None,
         }
     }
 
-    /// This process gives the socket up. Says whether there is no other of this end.
-    pub fn depart(&self) -> bool {
-        // Without a group there is nobody who could use the pipes by turns.
-        let _still = self.members.group().and_then(|_| self.pipes.get()).map(Pipes::still);
-        self.members.depart()
+    /// Why it is on TCP at this moment, where enough is `after` bytes: also one for which the other end is still looked for. None
+    /// where it is carried by shared memory.
+    pub(crate) fn reason_so_far(&self, after: u64) -> Option<Reason> {
+        match self.stage() {
+            Stage::Plain => Some(self.stage.reason()),
+            Stage::Joined => self.stage.is_leaving().then(|| self.stage.reason()),
+            Stage::Candidate if !self.trial.is_due(self.members.counted_both(), after) => Some(Reason::Brief),
+            Stage::Candidate if !self.members.is_alone() => Some(Reason::Shared),
+            Stage::Candidate => Some(Reason::NoPeer),
+        }
     }
 
-    // ---- counting
+    // ---- calls and bytes
 
     /// A call that moves bytes by the kernel begins, if this end has no pipes.
     #[must_use]
@@ -206,18 +210,11 @@ impl Connection {
         (self.stage() != Stage::Joined).then_some(plain)
     }
 
-    /// So many bytes went over TCP. Says how many there were before.
-    pub(crate) fn count(&self, direction: Direction, bytes: usize) -> u64 {
+    /// So many bytes of the program went over TCP. Says how many there were before.
+    pub fn count(&self, direction: Direction, bytes: usize) -> u64 {
         let before = self.members.count(direction, bytes);
         self.row.count(direction, Transport::Tcp, before + bytes as u64);
         before
-    }
-
-    /// Whether enough has passed to be worth the trouble: so many bytes, or two turns with as much as a proof needs.
-    pub(crate) fn is_due(&self, after: u64) -> bool {
-        let [sent, received] = Direction::BOTH.map(|direction| self.members.counted(direction));
-        let turned = self.trial.turns() >= 4 && sent.max(received) >= ENOUGH.into();
-        (sent + received >= after || turned) && sent + received >= ENOUGH.into()
     }
 
     // ---- with pipes
@@ -229,48 +226,39 @@ impl Connection {
         self.wiring.is_quiet() && self.members.is_alone()
     }
 
-    /// A call that has given bytes met this error: the next one gives it, as in the kernel.
-    pub fn store_error(&self, error: Errno) {
-        if let Some(pipes) = self.pipes.get() {
-            pipes.store_error(error);
-        }
+    /// Whether a send would find room; none where the kernel is to be asked.
+    #[must_use]
+    pub fn is_writable(&self) -> Option<bool> {
+        self.pipes.get()?.has_room(self)
     }
 
-    /// Whether something happened in shared memory that makes a read worth a try: a hint, without a call.
-    #[inline]
+    /// Bytes in the pipe that were not read.
     #[must_use]
-    pub fn stirs(&self) -> bool {
-        self.pipes.get().is_some_and(Pipes::stirs)
+    pub fn unread(&self) -> u64 {
+        self.pipes.get().map_or(0, |pipes| pipes.unread(self))
     }
 
-    /// Whether all that comes is expected in the pipe, and nothing has: a read would find nothing there, and what TCP has to say
-    /// whoever waits hears from the kernel.
-    #[inline]
+    /// Bytes of the rings of the two directions, sending and receiving, once it has any.
     #[must_use]
-    pub fn rests(&self) -> bool {
-        self.members.is_alone() && !self.leaves() && self.pipes.get().is_some_and(Pipes::rests)
+    pub fn ring_sizes(&self) -> Option<[u64; 2]> {
+        self.pipes.get().map(|pipes| pipes.ring_sizes(self))
     }
 
-    /// S-15. Whether the last read ended where the sender has left a carrier: there may be more on the other one.
-    #[inline]
+    /// What carries the two directions: sending, receiving.
     #[must_use]
-    pub fn is_crossing(&self) -> bool {
-        self.pipes.get().is_some_and(Pipes::is_crossing)
+    pub fn carriers(&self) -> [Transport; 2] {
+        self.pipes.get().map_or([Transport::Tcp; 2], |pipes| pipes.carriers(self))
     }
 
-    /// Whether the peer asks for TCP, and waits for this end to look.
-    #[inline]
+    /// Whether it was joined, and is back on TCP for good, and nobody looks at its memory any more: then the program's calls may as
+    /// well be the kernel's.
     #[must_use]
-    pub fn is_asked(&self) -> bool {
-        self.pipes.get().is_some_and(Pipes::is_asked)
+    pub fn is_back_on_tcp(&self) -> bool {
+        let is_over = |pipes: &Pipes| !pipes.line.is_revocable() || pipes.is_detached();
+        self.leaves() && self.pipes.get().is_some_and(is_over) && self.carriers() == [Transport::Tcp; 2]
     }
 
-    /// A position that grows with every byte that arrives in the pipe.
-    #[inline]
-    #[must_use]
-    pub fn arrived(&self) -> u64 {
-        self.pipes.get().map_or(0, Pipes::arrived)
-    }
+    // ---- its end
 
     /// This end sends no more: what it tries to send is for the kernel to refuse.
     pub fn end_sending(&self) {
@@ -283,9 +271,15 @@ impl Connection {
         }
     }
 
-    /// S-13. Where who waits for this connection is woken, once it has pipes.
-    #[must_use]
-    pub fn bell(&self) -> Option<&Arc<SingleDoorbell>> {
-        self.pipes.get().map(|pipes| &pipes.bell)
+    /// This process gives the socket up. Says whether there is no other of this end.
+    pub fn depart(&self) -> bool {
+        // Without a group there is nobody who could use the pipes by turns.
+        let _still = self.members.group().and_then(|_| self.pipes.get()).map(Pipes::still);
+        self.members.depart()
+    }
+
+    /// This process's last descriptor is about to be closed. Says whether TCP would reset, because bytes were left unread.
+    pub fn finish(&self) -> bool {
+        self.depart() && self.pipes.get().is_some_and(|pipes| pipes.close(self))
     }
 }

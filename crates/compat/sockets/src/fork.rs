@@ -90,7 +90,7 @@ impl Process {
                 place = Some(family.expect());
             }
             let identity = connection.identity.hold();
-            let seats = lock(&connection.seats);
+            let seats = connection.seats.hold();
             members.push(Member {
                 connection,
                 place,

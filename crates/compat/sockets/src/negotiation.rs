@@ -76,7 +76,7 @@ impl Process {
     pub fn advance(&self, connection: &Arc<Connection>) {
         if connection.stage() == Stage::Joined {
             // A program that never sleeps is told by nobody (S-19).
-            if connection.is_revocable()
+            if connection.pipes.are_revocable()
                 && self.exchange.has_not_heard_for(LOOK_EVERY)
                 && let Some(mut exchange) = self.exchange.try_lock_all()
             {
@@ -85,7 +85,9 @@ impl Process {
             return;
         }
         let call = connection.search.count_call();
-        if connection.stage() != Stage::Candidate || !connection.is_due(self.settings.after) {
+        if connection.stage() != Stage::Candidate
+            || !connection.trial.is_due(connection.members.counted_both(), self.settings.after)
+        {
             return;
         }
         if connection.search.is_before_next_try(call) {

@@ -202,7 +202,8 @@ impl Process {
         if !self.journal.has_log() {
             return;
         }
-        let [[out_tcp, out_shared], [in_tcp, in_shared]] = Direction::BOTH.map(|direction| connection.bytes(direction));
+        let [[out_tcp, out_shared], [in_tcp, in_shared]] = Direction::BOTH
+            .map(|direction| [connection.members.counted(direction), connection.piped.counted(direction)]);
         let both = format!(
             "sent {out_shared} through shared memory and {out_tcp} over TCP, received {in_shared} and {in_tcp}"
         );

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S-11. What this process shows of its connections to whoever looks from outside: memory that others can map and nobody
-//! else can write. What cannot be had for it is not shown.
+//! What this process shows of its connections to whoever looks from outside: memory that others can map and nobody else can
+//! write. What cannot be had for it is not shown (S-11).
 
 mod show;
 

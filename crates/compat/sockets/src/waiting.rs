@@ -7,6 +7,7 @@
 //! watched that a peer could ring for all: a path is watched for its end alone.
 
 mod instance;
+mod seats;
 
 use std::{
     os::fd::{BorrowedFd, RawFd},
@@ -16,14 +17,12 @@ use std::{
 use rustix::event::epoll;
 use tombolo_os::lock::lock;
 
-use crate::{connection::Connection, exchange::Exchange, session::SessionPath};
+use crate::{connection::Connection, exchange::Exchange};
 use instance::{PATH, SOCKET};
 
 pub use instance::Instances;
 pub(crate) use instance::{HeldInstances, Instance};
-
-/// Places that are left to a connection: one for a thread that reads, one for a thread that sends.
-const SEATS: usize = 2;
+pub(crate) use seats::Seats;
 
 /// Epoll instances of this process at which a thread waits for several connections, while none does.
 #[derive(Debug, Default)]
@@ -38,7 +37,7 @@ impl WaiterPool {
     #[must_use]
     pub fn find_waiter<'c>(&self, connections: impl Iterator<Item = &'c Arc<Connection>>) -> Option<Waiter<'_>> {
         let connections: Vec<_> = connections.collect();
-        let mut bells: Vec<_> = connections.iter().filter_map(|connection| connection.bell().cloned()).collect();
+        let mut bells: Vec<_> = connections.iter().filter_map(|connection| connection.pipes.bell().cloned()).collect();
         bells.sort_by_key(Arc::as_ptr);
         bells.dedup_by_key(|bell| Arc::as_ptr(bell));
         let pooled = {
@@ -48,7 +47,7 @@ impl WaiterPool {
         };
         let mut instance = pooled.map_or_else(|| Instance::new().ok(), Some)?;
         if !instance.is_for(&bells) {
-            let mut paths: Vec<_> = connections.iter().filter_map(|connection| connection.path()).collect();
+            let mut paths: Vec<_> = connections.iter().filter_map(|connection| connection.pipes.path()).collect();
             paths.sort_by_key(Arc::as_ptr);
             paths.dedup_by_key(|path| Arc::as_ptr(path));
             instance.turn_to(bells, paths).ok()?;
@@ -58,8 +57,8 @@ impl WaiterPool {
 
     /// The last descriptor of `connection` is closed: nobody begins to wait for it any more.
     pub fn unwatch(&self, connection: &Connection) {
-        lock(&connection.seats).clear();
-        if let Some(bell) = connection.bell() {
+        connection.seats.clear();
+        if let Some(bell) = connection.pipes.bell() {
             lock(&self.0).retain(|instance| !instance.has(bell));
         }
     }
@@ -115,30 +114,6 @@ impl Drop for Waiter<'_> {
     }
 }
 
-impl Connection {
-    /// A place for a thread that is about to wait for this connection alone, which has the descriptor `fd`. None where there is no
-    /// descriptor to spare.
-    #[must_use]
-    pub fn seat(&self, fd: BorrowedFd<'_>) -> Option<Seat<'_>> {
-        let free = lock(&self.seats).pop();
-        let make = || -> Option<Instance> {
-            let bell = self.bell()?;
-            let mut instance = Instance::new().ok()?;
-            instance.turn_to(vec![Arc::clone(bell)], self.path().into_iter().collect()).ok()?;
-            instance.watch_socket(fd).ok()?;
-            Some(instance)
-        };
-        let instance = free.or_else(make)?;
-        Some(Seat { connection: self, instance: Some(instance) })
-    }
-
-    /// The path to the peer's process, while it is there: to be watched for its end (`EPOLLRDHUP`) and for nothing else.
-    #[must_use]
-    pub fn path(&self) -> Option<Arc<SessionPath>> {
-        self.pipes.get()?.line.path()
-    }
-}
-
 /// A place where one thread waits for one connection, by `epoll_wait`: for whatever TCP has to say, its bell, and the end of the
 /// path to its peer.
 #[derive(Debug)]
@@ -147,7 +122,22 @@ pub struct Seat<'a> {
     instance: Option<Instance>,
 }
 
-impl Seat<'_> {
+impl<'a> Seat<'a> {
+    /// A place for a thread that is about to wait for this connection alone, which has the descriptor `fd`. None where there is no
+    /// descriptor to spare.
+    #[must_use]
+    pub fn of(connection: &'a Connection, fd: BorrowedFd<'_>) -> Option<Self> {
+        let make = || -> Option<Instance> {
+            let bell = connection.pipes.bell()?;
+            let mut instance = Instance::new().ok()?;
+            instance.turn_to(vec![Arc::clone(bell)], connection.pipes.path().into_iter().collect()).ok()?;
+            instance.watch_socket(fd).ok()?;
+            Some(instance)
+        };
+        let instance = connection.seats.find_free().or_else(make)?;
+        Some(Self { connection, instance: Some(instance) })
+    }
+
     /// To wait at. Rings that came before are reported too, once.
     #[must_use]
     pub fn fd(&self) -> RawFd {
@@ -174,12 +164,6 @@ impl Seat<'_> {
 impl Drop for Seat<'_> {
     fn drop(&mut self) {
         let instance = self.instance.take().filter(Instance::is_own);
-        let mut seats = lock(&self.connection.seats);
-        if seats.len() < SEATS {
-            seats.extend(instance);
-            return;
-        }
-        drop(seats);
-        drop(instance);
+        self.connection.seats.put_back(instance);
     }
 }

@@ -175,16 +175,16 @@ fn s2_s3_words_that_lie_after_joining_end_the_stream_and_nothing_else() {
             let mut room = [0; 9000];
             let connection = &victim.connection;
             let got = match random.below(6) {
-                0 => connection.recv(&victim.process, -1, &mut [IoSliceMut::new(&mut room)], Read::Take),
-                1 => connection.recv(&victim.process, -1, &mut [IoSliceMut::new(&mut room)], Read::Peek),
-                2 => connection.send(&victim.process, -1, &[IoSlice::new(&room)]),
+                0 => connection.for_call(&victim.process, -1).recv(&mut [IoSliceMut::new(&mut room)], Read::Take),
+                1 => connection.for_call(&victim.process, -1).recv(&mut [IoSliceMut::new(&mut room)], Read::Peek),
+                2 => connection.for_call(&victim.process, -1).send(&[IoSlice::new(&room)]),
                 3 => {
-                    connection.arm(&victim.process, true, true);
+                    connection.for_call(&victim.process, -1).arm(true, true);
                     victim.process.before_sleep();
                     Ok(connection.unread() as usize)
                 }
-                4 => Ok(usize::from(connection.is_readable(&victim.process, -1))),
-                _ => Ok(usize::from(connection.owes(&victim.process, -1))),
+                4 => Ok(usize::from(connection.for_call(&victim.process, -1).is_readable())),
+                _ => Ok(usize::from(connection.for_call(&victim.process, -1).owes())),
             };
             assert!(since.elapsed() < SOON, "seed {seed}: a call waited for a liar");
             match got {
@@ -253,11 +253,14 @@ fn s20_rings_that_lie_end_the_stream_and_nothing_else() {
             let since = Instant::now();
             let mut room = vec![0; 40 << 10];
             let got = match random.below(4) {
-                0 => connection.recv(&victim.process, -1, &mut [IoSliceMut::new(&mut room)], Read::Take).map(|_| 0),
-                1..=2 => connection.send(&victim.process, -1, &[IoSlice::new(&room)]),
+                0 => connection
+                    .for_call(&victim.process, -1)
+                    .recv(&mut [IoSliceMut::new(&mut room)], Read::Take)
+                    .map(|_| 0),
+                1..=2 => connection.for_call(&victim.process, -1).send(&[IoSlice::new(&room)]),
                 _ => {
                     victim.process.before_sleep();
-                    connection.arm(&victim.process, true, true);
+                    connection.for_call(&victim.process, -1).arm(true, true);
                     Ok(0)
                 }
             };
@@ -330,9 +333,10 @@ fn h2_s20_ring_that_comes_before_it_is_announced_is_followed_once_it_is() {
         control.word(words::WRITER_STATE).store_release(1 | ready << 16 | current << 32);
         for _ in 0..3 {
             listen(&victim);
-            let read = victim.connection.recv(&victim.process, -1, &mut [IoSliceMut::new(&mut [0; 100])], Read::Take);
+            let read =
+                victim.connection.for_call(&victim.process, -1).recv(&mut [IoSliceMut::new(&mut [0; 100])], Read::Take);
             assert_eq!(read, Err(Errno::AGAIN), "{ready} {current}");
-            victim.connection.arm(&victim.process, true, false);
+            victim.connection.for_call(&victim.process, -1).arm(true, false);
         }
     }
     assert_eq!(victim.connection.ring_sizes().unwrap()[1], 8192);
@@ -432,8 +436,8 @@ fn bells_that_a_liar_fills_and_empties_block_nobody_and_silence_no_other() {
         let since = Instant::now();
         let waiter = victim.process.waiters.find_waiter([&first, &victim.connection].into_iter()).unwrap();
         for one in [&first, &victim.connection] {
-            one.arm(&victim.process, true, true);
-            let _ = one.send(&victim.process, -1, &[IoSlice::new(&[0; 100])]);
+            one.for_call(&victim.process, -1).arm(true, true);
+            let _ = one.for_call(&victim.process, -1).send(&[IoSlice::new(&[0; 100])]);
         }
         let rung = |patience| {
             let own = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();

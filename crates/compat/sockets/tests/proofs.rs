@@ -655,7 +655,7 @@ fn joined() -> (Victim, Liar, Play) {
 #[test]
 fn s5_bytes_that_went_past_the_library_keep_both_directions_on_tcp() {
     let receive = |victim: &Victim| {
-        let _ = victim.connection.recv(&victim.process, -1, &mut [IoSliceMut::new(&mut [0; 9])], Read::Take);
+        let _ = victim.connection.for_call(&victim.process, -1).recv(&mut [IoSliceMut::new(&mut [0; 9])], Read::Take);
     };
     // What is received: the library has counted less than the kernel handed out.
     for (more, ready) in [(0, true), (1, false)] {
@@ -671,7 +671,7 @@ fn s5_bytes_that_went_past_the_library_keep_both_directions_on_tcp() {
         play.counts.lock().unwrap().written += more;
         let followed = Followed { moves: 0, ready: true, leave: false }.encode();
         liar.control.as_ref().unwrap().word(tombolo_layout::sockets::FOLLOWED).store_release(followed);
-        let _ = victim.connection.send(&victim.process, -1, &[IoSlice::new(b"into the pipe")]);
+        let _ = victim.connection.for_call(&victim.process, -1).send(&[IoSlice::new(b"into the pipe")]);
         let left = victim.connection.reason() == Some(Reason::Bypassed);
         assert_eq!(!left, moves, "{more}");
         let carrier = victim.connection.carriers()[0];
@@ -684,7 +684,8 @@ fn s3_boundary_behind_what_was_read_ends_the_stream() {
     let read = RECEIVED.len() as u64;
     for (boundary, fits) in [(0, false), (read - 1, false), (read, true)] {
         let (victim, liar, _) = joined();
-        let receive = || victim.connection.recv(&victim.process, -1, &mut [IoSliceMut::new(&mut [0; 9])], Read::Take);
+        let receive =
+            || victim.connection.for_call(&victim.process, -1).recv(&mut [IoSliceMut::new(&mut [0; 9])], Read::Take);
         assert_eq!(receive(), Err(rustix::io::Errno::AGAIN));
         let control = liar.control.as_ref().unwrap();
         control.word(BOUNDARY).store_release(boundary);

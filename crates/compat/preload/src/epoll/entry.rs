@@ -5,7 +5,7 @@ use std::{os::fd::RawFd, sync::Arc};
 
 use libc::{POLLOUT, POLLPRI, POLLRDHUP, epoll_event};
 use tombolo_sockets::{
-    Process,
+    Process, ProgramCall,
     connection::{Connection, Stage},
 };
 
@@ -133,6 +133,11 @@ impl Entry {
         self.events & EXCLUSIVE != 0
     }
 
+    /// What is done on the connection for the program, by one of its descriptors that is open.
+    fn for_call<'a>(&'a self, process: &'a Process) -> ProgramCall<'a> {
+        self.connection.for_call(process, self.connection.descriptors.fd())
+    }
+
     fn is_watched(&self) -> bool {
         self.wired && !self.absent && !self.spent
     }
@@ -164,7 +169,7 @@ impl Entry {
 
     /// Whether nothing has come since this was last asked, nothing is to be told, and a bell will tell when that changes.
     pub fn rests(&mut self, process: &Process) -> bool {
-        let (arrived, stalls) = (self.connection.arrived(), self.connection.wiring.stalls());
+        let (arrived, stalls) = (self.connection.pipes.arrived(), self.connection.wiring.stalls());
         if self.rested.replace(arrived) != Some(arrived) || !self.wired || self.connection.stage() != Stage::Joined {
             return false;
         }
@@ -178,18 +183,18 @@ impl Entry {
             if ready != 0 && self.is_news(ready, arrived, stalls) || !self.connection.is_quiet() {
                 return false;
             }
-            self.connection.arm(process, self.reads(), false);
+            self.for_call(process).arm(self.reads(), false);
             self.rung = false;
         }
         // What came before the peer could know is seen now.
-        !self.connection.stirs() && !self.is_stirred() && !self.is_stalled() && !self.owes(process)
+        !self.connection.pipes.stirs() && !self.is_stirred() && !self.is_stalled() && !self.owes(process)
     }
 
     /// Of one that rests: whether its peer may have rung. Something came, whoever read it; something is asked for; or the
     /// peer is gone.
     pub fn is_stirred(&self) -> bool {
         let connection = &self.connection;
-        self.rested != Some(connection.arrived()) || connection.is_asked() || connection.is_cut_off()
+        self.rested != Some(connection.pipes.arrived()) || connection.pipes.is_asked() || connection.pipes.are_cut_off()
     }
 
     /// Whether its program found no room since it was last told that there is some, and wants to be told.
@@ -203,14 +208,14 @@ impl Entry {
         // Where there is room already, somebody who waits for an edge has had it.
         let full = self.is_full();
         if self.is_watched() {
-            self.connection.arm(process, self.reads(), full);
+            self.for_call(process).arm(self.reads(), full);
         }
         Unheard { owes: self.owes(process), full }
     }
 
     /// S-2. Sends over TCP what the peer wants from there. Says whether something is left of it.
     pub fn owes(&self, process: &Process) -> bool {
-        self.wired && self.connection.owes(process, self.connection.descriptors.fd())
+        self.wired && self.for_call(process).owes()
     }
 
     /// Whether room is waited for, and there is none in the pipe.
@@ -230,7 +235,7 @@ impl Entry {
             return None;
         }
         // What comes after the look is news for the next one.
-        let (arrived, stalls) = (self.connection.arrived(), self.connection.wiring.stalls());
+        let (arrived, stalls) = (self.connection.pipes.arrived(), self.connection.wiring.stalls());
         let ready = self.current_events(process);
         if ready == 0 || !self.is_news(ready, arrived, stalls) {
             return None;
@@ -265,12 +270,12 @@ impl Entry {
             return 0;
         }
         let connection = &self.connection;
-        let mut stirs = connection.stirs();
+        let mut stirs = connection.pipes.stirs();
         let mut ready = 0;
-        if stirs && connection.is_readable(process, self.connection.descriptors.fd()) {
+        if stirs && self.for_call(process).is_readable() {
             ready |= IN | RDNORM;
             // Another process of this end may have read what is there, and this the end.
-            stirs = connection.stirs();
+            stirs = connection.pipes.stirs();
         }
         // The end and errors come after what is in the pipe: programs close when they hear of them.
         let has_unread = ready != 0 && stirs;
@@ -299,11 +304,11 @@ impl Entry {
     fn look_at_tcp(&mut self, process: &Process) -> u32 {
         // Quiet before the look: an edge that comes during it undoes it.
         self.connection.wiring.set_quiet(true);
-        if !self.connection.is_readable(process, self.connection.descriptors.fd()) {
+        if !self.for_call(process).is_readable() {
             return self.sticky;
         }
         self.connection.wiring.set_quiet(false);
-        if !self.connection.stirs() {
+        if !self.connection.pipes.stirs() {
             // An error is gone once the program has asked for it.
             let said = process.kernel().poll(self.connection.descriptors.fd(), POLLRDHUP) as u16;
             self.sticky = u32::from(said) & (RDHUP | ALWAYS);

@@ -261,7 +261,7 @@ impl Registry {
     /// S-16. After a while in which nobody read: what waits for room in a pipe that is full may go over TCP.
     pub fn leave_full_pipes(&mut self, process: &Process) {
         for entry in self.entries[..self.awake].iter().filter(|entry| entry.is_full()) {
-            entry.connection.leave_full_pipe(process, entry.connection.descriptors.fd());
+            entry.connection.for_call(process, entry.connection.descriptors.fd()).leave_full_pipe();
         }
     }
 

@@ -64,7 +64,7 @@ pub(crate) fn nested(process: &Process, set: &Set) {
         for (fd, connection) in &all {
             process.leaves(connection, Reason::Usage);
             // Says so to the peer at once: what it sends from now on comes over TCP.
-            let _ = connection.retreat(process.kernel(), *fd, Reason::Usage);
+            let _ = connection.for_call(process, *fd).retreat(Reason::Usage);
         }
         process.before_sleep();
     });

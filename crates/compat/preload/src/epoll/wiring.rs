@@ -36,14 +36,14 @@ pub(crate) fn wire(process: &Process, connection: &Arc<Connection>) {
             process.leaves(connection, Reason::Usage);
             if connection.wiring.is_wired() {
                 // What is on its way there would not show.
-                let _ = connection.retreat(process.kernel(), connection.descriptors.fd(), Reason::Usage);
+                let _ = connection.for_call(process, connection.descriptors.fd()).retreat(Reason::Usage);
             }
         }
     }
     // Whoever sleeps since before looks again.
     woken.iter().for_each(|set| set.kick());
     if !woken.is_empty() || connection.wiring.is_wired() {
-        connection.bell().inspect(|bell| bell.notify());
+        connection.pipes.bell().inspect(|bell| bell.notify());
     }
 }
 
@@ -127,7 +127,7 @@ pub(super) fn token(entry: &Entry) -> epoll_event {
 
 /// Adds the bell of a joined connection to a set.
 pub(super) fn add_bell(epfd: RawFd, entry: &Entry) -> Result<(), Errno> {
-    let bell = entry.connection.bell().ok_or(Errno::NOTCONN)?;
+    let bell = entry.connection.pipes.bell().ok_or(Errno::NOTCONN)?;
     let rung = if bell.is_shared() { IN } else { OUT };
     let event = epoll_event { events: rung | EDGE, u64: entry.token | BELL };
     match kernel::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, bell.as_fd().as_raw_fd(), event) {
@@ -140,7 +140,7 @@ pub(super) fn add_bell(epfd: RawFd, entry: &Entry) -> Result<(), Errno> {
 /// One that another process has as well may sleep in the same set, which is one for all of them: there the bell stays, until
 /// its last holder goes.
 fn remove_bell(epfd: RawFd, connection: &Connection) {
-    if let Some(bell) = connection.bell().filter(|_| connection.members.is_alone()) {
+    if let Some(bell) = connection.pipes.bell().filter(|_| connection.members.is_alone()) {
         let none = epoll_event { events: 0, u64: 0 };
         let _ = kernel::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, bell.as_fd().as_raw_fd(), none);
     }
@@ -172,7 +172,7 @@ fn add(epfd: RawFd, fd: RawFd, events: u32, token: u64) -> Result<(), Errno> {
 /// Adds the path to the peer of a joined connection to a set: its end wakes who sleeps there.
 pub(super) fn add_path(epfd: RawFd, entry: &Entry, paths: &mut Paths) -> Result<(), Errno> {
     // One that has ended says so by the connection.
-    let Some(path_to_peer) = entry.connection.path() else { return Ok(()) };
+    let Some(path_to_peer) = entry.connection.pipes.path() else { return Ok(()) };
     if paths.has(&path_to_peer) {
         return Ok(());
     }

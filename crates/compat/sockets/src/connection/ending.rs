@@ -51,7 +51,7 @@ impl Ending {
     }
 
     /// The program has shut the socket down: it receives no more, where that is `so`.
-    pub(super) fn end_receiving_if(&self, so: bool) {
+    pub(crate) fn end_receiving_if(&self, so: bool) {
         self.deaf.fetch_or(so, Ordering::SeqCst);
     }
 
@@ -77,7 +77,7 @@ impl Ending {
     }
 
     /// Whether the kernel has said that the peer sends no more, or is gone.
-    pub(super) fn is_end_heard(&self) -> bool {
+    pub(crate) fn is_end_heard(&self) -> bool {
         self.end_heard.load(Ordering::Relaxed)
     }
 

@@ -38,7 +38,7 @@ impl Membership {
         if let Some(group) = self.group() {
             return Ok(group);
         }
-        let group = ForkGroup::new(Direction::BOTH.map(|direction| self.counted(direction)))?;
+        let group = ForkGroup::new(self.counted_both())?;
         if leaves() {
             group.leave();
         }
@@ -75,6 +75,11 @@ impl Membership {
     /// Bytes that went over TCP, of all processes of this end.
     pub(crate) fn counted(&self, direction: Direction) -> u64 {
         self.counter(direction).load(Ordering::SeqCst)
+    }
+
+    /// The same of both directions: sending, receiving.
+    pub(crate) fn counted_both(&self) -> [u64; 2] {
+        Direction::BOTH.map(|direction| self.counted(direction))
     }
 
     /// So many bytes went over TCP. Says how many there were before.

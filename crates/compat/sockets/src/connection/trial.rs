@@ -15,7 +15,7 @@ use tombolo_os::lock::lock;
 use crate::{
     direction::Direction,
     kernel::{Kernel, Sample},
-    proof::{HISTORY, History},
+    proof::{ENOUGH, HISTORY, History},
 };
 
 /// No direction yet.
@@ -76,9 +76,12 @@ impl Trial {
         }
     }
 
-    /// How often the directions took turns.
-    pub(super) fn turns(&self) -> u64 {
-        self.turns.load(Ordering::Relaxed)
+    /// Whether enough has passed to be worth the trouble, where so much was `counted` in the two directions: `after` bytes, or two
+    /// turns with as much as a proof needs.
+    pub fn is_due(&self, counted: [u64; 2], after: u64) -> bool {
+        let [sent, received] = counted;
+        let turned = self.turns.load(Ordering::Relaxed) >= 4 && sent.max(received) >= ENOUGH.into();
+        (sent + received >= after || turned) && sent + received >= ENOUGH.into()
     }
 
     // ---- history

@@ -46,7 +46,7 @@ impl Wiring {
     }
 
     /// A send found too little room.
-    pub(super) fn count_stall(&self) {
+    pub(crate) fn count_stall(&self) {
         self.stalls.fetch_add(1, Ordering::SeqCst);
     }
 }

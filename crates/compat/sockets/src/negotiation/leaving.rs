@@ -6,7 +6,7 @@ use std::sync::Weak;
 use tombolo_domain::Liveness;
 
 use super::peer_process::PeerProcess;
-use crate::{connection::Connection, process::Process};
+use crate::{Reason, connection::Connection, process::Process};
 
 impl PeerProcess {
     /// Takes its connections back to TCP where its memory will be taken away (V-9). Says whether it is left, and all of them are.
@@ -18,7 +18,7 @@ impl PeerProcess {
             line.begin_to_leave();
         }
         self.joined.retain(|connection| connection.strong_count() > 0);
-        let left = |connection: &Weak<Connection>| connection.upgrade().is_none_or(|it| it.leave_memory(process));
+        let left = |connection: &Weak<Connection>| connection.upgrade().is_none_or(|it| leave_memory(&it, process));
         let all_left = self.joined.iter().map(left).fold(true, |all, one| all & one);
         if !all_left {
             // Whoever sleeps next looks first.
@@ -27,10 +27,41 @@ impl PeerProcess {
         all_left
     }
 
+    /// It has ended. Says whether nothing needs its memory any more: as long as something does, the call must not be given back.
+    pub(super) fn has_left_memory(&mut self) -> bool {
+        self.over = true;
+        self.joined.retain(|connection| connection.strong_count() > 0);
+        let left = |connection: &Weak<Connection>| connection.upgrade().is_none_or(|it| has_left_memory(&it));
+        self.link.same_kernel() || self.joined.iter().map(left).fold(true, |all, one| all & one)
+    }
+
     /// The memory was taken away.
     pub(super) fn lose_memory(&self, process: &Process) {
         if !self.link.same_kernel() && self.link.liveness() == Liveness::Revoked {
-            self.joined.iter().filter_map(Weak::upgrade).for_each(|connection| connection.lose_memory(process));
+            self.joined.iter().filter_map(Weak::upgrade).for_each(|connection| lose_memory(&connection, process));
         }
+    }
+}
+
+/// Its memory will be taken away: moves `connection` back to TCP as far as that can be done now. Says whether it needs that memory no
+/// more (V-9).
+fn leave_memory(connection: &Connection, process: &Process) -> bool {
+    if connection.descriptors.are_closed() {
+        return true;
+    }
+    connection.for_call(process, connection.descriptors.fd()).retreat(Reason::TakenAway);
+    has_left_memory(connection)
+}
+
+/// Whether `connection` needs its memory no more (V-9).
+fn has_left_memory(connection: &Connection) -> bool {
+    connection.descriptors.are_closed() || connection.pipes.get().is_none_or(|pipes| pipes.detach(connection))
+}
+
+/// Its memory was taken away: what was in it is lost, unless nothing was (V-9).
+fn lose_memory(connection: &Connection, process: &Process) {
+    let needs_it = connection.pipes.get().is_some_and(|pipes| !pipes.is_detached());
+    if needs_it && !connection.descriptors.are_closed() && process.gives_up(connection) {
+        process.kernel().reset(connection.descriptors.fd());
     }
 }

@@ -160,14 +160,6 @@ impl PeerProcess {
         Ok(())
     }
 
-    /// It has ended. Says whether nothing needs its memory any more: as long as something does, the call must not be given back.
-    pub(super) fn has_left_memory(&mut self) -> bool {
-        self.over = true;
-        self.joined.retain(|connection| connection.strong_count() > 0);
-        let left = |connection: &Weak<Connection>| connection.upgrade().is_none_or(|it| it.has_left_memory());
-        self.link.same_kernel() || self.joined.iter().map(left).fold(true, |all, one| all & one)
-    }
-
     /// A connection was joined over it.
     pub(super) fn keep_joined(&mut self, connection: &Arc<Connection>) {
         if self.joined.len() == self.joined.capacity() {

@@ -90,7 +90,7 @@ pub struct End {
 impl End {
     /// Sends what there is room for.
     pub fn send(&self, bytes: &[u8]) -> usize {
-        match self.connection.send(&self.process, -1, &[IoSlice::new(bytes)]) {
+        match self.connection.for_call(&self.process, -1).send(&[IoSlice::new(bytes)]) {
             Ok(n) => n,
             Err(errno) => {
                 assert_eq!(errno, Errno::AGAIN);
@@ -101,7 +101,7 @@ impl End {
 
     /// Receives what is there.
     pub fn receive(&self, to: &mut [u8], read: Read) -> usize {
-        match self.connection.recv(&self.process, -1, &mut [IoSliceMut::new(to)], read) {
+        match self.connection.for_call(&self.process, -1).recv(&mut [IoSliceMut::new(to)], read) {
             Ok(n) => n,
             Err(errno) => {
                 assert_eq!(errno, Errno::AGAIN);
@@ -113,7 +113,7 @@ impl End {
     /// What a thread does before it sleeps for this connection.
     pub fn prepare_sleep(&self, data: bool, space: bool) {
         self.process.before_sleep();
-        self.connection.arm(&self.process, data, space);
+        self.connection.for_call(&self.process, -1).arm(data, space);
     }
 
     pub fn sends_by(&self) -> u64 {

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Bytes that went through the pipes of a connection.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::direction::Direction;
+
+/// Bytes of the program that this process moved through the pipes, of each direction.
+#[derive(Debug, Default)]
+pub(crate) struct PipedBytes([AtomicU64; 2]);
+
+impl PipedBytes {
+    /// So many went. Says how many there are by now.
+    #[inline]
+    pub fn count(&self, direction: Direction, bytes: usize) -> u64 {
+        self.0[direction as usize].fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64
+    }
+
+    pub fn counted(&self, direction: Direction) -> u64 {
+        self.0[direction as usize].load(Ordering::Relaxed)
+    }
+}
