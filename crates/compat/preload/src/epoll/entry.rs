@@ -41,7 +41,7 @@ pub(super) struct Entry {
     spent: bool,
     /// What the kernel said and does not take back: errors and hang-ups.
     sticky: u32,
-    /// Of these, what the program was told: it is told of the end after all bytes.
+    /// Of these, what the program was told: of errors and hang-ups after all bytes.
     told_sticky: u32,
     /// There were urgent bytes when the kernel was last asked.
     urgent: bool,
@@ -277,9 +277,11 @@ impl Entry {
             // Another process of this end may have read what is there, and this the end.
             stirs = connection.pipes.stirs();
         }
-        // The end and errors come after what is in the pipe: programs close when they hear of them.
+        // Errors, and that nothing goes either way any more, come after what is in the pipe: programs close when they hear of them.
         let has_unread = ready != 0 && stirs;
-        if !has_unread && !connection.is_quiet() {
+        if has_unread {
+            ready |= self.sticky & RDHUP;
+        } else if !connection.is_quiet() {
             ready |= self.look_at_tcp(process);
         } else if !stirs {
             ready |= self.sticky;

@@ -104,7 +104,7 @@ static int tell(char *to, size_t len, struct epoll_event *events, int n) {
             events[at].events &= slot->mute ? 0 : EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR;
         }
         if (unread(slot->fd >= 0 ? slot->fd : slot->copy) > 0) {
-            events[at].events &= ~(uint32_t)(EPOLLRDHUP | EPOLLHUP);
+            events[at].events &= ~(uint32_t)EPOLLHUP;
         }
         if (events[at].events) {
             events[kept++] = events[at];
@@ -288,7 +288,7 @@ static void step(void) {
     } else if (what == 13) {
         struct pollfd all[SLOTS];
         for (int at = 0; at < SLOTS; at++) {
-            int end = slots[at].fd >= 0 && slots[at].connected && unread(slots[at].fd) <= 0 ? POLLRDHUP : 0;
+            int end = slots[at].fd >= 0 && slots[at].connected ? POLLRDHUP : 0;
             all[at] = (struct pollfd){.fd = slots[at].fd, .events = (short)(more & 1 ? POLLIN : POLLIN | POLLOUT | end)};
         }
         int n = poll(all, SLOTS, 0);
