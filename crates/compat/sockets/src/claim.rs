@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S-7. Where two ends find each other: a folder in which each claims its connection by a file.
+//! Where two ends find each other: a folder in which each claims its connection by a file (S-7).
 //!
 //! The waiting end's file names the service at which its process can be reached; the seeking end's keeps others from
 //! seeking the same connection. A second claim of the same role and key makes the connection ambiguous for both.
@@ -57,9 +57,9 @@ pub struct Claimed {
 enum Place {
     /// Nowhere: nobody else can claim it.
     Nowhere,
-    /// S-7. A file, and that which says that another claimed the same.
+    /// A file, and that which says that another claimed the same (S-7).
     Folder { file: PathBuf, contest: PathBuf },
-    /// S-18. At the broker, which is told that it is over once somebody looks here.
+    /// At the broker, which is told that it is over once somebody looks here (S-18).
     Broker { key: u32, withdrawn: Arc<Mutex<Vec<u32>>> },
 }
 

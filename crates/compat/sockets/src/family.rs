@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! An end that several processes are: those made by fork that still have the socket.
+//! An end that several processes are: those made by fork that still have the socket.
 //!
 //! They have one page in common, which is made when the first of them forks. In it stand who they are, what they count
 //! together, and the private state of both pipes, which each takes from there for one turn and puts back. While one
@@ -191,7 +191,7 @@ impl ForkGroup {
         self.word(LEAVES).load(Ordering::Relaxed) != 0
     }
 
-    /// S-2. What the end sends over TCP comes from the pipe first: the count of bytes over TCP, less the position.
+    /// What the end sends over TCP comes from the pipe first: the count of bytes over TCP, less the position (S-2).
     pub fn set_recalled(&self, base: u64) {
         self.word(BASE).store(base, Ordering::Relaxed);
         self.word(RECALLED).store(1, Ordering::Release);

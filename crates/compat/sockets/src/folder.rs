@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S-7. The folder in which ends meet: who may be in it, and what its configuration allows.
+//! The folder in which ends meet: who may be in it, and what its configuration allows (S-7).
 //!
 //! With no configuration it is one user's: this one owns it, nobody else may write to it, and peers are of this user. All that
 //! is wider is said by `tombolo.conf` in the folder, which belongs to the folder's owner.

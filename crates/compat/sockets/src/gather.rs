@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S-14. What a wait reports: whatever was written before something that it reports, it reports too.
+//! What a wait reports: whatever was written before something that it reports, it reports too (S-14).
 //!
 //! There are two places to look: shared memory, and the kernel, which has the events of other descriptors and the rings of
 //! connections that nobody looks at. Whoever finds something in one of them has yet to look at both, since what was written

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S-5, S-6. That two ends are the ends of this very connection, and not merely neighbours with the same addresses.
+//! That two ends are the ends of this very connection, and not merely neighbours with the same addresses (S-5, S-6).
 
 use sha2::{Digest, Sha256};
 use tombolo_layout::sockets::{Claim, Proof, SHORT_TAG};
@@ -8,7 +8,7 @@ use crate::{Reason, tuple::Tuple};
 
 /// Bytes of each direction that are kept for the hash.
 pub const HISTORY: usize = 1024;
-/// S-6. Fewer bytes than this in both directions prove nothing.
+/// Fewer bytes than this in both directions prove nothing (S-6).
 pub const ENOUGH: u32 = 16;
 
 /// The first bytes of both directions, as this end's program sent and received them.
@@ -54,12 +54,12 @@ pub enum ProofSide {
     Answerer = 2,
 }
 
-/// S-6. What only the two ends of a connection have, and who stood on its path: its initial sequence numbers, the own one first;
-/// none where the kernel does not tell them. What the peer says changes nothing about which it is.
+/// What only the two ends of a connection have, and who stood on its path: its initial sequence numbers, the own one
+/// first; none where the kernel does not tell them (S-6). What the peer says changes nothing about which it is.
 pub type Secret = Option<[u32; 2]>;
 
-/// S-5. What two claims say about each other, before any byte is compared. `near`: this kernel vouches for it that the peer's
-/// socket is not another namespace's with the same addresses.
+/// What two claims say about each other, before any byte is compared (S-5). `near`: this kernel vouches for it that the
+/// peer's socket is not another namespace's with the same addresses.
 ///
 /// # Errors
 /// The first reason against it.
@@ -74,7 +74,7 @@ pub fn compare(own: &Claim, peer: &Claim, near: bool) -> Result<(), Reason> {
     Ok(())
 }
 
-/// S-5. Whether the kernel's counts of two ends fit: `earlier` was sampled before `later`. What a kernel acknowledged
+/// Whether the kernel's counts of two ends fit: `earlier` was sampled before `later` (S-5). What a kernel acknowledged
 /// the other has received; what it has received the other has written.
 ///
 /// # Errors
@@ -84,14 +84,14 @@ pub fn counts_fit(earlier: &Claim, later: &Claim) -> Result<(), Reason> {
     if early.acked <= late.received && early.received <= late.written { Ok(()) } else { Err(Reason::Counts) }
 }
 
-/// S-5. Whether both claims name one network namespace. That is the peer's word: nothing is allowed for it.
+/// Whether both claims name one network namespace (S-5). That is the peer's word: nothing is allowed for it.
 #[must_use]
 pub fn same_namespace(own: &Claim, peer: &Claim) -> bool {
     own.cookie != 0 && own.cookie == peer.cookie
 }
 
-/// S-6. Whether this end can vouch for as much as its peer will ask for: all that its kernel received and all that the peer's
-/// acknowledged, as far as it is kept, and no less than [`ENOUGH`].
+/// Whether this end can vouch for as much as its peer will ask for: all that its kernel received and all that the
+/// peer's acknowledged, as far as it is kept, and no less than [`ENOUGH`] (S-6).
 #[must_use]
 pub fn is_ready(own: &Claim) -> bool {
     let [sent, received] = own.known.map(u64::from);
@@ -99,7 +99,7 @@ pub fn is_ready(own: &Claim) -> bool {
     sent >= acked && received >= arrived && sent + received >= u64::from(ENOUGH)
 }
 
-/// S-6. Whether a proof covers enough by what this end, on this `side`, knew itself before the peer spoke.
+/// Whether a proof covers enough by what this end, on this `side`, knew itself before the peer spoke (S-6).
 fn covers(proof: &Proof, before: &Claim, side: ProofSide) -> Result<(), Reason> {
     let (own, peers) = match side {
         ProofSide::Proposer => (proof.proposer, proof.answerer),
@@ -112,8 +112,8 @@ fn covers(proof: &Proof, before: &Claim, side: ProofSide) -> Result<(), Reason> 
     if enough { Ok(()) } else { Err(Reason::TooLittle) }
 }
 
-/// S-6. The answering end's proof: over as much of both directions as both ends have seen, and no less than what its kernel had
-/// counted `before` the peer spoke.
+/// The answering end's proof: over as much of both directions as both ends have seen, and no less than what its kernel
+/// had counted `before` the peer spoke (S-6).
 ///
 /// # Errors
 /// [`Reason::TooLittle`].
@@ -131,7 +131,7 @@ pub fn answer(
     Ok(proof)
 }
 
-/// S-6. The proposing end checks the answer, of which it sees the beginning of the tag, and makes its own proof.
+/// The proposing end checks the answer, of which it sees the beginning of the tag, and makes its own proof (S-6).
 ///
 /// # Errors
 /// [`Reason::TooLittle`] or [`Reason::Hash`].
@@ -145,7 +145,7 @@ pub fn confirm(history: &History, secret: Secret, own: &Claim, answer: &Claim, p
     prove(ProofSide::Proposer, history, secret, [own, answer], [proof.proposer, proof.answerer]).ok_or(Reason::Hash)
 }
 
-/// S-6. The answering end checks the confirmation of the proof that it gave: the whole tag.
+/// The answering end checks the confirmation of the proof that it gave: the whole tag (S-6).
 ///
 /// # Errors
 /// [`Reason::Hash`].
@@ -162,8 +162,8 @@ pub fn check(
     if as_given && is_same(&expected, &proof.tag) { Ok(()) } else { Err(Reason::Hash) }
 }
 
-/// S-6. The proof of an end on this `side`, over so many bytes of the proposer's direction and of the answerer's, as an end makes
-/// it that asks nothing; none where it has not seen so many.
+/// The proof of an end on this `side`, over so many bytes of the proposer's direction and of the answerer's, as an end
+/// makes it that asks nothing; none where it has not seen so many (S-6).
 #[must_use]
 pub fn prove(
     side: ProofSide,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S-8. Why a connection stays on TCP.
+//! Why a connection stays on TCP (S-8).
 
 /// Why a connection is not, or no longer, carried by shared memory. The number travels in refusals and in logs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -24,7 +24,7 @@ use crate::offered_ring::OfferedRing;
 #[derive(Debug)]
 pub struct SessionPath {
     fd: ReservedFd,
-    /// S-17. It becomes readable, at the end as for messages; else it hangs up.
+    /// It becomes readable, at the end as for messages; else it hangs up (S-17).
     is_readable_at_end: bool,
 }
 
@@ -62,11 +62,11 @@ pub(crate) struct Session {
     pub path: Weak<SessionPath>,
     /// Of the connections that go over it. Only used while the links are held.
     pub bells: Mutex<Vec<Weak<SingleDoorbell>>>,
-    /// S-20. Where rings go that the peer offers to these, by the number of this end. Likewise.
+    /// Where rings go that the peer offers to these, by the number of this end (S-20). Likewise.
     pub rings: Mutex<HashMap<u64, Weak<OfferedRing>>>,
     /// The peer's process, or the path to it, is gone.
     pub gone: AtomicBool,
-    /// V-9. Its memory may be taken away; and it will be.
+    /// Its memory may be taken away; and it will be (V-9).
     is_revocable: bool,
     pub leaving: AtomicBool,
     /// In a child made by fork: its copy of the link, which tells of the peer's life as long as anybody here has it.
@@ -99,12 +99,12 @@ impl Session {
         }
     }
 
-    /// V-9. Whether what goes over it is in memory that may be taken away.
+    /// Whether what goes over it is in memory that may be taken away (V-9).
     pub fn is_revocable(&self) -> bool {
         self.is_revocable
     }
 
-    /// V-9. Its memory will be taken away, and its connections go back to TCP.
+    /// Its memory will be taken away, and its connections go back to TCP (V-9).
     #[inline]
     pub fn is_leaving(&self) -> bool {
         self.leaving.load(Ordering::Relaxed)

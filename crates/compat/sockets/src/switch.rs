@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S-1 to S-3. Moving one direction of a connection between TCP and its pipe, and back, at an offset.
+//! Moving one direction of a connection between TCP and its pipe, and back, at an offset (S-1 to S-3).
 //!
 //! The sender decides where it moves; the receiver drains what lies before that point and follows. Two rules keep the
 //! bytes in order, and a model refutes each in its absence (`tests/model.rs`):
@@ -73,7 +73,8 @@ pub trait Outgoing {
     fn sent_over_tcp(&mut self) -> Option<u64>;
     /// Position in the pipe: where a stay there ends.
     fn position(&mut self) -> u64;
-    /// S-2. The receiver reads nothing more from the pipe: how far it has read. What lies behind that goes over TCP, first.
+    /// The receiver reads nothing more from the pipe: how far it has read (S-2). What lies behind that goes over TCP,
+    /// first.
     fn recalled(&mut self) -> u64;
     /// Stores the boundary, then the number of moves with release (S-1).
     fn publish(&mut self, boundary: u64, moves: u64);
@@ -86,7 +87,7 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// The sender as the last process of this end left it: after so many moves, by its own word.
+    /// The sender as the last process of this end left it: after so many moves, by its own word.
     #[must_use]
     pub fn at(moves: u64) -> Self {
         Self { moves }
@@ -104,7 +105,7 @@ impl Sender {
         Followed::decode(followed).moves == self.moves
     }
 
-    /// S-3. Moves towards `wanted` if that may be done now, and says what carries the next byte.
+    /// Moves towards `wanted` if that may be done now, and says what carries the next byte (S-3).
     ///
     /// # Errors
     /// [`Fault::OutOfTurn`] where the receiver's word is impossible.
@@ -182,7 +183,7 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// The receiver as the last process of this end left it, by its own word (S-2).
+    /// The receiver as the last process of this end left it, by its own word (S-2, R-26).
     #[must_use]
     pub fn at(word: Followed) -> Self {
         Self { moves: word.moves, ready: word.ready, leave: word.leave }
@@ -194,7 +195,7 @@ impl Receiver {
         Transport::after(self.moves)
     }
 
-    /// S-2. Asks the sender for TCP (`true`), or lets it choose.
+    /// Asks the sender for TCP (`true`), or lets it choose (S-2).
     pub fn set_leave<I: Incoming>(&mut self, io: &mut I, leave: bool) {
         if self.leave != leave && !self.recalls() {
             self.leave = leave;
@@ -202,8 +203,8 @@ impl Receiver {
         }
     }
 
-    /// S-2. Asks the sender for TCP, also for what is in the pipe: this end reads no more of that. It MUST have published
-    /// how far it has read, and then publishes the word that this gives.
+    /// Asks the sender for TCP, also for what is in the pipe: this end reads no more of that (S-2). It MUST have
+    /// published how far it has read, and then publishes the word that this gives.
     pub fn recall(&mut self) -> Option<u64> {
         let news = self.carrier() == Transport::Pipe && !self.recalls();
         if news {

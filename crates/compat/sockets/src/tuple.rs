@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S-4. The two addresses of a connection, as one end sees them.
+//! The two addresses of a connection, as one end sees them (S-4).
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -39,8 +39,8 @@ impl Tuple {
         Self { own: address(own), peer: address(peer) }
     }
 
-    /// S-7. Addresses that both ends of a connection make of its initial sequence numbers, the own one first, where they see other
-    /// addresses of each other.
+    /// Addresses that both ends of a connection make of its initial sequence numbers, the own one first, where they see
+    /// other addresses of each other (S-7).
     #[must_use]
     pub fn of_sequences([own, peer]: [u32; 2]) -> Self {
         let mut hash = Sha256::new();
@@ -98,8 +98,9 @@ impl Tuple {
     }
 }
 
-/// S-18. The key under which the two ends of a connection between two kernels find each other; none where they cannot be told apart.
-/// It is short on purpose: who is asked for it learns 32 of the 64 bits that prove the connection, and nothing to search by.
+/// The key under which the two ends of a connection between two kernels find each other; none where they cannot be told
+/// apart (S-18). It is short on purpose: who is asked for it learns 32 of the 64 bits that prove the connection, and
+/// nothing to search by.
 #[must_use]
 pub fn key_of_sequences([own, peer]: [u32; 2]) -> Option<u32> {
     let mut hash = Sha256::new();
