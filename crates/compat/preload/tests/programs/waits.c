@@ -265,7 +265,9 @@ static void step(void) {
         snprintf(line, sizeof line, "join %u", which);
     } else if (what < 6) {
         int operation = more < 55 ? EPOLL_CTL_ADD : more < 85 ? EPOLL_CTL_MOD : EPOLL_CTL_DEL;
-        way = operation == EPOLL_CTL_ADD && EXCLUSIVE && more == 7 && !slot->ended && !(slot->deaf && slot->mute) ? EXCLUSIVE : way;
+        /* What the kernel alone does takes unread bytes there, which is an edge anew for who was told of them. */
+        int alone = more == 7 && !slot->ended && !(slot->deaf && slot->mute) && unread(fd) <= 0;
+        way = operation == EPOLL_CTL_ADD && EXCLUSIVE && alone ? EXCLUSIVE : way;
         kind = way == EPOLLEXCLUSIVE ? EPOLLIN : kind;
         struct epoll_event event = {.events = kind | way, .data.u64 = (way & EPOLLET) | which << 4 | copy};
         int n = epoll_ctl(sets[set], operation, fd, &event);
