@@ -328,6 +328,12 @@ def broker_messages():
         bad("socket", "a guest's addresses from a program", said(15, struct.pack("<IH", 0, 0)), "B-1"),
         good("socket", "Prepare", said(60, text("a"), 9)),
         good("socket", "CancelPrepare", said(61, text("a"), 9)),
+        good("host", "Nets", said(27, struct.pack("<H", 2))),
+        good("socket", "Net", said(28, struct.pack("<Q", 1) + text("tmb0") + text("db") + text("net.tmb0") + struct.pack("<BH", 2, 9000)
+            + bytes(10) + b"\xff\xff\x0a\x09\0\x01" + struct.pack("<B", 120) + bytes(10) + b"\xff\xff\x0a\x09\0\x02", 7)),
+        bad("link", "an interface from a peer", said(27, struct.pack("<H", 0)), "B-1"),
+        bad("host", "an end that neither listens nor connects", said(28, struct.pack("<Q", 1) + text("tmb0") + text("db") + text("net.tmb0")
+            + struct.pack("<BH", 3, 0) + bytes(33)), "B-2"),
         good("socket", "PreparedRow", said(62, text("a") + struct.pack("<HII", 2, 1, 681) + text("note"), 9)),
         bad("host", "a machine that a guest makes ready", said(60, text("a"), 9), "B-1"),
         bad("host", "another magic", said(8, struct.pack("<I", 7), magic=b"TMBL"), "B-1"),

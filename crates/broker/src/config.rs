@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The file that says which domains there are and what they may do (B-13, B-17).
 
+pub mod nets;
+
 use std::{
     cell::RefCell,
     collections::{BTreeMap, BTreeSet},
@@ -11,10 +13,11 @@ use std::{
 };
 
 use serde::Deserialize;
-use tombolo_control::{NOBODY, NUMBERS, Name, Pattern, REGION_MAX, REGION_MIN};
+use tombolo_control::{Message, NOBODY, NUMBERS, Name, Pattern, REGION_MAX, REGION_MIN};
 use toml::Spanned;
 
 use crate::endpoint::host_session::RULES_MAX;
+use nets::{MTU_LEAST, Net};
 
 /// Most mistakes of spelling and type that are told at once.
 const MISTAKES_MAX: usize = 64;
@@ -62,6 +65,8 @@ pub struct Config {
     pub rules: Vec<Rule>,
     /// Links that there are always: the two ends, and the bytes of a region.
     pub links: Vec<([Name; 2], u64)>,
+    /// B-28. Networks of machines.
+    pub nets: Vec<Net>,
 }
 
 /// What is told to domains of Xen's.
@@ -148,6 +153,8 @@ struct File {
     allow: Vec<FileRule>,
     #[serde(default)]
     link: Vec<FileLink>,
+    #[serde(default)]
+    net: Vec<FileNet>,
 }
 
 #[derive(Deserialize, Default)]
@@ -202,6 +209,16 @@ struct FileRule {
 struct FileLink {
     between: Spanned<[Spanned<String>; 2]>,
     size: Option<Spanned<String>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileNet {
+    name: Spanned<String>,
+    domains: Spanned<Vec<Spanned<String>>>,
+    mtu: Option<Spanned<u16>>,
+    #[serde(default)]
+    addresses: BTreeMap<Spanned<String>, Spanned<String>>,
 }
 
 /// The text under examination, and what was found wrong with it: the line, and what.
@@ -387,6 +404,12 @@ impl Config {
         all.filter_map(|name: Name| self.numbers.get(name.as_str()).map(|number| (name.clone(), *number))).collect()
     }
 
+    /// B-28. What a domain is told of the interfaces that it is to have.
+    #[must_use]
+    pub fn nets_of(&self, domain: &str) -> Vec<Message> {
+        nets::messages(&self.nets, &checked_name(domain))
+    }
+
     /// Whether a domain is one of Xen's.
     #[must_use]
     pub fn is_of_xen(&self, domain: &Name) -> bool {
@@ -463,11 +486,12 @@ impl File {
                 source.report(name.span(), format!("another domain is called {text}, too"));
             }
         }
-        let (group, rules, links) = (self.host.group, Vec::new(), Vec::new());
+        let (group, rules, links, nets) = (self.host.group, Vec::new(), Vec::new(), Vec::new());
         let path = source.path.into();
         let mut config =
-            Config { path, host, group, region, slice, leave, accounts, xen, numbers, domains, rules, links };
+            Config { path, host, group, region, slice, leave, accounts, xen, numbers, domains, rules, links, nets };
         let has_all_rules = self.check_rules(&mut config, source);
+        self.check_nets(&mut config, source);
         self.check_links(&mut config, source, has_all_rules);
         if let (Some(last), Some((a, b, rules))) = (self.allow.last(), config.too_many_rules()) {
             let what = format!("{rules} rules are for {a} and {b}, and a link has {RULES_MAX}: write some as patterns");
@@ -499,6 +523,35 @@ impl File {
         is_sound
     }
 
+    /// B-28. The networks, and the rules that they stand for.
+    fn check_nets(&self, config: &mut Config, source: &Source<'_>) {
+        for written in &self.net {
+            let Some(net) = written.check(config, source) else { continue };
+            net.mistakes().into_iter().for_each(|what| source.report(written.name.span(), what));
+            if config.nets.iter().any(|it| it.name == net.name) {
+                source.report(written.name.span(), format!("another network is called {}, too", net.name));
+                continue;
+            }
+            config.nets.push(net);
+            if let Some((_, machine, interface)) = nets::clash(&config.nets) {
+                source
+                    .report(written.name.span(), format!("{machine} has an interface {interface} of another network"));
+            }
+        }
+        if !source.is_sound() {
+            return;
+        }
+        let exact = |name: &Name| name.as_str().parse().expect("a name is a pattern");
+        let rules = config.nets.iter().flat_map(|net| {
+            net.pairs().map(|pair| {
+                let [to, from] = pair.map(exact);
+                Rule { from, to, service: exact(&net.service(pair)) }
+            })
+        });
+        let rules: Vec<Rule> = rules.collect();
+        config.rules.extend(rules);
+    }
+
     fn check_links(&self, config: &mut Config, source: &Source<'_>, has_all_rules: bool) {
         for link in &self.link {
             let size = source.region(&link.size, config.region);
@@ -514,6 +567,12 @@ impl File {
                 }
             } else {
                 config.links.push(([a, b], size));
+            }
+        }
+        // B-28. Machines of a network have a link.
+        for [a, b] in config.nets.iter().flat_map(Net::pairs) {
+            if !config.links.iter().any(|(ends, _)| ends.contains(a) && ends.contains(b)) {
+                config.links.push(([a.clone(), b.clone()], config.region));
             }
         }
     }
@@ -535,6 +594,54 @@ impl File {
             }
         }
         numbers
+    }
+}
+
+impl FileNet {
+    /// The network as far as its parts are sound.
+    fn check(&self, config: &Config, source: &Source<'_>) -> Option<Net> {
+        let name: Option<Name> = source.checked(&self.name);
+        let machines = || config.domains.keys().map(|name| checked_name(name));
+        let (mut found, mut is_sound) = (BTreeMap::new(), true);
+        for written in self.domains.get_ref() {
+            let Some(pattern) = source.checked::<Pattern>(written) else {
+                is_sound = false;
+                continue;
+            };
+            let before = found.len();
+            let matching = machines().filter(|name| pattern.matches(name));
+            let any = matching.map(|name| found.insert(name, None)).count() > 0;
+            is_sound &= any;
+            let text = written.get_ref();
+            if !any
+                && (config.is_local(text)
+                    || config.xen.iter().any(|xen| xen.domains.iter().any(|it| it.as_str() == text)))
+            {
+                source.report(
+                    written.span(),
+                    format!("{text} is no virtual machine under QEMU, and a network has no others"),
+                );
+            } else if !any {
+                source.report(written.span(), format!("no machine is called {text}"));
+            } else if found.len() == before {
+                source.report(written.span(), format!("{text} is in this network already"));
+            }
+        }
+        for (written, address) in &self.addresses {
+            let machine = found.iter_mut().find(|(name, _)| name.as_str() == written.get_ref());
+            match (machine, address.get_ref().parse()) {
+                (None, _) => source.report(written.span(), format!("{} is not in this network", written.get_ref())),
+                (_, Err(what)) => source.report(address.span(), what),
+                (Some((_, known)), Ok(address)) => *known = Some(address),
+            }
+        }
+        if let Some(mtu) = self.mtu.as_ref().filter(|mtu| *mtu.get_ref() < MTU_LEAST) {
+            source.report(mtu.span(), format!("an MTU is {MTU_LEAST} to 65535"));
+        }
+        let domains = self.domains.get_ref();
+        let is_pair = domains.len() == 2 && !domains.iter().any(|it| it.get_ref().ends_with('*'));
+        let name = name.filter(|_| is_sound)?;
+        Some(Net { name, machines: found, is_pair, mtu: self.mtu.as_ref().map(|mtu| *mtu.get_ref()) })
     }
 }
 
@@ -683,6 +790,13 @@ mod tests {
             ("[xen]\ndomains = [\"host\"]\n", "t.toml:2: another domain is called host"),
             ("[domain.a]\n[xen]\ndomains = [\"a\"]\n", "t.toml:3: another domain is called a"),
             ("[xen]\nxl = \"xl\"\n", "t.toml:1: missing field `domains`"),
+            ("[domain.a]\n[[net]]\nname = \"n\"\ndomains = [\"a\", \"b\"]\n", "t.toml:4: no machine is called b"),
+            (
+                "[domain.a]\n[[net]]\nname = \"n\"\ndomains = [\"a\", \"host\"]\n",
+                "t.toml:4: host is no virtual machine",
+            ),
+            ("[domain.a]\n[[net]]\ndomains = [\"*\"]\n", "t.toml:2: missing field `name`"),
+            ("[domain.a]\n[[net]]\nname = \"n\"\ndomains = [\"*\"]\n", "t.toml:3: a network has two machines or more"),
             (
                 "[xen]\ndomains = [\"a\"]\n[[allow]]\nfrom=\"*\"\nto=\"*\"\nservice=\"*\"\n[[link]]\nbetween = [\"a\", \"host\"]\n",
                 "t.toml:8: a is a domain of Xen's",
@@ -704,6 +818,54 @@ mod tests {
         assert_eq!(lines, ["2", "3", "5", "6", "8", "10", "13"], "{error}");
         // What cannot be read at all is the only mistake that is told.
         assert_eq!(parse("[domain.a]\nvectors = 17\n[domain.b\n").unwrap_err().lines().count(), 1);
+    }
+
+    /// Two machines in a network, and what else its rule says.
+    fn net(more: &str) -> Result<Config, String> {
+        parse(&format!("[domain.a]\n[domain.b]\n[[net]]\nname = \"tmb0\"\ndomains = [\"a\", \"b\"]\n{more}\n"))
+    }
+
+    #[test]
+    fn b28_network_stands_for_a_link_and_a_rule_of_its_own_service_one_way() {
+        let config = net("").unwrap();
+        let [a, b] = ["a", "b"].map(name);
+        assert_eq!(config.links, [([a.clone(), b.clone()], REGION)]);
+        assert_eq!(config.services(&b, &a).cloned().collect::<Vec<_>>(), ["net.tmb0".parse().unwrap()]);
+        assert_eq!(config.services(&a, &b).count(), 0);
+        assert!(config.may_link(&a, &b) && config.nets_of("a").len() == 1 && config.nets_of("host").is_empty());
+        // A link of the machines' own stays as it is.
+        let own =
+            "[[link]]\nbetween = [\"b\", \"a\"]\nsize = \"64MiB\"\n[[allow]]\nfrom=\"a\"\nto=\"b\"\nservice=\"x\"";
+        assert_eq!(net(own).unwrap().links, [([b, a], 64 << 20)]);
+    }
+
+    #[test]
+    fn b28_mistakes_in_a_network_are_told_with_their_line() {
+        let two = "[[net]]\nname = \"lan\"\ndomains = [\"*\"]";
+        for (more, said) in [
+            ("mtu = 67", "t.toml:6: an MTU is 68 to 65535"),
+            ("addresses = { c = \"10.9.0.1\" }", "t.toml:6: c is not in this network"),
+            ("addresses = { a = \"10.9.0\" }", "t.toml:6: \"10.9.0\": an address is written as"),
+            ("addresses = { a = \"127.0.0.1\" }", "t.toml:6: \"127.0.0.1\" is no address that a machine can have"),
+            ("addresses = { a = \"10.9.0.1\", b = \"10.9.0.1\" }", "t.toml:4: a and b have the address 10.9.0.1"),
+            ("addresses = { a = \"10.9.0.1\", b = \"fd00::1\" }", "t.toml:4: b's address is not of the kind"),
+            ("domains_ = 1", "t.toml:6: unknown field"),
+            ("[[net]]\nname = \"tmb0\"\ndomains = [\"*\"]", "t.toml:7: another network is called tmb0, too"),
+            ("[[net]]\nname = \"twelve-bytes-\"\ndomains = [\"*\", \"b\"]", "t.toml:8: b is in this network already"),
+            (
+                "[[net]]\nname = \"fourteen-bytes\"\ndomains = [\"*\"]",
+                "t.toml:7: an interface would be called fourteen-bytes-",
+            ),
+            (&format!("{two}\naddresses = {{ a = \"10.8.0.1/24\" }}"), "t.toml:7: a's address has a prefix"),
+        ] {
+            let error = net(more).unwrap_err();
+            assert!(error.starts_with(said), "{more:?}: {error}");
+            assert_eq!(error.lines().count(), 1, "{error}");
+        }
+        assert!(net(two).is_ok());
+        let clash = "[domain.c]\n[[net]]\nname = \"lan-b\"\ndomains = [\"a\", \"c\"]\n[[net]]\nname = \"lan\"\ndomains = [\"*\"]";
+        let error = net(clash).unwrap_err();
+        assert!(error.starts_with("t.toml:11: a has an interface lan-b of another network"), "{error}");
     }
 
     #[test]

@@ -3,7 +3,8 @@
 
 use std::{collections::BTreeMap, io::Write, path::PathBuf, process::Command};
 
-const UNITS: [&str; 3] = ["tombolod.service", "tombolod-guest.service", "tombolo-holder.service"];
+const UNITS: [&str; 4] =
+    ["tombolod.service", "tombolod-guest.service", "tombolo-holder.service", "tombolo-net.service"];
 
 fn path(unit: &str) -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/systemd")).join(unit)
@@ -87,8 +88,10 @@ fn units_are_understood_by_systemd() {
     for unit in UNITS {
         // What is not installed here is no mistake of the unit.
         let text = std::fs::read_to_string(path(unit)).unwrap();
-        let text =
-            text.replace("/usr/bin/tombolod", "/bin/true").replace("Before=libvirtd.service virtqemud.service", "");
+        let text = text
+            .replace("/usr/bin/tombolod", "/bin/true")
+            .replace("/usr/bin/tombolo", "/bin/true")
+            .replace("Before=libvirtd.service virtqemud.service", "");
         std::fs::write(folder.path().join(unit), text).unwrap();
         paths.push(folder.path().join(unit));
     }

@@ -350,8 +350,8 @@ fn n1_n11_callers_who_say_nothing_or_nonsense_keep_no_peer_waiting() {
 /// An interface of this process's, in the first namespace.
 fn engine(wires: &Wires, place: Net) -> Engine {
     let netns = Some(wires.netns[0].0.clone());
-    let nic = NicConfig { name: "tmb0".into(), netns, mac: None, default_mac: None, mtu: None };
-    let config = Config { nic, engine: EngineKind::Tap, place, any_source: false, ring: RING_DEFAULT };
+    let nic = NicConfig { name: "tmb0".into(), netns, mac: None, default_mac: None, mtu: None, ip: None };
+    let config = Config { nic, engine: EngineKind::Tap, place, any_source: false, ring: RING_DEFAULT, by_rule: false };
     Engine::start(config, Box::new(|_| {})).unwrap()
 }
 
@@ -445,11 +445,25 @@ fn question(mac: Mac) -> Vec<u8> {
 
 #[test]
 fn n8_hostile_peer_spoils_its_frames_and_nothing_else() {
-    if !can_run("n8_hostile_peer_spoils_its_frames_and_nothing_else") {
-        return;
+    if can_run("n8_hostile_peer_spoils_its_frames_and_nothing_else") {
+        assail(&[]);
     }
+}
+
+/// An interface that lets frames of any source in is what the test has to find.
+#[test]
+fn n8_canary_interface_that_does_not_look_at_sources_is_found() {
+    if can_run("n8_canary_interface_that_does_not_look_at_sources_is_found") {
+        let found = thread::spawn(|| assail(&["--any-source"])).join().unwrap_err();
+        let found = found.downcast_ref::<String>().unwrap();
+        assert!(found.starts_with("source: "), "{found}");
+    }
+}
+
+/// A peer that sends rubbish to an interface with these options.
+fn assail(options: &[&str]) {
     let wires = Wires::new();
-    let _running = wires.up(0, &[]);
+    let _running = wires.up(0, options);
     let mac = hello().mac;
     let peer = join(&wires, &hello());
     wires.wait_for(0, "a link", |status| status["state"] == "linked");
@@ -640,4 +654,60 @@ fn what_is_missing_is_said_with_what_to_do() {
     let words = [program, "net", "--folder", &folder, "up", "tmb9", "--connect", "local:x"];
     let (done, said) = run(&[&shell[..], &words].concat());
     assert!(!done && said.contains("modprobe tun") && said.contains("--device /dev/net/tun"), "{said}");
+}
+
+/// N-13. Two namespaces with a `veth` between them and addresses of their own, and beside it an interface that has the same.
+#[test]
+fn n13_routes_over_the_interface_count_while_it_has_a_carrier_and_others_take_over_at_once() {
+    if !can_run("n13_routes_over_the_interface_count_while_it_has_a_carrier_and_others_take_over_at_once") {
+        return;
+    }
+    let wires = Wires::new();
+    let names = [0, 1].map(|end: usize| wires.netns[end].0.clone());
+    wires.netns[0].ip(&["link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", &names[1]]);
+    for end in [0, 1] {
+        wires.netns[end].ip(&["addr", "add", &format!("{}/24", ADDRESSES[end]), "dev", "eth0"]);
+        wires.netns[end].ip(&["link", "set", "eth0", "up"]);
+    }
+    let way = || wires.netns[0].ip(&["route", "get", ADDRESSES[1]]);
+    let ip = |end: usize| ["--ip", ADDRESSES[end], "--peer-ip", ADDRESSES[1 - end]];
+    let up = |end: usize| wires.up(end, &ip(end)).heard();
+    let mut running = [0, 1].map(|end| Some(up(end)));
+    // A connection that lives through all of it.
+    let listener = wires.netns[1].enter(|| TcpListener::bind((ADDRESSES[1], 0))).unwrap();
+    let to = listener.local_addr().unwrap();
+    let mut client = wires.netns[0].enter(move || TcpStream::connect_timeout(&to, PATIENCE)).unwrap();
+    let (mut server, _) = listener.accept().unwrap();
+    for stream in [&client, &server] {
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    }
+    let mut echo = |what: &str| {
+        client.write_all(what.as_bytes()).unwrap();
+        let mut came = vec![0; what.len()];
+        server.read_exact(&mut came).unwrap();
+        assert_eq!(came, what.as_bytes());
+    };
+    for round in 0..4 {
+        wait_until("the memory is the way", || way().contains("dev tmb0"));
+        echo("over memory");
+        // Both kinds of end: its process is killed, and it closes in order.
+        let signal = if round % 2 == 0 { Signal::KILL } else { Signal::TERM };
+        running[1].take().unwrap().signal(signal);
+        wait_until("eth0 is the way", || way().contains("dev eth0"));
+        echo("over eth0");
+        running[1] = Some(up(1));
+    }
+}
+
+#[test]
+fn ip_addresses_that_do_not_fit_are_refused_with_what_to_write() {
+    let up = |more: &[&str]| {
+        let words = [&["net", "up", "tmb0", "--listen", "local:/nowhere/x"], more].concat();
+        common::Running::start(&words, |_| {}).end()
+    };
+    for bad in ["10.9.0", "10.9.0.1/33", "10.9.0.1/0", "fd00::1/129"] {
+        let ended = up(&["--ip", bad]).expect(2);
+        assert!(ended.said.contains("write it as 10.9.0.1"), "{}", ended.said);
+    }
+    up(&["--ip", "10.9.0.1", "--peer-ip", "fd00::1"]).expect_failure(2, &["of two kinds"]);
 }

@@ -61,4 +61,6 @@ pub struct Config {
     pub any_source: bool,
     /// Bytes of the own ring.
     pub ring: u64,
+    /// Whether a rule of the host's wants it (B-28), and not somebody here.
+    pub by_rule: bool,
 }

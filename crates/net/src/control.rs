@@ -21,6 +21,7 @@ use serde_json::Value;
 
 use crate::{
     error::{Error, Result},
+    handle::check_name,
     status::Status,
 };
 
@@ -56,20 +57,22 @@ pub struct Control {
 }
 
 impl Control {
-    /// Makes the socket of this process in `folder`, and the folder if it is not there.
+    /// Makes the socket of this process's `interface` in `folder`, and the folder if it is not there.
     ///
     /// # Errors
     /// The folder is another user's, or cannot be made or written.
-    pub fn open(folder: &Path) -> Result<Self> {
+    pub fn open(folder: &Path, interface: &str) -> Result<Self> {
+        check_name(interface)?;
         let failed = |source| Error::Folder { folder: folder.into(), source };
         DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed)?;
         let meta = fs::symlink_metadata(folder).map_err(failed)?;
         if !meta.is_dir() || meta.uid() != rustix::process::geteuid().as_raw() || meta.mode() & 0o022 != 0 {
             return Err(failed(io::Error::other("it must be a folder of this user's that nobody else can write")));
         }
-        let path = folder.join(format!("{}.sock", std::process::id()));
+        let name = format!("{}-{interface}", std::process::id());
+        let path = folder.join(format!("{name}.sock"));
         // It gets its name once it listens: one that refuses is taken for a dead process's, and removed.
-        let early = folder.join(format!("{}.new", std::process::id()));
+        let early = folder.join(format!("{name}.new"));
         let _ = fs::remove_file(&early);
         let listener = UnixListener::bind(&early).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
@@ -123,6 +126,12 @@ impl Found {
     #[must_use]
     pub fn is_called(&self, name: &str) -> bool {
         self.status["interface"] == name
+    }
+
+    /// Whether a rule of the host's wants it: it would be made again.
+    #[must_use]
+    pub fn is_by_rule(&self) -> bool {
+        self.status["by_rule"] == true
     }
 
     /// Ends it, and waits until it has gone.
@@ -212,11 +221,11 @@ mod tests {
         let open = folder.path().join("open");
         DirBuilder::new().create(&open).unwrap();
         fs::set_permissions(&open, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
-        let error = Control::open(&open).unwrap_err();
+        let error = Control::open(&open, "tmb0").unwrap_err();
         assert!(
             std::error::Error::source(&error).is_some_and(|why| why.to_string().contains("nobody else")),
             "{error}"
         );
-        assert!(!open.join(format!("{}.sock", std::process::id())).exists());
+        assert_eq!(fs::read_dir(&open).unwrap().count(), 0);
     }
 }

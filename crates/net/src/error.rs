@@ -72,6 +72,24 @@ pub enum Error {
         /// What the kernel said.
         source: io::Error,
     },
+    /// The kernel takes no such address of IP.
+    #[error("the interface {name} does not take the address {address}: `ip addr` shows what this kernel has")]
+    Ip {
+        /// The interface.
+        name: String,
+        /// The address.
+        address: std::net::IpAddr,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The kernel could not be told to leave routes that lead nowhere.
+    #[error("cannot write {path}: give the interface its address yourself, where /proc/sys is read-only")]
+    Setting {
+        /// Which setting.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
     /// Somebody removed the interface.
     #[error("the interface {0} was removed")]
     Removed(String),

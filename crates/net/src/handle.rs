@@ -2,8 +2,9 @@
 //! What every interface is asked and told, whoever moves its frames.
 
 use std::{
-    fs::File,
+    fs::{self, File},
     io,
+    net::IpAddr,
     os::fd::AsFd,
     path::{Path, PathBuf},
     thread,
@@ -33,6 +34,31 @@ pub struct NicConfig {
     pub default_mac: Option<Mac>,
     /// Its MTU, else 1500 or what it has.
     pub mtu: Option<u32>,
+    /// Its address of IP, if it is to get one.
+    pub ip: Option<IpConfig>,
+}
+
+/// An address of IP, and what is reached by it. Routes that come of it count for nothing while there is no carrier (N-13).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct IpConfig {
+    /// The address.
+    pub own: IpAddr,
+    /// What is reached: an address, and how many bits of it count.
+    pub reached: (IpAddr, u8),
+}
+
+impl IpConfig {
+    /// An address by which `prefix` bits are reached, or else the `peer` alone, or else nothing.
+    #[must_use]
+    pub fn new(own: IpAddr, prefix: Option<u8>, peer: Option<IpAddr>) -> Self {
+        let all = if own.is_ipv4() { 32 } else { 128 };
+        let reached = match (prefix, peer) {
+            (Some(prefix), _) => (own, prefix),
+            (None, Some(peer)) => (peer, all),
+            (None, None) => (own, all),
+        };
+        Self { own, reached }
+    }
 }
 
 /// An interface by its number, in its namespace.
@@ -47,11 +73,28 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Gives a new interface its MTU and switches it on.
-    pub fn begin(&self, mtu: Option<u32>) -> Result<()> {
+    /// Gives a new interface its MTU, switches it on, and gives it its address of IP.
+    pub fn begin(&self, mtu: Option<u32>, ip: Option<IpConfig>) -> Result<()> {
         if let Some(mtu) = mtu {
             self.set_mtu(mtu)?;
         }
+        if let Some(ip) = ip {
+            self.ignore_routes_without_carrier(ip.own)?;
+        }
+        self.switch_on()?;
+        let Some(IpConfig { own, reached: (reached, bits) }) = ip else { return Ok(()) };
+        let failed = |source| Error::Ip { name: self.name.clone(), address: own, source };
+        self.netlink.add_address(self.index, own, reached, bits).map_err(failed)
+    }
+
+    /// N-13. From the moment in which the carrier goes the kernel takes other routes. Of the namespace of this thread.
+    fn ignore_routes_without_carrier(&self, own: IpAddr) -> Result<()> {
+        let family = if own.is_ipv4() { "ipv4" } else { "ipv6" };
+        let path = format!("/proc/sys/net/{family}/conf/{}/ignore_routes_with_linkdown", self.name);
+        fs::write(&path, "1").map_err(|source| Error::Setting { path: path.into(), source })
+    }
+
+    fn switch_on(&self) -> Result<()> {
         if self.link()?.up {
             return Ok(());
         }
@@ -104,7 +147,8 @@ pub fn in_namespace<T: Send>(config: &NicConfig, make: impl FnOnce() -> Result<T
     }
 }
 
-fn check_name(name: &str) -> Result<()> {
+/// Whether an interface can be called so.
+pub fn check_name(name: &str) -> Result<()> {
     let fits = (1..=15).contains(&name.len()) && name != "." && name != "..";
     let plain = name.bytes().all(|byte| byte.is_ascii_graphic() && !b"/:%".contains(&byte));
     if fits && plain { Ok(()) } else { Err(Error::BadName(name.into())) }

@@ -68,7 +68,7 @@ impl Kernel {
         let netlink = Netlink::open().os("socket")?;
         let index = netlink.find(&name).os("RTM_GETLINK")?.ok_or_else(|| Error::Removed(name.clone()))?.index;
         let handle = Handle { netlink, name, index };
-        handle.begin(None)?;
+        handle.begin(None, config.ip)?;
         Ok(Self { interface, handle, takes: Features::from_bits(takes) })
     }
 

@@ -36,7 +36,7 @@ pub use engine::{Engine, Report};
 pub use error::{Error, Result};
 pub use features::Features;
 pub use frame::{DropReason, ETHERNET, Frame, HEAD, HEADER, Limits};
-pub use handle::{NicConfig, namespace_path};
+pub use handle::{IpConfig, NicConfig, namespace_path};
 pub use hello::{FRAME_MOST, Hello, HelloError, LEN as HELLO_LEN, MTU_LEAST, MTU_MOST, VERSION};
 pub use mac::Mac;
 pub use status::{PeerStatus, State, Status};

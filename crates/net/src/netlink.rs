@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The four things that are asked of the kernel about an interface: what it is like, and to change its address, its MTU
-//! and whether it is up. Messages of `rtnetlink`, which are plain bytes.
+//! The five things that are asked of the kernel about an interface: what it is like, and to change its address, its MTU
+//! and whether it is up, and to give it an address of IP. Messages of `rtnetlink`, which are plain bytes.
 
-use std::{io, os::fd::OwnedFd};
+use std::{io, net::IpAddr, os::fd::OwnedFd};
 
 use rustix::{
     io::Errno,
@@ -14,14 +14,23 @@ use crate::mac::Mac;
 /// Kinds of messages.
 const NEW_LINK: u16 = 16;
 const GET_LINK: u16 = 18;
+const NEW_ADDRESS: u16 = 20;
 const ERROR: u16 = 2;
 /// Flags of a request: it is one, and it is to be answered.
 const REQUEST: u16 = 1;
 const ANSWER: u16 = 4;
+/// And what it names is to be made.
+const CREATE: u16 = 0x400;
 /// Kinds of attributes.
 const ADDRESS: u16 = 1;
 const NAME: u16 = 3;
 const MTU: u16 = 4;
+/// Kinds of attributes of an address: what is reached by it, the address itself, flags.
+const PREFIX: u16 = 1;
+const LOCAL: u16 = 2;
+const ADDRESS_FLAGS: u16 = 8;
+/// Nobody else can have this address: it is of use at once.
+const NO_DETECTION: u32 = 2;
 /// The flag of an interface that its administrator switched on.
 const UP: u32 = 1;
 /// Bytes of a message's head, and of what follows it about a link.
@@ -87,6 +96,26 @@ impl Netlink {
         self.ask(&request(NEW_LINK, REQUEST | ANSWER, index, UP, UP, &[])).map(drop)
     }
 
+    /// Gives an interface an address of IP, by which `bits` of `reached` are reached. One that it has stays.
+    pub fn add_address(&self, index: i32, own: IpAddr, reached: IpAddr, bits: u8) -> io::Result<()> {
+        let family = match own {
+            IpAddr::V4(_) => AddressFamily::INET,
+            IpAddr::V6(_) => AddressFamily::INET6,
+        };
+        let octets = |ip: IpAddr| match ip {
+            IpAddr::V4(ip) => ip.octets().to_vec(),
+            IpAddr::V6(ip) => ip.octets().to_vec(),
+        };
+        let mut about = vec![family.as_raw() as u8, bits, 0, 0];
+        about.extend(index.to_ne_bytes());
+        let (local, prefix, flags) = (octets(own), octets(reached), NO_DETECTION.to_ne_bytes());
+        let attributes: [(u16, &[u8]); 3] = [(LOCAL, &local), (PREFIX, &prefix), (ADDRESS_FLAGS, &flags)];
+        match self.ask(&message(NEW_ADDRESS, REQUEST | ANSWER | CREATE, &about, &attributes)) {
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::EXIST) => Ok(()),
+            answer => answer.map(drop),
+        }
+    }
+
     fn ask(&self, request: &[u8]) -> io::Result<Vec<u8>> {
         rustix::net::send(&self.0, request, SendFlags::empty())?;
         let mut answer = vec![0; ANSWER_MOST];
@@ -102,12 +131,18 @@ impl Netlink {
 }
 
 fn request(kind: u16, flags: u16, index: i32, link_flags: u32, change: u32, attributes: &[(u16, &[u8])]) -> Vec<u8> {
-    let mut bytes = vec![0; HEAD + LINK];
+    let mut about = [0; LINK];
+    about[4..8].copy_from_slice(&index.to_ne_bytes());
+    about[8..12].copy_from_slice(&link_flags.to_ne_bytes());
+    about[12..].copy_from_slice(&change.to_ne_bytes());
+    message(kind, flags, &about, attributes)
+}
+
+fn message(kind: u16, flags: u16, about: &[u8], attributes: &[(u16, &[u8])]) -> Vec<u8> {
+    let mut bytes = vec![0; HEAD];
     bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
     bytes[6..8].copy_from_slice(&flags.to_ne_bytes());
-    bytes[HEAD + 4..HEAD + 8].copy_from_slice(&index.to_ne_bytes());
-    bytes[HEAD + 8..HEAD + 12].copy_from_slice(&link_flags.to_ne_bytes());
-    bytes[HEAD + 12..].copy_from_slice(&change.to_ne_bytes());
+    bytes.extend(about);
     for (kind, value) in attributes {
         bytes.extend(((value.len() + 4) as u16).to_ne_bytes());
         bytes.extend(kind.to_ne_bytes());

@@ -45,6 +45,8 @@ pub struct Status {
     pub address: String,
     /// `connect` or `listen`.
     pub role: &'static str,
+    /// Whether a rule of the host's wants it (B-28), and not somebody here.
+    pub by_rule: bool,
     /// Whether there is a link.
     pub state: State,
     /// The last that was said of it.
@@ -76,6 +78,7 @@ impl Status {
             engine,
             address: config.place.address().into(),
             role: config.place.role(),
+            by_rule: config.by_rule,
             state: State::Waiting,
             reason: String::new(),
             seconds: 0,

@@ -71,7 +71,7 @@ impl Tap {
             netlink.set_mac(index, mac).map_err(|source| Error::Mac { name: name.clone(), mac, source })?;
         }
         let handle = Handle { netlink, name, index };
-        handle.begin(config.mtu)?;
+        handle.begin(config.mtu, config.ip)?;
         Ok(Self { file, handle, takes })
     }
 

@@ -15,7 +15,7 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
 };
-use tombolo_control::{Life, Message, NO_NUMBER, Name, Seen, VERSION, VERSION_FIND, VERSION_LEAVE, Way, code};
+use tombolo_control::{Life, Message, NO_NUMBER, Name, Seen, VERSION, VERSION_LEAVE, VERSION_NET, Way, code};
 
 use crate::{
     discard,
@@ -57,6 +57,9 @@ const SILENT: &str = "the host's broker says nothing: is tombolod running there,
 /// A peer that says more than [`TURN`] messages at once is heard on after this long, so that it does not get a processor
 /// of its own.
 const BREATH: Duration = Duration::from_millis(1);
+
+/// B-28. With this the services begin where interfaces meet.
+const NET_SERVICES: &str = "net.";
 
 /// What the broker of a machine is told when it begins.
 #[derive(Clone, Debug)]
@@ -105,6 +108,8 @@ pub struct Broker<D: Devices> {
     /// B-20. Programs that want to see something, in the order in which they asked, and behind what.
     looks: VecDeque<(u64, Seen, u64)>,
     number: u64,
+    /// B-28. Interfaces that this machine is to have, once the host has said so.
+    nets: Option<Vec<Message>>,
     /// Until when nobody is let in.
     shut: Option<Instant>,
     /// How much of a link is in use is to be said in a while.
@@ -141,6 +146,7 @@ impl<D: Devices> Broker<D> {
             programs,
             looks,
             number,
+            nets: None,
             shut,
             usage_later,
             finding: Finding::default(),
@@ -375,6 +381,7 @@ impl<D: Devices> Broker<D> {
                     self.old.push(old);
                 }
             }
+            News::Nets(nets) => self.nets = Some(nets),
             News::Addresses(number, addresses) => self.finding.learn(number, addresses),
             News::Unlink(number, generation) => {
                 self.finding.forget_link(number);
@@ -507,7 +514,13 @@ impl<D: Devices> Broker<D> {
                 program.doing = ProgramState::Greeted;
                 program.hears_leave = version_max >= VERSION_LEAVE;
                 let (epoch, boot) = (0, [0; 16]);
-                program.answer(Message::Hello { version_min: VERSION, version_max: VERSION_FIND, epoch, boot, name })
+                program.answer(Message::Hello { version_min: VERSION, version_max: VERSION_NET, epoch, boot, name })
+            }
+            (
+                ProgramState::Greeted | ProgramState::Idle,
+                Message::Listen { service } | Message::Connect { service, .. },
+            ) if !may_meet(program.user, &service) => {
+                program.answer(refuse(Refusal(code::DENIED, format!("{service} is an interface's: for root alone"))))
             }
             (ProgramState::Greeted | ProgramState::Idle, Message::Listen { service }) => {
                 let taken = self.programs.values().any(|it| it.doing == ProgramState::Listening(service.clone()));
@@ -613,6 +626,11 @@ impl<D: Devices> Broker<D> {
 #[must_use]
 pub fn may_sit(own: usize, theirs: usize, all: usize) -> bool {
     2 * own < all.saturating_sub(theirs)
+}
+
+/// B-28. Whether a user may listen at a service or connect to it: those of interfaces are root's and the broker's own user's.
+fn may_meet(user: u32, service: &Name) -> bool {
+    !service.as_str().starts_with(NET_SERVICES) || user == 0 || user == rustix::process::geteuid().as_raw()
 }
 
 /// Hears the peer's broker over a link, and answers. True if there may be more.

@@ -9,8 +9,8 @@ use std::{
 };
 
 use tombolo_control::{
-    Boxes, Envelope, Event, Life, Message, NO_NUMBER, NUMBERS, Name, Path, Pattern, Place, QUEUE_MAX, Session, VERSION,
-    VERSION_FIND, Way,
+    Boxes, Envelope, Event, Life, Message, NETS_MAX, NO_NUMBER, NUMBERS, Name, Path, Pattern, Place, QUEUE_MAX,
+    Session, VERSION, VERSION_FIND, VERSION_NET, Way,
 };
 
 use crate::endpoint::program;
@@ -84,6 +84,8 @@ pub enum News {
     Bell(u32, u16),
     /// B-22. A peer may be reached at these addresses.
     Addresses(u32, Vec<[u8; 16]>),
+    /// B-28. These are the interfaces that this domain is to have: each a [`Message::Net`].
+    Nets(Vec<Message>),
 }
 
 /// The conversation with the host.
@@ -104,6 +106,8 @@ pub struct Host {
     usage: BTreeMap<u32, (u32, u16, u64, Instant)>,
     /// A link whose rules are still to come, and how many.
     half: Option<(LinkNews, u16)>,
+    /// Interfaces of which some are still to come, and how many.
+    half_nets: Option<(Vec<Message>, u16)>,
 }
 
 impl Host {
@@ -124,6 +128,7 @@ impl Host {
             links: BTreeMap::new(),
             usage: BTreeMap::new(),
             half: None,
+            half_nets: None,
         })
     }
 
@@ -140,13 +145,13 @@ impl Host {
             match event {
                 // Links stay as they were until they are told of anew (B-7).
                 Some(Event::Began) => {
-                    (self.greeted, self.named, self.half) = (false, false, None);
+                    (self.greeted, self.named, self.half, self.half_nets) = (false, false, None, None);
                     (self.finds, self.addresses) = (false, None);
                     self.usage.clear();
                     let (name, boot, epoch) = ("guest".parse().expect("a name"), self.boot, self.session.epoch());
                     self.send_message(Message::Hello {
                         version_min: VERSION,
-                        version_max: VERSION_FIND,
+                        version_max: VERSION_NET,
                         epoch,
                         boot,
                         name,
@@ -222,6 +227,9 @@ impl Host {
             self.finds = version_max >= VERSION_FIND;
             return self.greeted.then(|| self.meet_host(boot));
         }
+        if let Some((nets, left)) = self.half_nets.take() {
+            return matches!(message, Message::Net { .. }).then(|| self.complete_nets(nets, message, left));
+        }
         match (self.half.take(), message) {
             (Some((mut told, left)), Message::Allow { link, way, service }) if link == told.link => {
                 told.rules.push((way, service));
@@ -265,6 +273,11 @@ impl Host {
             (None, Message::Addresses { link, addresses }) => {
                 Some(self.links.contains_key(&link).then_some(News::Addresses(link, addresses)))
             }
+            (None, Message::Nets { count: 0 }) => Some(Some(News::Nets(Vec::new()))),
+            (None, Message::Nets { count }) if count <= NETS_MAX => {
+                self.half_nets = Some((Vec::new(), count));
+                Some(None)
+            }
             (None, Message::You { name }) if !self.named => {
                 self.named = true;
                 Some(Some(News::You(name)))
@@ -290,6 +303,16 @@ impl Host {
             self.links.clear();
         }
         is_other.then_some(News::OtherHost)
+    }
+
+    /// B-28. All interfaces take effect together.
+    fn complete_nets(&mut self, mut nets: Vec<Message>, net: Message, left: u16) -> Option<News> {
+        nets.push(net);
+        if left > 1 {
+            self.half_nets = Some((nets, left - 1));
+            return None;
+        }
+        Some(News::Nets(nets))
     }
 
     /// B-7. A link and all its rules take effect together.

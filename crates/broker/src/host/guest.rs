@@ -8,7 +8,7 @@ use std::{
 
 use tombolo_control::{
     Boxes, Envelope, Life, Message, NO_NUMBER, Name, Path, Pattern, Place, QUEUE_MAX, Session, VERSION, VERSION_FIND,
-    VERSION_LEAVE, Way,
+    VERSION_LEAVE, VERSION_NET, Way,
 };
 
 use crate::{endpoint::addresses::is_told, host::mapped::Mapped};
@@ -73,6 +73,9 @@ pub struct Guest {
     finds: bool,
     addresses: Vec<[u8; 16]>,
     told_addresses: BTreeMap<u32, Vec<[u8; 16]>>,
+    /// B-28. It understands Nets; and what it was told of its interfaces, if it was.
+    hears_nets: bool,
+    told_nets: Option<Vec<Message>>,
     /// B-21. Links that it was told to leave, by number and generation, and whether it has.
     leaving: BTreeMap<(u32, u32), bool>,
 }
@@ -115,6 +118,8 @@ impl Guest {
             finds,
             addresses,
             told_addresses,
+            hears_nets: false,
+            told_nets: None,
             leaving,
         })
     }
@@ -142,7 +147,7 @@ impl Guest {
                     self.numbers.clear();
                     self.usage.clear();
                     self.leaving.clear();
-                    (self.addresses, self.told_addresses) = (Vec::new(), BTreeMap::new());
+                    (self.addresses, self.told_addresses, self.told_nets) = (Vec::new(), BTreeMap::new(), None);
                     self.send_message(hello(self.session.epoch(), host));
                     self.send_message(Message::You { name: self.name.clone() });
                 }
@@ -163,6 +168,7 @@ impl Guest {
                 self.greeted = true;
                 self.hears_leave = version_max >= VERSION_LEAVE;
                 self.finds = version_max >= VERSION_FIND;
+                self.hears_nets = version_max >= VERSION_NET;
                 Some(GuestRequest::Hello(boot))
             }
             Message::Storm { link } if self.greeted => Some(GuestRequest::Storm(link)),
@@ -230,6 +236,17 @@ impl Guest {
         let any = !messages.is_empty();
         self.waiting.extend(messages);
         any
+    }
+
+    /// B-28. Says which interfaces it is to have, if that is news. True if something was said.
+    pub fn send_nets(&mut self, nets: Vec<Message>) -> bool {
+        if !self.hears_nets || !self.is_there() || !self.has_sent_all() || self.told_nets.as_ref() == Some(&nets) {
+            return false;
+        }
+        self.waiting.push_back(Message::Nets { count: nets.len() as u16 });
+        self.waiting.extend(nets.iter().cloned());
+        self.told_nets = Some(nets);
+        true
     }
 
     /// The links that it was told of.
@@ -327,7 +344,7 @@ impl LinkNews {
 }
 
 fn hello(epoch: u64, host: &Name) -> Message {
-    let (version_min, version_max) = (VERSION, VERSION_FIND);
+    let (version_min, version_max) = (VERSION, VERSION_NET);
     Message::Hello { version_min, version_max, epoch, boot: boot(), name: host.clone() }
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Two network namespaces, and `tombolo net up` in them.
+#![allow(dead_code, reason = "each test program uses its part of this")]
 
 use std::{
     fs::File,
@@ -59,7 +60,7 @@ fn must(words: &[&str]) -> String {
 pub struct Netns(pub String);
 
 impl Netns {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("tmb-{}-{number}", std::process::id());
         must(&["ip", "netns", "add", &name]);

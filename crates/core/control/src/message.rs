@@ -339,6 +339,32 @@ messages! {
     }
     /// B-23. Nobody waits for it here.
     26 Nobody (Link) {}
+    /// B-28. How many interfaces this domain is to have; each follows.
+    27 Nets (Host) {
+        /// How many.
+        count: u16,
+    }
+    /// B-28. An interface that this domain is to have; to a program an answer to Look.
+    28 Net (Host Socket) {
+        /// Its place among them: 1 for the first.
+        at: u64,
+        /// What it is called.
+        interface: Name,
+        /// The domain at the other end.
+        peer: Name,
+        /// Where they meet: a service of who listens.
+        service: Name,
+        /// Who listens.
+        role: NetRole,
+        /// Its MTU; 0: as the domain likes.
+        mtu: u16,
+        /// Its address, as IPv6; zeros: none.
+        own: [u8; 16],
+        /// Bits of the network that is reached by it, of 128; 0: none but the peer is.
+        prefix: u8,
+        /// The peer's address, as IPv6; zeros: none.
+        theirs: [u8; 16],
+    }
     /// B-15. A service is to be reached here.
     32 Listen (Socket) {
         /// Its name.
@@ -641,6 +667,15 @@ codes! {
         Calls = 0,
         /// Programs that listen.
         Listeners = 1,
+        /// Interfaces that this domain is to have (B-28).
+        Nets = 2,
+    }
+    /// Who meets whom for an interface (B-28).
+    NetRole {
+        /// This domain listens.
+        Listen = 1,
+        /// This domain connects to the peer.
+        Connect = 2,
     }
     /// Which endpoint of a call this is (B-20).
     CallEnd {

@@ -4,8 +4,8 @@
 use proptest::prelude::*;
 use serde_json::Value;
 use tombolo_control::{
-    CallEnd, Envelope, Form, HEAD_LEN, Life, LinkState, MAGIC, MESSAGE_MAX, Message, Path, Progress, ROW_WORDS, Seen,
-    Side, Stage, Way, What,
+    CallEnd, Envelope, Form, HEAD_LEN, Life, LinkState, MAGIC, MESSAGE_MAX, Message, NetRole, Path, Progress,
+    ROW_WORDS, Seen, Side, Stage, Way, What,
 };
 
 fn vectors() -> Vec<Value> {
@@ -119,6 +119,13 @@ fn expected(kind: u16) -> (u32, Message) {
         24 => (9, Message::Seek { key: 0xdeca_fbad }),
         26 => (9, Message::Nobody {}),
         25 => (9, Message::Found { peer: name("db"), service: name("sockets-0123456789abcdef") }),
+        27 => (0, Message::Nets { count: 2 }),
+        28 => {
+            let mapped = |last| std::net::Ipv4Addr::new(10, 9, 0, last).to_ipv6_mapped().octets();
+            let (interface, peer, service, role) = (name("tmb0"), name("db"), name("net.tmb0"), NetRole::Connect);
+            let (at, mtu, own, prefix, theirs) = (1, 9000, mapped(1), 120, mapped(2));
+            (7, Message::Net { at, interface, peer, service, role, mtu, own, prefix, theirs })
+        }
         50 => (2, Message::Locate { address: boot }),
         51 => (2, Message::Near { domains: 2 }),
         52 => (0, Message::Claim { key: 0xdeca_fbad }),
@@ -149,7 +156,7 @@ fn b1_b2_messages_are_as_the_vectors_say() {
         assert!(format!("{:?}", said.message).starts_with(vector["shown"].as_str().unwrap()), "{vector}");
         kinds.insert(kind);
     }
-    assert_eq!(kinds.len(), 46, "a vector for each kind");
+    assert_eq!(kinds.len(), 48, "a vector for each kind");
 }
 
 #[test]

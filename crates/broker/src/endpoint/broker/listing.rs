@@ -6,12 +6,12 @@ use std::{
     io,
 };
 
-use tombolo_control::{CallEnd, Message, NOBODY, Progress, Seen};
+use tombolo_control::{CallEnd, Message, NOBODY, Progress, Seen, code};
 use tombolo_domain_ivshmem::outline::{OUTLINE, outline};
 
 use super::Broker;
 use crate::endpoint::{
-    connections::{Agreement, Stage},
+    connections::{Agreement, Refusal, Stage},
     devices::{Devices, Part, Region},
     link::Link,
     program::{Program, ProgramState},
@@ -45,6 +45,13 @@ impl<D: Devices> Broker<D> {
         let rows = match at {
             Seen::Calls => self.call_rows(after, |it| all || it == user),
             Seen::Listeners => self.listener_rows(after, |it| all || it == user),
+            Seen::Nets => match net_rows(self.nets.as_deref(), after) {
+                Ok(rows) => rows,
+                Err(no) => {
+                    self.programs.get_mut(&id).into_iter().for_each(|program| program.refuse(no.clone()));
+                    return Ok(());
+                }
+            },
         };
         let Some(program) = self.programs.get_mut(&id) else { return Ok(()) };
         program.rest();
@@ -94,6 +101,14 @@ impl<D: Devices> Broker<D> {
         }
         rows
     }
+}
+
+/// B-28. Interfaces are no secret: who is on this kernel sees them anyway.
+fn net_rows(nets: Option<&[Message]>, after: u64) -> Result<Vec<Message>, Refusal> {
+    let unknown =
+        || Refusal(code::FAILED, "the host's broker has not said yet which interfaces there are to be".into());
+    let is_behind = |net: &&Message| matches!(net, Message::Net { at, .. } if *at > after);
+    Ok(nets.ok_or_else(unknown)?.iter().filter(is_behind).take(ROWS).cloned().collect())
 }
 
 fn row<R: Region>(link: &mut Link<R>, at: u64, made: &Agreement, progress: Progress) -> Message {

@@ -41,7 +41,7 @@ impl<D: Devices> Broker<D> {
 
     /// Whatever the host said is of no use any more. Programs hear that their links are taken away; who listens goes on.
     pub(super) fn forget_links(&mut self) {
-        (self.name, self.usage_later) = (None, false);
+        (self.name, self.nets, self.usage_later) = (None, None, false);
         self.numbers.clear();
         self.finding.forget_links();
         for (_, mut link) in std::mem::take(&mut self.links) {

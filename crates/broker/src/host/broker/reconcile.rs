@@ -142,9 +142,10 @@ impl Broker {
             let links = view.links();
             let (addresses, is_machine) = (view.addresses(&links), domains.vms.contains_key(&name));
             let numbers = domains.config.numbers(&name, links.values().map(|link| link.peer.clone()));
+            let nets = domains.config.nets_of(&name);
             let Some(guest) = self.domains.guest_of_mut(&name) else { continue };
             let said = guest.send_changes(&links, numbers, &leaving);
-            if (is_machine && guest.send_addresses(addresses)) | said {
+            if (is_machine && guest.send_addresses(addresses)) | guest.send_nets(nets) | said {
                 self.converse(&name, 1);
             }
         }

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `tombolo net`: network interfaces whose frames cross a channel.
 
+mod follow;
 mod show;
 
-use std::{os::fd::AsFd, path::PathBuf};
+use std::{net::IpAddr, os::fd::AsFd, path::PathBuf};
 
 use clap::Subcommand;
 use tombolo_bench::size;
 use tombolo_net::{
-    Config, Control, Engine, EngineKind, Found, MTU_LEAST, MTU_MOST, Mac, NicConfig, Place, RING_DEFAULT, RING_LEAST,
-    Request,
+    Config, Control, Engine, EngineKind, Found, IpConfig, MTU_LEAST, MTU_MOST, Mac, NicConfig, Place, RING_DEFAULT,
+    RING_LEAST, Request,
 };
 
 use crate::{
@@ -32,6 +33,8 @@ pub struct Args {
 enum Action {
     /// Make an interface and move its frames, until interrupted; its carrier is on while a peer is there
     Up(UpArgs),
+    /// Make the interfaces that the host's rules give this machine, until interrupted; tombolo-net.service runs this
+    Follow(follow::FollowArgs),
     /// Show running interfaces
     Ls {
         /// One JSON object a line
@@ -79,6 +82,12 @@ struct UpArgs {
     /// Its address [default: always the same for this machine, name and channel]
     #[arg(long, value_name = "ADDRESS")]
     mac: Option<Mac>,
+    /// Its address of IP; with /BITS for the network behind it. Routes over it count while there is a carrier
+    #[arg(long, value_name = "ADDRESS[/BITS]", value_parser = parse_ip)]
+    ip: Option<(IpAddr, Option<u8>)>,
+    /// The peer's address of IP: with --ip and no /BITS the only one that is reached
+    #[arg(long, value_name = "ADDRESS", requires = "ip")]
+    peer_ip: Option<IpAddr>,
     /// Take frames from other addresses than the peer's own: for a peer whose interface is a bridge's port
     #[arg(long)]
     any_source: bool,
@@ -109,6 +118,18 @@ struct Which {
     netns: Option<String>,
 }
 
+fn parse_ip(text: &str) -> std::result::Result<(IpAddr, Option<u8>), String> {
+    let wrong = || format!("{text:?}: write it as 10.9.0.1, as 10.9.0.1/24 or as fd00::1/64");
+    let (ip, bits) = text.split_once('/').map_or((text, None), |(ip, bits)| (ip, Some(bits)));
+    let ip: IpAddr = ip.parse().map_err(|_| wrong())?;
+    let bits = bits.map(|bits| bits.parse().map_err(|_| wrong())).transpose()?;
+    if bits.is_some_and(|bits: u8| bits == 0 || bits > if ip.is_ipv4() { 32 } else { 128 }) {
+        Err(wrong())
+    } else {
+        Ok((ip, bits))
+    }
+}
+
 fn ring(text: &str) -> std::result::Result<usize, String> {
     match size::parse(text)? {
         size if size.is_power_of_two() && size as u64 >= RING_LEAST => Ok(size),
@@ -116,23 +137,55 @@ fn ring(text: &str) -> std::result::Result<usize, String> {
     }
 }
 
+/// Where interfaces of the host's rules are found, whatever folder their user else has.
+const RULES_FOLDER: &str = "/run/tombolo/net";
+
+/// The folders where running interfaces are found.
+struct Folders(Vec<PathBuf>);
+
+impl Folders {
+    fn find(&self) -> Result<Vec<Found>> {
+        let mut found = Vec::new();
+        for (at, folder) in self.0.iter().enumerate() {
+            match tombolo_net::find(folder) {
+                Ok(here) => found.extend(here),
+                // Those of the host's rules are root's.
+                Err(_) if at > 0 => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(found)
+    }
+}
+
 pub fn run(args: &Args) -> Result<()> {
-    let folder = args.folder.clone().unwrap_or_else(tombolo_net::folder);
+    let named = args.folder.clone();
+    let folder = named.clone().unwrap_or_else(tombolo_net::folder);
+    let rules = named.clone().unwrap_or_else(|| RULES_FOLDER.into());
+    let mut folders = Folders(vec![folder.clone(), rules.clone()]);
+    folders.0.dedup();
     match &args.action {
         Action::Up(up) => up.run(&folder),
+        Action::Follow(follow) => follow.run(&rules),
         Action::Ls { json } => {
-            let found = tombolo_net::find(&folder)?;
+            let found = folders.find()?;
             output::unless_unread(show::list(&found, *json))
         }
         Action::Stat { name, which, json } => {
             let found = match name {
-                Some(name) => vec![which.one(name, &folder)?],
-                None => tombolo_net::find(&folder)?,
+                Some(name) => vec![which.one(name, &folders)?],
+                None => folders.find()?,
             };
             output::unless_unread(show::all(&found, *json))
         }
         Action::Down { name, which, json } => {
-            let found = which.one(name, &folder)?;
+            let found = which.one(name, &folders)?;
+            if found.is_by_rule() {
+                return Err(Failure::Usage(format!(
+                    "{name} is there by a rule of the host's: take `[[net]]` out of its tombolod.toml, or \
+                     `systemctl stop tombolo-net` here"
+                )));
+            }
             found.end().map_err(|error| Failure::Outcome(format!("{name} does not end: {error}")))?;
             if *json { output::unless_unread(output::json(&found.status)) } else { Ok(()) }
         }
@@ -141,8 +194,8 @@ pub fn run(args: &Args) -> Result<()> {
 
 impl Which {
     /// The running interface of this name.
-    fn one(&self, name: &str, folder: &std::path::Path) -> Result<Found> {
-        let mut found = tombolo_net::find(folder)?;
+    fn one(&self, name: &str, folders: &Folders) -> Result<Found> {
+        let mut found = folders.find()?;
         found.retain(|found| found.is_called(name));
         if let Some(netns) = &self.netns {
             found.retain(|found| found.status["netns"] == **netns);
@@ -154,7 +207,7 @@ impl Which {
             }
             (None, _) => Err(Failure::Outcome(format!(
                 "no interface {name} runs here: `tombolo net ls` shows those of this user in {}",
-                folder.display()
+                folders.0[0].display()
             ))),
         }
     }
@@ -163,8 +216,8 @@ impl Which {
 impl UpArgs {
     fn run(&self, folder: &std::path::Path) -> Result<()> {
         let signals = Signals::hold()?;
-        let control = Control::open(folder)?;
-        let engine = Engine::start(self.config(), Box::new(print_line))?;
+        let control = Control::open(folder, &self.name)?;
+        let engine = Engine::start(self.config()?, Box::new(print_line))?;
         loop {
             await_any(&[signals.fd(), control.as_fd(), engine.ended()], None)?;
             if signals.caught().is_some() || control.answer(&engine.status()) == Some(Request::Down) {
@@ -180,26 +233,44 @@ impl UpArgs {
         Ok(())
     }
 
-    fn config(&self) -> Config {
+    fn config(&self) -> Result<Config> {
         let place = match (&self.connect, &self.listen) {
             (Some(address), _) => Place::Connect(address.clone()),
             (None, Some(address)) => Place::Listen(address.clone()),
             (None, None) => unreachable!("one of them is required"),
         };
-        let machine = std::fs::read("/etc/machine-id").ok().filter(|id| !id.is_empty());
-        let words = [place.role(), place.address(), &self.name];
-        let engine = match self.engine {
-            EngineName::Tap => EngineKind::Tap,
-            EngineName::Kernel => EngineKind::Kernel,
-            EngineName::Auto => EngineKind::Auto,
-        };
+        if let (Some((own, _)), Some(peer)) = (self.ip, self.peer_ip)
+            && own.is_ipv4() != peer.is_ipv4()
+        {
+            return Err(Failure::Usage(
+                "--ip and --peer-ip are of two kinds: give both as IPv4, or both as IPv6".into(),
+            ));
+        }
         let nic = NicConfig {
             name: self.name.clone(),
             netns: self.netns.clone(),
             mac: self.mac,
-            default_mac: machine.map(|machine| Mac::derived(&machine, words)),
+            default_mac: default_mac(&place, &self.name),
             mtu: self.mtu,
+            ip: self.ip.map(|(own, bits)| IpConfig::new(own, bits, self.peer_ip)),
         };
-        Config { nic, engine, place, any_source: self.any_source, ring: self.ring as u64 }
+        let (engine, ring) = (self.engine.into(), self.ring as u64);
+        Ok(Config { nic, engine, place, any_source: self.any_source, ring, by_rule: false })
     }
+}
+
+impl From<EngineName> for EngineKind {
+    fn from(name: EngineName) -> Self {
+        match name {
+            EngineName::Tap => Self::Tap,
+            EngineName::Kernel => Self::Kernel,
+            EngineName::Auto => Self::Auto,
+        }
+    }
+}
+
+/// The address of an interface for which none is asked: always the same for this machine.
+fn default_mac(place: &Place, name: &str) -> Option<Mac> {
+    let machine = std::fs::read("/etc/machine-id").ok().filter(|id| !id.is_empty());
+    machine.map(|machine| Mac::derived(&machine, [place.role(), place.address(), name]))
 }

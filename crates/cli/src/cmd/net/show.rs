@@ -6,7 +6,7 @@ use tombolo_net::Found;
 
 use crate::{failure::Result, human, output};
 
-const HEADS: [&str; 9] = ["INTERFACE", "NETNS", "STATE", "PEER", "MTU", "SENT", "RECEIVED", "PID", "CHANNEL"];
+const HEADS: [&str; 10] = ["INTERFACE", "NETNS", "STATE", "PEER", "MTU", "SENT", "RECEIVED", "BY", "PID", "CHANNEL"];
 
 /// A line for each.
 pub fn list(found: &[Found], json: bool) -> Result<()> {
@@ -28,6 +28,7 @@ fn row(status: &Value) -> Vec<String> {
         text(&status["mtu"]),
         moved("sent"),
         moved("received"),
+        if status["by_rule"] == true { "rule" } else { "command" }.into(),
         text(&status["pid"]),
         format!("{} {}", text(&status["role"]), text(&status["address"])),
     ]

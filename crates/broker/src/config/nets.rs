@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! B-28. Networks: which machines have interfaces with each other, and what each of them is told.
+
+use std::{collections::BTreeMap, net::IpAddr, str::FromStr};
+
+use tombolo_control::{Message, NETS_MAX, Name, NetRole};
+
+/// Most bytes of an interface's name, as the kernel has it.
+pub const INTERFACE_MAX: usize = 15;
+/// The smallest MTU (N-5).
+pub const MTU_LEAST: u16 = 68;
+
+/// An address of a machine, and what is reached by it besides its peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Address {
+    /// The address.
+    pub ip: IpAddr,
+    /// Bits of the network that is behind the interface, if that is more than the peer.
+    pub prefix: Option<u8>,
+}
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?}: an address is written as 10.9.0.1, as 10.9.0.1/24 or as fd00::1/64");
+        let (ip, prefix) = text.split_once('/').map_or((text, None), |(ip, prefix)| (ip, Some(prefix)));
+        let ip: IpAddr = ip.parse().map_err(|_| wrong())?;
+        let prefix = prefix.map(|bits| bits.parse().map_err(|_| wrong())).transpose()?;
+        if prefix.is_some_and(|bits: u8| bits == 0 || bits > if ip.is_ipv4() { 32 } else { 128 }) {
+            return Err(wrong());
+        }
+        let is_broadcast = matches!(ip, IpAddr::V4(ip) if ip.is_broadcast());
+        if ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || is_broadcast {
+            return Err(format!("{text:?} is no address that a machine can have"));
+        }
+        Ok(Self { ip, prefix })
+    }
+}
+
+/// Machines of which each has an interface with each other.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Net {
+    /// Its name, with which those of its interfaces begin.
+    pub name: Name,
+    /// The machines, by name, with their addresses.
+    pub machines: BTreeMap<Name, Option<Address>>,
+    /// It has two machines by their names, and can have no third: the interface is called as the network.
+    pub is_pair: bool,
+    /// The MTU of its interfaces.
+    pub mtu: Option<u16>,
+}
+
+impl Net {
+    /// The machines in twos, of which the first one listens.
+    pub fn pairs(&self) -> impl Iterator<Item = [&Name; 2]> {
+        let names = || self.machines.keys();
+        names().enumerate().flat_map(move |(at, first)| names().skip(at + 1).map(move |second| [first, second]))
+    }
+
+    /// What the interface with `peer` is called.
+    #[must_use]
+    pub fn interface(&self, peer: &Name) -> String {
+        if self.is_pair { self.name.to_string() } else { format!("{}-{peer}", self.name) }
+    }
+
+    /// Where two machines meet: a service of the one that listens, which no other interface of it has.
+    #[must_use]
+    pub fn service(&self, [_, second]: [&Name; 2]) -> Name {
+        format!("net.{}", self.interface(second)).parse().expect("checked: its parts are names, and short")
+    }
+
+    /// What `own` is told of its interface with `peer`.
+    fn message(&self, at: u64, own: &Name, peer: &Name) -> Message {
+        let (pair, role) = if own < peer { ([own, peer], NetRole::Listen) } else { ([peer, own], NetRole::Connect) };
+        let address_of = |name| self.machines.get(name).copied().flatten();
+        let bytes = |address: Option<Address>| address.map_or([0; 16], |it| as_ipv6(it.ip));
+        let own_address = address_of(own);
+        let prefix = own_address.and_then(|it| Some(it.prefix? + if it.ip.is_ipv4() { 96 } else { 0 }));
+        Message::Net {
+            at,
+            interface: self.interface(peer).parse().expect("checked"),
+            peer: peer.clone(),
+            service: self.service(pair),
+            role,
+            mtu: self.mtu.unwrap_or(0),
+            own: bytes(own_address),
+            prefix: prefix.unwrap_or(0),
+            theirs: bytes(address_of(peer)),
+        }
+    }
+
+    /// What is wrong with it as a whole, besides what is wrong with its parts.
+    pub fn mistakes(&self) -> Vec<String> {
+        let mut mistakes = Vec::new();
+        let machines = self.machines.len();
+        if machines < 2 {
+            mistakes.push(format!("a network has two machines or more, and {} has {machines}", self.name));
+        }
+        if machines > usize::from(NETS_MAX) + 1 {
+            mistakes
+                .push(format!("{} has {machines} machines, of which each can have {NETS_MAX} interfaces", self.name));
+        }
+        let names = self.machines.keys().map(|peer| self.interface(peer));
+        if let Some(name) = names.max_by_key(String::len).filter(|name| name.len() > INTERFACE_MAX) {
+            mistakes.push(format!(
+                "an interface would be called {name}, and its name has at most {INTERFACE_MAX} bytes: choose a shorter \
+                 name for the network or the machine"
+            ));
+        }
+        let mut known: Vec<(&Name, Address)> = Vec::new();
+        for (name, address) in self.machines.iter().filter_map(|(name, address)| Some((name, (*address)?))) {
+            if let Some((other, _)) = known.iter().find(|(_, it)| it.ip == address.ip) {
+                mistakes.push(format!("{other} and {name} have the address {}", address.ip));
+            }
+            if known.first().is_some_and(|(_, it)| it.ip.is_ipv4() != address.ip.is_ipv4()) {
+                mistakes.push(format!("{name}'s address is not of the kind that the others have (IPv4 or IPv6)"));
+            }
+            if address.prefix.is_some() && !self.is_pair {
+                mistakes.push(format!(
+                    "{name}'s address has a prefix, which is for a network of two names: in others an interface leads to \
+                     its peer alone"
+                ));
+            }
+            known.push((name, address));
+        }
+        mistakes
+    }
+}
+
+fn as_ipv6(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) => ip.octets(),
+    }
+}
+
+/// What `domain` is told of its interfaces, in a lasting order.
+#[must_use]
+pub fn messages(nets: &[Net], domain: &Name) -> Vec<Message> {
+    let of_domain = nets.iter().filter(|net| net.machines.contains_key(domain));
+    let ends =
+        of_domain.flat_map(|net| net.machines.keys().filter(|peer| *peer != domain).map(move |peer| (net, peer)));
+    (1..).zip(ends).map(|(at, (net, peer))| net.message(at, domain, peer)).collect()
+}
+
+/// Two networks that would give a machine an interface of the same name, and which: the later one, the machine, the interface.
+#[must_use]
+pub fn clash(nets: &[Net]) -> Option<(usize, Name, String)> {
+    let mut taken = std::collections::BTreeSet::new();
+    nets.iter().enumerate().find_map(|(at, net)| {
+        net.pairs().flat_map(|[a, b]| [(a, b), (b, a)]).find_map(|(own, peer)| {
+            let interface = net.interface(peer);
+            (!taken.insert((own.clone(), interface.clone()))).then(|| (at, own.clone(), interface))
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> Name {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn b28_addresses_are_those_that_a_machine_can_have() {
+        let parse = |text: &str| text.parse::<Address>();
+        let net = parse("10.9.0.1/24").unwrap();
+        assert_eq!((net.ip, net.prefix), ("10.9.0.1".parse().unwrap(), Some(24)));
+        assert_eq!(parse("fd00::1").unwrap().prefix, None);
+        for bad in ["10.9.0", "10.9.0.1/33", "10.9.0.1/0", "10.9.0.1/", "fd00::1/129", "", "web"] {
+            assert!(parse(bad).unwrap_err().contains("is written as"), "{bad}");
+        }
+        for bad in ["127.0.0.1", "0.0.0.0", "224.0.0.1", "255.255.255.255", "::", "::1", "ff02::1"] {
+            assert!(parse(bad).unwrap_err().contains("no address that a machine"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn b28_two_ends_are_told_of_the_same_service_one_listens_and_each_has_the_others_address() {
+        let address = |text: &str| Some(text.parse::<Address>().unwrap());
+        let machines = BTreeMap::from([(name("b"), address("10.9.0.2/24")), (name("a"), address("10.9.0.1/24"))]);
+        let net = Net { name: name("tmb0"), machines, is_pair: true, mtu: Some(9000) };
+        let [a, b] = ["a", "b"].map(|own| messages(std::slice::from_ref(&net), &name(own)));
+        let mapped = |last| std::net::Ipv4Addr::new(10, 9, 0, last).to_ipv6_mapped().octets();
+        let told = |peer: &str, role, own, theirs| Message::Net {
+            at: 1,
+            interface: name("tmb0"),
+            peer: name(peer),
+            service: name("net.tmb0"),
+            role,
+            mtu: 9000,
+            own: mapped(own),
+            prefix: 120,
+            theirs: mapped(theirs),
+        };
+        assert_eq!(a, [told("b", NetRole::Listen, 1, 2)]);
+        assert_eq!(b, [told("a", NetRole::Connect, 2, 1)]);
+        assert_eq!(messages(&[net], &name("c")), []);
+    }
+
+    #[test]
+    fn b28_larger_networks_have_an_interface_and_a_service_for_each_two() {
+        let machines = ["a", "b", "c"].map(|it| (name(it), None)).into();
+        let net = Net { name: name("lan"), machines, is_pair: false, mtu: None };
+        let all = ["a", "b", "c"].map(|own| messages(std::slice::from_ref(&net), &name(own)));
+        let shown = all.map(|told| {
+            let shown = told.into_iter().map(|it| match it {
+                Message::Net { at, interface, service, role, .. } => format!("{at} {interface} {service} {role:?}"),
+                other => panic!("{other:?}"),
+            });
+            shown.collect::<Vec<_>>()
+        });
+        assert_eq!(shown[0], ["1 lan-b net.lan-b Listen", "2 lan-c net.lan-c Listen"]);
+        assert_eq!(shown[1], ["1 lan-a net.lan-b Connect", "2 lan-c net.lan-c Listen"]);
+        assert_eq!(shown[2], ["1 lan-a net.lan-c Connect", "2 lan-b net.lan-c Connect"]);
+        assert_eq!(net.pairs().count(), 3);
+    }
+}
