@@ -254,7 +254,7 @@ impl Connection {
     /// well be the kernel's.
     #[must_use]
     pub fn is_back_on_tcp(&self) -> bool {
-        let is_over = |pipes: &Pipes| !pipes.line.is_revocable() || pipes.is_detached();
+        let is_over = |pipes: &Pipes| !pipes.line.is_revocable() || pipes.hints().is_detached();
         self.leaves() && self.pipes.get().is_some_and(is_over) && self.carriers() == [Transport::Tcp; 2]
     }
 
@@ -274,7 +274,7 @@ impl Connection {
     /// This process gives the socket up. Says whether there is no other of this end.
     pub fn depart(&self) -> bool {
         // Without a group there is nobody who could use the pipes by turns.
-        let _still = self.members.group().and_then(|_| self.pipes.get()).map(Pipes::still);
+        let _still = self.members.group().and_then(|_| self.pipes.get()).map(|pipes| pipes.halves.freeze());
         self.members.depart()
     }
 

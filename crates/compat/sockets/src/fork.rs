@@ -17,7 +17,7 @@ use crate::{
     connection::{Connection, set_anew},
     family::{self, Birth, ChildSlot},
     negotiation::{NegotiationStage, Negotiations},
-    pipes::{FrozenPipes, Pipes},
+    pipes::FrozenPipes,
     process::Process,
     proof::History,
     session::Session,
@@ -76,12 +76,12 @@ impl Process {
             let mut spare = lock(&connection.search.spare);
             *spare = Spare::None;
             // Before the family takes over what was counted: what is read meanwhile would be missing there.
-            let mut still = connection.pipes.get().map(Pipes::still);
+            let mut still = connection.pipes.get().map(|pipes| pipes.halves.freeze());
             let mut place = None;
             if connection.stage() != Stage::Plain {
                 let family = connection.members.found_group(|| connection.leaves())?;
                 if let (Some(pipes), Some(still)) = (connection.pipes.get(), &mut still) {
-                    pipes.hand_on(still, family)?;
+                    pipes.halves.hand_on(still, family)?;
                 }
                 // Two processes will have it; it is claimed again by the one that is left.
                 if matches!(*talk, NegotiationStage::Claimed(_)) {

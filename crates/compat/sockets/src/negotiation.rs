@@ -161,7 +161,7 @@ impl Process {
     /// There was nothing to read: where the peer has offered a ring, this end takes it.
     #[inline]
     pub(crate) fn follow_ring(&self, connection: &Connection) {
-        if let Some(pipes) = connection.pipes.get().filter(|pipes| pipes.has_ring_offered()) {
+        if let Some(pipes) = connection.pipes.get().filter(|pipes| pipes.offered.is_expected()) {
             self.take_ring(connection, pipes);
         }
     }

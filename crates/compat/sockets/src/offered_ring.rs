@@ -9,9 +9,10 @@ use std::sync::{
 use tombolo_mem::PeerSegment;
 use tombolo_os::lock::lock;
 
-/// A ring that the peer offered, until it is looked at.
+/// A ring that the peer offered, until it is looked at: that the peer says so in its segment, and what came of it.
 #[derive(Debug, Default)]
 pub(crate) struct OfferedRing {
+    announced: AtomicBool,
     is_there: AtomicBool,
     ring: Mutex<Option<(u16, PeerSegment)>>,
 }
@@ -30,9 +31,20 @@ impl OfferedRing {
         true
     }
 
+    /// The peer says that it has offered one, and that was not looked at; or it was.
+    pub fn set_announced(&self, announced: bool) {
+        self.announced.store(announced, Ordering::Relaxed);
+    }
+
+    /// Whether one was announced, or has come: to be asked after a look in vain, and before a sleep.
+    #[inline]
+    pub fn is_expected(&self) -> bool {
+        self.announced.load(Ordering::Relaxed) || self.is_there()
+    }
+
     /// Whether there is one.
     #[inline]
-    pub fn is_there(&self) -> bool {
+    fn is_there(&self) -> bool {
         self.is_there.load(Ordering::Acquire)
     }
 

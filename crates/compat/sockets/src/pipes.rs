@@ -3,34 +3,27 @@
 
 mod back;
 mod detached;
-mod full;
 mod full_pipe;
-mod half;
+mod halves;
+mod hints;
 mod io;
-mod later_tails;
 mod readiness;
 mod ring_moves;
 mod rings;
 mod steer;
 mod supply;
 mod transfer;
-mod turn;
 
-use std::sync::{
-    Arc, Mutex, MutexGuard, RwLock, RwLockWriteGuard,
-    atomic::{AtomicBool, AtomicU64, Ordering},
-};
+use std::sync::{Arc, atomic::AtomicU64};
 
 use rustix::io::Errno;
 use tombolo_domain::{SingleDoorbell, SingleNotifier};
 use tombolo_growth::RingBudget;
 use tombolo_layout::{
     Features,
-    sockets::{BOUNDARY, FOLLOWED, Followed, MOVES},
-    words,
+    sockets::{BOUNDARY, FOLLOWED, MOVES},
 };
-use tombolo_mem::{Mapped, MappedOwnWord, MappedPeerWord, PeerSegment, PeerWord};
-use tombolo_os::lock::lock;
+use tombolo_mem::{Mapped, MappedOwnWord, MappedPeerWord, PeerSegment};
 use tombolo_ring::{Corrupt, Error, Fresh, Mode, Reader, Writer};
 
 use crate::{
@@ -39,8 +32,11 @@ use crate::{
     session::Session,
     switch::{Fault, Receiver, Sender},
 };
-use later_tails::LaterTails;
+use halves::Halves;
+use hints::Hints;
 use ring_moves::RingMoves;
+
+pub(crate) use halves::FrozenPipes;
 
 /// What one end brings to a connection: its segment, and the bell at which it waits.
 #[derive(Debug)]
@@ -68,65 +64,33 @@ impl PeerResources {
     }
 }
 
-/// Both directions.
+/// Both directions, and what they share: the session, the doorbells, a ring on its way.
 #[derive(Debug)]
 pub(crate) struct Pipes {
-    // A panic inside either leaves words that are checked again.
-    tx: Mutex<Tx>,
-    rx: Mutex<Rx>,
+    pub halves: Halves,
     pub line: Arc<Session>,
-    /// S-13. Who waits for this connection is woken here, and nobody else.
+    /// Who waits for this connection is woken here, and nobody else (S-13).
     pub bell: Arc<SingleDoorbell>,
-    ringer: SingleNotifier,
-    /// S-2. What the peer has followed of this end's moves, and what it asks for.
-    followed: MappedPeerWord,
-    /// The peer's tail, and how far this end has read: what makes a read worth a try, without a lock.
-    tail: MappedPeerWord,
-    /// The same of rings after the first, once there are any (S-20).
-    later_tails: RwLock<LaterTails>,
-    has_later: AtomicBool,
-    /// A ring that the peer offered: that it says so, and what came of it.
-    ring_announced: AtomicBool,
+    /// A ring that the peer offered.
     pub offered: Arc<OfferedRing>,
-    /// M-3. The numbers of both ends.
+    /// The numbers of both ends (M-3).
     pub epochs: Epochs,
-    read_to: AtomicU64,
-    /// The peer's moves; and how many there were when nothing but the pipe was expected to have more, or [`ASTIR`].
-    moves: MappedPeerWord,
-    settled: AtomicU64,
-    /// S-16. The clock's tick at which somebody last looked whether the pipe stays full.
+    /// The clock's tick at which somebody last looked whether the pipe stays full (S-16).
     full_looked_at: AtomicU64,
-    /// The last read ended where the sender has left a carrier: there may be more on the other one.
-    crossing: AtomicBool,
-    /// V-9. Both directions are on TCP, and neither end looks at the memory any more: what stands there is nobody's word.
-    detached: AtomicBool,
     /// Of this end's segment.
     _lease: Lease,
 }
 
-/// How far one has read who will never be done: the program must hear of what is broken.
-const BROKEN: u64 = u64::MAX;
-
-/// Something else than bytes in the pipe may come: no count of moves that a peer has.
-const ASTIR: u64 = u64::MAX;
-
-/// Both directions, held still.
-pub(crate) struct FrozenPipes<'a> {
-    tx: MutexGuard<'a, Tx>,
-    rx: MutexGuard<'a, Rx>,
-    /// So that nobody is at it in a child's copy. One who was interrupted there, and forks, has it itself.
-    _tails: Option<RwLockWriteGuard<'a, LaterTails>>,
-}
-
-/// M-3. What names the two ends of a connection.
+/// What names the two ends of a connection (M-3).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Epochs {
     pub own: u64,
     pub peer: u64,
 }
 
+/// What this end sends.
 #[derive(Debug)]
-struct Tx {
+pub(crate) struct Tx {
     sender: Sender,
     writer: Writer<Mapped>,
     followed: MappedPeerWord,
@@ -134,21 +98,22 @@ struct Tx {
     boundary: MappedOwnWord,
     /// The peer reads no more, or is gone: the kernel says what a program hears then.
     ended: bool,
-    /// S-2. The peer wants from TCP what is in the pipe: the count of bytes over TCP, less the position. For good.
+    /// The peer wants from TCP what is in the pipe: the count of bytes over TCP, less the position. For good (S-2).
     recalled: Option<u64>,
     /// The position at which the peer was last asked to ring. Once asked it stays asked.
     armed: Option<u64>,
-    /// S-16. The pipe was full when it was last looked at; and how often it was left for that, while this end did not read either.
+    /// The pipe was full when it was last looked at; and how often it was left for that, while this end did not read either (S-16).
     full: Option<full_pipe::FullPipe>,
     left: u32,
-    /// S-20. How its ring follows its load, if it does.
+    /// How its ring follows its load, if it does (S-20).
     rings: Option<Box<RingMoves>>,
     /// Another process of this end may have used it since.
     behind: bool,
 }
 
+/// What this end receives.
 #[derive(Debug)]
-struct Rx {
+pub(crate) struct Rx {
     receiver: Receiver,
     reader: Reader<Mapped>,
     moves: MappedPeerWord,
@@ -163,9 +128,9 @@ struct Rx {
     armed_full: bool,
     /// Another process of this end may have used it since.
     behind: bool,
-    /// S-12. All that ever comes was read.
+    /// All that ever comes was read (S-12).
     over: bool,
-    /// S-20. The ring in which the sender was found last, and the one that was asked for last.
+    /// The ring in which the sender was found last, and the one that was asked for last (S-20).
     ring: u16,
     asked_ring: Option<u16>,
 }
@@ -271,91 +236,35 @@ impl Pipes {
             ring: 0,
             asked_ring: None,
         };
-        let read_to = AtomicU64::new(rx.reader.position());
-        let (followed, tail, moves) = (peer.word(FOLLOWED), peer.word(words::TAIL), peer.word(MOVES));
+        let hints = Hints::new(peer, rx.reader.position());
         let pipes = Self {
-            tx: Mutex::new(tx),
-            rx: Mutex::new(rx),
+            halves: Halves::new(tx, rx, hints, ringer),
             line,
             bell,
-            ringer,
-            followed,
-            tail,
-            later_tails: RwLock::default(),
-            has_later: AtomicBool::new(false),
-            ring_announced: AtomicBool::new(false),
             offered: Arc::default(),
             epochs: Epochs { own: id, peer: theirs.epoch },
-            read_to,
-            moves,
-            settled: AtomicU64::new(ASTIR),
             full_looked_at: AtomicU64::new(0),
-            crossing: AtomicBool::new(false),
-            detached: AtomicBool::new(false),
             _lease: lease,
         };
         pipes.line.carries(&pipes.bell, id, &pipes.offered);
         Ok(pipes)
     }
 
-    /// Nobody of this process uses either direction while this is held.
-    pub fn still(&self) -> FrozenPipes<'_> {
-        let (tx, rx) = (lock(&self.tx), lock(&self.rx));
-        FrozenPipes { tx, rx, _tails: self.hold_tails() }
+    /// What is known of both directions without a turn.
+    #[inline]
+    pub fn hints(&self) -> &Hints {
+        &self.halves.hints
     }
 
     /// The program was not told of this error after all: its next read is.
     pub fn store_error(&self, error: Errno) {
-        let mut rx = lock(&self.rx);
+        let mut rx = self.halves.lock_rx();
         rx.error = Some(error);
-        self.settled.store(ASTIR, Ordering::Relaxed);
+        self.hints().set_settled(None);
     }
 
-    /// Whether the peer asks for TCP.
-    #[inline]
-    pub fn is_asked(&self) -> bool {
-        Followed::decode(self.followed.load_acquire().hint()).leave && !self.is_detached()
-    }
-
-    /// Whether all that comes is expected in the pipe, and nothing has: a hint that costs no call and no lock.
-    #[inline]
-    pub fn rests(&self) -> bool {
-        let settled = self.settled.load(Ordering::Relaxed);
-        settled != ASTIR && self.moves.load_acquire().hint() == settled && !self.stirs() && !self.is_asked()
-    }
-
-    /// S-15. Whether the last read ended where the sender has left a carrier: a hint.
-    #[inline]
-    pub fn is_crossing(&self) -> bool {
-        self.crossing.load(Ordering::Relaxed)
-    }
-
-    /// Whether there is something in the pipe that was not read: a hint that costs no call and no lock. Who finds a lie
-    /// there, or bytes that come after others which are still under way over TCP, or that another process of this end
-    /// has read, finds out when it looks.
-    #[inline]
-    pub fn stirs(&self) -> bool {
-        self.arrived() != self.read_to.load(Ordering::Relaxed) && !self.is_detached()
-    }
-
-    /// Position after the last byte in the pipe, as the peer says.
-    #[inline]
-    pub fn arrived(&self) -> u64 {
-        if self.has_later.load(Ordering::Relaxed) {
-            return self.arrived_later();
-        }
-        self.tail.load_acquire().hint()
-    }
-
+    /// This end sends no more.
     pub fn end_sending(&self) {
-        lock(&self.tx).ended = true;
-    }
-
-    #[inline]
-    fn notify_if(&self, owed: bool) {
-        if owed {
-            // One bell for both of the peer's sleepers: its waits look at both directions anyway.
-            self.ringer.notify();
-        }
+        self.halves.lock_tx().ended = true;
     }
 }

@@ -167,7 +167,9 @@ impl ProgramCall<'_> {
     #[must_use]
     pub fn finds_nothing(&self) -> bool {
         let connection = self.connection;
-        connection.members.is_alone() && !connection.leaves() && connection.pipes.get().is_some_and(Pipes::rests)
+        connection.members.is_alone()
+            && !connection.leaves()
+            && connection.pipes.get().is_some_and(|pipes| pipes.hints().rests())
     }
 
     /// Whether a read would not block: bytes, the end, an error.
@@ -199,7 +201,8 @@ impl ProgramCall<'_> {
     #[must_use]
     pub fn turn_back(&self) -> bool {
         let Self { connection, process, fd } = *self;
-        let has_turned = |pipes: &Pipes| pipes.is_detached() || pipes.turn_back(connection, process.kernel(), fd);
+        let has_turned =
+            |pipes: &Pipes| pipes.hints().is_detached() || pipes.turn_back(connection, process.kernel(), fd);
         connection.pipes.get().is_none_or(has_turned)
     }
 

@@ -30,28 +30,28 @@ impl JoinedPipes {
     #[inline]
     #[must_use]
     pub fn stirs(&self) -> bool {
-        self.get().is_some_and(Pipes::stirs)
+        self.get().is_some_and(|pipes| pipes.hints().stirs())
     }
 
     /// A position that grows with every byte that arrives in the pipe.
     #[inline]
     #[must_use]
     pub fn arrived(&self) -> u64 {
-        self.get().map_or(0, Pipes::arrived)
+        self.get().map_or(0, |pipes| pipes.hints().arrived())
     }
 
     /// Whether the last read ended where the sender has left a carrier: there may be more on the other one (S-15).
     #[inline]
     #[must_use]
     pub fn is_crossing(&self) -> bool {
-        self.get().is_some_and(Pipes::is_crossing)
+        self.get().is_some_and(|pipes| pipes.hints().is_crossing())
     }
 
     /// Whether the peer asks for TCP, and waits for this end to look.
     #[inline]
     #[must_use]
     pub fn is_asked(&self) -> bool {
-        self.get().is_some_and(Pipes::is_asked)
+        self.get().is_some_and(|pipes| pipes.hints().is_asked())
     }
 
     /// A call that has given bytes met this error: the next one gives it, as in the kernel.

@@ -60,7 +60,7 @@ fn has_left_memory(connection: &Connection) -> bool {
 
 /// Its memory was taken away: what was in it is lost, unless nothing was (V-9).
 fn lose_memory(connection: &Connection, process: &Process) {
-    let needs_it = connection.pipes.get().is_some_and(|pipes| !pipes.is_detached());
+    let needs_it = connection.pipes.get().is_some_and(|pipes| !pipes.hints().is_detached());
     if needs_it && !connection.descriptors.are_closed() && process.gives_up(connection) {
         process.kernel().reset(connection.descriptors.fd());
     }

@@ -20,7 +20,7 @@ use super::peer_process::PeerProcess;
 use crate::{
     connection::Connection,
     exchange::Exchange,
-    pipes::Pipes,
+    pipes::{Pipes, Tx},
     quota::{Lease, Quota},
 };
 
@@ -62,10 +62,15 @@ impl RingMemory {
     /// A send found its ring full: where that is bulk, a larger one is offered.
     #[cold]
     pub fn grow_ring(&self, exchange: &Exchange, connection: &Connection) {
-        let Some(pipes) = connection.pipes.get().filter(|pipes| pipes.is_bulk(connection)) else { return };
+        let Some(pipes) = connection.pipes.get() else { return };
+        if !pipes.halves.with_tx(&connection.members, Tx::is_bulk).unwrap_or(false) {
+            return;
+        }
         // Bulk is found again, in this call or a later one.
         let Some(mut exchange) = exchange.try_lock_all() else { return };
-        offer_over(&mut exchange.neighbours, &self.quota, pipes, |offer| pipes.grow(connection, offer));
+        offer_over(&mut exchange.neighbours, &self.quota, pipes, |offer| {
+            let _ = pipes.halves.with_tx(&connection.members, |tx| tx.grow_ring(connection, pipes.epochs.own, offer));
+        });
         if let Some(connection) = connection.own.get() {
             exchange.with_large_rings.retain(|other| !Weak::ptr_eq(other, connection));
             exchange.with_large_rings.push(Weak::clone(connection));
@@ -90,7 +95,8 @@ impl RingMemory {
             let Some(pipes) = connection.pipes.get() else { return false };
             let mut done = true;
             offer_over(&mut exchange.neighbours, &self.quota, pipes, |offer| {
-                done = pipes.shrink_if_idle(&connection, offer);
+                let shrink = |tx: &mut Tx| tx.shrink_idle_ring(&connection, pipes.epochs.own, offer);
+                done = pipes.halves.with_tx(&connection.members, shrink).unwrap_or(true);
             });
             !done
         });

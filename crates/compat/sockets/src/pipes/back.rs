@@ -1,24 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S-2, S-10. Back to TCP, with what is in the pipe: where one end wants it, or the link has gone.
+//! Back to TCP, with what is in the pipe: where one end wants it, the link has gone (S-2, S-10), or the pipe stays full (S-16).
 
-use std::{os::fd::RawFd, sync::atomic::Ordering};
+use std::{os::fd::RawFd, sync::atomic::Ordering, time::Instant};
 
 use tombolo_mem::OwnWord;
+use tombolo_os::clock::coarse_time;
 
-use super::{Pipes, Read};
+use super::{Pipes, Read, full_pipe::FullPipe};
 use crate::{connection::Connection, kernel::Kernel, stage::ReturnStage, switch::Transport};
 
 impl Pipes {
     /// Moves what this end sends to TCP if that can be done now, and asks for the same the other way.
     pub fn retreat(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> ReturnStage {
-        if self.is_detached() {
+        if self.hints().is_detached() {
             return ReturnStage::Done;
         }
-        let owes = self.turn(connection, &self.tx, |tx| {
-            let _ = self.steer(tx, connection, kernel, fd, Transport::Tcp);
+        let owes = self.halves.with_tx(&connection.members, |tx| {
+            let _ = tx.steer(connection, kernel, fd, Transport::Tcp);
             tx.pay(connection, kernel, fd).unwrap_or(false)
         });
-        let _ = self.turn(connection, &self.rx, |rx| {
+        let _ = self.halves.with_rx(&connection.members, |rx| {
             rx.reader.hand_back();
             if let Some(word) = rx.receiver.recall() {
                 // ORDER S-2: Release; pairs with the Acquire in Sending::followed. The head is published.
@@ -36,16 +37,16 @@ impl Pipes {
         };
         if way == ReturnStage::Done {
             // What is left in the pipe was recalled, and is nothing to look for.
-            self.read_to.store(self.arrived(), Ordering::Relaxed);
+            self.hints().forget_unread();
         }
         // The peer may sleep: what is asked of it is no position that it waits for.
-        self.notify_if(way != ReturnStage::Done);
+        self.halves.notify_if(way != ReturnStage::Done);
         way
     }
 
-    /// S-2. Sends over TCP what the peer recalled from the pipe, as far as there is room. Says whether something is left.
+    /// Sends over TCP what the peer recalled from the pipe, as far as there is room. Says whether something is left (S-2).
     pub fn owes(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
-        if self.is_detached() {
+        if self.hints().is_detached() {
             return false;
         }
         if self.line.is_gone() {
@@ -54,11 +55,11 @@ impl Pipes {
             let detached = self.line.is_revocable() && self.detach(connection);
             return left && !detached;
         }
-        if !self.is_asked() {
+        if !self.hints().is_asked() {
             return false;
         }
-        let left = self.turn(connection, &self.tx, |tx| {
-            let _ = self.steer(tx, connection, kernel, fd, Transport::Tcp);
+        let left = self.halves.with_tx(&connection.members, |tx| {
+            let _ = tx.steer(connection, kernel, fd, Transport::Tcp);
             tx.pay(connection, kernel, fd).unwrap_or(false)
         });
         left.unwrap_or(false)
@@ -67,11 +68,52 @@ impl Pipes {
     /// Moves what this end sends to TCP, if that can be done now. Says whether what it sends next goes there, with nothing left to
     /// go before (S-2, S-10).
     pub fn turn_back(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
-        let left = self.turn(connection, &self.tx, |tx| {
+        let left = self.halves.with_tx(&connection.members, |tx| {
             tx.ended |= self.is_over(connection, kernel, fd);
-            let _ = self.steer(tx, connection, kernel, fd, Transport::Tcp);
+            let _ = tx.steer(connection, kernel, fd, Transport::Tcp);
             tx.pay(connection, kernel, fd).unwrap_or(false) || !tx.ended && tx.sender.carrier() == Transport::Pipe
         });
         !left.unwrap_or(false)
+    }
+    /// One who waits for room looks now and then: where nobody reads for long, what this end sends moves to TCP until its peer has
+    /// read what is in the pipe. Says whether it did. A ring holds less than the buffers of TCP do, and programs that send much
+    /// before they read count on those (S-16).
+    pub fn leave_if_full(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
+        // Who tries again and again looks once a tick.
+        let tick = coarse_time().as_millis() as u64;
+        if self.full_looked_at.swap(tick, Ordering::Relaxed) == tick {
+            return false;
+        }
+        // Follows the peer's move, without which the peer could not move either.
+        let _ = self.recv(connection, kernel, fd, &mut [], Read::Look);
+        let read_to = self.hints().read_to();
+        let both_ways = self.hints().arrived() != read_to;
+        let left = self.halves.with_tx(&connection.members, |tx| {
+            let is_full = !tx.ended && tx.sender.carrier() == Transport::Pipe && !tx.has_room(connection, 1);
+            if !is_full {
+                tx.full = None;
+                return false;
+            }
+            let head = tx.writer.position().wrapping_sub(tx.writer.in_flight());
+            let now = Instant::now();
+            match &mut tx.full {
+                Some(full) if full.is_as_it_was(head, read_to) => {
+                    if !full.look_again(now, both_ways.then_some(tx.left)) {
+                        return false;
+                    }
+                }
+                _ => {
+                    tx.full = Some(FullPipe::new(now, head, read_to));
+                    return false;
+                }
+            }
+            let left = tx.steer(connection, kernel, fd, Transport::Tcp).is_ok_and(|now| now == Transport::Tcp);
+            if left {
+                tx.full = None;
+                tx.left += u32::from(both_ways);
+            }
+            left
+        });
+        left.unwrap_or(false)
     }
 }

@@ -2,16 +2,12 @@
 //! A connection that has left its memory: both directions are on TCP, each end has followed the other, and from then on nobody
 //! looks at what stands in the segments, which are taken away (V-9).
 
-use std::{
-    io::{IoSlice, IoSliceMut},
-    os::fd::RawFd,
-    sync::atomic::Ordering,
-};
+use std::{io::IoSliceMut, os::fd::RawFd};
 
 use rustix::io::Errno;
 use tombolo_mem::PeerWord;
 
-use super::{ASTIR, Failed, Pipes, Read, Rx, io::Reading};
+use super::{Failed, Pipes, Read, Rx, io::Reading};
 use crate::{
     connection::Connection,
     direction::Direction,
@@ -20,18 +16,12 @@ use crate::{
 };
 
 impl Pipes {
-    /// Whether nobody looks at the memory any more.
-    #[inline]
-    pub fn is_detached(&self) -> bool {
-        self.detached.load(Ordering::Acquire)
-    }
-
     /// Lets go of the memory, if both directions are on TCP and the peer needs nothing of it either. Says whether that is so.
     pub fn detach(&self, connection: &Connection) -> bool {
-        if self.is_detached() {
+        if self.hints().is_detached() {
             return true;
         }
-        let sends_over_tcp = self.turn(connection, &self.tx, |tx| {
+        let sends_over_tcp = self.halves.with_tx(&connection.members, |tx| {
             let followed = tx.followed.load_acquire().hint();
             let owes = tx.recalled.is_some_and(|base| {
                 let from = connection.members.counted(Direction::Out).wrapping_sub(base);
@@ -41,33 +31,22 @@ impl Pipes {
             let moved = tx.sender.carrier() == Transport::Tcp && tx.sender.may_move(followed) && !tx.followed.is_lost();
             moved && !owes
         });
-        let reads_tcp = self.turn(connection, &self.rx, |rx| {
+        let reads_tcp = self.halves.with_rx(&connection.members, |rx| {
             let moves = rx.moves.load_acquire().hint();
             rx.receiver.carrier() == Transport::Tcp && !rx.receiver.is_behind(moves) && rx.broken.is_none()
         });
         let done = matches!((sends_over_tcp, reads_tcp), (Ok(true), Ok(true)));
         if done {
-            self.settled.store(ASTIR, Ordering::Relaxed);
-            self.detached.store(true, Ordering::Release);
+            self.hints().detach();
         }
         done
     }
+}
 
-    pub(super) fn send_detached(
-        &self,
-        connection: &Connection,
-        kernel: &dyn Kernel,
-        fd: RawFd,
-        from: &[IoSlice<'_>],
-    ) -> Result<(usize, Transport), Failed> {
-        let n = kernel.send(fd, from).map_err(Failed::Os)?;
-        connection.count(Direction::Out, n);
-        Ok((n, Transport::Tcp))
-    }
-
+impl Rx {
+    /// Reads over TCP, from a connection that has left its memory.
     pub(super) fn recv_detached(
-        &self,
-        rx: &mut Rx,
+        &mut self,
         connection: &Connection,
         (kernel, fd): (&dyn Kernel, RawFd),
         to: &mut [IoSliceMut<'_>],
@@ -79,18 +58,18 @@ impl Pipes {
             fd,
             to,
             read,
-            reader: &mut rx.reader,
-            moves: &rx.moves,
-            boundary: &rx.boundary,
-            followed: &rx.followed,
-            error: &mut rx.error,
+            reader: &mut self.reader,
+            moves: &self.moves,
+            boundary: &self.boundary,
+            followed: &self.followed,
+            error: &mut self.error,
         };
         match io.read_tcp() {
             Ok(Found::Bytes(n)) => Ok((n, Transport::Tcp)),
             Ok(Found::End) => Ok((0, Transport::Tcp)),
             Ok(Found::Nothing) => Err(Failed::Os(Errno::AGAIN)),
             Err(failed) => {
-                rx.error = None; // The program hears it.
+                self.error = None; // The program hears it.
                 Err(failed)
             }
         }

@@ -100,8 +100,8 @@ fn peek_pipe(reader: &mut Reader<Mapped>, to: &mut [IoSliceMut<'_>]) -> Result<u
 }
 
 impl Reading<'_, '_> {
-    /// S-15. Where all was `shown` that there is before the point at which the sender has left the carrier: shows what is there on
-    /// the next one as well, as far as there is room. Says how much. The sender moves no further before this end follows.
+    /// Where all was `shown` that there is before the point at which the sender has left the carrier: shows what is there on the
+    /// next one as well, as far as there is room. Says how much. The sender moves no further before this end follows (S-15).
     pub fn peek_across(&mut self, receiver: &Receiver, shown: usize) -> Result<usize, Failed> {
         let carrier = receiver.carrier();
         let at = if carrier == Transport::Tcp { self.received() } else { self.position() };

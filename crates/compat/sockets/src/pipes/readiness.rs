@@ -12,10 +12,10 @@ use crate::{connection::Connection, direction::Direction, kernel::Kernel, switch
 impl Pipes {
     /// Bytes in the pipe and not read, for `FIONREAD`.
     pub fn unread(&self, connection: &Connection) -> u64 {
-        if self.is_detached() {
+        if self.hints().is_detached() {
             return 0;
         }
-        let unread = self.turn(connection, &self.rx, |rx| {
+        let unread = self.halves.with_rx(&connection.members, |rx| {
             // What was recalled comes over TCP, and is counted there.
             let moves = rx.moves.load_acquire().hint();
             if rx.receiver.is_paid(moves) { 0 } else { rx.find_unread() }
@@ -25,7 +25,7 @@ impl Pipes {
 
     /// Whether a send would find room; none where TCP decides.
     pub fn has_room(&self, connection: &Connection) -> Option<bool> {
-        let room = self.turn(connection, &self.tx, |tx| {
+        let room = self.halves.with_tx(&connection.members, |tx| {
             if tx.ended || connection.ending.is_over() || tx.sender.carrier() == Transport::Tcp {
                 return None;
             }
@@ -44,36 +44,38 @@ impl Pipes {
         connection.ending.is_over() || self.line.is_gone() && connection.ending.has_peer_ended(kernel, fd)
     }
 
-    /// R-12, A1 to A3: asks the peer to ring for bytes, for room, or both. Whoever called must look again before it
-    /// sleeps.
+    /// Asks the peer to notify for bytes, for room, or both. Whoever called must look again before it sleeps (R-12, A1 to A3).
     pub fn arm(&self, connection: &Connection, data: bool, space: bool) {
-        if self.is_detached() {
+        if self.hints().is_detached() {
             return;
         }
         let mut others = false;
         if data {
-            others |= self.turn(connection, &self.rx, |rx| rx.arm(connection)).unwrap_or(false);
+            others |= self.halves.with_rx(&connection.members, |rx| rx.arm(connection)).unwrap_or(false);
         }
         if space {
-            others |= self.turn(connection, &self.tx, |tx| tx.arm(connection)).unwrap_or(false);
+            others |= self.halves.with_tx(&connection.members, |tx| tx.arm(connection)).unwrap_or(false);
         }
         if others {
             self.bell.notify();
         }
-        self.look_for_ring(connection);
+        // Who waits may wait for something else than bytes.
+        if self.halves.with_rx(&connection.members, Rx::look_for_ring).unwrap_or(false) {
+            self.offered.set_announced(true);
+        }
     }
 
     /// Bytes of the rings of the two directions: sending, receiving.
     pub fn ring_sizes(&self, connection: &Connection) -> [u64; 2] {
-        let tx = self.turn(connection, &self.tx, |tx| tx.writer.capacity());
-        let rx = self.turn(connection, &self.rx, |rx| rx.reader.capacity());
+        let tx = self.halves.with_tx(&connection.members, |tx| tx.writer.capacity());
+        let rx = self.halves.with_rx(&connection.members, |rx| rx.reader.capacity());
         [tx, rx].map(|size| size.unwrap_or(0))
     }
 
     /// What carries the two directions: sending, receiving.
     pub fn carriers(&self, connection: &Connection) -> [Transport; 2] {
-        let tx = self.turn(connection, &self.tx, |tx| tx.sender.carrier());
-        let rx = self.turn(connection, &self.rx, |rx| rx.receiver.carrier());
+        let tx = self.halves.with_tx(&connection.members, |tx| tx.sender.carrier());
+        let rx = self.halves.with_rx(&connection.members, |rx| rx.receiver.carrier());
         [tx, rx].map(|carrier| carrier.unwrap_or(Transport::Tcp))
     }
 }

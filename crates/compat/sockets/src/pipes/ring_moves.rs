@@ -9,7 +9,7 @@ use tombolo_ring::{Error, OwnCarrier, Writer};
 
 use crate::quota::Lease;
 
-/// S-20. A larger segment is not offered: no end has to map it.
+/// A larger segment is not offered: no end has to map it (S-20).
 const PEER_MAPS: u64 = limits::CONTROL_LEN + (64 << 20);
 
 /// How the ring that this end sends by follows its load.

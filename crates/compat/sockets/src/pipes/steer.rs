@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S-2. What this end sends moves to and fro between TCP and its pipe, and what was recalled from the pipe goes first.
+//! What this end sends moves to and fro between TCP and its pipe, and what was recalled from the pipe goes first (S-2).
 
 use std::{io::IoSlice, os::fd::RawFd};
 
@@ -19,40 +19,22 @@ use crate::{
 impl Pipes {
     /// The peer may need TCP, and this end's program may be about to wait for it: moves now, not at its next send.
     pub(super) fn comply(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) {
-        if !self.is_asked() {
+        if !self.hints().is_asked() {
             return;
         }
-        let moved = self.turn(connection, &self.tx, |tx| {
+        let moved = self.halves.with_tx(&connection.members, |tx| {
             let before = tx.sender.carrier();
-            let now = self.steer(tx, connection, kernel, fd, Transport::Tcp);
+            let now = tx.steer(connection, kernel, fd, Transport::Tcp);
             // What fails here fails again where the program hears of it.
             let _ = tx.pay(connection, kernel, fd);
             now.is_ok_and(|now| now != before)
         });
-        self.notify_if(matches!(moved, Ok(true)));
-    }
-
-    /// Moves what this end sends towards `wanted`, as far as it can. S-2: it cannot where the peer recalls what TCP does not
-    /// carry any more.
-    #[inline]
-    pub(super) fn steer(
-        &self,
-        tx: &mut Tx,
-        connection: &Connection,
-        kernel: &dyn Kernel,
-        fd: RawFd,
-        wanted: Transport,
-    ) -> Result<Transport, Fault> {
-        tx.ended |= connection.members.group().is_some_and(ForkGroup::has_ended_sending);
-        if tx.ended && tx.is_recalled_in_vain() {
-            return Ok(Transport::Pipe);
-        }
-        tx.steer(connection, kernel, fd, wanted)
+        self.halves.notify_if(matches!(moved, Ok(true)));
     }
 }
 
 impl Tx {
-    /// S-2. Whether the peer wants from TCP what it has not read from the pipe.
+    /// Whether the peer wants from TCP what it has not read from the pipe (S-2).
     fn is_recalled_in_vain(&mut self) -> bool {
         self.sender.carrier() == Transport::Pipe
             && Followed::decode(self.followed.load_acquire().hint()).recalls()
@@ -73,7 +55,7 @@ impl Tx {
             let mut bytes = Vec::new();
             self.writer.handover().unread_from(from, &mut bytes)?;
             if self.moves.is_lost() {
-                return Err(tombolo_ring::Error::Revoked.into()); // D-3. These are zeros, and nobody's bytes.
+                return Err(tombolo_ring::Error::Revoked.into()); // These are zeros, and nobody's bytes (D-3).
             }
             match kernel.send(fd, &[IoSlice::new(&bytes)]) {
                 Ok(n) => connection.count(Direction::Out, n),
@@ -83,14 +65,20 @@ impl Tx {
         }
     }
 
+    /// Moves what this end sends towards `wanted`, as far as it can. It cannot where the peer recalls what TCP does not carry any more
+    /// (S-2).
     #[inline]
-    fn steer(
+    pub(super) fn steer(
         &mut self,
         connection: &Connection,
         kernel: &dyn Kernel,
         fd: RawFd,
         wanted: Transport,
     ) -> Result<Transport, Fault> {
+        self.ended |= connection.members.group().is_some_and(ForkGroup::has_ended_sending);
+        if self.ended && self.is_recalled_in_vain() {
+            return Ok(Transport::Pipe);
+        }
         let Self { sender, writer, followed, moves, boundary, recalled, .. } = self;
         sender.steer(&mut Sending { connection, kernel, fd, writer, recalled, followed, moves, boundary }, wanted)
     }

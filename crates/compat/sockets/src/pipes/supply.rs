@@ -24,14 +24,14 @@ impl Pipes {
         most: usize,
         wanted: Transport,
     ) -> Result<(usize, Transport, bool), Failed> {
-        self.turn(connection, &self.tx, |tx| -> Result<_, Failed> {
+        self.halves.with_tx(&connection.members, |tx| -> Result<_, Failed> {
             connection.members.recount(Direction::Out, || kernel.counts(fd, connection.dialled));
-            if self.is_detached() {
+            if self.hints().is_detached() {
                 let n = source.pass_on(most).map_err(Failed::Os)?;
                 connection.count(Direction::Out, n);
                 return Ok((n, Transport::Tcp, n < most));
             }
-            let carrier = self.steer(tx, connection, kernel, fd, wanted)?;
+            let carrier = tx.steer(connection, kernel, fd, wanted)?;
             if tx.pay(connection, kernel, fd)? {
                 return Err(Failed::Os(Errno::AGAIN));
             }

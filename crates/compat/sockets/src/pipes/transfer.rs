@@ -4,14 +4,13 @@
 use std::{
     io::{IoSlice, IoSliceMut},
     os::fd::RawFd,
-    sync::atomic::Ordering,
 };
 
 use rustix::io::Errno;
 use tombolo_mem::PeerWord;
 use tombolo_ring::{Error, Side};
 
-use super::{ASTIR, BROKEN, Failed, Pipes, Read, Rx, io::Reading};
+use super::{Failed, Pipes, Read, Rx, hints::Hints, io::Reading};
 use crate::{
     connection::Connection,
     direction::Direction,
@@ -29,12 +28,12 @@ impl Pipes {
         from: &[IoSlice<'_>],
         wanted: Transport,
     ) -> Result<(usize, Transport), Failed> {
-        self.turn(connection, &self.tx, |tx| -> Result<_, Failed> {
+        self.halves.with_tx(&connection.members, |tx| -> Result<_, Failed> {
             connection.members.recount(Direction::Out, || kernel.counts(fd, connection.dialled));
-            if self.is_detached() {
-                return self.send_detached(connection, kernel, fd, from);
+            if self.hints().is_detached() {
+                return send_over_tcp(connection, kernel, fd, from);
             }
-            let carrier = self.steer(tx, connection, kernel, fd, wanted)?;
+            let carrier = tx.steer(connection, kernel, fd, wanted)?;
             if tx.pay(connection, kernel, fd)? {
                 return Err(Failed::Os(Errno::AGAIN));
             }
@@ -49,9 +48,7 @@ impl Pipes {
                     Err(error) => return Err(error.into()),
                 }
             }
-            let n = kernel.send(fd, from).map_err(Failed::Os)?;
-            connection.count(Direction::Out, n);
-            Ok((n, Transport::Tcp))
+            send_over_tcp(connection, kernel, fd, from)
         })?
     }
 
@@ -65,7 +62,7 @@ impl Pipes {
         read: Read,
     ) -> Result<(usize, Transport), Failed> {
         let mut missed = false;
-        let received = self.turn(connection, &self.rx, |rx| -> Result<_, Failed> {
+        let received = self.halves.with_rx(&connection.members, |rx| -> Result<_, Failed> {
             if let Some(broken) = rx.broken {
                 return Err(Failed::Broken(broken));
             }
@@ -77,8 +74,8 @@ impl Pipes {
                 return Ok((n, Transport::Tcp));
             }
             connection.members.recount(Direction::In, || kernel.counts(fd, connection.dialled));
-            if self.is_detached() {
-                return self.recv_detached(rx, connection, (kernel, fd), to, read);
+            if self.hints().is_detached() {
+                return rx.recv_detached(connection, (kernel, fd), to, read);
             }
             let mut io = Reading {
                 connection,
@@ -101,21 +98,21 @@ impl Pipes {
                 }
             }
             let carrier = rx.receiver.carrier();
-            self.read_to.store(rx.reader.position(), Ordering::Relaxed);
+            self.hints().set_read_to(rx.reader.position());
             let settled = matches!(found, Ok(Found::Bytes(_) | Found::Nothing)) && rx.error.is_none();
             let moves = rx.receiver.moves_within_pipe().filter(|_| settled);
-            self.settled.store(moves.unwrap_or(ASTIR), Ordering::Relaxed);
+            self.hints().set_settled(moves);
             if read == Read::Take {
                 missed = rx.armed_full && rx.arm_anew(connection);
                 let behind = rx.receiver.is_behind(rx.moves.load_acquire().hint());
-                self.crossing.store(behind && matches!(found, Ok(Found::Bytes(_))), Ordering::Relaxed);
+                self.hints().set_crossing(behind && matches!(found, Ok(Found::Bytes(_))));
             }
             if read != Read::Look && matches!(found, Ok(Found::End) | Err(Failed::Os(_))) {
-                self.end_reading(rx, connection, kernel, fd);
+                rx.end_reading(self.hints(), connection, kernel, fd);
             }
             let lacks = matches!((read, &found), (Read::Take, Ok(Found::Nothing)) | (Read::Peek, _));
             if lacks && rx.look_for_ring() {
-                self.ring_announced.store(true, Ordering::Relaxed);
+                self.offered.set_announced(true);
             }
             match found {
                 Ok(Found::Bytes(n)) => Ok((n, carrier)),
@@ -123,7 +120,7 @@ impl Pipes {
                 Ok(Found::Nothing) => Err(Failed::Os(Errno::AGAIN)),
                 Err(Failed::Broken(broken)) => {
                     rx.broken = Some(broken);
-                    self.read_to.store(BROKEN, Ordering::Relaxed);
+                    self.hints().mark_broken();
                     Err(Failed::Broken(broken))
                 }
                 Err(failed) => {
@@ -141,17 +138,7 @@ impl Pipes {
         received
     }
 
-    /// S-12. The program hears that there is no more, and that is so: TCP is over and the pipe is empty. What the peer sends
-    /// from now on is for TCP to refuse.
-    fn end_reading(&self, rx: &mut Rx, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) {
-        rx.over = connection.members.is_alone() && connection.ending.ask_whether_over(kernel, fd);
-        if rx.over {
-            rx.reader.close();
-            self.read_to.store(self.arrived(), Ordering::Relaxed);
-        }
-    }
-
-    /// The same where the program asks for nothing: if nothing is left to read.
+    /// Ends reading where the program asks for nothing: if nothing is left to read.
     pub fn end_reading_if_empty(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) {
         let found = self.recv(connection, kernel, fd, &mut [IoSliceMut::new(&mut [0])], Read::Peek);
         if let Err(Failed::Os(error)) = found
@@ -163,8 +150,8 @@ impl Pipes {
 
     /// The last descriptor of this end is about to be closed. Says whether bytes are left unread: then TCP would reset.
     pub fn close(&self, connection: &Connection) -> bool {
-        let _ = self.turn(connection, &self.tx, |tx| tx.writer.close());
-        let unread = self.turn(connection, &self.rx, |rx| {
+        let _ = self.halves.with_tx(&connection.members, |tx| tx.writer.close());
+        let unread = self.halves.with_rx(&connection.members, |rx| {
             // What was recalled comes over TCP, to whoever has the socket then.
             let reads = rx.receiver.reads_pipe();
             let unread = reads && matches!(rx.reader.ready(1), Ok(true)) && rx.reader.available() > 0;
@@ -172,5 +159,29 @@ impl Pipes {
             unread
         });
         unread.unwrap_or(false)
+    }
+}
+
+/// Has TCP send, for a direction that it carries.
+fn send_over_tcp(
+    connection: &Connection,
+    kernel: &dyn Kernel,
+    fd: RawFd,
+    from: &[IoSlice<'_>],
+) -> Result<(usize, Transport), Failed> {
+    let n = kernel.send(fd, from).map_err(Failed::Os)?;
+    connection.count(Direction::Out, n);
+    Ok((n, Transport::Tcp))
+}
+
+impl Rx {
+    /// The program hears that there is no more, and that is so: TCP is over and the pipe is empty. What the peer sends from now on
+    /// is for TCP to refuse (S-12).
+    fn end_reading(&mut self, hints: &Hints, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) {
+        self.over = connection.members.is_alone() && connection.ending.ask_whether_over(kernel, fd);
+        if self.over {
+            self.reader.close();
+            hints.forget_unread();
+        }
     }
 }

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The two directions, each under its lock; the processes of an end use them in turns.
+
+use std::{
+    io,
+    sync::{Mutex, MutexGuard, RwLockWriteGuard},
+};
+
+use rustix::io::Errno;
+use tombolo_domain::SingleNotifier;
+use tombolo_layout::sockets::Followed;
+use tombolo_mem::OwnWord;
+use tombolo_os::lock::lock;
+use tombolo_ring::{Error, Record};
+
+use super::{
+    Failed, Rx, Tx,
+    hints::{Hints, LaterTails},
+};
+use crate::{
+    connection::Membership,
+    direction::Direction,
+    family::ForkGroup,
+    switch::{Receiver, Sender},
+};
+
+/// Both directions, what a turn at them leaves to those who take none, and what wakes the peer after it.
+#[derive(Debug)]
+pub(crate) struct Halves {
+    // A panic inside either leaves words that are checked again.
+    tx: Mutex<Tx>,
+    rx: Mutex<Rx>,
+    pub hints: Hints,
+    ringer: SingleNotifier,
+}
+
+/// Both directions, held still.
+pub(crate) struct FrozenPipes<'a> {
+    tx: MutexGuard<'a, Tx>,
+    rx: MutexGuard<'a, Rx>,
+    /// So that nobody is at it in a child's copy. One who was interrupted there, and forks, has it itself.
+    _tails: Option<RwLockWriteGuard<'a, LaterTails>>,
+}
+
+impl Halves {
+    pub(super) fn new(tx: Tx, rx: Rx, hints: Hints, ringer: SingleNotifier) -> Self {
+        Self { tx: Mutex::new(tx), rx: Mutex::new(rx), hints, ringer }
+    }
+
+    /// One turn at what this end sends.
+    #[inline]
+    pub fn with_tx<T>(&self, members: &Membership, f: impl FnOnce(&mut Tx) -> T) -> Result<T, Failed> {
+        self.take_turn(members, &self.tx, f)
+    }
+
+    /// One turn at what it receives.
+    #[inline]
+    pub fn with_rx<T>(&self, members: &Membership, f: impl FnOnce(&mut Rx) -> T) -> Result<T, Failed> {
+        self.take_turn(members, &self.rx, f)
+    }
+
+    /// What this end sends, as this process knows it, with no turn.
+    pub(super) fn lock_tx(&self) -> MutexGuard<'_, Tx> {
+        lock(&self.tx)
+    }
+
+    /// The same of what it receives.
+    pub(super) fn lock_rx(&self) -> MutexGuard<'_, Rx> {
+        lock(&self.rx)
+    }
+
+    /// One turn at a direction. While this process is the only one of its end, its lock is all that it takes.
+    #[inline]
+    fn take_turn<H: Half, T>(
+        &self,
+        members: &Membership,
+        half: &Mutex<H>,
+        f: impl FnOnce(&mut H) -> T,
+    ) -> Result<T, Failed> {
+        let mut half = lock(half);
+        match members.group() {
+            Some(family) if !family.is_alone() || *half.behind() => self.share_turn(members, family, &mut *half, f),
+            _ => {
+                let result = f(&mut half);
+                half.publish_hints(&self.hints);
+                self.notify_if(half.take_ring());
+                Ok(result)
+            }
+        }
+    }
+
+    #[cold]
+    fn share_turn<H: Half, T>(
+        &self,
+        members: &Membership,
+        family: &ForkGroup,
+        half: &mut H,
+        f: impl FnOnce(&mut H) -> T,
+    ) -> Result<T, Failed> {
+        if members.has_departed() {
+            return Err(Failed::Os(Errno::BADF));
+        }
+        // Once alone, always: only this process could make another one, and then it has the lock.
+        let alone = family.is_alone();
+        let turn = family.turn(H::DIRECTION).map_err(|_| Failed::Os(Errno::CONNRESET))?;
+        half.resume(family, turn.record().as_ref())?;
+        let result = f(half);
+        half.publish_hints(&self.hints);
+        let record = half.save();
+        self.notify_if(half.take_ring());
+        turn.leave(&record);
+        *half.behind() = !alone;
+        Ok(result)
+    }
+
+    /// Nobody of this process uses either direction while this is held.
+    pub fn freeze(&self) -> FrozenPipes<'_> {
+        let (tx, rx) = (lock(&self.tx), lock(&self.rx));
+        FrozenPipes { tx, rx, _tails: self.hints.hold_tails() }
+    }
+
+    /// Before a fork, with both directions held still: the child finds them as they are now.
+    pub fn hand_on(&self, still: &mut FrozenPipes<'_>, family: &ForkGroup) -> io::Result<()> {
+        if let Some(base) = still.tx.recalled {
+            family.set_recalled(base);
+        }
+        self.leave_record(family, &mut *still.tx)?;
+        self.leave_record(family, &mut *still.rx)
+    }
+
+    fn leave_record<H: Half>(&self, family: &ForkGroup, half: &mut H) -> io::Result<()> {
+        if !*half.behind() {
+            let turn = family.turn(H::DIRECTION)?;
+            let record = half.save();
+            self.notify_if(half.take_ring());
+            turn.leave(&record);
+            *half.behind() = true;
+        }
+        Ok(())
+    }
+
+    /// Notifies the peer where it is owed.
+    #[inline]
+    pub(super) fn notify_if(&self, owed: bool) {
+        if owed {
+            // One doorbell for both of the peer's waiters: they look at both directions anyway.
+            self.ringer.notify();
+        }
+    }
+}
+
+/// One direction, as the processes of this end use it in turns.
+trait Half {
+    const DIRECTION: Direction;
+    fn behind(&mut self) -> &mut bool;
+    /// Goes on from what the process before left, or from what it left in the segment when it died.
+    fn resume(&mut self, family: &ForkGroup, record: Option<&Record>) -> Result<(), Error>;
+    fn save(&mut self) -> Record;
+    fn take_ring(&mut self) -> bool;
+    /// After a turn: says to those who look without one what has changed.
+    fn publish_hints(&mut self, _: &Hints) {}
+}
+
+impl Half for Tx {
+    const DIRECTION: Direction = Direction::Out;
+
+    fn behind(&mut self) -> &mut bool {
+        &mut self.behind
+    }
+
+    fn resume(&mut self, family: &ForkGroup, record: Option<&Record>) -> Result<(), Error> {
+        self.sender = Sender::at(self.moves.load());
+        self.recalled = family.recalled();
+        match record {
+            Some(record) => self.writer.load(record),
+            None => caught(self.writer.rebuild()),
+        }
+    }
+
+    fn save(&mut self) -> Record {
+        self.writer.save()
+    }
+
+    fn take_ring(&mut self) -> bool {
+        self.writer.take_ring()
+    }
+}
+
+impl Half for Rx {
+    const DIRECTION: Direction = Direction::In;
+
+    fn behind(&mut self) -> &mut bool {
+        &mut self.behind
+    }
+
+    fn resume(&mut self, _: &ForkGroup, record: Option<&Record>) -> Result<(), Error> {
+        self.receiver = Receiver::at(Followed::decode(self.followed.load()));
+        match record {
+            Some(record) => self.reader.load(record),
+            None => caught(self.reader.rebuild()),
+        }
+    }
+
+    fn save(&mut self) -> Record {
+        self.reader.save()
+    }
+
+    fn take_ring(&mut self) -> bool {
+        self.reader.take_ring()
+    }
+
+    #[inline]
+    fn publish_hints(&mut self, hints: &Hints) {
+        hints.turn_to_ring(self.reader.handover().ring_written(), &mut self.ring);
+    }
+}
+
+/// A lie that was met while rebuilding is remembered, and met again by the next call.
+fn caught(rebuilt: Result<(), Error>) -> Result<(), Error> {
+    match rebuilt {
+        Err(Error::Corrupt(_)) => Ok(()),
+        other => other,
+    }
+}
