@@ -145,14 +145,14 @@ impl Program {
         let (process, folder) = (Arc::new(process), Arc::new(folder));
         let one = |index: usize| {
             let connection = Arc::new(process.track(dialled, -1 - index as RawFd));
-            connection.set_wired();
+            connection.wiring.set_wired();
             Self { process: Arc::clone(&process), connection, _folder: Arc::clone(&folder) }
         };
         (0..count).map(one).collect()
     }
 
     fn fd(&self) -> RawFd {
-        self.connection.fd()
+        self.connection.descriptors.fd()
     }
 
     fn kernel(&self) -> &dyn Kernel {
@@ -167,7 +167,7 @@ impl Program {
             plain.moved(n, [&bytes[..n]].into_iter());
             return n;
         }
-        match self.connection.send(&self.process, self.fd(), &[IoSlice::new(bytes)]) {
+        match self.connection.for_call(&self.process, self.fd()).send(&[IoSlice::new(bytes)]) {
             Ok(n) => n,
             Err(Errno::AGAIN) => 0,
             Err(error) => panic!("{error}"),
@@ -182,7 +182,7 @@ impl Program {
             plain.moved(n, [&to[..n]].into_iter());
             return n;
         }
-        match self.connection.recv(&self.process, self.fd(), &mut [IoSliceMut::new(to)], Read::Take) {
+        match self.connection.for_call(&self.process, self.fd()).recv(&mut [IoSliceMut::new(to)], Read::Take) {
             Ok(n) => n,
             Err(Errno::AGAIN) => 0,
             Err(error) => panic!("{error}"),
@@ -191,7 +191,7 @@ impl Program {
 
     /// It is about to sleep, after the path to its peer became readable.
     fn sleep(&self) {
-        self.process.rang();
+        self.process.exchange.mark_notified();
         self.process.before_sleep();
     }
 
@@ -277,7 +277,7 @@ fn talk(
                 let n = to.receive(&mut room);
                 came.extend(&room[..n]);
                 // Who sent looks for what the other end asks.
-                from.connection.owes(&from.process, from.fd());
+                from.connection.for_call(&from.process, from.fd()).owes();
                 assert!(Instant::now() < deadline, "{} of 100 bytes came", came.len());
             }
             assert_eq!(came, bytes, "at {at}");
@@ -424,7 +424,7 @@ fn s19_connections_of_a_link_that_is_left_go_on_over_tcp_and_look_at_its_memory_
     while came.len() < 3000 {
         let mut room = [0; 500];
         [&client, &server].iter().for_each(|it| it.sleep());
-        client.connection.owes(&client.process, client.fd());
+        client.connection.for_call(&client.process, client.fd()).owes();
         let n = server.receive(&mut room);
         came.extend(&room[..n]);
         assert!(Instant::now() < deadline, "{} of 3000 bytes came", came.len());
@@ -442,7 +442,7 @@ fn s19_connections_of_a_link_that_is_left_go_on_over_tcp_and_look_at_its_memory_
     talk(&mut client, &mut server, &mut at, 200, |_, _| false);
     for end in [&client, &server] {
         assert!(end.connection.is_back_on_tcp() && end.connection.unread() == 0);
-        assert!(!end.connection.is_readable(&end.process, -1), "there is nothing to read");
+        assert!(!end.connection.for_call(&end.process, -1).is_readable(), "there is nothing to read");
     }
 }
 
