@@ -55,7 +55,7 @@ fn both<E: End>(wire: &Joined<E>, context: &Context) -> Result<[Report; 2]> {
         let link = ControlPipe::new(socket, LIMIT)?;
         let line = Line::open(&link, LIMIT)?;
         let (job, host, scratch) = (context.job.clone(), context.host.clone(), context.scratch.clone());
-        wire.perform(&mut Context { role, job, link, line, host, scratch })
+        wire.perform(&mut Context { role, job, link, line: Some(line), channels: None, host, scratch })
     };
     std::thread::scope(|scope| {
         let right = scope.spawn(|| {

@@ -45,6 +45,7 @@ fn run_of_every_transport_and_test_is_sane_and_leaves_nothing() {
         ("unix-seqpacket", "throughput rate latency load switches setup channels cpu"),
         ("pipe", "throughput rate latency load switches channels cpu"),
         ("line", "latency"),
+        ("two-lines", "latency"),
         ("eventfd", "latency"),
         ("memcpy", "throughput rate"),
         ("raw-copy", "throughput"),

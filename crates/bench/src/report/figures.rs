@@ -22,7 +22,7 @@ pub struct Figure<'a> {
 }
 
 /// Transports in the order of their looks, see [`super::svg::LOOKS`].
-const KNOWN: [(&str, &str); 17] = [
+const KNOWN: [(&str, &str); 18] = [
     ("tombolo", "Tombolo stream"),
     ("tombolo (messages)", "Tombolo messages"),
     ("tcp", "TCP, loopback"),
@@ -40,9 +40,10 @@ const KNOWN: [(&str, &str); 17] = [
     ("ipmpsc", "ipmpsc"),
     ("eventfd", "eventfd"),
     ("raw-copy", "raw copy between two cores"),
+    ("two-lines", "two cache lines"),
 ];
 /// What nothing can beat is no rival.
-const YARDSTICKS: [&str; 4] = ["memcpy", "raw-copy", "line", "eventfd"];
+const YARDSTICKS: [&str; 5] = ["memcpy", "raw-copy", "line", "two-lines", "eventfd"];
 
 /// The charts, in the order of the results.
 pub fn figures(measurements: &[Measurement]) -> Vec<Figure<'_>> {

@@ -84,7 +84,7 @@ pub struct Bars {
 }
 
 /// Colours on white and on black, for eyes that see them all and for those that do not: marks differ, too.
-pub const LOOKS: [(&str, &str); 17] = [
+pub const LOOKS: [(&str, &str); 18] = [
     ("#0b5fd0", "#62adff"),
     ("#0097a7", "#4dd5e6"),
     ("#d03b4e", "#ff8089"),
@@ -102,6 +102,7 @@ pub const LOOKS: [(&str, &str); 17] = [
     ("#00796b", "#80cbc4"),
     ("#6d7f8f", "#b5c3cf"),
     ("#3a3f58", "#c3c7e0"),
+    ("#5b6b3a", "#c6d3a3"),
 ];
 
 /// The style that charts on a page share; a chart in a file of its own carries it along.

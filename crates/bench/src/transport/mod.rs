@@ -10,6 +10,7 @@ mod line;
 mod memcpy;
 mod raw_copy;
 mod tombolo;
+mod two_lines;
 
 pub use memcpy::copy as memcpy;
 pub use raw_copy::RawCopy;
@@ -65,6 +66,7 @@ pub fn all() -> Vec<Arc<dyn Transport>> {
         Arc::new(kernel::Unix { messages: true }),
         Arc::new(kernel::Pipe),
         Arc::new(line::RawLine),
+        Arc::new(two_lines::TwoLines),
         Arc::new(kernel::Eventfd),
         Arc::new(RawCopy::ONCE),
         Arc::new(memcpy::Memcpy),

@@ -59,6 +59,6 @@ impl FastRead for ReadHalf {
 impl FastWrite for WriteHalf {
     #[inline]
     fn write_at_once(&mut self, bytes: &[u8]) -> bool {
-        self.0.write_at_once(bytes)
+        self.0.try_at_once(|writer| writer.write_at_once(bytes))
     }
 }

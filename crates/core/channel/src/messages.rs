@@ -78,6 +78,15 @@ impl Messages {
     /// As there.
     #[inline]
     pub fn send(&mut self, message: &[u8]) -> Result<()> {
+        if self.sender.0.try_at_once(|writer| writer.send_at_once(message)) {
+            Ok(())
+        } else {
+            self.send_at_length(message)
+        }
+    }
+
+    #[inline(never)]
+    fn send_at_length(&mut self, message: &[u8]) -> Result<()> {
         let (sender, receiver) = (&mut self.sender.0, &mut self.receiver.0);
         let span = || record::span(message.len() as u64);
         sender.complete(|writer| writer.send(message), span, Deadline::NEVER, || receiver.release())
@@ -145,6 +154,15 @@ impl MessageSender {
     /// [`Error::TimedOut`](crate::Error::TimedOut), nothing was sent then; and as [`send`](Self::send).
     #[inline]
     pub fn send_until(&mut self, message: &[u8], deadline: Deadline) -> Result<()> {
+        if self.0.try_at_once(|writer| writer.send_at_once(message)) {
+            Ok(())
+        } else {
+            self.send_at_length(message, deadline)
+        }
+    }
+
+    #[inline(never)]
+    fn send_at_length(&mut self, message: &[u8], deadline: Deadline) -> Result<()> {
         self.0.complete(|writer| writer.send(message), || record::span(message.len() as u64), deadline, || Ok(()))
     }
 
@@ -156,6 +174,15 @@ impl MessageSender {
     /// As [`send`](Self::send).
     #[inline]
     pub fn try_send(&mut self, message: &[u8]) -> Result<Option<()>> {
+        if self.0.try_at_once(|writer| writer.send_at_once(message)) {
+            Ok(Some(()))
+        } else {
+            self.try_send_at_length(message)
+        }
+    }
+
+    #[inline(never)]
+    fn try_send_at_length(&mut self, message: &[u8]) -> Result<Option<()>> {
         self.0.attempt(|writer| writer.send(message), || record::span(message.len() as u64))
     }
 

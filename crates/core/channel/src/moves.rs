@@ -68,6 +68,12 @@ impl RingMoves {
         self.outgoing.is_under_way()
     }
 
+    /// Whether there is surely nothing to do.
+    #[inline]
+    pub(crate) fn is_quiet(&self) -> bool {
+        !self.may_be_idle && !self.is_under_way()
+    }
+
     /// Whether there may be something to do.
     #[inline]
     pub(crate) fn is_due(&self, ring: &mut Ring) -> Result<bool> {

@@ -88,10 +88,11 @@ impl Sending {
         }
     }
 
-    /// Writes all of `bytes` if that is known to be possible and nothing else is to be done first: says whether.
-    #[inline]
-    pub(crate) fn write_at_once(&mut self, bytes: &[u8]) -> bool {
-        let done = !self.gone && !self.moves.is_under_way() && self.ring.half.write_at_once(bytes);
+    /// Does `call`, which says whether it could do all of its work at once, if nothing else is to be done first: says whether. It
+    /// is what most calls come to, and so short that it is part of its caller: what is seldom done stays out of it.
+    #[inline(always)]
+    pub(crate) fn try_at_once(&mut self, call: impl FnOnce(&mut Writer<Mapped>) -> bool) -> bool {
+        let done = !self.gone && self.moves.is_quiet() && call(&mut self.ring.half);
         if done {
             self.ring.waiter.end_nap();
             self.after();
@@ -147,7 +148,7 @@ impl Sending {
                 if writer.reader().is_closed()? {
                     return Err(RingError::Closed);
                 }
-                writer.is_drained()?;
+                writer.reader().is_drained()?;
                 most.set(need.min(writer.capacity()));
                 Ok((writer.room() >= most.get()).then_some(()))
             },

@@ -265,6 +265,15 @@ impl WriteHalf {
     /// more; [`Error::TimedOut`](crate::Error::TimedOut); [`Error::Corrupt`](crate::Error::Corrupt).
     #[inline]
     pub fn write_until(&mut self, bytes: &[u8], deadline: Deadline) -> Result<usize> {
+        if self.0.try_at_once(|writer| writer.write_at_once(bytes)) {
+            Ok(bytes.len())
+        } else {
+            self.write_at_length(bytes, deadline)
+        }
+    }
+
+    #[inline(never)]
+    fn write_at_length(&mut self, bytes: &[u8], deadline: Deadline) -> Result<usize> {
         let written = self.0.complete(|writer| writer.write(bytes), || 1, deadline, || Ok(()))?;
         self.0.note_written(written, bytes.len());
         Ok(written)
@@ -296,7 +305,16 @@ impl WriteHalf {
     /// # assert_eq!(reading.join().unwrap().unwrap(), 100_000);
     /// # Ok::<(), tombolo::Error>(())
     /// ```
-    pub fn write_all_until(&mut self, mut bytes: &[u8], deadline: Deadline) -> Result<()> {
+    #[inline]
+    pub fn write_all_until(&mut self, bytes: &[u8], deadline: Deadline) -> Result<()> {
+        if bytes.is_empty() || self.0.try_at_once(|writer| writer.write_at_once(bytes)) {
+            return Ok(());
+        }
+        self.write_all_at_length(bytes, deadline)
+    }
+
+    #[inline(never)]
+    fn write_all_at_length(&mut self, mut bytes: &[u8], deadline: Deadline) -> Result<()> {
         while !bytes.is_empty() {
             let written = self.write_until(bytes, deadline)?;
             bytes = &bytes[written..];
@@ -327,6 +345,15 @@ impl WriteHalf {
     /// ```
     #[inline]
     pub fn try_write(&mut self, bytes: &[u8]) -> Result<Option<usize>> {
+        if self.0.try_at_once(|writer| writer.write_at_once(bytes)) {
+            Ok(Some(bytes.len()))
+        } else {
+            self.try_write_at_length(bytes)
+        }
+    }
+
+    #[inline(never)]
+    fn try_write_at_length(&mut self, bytes: &[u8]) -> Result<Option<usize>> {
         let written = self.0.attempt(|writer| writer.write(bytes), || 1)?;
         self.0.note_written(written.unwrap_or(bytes.len()), bytes.len());
         Ok(written)
@@ -425,6 +452,9 @@ impl Write for Stream {
     #[inline]
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let (read, write) = (&mut self.read.0, &mut self.write.0);
+        if write.try_at_once(|writer| writer.write_at_once(bytes)) {
+            return Ok(bytes.len());
+        }
         let written = write.complete(|writer| writer.write(bytes), || 1, Deadline::NEVER, || read.release())?;
         write.note_written(written, bytes.len());
         Ok(written)

@@ -141,17 +141,25 @@ impl<M: Mem> Writer<M> {
     /// [`Error::TooLarge`] where it can never fit; else as [`write`](Self::write).
     #[inline]
     pub fn send(&mut self, payload: &[u8]) -> Result<Option<()>, Error> {
-        let span = record::span(payload.len() as u64);
-        if span <= self.flow.limit.wrapping_sub(self.flow.tail) && span <= STEPPED_FROM {
-            self.flow.check_open()?;
-            self.flow.carrier.put_word(self.flow.tail, payload.len() as u64);
-            self.flow.carrier.copy_in(self.flow.tail.wrapping_add(limits::RECORD_ALIGN), payload);
-            self.flow.publish(span);
-            self.flow.prepare(span);
-            self.flow.records += 1;
+        if self.send_at_once(payload) {
             return Ok(Some(()));
         }
         self.send_vectored(&[IoSlice::new(payload)])
+    }
+
+    /// Sends one record where that is short work: says whether. If not, [`send`](Self::send) knows more.
+    #[inline(always)]
+    pub fn send_at_once(&mut self, payload: &[u8]) -> bool {
+        let span = record::span(payload.len() as u64);
+        if span > self.flow.limit.wrapping_sub(self.flow.tail) || span > STEPPED_FROM || !self.flow.is_open() {
+            return false;
+        }
+        self.flow.carrier.put_word(self.flow.tail, payload.len() as u64);
+        self.flow.carrier.copy_in(self.flow.tail.wrapping_add(limits::RECORD_ALIGN), payload);
+        self.flow.publish(span);
+        self.flow.prepare(span);
+        self.flow.records += 1;
+        true
     }
 
     /// Sends the concatenation of `parts` as one record; see [`send`](Self::send).
@@ -252,14 +260,6 @@ impl<M: Mem> Writer<M> {
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.flow.state.phase != Phase::Open
-    }
-
-    /// Whether the reader has read everything, looked at afresh.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`] where its position is impossible.
-    pub fn is_drained(&mut self) -> Result<bool, Error> {
-        self.flow.is_drained()
     }
 
     /// What this writer sees of its reader.

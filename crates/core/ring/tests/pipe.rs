@@ -69,3 +69,25 @@ fn what_is_done_at_once_is_done_whole_or_left_to_the_long_way() {
     assert!(!writer.write_at_once(&[3]), "nobody reads it");
     assert_eq!(writer.write(&[3]), Err(Error::Closed));
 }
+
+#[test]
+fn record_that_is_sent_at_once_is_sent_whole_or_left_to_the_long_way() {
+    let Pair { mut writer, mut reader, .. } = pair(4096, true);
+    let mut out = vec![0; 4096];
+    assert!(!writer.send_at_once(b"?"), "the reader was not seen yet");
+    assert_eq!(writer.send(b"first"), Ok(Some(())));
+    assert!(writer.send_at_once(b"second") && writer.send_at_once(b""));
+    for record in [&b"first"[..], b"second", b""] {
+        assert_eq!(reader.recv(&mut out), Ok(Some(record.len())));
+        assert_eq!(out[..record.len()], *record);
+    }
+    assert_eq!((writer.counters().messages, writer.counters().bytes), (3, 40));
+    // 40 bytes are behind it as far as it knows.
+    assert!(!writer.send_at_once(&[1; 4049]), "one byte too many, with its header");
+    assert!(writer.send_at_once(&[1; 4048]) && !writer.send_at_once(b""), "no room, and the reader is not looked at");
+    assert_eq!(reader.recv(&mut out), Ok(Some(4048)));
+    assert_eq!(writer.send(&[2; 90]), Ok(Some(())));
+    reader.close();
+    assert!(!writer.send_at_once(b"!"), "nobody receives it");
+    assert_eq!(writer.send(b"!"), Err(Error::Closed));
+}

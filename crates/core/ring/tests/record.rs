@@ -183,7 +183,7 @@ fn r26_h8_reader_that_two_processes_use_in_turns_loses_and_doubles_nothing() {
             while get(&mut reader, messages) {}
             record = reader.save();
             assert_eq!(reader.position(), writer.position());
-            assert_eq!(writer.is_drained(), Ok(true), "all is handed back at the end of a turn");
+            assert_eq!(writer.reader().is_drained(), Ok(true), "all is handed back at the end of a turn");
         }
         assert!(!child.was_killed());
         assert_eq!(reader.counters().notifications_sent, TURNS, "once for each sleep of the writer, by whomever");
@@ -415,7 +415,7 @@ fn r26_reader_that_died_at_any_step_is_continued_from_what_it_handed_back() {
             let latest = delivered + span(300);
             assert!((record.position..=latest).contains(&reader.position()), "what nobody read is lost");
             while get(&mut reader, messages) {}
-            assert_eq!((reader.position(), writer.is_drained()), (writer.position(), Ok(true)));
+            assert_eq!((reader.position(), writer.reader().is_drained()), (writer.position(), Ok(true)));
             assert!(put(&mut writer, messages, 300) && get(&mut reader, messages));
             deaths += 1;
         }
@@ -458,7 +458,7 @@ fn r26_h4_reader_is_found_in_the_ring_to_which_another_process_followed() {
         }
         assert!(reader.position() >= 4000 && reader.capacity() == 8192);
         while get(&mut reader, false) {}
-        assert_eq!((reader.position(), writer.is_drained()), (6000, Ok(true)));
+        assert_eq!((reader.position(), writer.reader().is_drained()), (6000, Ok(true)));
     }
 }
 

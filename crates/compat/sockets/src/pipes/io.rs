@@ -55,7 +55,7 @@ impl Outgoing for Sending<'_> {
 
     fn recalled(&mut self) -> u64 {
         // A lie about the head is met again where the bytes are taken back.
-        let _ = self.writer.is_drained();
+        let _ = self.writer.reader().is_drained();
         let head = self.writer.position().wrapping_sub(self.writer.in_flight());
         let base = self.connection.members.counted(Direction::Out).wrapping_sub(head);
         if let Some(group) = self.connection.members.group() {

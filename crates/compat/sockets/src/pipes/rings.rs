@@ -69,7 +69,7 @@ impl Tx {
 
     /// Offers a small ring, if this one is large and idle, or memory scarce. Says whether there is nothing to look after any more.
     pub fn shrink_idle_ring(&mut self, connection: &Connection, epoch: u64, offer: RingOffer<'_>) -> bool {
-        let drained = self.writer.is_drained().unwrap_or(false);
+        let drained = self.writer.reader().is_drained().unwrap_or(false);
         if !self.may_offer(connection) {
             return self.ended;
         }

@@ -38,7 +38,7 @@ impl Tx {
     fn is_recalled_in_vain(&mut self) -> bool {
         self.sender.carrier() == Transport::Pipe
             && Followed::decode(self.followed.load_acquire().hint()).recalls()
-            && !self.writer.is_drained().unwrap_or(true)
+            && !self.writer.reader().is_drained().unwrap_or(true)
     }
 
     /// Sends over TCP what was recalled from the pipe, before anything else. Says whether something is left.

@@ -181,7 +181,7 @@ impl<M: Mem> Outflow<M> {
     }
 
     /// B1 to B4 of the wake protocol, the last three as the flush policy says.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn publish(&mut self, len: u64) {
         self.tail = self.tail.wrapping_add(len);
         // ORDER R-5: Release; pairs with the Acquire in Inflow::load_tail. Publishes the bytes up to `tail`.
@@ -204,6 +204,8 @@ impl<M: Mem> Outflow<M> {
         self.notifier.check_peer(self.tail);
     }
 
+    /// Apart from [`publish`](Self::publish), which is short and would have to save registers for this.
+    #[inline(never)]
     pub(super) fn gather(&mut self, len: u64, bytes: u64, time: Duration) {
         self.unflushed += len;
         let since = *self.unflushed_since.get_or_insert_with(Instant::now);

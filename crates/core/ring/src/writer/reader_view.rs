@@ -14,6 +14,14 @@ pub struct ReaderView<'a, M: Mem> {
 }
 
 impl<M: Mem> ReaderView<'_, M> {
+    /// Whether the reader has read everything, looked at afresh.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] where its position is impossible.
+    pub fn is_drained(&mut self) -> Result<bool, Error> {
+        self.flow.is_drained()
+    }
+
     /// Whether the reader has read everything, also where it has closed since.
     ///
     /// # Errors
