@@ -278,6 +278,24 @@ fn b26_qemu_that_had_to_forget_a_doorbell_keeps_its_own() {
 }
 
 #[test]
+fn b26_qemu_whose_doorbell_is_on_its_way_out_is_told_to_forget_none_whatever_becomes_of_its_links() {
+    let _alone = alone();
+    let mut daemon = Daemon::new(TRIO);
+    daemon.options = vec!["--ask-again", "500"];
+    daemon.restart();
+    let (a, b) = pair(&daemon);
+    let _ = (a.bell(), b.bell());
+    a.qmp.state().stubborn = true;
+    assert_eq!(daemon.client().refusal(prepare()).0, code::KEPT);
+    assert_eq!(daemon.client().ask(common::remove("a", "b")), []);
+    assert!(b.device.must().1.is_none(), "b is not about to migrate, and has one less");
+    let quiet = std::time::Duration::from_millis(100);
+    assert!(a.device.next(quiet).is_none(), "a would end with its own doorbell");
+    a.qmp.state().stubborn = false;
+    assert!(is_ready(&make_ready(&daemon, a).0));
+}
+
+#[test]
 fn b26_machine_whose_guest_or_peer_began_anew_can_be_made_ready() {
     let _alone = alone();
     let daemon = Daemon::start(TRIO);

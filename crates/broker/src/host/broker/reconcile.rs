@@ -110,9 +110,12 @@ impl Broker {
             let Some((leaving, open)) = self.leaving.remove_due(number, &self.domains, &mut self.schedule) else {
                 continue;
             };
-            let removed = match self.domains.book.links.get(&number).map(|link| link.ends.clone()) {
-                Some(ends) => {
-                    self.migrations.count_cut(&ends, &open);
+            let removed = match self.domains.book.links.get(&number).map(|link| (link.ends.clone(), link.has_memory)) {
+                Some((ends, has_memory)) => {
+                    // One that was left already is not left once more.
+                    if has_memory {
+                        self.migrations.count_cut(&ends, &open);
+                    }
                     // Its memory waits until it is given back. A link that stays gets other memory once its ends are there again.
                     self.memory.retire_memory(number, &mut self.domains);
                     if !leaving.stays {
