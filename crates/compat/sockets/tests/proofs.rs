@@ -6,6 +6,7 @@ mod victim;
 use std::{
     fs,
     io::{IoSlice, IoSliceMut},
+    sync::atomic::Ordering,
     time::{Duration, Instant},
 };
 
@@ -593,6 +594,34 @@ fn s7_knocks_and_messages_without_end_cost_a_bounded_time_and_number() {
     // An honest end finds its way in all the same.
     victim.next();
     assert!(convince(&victim, None, honest));
+}
+
+#[test]
+fn s7_one_call_takes_64_knocks_and_64_messages_and_the_rest_comes_in_later_ones() {
+    let play = Play::new(true);
+    let victim = Victim::playing(play.clone());
+    victim.call();
+    let service = fs::read_to_string(victim.claim_file("waiting")).unwrap();
+    let domain = LocalDomain::in_folder(victim.folder.path());
+    // All that a call takes more than the one before.
+    let calls_until = |kind: usize, all: u32| {
+        let (mut each, deadline) = (Vec::new(), Instant::now() + SOON);
+        while each.iter().sum::<u32>() < all {
+            assert!(Instant::now() < deadline, "{each:?} of {all}");
+            play.taken[kind].store(0, Ordering::SeqCst);
+            victim.call();
+            each.push(play.taken[kind].load(Ordering::SeqCst));
+        }
+        each
+    };
+    let knocks: Vec<_> = (0..150).map(|_| domain.connect(&service, Deadline::after(SOON)).unwrap()).collect();
+    let each = calls_until(0, 150);
+    assert!(each.len() > 2 && each.iter().all(|taken| *taken <= 64), "{each:?}");
+    let mut liar = knocks.into_iter().next().unwrap();
+    let nothing = Message::Refuse { to: 7, reason: 1 }.encode();
+    (0..150).for_each(|nth| liar.send(&nothing, None).unwrap_or_else(|error| panic!("{nth}: {error}")));
+    let each = calls_until(1, 150);
+    assert!(each.len() > 2 && each.iter().all(|taken| *taken <= 64), "{each:?}");
 }
 
 #[test]

@@ -79,6 +79,8 @@ pub struct Play {
     pub crowd: Arc<OnceLock<(Weak<Process>, Arc<Connection>)>>,
     /// How often memory was made by a link, and apart from it.
     pub made: Arc<[AtomicU32; 2]>,
+    /// How many knocks, and how many messages, the victim took.
+    pub taken: Arc<[AtomicU32; 2]>,
 }
 
 impl Play {
@@ -98,6 +100,7 @@ impl Play {
             slow: Arc::default(),
             crowd: Arc::default(),
             made: Arc::default(),
+            taken: Arc::default(),
         }
     }
 }
@@ -501,6 +504,7 @@ impl Rendezvous for Posing {
 impl Listener for PosingListener {
     fn accept(&mut self) -> Outcome<Option<Box<dyn Endpoint>>> {
         let link = self.0.accept()?;
+        self.1.taken[0].fetch_add(link.is_some().into(), Ordering::SeqCst);
         Ok(link.map(|link| Box::new(PosingLink(link, self.1.clone())) as Box<dyn Endpoint>))
     }
     fn fd(&self) -> BorrowedFd<'_> {
@@ -544,7 +548,9 @@ impl Endpoint for PosingLink {
         self.0.take_notifier()
     }
     fn recv(&mut self, max_segment: u64) -> Outcome<Option<Received>> {
-        self.0.recv(max_segment)
+        let received = self.0.recv(max_segment)?;
+        self.1.taken[1].fetch_add(received.is_some().into(), Ordering::SeqCst);
+        Ok(received)
     }
     fn fd(&self) -> BorrowedFd<'_> {
         self.0.fd()
