@@ -144,6 +144,23 @@ fn program_that_is_interrupted_all_the_time_goes_on_and_ends_from_its_handler() 
     assert!(place.log().contains("joined") && !place.log().contains("broken"), "{}", place.log());
 }
 
+#[test]
+fn program_that_ends_from_a_handler_that_interrupted_whoever_has_a_lock_ends() {
+    let test = "program_that_ends_from_a_handler_that_interrupted_whoever_has_a_lock_ends";
+    if !has(test, &["cc"]) {
+        return;
+    }
+    let place = Place::new();
+    let program = built(&place, "interrupted.c");
+    for whose in ["own", "library"] {
+        let mut command = Command::new(&program);
+        place.dress(command.arg(whose).env("TOMBOLO_SOCKETS_AFTER", "0"));
+        let status = place::Started::new(&mut command).finish();
+        assert_eq!(status.code(), Some(7), "{whose}: {status}");
+    }
+    assert!(place.log().contains("joined"), "{}", place.log());
+}
+
 /// Runs one part of `crowd.py` with the library, and gives what was received: over TCP, through shared memory.
 fn crowd(part: &str, count: u64, seed: u64) -> (u64, u64) {
     let place = Place::new();

@@ -487,6 +487,36 @@ on_every_backend! {
         }
     }
 
+    fn r19_half_that_catches_its_peer_wakes_the_other_which_says_the_same(world) {
+        for lie in [words::HEAD, words::TAIL] {
+            let mut listener = world.listen::<Stream>();
+            let mut link = world.knock();
+            let (control, _offer) = raw::send_with_segment(&mut *link, &Message::Hello(raw::greeting()).encode(), 0);
+            let stream = listener.accept_until(Deadline::after(SOON)).unwrap();
+            let theirs = link.recv(1 << 31).unwrap().and_then(|welcome| welcome.segment).unwrap();
+            let asleep_at = if lie == words::HEAD { words::WANT_DATA } else { words::WANT_SPACE };
+            let is_armed = || theirs.word(asleep_at).load_acquire().check(Ok::<_, ()>).unwrap() != words::AWAKE;
+            let (mut reads, mut writes) = stream.into_split();
+            let waits = Deadline::after(SOON);
+            let (caught, woken) = if lie == words::HEAD {
+                let other = thread::spawn(move || reads.read_until(&mut [0; 64], waits).unwrap_err());
+                eventually("the reader sleeps", is_armed);
+                control.word(lie).store_release(1 << 40);
+                // It looks at the head once it needs to.
+                let caught = std::iter::repeat_with(|| writes.write_until(&[0; 4096], waits)).find_map(Result::err);
+                (caught.unwrap(), other.join().unwrap())
+            } else {
+                writes.write_until(&[0; 64], waits).unwrap();
+                let other = thread::spawn(move || writes.drained_until(waits).unwrap_err());
+                eventually("the writer sleeps", is_armed);
+                control.word(lie).store_release(1 << 40);
+                (reads.read_until(&mut [0; 64], waits).unwrap_err(), other.join().unwrap())
+            };
+            assert_eq!(clause(&caught), if lie == words::HEAD { "R-8" } else { "R-7" });
+            assert_eq!(clause(&woken), clause(&caught), "the half that slept");
+        }
+    }
+
     fn h1_announced_ring_that_was_not_offered_ends_the_channel(world) {
         let (mut stream, _link, control) = half_raw(&world);
         tell(&control, 1, 0);

@@ -3,7 +3,10 @@
 
 use std::{
     os::fd::{AsFd, BorrowedFd},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use super::{
@@ -20,6 +23,8 @@ pub(super) struct HarshBell {
     domain: Arc<str>,
     peer_domain: Arc<str>,
     slots: [Signal; 2],
+    /// No wait goes on or begins any more.
+    given_up: AtomicBool,
 }
 
 impl HarshBell {
@@ -31,7 +36,8 @@ impl HarshBell {
         signals: &Signals,
     ) -> Self {
         let (domain, peer_domain) = (Arc::clone(&process.domain), Arc::clone(peer_domain));
-        Self { world: Arc::clone(world), id, domain, peer_domain, slots: signals.bells.clone() }
+        let (slots, given_up) = (signals.bells.clone(), AtomicBool::new(false));
+        Self { world: Arc::clone(world), id, domain, peer_domain, slots, given_up }
     }
 
     /// Why a sleeper in `slot` need not sleep.
@@ -39,6 +45,7 @@ impl HarshBell {
         match self.world.state().ends.get(&self.id) {
             None => Some(Woken::PeerGone),
             Some(end) if end.is_rung(slot) => Some(Woken::Notified),
+            Some(_) if self.given_up.load(Ordering::SeqCst) => Some(Woken::PeerGone),
             Some(end) => end.over.map(|_| Woken::PeerGone),
         }
     }
@@ -67,6 +74,14 @@ impl Doorbell for HarshBell {
         if let Some(end) = self.world.state().ends.get_mut(&self.id) {
             end.drain(slot);
         }
+        if self.given_up.load(Ordering::SeqCst) {
+            self.slots[slot.index()].set(true);
+        }
+    }
+
+    fn end_waits(&self) {
+        self.given_up.store(true, Ordering::SeqCst);
+        self.slots.iter().for_each(|slot| slot.set(true));
     }
 
     fn fd(&self, slot: Slot) -> BorrowedFd<'_> {

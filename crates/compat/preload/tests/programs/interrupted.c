@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 OR MIT
+ * A program whose handler ends it in the worst moment: whoever was interrupted has the lock of the memory that is given out, for
+ * the program itself or for a call of a library. */
+#define _GNU_SOURCE
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "ends.h"
+
+void *__libc_malloc(size_t len);
+void *__libc_calloc(size_t count, size_t len);
+void *__libc_realloc(void *old, size_t len);
+void *__libc_memalign(size_t align, size_t len);
+
+static atomic_int is_locked, is_due;
+
+/* Nobody lets go of this lock once a handler has interrupted who has it. */
+static void lock(void) {
+    while (atomic_exchange(&is_locked, 1)) {
+    }
+    if (atomic_exchange(&is_due, 0)) {
+        raise(SIGUSR1);
+    }
+}
+
+static void *unlocked(void *memory) {
+    atomic_store(&is_locked, 0);
+    return memory;
+}
+
+void *malloc(size_t len) {
+    lock();
+    return unlocked(__libc_malloc(len));
+}
+
+void *calloc(size_t count, size_t len) {
+    lock();
+    return unlocked(__libc_calloc(count, len));
+}
+
+void *realloc(void *old, size_t len) {
+    lock();
+    return unlocked(__libc_realloc(old, len));
+}
+
+int posix_memalign(void **memory, size_t align, size_t len) {
+    lock();
+    *memory = unlocked(__libc_memalign(align, len));
+    return *memory ? 0 : 12;
+}
+
+static void handle(int signal) {
+    (void)signal;
+    _exit(7);
+}
+
+int main(int count, char **words) {
+    int ends[2], more[2];
+    check(count == 2 && signal(SIGUSR1, handle) != SIG_ERR, "usage");
+    meet(ends);
+    talk(ends);
+    atomic_store(&is_due, 1);
+    if (strcmp(words[1], "own") == 0) {
+        free(malloc(100));
+    }
+    /* A new connection is something to remember, which takes memory. */
+    for (;;) {
+        meet(more);
+        talk(more);
+    }
+}
