@@ -310,13 +310,19 @@ mod tests {
         assert_eq!(files, [vec!["a.rs", "c.rs"], vec!["b.rs"]]);
     }
 
-    /// What is committed can be read, each file of the list is there, and of each crate there is one.
+    /// What is committed can be read, each file of the list is there with its functions, and of each crate there is one.
     #[test]
     fn committed_list_and_baseline_fit_the_tree() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         let text = |file: &str| fs::read_to_string(root.join(file)).unwrap();
         let subjects = parse_subjects(&text(FILES)).unwrap();
         let files: Vec<_> = subjects.iter().flat_map(|subject| files_of(root, subject).unwrap()).collect();
+        for subject in &subjects {
+            let code: String = files_of(root, subject).unwrap().iter().map(|file| text(file)).collect();
+            let is_gone = |name: &&String| !['(', '<'].iter().any(|next| code.contains(&format!("fn {name}{next}")));
+            let gone: Vec<_> = subject.functions.iter().filter(is_gone).collect();
+            assert!(gone.is_empty(), "{FILES}: {} has no {gone:?}", subject.path);
+        }
         let baseline = Baseline::parse(&text(BASELINE)).unwrap();
         for file in baseline.files() {
             assert!(files.contains(file), "{BASELINE} has {file}, {FILES} has not");
