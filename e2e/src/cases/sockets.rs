@@ -67,8 +67,8 @@ impl Stream {
 
 const SEED: u64 = 88_172_645_463_325_252;
 const CHUNK: usize = 32 << 10;
-/// The first ring of a connection, which is its last between machines.
-const RING: u64 = 256 << 10;
+/// What the rings of a busy connection hold, the one before as well.
+const RING: u64 = 2 << 20;
 
 /// Sends for so many milliseconds, and hears then how much came.
 fn send(args: &[String]) -> Result<()> {

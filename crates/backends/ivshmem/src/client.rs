@@ -588,6 +588,7 @@ mod tests {
         assert_eq!([1 << 20, 4096, 100].map(|wanted| link.affordable(wanted)), [4096, 4096, 100]);
         let (segment, _offer) = link.allocate(4096).unwrap();
         assert_eq!(segment.len(), 4096);
+        assert_eq!(link.affordable(4096), 0, "no more is left");
     }
 
     #[test]

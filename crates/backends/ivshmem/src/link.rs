@@ -85,9 +85,9 @@ impl Memory for VmEndpoint {
         self.pool.quarantined(self.hub.port(), self.mailbox.peer())
     }
 
-    /// One segment may take what the slice has (V-8).
+    /// One segment may take what the slice has left in one piece (V-8).
     fn affordable(&self, wanted: usize) -> usize {
-        wanted.min(self.hub.port().own().len().saturating_sub(mailbox::LEN) as usize)
+        wanted.min(self.pool.largest_gap(self.hub.port(), self.mailbox.peer()) as usize)
     }
 
     fn outlives_owner(&self) -> bool {

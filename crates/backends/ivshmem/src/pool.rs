@@ -15,6 +15,9 @@ use crate::{
     port::Port,
 };
 
+/// A segment of more than one such part of the slice is a large one.
+const LARGE: u64 = 32;
+
 /// A range in use.
 #[derive(Debug)]
 pub(crate) struct Extent {
@@ -38,6 +41,14 @@ impl Extent {
 #[derive(Debug)]
 pub(crate) struct Token(Arc<Extent>);
 
+/// Whether either side has a range, or may.
+fn is_used(extent: &Arc<Extent>, port: &Port, peer: &PeerPage) -> bool {
+    Arc::strong_count(extent) > 1
+        || port.own().is_mapped(extent.offset)
+        || extent.is_out(peer)
+        || extent.since.may_be_shared()
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
     /// At each handle its range. Whoever else has the `Arc` has an offer of it.
@@ -51,16 +62,24 @@ impl Pool {
     /// Takes back what neither side has any more.
     fn reap(&mut self, port: &Port, peer: &PeerPage) {
         for place in &mut self.extents {
-            let has = |it: &Arc<Extent>| {
-                Arc::strong_count(it) > 1
-                    || port.own().is_mapped(it.offset)
-                    || it.is_out(peer)
-                    || it.since.may_be_shared()
-            };
-            if !place.as_ref().is_some_and(has) {
+            if !place.as_ref().is_some_and(|it| is_used(it, port, peer)) {
                 *place = None;
             }
         }
+    }
+
+    /// Bytes of the longest segment that there is room for; none where there is no handle for one.
+    pub(crate) fn largest_gap(&self, port: &Port, peer: &PeerPage) -> u64 {
+        let used = self.extents.iter().flatten().filter(|it| is_used(it, port, peer));
+        let mut taken: Vec<_> = used.map(|it| (it.offset, it.offset + it.len)).collect();
+        if taken.len() >= HANDLES {
+            return 0;
+        }
+        taken.push((port.own().len(), u64::MAX));
+        taken.sort_unstable();
+        let mut from = mailbox::LEN;
+        let gaps = taken.into_iter().map(|(offset, end)| offset.saturating_sub(std::mem::replace(&mut from, end)));
+        gaps.max().unwrap_or(0)
     }
 
     pub(crate) fn allocate(&mut self, len: usize, port: &Port, peer: &PeerPage) -> Result<(OwnSegment, Token)> {
@@ -89,18 +108,19 @@ impl Pool {
         Ok((segment, Token(extent)))
     }
 
-    /// The first gap of `len` bytes.
+    /// A gap of `len` bytes: the first, or for a large segment the end of the last. So small ones that stay leave large ones room
+    /// that come and go.
     fn place(&self, len: u64, slice: u64) -> Option<u64> {
         let mut taken: Vec<_> = self.extents.iter().flatten().map(|it| (it.offset, it.offset + it.len)).collect();
+        taken.push((slice, slice));
         taken.sort_unstable();
         let mut from = mailbox::LEN;
-        for (offset, end) in taken {
-            if offset - from >= len {
-                break;
-            }
-            from = end;
+        let gaps = taken.into_iter().map(|(offset, end)| (std::mem::replace(&mut from, end), offset));
+        let mut fitting = gaps.filter(|(from, to)| to.checked_sub(*from).is_some_and(|gap| gap >= len));
+        match len > slice / LARGE {
+            true => fitting.last().map(|(_, to)| to - len),
+            false => fitting.next().map(|(from, _)| from),
         }
-        from.checked_add(len).filter(|end| *end <= slice).map(|_| from)
     }
 
     /// How the range of an offer of this pool is passed; none if it is another's.

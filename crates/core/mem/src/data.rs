@@ -144,6 +144,10 @@ impl OwnData for OwnBytes {
         // SAFETY: (valid) both ranges hold `to.len()` bytes; (disjoint) `to` is a private slice.
         unsafe { copy::copy(from.as_ptr(), to.as_mut_ptr(), to.len()) }
     }
+
+    fn is_lost(&self) -> bool {
+        self.0.revocable && self.0.mapping.is_lost()
+    }
 }
 
 /// The data of a segment that the peer owns and may be writing at any time.

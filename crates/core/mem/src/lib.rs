@@ -115,6 +115,10 @@ pub trait OwnData {
     /// # Panics
     /// Where it would reach beyond the end.
     fn copy_back(&self, offset: usize, to: &mut [u8]);
+    /// Whether the memory was taken away by the time of the last copy, so that what was copied back may not be what was written.
+    fn is_lost(&self) -> bool {
+        false
+    }
 }
 
 /// Bytes in the peer's memory.

@@ -29,7 +29,7 @@ use std::{
 };
 
 /// Most mappings of such memory in one process.
-const MAPPINGS_MAX: usize = 4096;
+const MAPPINGS_MAX: usize = 8192;
 
 #[derive(Debug)]
 struct Slot {

@@ -75,6 +75,11 @@ impl<M: Mem> OwnCarrier<M> {
         self.data.copy_back(offset, first);
         self.data.copy_back(0, second);
     }
+
+    /// Whether what was copied back may be zeros, because the memory was taken away (D-3).
+    pub(crate) fn is_lost(&self) -> bool {
+        self.data.is_lost()
+    }
 }
 
 impl<M: Mem> PeerCarrier<M> {

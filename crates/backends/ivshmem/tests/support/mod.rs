@@ -26,8 +26,10 @@ use tombolo_domain_ivshmem::{BELLS, CLOSED, STATE_AT, VmDomain};
 use tombolo_os::{lock::lock, passing};
 use tombolo_testing::conformance::{self, Actor, eventually};
 
-/// Bytes of a slice: sparse, so that they cost nothing before they are used.
+/// Bytes of a slice unless told otherwise: sparse, so that they cost nothing before they are used.
 pub const SLICE: u64 = 8 << 20;
+/// How long the slices of the next call are; none where there is no more memory.
+pub type Slices = Box<dyn FnMut() -> Option<u64> + Send>;
 /// Descriptors beside the two slices and the socket.
 const EVENTS: usize = BELLS;
 
@@ -41,11 +43,11 @@ struct End {
 }
 
 impl End {
-    fn new(domain: &'static str) -> io::Result<(Self, OwnedFd)> {
+    fn new(domain: &'static str, slice: u64) -> io::Result<(Self, OwnedFd)> {
         let (ours, theirs) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let memory = rustix::fs::memfd_create("tombolo-test", MemfdFlags::CLOEXEC)?;
-        rustix::fs::ftruncate(&memory, SLICES_AT + SLICE)?;
+        rustix::fs::ftruncate(&memory, SLICES_AT + slice)?;
         let event = || rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let events = (0..EVENTS).map(|_| event()).collect::<Result<_, _>>()?;
         Ok((Self { domain, socket: ours, memory, events }, theirs))
@@ -66,6 +68,7 @@ struct State {
     listeners: BTreeMap<String, Arc<OwnedFd>>,
     calls: Vec<Arc<[End; 2]>>,
     serial: u32,
+    slices: Slices,
     lives: BTreeMap<&'static str, Life>,
 }
 
@@ -81,8 +84,13 @@ pub struct World {
 
 impl World {
     pub fn new() -> Self {
+        Self::with_slices(Box::new(|| Some(SLICE)))
+    }
+
+    /// The same, with other slices.
+    pub fn with_slices(slices: Slices) -> Self {
         let folder = tempfile::tempdir().expect("there is a place for temporary files");
-        let state = State { listeners: BTreeMap::new(), calls: Vec::new(), serial: 0, lives: BTreeMap::new() };
+        let state = State { listeners: BTreeMap::new(), calls: Vec::new(), serial: 0, slices, lives: BTreeMap::new() };
         let state = Arc::new(Mutex::new(state));
         let mut doors = Vec::new();
         let mut open = |name: &'static str| {
@@ -124,6 +132,18 @@ impl World {
                 }
             }
         }
+    }
+
+    /// Says of all calls that their memory will be taken away (V-9).
+    pub fn leave(&self) {
+        for call in &self.state().calls {
+            call.iter().for_each(|end| end.send_message(Message::Leave { link: 0, generation: 0, wait: 1000 }));
+        }
+    }
+
+    /// How many calls there were.
+    pub fn calls(&self) -> usize {
+        self.state().calls.len()
     }
 
     /// What the two ends of the last call write: the caller's in `b`, then the other's in `a`.
@@ -214,7 +234,8 @@ fn converse(domain: &'static str, client: OwnedFd, state: &Arc<Mutex<State>>) ->
             let found = lock(state).listeners.get(&format!("{peer}/{service}")).cloned();
             let Some(listener) = found else { return refuse(code::NOT_FOUND) };
             // A listener that cannot be told has gone, and its own thread has not said so yet.
-            call(&client, domain, serial, &listener, service, state)
+            let Some(slice) = (lock(state).slices)() else { return refuse(code::QUOTA) };
+            call(&client, domain, serial, &listener, (service, slice), state)
                 .or_else(|_| refuse(code::NOT_FOUND).ok_or(()))
                 .ok()?;
         }
@@ -229,13 +250,13 @@ fn call(
     domain: &'static str,
     asked: u32,
     listener: &OwnedFd,
-    service: Name,
+    (service, slice): (Name, u64),
     state: &Arc<Mutex<State>>,
 ) -> Result<(), ()> {
-    let (caller, caller_socket) = End::new(domain).map_err(drop)?;
-    let (called, called_socket) = End::new("a").map_err(drop)?;
+    let (caller, caller_socket) = End::new(domain, slice).map_err(drop)?;
+    let (called, called_socket) = End::new("a", slice).map_err(drop)?;
     let peer: Name = domain.parse().expect("a name");
-    let (offset, len, channel) = (SLICES_AT, SLICE, 4);
+    let (offset, len, channel) = (SLICES_AT, slice, 4);
     let connect = Message::Connect { peer, service, offset, len, channel };
     let accept = Message::Accept { offset, len };
     let accept_it = |end: &End, other: &End| -> Result<(), ()> {

@@ -22,6 +22,7 @@ use crate::{
     exchange::Exchange,
     pipes::{Pipes, Tx},
     quota::{Lease, Quota},
+    session::Session,
 };
 
 /// So often large rings are looked at, whether they are idle.
@@ -68,8 +69,13 @@ impl RingMemory {
         }
         // Bulk is found again, in this call or a later one.
         let Some(mut exchange) = exchange.try_lock_all() else { return };
+        let room = find_session(&mut exchange.neighbours, pipes).map_or(0, |peer| peer.room_for_ring());
         offer_over(&mut exchange.neighbours, &self.quota, pipes, |offer| {
-            let _ = pipes.halves.with_tx(&connection.members, |tx| tx.grow_ring(connection, pipes.epochs.own, offer));
+            let _ = pipes.halves.with_tx(&connection.members, |tx| {
+                if !pipes.hints().is_detached() {
+                    tx.grow_ring(connection, room, pipes.epochs.own, offer);
+                }
+            });
         });
         if let Some(connection) = connection.own.get() {
             exchange.with_large_rings.retain(|other| !Weak::ptr_eq(other, connection));
@@ -95,7 +101,9 @@ impl RingMemory {
             let Some(pipes) = connection.pipes.get() else { return false };
             let mut done = true;
             offer_over(&mut exchange.neighbours, &self.quota, pipes, |offer| {
-                let shrink = |tx: &mut Tx| tx.shrink_idle_ring(&connection, pipes.epochs.own, offer);
+                let shrink = |tx: &mut Tx| {
+                    pipes.hints().is_detached() || tx.shrink_idle_ring(&connection, pipes.epochs.own, offer)
+                };
                 done = pipes.halves.with_tx(&connection.members, shrink).unwrap_or(true);
             });
             !done
@@ -106,6 +114,12 @@ impl RingMemory {
     }
 }
 
+/// The session that `pipes` belong to, unless its memory will be taken away (S-19).
+fn find_session<'a>(neighbours: &'a mut [PeerProcess], pipes: &Pipes) -> Option<&'a mut PeerProcess> {
+    let is_its = |line: &Arc<Session>| Arc::ptr_eq(line, &pipes.line) && !line.is_leaving();
+    neighbours.iter_mut().find(|peer| peer.line.as_ref().is_some_and(is_its))
+}
+
 /// Has `offer` offer a ring over the session that `pipes` belong to, if there is one.
 fn offer_over(
     neighbours: &mut [PeerProcess],
@@ -113,8 +127,7 @@ fn offer_over(
     pipes: &Pipes,
     offer: impl FnOnce(&mut dyn FnMut(&SegmentHeader) -> Option<(OwnCarrier<Mapped>, Lease)>),
 ) {
-    let is_its = |peer: &&mut PeerProcess| peer.line.as_ref().is_some_and(|line| Arc::ptr_eq(line, &pipes.line));
-    let mut peer = neighbours.iter_mut().find(is_its);
+    let mut peer = find_session(neighbours, pipes);
     offer(&mut |header| peer.as_mut()?.send_ring(quota, header, pipes.epochs.peer));
 }
 

@@ -237,15 +237,7 @@ fn own_limit(process: &Process, connection: &Connection, most: u64) -> u64 {
 /// The smallest ring that a program can ask for by its buffer.
 const LEAST_RING: u64 = 4096;
 
-/// The smallest ring that is made small so that many find room. Between two kernels all rings of a session share the memory that
-/// brokers gave it, and each second one is half as large (S-18).
-const LEAST_SHARED_RING: u64 = 16 << 10;
-
 impl PeerProcess {
-    fn largest_ring(&self, wished: u64) -> u64 {
-        (wished >> (self.sharers() / 2).min(16)).max(LEAST_SHARED_RING).min(wished)
-    }
-
     /// Takes the memory that `connection` is to bring, before anything is said of it, where all connections of a session share what
     /// there is. Says whether there was room (S-18).
     pub(super) fn reserve(&mut self, process: &Process, connection: &Arc<Connection>) -> Result<bool, Reason> {
@@ -253,8 +245,13 @@ impl PeerProcess {
         if self.link.same_kernel() || matches!(*spare, Spare::Made(_)) {
             return Ok(true);
         }
+        if !self.may_be_shared() {
+            self.mark_full(connection);
+            return Ok(false);
+        }
         let settings = &process.settings;
-        let mut ring = self.largest_ring(own_limit(process, connection, settings.first_ring.min(settings.ring)));
+        let wished = own_limit(process, connection, settings.first_ring.min(settings.ring));
+        let mut ring = wished.min(self.first_ring()).max(LEAST_RING);
         loop {
             let mut within_quota = false;
             let allocate = |len| {
@@ -268,7 +265,7 @@ impl PeerProcess {
                     return Ok(true);
                 }
                 Err(reason) if !within_quota => return Err(reason),
-                Err(_) if ring > LEAST_SHARED_RING => ring /= 2,
+                Err(_) if ring > LEAST_RING => ring /= 2,
                 Err(_) => {
                     self.mark_full(connection);
                     return Ok(false);
@@ -289,20 +286,18 @@ impl PeerProcess {
         if !self.outbox.is_empty() || !self.outbox.is_open() {
             return Ok(None);
         }
-        // Between two kernels all connections share what there is, and their rings stay as they are. What was reserved is gone where
-        // the message found no room.
-        let (settings, grows) = (&process.settings, self.link.same_kernel());
-        if !grows && !self.reserve(process, connection)? {
+        // Between two kernels all connections share what there is. What was reserved is gone where the message found no room.
+        let (settings, shares) = (&process.settings, !self.link.same_kernel());
+        if shares && !self.reserve(process, connection)? {
             return Ok(None);
         }
         let most = own_limit(process, connection, settings.ring);
         let ring = match &*lock(&connection.search.spare) {
-            Spare::Made(made) if !grows => made.len - limits::CONTROL_LEN,
+            Spare::Made(made) if shares => made.len - limits::CONTROL_LEN,
             _ => most.min(settings.first_ring),
         };
-        let growth = (grows && ring < most).then(|| (process.rings.budget(), most));
-        let features = if grows { Features::HANDOVER } else { Features::NONE };
-        let header = SegmentHeader::new(ring, 0, 0, features, id);
+        let growth = (ring < most).then(|| (process.rings.budget(), most));
+        let header = SegmentHeader::new(ring, 0, 0, Features::HANDOVER, id);
         let spare = std::mem::take(&mut *lock(&connection.search.spare));
         let made = match spare {
             Spare::Made(made) if made.len == header.segment_len => Some(made),

@@ -55,13 +55,13 @@ impl Tx {
         rings.policy.is_bulk(capacity, moved, coarse_time())
     }
 
-    /// Offers the ring that bulk wants, with the number of this end.
-    pub fn grow_ring(&mut self, connection: &Connection, epoch: u64, offer: RingOffer<'_>) {
+    /// Offers the ring that bulk wants, of at most `room` bytes, with the number of this end.
+    pub fn grow_ring(&mut self, connection: &Connection, room: u64, epoch: u64, offer: RingOffer<'_>) {
         if !self.may_offer(connection) {
             return;
         }
         let capacity = self.writer.capacity();
-        let size = self.rings.as_mut().and_then(|it| it.policy.choose_ring(capacity, u64::MAX, coarse_time()));
+        let size = self.rings.as_mut().and_then(|it| it.policy.choose_ring(capacity, room, coarse_time()));
         if let Some(size) = size {
             self.offer_ring(size, epoch, offer);
         }
@@ -104,6 +104,9 @@ impl Pipes {
     pub fn take_offered_ring(&self, connection: &Connection) {
         self.offered.set_announced(false);
         let _ = self.halves.with_rx(&connection.members, |rx| {
+            if self.hints().is_detached() {
+                return;
+            }
             // The message may be there a little earlier than the word.
             if matches!(rx.reader.handover().announced(), Ok(None)) {
                 return;
@@ -114,7 +117,7 @@ impl Pipes {
                 return;
             };
             let Some((generation, segment)) = self.offered.take_ring() else { return };
-            if !connection.members.is_alone() || self.line.is_revocable() || rx.over || rx.broken.is_some() {
+            if !connection.members.is_alone() || self.line.is_leaving() || rx.over || rx.broken.is_some() {
                 return;
             }
             let Some((next, tail)) = check_ring(generation, &segment, self.epochs.peer) else { return };

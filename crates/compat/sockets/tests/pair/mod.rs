@@ -1,85 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Two honest processes, a connection between them, and a kernel that carries its bytes without losing any.
 
+mod wire;
+
 use std::{
-    collections::VecDeque,
     io::{IoSlice, IoSliceMut},
-    os::{fd::RawFd, unix::fs::PermissionsExt},
+    os::unix::fs::PermissionsExt,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
-use rustix::{event::PollFlags, io::Errno};
+use rustix::io::Errno;
 use tombolo_domain_local::LocalDomain;
-use tombolo_layout::sockets::Counts;
 use tombolo_sockets::{
     Process, Read, Settings,
     connection::{Connection, Stage},
-    kernel::{Kernel, Sample},
     tuple::Tuple,
 };
+use wire::{Carried, Wire};
 
 /// Bytes of a first ring.
 pub const FIRST: u64 = 16 << 10;
 /// What may take at most, however busy the machine is.
 pub const SOON: Duration = Duration::from_secs(60);
-
-/// One direction of the kernel's connection.
-#[derive(Debug, Default)]
-struct Carried {
-    written: u64,
-    under_way: VecDeque<u8>,
-}
-
-/// The kernel as one end sees it: what it sends and what it receives.
-struct Wire {
-    tuple: Tuple,
-    out: Arc<Mutex<Carried>>,
-    inward: Arc<Mutex<Carried>>,
-}
-
-impl Kernel for Wire {
-    fn tuple(&self, _: RawFd) -> Option<Tuple> {
-        Some(self.tuple)
-    }
-    fn cookie(&self, _: RawFd) -> u64 {
-        7
-    }
-    fn counts(&self, _: RawFd, _: bool) -> Option<Sample> {
-        let (out, inward) = (self.out.lock().unwrap(), self.inward.lock().unwrap());
-        let counts = Counts { written: out.written, acked: out.written, received: inward.written };
-        Some(Sample { counts, unread: inward.under_way.len() as u64 })
-    }
-    fn push(&self, _: RawFd) {}
-    fn recv(&self, _: RawFd, to: &mut [IoSliceMut<'_>], peek: bool) -> Result<usize, Errno> {
-        let mut inward = self.inward.lock().unwrap();
-        if inward.under_way.is_empty() {
-            return Err(Errno::AGAIN);
-        }
-        let mut done = 0;
-        for part in to {
-            let n = part.len().min(inward.under_way.len() - done);
-            inward.under_way.iter().skip(done).zip(part.iter_mut()).for_each(|(byte, to)| *to = *byte);
-            done += n;
-        }
-        if !peek {
-            inward.under_way.drain(..done);
-        }
-        Ok(done)
-    }
-    fn send(&self, _: RawFd, from: &[IoSlice<'_>]) -> Result<usize, Errno> {
-        let mut out = self.out.lock().unwrap();
-        from.iter().for_each(|part| out.under_way.extend(part.iter()));
-        let n: usize = from.iter().map(|part| part.len()).sum();
-        out.written += n as u64;
-        Ok(n)
-    }
-    fn poll(&self, _: RawFd, events: i16) -> i16 {
-        let readable = !self.inward.lock().unwrap().under_way.is_empty();
-        if readable { events & PollFlags::IN.bits() as i16 } else { 0 }
-    }
-    fn reset(&self, _: RawFd) {}
-}
 
 /// One process and its end.
 pub struct End {

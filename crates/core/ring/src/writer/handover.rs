@@ -66,7 +66,8 @@ impl<M: Mem> Handover<'_, M> {
     /// transport can go on where the reader stopped (H-6).
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where `from` is no position between the last head seen and the tail.
+    /// [`Error::Corrupt`] where `from` is no position between the last head seen and the tail; [`Error::Revoked`] where the memory
+    /// was taken away, and what was copied is nobody's bytes (D-3).
     pub fn unread_from(&self, from: u64, to: &mut Vec<u8>) -> Result<(), Error> {
         let unread = self.flow.tail.wrapping_sub(from);
         if unread > self.flow.tail.wrapping_sub(self.flow.head_seen) {
@@ -81,6 +82,9 @@ impl<M: Mem> Handover<'_, M> {
             previous.copy_back(from, old);
         }
         self.flow.carrier.copy_back(from.wrapping_add(in_previous), new);
+        if self.flow.carrier.is_lost() || self.flow.previous.as_ref().is_some_and(OwnCarrier::is_lost) {
+            return Err(Error::Revoked);
+        }
         Ok(())
     }
 }
