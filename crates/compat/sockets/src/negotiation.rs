@@ -19,6 +19,7 @@ mod machines;
 mod outbox;
 mod peer_process;
 mod rings;
+mod session_memory;
 mod sessions;
 mod stage;
 mod table;
@@ -648,7 +649,7 @@ impl Negotiations {
             && !neighbour.link.same_kernel()
             && matches!(&*talk, NegotiationStage::Proposed { link, .. } if *link == neighbour.number)
         {
-            neighbour.mark_full(&connection);
+            neighbour.memory.mark_full(&connection);
             *talk = NegotiationStage::Silent;
             *lock(&connection.search.spare) = Spare::None;
             return;

@@ -324,7 +324,6 @@ fn s20_what_grows_leaves_room_for_first_rings_and_what_finds_none_stays_small() 
     assert_eq!(sizes, [MOST, MOST / 2, MOST / 4], "each has what is left");
     let rest: Vec<_> = (3..11).map(|number| programs.join(number).unwrap()).collect();
     assert!(rest.iter().all(|ends| ends.rings() == [FIRST; 2]));
-    assert_eq!(programs.world.calls(), 1, "one session has room for all of them");
     // What is idle makes room.
     all[0].be_idle();
     let deadline = Instant::now() + SOON;
@@ -383,11 +382,19 @@ fn s19_connection_leaves_a_ring_that_grew_and_one_that_was_offered_with_every_by
         assert!(ends.sent[1] > ends.received[1]);
         programs.world.leave();
         let deadline = Instant::now() + SOON;
-        while ends.received[1] < ends.sent[1] || ends.ends.iter().any(|end| end.reason() != Some(Reason::TakenAway)) {
+        // Who hears of the peer's end first takes that for the reason.
+        let is_left = |end: &Arc<Connection>| matches!(end.reason(), Some(Reason::TakenAway | Reason::PeerGone));
+        while ends.received[1] < ends.sent[1] || !ends.ends.iter().all(is_left) {
             ends.advance();
             ends.receive(1, 64 << 10);
             ends.call(1).owes();
-            assert!(Instant::now() < deadline, "{} of {} bytes", ends.received[1], ends.sent[1]);
+            assert!(
+                Instant::now() < deadline,
+                "{} of {} bytes, {:?}",
+                ends.received[1],
+                ends.sent[1],
+                ends.ends.each_ref().map(|end| end.reason())
+            );
         }
         // And on, over TCP.
         assert!(ends.send(1, 100_000) == 100_000 && ends.receive(1, 200_000) == 100_000);

@@ -4,13 +4,12 @@
 use std::{
     os::unix::fs::MetadataExt,
     sync::{Arc, Weak},
-    time::{Duration, Instant},
 };
 
 use tombolo_domain::{Endpoint, Error};
 use tombolo_layout::{limits, sockets::Message};
 
-use super::outbox::Outbox;
+use super::{outbox::Outbox, session_memory::SessionMemory};
 use crate::{
     Reason,
     claim::Claims,
@@ -20,18 +19,6 @@ use crate::{
     random::random_id,
     session::{Inherited, Session, SessionPath, path_of},
 };
-
-/// How long a session without room is left alone.
-const FULL: Duration = Duration::from_secs(1);
-
-/// Between two kernels all rings of a session share the memory that brokers gave it: how many connections share it at most where
-/// there is room for rings that grow. The other handles (V-6) are for those.
-const MOST_SHARERS: usize = 48;
-/// Bytes of a first ring there, which has no more than one of so many parts of the memory.
-const SHARES: u64 = 64;
-const FIRST_SHARED_RING: u64 = 16 << 10;
-/// Rings that grow leave room for the first ones of so many connections more.
-const KEPT_FOR_SHARERS: u64 = 8;
 
 /// A link to another process.
 #[derive(Debug)]
@@ -54,19 +41,16 @@ pub(crate) struct PeerProcess {
     pub(super) over: bool,
     /// What was joined over it.
     pub(super) joined: Vec<Weak<Connection>>,
-    /// What has memory of its call, or is to have it. S-18
-    sharing: Vec<Weak<Connection>>,
-    /// Bytes of that memory.
-    memory: u64,
-    /// How many of these there were when there was no room for another, and when that was.
-    full: Option<(usize, Instant)>,
+    /// What its connections share, where they do (S-18).
+    pub(super) memory: SessionMemory,
     /// Whether its process is in this one's network namespace, by this kernel's word; once it was asked.
     pub(super) near: Option<bool>,
 }
 
 impl PeerProcess {
     pub(super) fn new(service: Option<String>, link: Box<dyn Endpoint>) -> Self {
-        let (number, outbox, memory) = (random_id(), Outbox::default(), link.affordable(usize::MAX) as u64);
+        let (number, outbox, memory) =
+            (random_id(), Outbox::default(), SessionMemory::new(link.affordable(usize::MAX) as u64));
         Self {
             number,
             service,
@@ -77,9 +61,7 @@ impl PeerProcess {
             proven: false,
             useless: 0,
             unwanted: 0,
-            sharing: Vec::new(),
             memory,
-            full: None,
             near: None,
             over: false,
             joined: Vec::new(),
@@ -139,60 +121,16 @@ impl PeerProcess {
         self.line.as_ref().is_none_or(|line| !line.is_gone() && !line.is_leaving())
     }
 
-    /// How many connections share its memory. S-18
-    pub(super) fn sharers(&self) -> usize {
-        self.sharing.iter().filter(|connection| connection.strong_count() > 0).count()
-    }
-
-    /// Whether it has as many as it may.
-    fn has_all_sharers(&self) -> bool {
-        self.sharers() >= if self.has_room_to_grow() { MOST_SHARERS } else { SHARES as usize }
-    }
-
-    /// Whether its memory is more than what first rings take.
-    fn has_room_to_grow(&self) -> bool {
-        self.first_ring() == FIRST_SHARED_RING
-    }
-
-    /// Whether another connection may share it. A ring that gives way to a smaller one needs that first, so there is room for one
-    /// always. S-20
+    /// Whether another connection may share its memory (S-18).
     pub(super) fn may_be_shared(&self) -> bool {
-        let kept = if self.has_room_to_grow() { limits::CONTROL_LEN + FIRST_SHARED_RING } else { 0 };
-        let gap = self.link.affordable(usize::MAX) as u64;
-        !self.has_all_sharers() && gap >= kept + limits::CONTROL_LEN + limits::CAPACITY_MIN
+        self.memory.may_be_shared(self.link.affordable(usize::MAX) as u64)
     }
 
-    /// How large the first ring of each is: so that all that may come have room, where the memory is little. S-18
-    pub(super) fn first_ring(&self) -> u64 {
-        let each = (self.memory / SHARES).saturating_sub(limits::CONTROL_LEN);
-        each.checked_ilog2().map_or(0, |bits| 1 << bits).min(FIRST_SHARED_RING)
-    }
-
-    /// The largest ring that there is room for now, beside first rings of some connections that may come. S-20
+    /// The largest ring that there is room for now, where memory is shared beside first rings of connections that may come (S-20).
     pub(super) fn room_for_ring(&self) -> u64 {
-        let gap = self.link.affordable(usize::MAX) as u64;
-        let shares = !self.link.same_kernel();
-        let kept = if shares { KEPT_FOR_SHARERS * (limits::CONTROL_LEN + self.first_ring()) } else { 0 };
-        let room = gap.saturating_sub(kept).saturating_sub(limits::CONTROL_LEN);
+        let kept = if self.link.same_kernel() { 0 } else { self.memory.kept_for_sharers() };
+        let room = (self.link.affordable(usize::MAX) as u64).saturating_sub(kept).saturating_sub(limits::CONTROL_LEN);
         room.checked_ilog2().map_or(0, |bits| 1 << bits)
-    }
-
-    pub(super) fn add_sharer(&mut self, connection: &Arc<Connection>) {
-        let is_other = |other: &Weak<Connection>| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(connection));
-        self.sharing.retain(|other| other.strong_count() > 0 && is_other(other));
-        self.sharing.push(Arc::downgrade(connection));
-    }
-
-    /// There is no room for this connection.
-    pub(super) fn mark_full(&mut self, connection: &Arc<Connection>) {
-        self.sharing.retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(connection)));
-        self.full = Some((self.sharers(), Instant::now()));
-    }
-
-    /// Whether there was no room of late, and no connection has ended since. The peer may let go later of what has.
-    pub(super) fn is_full(&self) -> bool {
-        let was_full = |(sharers, since): (usize, Instant)| self.sharers() >= sharers && since.elapsed() < FULL;
-        self.has_all_sharers() || self.full.is_some_and(was_full)
     }
 
     /// The first message came: from now on connections may go over it.

@@ -55,11 +55,13 @@ impl Negotiations {
         service: &str,
     ) -> Result<Dialled, Reason> {
         let known = |neighbour: &PeerProcess| neighbour.service.as_deref() == Some(service) && neighbour.is_open();
-        if let Some(index) = self.neighbours.iter().position(|neighbour| known(neighbour) && !neighbour.is_full()) {
+        if let Some(index) =
+            self.neighbours.iter().position(|neighbour| known(neighbour) && !neighbour.memory.is_full())
+        {
             return Ok(Dialled::Is(index));
         }
         let mut full = self.neighbours.iter().filter(|neighbour| known(neighbour));
-        let may_have_another = full.clone().count() < SESSIONS && full.all(|it| it.sharers() >= LEAST_SHARERS);
+        let may_have_another = full.clone().count() < SESSIONS && full.all(|it| it.memory.sharers() >= LEAST_SHARERS);
         if self.neighbours.len() >= NEIGHBOURS || !may_have_another {
             return Err(Reason::Resources);
         }
@@ -246,12 +248,12 @@ impl PeerProcess {
             return Ok(true);
         }
         if !self.may_be_shared() {
-            self.mark_full(connection);
+            self.memory.mark_full(connection);
             return Ok(false);
         }
         let settings = &process.settings;
         let wished = own_limit(process, connection, settings.first_ring.min(settings.ring));
-        let mut ring = wished.min(self.first_ring()).max(LEAST_RING);
+        let mut ring = wished.min(self.memory.first_ring()).max(LEAST_RING);
         loop {
             let mut within_quota = false;
             let allocate = |len| {
@@ -261,13 +263,13 @@ impl PeerProcess {
             match aside::lifted(|| Resources::new(process.rings.quota(), limits::CONTROL_LEN + ring, allocate)) {
                 Ok(made) => {
                     *spare = Spare::Made(made);
-                    self.add_sharer(connection);
+                    self.memory.add_sharer(connection);
                     return Ok(true);
                 }
                 Err(reason) if !within_quota => return Err(reason),
                 Err(_) if ring > LEAST_RING => ring /= 2,
                 Err(_) => {
-                    self.mark_full(connection);
+                    self.memory.mark_full(connection);
                     return Ok(false);
                 }
             }
