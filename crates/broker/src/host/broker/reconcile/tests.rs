@@ -10,7 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::{
+    net::{AddressFamily, SocketFlags, SocketType},
+    time::{ClockId, clock_gettime},
+};
 use tokio::sync::mpsc;
 use tombolo_control::{Boxes, Envelope, Message, Session};
 
@@ -348,6 +351,28 @@ fn b17_memory_is_made_beside_the_thread_that_serves_all_others() {
         world.until("the links are up", World::is_up);
         assert_eq!(world.broker.domains.book.links[&link].lives[0], life);
         assert!(world.broker.memory.making.is_empty());
+    });
+}
+
+#[test]
+fn b17_thread_that_serves_all_others_does_not_spend_the_time_that_memory_takes() {
+    play(|world| {
+        let link = world.broker.domains.book.link_between(&checked_name("a"), &checked_name("host")).unwrap();
+        let entry = world.broker.domains.book.links.get_mut(&link).unwrap();
+        entry.size = 64 << 20;
+        let ends = entry.ends.clone();
+        // Of this thread alone: whatever else runs meanwhile counts for nothing.
+        let spent = |work: &mut dyn FnMut()| {
+            let own = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap();
+            let before = own();
+            work();
+            own() - before
+        };
+        let all = spent(&mut || drop(memory::create_pair(link, &ends, 64 << 20, [false, true]).unwrap()));
+        let ours = spent(&mut || begin_life(world));
+        assert!(world.broker.memory.making.contains(&link));
+        assert!(ours < all / 4, "{ours:?}, where the memory takes {all:?}");
+        world.until("the links are up", World::is_up);
     });
 }
 
