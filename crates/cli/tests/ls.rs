@@ -47,6 +47,30 @@ fn summary(place: &Place) -> Value {
 }
 
 #[test]
+fn b20_channels_to_machines_and_listeners_for_them_are_shown_with_what_the_broker_tells() {
+    let place = Place::new();
+    let broker = common::broker::of_web(&place);
+    let folder = place.path("").display().to_string();
+    let told = |option: &[&str]| {
+        let words = [&["ls", "--folder", &folder], option].concat();
+        let out = Running::start(&words, |command| _ = command.env("TOMBOLO_BROKER", &broker)).end().expect(0).out;
+        String::from_utf8(out).unwrap()
+    };
+    let lines: Vec<Value> = told(&["--json"]).lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+    let find = |what: &str, address: &str| {
+        let found = lines.iter().find(|line| line["type"] == what && line["address"] == address);
+        found.unwrap_or_else(|| panic!("no {what} {address}: {lines:?}")).clone()
+    };
+    let channel = find("channel", "vm:db/sql");
+    let machine = &channel["machine"];
+    assert_eq!((&machine["name"], &machine["link"], &machine["storms"]), (&"db".into(), &7.into(), &4.into()));
+    let listener = find("listener", "vm:web/log");
+    assert_eq!(listener["pid"].as_u64(), Some(std::process::id().into()));
+    let text = told(&[]);
+    assert!(text.contains("vm:db/sql") && text.contains("vm:web/log"), "{text}");
+}
+
+#[test]
 fn channel_is_shown_with_both_ends_and_what_they_counted() {
     let place = Place::new();
     let mut listener = place.listen("--ring 64KiB");

@@ -34,6 +34,10 @@ struct Terminal {
 
 impl Terminal {
     fn start(options: &[&str], rows: u16, columns: u16) -> Self {
+        Self::changed(options, rows, columns, |_| {})
+    }
+
+    fn changed(options: &[&str], rows: u16, columns: u16, change: impl FnOnce(&mut Command)) -> Self {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         grantpt(&master).unwrap();
         unlockpt(&master).unwrap();
@@ -42,14 +46,10 @@ impl Terminal {
         tcsetwinsize(&slave, size(rows, columns)).unwrap();
         let modes = tcgetattr(&slave).unwrap();
         let end = || Stdio::from(slave.try_clone().unwrap());
-        let child = Command::new("setsid")
-            .args(["--ctty", env!("CARGO_BIN_EXE_tombolo"), "top"])
-            .args(options)
-            .stdin(end())
-            .stdout(end())
-            .stderr(end())
-            .spawn()
-            .unwrap();
+        let mut command = Command::new("setsid");
+        command.args(["--ctty", env!("CARGO_BIN_EXE_tombolo"), "top"]).args(options);
+        change(&mut command);
+        let child = command.stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
         let emulator = vt100::Parser::new(some(rows), some(columns), 0);
         let before = (modes.local_modes, modes.input_modes);
         Self { master: Some(master.into()), slave, before, child, emulator }
@@ -132,6 +132,19 @@ fn size(rows: u16, columns: u16) -> Winsize {
 
 fn drawn(screen: &vt100::Screen) -> bool {
     screen.alternate_screen() && screen.contents().contains("q quit") && screen.contents().contains("RATE")
+}
+
+#[test]
+fn b20_top_draws_channels_to_machines() {
+    let place = Place::new();
+    let broker = common::broker::of_web(&place);
+    let folder = place.path("").display().to_string();
+    let mut top = Terminal::changed(&["--folder", &folder], 24, 160, |command| {
+        command.env("TOMBOLO_BROKER", &broker);
+    });
+    top.wait("a channel to a machine", |screen| drawn(screen) && screen.contents().contains("vm:db/sql"));
+    top.press("q");
+    assert!(top.ended().success());
 }
 
 #[test]

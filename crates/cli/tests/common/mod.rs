@@ -2,6 +2,8 @@
 //! The program under test, in a folder of its own.
 #![allow(dead_code, reason = "each test program uses its part of this")]
 
+pub mod broker;
+
 use std::{
     fs,
     io::{Read, Write},
