@@ -4,7 +4,7 @@
 
 use super::{Case, Half, Verdict};
 use crate::rig::Rig;
-use crate::site::{At, Site, line, start};
+use crate::site::{At, CONFIG, Site, line, start};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::Duration;
@@ -15,6 +15,7 @@ use tombolo_e2e::lines::within;
 
 pub const CASES: &[Case] = &[
     Case { name: "n7_n10_n11_packets_cross_between_machines_while_both_are_there", run: processes },
+    Case { name: "b28_machines_of_a_network_find_each_other_by_the_hosts_rule_alone", run: by_rule },
     Case { name: "n12_the_module_moves_the_frames_and_either_engine_may_be_the_other_end", run: kernel },
 ];
 
@@ -134,6 +135,41 @@ fn kill_and_start(site: &mut Site, job: Job, engine: &str) -> Result<Job> {
     let job = up_one(site, At::B, engine)?;
     wait_carrier(site, At::A, "tmb0", 1)?;
     Ok(job)
+}
+
+/// A network of both machines.
+const RULE: &str = "[[net]]\nname = \"tmb0\"\ndomains = [\"a\", \"b\"]\n\
+                    addresses = { a = \"10.9.0.1/24\", b = \"10.9.0.2/24\" }\n";
+
+/// Nobody does anything in the machines but what their units do.
+fn by_rule(rig: &mut Rig) -> Result<Verdict> {
+    let site = rig.site()?;
+    load_tun(site)?;
+    let mut following = Vec::new();
+    for at in [At::A, At::B] {
+        following.push((at, site.vm(at).start(&["tombolo", "net", "follow"])?));
+    }
+    site.broker.configure(&format!("{CONFIG}{RULE}"))?;
+    wait_carrier(site, At::A, "tmb0", 1)?;
+    cross(site, 9)?;
+    // Neither broker is missed, and neither takes anything when it is back.
+    site.broker.kill()?;
+    for at in [At::A, At::B] {
+        site.kill_broker(at)?;
+    }
+    cross(site, 9)?;
+    site.broker.restart()?;
+    site.serve()?;
+    cross(site, 9)?;
+    let stat = stat(site, At::A)?;
+    ensure!(stat.contains("\"links\":1,") && stat.contains("\"by_rule\":true"), "{stat}");
+    site.broker.configure(CONFIG)?;
+    for (at, job) in following {
+        wait_for(site, at, "[ ! -e /sys/class/net/tmb0 ]")?;
+        site.vm(at).kill(job)?;
+        site.vm(at).wait(job, within(60))?;
+    }
+    Ok(Verdict::Done)
 }
 
 fn kernel(rig: &mut Rig) -> Result<Verdict> {
