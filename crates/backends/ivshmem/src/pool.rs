@@ -17,6 +17,8 @@ use crate::{
 
 /// A segment of more than one such part of the slice is a large one.
 const LARGE: u64 = 32;
+/// Ranges that one end of a channel has: its first ring, the one that it uses, and one to which it goes. With more, many share.
+const OF_ONE: usize = 3;
 
 /// A range in use.
 #[derive(Debug)]
@@ -108,16 +110,17 @@ impl Pool {
         Ok((segment, Token(extent)))
     }
 
-    /// A gap of `len` bytes: the first, or for a large segment the end of the last. So small ones that stay leave large ones room
-    /// that come and go.
+    /// A gap of `len` bytes: the first, where tools look for a channel's rings (B-20). Where many share the slice, a large segment
+    /// has the end of the last gap: so small ones that stay leave large ones room that come and go.
     fn place(&self, len: u64, slice: u64) -> Option<u64> {
         let mut taken: Vec<_> = self.extents.iter().flatten().map(|it| (it.offset, it.offset + it.len)).collect();
+        let is_apart = taken.len() >= OF_ONE && len > slice / LARGE;
         taken.push((slice, slice));
         taken.sort_unstable();
         let mut from = mailbox::LEN;
         let gaps = taken.into_iter().map(|(offset, end)| (std::mem::replace(&mut from, end), offset));
         let mut fitting = gaps.filter(|(from, to)| to.checked_sub(*from).is_some_and(|gap| gap >= len));
-        match len > slice / LARGE {
+        match is_apart {
             true => fitting.last().map(|(_, to)| to - len),
             false => fitting.next().map(|(from, _)| from),
         }
