@@ -65,7 +65,7 @@ pub struct Config {
     pub rules: Vec<Rule>,
     /// Links that there are always: the two ends, and the bytes of a region.
     pub links: Vec<([Name; 2], u64)>,
-    /// B-28. Networks of machines.
+    /// Networks of machines (B-28).
     pub nets: Vec<Net>,
 }
 
@@ -404,7 +404,7 @@ impl Config {
         all.filter_map(|name: Name| self.numbers.get(name.as_str()).map(|number| (name.clone(), *number))).collect()
     }
 
-    /// B-28. What a domain is told of the interfaces that it is to have.
+    /// What a domain is told of the interfaces that it is to have (B-28).
     #[must_use]
     pub fn nets_of(&self, domain: &str) -> Vec<Message> {
         nets::messages(&self.nets, &checked_name(domain))
@@ -523,7 +523,7 @@ impl File {
         is_sound
     }
 
-    /// B-28. The networks, and the rules that they stand for.
+    /// The networks, and the rules that they stand for (B-28).
     fn check_nets(&self, config: &mut Config, source: &Source<'_>) {
         for written in &self.net {
             let Some(net) = written.check(config, source) else { continue };
@@ -569,7 +569,7 @@ impl File {
                 config.links.push(([a, b], size));
             }
         }
-        // B-28. Machines of a network have a link.
+        // Machines of a network have a link (B-28).
         for [a, b] in config.nets.iter().flat_map(Net::pairs) {
             if !config.links.iter().any(|(ends, _)| ends.contains(a) && ends.contains(b)) {
                 config.links.push(([a.clone(), b.clone()], config.region));

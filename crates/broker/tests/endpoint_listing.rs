@@ -13,14 +13,17 @@ use std::{
     thread,
 };
 
-use common::endpoint::{LINK, World, name, patience};
+use common::{
+    Client,
+    endpoint::{LINK, World, name, patience},
+};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
     process::{Uid, geteuid},
 };
 use tombolo_channel::{Backends, Options, Stream};
-use tombolo_control::{CallEnd, Envelope, Message, Path as Way, Progress, ROW_WORDS, Seen, VERSION};
+use tombolo_control::{CallEnd, Envelope, Message, Progress, ROW_WORDS, Seen, VERSION};
 use tombolo_domain::{Rendezvous, wait_readable};
 use tombolo_testing::conformance::eventually;
 
@@ -34,33 +37,15 @@ fn child_process() {
 
 /// All that the broker at `socket` tells this thread's user.
 fn seen(socket: &Path, at: Seen) -> Vec<Message> {
-    let tool =
-        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-    rustix::net::connect(&tool, &SocketAddrUnix::new(socket).unwrap()).unwrap();
-    let say = |message| rustix::io::write(&tool, &Envelope { serial: 1, message }.encode()).unwrap();
-    let hear = || {
-        let mut buffer = [0; 1024];
-        assert!(wait_readable(tool.as_fd(), patience()).unwrap(), "no answer");
-        let len = rustix::io::read(&tool, &mut buffer).unwrap();
-        Envelope::decode(Way::Socket, &buffer[..len]).unwrap().message
-    };
-    let (version_min, version_max, epoch, boot) = (VERSION, VERSION, 0, [0; 16]);
-    say(Message::Hello { version_min, version_max, epoch, boot, name: name("tool") });
-    assert!(matches!(hear(), Message::Hello { .. }));
+    let tool = Client::of_socket(socket);
     let (mut rows, mut after) = (Vec::new(), 0);
     loop {
-        say(Message::Look { at, after });
         let before = rows.len();
-        loop {
-            match hear() {
-                Message::Done {} => break,
-                row @ (Message::CallRow { at, .. } | Message::ListenerRow { at, .. }) => {
-                    assert!(at > after, "{at} behind {after}");
-                    after = at;
-                    rows.push(row);
-                }
-                other => panic!("{other:?}"),
-            }
+        for row in tool.ask(Message::Look { at, after }) {
+            let (Message::CallRow { at, .. } | Message::ListenerRow { at, .. }) = row else { panic!("{row:?}") };
+            assert!(at > after, "{at} behind {after}");
+            after = at;
+            rows.push(row);
         }
         if rows.len() == before {
             return rows;

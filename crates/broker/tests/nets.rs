@@ -1,21 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-28. What a rule for a network tells a machine: through the broker of the host, a process as it ships, and that of the guest.
+//! What a rule for a network tells a machine, through the broker of the host, a process as it ships, and that of the guest (B-28).
 
 mod common;
 
 use std::{io::Write, path::Path, thread};
 
-use common::{
-    Daemon, Vm,
-    host::{Guest, patience},
-    until,
-};
-use rustix::{
-    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
-    process::{Signal, Uid},
-};
-use tombolo_control::{Envelope, Message, NetRole, Path as Way, Seen, VERSION, code};
-use tombolo_domain::wait_readable;
+use common::{Client, Daemon, Vm, host::Guest, until};
+use rustix::process::{Signal, Uid};
+use tombolo_control::{Message, NetRole, Seen, code};
 
 const MACHINES: &str = "[domain.a]\n[domain.b]\n";
 const NET: &str = "[[net]]\nname = \"tmb0\"\ndomains = [\"a\", \"b\"]\nmtu = 9000\n\
@@ -23,28 +15,7 @@ const NET: &str = "[[net]]\nname = \"tmb0\"\ndomains = [\"a\", \"b\"]\nmtu = 900
 
 /// What the guest's broker at `socket` answers a program.
 fn ask(socket: &Path, question: Message) -> Vec<Message> {
-    let tool =
-        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-    rustix::net::connect(&tool, &SocketAddrUnix::new(socket).unwrap()).unwrap();
-    let say = |message| rustix::io::write(&tool, &Envelope { serial: 1, message }.encode()).unwrap();
-    let hear = || {
-        let mut buffer = [0; 1024];
-        assert!(wait_readable(std::os::fd::AsFd::as_fd(&tool), patience()).unwrap(), "no answer");
-        let len = rustix::io::read(&tool, &mut buffer).unwrap();
-        Envelope::decode(Way::Socket, &buffer[..len]).unwrap().message
-    };
-    let (version_min, version_max, epoch, boot) = (VERSION, VERSION, 0, [0; 16]);
-    say(Message::Hello { version_min, version_max, epoch, boot, name: "tool".parse().unwrap() });
-    assert!(matches!(hear(), Message::Hello { .. }));
-    say(question);
-    let mut answers = Vec::new();
-    loop {
-        match hear() {
-            Message::Done {} => return answers,
-            refuse @ Message::Refuse { .. } => return vec![refuse],
-            other => answers.push(other),
-        }
-    }
+    Client::of_socket(socket).ask(question)
 }
 
 /// The interfaces that the guest is to have, if its broker knows.

@@ -656,7 +656,7 @@ fn what_is_missing_is_said_with_what_to_do() {
     assert!(!done && said.contains("modprobe tun") && said.contains("--device /dev/net/tun"), "{said}");
 }
 
-/// N-13. Two namespaces with a `veth` between them and addresses of their own, and beside it an interface that has the same.
+/// Two namespaces with a `veth` between them and addresses of their own, and beside it an interface that has the same (N-13).
 #[test]
 fn n13_routes_over_the_interface_count_while_it_has_a_carrier_and_others_take_over_at_once() {
     if !can_run("n13_routes_over_the_interface_count_while_it_has_a_carrier_and_others_take_over_at_once") {

@@ -121,7 +121,7 @@ impl Rules {
         Self { netns, place, nets, broker }
     }
 
-    fn say(&self, nets: Option<Vec<Message>>) {
+    fn set_nets(&self, nets: Option<Vec<Message>>) {
         self.nets.lock().unwrap().0 = nets;
     }
 
@@ -176,7 +176,7 @@ fn b28_interfaces_come_and_go_with_the_rules_and_survive_the_brokers() {
         vec![one, net(2, "lan-b", NetRole::Listen, mapped(3), 0, mapped(4)), net(3, "lan-c", role, [0; 16], 0, [0; 16])]
     };
     let following = rules.follow();
-    rules.say(Some(rows(NetRole::Listen)));
+    rules.set_nets(Some(rows(NetRole::Listen)));
     wait_until("they are there", || ["tmb0", "lan-b", "lan-c"].iter().all(|name| rules.index(name).is_some()));
     wait_until("they are listed", || rules.listed().len() == 3);
     for status in rules.listed() {
@@ -192,7 +192,7 @@ fn b28_interfaces_come_and_go_with_the_rules_and_survive_the_brokers() {
     rules.tombolo(&["down", "tmb0"]).expect_failure(2, &["by a rule of the host's"]);
     // Neither a broker that does not know nor one that begins anew takes anything.
     let before = rules.index("tmb0");
-    rules.say(None);
+    rules.set_nets(None);
     rules.wait_until_asked();
     rules.broker = None;
     rules.broker = Some(Broker::start(&rules.socket(), Arc::clone(&rules.nets)));
@@ -200,7 +200,9 @@ fn b28_interfaces_come_and_go_with_the_rules_and_survive_the_brokers() {
     assert_eq!(rules.index("tmb0"), before);
     // One that is wanted otherwise is made anew; one that is not wanted goes, and the third stays.
     let third = rules.index("lan-c");
-    rules.say(Some([&rows(NetRole::Connect)[..1], &[net(3, "lan-c", NetRole::Listen, [0; 16], 0, [0; 16])]].concat()));
+    rules.set_nets(Some(
+        [&rows(NetRole::Connect)[..1], &[net(3, "lan-c", NetRole::Listen, [0; 16], 0, [0; 16])]].concat(),
+    ));
     wait_until("one goes", || rules.index("lan-b").is_none());
     wait_until("one is another", || rules.index("tmb0").is_some_and(|now| Some(now) != before));
     assert_eq!(rules.index("lan-c"), third);

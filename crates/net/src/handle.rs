@@ -87,7 +87,7 @@ impl Handle {
         self.netlink.add_address(self.index, own, reached, bits).map_err(failed)
     }
 
-    /// N-13. From the moment in which the carrier goes the kernel takes other routes. Of the namespace of this thread.
+    /// From the moment in which the carrier goes the kernel takes other routes (N-13). Of the namespace of this thread.
     fn ignore_routes_without_carrier(&self, own: IpAddr) -> Result<()> {
         let family = if own.is_ipv4() { "ipv4" } else { "ipv6" };
         let path = format!("/proc/sys/net/{family}/conf/{}/ignore_routes_with_linkdown", self.name);

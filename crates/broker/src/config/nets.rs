@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-28. Networks: which machines have interfaces with each other, and what each of them is told.
+//! Networks: which machines have interfaces with each other, and what each of them is told (B-28).
 
 use std::{collections::BTreeMap, net::IpAddr, str::FromStr};
 
-use tombolo_control::{Message, NETS_MAX, Name, NetRole};
+use tombolo_control::{Message, NETS_MAX, Name, NetRole, parse_ip};
 
 /// Most bytes of an interface's name, as the kernel has it.
 pub const INTERFACE_MAX: usize = 15;
@@ -24,12 +24,7 @@ impl FromStr for Address {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || format!("{text:?}: an address is written as 10.9.0.1, as 10.9.0.1/24 or as fd00::1/64");
-        let (ip, prefix) = text.split_once('/').map_or((text, None), |(ip, prefix)| (ip, Some(prefix)));
-        let ip: IpAddr = ip.parse().map_err(|_| wrong())?;
-        let prefix = prefix.map(|bits| bits.parse().map_err(|_| wrong())).transpose()?;
-        if prefix.is_some_and(|bits: u8| bits == 0 || bits > if ip.is_ipv4() { 32 } else { 128 }) {
-            return Err(wrong());
-        }
+        let (ip, prefix) = parse_ip(text).ok_or_else(wrong)?;
         let is_broadcast = matches!(ip, IpAddr::V4(ip) if ip.is_broadcast());
         if ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || is_broadcast {
             return Err(format!("{text:?} is no address that a machine can have"));

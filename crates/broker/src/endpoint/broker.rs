@@ -58,7 +58,7 @@ const SILENT: &str = "the host's broker says nothing: is tombolod running there,
 /// of its own.
 const BREATH: Duration = Duration::from_millis(1);
 
-/// B-28. With this the services begin where interfaces meet.
+/// With this the services begin where interfaces meet (B-28).
 const NET_SERVICES: &str = "net.";
 
 /// What the broker of a machine is told when it begins.
@@ -108,7 +108,7 @@ pub struct Broker<D: Devices> {
     /// B-20. Programs that want to see something, in the order in which they asked, and behind what.
     looks: VecDeque<(u64, Seen, u64)>,
     number: u64,
-    /// B-28. Interfaces that this machine is to have, once the host has said so.
+    /// Interfaces that this machine is to have, once the host has said so (B-28).
     nets: Option<Vec<Message>>,
     /// Until when nobody is let in.
     shut: Option<Instant>,
@@ -628,7 +628,7 @@ pub fn may_sit(own: usize, theirs: usize, all: usize) -> bool {
     2 * own < all.saturating_sub(theirs)
 }
 
-/// B-28. Whether a user may listen at a service or connect to it: those of interfaces are root's and the broker's own user's.
+/// Whether a user may listen at a service or connect to it: those of interfaces are root's and the broker's own user's (B-28).
 fn may_meet(user: u32, service: &Name) -> bool {
     !service.as_str().starts_with(NET_SERVICES) || user == 0 || user == rustix::process::geteuid().as_raw()
 }

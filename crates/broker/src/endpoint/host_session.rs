@@ -84,7 +84,7 @@ pub enum News {
     Bell(u32, u16),
     /// B-22. A peer may be reached at these addresses.
     Addresses(u32, Vec<[u8; 16]>),
-    /// B-28. These are the interfaces that this domain is to have: each a [`Message::Net`].
+    /// These are the interfaces that this domain is to have: each a [`Message::Net`] (B-28).
     Nets(Vec<Message>),
 }
 
@@ -305,7 +305,7 @@ impl Host {
         is_other.then_some(News::OtherHost)
     }
 
-    /// B-28. All interfaces take effect together.
+    /// All interfaces take effect together (B-28).
     fn complete_nets(&mut self, mut nets: Vec<Message>, net: Message, left: u16) -> Option<News> {
         nets.push(net);
         if left > 1 {

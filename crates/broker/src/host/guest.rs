@@ -73,7 +73,7 @@ pub struct Guest {
     finds: bool,
     addresses: Vec<[u8; 16]>,
     told_addresses: BTreeMap<u32, Vec<[u8; 16]>>,
-    /// B-28. It understands Nets; and what it was told of its interfaces, if it was.
+    /// It understands Nets; and what it was told of its interfaces, if it was (B-28).
     hears_nets: bool,
     told_nets: Option<Vec<Message>>,
     /// B-21. Links that it was told to leave, by number and generation, and whether it has.
@@ -238,7 +238,7 @@ impl Guest {
         any
     }
 
-    /// B-28. Says which interfaces it is to have, if that is news. True if something was said.
+    /// Says which interfaces it is to have, if that is news (B-28). True if something was said.
     pub fn send_nets(&mut self, nets: Vec<Message>) -> bool {
         if !self.hears_nets || !self.is_there() || !self.has_sent_all() || self.told_nets.as_ref() == Some(&nets) {
             return false;

@@ -203,15 +203,28 @@ pub struct Client {
 
 impl Client {
     pub fn connect_raw(folder: &Path) -> Option<Self> {
-        let socket = fd_passing::connect(&control_socket(folder), SocketType::SEQPACKET).ok()?;
+        Self::connect_to(&control_socket(folder))
+    }
+
+    pub fn try_connect(folder: &Path) -> Option<Self> {
+        Self::connect_raw(folder)?.greet()
+    }
+
+    /// A program of the broker whose socket this is, greeted.
+    #[track_caller]
+    pub fn of_socket(socket: &Path) -> Self {
+        Self::connect_to(socket).and_then(Self::greet).expect("the broker lets it in")
+    }
+
+    fn connect_to(socket: &Path) -> Option<Self> {
+        let socket = fd_passing::connect(socket, SocketType::SEQPACKET).ok()?;
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(LIMIT)).unwrap();
         Some(Self { socket })
     }
 
-    pub fn try_connect(folder: &Path) -> Option<Self> {
-        let client = Self::connect_raw(folder)?;
-        client.say(0, hello());
-        matches!(client.hear()?.message, Message::Hello { .. }).then_some(client)
+    fn greet(self) -> Option<Self> {
+        self.say(0, hello());
+        matches!(self.hear()?.message, Message::Hello { .. }).then_some(self)
     }
 
     pub fn say(&self, serial: u32, message: Message) {

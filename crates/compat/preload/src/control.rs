@@ -211,7 +211,7 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mu
         && !inside::has_interrupted()
         && let (Some(process), Some(connection)) = (state::busy(), state::connection(fd))
     {
-        // S-2. One who only asks, again and again, does here what its peer asks for.
+        // One who only asks, again and again, does here what its peer asks for (S-2).
         errno::kept(|| connection.for_call(process, fd).owes());
         let more = errno::kept(|| connection.unread()).min(i32::MAX as u64) as c_int;
         let place = argument.cast::<c_int>();

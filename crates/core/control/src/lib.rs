@@ -18,19 +18,19 @@ pub use message::{
     Progress, ROW_WORDS, Seen, Side, Stage, Way, What,
 };
 pub use outbox::{BOX_LEN, Boxes, Event, MARKS_AT, QUEUE_MAX, Session};
-pub use text::{Line, Name, Pattern, Place, Reason};
+pub use text::{Line, Name, Pattern, Place, Reason, parse_ip};
 
 /// The version that this code speaks (B-3, B-6).
 pub const VERSION: u16 = 1;
 /// B-6, B-21. The first version with Leave and Left. Who says less in Hello is told neither.
 pub const VERSION_LEAVE: u16 = 2;
-/// B-6, B-22. The first version with [`Message::Addresses`], [`Message::Seek`] and what programs ask to find each other. Who says
+/// The first version with [`Message::Addresses`], [`Message::Seek`] and what programs ask to find each other (B-6, B-22). Who says
 /// less in Hello is told none of them.
 pub const VERSION_FIND: u16 = 3;
-/// B-6, B-28. The newest version that this code speaks: the first one with [`Message::Nets`] and [`Message::Net`]. Who says less in
+/// The newest version that this code speaks: the first one with [`Message::Nets`] and [`Message::Net`] (B-6, B-28). Who says less in
 /// Hello is told neither.
 pub const VERSION_NET: u16 = 4;
-/// B-28. Most interfaces of one domain.
+/// Most interfaces of one domain (B-28).
 pub const NETS_MAX: u16 = 64;
 /// B-3. Bytes of the doorbell device's memory.
 pub const DEVICE_LEN: u64 = 64 << 10;

@@ -339,12 +339,12 @@ messages! {
     }
     /// B-23. Nobody waits for it here.
     26 Nobody (Link) {}
-    /// B-28. How many interfaces this domain is to have; each follows.
+    /// How many interfaces this domain is to have; each follows (B-28).
     27 Nets (Host) {
         /// How many.
         count: u16,
     }
-    /// B-28. An interface that this domain is to have; to a program an answer to Look.
+    /// An interface that this domain is to have; to a program an answer to Look (B-28).
     28 Net (Host Socket) {
         /// Its place among them: 1 for the first.
         at: u64,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Texts: bounded, and of a form that is checked when they are made (B-2).
 
-use std::{fmt, str::FromStr};
+use std::{fmt, net::IpAddr, str::FromStr};
 
 use crate::field::{Fault, Field};
 
@@ -152,6 +152,17 @@ fn is_place(text: &str) -> bool {
     let hex = |text: &str, max| u8::from_str_radix(text, 16).is_ok_and(|n| n <= max) && !text.starts_with('+');
     let step = |step: &str| step.split_once('.').is_some_and(|(device, function)| hex(device, 31) && hex(function, 7));
     text.is_empty() || (text.split('/').count() <= 2 && text.split('/').all(step))
+}
+
+/// Reads an address of IP, alone or with the bits of the network behind it: `10.9.0.1`, `10.9.0.1/24`, `fd00::1/64`. None where it
+/// is written otherwise, or has no such bits.
+#[must_use]
+pub fn parse_ip(text: &str) -> Option<(IpAddr, Option<u8>)> {
+    let (ip, bits) = text.split_once('/').map_or((text, None), |(ip, bits)| (ip, Some(bits)));
+    let ip: IpAddr = ip.parse().ok()?;
+    let bits = bits.map(str::parse).transpose().ok()?;
+    let most = if ip.is_ipv4() { 32 } else { 128 };
+    bits.is_none_or(|bits| (1..=most).contains(&bits)).then_some((ip, bits))
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! a reader that reads the rest and closes between two looks of its writer has read everything.
+//! A reader that reads the rest and closes between two looks of its writer has read everything.
 
 use std::{
     cell::{Cell, RefCell},
@@ -35,7 +35,7 @@ struct Word {
 }
 
 impl Word {
-    fn look(&self) -> Untrusted<u64> {
+    fn load_after_peer(&self) -> Untrusted<u64> {
         let stores = std::mem::take(&mut *self.before.borrow_mut());
         stores.into_iter().for_each(|(word, value)| word.value.set(value));
         Untrusted::new(self.value.get())
@@ -56,10 +56,10 @@ impl OwnWord for Word {
 
 impl PeerWord for Word {
     fn load_acquire(&self) -> Untrusted<u64> {
-        self.look()
+        self.load_after_peer()
     }
     fn load_relaxed(&self) -> Untrusted<u64> {
-        self.look()
+        self.load_after_peer()
     }
 }
 

@@ -103,7 +103,7 @@ impl<D: Devices> Broker<D> {
     }
 }
 
-/// B-28. Interfaces are no secret: who is on this kernel sees them anyway.
+/// Interfaces are no secret: who is on this kernel sees them anyway (B-28).
 fn net_rows(nets: Option<&[Message]>, after: u64) -> Result<Vec<Message>, Refusal> {
     let unknown =
         || Refusal(code::FAILED, "the host's broker has not said yet which interfaces there are to be".into());

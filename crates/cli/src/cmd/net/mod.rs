@@ -119,15 +119,8 @@ struct Which {
 }
 
 fn parse_ip(text: &str) -> std::result::Result<(IpAddr, Option<u8>), String> {
-    let wrong = || format!("{text:?}: write it as 10.9.0.1, as 10.9.0.1/24 or as fd00::1/64");
-    let (ip, bits) = text.split_once('/').map_or((text, None), |(ip, bits)| (ip, Some(bits)));
-    let ip: IpAddr = ip.parse().map_err(|_| wrong())?;
-    let bits = bits.map(|bits| bits.parse().map_err(|_| wrong())).transpose()?;
-    if bits.is_some_and(|bits: u8| bits == 0 || bits > if ip.is_ipv4() { 32 } else { 128 }) {
-        Err(wrong())
-    } else {
-        Ok((ip, bits))
-    }
+    tombolo_control::parse_ip(text)
+        .ok_or_else(|| format!("{text:?}: write it as 10.9.0.1, as 10.9.0.1/24 or as fd00::1/64"))
 }
 
 fn ring(text: &str) -> std::result::Result<usize, String> {

@@ -213,7 +213,7 @@ impl Entry {
         Unheard { owes: self.owes(process), full }
     }
 
-    /// S-2. Sends over TCP what the peer wants from there. Says whether something is left of it.
+    /// Sends over TCP what the peer wants from there (S-2). Says whether something is left of it.
     pub fn owes(&self, process: &Process) -> bool {
         self.wired && self.for_call(process).owes()
     }
