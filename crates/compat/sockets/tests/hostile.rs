@@ -23,11 +23,11 @@ use tombolo_domain::Rendezvous;
 use tombolo_domain_local::LocalDomain;
 use tombolo_layout::{
     Features, SegmentHeader,
-    sockets::{BOUNDARY, FOLLOWED, MOVES, Message},
+    sockets::{BOUNDARY, FOLLOWED, Followed, MOVES, Message},
     words,
 };
 use tombolo_mem::OwnWord;
-use tombolo_sockets::{Instances, Read, Reason, connection::Stage, switched};
+use tombolo_sockets::{Instances, Read, Reason, connection::Stage, switch::Transport, switched};
 use victim::{Liar, Play, RING, Random, SOON, Victim, go_on, talk};
 
 fn runs(short: u64, long: u64) -> u64 {
@@ -174,7 +174,7 @@ fn s2_s3_words_that_lie_after_joining_end_the_stream_and_nothing_else() {
             let since = Instant::now();
             let mut room = [0; 9000];
             let connection = &victim.connection;
-            let got = match random.below(6) {
+            let got = match random.below(7) {
                 0 => connection.for_call(&victim.process, -1).recv(&mut [IoSliceMut::new(&mut room)], Read::Take),
                 1 => connection.for_call(&victim.process, -1).recv(&mut [IoSliceMut::new(&mut room)], Read::Peek),
                 2 => connection.for_call(&victim.process, -1).send(&[IoSlice::new(&room)]),
@@ -184,6 +184,7 @@ fn s2_s3_words_that_lie_after_joining_end_the_stream_and_nothing_else() {
                     Ok(connection.unread() as usize)
                 }
                 4 => Ok(usize::from(connection.for_call(&victim.process, -1).is_readable())),
+                5 => Ok(usize::from(connection.for_call(&victim.process, -1).turn_back())),
                 _ => Ok(usize::from(connection.for_call(&victim.process, -1).owes())),
             };
             assert!(since.elapsed() < SOON, "seed {seed}: a call waited for a liar");
@@ -198,6 +199,33 @@ fn s2_s3_words_that_lie_after_joining_end_the_stream_and_nothing_else() {
         victim.connection.finish();
     }
     assert!(bytes > 0 && errors > 0, "{bytes} bytes, {errors} streams ended: the lies did not reach anything");
+}
+
+#[test]
+fn s3_end_turns_back_alone_and_not_before_its_peer_has_followed_whatever_that_says_else() {
+    let victim = Victim::new(true);
+    let (liar, joined) = talk(&victim, true, true, None);
+    assert!(joined);
+    let control = liar.control.as_ref().unwrap();
+    let say = |moves, ready, leave| control.word(FOLLOWED).store_release(Followed { moves, ready, leave }.encode());
+    let turns_back = || {
+        let since = Instant::now();
+        let done = victim.connection.for_call(&victim.process, -1).turn_back();
+        assert!(since.elapsed() < SOON, "a call waited for a liar");
+        (done, victim.connection.carriers()[0])
+    };
+    say(0, true, false);
+    let sent = victim.connection.for_call(&victim.process, -1).send(&[IoSlice::new(b"into the pipe")]);
+    assert_eq!((sent, victim.connection.carriers()[0]), (Ok(13), Transport::Pipe));
+    // One that says nothing more, and one that asks for TCP and says that it has followed less than it has.
+    assert_eq!(turns_back(), (false, Transport::Pipe));
+    say(0, false, true);
+    assert_eq!(turns_back(), (false, Transport::Pipe));
+    // One that has followed what never was.
+    say(7, false, true);
+    assert_eq!(turns_back(), (false, Transport::Pipe));
+    say(1, false, false);
+    assert_eq!(turns_back(), (true, Transport::Tcp));
 }
 
 #[test]
