@@ -28,8 +28,6 @@ use crate::{
 
 /// What the kernel refuses to give more events than (`EP_MAX_EVENTS`).
 const MOST_EVENTS: c_int = c_int::MAX / size_of::<epoll_event>() as c_int;
-/// `asm-generic/sockios.h`: whether the next byte is the urgent one.
-const SIOCATMARK: c_ulong = 0x8905;
 
 // ---- sockets
 
@@ -197,7 +195,7 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mu
     if request == libc::FIONBIO {
         set_anew(fd);
     }
-    if request == SIOCATMARK
+    if request == kernel::SIOCATMARK
         && answer == 0
         && !inside::has_interrupted()
         && state::connection(fd).is_some_and(|connection| errno::kept(|| connection.unread()) > 0)
@@ -231,7 +229,7 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mu
 pub unsafe extern "C-unwind" fn sockatmark(fd: c_int) -> c_int {
     let mut mark: c_int = 0;
     // SAFETY: (valid) there is room for the int that the kernel stores.
-    let answer = unsafe { ioctl(fd, SIOCATMARK, (&raw mut mark).cast::<c_void>()) };
+    let answer = unsafe { ioctl(fd, kernel::SIOCATMARK, (&raw mut mark).cast::<c_void>()) };
     if answer < 0 { answer } else { mark }
 }
 

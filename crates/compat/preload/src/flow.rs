@@ -185,8 +185,10 @@ fn joined_receive(
             }
             Ok(n) => {
                 done += n;
-                // S-15. Less than there was room for is the sign that nothing is left, after which programs wait for an edge.
-                if n == 0 || done == total || !all && !connection.pipes.is_crossing() {
+                // Less than there was room for is the sign that nothing is left, after which programs wait for an edge (S-15). No
+                // read goes on past urgent data.
+                let is_crossing = connection.pipes.is_crossing();
+                if n == 0 || done == total || !all && !is_crossing || is_crossing && kernel::is_at_mark(fd) {
                     return Ok(done);
                 }
                 IoSliceMut::advance_slices(&mut parts, n);

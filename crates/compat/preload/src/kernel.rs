@@ -34,6 +34,8 @@ const SO_BUF_LOCK: c_int = 72;
 const SNDBUF_LOCK: u32 = 1;
 /// `linux/sockios.h`: bytes written and not yet acknowledged.
 const SIOCOUTQ: libc::c_ulong = 0x5411;
+/// `asm-generic/sockios.h`: whether the next byte is the urgent one.
+pub(crate) const SIOCATMARK: libc::c_ulong = 0x8905;
 /// `linux/tcp.h`: `struct tcp_info`. Where the state and the two counts stand, and how much of it must be there.
 const INFO_STATE: usize = 0;
 const INFO_BYTES_ACKED: usize = 120;
@@ -62,10 +64,10 @@ fn option<const N: usize>(fd: RawFd, level: c_int, name: c_int) -> Option<([u8; 
     (done == 0).then_some((value, len as usize))
 }
 
-/// Bytes that an ioctl which counts says.
+/// The number that an ioctl says, most often of bytes.
 fn queue(fd: RawFd, request: libc::c_ulong) -> Option<u64> {
     let mut bytes: c_int = 0;
-    // SAFETY: (valid) both requests store one int.
+    // SAFETY: (valid) each of the requests stores one int.
     let done = unsafe { real::ioctl(fd, request, (&raw mut bytes).cast::<c_void>()) };
     (done == 0).then_some(bytes as u64)
 }
@@ -234,6 +236,11 @@ pub(crate) fn says_rest(fd: RawFd) -> bool {
 /// Bytes that the kernel received and nobody read.
 pub(crate) fn unread(fd: RawFd) -> u64 {
     errno::kept(|| queue(fd, libc::FIONREAD).unwrap_or(0))
+}
+
+/// Whether what is to be read next is urgent.
+pub(crate) fn is_at_mark(fd: RawFd) -> bool {
+    errno::kept(|| queue(fd, SIOCATMARK) == Some(1))
 }
 
 /// The value of an option that is a number.

@@ -135,6 +135,11 @@ fn s2_what_only_the_kernel_does_ends_no_connection_whose_peer_makes_no_call() {
 }
 
 #[test]
+fn s15_read_that_goes_on_with_the_other_carrier_ends_before_urgent_data() {
+    same("urgent", &[]);
+}
+
+#[test]
 fn s13_room_that_comes_while_a_set_looks_is_told_to_who_asks_for_levels() {
     same("levels", &[("TOMBOLO_SOCKETS_FIRST_RING", "4096"), ("TOMBOLO_SOCKETS_RING", "4096")]);
 }

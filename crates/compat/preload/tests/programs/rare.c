@@ -5,6 +5,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
@@ -732,6 +733,23 @@ static void silent(const char *how) {
     check(status == 0, "the peer");
 }
 
+/* A read ends before urgent data, also where what comes before that is in shared memory. */
+static void urgent(void) {
+    int one = 1, mark;
+    pair();
+    check(setsockopt(ends[1], IPPROTO_TCP, TCP_NODELAY, &one, sizeof one) == 0, "TCP_NODELAY");
+    say("send", send(ends[1], "abc", 3, 0));
+    say("urgent", send(ends[1], "!", 1, MSG_OOB));
+    say("send", send(ends[1], "def", 3, 0));
+    usleep(20000);
+    say("up to it", recv(ends[0], room, 100, 0));
+    check(ioctl(ends[0], SIOCATMARK, &mark) == 0, "SIOCATMARK");
+    say("at it", mark);
+    say("it", recv(ends[0], room, 1, MSG_OOB));
+    say("and on", recv(ends[0], room + 1, 100, 0));
+    say("the same", memcmp(room, "!def", 4));
+}
+
 int main(int count, char **words) {
     const char *word = count > 1 ? words[1] : "";
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -764,6 +782,8 @@ int main(int count, char **words) {
         splices();
     } else if (strcmp(word, "polled") == 0) {
         polled(words[2]);
+    } else if (strcmp(word, "urgent") == 0) {
+        urgent();
     } else if (strcmp(word, "silent") == 0) {
         silent(words[2]);
     } else if (strcmp(word, "levels") == 0) {
