@@ -33,7 +33,7 @@ const SLICE: u64 = 2 << 20;
 /// What a slice may have: the least that holds a ring and what is around it, and half of the largest region.
 const SLICES: RangeInclusive<u64> = 16 << 10..=512 << 20;
 const PAGE: u64 = 4096;
-/// B-21. How long programs may take to leave a link, unless something else is said, and the longest that can be said.
+/// How long programs may take to leave a link, by default and at most (B-21).
 const LEAVE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// Slots of a pc's root bus that links may have: 4 to 31. The first four are the board's, the display's and a network card's.
 pub const PC_SLOTS: u16 = 28;
@@ -51,13 +51,13 @@ pub struct Config {
     pub region: u64,
     /// Bytes of a call's slice on this host.
     pub slice: u64,
-    /// B-21. How long programs may take to leave a link that is taken away.
+    /// How long programs may take to leave a link that is taken away (B-21).
     pub leave: Duration,
     /// Users of this host that are domains, too, by the name of the domain.
     pub accounts: BTreeMap<String, u32>,
     /// Where this host is dom0 of Xen's.
     pub xen: Option<Xen>,
-    /// B-19. Numbers by the domains' names.
+    /// Domain numbers by the domains' names (B-19).
     pub numbers: BTreeMap<String, u16>,
     /// The virtual machines.
     pub domains: BTreeMap<String, Domain>,
@@ -69,7 +69,7 @@ pub struct Config {
     pub nets: Vec<Net>,
 }
 
-/// What is told to domains of Xen's.
+/// What domains of Xen are told.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Xen {
     /// Those that have names here, as dom0 named them.
@@ -109,7 +109,7 @@ pub enum Board {
     Q35,
 }
 
-/// B-13. Something that is allowed.
+/// One rule: connections that are allowed (B-13).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rule {
     /// Who connects.
@@ -336,7 +336,7 @@ pub fn parse_bytes(text: &str) -> Option<u64> {
     number.checked_mul(1 << shift)
 }
 
-/// B-7. Whether a region may have this size.
+/// Whether a region may have this size (B-7).
 #[must_use]
 pub fn is_region(size: u64) -> bool {
     size.is_power_of_two() && (REGION_MIN..=REGION_MAX).contains(&size)
@@ -385,7 +385,7 @@ impl Config {
         })
     }
 
-    /// B-13. Services of `to` that `from` may connect to.
+    /// Services of `to` that `from` may connect to (B-13).
     pub fn services<'a>(&'a self, from: &'a Name, to: &'a Name) -> impl Iterator<Item = &'a Pattern> {
         let rules = self.rules.iter().filter(move |rule| from != to && rule.from.matches(from) && rule.to.matches(to));
         rules.map(|rule| &rule.service)
@@ -397,7 +397,7 @@ impl Config {
         domain == self.host.as_str() || self.accounts.contains_key(domain)
     }
 
-    /// B-19. Numbers of `domain` itself and of its `peers`.
+    /// Domain numbers of `domain` itself and of its `peers` (B-19).
     #[must_use]
     pub fn numbers(&self, domain: &str, peers: impl Iterator<Item = Name>) -> BTreeMap<Name, u16> {
         let all = peers.chain([domain.parse().expect("checked")]);
@@ -429,7 +429,7 @@ impl Config {
         account.or_else(|| (user == 0 || user == own).then_some(self.host.as_str()))
     }
 
-    /// B-13. Whether two domains may have a link. Two of this kernel need none.
+    /// Whether two domains may have a link (B-13). Two of this kernel need none.
     #[must_use]
     pub fn may_link(&self, a: &Name, b: &Name) -> bool {
         !(self.is_local(a.as_str()) && self.is_local(b.as_str())) && self.has_rule(a, b)
@@ -577,7 +577,7 @@ impl File {
         }
     }
 
-    /// B-19. What has a number.
+    /// Reads the domains that have a number (B-19).
     fn numbers(&self, source: &Source<'_>, host: &str) -> BTreeMap<String, u16> {
         let domains = self.domain.iter().map(|(name, it)| (name.get_ref().as_str(), &it.number));
         let accounts = self.account.iter().map(|(name, it)| (name.get_ref().as_str(), &it.number));

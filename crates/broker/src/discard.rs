@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-15. Closing sockets of strangers. Where nobody took a message the kernel closes what came with it, and the last close of a
-//! file takes as long as whoever sent it likes: a connection lingers, a file system of his own does not answer. So a socket in
-//! whose queue there is something of that kind is closed by a thread for which nobody waits, one at a time for each user,
-//! and few for all users together. Where too much waits, nobody is let in.
+//! Closes sockets of strangers without waiting (B-15). When nobody took a message, the kernel closes the descriptors
+//! that came with it. The last close of a file takes as long as its sender likes: a connection lingers, or a file
+//! system of his own does not answer. So a socket with descriptors in its queue is closed by a thread for which nobody
+//! waits: one at a time for each user, and few for all users together. While too many wait, no new client is admitted.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-10. Guests that eject what they were given, at the worst moments: their QEMU must not get another device for that
+//! Guests that eject what they were given, at the worst moments (B-10). Their QEMU must not get another device for that
 //! memory, which would end it.
 
 mod common;

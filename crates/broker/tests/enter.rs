@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-20. Administrators of a host see what the brokers of its accounts tell.
+//! Administrators of a host see what the brokers of its accounts tell (B-20).
 
 mod common;
 

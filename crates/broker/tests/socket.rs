@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-15. Clients of every kind at the broker's socket, hostile ones above all.
+//! Clients of every kind at the broker's socket, hostile ones above all (B-15).
 
 mod common;
 

@@ -75,7 +75,7 @@ pub fn own_addresses() -> Vec<[u8; 16]> {
     all
 }
 
-/// B-22. Whether an address means the same to a neighbour: those that each kernel has do not.
+/// Whether an address means the same to a peer: those that each kernel has (loopback, link-local) do not (B-22).
 #[must_use]
 pub fn is_told(address: &[u8; 16]) -> bool {
     match Ipv6Addr::from(*address).to_canonical() {

@@ -35,7 +35,7 @@ use crate::{
 const PROGRAMS_MAX: usize = 256;
 /// How long nobody is let in after there was no descriptor for who came.
 const SHUT: Duration = Duration::from_millis(20);
-/// B-19. Most numbers that are kept: of a machine and those with which it has links.
+/// Most domain numbers that are kept: of this machine and those with which it has links (B-19).
 const NUMBERS_MAX: usize = 65;
 /// Most messages that are heard of one side before the others' turn.
 const TURN: usize = 32;
@@ -64,7 +64,7 @@ const NET_SERVICES: &str = "net.";
 /// What the broker of a machine is told when it begins.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// B-6. The same for as long as this kernel runs.
+    /// Identifies this boot: the same for as long as this kernel runs (B-6).
     pub boot: [u8; 16],
     /// Bytes of a slice, a multiple of 4096.
     pub slice: u64,
@@ -94,9 +94,9 @@ enum Source {
 #[derive(Debug)]
 pub struct Broker<D: Devices> {
     settings: Settings,
-    /// B-6. What the host calls this machine. Programs wait until it has said so.
+    /// What the host calls this machine. Programs wait until it has said so (B-6).
     name: Option<Name>,
-    /// B-19. Domains by their numbers, this one's among them.
+    /// Domains by their numbers, this one's among them (B-19).
     numbers: BTreeMap<u16, Name>,
     devices: D,
     door: ProgramSocket,
@@ -105,7 +105,7 @@ pub struct Broker<D: Devices> {
     /// Links that were replaced and are not let go yet.
     old: Vec<Link<D::Region>>,
     programs: BTreeMap<u64, Program>,
-    /// B-20. Programs that want to see something, in the order in which they asked, and behind what.
+    /// Listings that programs asked for, in the order in which they asked: program, listing, where to go on (B-20).
     looks: VecDeque<(u64, Seen, u64)>,
     number: u64,
     /// Interfaces that this machine is to have, once the host has said so (B-28).
@@ -114,11 +114,11 @@ pub struct Broker<D: Devices> {
     shut: Option<Instant>,
     /// How much of a link is in use is to be said in a while.
     usage_later: bool,
-    /// B-22. Who is where, and what tells that this kernel's addresses changed.
+    /// Which peer may have which address, and who waits for which TCP connection (B-22, B-23).
     finding: Finding,
     addresses: Vec<[u8; 16]>,
     watch: Option<AddressWatch>,
-    /// B-27. The device that is shared with the host was taken away, and there is no other one yet.
+    /// The device shared with the host was taken away, and there is no other one yet (B-27).
     is_hostless: bool,
 }
 
@@ -156,7 +156,7 @@ impl<D: Devices> Broker<D> {
         })
     }
 
-    /// B-22. Tells the host where this kernel may be reached, now and whenever that changes.
+    /// Tells the host where this kernel may be reached, now and whenever that changes (B-22).
     #[must_use]
     pub fn with_addresses(mut self) -> Self {
         self.watch = AddressWatch::new().inspect_err(|error| tracing::warn!("addresses: {error}")).ok();
@@ -486,7 +486,7 @@ impl<D: Devices> Broker<D> {
         }
     }
 
-    /// V-1. What a program wants, or false if it said nothing. An error ends the conversation.
+    /// Receives what a program wants; false if it said nothing. An error ends its conversation (V-1).
     fn hear_program(&mut self, id: u64) -> io::Result<bool> {
         let hears = |program: &&mut Program| program.doing != ProgramState::Looking;
         let Some(program) = self.programs.get_mut(&id).filter(hears) else { return Ok(false) };
@@ -591,7 +591,7 @@ impl<D: Devices> Broker<D> {
         }
     }
 
-    /// B-14. Asks the peer for a call.
+    /// Asks the peer for a connection (B-14).
     fn call(&mut self, id: u64, peer: &Name, service: Name) -> Result<(), Refusal> {
         let no = |code, why: String| Err(Refusal(code, why));
         let Some(program) = self.programs.get(&id) else { return Ok(()) };
@@ -621,8 +621,8 @@ impl<D: Devices> Broker<D> {
     }
 }
 
-/// B-15. Whether a user who has `own` seats of `all` may have one more, where others have `theirs`: half of what they leave. So many
-/// users must mean ill, and not one or two, before somebody stands.
+/// Whether a user who has `own` seats of `all` may have one more while others have `theirs`: up to half of what they
+/// leave (B-15). So one or two malicious users alone cannot lock others out.
 #[must_use]
 pub fn may_sit(own: usize, theirs: usize, all: usize) -> bool {
     2 * own < all.saturating_sub(theirs)

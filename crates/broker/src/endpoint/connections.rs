@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-14, V-3. The calls of one link: numbers, event channels and memory, and what is free of them. No I/O.
+//! The connections of one link: serials, event channels and memory, and what is free of them (B-14, V-3). No I/O.
 //!
-//! Both ends choose serials and event channels for the calls that they make. So that they seldom choose the same, side 0
-//! takes odd serials and channels from the bottom, side 1 even ones and channels from the top.
+//! Both ends choose serials and event channels for the connections that they begin. So that they seldom choose the
+//! same, side 0 takes odd serials and channels from the bottom, side 1 even ones and channels from the top.
 
 use std::collections::BTreeMap;
 
@@ -16,9 +16,9 @@ const CALLS_OF_ONE: usize = 3 * CALLS_MAX as usize / 4;
 
 /// In whole pages.
 const PAGE: u64 = 4096;
-/// V-8. A call gets one part in so many of what is left of the region.
+/// A connection gets one part in so many of what is left of the region (V-8).
 const SHARE: u64 = 8;
-/// V-8. And at least a mailbox and a segment with a ring of 64 KiB.
+/// The least that a connection gets: room for a mailbox and a segment with a ring of 64 KiB (V-8).
 const SLICE_MIN: u64 = 72 << 10;
 
 /// A range of a region: offset and bytes.
@@ -27,13 +27,13 @@ pub type Range = (u64, u64);
 /// What was agreed of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Agreement {
-    /// B-14. Its number.
+    /// Its number on this link (B-14).
     pub serial: u32,
     /// This end's slice of its own region.
     pub own: Range,
     /// The peer's of its region; empty until it said so.
     pub theirs: Range,
-    /// V-3. The first of its event channels.
+    /// The first of its event channels (V-3).
     pub channel: u16,
 }
 
@@ -54,7 +54,7 @@ pub enum Stage {
     ClosedThere,
 }
 
-/// B-18. What is to be done about a call that the peer told of.
+/// What is to be done about a connection that the peer listed after a restart (B-18).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ResumeAction {
     /// Nothing.
@@ -80,7 +80,7 @@ fn no<T>(code: u16, why: impl Into<String>) -> Result<T, Refusal> {
 /// The calls of one link.
 #[derive(Debug)]
 pub struct Connections {
-    /// B-14. 0 or 1.
+    /// Which side of the link this is, 0 or 1 (B-14).
     side: u8,
     region: u64,
     slice: u64,
@@ -109,7 +109,7 @@ impl Connections {
         self.calls.values().copied()
     }
 
-    /// B-16. A call that programs of this machine had when an earlier broker ended, as far as its slices say.
+    /// Restores a connection that programs had when an earlier broker ended, as far as its windows tell (B-16).
     pub fn restore(&mut self, made: Agreement) {
         self.calls.insert(made.serial, (made, Stage::Up));
     }
@@ -238,8 +238,8 @@ impl Connections {
         }
     }
 
-    /// B-18. The peer's broker began anew: both sides forget what was asked, and what was said of calls since. Those that
-    /// were asked for are refused now.
+    /// Forgets what was asked and what was said since, as the peer's broker began anew (B-18). Returns the serials that
+    /// were asked for: they are refused now.
     pub fn forgotten(&mut self) -> Vec<u32> {
         let mut refused = Vec::new();
         for (serial, (_, stage)) in &mut self.calls {
@@ -255,10 +255,11 @@ impl Connections {
         refused
     }
 
-    /// B-18. The peer has this call, and on its side it is open or over. What it does not know of it is 0.
+    /// Compares a connection that the peer has with this side's record of it (B-18). Fields that the peer does not know
+    /// are 0.
     ///
     /// # Errors
-    /// That cannot be.
+    /// The peer's statement contradicts this side's record.
     pub fn resumed(&mut self, told: Agreement, is_over: bool) -> Result<ResumeAction, Refusal> {
         let serial = told.serial;
         let others = self.calls.values().filter(|(made, _)| made.serial != serial);
@@ -336,7 +337,7 @@ impl Connections {
         }
     }
 
-    /// V-8. An eighth of what is left, within bounds.
+    /// Finds free memory for a connection: an eighth of what is left, within bounds (V-8).
     fn free_range(&self) -> Result<Range, Refusal> {
         let mut taken: Vec<Range> = self.iter().map(|(made, _)| made.own).filter(|own| own.1 != 0).collect();
         taken.sort_unstable();

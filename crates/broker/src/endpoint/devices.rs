@@ -35,7 +35,8 @@ pub trait Devices {
     /// Polls readable when a device came, if anything can tell.
     fn arrivals(&self) -> Option<BorrowedFd<'_>>;
 
-    /// B-27. The device that is shared with the host was taken away: looks for another one. None: there is never another.
+    /// Looks for another device, where the one that is shared with the host was taken away (B-27). None: there is never
+    /// another.
     ///
     /// # Errors
     /// `NotFound` and `PermissionDenied` while there is none, or it is not ours yet; what the system says.
@@ -95,8 +96,8 @@ pub trait Region {
     /// What the system says.
     fn theirs(&mut self, made: &Agreement) -> io::Result<OwnedFd>;
 
-    /// B-16. Puts this broker's end of a program's call socket where a later broker finds it, if there is such a place; once
-    /// more when the peer agreed.
+    /// Stores this broker's end of a program's connection socket where a later broker finds it (B-16). It is called
+    /// once more when the peer agreed, and does nothing where there is no such place.
     ///
     /// # Errors
     /// What the system says.
@@ -118,17 +119,17 @@ pub trait Region {
     /// Polls readable when that may have changed since it was asked for, if anything can tell.
     fn departures(&self) -> Option<BorrowedFd<'_>>;
 
-    /// B-8. Polls readable when the peer rings without end, if anything can tell.
+    /// Polls readable when the peer notifies without end, if anything can tell (B-8).
     fn alarm(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// B-8. Whether the peer was found to ring without end since this was asked last.
+    /// Whether the peer was found to notify without end since this was asked last (B-8).
     fn is_stormed(&mut self) -> bool {
         false
     }
 
-    /// B-20. Copies what stands at `offset` of a region, at most to the end of that page.
+    /// Copies what stands at `offset` of a region, at most to the end of that page (B-20).
     ///
     /// # Errors
     /// The memory cannot be reached, or not from here.
@@ -136,7 +137,7 @@ pub trait Region {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// V-4. A program is gone: closes its state and rings the peer, where the kernel does not.
+    /// Closes the state of a program that is gone and notifies its peer, where the kernel does not (V-4).
     fn bequeath(&mut self, made: &Agreement);
 
     /// The peer is gone, or the link is: ends all waits of programs.

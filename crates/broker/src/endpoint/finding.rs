@@ -57,7 +57,7 @@ impl Finding {
         self.own = addresses;
     }
 
-    /// B-22. The host told where the peer of a link may be reached.
+    /// Stores the addresses at which the peer of a link may be reached, as the host told (B-22).
     pub(crate) fn learn(&mut self, link: u32, mut addresses: Vec<[u8; 16]>) {
         addresses.truncate(ADDRESSES_MAX);
         self.near.insert(link, addresses);
@@ -79,12 +79,12 @@ impl Finding {
         near.map(|(link, _)| *link).take(CANDIDATES)
     }
 
-    /// B-22. How many neighbours may have it.
+    /// Counts the peer domains that may have `address` (B-22).
     pub(crate) fn locate(&self, address: [u8; 16]) -> u8 {
         self.candidates(address).count() as u8
     }
 
-    /// B-23. A program that listens waits for `key`.
+    /// Records that a listening program waits for `key` (B-23).
     pub(crate) fn claim(&mut self, id: u64, key: u32, programs: &BTreeMap<u64, Program>) {
         if self.claims.len() >= CLAIMS_KEPT {
             self.claims.retain(|_, id| id.is_some_and(|id| programs.contains_key(&id)));
@@ -97,7 +97,7 @@ impl Finding {
         self.claims.insert(key, Some(id).filter(|_| taken.is_none() && !contested));
     }
 
-    /// B-23. It does no longer.
+    /// Records that the program waits for `key` no longer (B-23).
     pub(crate) fn unclaim(&mut self, id: u64, key: u32) {
         // What two have claimed is nobody's for as long as one of them goes on.
         if self.claims.get(&key).is_some_and(|it| it.is_none_or(|it| it == id)) {
@@ -105,7 +105,7 @@ impl Finding {
         }
     }
 
-    /// B-23. Asks the neighbours that may have `address` who waits for `key`.
+    /// Asks the peer domains that may have `address` who waits for `key` (B-23).
     pub(crate) fn find<R: Region>(
         &mut self,
         (program, asked): (u64, u32),

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-6 to B-8, B-12, B-13. What the host's broker says: which links there are, who may do what on them, who lives.
+//! The session with the host's broker: which links there are, who may do what on them, and how peers fare (B-6 to
+//! B-8, B-12, B-13).
 
 use std::{
     collections::BTreeMap,
@@ -37,26 +38,26 @@ pub struct LinkNews {
     pub theirs: Place,
     /// Bytes of each.
     pub size: u64,
-    /// B-14. Which of the two ends this one is.
+    /// Which side of the link this one is (B-14).
     pub side: u8,
-    /// B-8. What to ring, and how many vectors that has.
+    /// The number of the peer's doorbell (B-8).
     pub bell: u16,
     /// Vectors of the peer's device.
     pub vectors: u16,
-    /// B-13. What is allowed.
+    /// What the rules allow (B-13).
     pub rules: Vec<(Way, Pattern)>,
-    /// B-12. How the peer fares.
+    /// The peer's liveness (B-12).
     pub life: Life,
 }
 
 impl LinkNews {
-    /// B-13. Whether somebody may connect to `service`, of this domain or of the peer.
+    /// Whether somebody may connect to `service`, of this domain or of the peer (B-13).
     #[must_use]
     pub fn allows(&self, way: Way, service: &Name) -> bool {
         self.rules.iter().any(|(it, pattern)| *it == way && pattern.matches(service))
     }
 
-    /// B-12. Tells the program behind `socket` how the peer fares. One that has left is heard of by its socket.
+    /// Tells the program behind `socket` the peer's liveness (B-12). If the program has left, its socket says so later.
     pub(crate) fn send_life(&self, socket: &OwnedFd) {
         let (link, generation, life) = (self.link, self.generation, self.life);
         let _ = program::send(socket.as_fd(), 0, Message::Life { link, generation, life }, &[]);
@@ -66,23 +67,23 @@ impl LinkNews {
 /// What changed.
 #[derive(Clone, PartialEq, Debug)]
 pub enum News {
-    /// B-27. Another host speaks than before: whatever was said of links was said by one that is not there.
+    /// The host is another one than before: what was said of links no longer holds (B-27).
     OtherHost,
-    /// B-6. What this machine is called.
+    /// The name of this machine (B-6).
     You(Name),
-    /// B-19. What number a domain has, if it has one.
+    /// The number of a domain, or none (B-19).
     Number(Name, Option<u16>),
     /// A link is there, or is told of anew with other rules.
     Link(LinkNews),
     /// A link goes, with this memory.
     Unlink(u32, u32),
-    /// B-21. A link with this memory will be taken away: how many milliseconds it stays.
+    /// A link with this memory will be taken away: how many milliseconds it stays (B-21).
     Leave(u32, u32, u32),
     /// A peer fares otherwise.
     Life(u32, Life),
     /// A peer is rung otherwise.
     Bell(u32, u16),
-    /// B-22. A peer may be reached at these addresses.
+    /// A peer may be reached at these addresses (B-22).
     Addresses(u32, Vec<[u8; 16]>),
     /// These are the interfaces that this domain is to have: each a [`Message::Net`] (B-28).
     Nets(Vec<Message>),
@@ -93,7 +94,7 @@ pub enum News {
 pub struct Host {
     session: Session,
     boot: [u8; 16],
-    /// B-27. The boot of the host that spoke last, if it said so.
+    /// The boot of the host that spoke last, if it said so (B-27).
     host_boot: Option<[u8; 16]>,
     greeted: bool,
     /// You was said.
@@ -173,18 +174,18 @@ impl Host {
         self.session.queue_message(&Envelope::statement(message));
     }
 
-    /// B-11. This domain has let go of a link's memory.
+    /// Reports that this domain has unmapped a link's memory (B-11).
     pub fn released(&mut self, link: u32, generation: u32) {
         self.send_message(Message::Released { link, generation });
     }
 
-    /// B-21. Nobody here has a connection on a link that is to be taken away.
+    /// Reports that nobody here has a connection on a link that is to be taken away (B-21).
     pub fn left(&mut self, link: u32, generation: u32) {
         self.send_message(Message::Left { link, generation });
     }
 
-    /// B-7. A link is open here, with so many calls that have so many bytes: said when it changed, and now and then. True if it is
-    /// still to be said.
+    /// Reports how many connections and bytes are in use on an open link, when that changed and now and then (B-7).
+    /// True if it is still to be said.
     pub fn usage(&mut self, link: u32, generation: u32, calls: u16, used: u64, now: Instant) -> bool {
         let known = self.usage.get(&link).filter(|known| known.0 == generation);
         if known.is_some_and(|known| (known.1, known.2) == (calls, used)) {
@@ -199,7 +200,8 @@ impl Host {
         true
     }
 
-    /// B-22. Says where this kernel may be reached, if that is news. True if it is to be said and there is no room yet.
+    /// Reports where this kernel may be reached, if that is news. True if it is to be said and there is no room
+    /// yet (B-22).
     pub fn send_addresses(&mut self, addresses: &[[u8; 16]]) -> bool {
         if !self.finds || !self.named || self.addresses.as_deref() == Some(addresses) {
             return false;
@@ -212,7 +214,7 @@ impl Host {
         true
     }
 
-    /// B-8. A peer rings without end. A host that has not heard the last of it yet is not told once more.
+    /// Reports that a peer notifies without end (B-8). Not repeated while the host has much left to read.
     pub fn storm(&mut self, link: u32) {
         if self.session.room() > QUEUE_MAX / 2 {
             self.send_message(Message::Storm { link });
@@ -294,7 +296,8 @@ impl Host {
         }
     }
 
-    /// B-27. A host with another boot than before is another host, or has lost all that it knew.
+    /// Compares the host's boot with the one before. Another boot means another host, or one that lost its
+    /// state (B-27).
     fn meet_host(&mut self, boot: [u8; 16]) -> Option<News> {
         let said = Some(boot).filter(|boot| *boot != [0; 16]);
         let is_other = self.host_boot.is_some() && said.is_some() && self.host_boot != said;
@@ -315,7 +318,7 @@ impl Host {
         Some(News::Nets(nets))
     }
 
-    /// B-7. A link and all its rules take effect together.
+    /// Completes a link once all its rules have come: both take effect together (B-7).
     fn complete(&mut self, told: LinkNews, left: u16) -> Option<News> {
         if left != 0 {
             self.half = Some((told, left));

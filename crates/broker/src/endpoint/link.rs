@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-14, B-18. A link: what the peer's broker and the programs of this machine do to its calls.
+//! One link as an endpoint's broker has it: what the peer's broker and the programs of this machine do to its
+//! connections (B-14, B-18).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -52,7 +53,7 @@ pub(crate) struct Link<R> {
     pub departing: BTreeSet<u32>,
     /// Those whose peer is told, and whose program is not.
     fresh: Vec<Fresh>,
-    /// B-20. What is known of calls besides.
+    /// What tools are shown of connections (B-20).
     pub about: BTreeMap<u32, About>,
     /// When the host was told last that the peer rings without end.
     stormed: Option<Instant>,
@@ -60,11 +61,11 @@ pub(crate) struct Link<R> {
     pub storms: u32,
     /// The host took it back.
     pub leaving: bool,
-    /// B-27. That host is not there any more: nobody is to hear of its end.
+    /// Its host is not there any more: nobody is told when the link ends (B-27).
     pub is_orphan: bool,
-    /// B-21. It will be taken back soon.
+    /// How far it is on the way to being taken back (B-21).
     pub draining: Draining,
-    /// V-2. Both ends of the next call's socket.
+    /// Both ends of the next connection's socket, made in advance (V-2).
     spare: Option<(OwnedFd, OwnedFd)>,
     /// That its memory cannot be opened yet was said.
     complained: bool,
@@ -112,7 +113,7 @@ impl<R: Region> Link<R> {
         }
     }
 
-    /// B-8. Whether the host is to be told that the peer rings without end.
+    /// Whether the host is to be told that the peer notifies without end (B-8).
     pub(crate) fn is_stormed(&mut self, now: Instant) -> bool {
         let stormed = self.memory.as_mut().is_some_and(|(region, _)| region.is_stormed());
         let due = stormed && self.stormed.is_none_or(|last| now.duration_since(last) >= STORM_AGAIN);
@@ -185,7 +186,7 @@ impl<R: Region> Link<R> {
         Ok(())
     }
 
-    /// B-14. The peer's program calls a service of this machine.
+    /// Answers a program of the peer that connects to a service of this machine (B-14).
     fn called(
         &mut self,
         serial: u32,
@@ -213,7 +214,7 @@ impl<R: Region> Link<R> {
         Ok(made)
     }
 
-    /// B-14. A program of `user` calls: what the peer is to be asked.
+    /// Begins a connection for a program of `user`, and queues the question to the peer (B-14).
     pub(crate) fn call(&mut self, id: u64, program: &Program, service: Name) -> Result<(), Refusal> {
         self.calls.room_for(program.user)?;
         let made = self.calls.ask()?;
@@ -271,7 +272,8 @@ impl<R: Region> Link<R> {
         over
     }
 
-    /// V-2. States a call to its program, with what it needs of its own, and what the peer has said of it since.
+    /// States a connection to its program, with the program's own descriptors and what the peer has said of it
+    /// since (V-2).
     fn hand(&mut self, fresh: &Fresh, programs: &mut BTreeMap<u64, Program>) -> io::Result<()> {
         let gone = || io::Error::from(io::ErrorKind::NotFound);
         let program = programs.get_mut(&fresh.program).ok_or_else(gone)?;
@@ -291,7 +293,7 @@ impl<R: Region> Link<R> {
         if program.doing == ProgramState::Calling {
             program.rest();
         }
-        // V-7. That the machine runs goes without saying.
+        // A program assumes that its peer runs, so Running need not be told (V-7).
         if !matches!(self.told.life, Life::Unknown | Life::Running) {
             self.told.send_life(&ours);
         }
@@ -308,8 +310,8 @@ impl<R: Region> Link<R> {
         self.about.get(&serial).map_or_else(|| self.span.clone(), |about| about.span.clone())
     }
 
-    /// V-2. The peer agreed to a call: gives its slice to the program that asked. One that is not told of the call yet is
-    /// told both then.
+    /// Gives the window to the program that asked, as the peer agreed. A program that has no statement of the
+    /// connection yet gets both at once later (V-2).
     fn agree(&mut self, made: &Agreement) {
         self.connection_span(made.serial).in_scope(|| tracing::debug!("the peer agrees"));
         let (Some((region, _)), Some(socket)) = (&mut self.memory, self.sockets.get(&made.serial)) else { return };
@@ -462,7 +464,7 @@ fn say_close<R: Region>(link: &mut Link<R>, serial: u32) {
     }
 }
 
-/// B-21. The host will take the link back, in so many milliseconds at most: programs are told, and nobody gets a new call.
+/// Prepares for the host to take the link back within `wait` ms: tells programs, and refuses new connections (B-21).
 pub(crate) fn drain<R: Region>(link: &mut Link<R>, wait: u32, programs: &mut BTreeMap<u64, Program>) {
     if link.leaving || link.draining.is_on() {
         return;
@@ -475,13 +477,13 @@ pub(crate) fn drain<R: Region>(link: &mut Link<R>, wait: u32, programs: &mut BTr
     link.sockets.iter().for_each(|(serial, socket)| link.draining.tell_leave(*serial, socket));
 }
 
-/// B-21. Whether the host is to be told now that nobody has a call on the link any more.
+/// Whether the host is to be told now that nobody has a connection on the link any more; true once (B-21).
 pub(crate) fn take_drained<R: Region>(link: &mut Link<R>) -> bool {
     let gone = link.departing.iter().all(|serial| link.draining.has_left(*serial));
     link.sockets.is_empty() && gone && link.fresh.is_empty() && link.draining.take_end()
 }
 
-/// B-21. Names what is still open on a link that goes.
+/// Logs which connections are still open on a link that goes (B-21).
 fn name_what_is_open<R: Region>(link: &Link<R>) {
     let departing = link.departing.iter().filter(|serial| !link.draining.has_left(**serial));
     for serial in link.sockets.keys().chain(departing) {

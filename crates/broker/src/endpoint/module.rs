@@ -25,10 +25,10 @@ use crate::endpoint::{
     host_session::LinkNews,
 };
 
-/// B-3. The guest's page of the doorbell device's memory, and the host's.
+/// The guest's page of the doorbell device's memory, and the host's (B-3).
 const OWN_PAGE: (u64, u64) = (4096, 4096);
 const HOST_PAGE: (u64, u64) = (0, 4096);
-/// B-8. The vector of the host, there and here.
+/// The vector of the host, there and here (B-8).
 const HOST_VECTOR: u16 = 0;
 /// Where nodes of devices come.
 const NODES: &str = "/dev";

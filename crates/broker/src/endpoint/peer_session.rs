@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-6, B-14. The conversation with the broker at the other end of a link.
+//! The session with the broker at the other end of a link (B-6, B-14).
 
 use std::io;
 
@@ -16,7 +16,7 @@ pub enum PeerRequest {
     Began,
     /// It is there, and is going to tell of its calls.
     Hello,
-    /// B-18. It has this call, and its side is open or over.
+    /// The peer has this connection; true if it is over on its side (B-18).
     Call(Agreement, bool),
     /// Its program wants a channel: serial, service, slice, first event channel.
     Connect(u32, Name, (u64, u64), u16),
@@ -26,7 +26,7 @@ pub enum PeerRequest {
     Refuse(u32, u16, Reason),
     /// Its side of a call is over.
     Close(u32),
-    /// B-23. It asks who waits, or answers that.
+    /// The peer asks who waits for a TCP connection, or answers such a question (B-23).
     Inquire(Inquiry),
 }
 
@@ -54,7 +54,7 @@ pub struct Peer {
     greeted: bool,
     /// It understands Seek.
     finds: bool,
-    /// B-18. Of how many calls it is still to tell; none: it has not said how many there are.
+    /// How many connections the peer is still to list; none: it has not said how many there are (B-18).
     untold: Option<u16>,
     complaints: u32,
 }
@@ -124,7 +124,7 @@ impl Peer {
         self.untold == Some(0) && !self.is_broken()
     }
 
-    /// B-23. Whether it understands Seek.
+    /// Whether the peer's broker understands Seek (B-23).
     #[must_use]
     pub fn finds(&self) -> bool {
         self.finds
@@ -135,7 +135,7 @@ impl Peer {
         self.session.queue_message(&Envelope { serial, message })
     }
 
-    /// B-18. Says which calls this side has, and which of them are over here.
+    /// Lists the connections of this side, each with whether it is over here (B-18).
     pub fn recount(&mut self, calls: &[(Agreement, bool)]) {
         self.queue_message(0, Message::Calls { calls: calls.len() as u16 });
         for &(Agreement { serial, own, theirs, channel }, is_over) in calls {

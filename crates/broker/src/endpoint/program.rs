@@ -92,7 +92,7 @@ pub struct Program {
     pub doing: ProgramState,
     /// The serial of its question.
     pub asked: u32,
-    /// B-21. It is told when a link is taken away: it understands that.
+    /// The program understands Leave, so it is told when a link is taken away (B-21).
     pub hears_leave: bool,
     /// Until when it has to have said what it wants, or wants besides.
     deadline: Instant,
@@ -159,7 +159,7 @@ impl Program {
         let _ = self.answer(Message::Refuse { code, reason: why.into() });
     }
 
-    /// V-2. States a call: to its caller, or to who listens.
+    /// States a connection: to the program that asked for it, or to the one that listens (V-2).
     ///
     /// # Errors
     /// It is gone, or does not read.
@@ -175,7 +175,7 @@ impl Program {
     }
 }
 
-/// V-2. Says on a call's socket that the peer agreed, and gives its slice.
+/// Says on a connection's socket that the peer agreed, and gives its window (V-2).
 ///
 /// # Errors
 /// Nobody is there, or does not read.

@@ -27,7 +27,7 @@ use crate::{
 
 /// The socket for programs, in the broker's folder.
 pub const SOCKET: &str = "broker.sock";
-/// B-14. Bytes of a slice: a ring of the usual size, and room to exchange it for another.
+/// Bytes of a connection's window: a ring of the usual size, and room to exchange it for another (B-14).
 pub const SLICE: u64 = 2 << 20;
 /// Programs that connect while the broker is busy.
 const BACKLOG: i32 = 128;
@@ -83,7 +83,7 @@ fn open_door(path: &Path) -> io::Result<OwnedFd> {
     Ok(door)
 }
 
-/// B-6. What the kernel calls this boot.
+/// Reads the identifier that the kernel gave this boot (B-6).
 fn boot() -> io::Result<[u8; 16]> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();

@@ -52,7 +52,7 @@ pub(crate) struct Local {
     pub boxes: Mapped,
     /// What its links are made of.
     pub lines: RelayedLinks,
-    /// B-8. Machines that may not ring it for now.
+    /// Machines that may not notify it for now, because they did so without end (B-8).
     pub stormed_by: BTreeSet<String>,
     /// Calls that an earlier broker left, as far as they were not taken up.
     pub kept: StoredConnections,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-15. Programs and tools of this kernel: one datagram a message, a bounded number of clients, a deadline for each.
+//! Serves programs and tools of this kernel: one datagram a message, a bounded number of clients, a deadline for
+//! each (B-15).
 
 use std::{
     collections::BTreeMap,
@@ -120,8 +121,8 @@ impl Drop for Seat {
     }
 }
 
-/// B-15. Whose questions are heard: of each user one at a time, and then none for a while, so that no user has more than a share of
-/// the one thread that answers. Root and the broker's own user are heard whenever they ask.
+/// Lets each user ask one question at a time, and then none for a while, so that no user has more than a share of the
+/// one thread that answers (B-15). Root and the broker's own user may ask whenever they like.
 #[derive(Clone, Default)]
 struct QuestionLocks(Arc<Mutex<BTreeMap<u32, Weak<QuestionLock>>>>);
 

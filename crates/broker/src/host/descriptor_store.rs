@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-16. The holder: a small process that keeps descriptors under names while the broker is away.
+//! The descriptor store: a small process that keeps descriptors under names while the broker is away (B-16).
 //!
 //! It knows three questions: keep these, forget that name, give back all. It reads no descriptor and decides nothing, so
 //! it has no reason to end before the machine does.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-10. How a region is kept from being written by anybody but its owner, once the owner's QEMU has it.
+//! Keeps anybody but a region's owner from writing it, once the owner's QEMU has it (B-10).
 //!
 //! A seal against future writing holds against everybody, also against the owner's own vhost-user backends: to these QEMU
 //! passes all of the guest's memory, they map it writable, and end if they cannot. Whose memory may get such backends is

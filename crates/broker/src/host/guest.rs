@@ -63,20 +63,21 @@ pub struct Guest {
     told: BTreeMap<u32, LinkNews>,
     /// What it is told, as far as the session has no room yet.
     waiting: VecDeque<Message>,
-    /// B-19. Numbers that it was told.
+    /// Domain numbers that the guest was told (B-19).
     numbers: BTreeMap<Name, u16>,
     /// Links that it has open, by number and generation: calls, and bytes that these have.
     usage: BTreeMap<(u32, u32), (u16, u64)>,
-    /// B-21. It understands Leave.
+    /// The guest understands Leave (B-21).
     hears_leave: bool,
-    /// B-22. It understands Addresses; its own, as it says; and those of its peers that it was told, by link.
+    /// The guest understands Addresses; then its own, as it says, and those of its peers that it was told, by
+    /// link (B-22).
     finds: bool,
     addresses: Vec<[u8; 16]>,
     told_addresses: BTreeMap<u32, Vec<[u8; 16]>>,
     /// It understands Nets; and what it was told of its interfaces, if it was (B-28).
     hears_nets: bool,
     told_nets: Option<Vec<Message>>,
-    /// B-21. Links that it was told to leave, by number and generation, and whether it has.
+    /// Links that the guest was told to leave, by number and generation, and whether it has (B-21).
     leaving: BTreeMap<(u32, u32), bool>,
 }
 
@@ -87,9 +88,9 @@ pub enum GuestRequest {
     Hello([u8; 16]),
     /// A peer rings it without end.
     Storm(u32),
-    /// B-21. Nobody there has a connection any more on a link that it was told to leave.
+    /// Nobody there has a connection any more on a link that it was told to leave (B-21).
     Left,
-    /// B-22. It may be reached at other addresses now.
+    /// The guest may be reached at other addresses now (B-22).
     Moved,
     /// It let go of a link's memory.
     Released(u32, u32),
@@ -159,7 +160,7 @@ impl Guest {
         Ok((heard, ring))
     }
 
-    /// B-6. Hello comes first, and once; what does not fit ends the conversation.
+    /// Handles one message. Hello comes first, and once; a violation ends the session (B-6).
     fn understand(&mut self, message: Message) -> Option<GuestRequest> {
         match message {
             Message::Hello { version_min, version_max, boot, .. }
@@ -212,19 +213,19 @@ impl Guest {
         self.greeted && !self.session.is_broken()
     }
 
-    /// B-7. Whether it has a link open: calls on it, and bytes that these have, as it says.
+    /// Connections on a link and the bytes that they have, as the guest says; none if it has the link not open (B-7).
     #[must_use]
     pub fn usage(&self, link: u32, generation: u32) -> Option<(u16, u64)> {
         self.usage.get(&(link, generation)).copied()
     }
 
-    /// B-22. Where it may be reached, as it says: a hint.
+    /// Where the guest may be reached, as it says: a hint (B-22).
     #[must_use]
     pub fn addresses(&self) -> &[[u8; 16]] {
         &self.addresses
     }
 
-    /// B-22. Says where the peers of its links may be reached, as far as that is news. True if something was said.
+    /// Says where the peers of its links may be reached, as far as that is news. True if something was said (B-22).
     pub fn send_addresses(&mut self, peers: BTreeMap<u32, Vec<[u8; 16]>>) -> bool {
         if !self.finds || !self.is_there() || !self.has_sent_all() {
             return false;
@@ -255,7 +256,7 @@ impl Guest {
         &self.told
     }
 
-    /// B-21. Whether it is still to leave a link with this memory: it has it, it understands that it should, and has not answered.
+    /// Whether the guest has this memory, understands Leave, and has not yet answered that it left (B-21).
     #[must_use]
     pub fn is_to_leave(&self, link: u32, generation: u32) -> bool {
         let has_it = self.told.get(&link).is_some_and(|told| told.generation == generation);
@@ -332,7 +333,7 @@ impl LinkNews {
             }
             _ => {
                 let Self { generation, peer, own, theirs, size, bell, side, rules, .. } = self.clone();
-                // B-8. A bell is the one vector where the peer waits for this link.
+                // A peer's doorbell has one vector: the one at which it waits for this link (B-8).
                 let (allows, vectors) = (rules.len() as u16, 1);
                 messages.push(Message::Link { link, generation, peer, own, theirs, size, bell, vectors, side, allows });
                 let allows = rules.into_iter().map(|(way, service)| Message::Allow { link, way, service });

@@ -32,7 +32,7 @@ impl GuestView<'_> {
             let link =
                 self.domains.book.links.get(number).filter(|it| it.has_memory && it.generation == old.generation);
             if link.is_some() && self.leaving.contains_key(number) {
-                // B-21. Its rules may be gone: it stays as it is until it goes.
+                // Its rules may be gone: the link stays as it is until it goes (B-21).
                 let life = self.domains.liveness(old.peer.as_str());
                 told.insert(*number, LinkNews { life, ..old.clone() });
             } else if link.is_some() && !told.contains_key(number) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-8, B-9. The ivshmem server's side of a connection with QEMU.
+//! The ivshmem server's side of a connection with QEMU (B-8, B-9).
 //!
 //! ```text
 //! each message is a little-endian i64, with at most one descriptor
@@ -36,7 +36,7 @@ const QUEUE_MAX: usize = 4096;
 pub struct Device {
     /// The connection with QEMU; it does not block.
     pub socket: OwnedFd,
-    /// B-3. The boxes.
+    /// The memory of the doorbell device, with the mailboxes (B-3).
     pub memory: OwnedFd,
     /// The same, for the broker: the QEMU can keep who writes to the file waiting.
     pub boxes: Mapped,
@@ -48,7 +48,7 @@ pub struct Device {
     lanes: Vec<Lane>,
     /// How often the domain was rung.
     mark: u32,
-    /// B-26. It is rung no more, as it is about to go.
+    /// The domain is not notified any more, as its device is about to go (B-26).
     is_muted: bool,
 }
 
@@ -104,13 +104,13 @@ impl Device {
         Ok(all)
     }
 
-    /// B-8. The vector at which the domain waits for the peer on `link`.
+    /// The vector at which the domain waits for the peer on `link` (B-8).
     #[must_use]
     pub fn vector(&self, link: u32) -> u16 {
         vector_of(link, self.own.len() as u16)
     }
 
-    /// B-8. The doorbell of this device for the peer on `link`, who can ring no other of its vectors.
+    /// The doorbell of this device for the peer on `link`, who can notify no other of its vectors (B-8).
     #[must_use]
     pub fn bell(&self, link: u32) -> &Arc<OwnedFd> {
         &self.own[usize::from(self.vector(link))]
@@ -122,7 +122,7 @@ impl Device {
         &self.lanes[usize::from(self.vector(link))]
     }
 
-    /// B-3. Rings the domain's broker: the mark of channel 0, then the first vector.
+    /// Notifies the domain's broker: counts the sequence word of channel 0, then raises the first vector (B-3).
     pub fn notify(&mut self) {
         if self.is_muted {
             return;
@@ -132,8 +132,8 @@ impl Device {
         self.lanes[0].notify_event(&self.own[0]);
     }
 
-    /// B-26. Rings the domain no more, or again. A QEMU that has seen an eventfd readable, and in which the device goes before it
-    /// looks at it, calls the device all the same.
+    /// Stops notifying the domain, or resumes (B-26). QEMU may have seen an eventfd readable and not looked at it yet;
+    /// if the device goes in between, QEMU calls it all the same.
     pub fn mute(&mut self, is_muted: bool) {
         let is_heard_again = std::mem::replace(&mut self.is_muted, is_muted) && !is_muted;
         if is_heard_again {

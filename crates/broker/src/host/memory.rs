@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-10. Memory that is all there, all zeros, and sealed at the right moment.
+//! Memory that is all there, all zeros, and sealed at the right moment (B-10).
 
 use std::{
     io,
@@ -124,8 +124,8 @@ pub fn seal_as_it_is(memory: impl AsFd) -> io::Result<()> {
     Ok(fcntl_add_seals(memory, SealFlags::SEAL)?)
 }
 
-/// B-11. Gives the pages of a region of the host back, which its programs might keep by a mapping or a descriptor that nobody can
-/// take from them. A region that a QEMU wrote is sealed, and its pages are there until the last program lets go.
+/// Frees the pages of a region of the host, which its programs might keep by a mapping or a descriptor that nobody can
+/// take from them (B-11). A region that a QEMU wrote is sealed, and its pages are there until the last program lets go.
 ///
 /// # Errors
 /// What the kernel says.

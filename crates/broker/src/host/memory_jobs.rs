@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-10, B-11. What is done to memory that strangers have open: sealing it, and giving its pages back.
+//! Seals memory that strangers have open, and frees its pages (B-10, B-11).
 //!
 //! Both wait for the lock of its file, which a stranger can hold (see [`mapped`](crate::host::mapped)), and who waits for it
 //! cannot be killed: a thread would keep the broker from ever ending. So a process of its own does each, `tombolod memory`, and

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-8. Rings eventfds that strangers also hold: a QEMU and the QEMUs of its peers, or a program of the host.
+//! Notifies through eventfds that strangers also hold: a QEMU and the QEMUs of its peers, or a program of the
+//! host (B-8).
 //!
 //! A write to an eventfd blocks if the eventfd is full and blocking. Both are a stranger's to decide: the flag belongs to
 //! the open file, which all holders share, and a write takes no flag of its own, as a read does (`RWF_NOWAIT`). So no
-//! thread of the broker writes to one, but those of this module, and nobody waits for them. A *lane* is one such thread, for the
-//! eventfds that the same strangers hold. It is there while there is something to ring. A stranger that blocks it keeps
-//! those eventfds silent, and the lane stays one thread however long that lasts and however often it is tried.
+//! thread of the broker writes to one, but those of this module, and nobody waits for them. A *lane* is one such
+//! thread, for the eventfds that the same strangers hold. It is there while there is something to notify. A stranger
+//! that blocks it keeps those eventfds silent, and the lane stays one thread however long that lasts and however often
+//! it is tried.
 
 use std::{
     collections::BTreeMap,

@@ -64,7 +64,7 @@ pub struct Wanted {
     pub version: u64,
     /// The regions.
     pub plugs: Arc<[Plug]>,
-    /// B-26. The doorbell is to go as well, once nothing else is left.
+    /// The doorbell is to go as well, once nothing else is left (B-26).
     pub bare: bool,
 }
 
@@ -92,11 +92,11 @@ pub enum News {
         /// Who it is.
         process: Process,
     },
-    /// B-26. From now on it gets no device of ours: it has a mark of that, and is asked to take the doorbell away.
+    /// From now on it gets no device of ours: it is marked so, and is asked to take the doorbell away (B-26).
     Marked,
-    /// B-26. Its doorbell stays, as it does not want to take it away, for this reason.
+    /// It refuses to take its doorbell away, for this reason (B-26).
     KeepsDoorbell(String),
-    /// B-26. It has no device of ours any more.
+    /// It has no device of ours any more (B-26).
     Bare {
         /// It may get devices again.
         is_filled: bool,
@@ -125,8 +125,8 @@ pub struct Target {
 /// How often it is looked whether a QEMU's process is stopped.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// B-12. Tells whenever the process of a QEMU was stopped or goes on: what QEMU says of its guest is of no use then, and it says
-/// nothing.
+/// Calls `tell` whenever the process of a QEMU is stopped or goes on (B-12). While it is stopped, QEMU says nothing of
+/// its guest, and what it said before means nothing.
 pub async fn watch_process(pid: u32, tell: impl AsyncFn(bool)) {
     let mut was_stopped = false;
     loop {
@@ -193,9 +193,9 @@ struct Session {
     device: PathBuf,
     /// The process that it is, if that is known.
     process: Option<u32>,
-    /// B-26. It gets no device of ours any more.
+    /// It gets no device of ours any more (B-26).
     is_marked: bool,
-    /// B-26. Numbers of descriptors that it had open before it was asked to take its doorbell away.
+    /// Numbers of descriptors that it had open before it was asked to take its doorbell away (B-26).
     open_before: Option<BTreeSet<u32>>,
 }
 
@@ -479,7 +479,7 @@ fn record_trouble(trouble: &mut Option<String>, result: Result<Value, Error>) ->
     }
 }
 
-/// B-12. What a status says of the guest's life.
+/// Translates a status of QEMU into the guest's liveness (B-12).
 fn status_means(status: &Value) -> Vec<News> {
     match status["status"].as_str() {
         Some("running") => vec![News::Running(true)],
@@ -488,7 +488,7 @@ fn status_means(status: &Value) -> Vec<News> {
     }
 }
 
-/// B-12. What an event says of the guest's life.
+/// Translates an event of QEMU into the guest's liveness (B-12).
 fn event_means(event: &Event) -> Option<News> {
     match event.name.as_str() {
         "STOP" => Some(News::Running(false)),

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-16. What a broker that begins must know besides the descriptors: one file, replaced as a whole.
+//! What a broker that begins must know besides the descriptors: one file, replaced as a whole (B-16).
 //!
-//! The order makes it safe to die anywhere: descriptors go to the holder, *then* the book is saved, *then* somebody is
-//! told; what is given up leaves the book first and the holder after. Descriptors that no book knows are forgotten, and
-//! entries whose descriptors are not there are struck out.
+//! The order makes it safe to die anywhere. What begins: descriptors go to the descriptor store, *then* the broker
+//! state is saved, *then* somebody is told. What is given up leaves the broker state first and the store after. At the
+//! start, descriptors that the state does not know are forgotten, and entries whose descriptors are not there are
+//! removed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

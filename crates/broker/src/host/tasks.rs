@@ -15,7 +15,7 @@ use tokio::{
 
 use crate::host::{async_fd, event::Event, eventfd};
 
-/// B-5. A guest that rings more often is heard this often.
+/// How often at most a guest is listened to, however often it notifies (B-5).
 const PAUSE: Duration = Duration::from_millis(1);
 /// A guest that rings the host more often than this in a second is heard less often for a while.
 const LOUD: u64 = 20_000;

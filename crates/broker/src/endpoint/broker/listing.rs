@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-20. What programs of this kernel have, for tools: calls and listeners, to each user its own.
+//! Lists connections and listeners of this kernel's programs for tools, to each user its own (B-20).
 
 use std::{
     collections::{BTreeSet, VecDeque},

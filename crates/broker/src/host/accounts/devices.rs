@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! V-2, V-4. What stands in the place of devices where the broker of programs runs on the host: regions are memfds, and the
-//! host's broker is in the same process.
+//! What stands in the place of devices where the broker of programs runs on the host: regions are memfds, and the
+//! host's broker is in the same process (V-2, V-4).
 
 use std::{
     collections::BTreeMap,
@@ -54,7 +54,7 @@ enum Between {
     Link(Arc<RelayedLink>, Arc<Relay>),
 }
 
-/// B-3. Where this end's page is in the memory that it has with the host's broker.
+/// Where this end's page is in the memory that it shares with the host's broker (B-3).
 const OWN_AT: u64 = 4096;
 
 impl Boxes for HostPages {
@@ -210,8 +210,8 @@ impl Region for HostRegion {
         Ok(())
     }
 
-    /// V-2. Programs of one account have the whole region between them: who is trusted with one call is trusted with
-    /// all of its account (ADR 0034).
+    /// Gives a program the whole region, which all programs of its account share. Who is trusted with one connection is
+    /// trusted with all of its account (V-2, ADR 0034).
     fn own(&mut self, made: &Agreement) -> io::Result<Vec<OwnedFd>> {
         let (line, relay) = self.parts();
         let events = || -> io::Result<_> { Ok([event()?, event()?, event()?]) };

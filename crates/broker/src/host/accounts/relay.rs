@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! V-2, V-3. Rings between a virtual machine and the programs of this host that have calls with it.
+//! Passes notifications between a virtual machine and the programs of this host that have connections with it
+//! (V-2, V-3).
 //!
-//! A machine rings a link by one eventfd, and says in the marks of its region (B-3) which event channels it meant; a
-//! program has an eventfd for each. This thread stands between the two, one for each link. All that a machine or a
-//! program shares with it they could fill or make blocking: so it reads without waiting, and rings by a [`Lane`].
+//! A machine notifies a link by one eventfd, and says in the sequence words of its region which event channels it meant
+//! (B-3). A program has an eventfd for each. This thread stands between the two, one for each link. A machine or a
+//! program could fill what it shares with the thread, or make it blocking. So the thread reads without waiting, and
+//! notifies through a [`Lane`].
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,11 +28,12 @@ use crate::{
     panics,
 };
 
-/// B-8. What a machine may spend on rings in each [`WINDOW`]: one for a ring that wakes somebody, [`WASTE`] for another.
+/// What a machine may spend on notifications in each [`WINDOW`] (B-8). One that wakes somebody costs 1, another
+/// [`WASTE`].
 const BUDGET: u64 = 1 << 18;
 const WASTE: u64 = 16;
 const WINDOW: Duration = Duration::from_secs(1);
-/// B-8. How long a bell that was taken away for a storm stays away.
+/// How long a doorbell that was taken away for a storm stays away (B-8).
 pub const CALM: Duration = Duration::from_secs(10);
 /// How often marks are looked at while the machine's bell is taken away.
 const PATROL: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
@@ -159,7 +162,7 @@ impl Relay {
         self.order(|orders| orders.pending.extend(channels));
     }
 
-    /// B-8. Whether the machine is not to be rung; once it may be again it is, as it may have missed something.
+    /// Stops notifying the machine, or resumes; then it is notified once, as it may have missed something (B-8).
     pub fn mute(&self, muted: bool) {
         self.order(|orders| orders.muted = muted);
     }
@@ -192,7 +195,7 @@ fn marks(region: &OwnedFd) -> io::Result<Marks> {
     Ok(marks)
 }
 
-/// B-8. What a machine spent on rings.
+/// What a machine spent on notifications (B-8).
 #[derive(Debug)]
 struct Account {
     since: Instant,

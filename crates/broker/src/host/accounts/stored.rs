@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-16. Calls of programs of the host that outlive the broker: with the holder is its end of the program's socket, and the
-//! program's eventfds, under a name that says which call it is.
+//! Connections of the host's programs that outlive the broker. The descriptor store has the broker's end of the
+//! program's socket and the program's eventfds, under a name that says which connection it is (B-16).
 
 use std::{
     collections::BTreeMap,
@@ -101,8 +101,8 @@ fn forget(holder: Option<&DescriptorStore>, link: Key, made: &Agreement) {
     }
 }
 
-/// V-7. Ends calls that an earlier broker left and that no account takes up: their programs hear that they are over, and nothing is
-/// kept of them.
+/// Ends connections that an earlier broker left and that no account takes up (V-7). Their programs hear that they are
+/// over, and the descriptor store forgets them.
 pub(crate) fn end_calls(holder: Option<&DescriptorStore>, link: Key, calls: Vec<StoredConnection>) {
     for StoredConnection { made, socket, wire } in calls {
         let _ = program::send(socket.as_fd(), 0, Message::Close {}, &[]);

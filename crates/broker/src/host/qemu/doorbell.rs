@@ -30,7 +30,7 @@ const FILLERS_BLIND: usize = 64;
 /// How often it is looked for a QEMU without a doorbell.
 const LOOK: std::time::Duration = std::time::Duration::from_millis(500);
 
-/// B-26. How far a doorbell is on its way out.
+/// How far a doorbell is on its way out (B-26).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Doorbell {
     /// There is none any more.
@@ -46,14 +46,14 @@ pub(super) enum Doorbell {
 pub enum Alone {
     /// Nobody is there, or nothing is to be done.
     Unseen,
-    /// B-26. It was made ready to migrate, and whether it may get devices again.
+    /// It was made ready to migrate, and whether it may get devices again (B-26).
     Left {
         /// Nothing is left in it that a new device could wake.
         is_filled: bool,
     },
-    /// B-27. It got a doorbell, which connects.
+    /// It got a doorbell, which connects (B-27).
     Plugged,
-    /// B-27. It cannot get a doorbell, for this reason.
+    /// It cannot get a doorbell, for this reason (B-27).
     Trouble(String),
 }
 
@@ -62,7 +62,7 @@ pub enum Alone {
 pub(crate) struct Watched {
     /// It is connected: others look after it.
     pub is_served: bool,
-    /// B-26. It is to get its devices again, though it was made ready to migrate.
+    /// It is to get its devices again, though it was made ready to migrate (B-26).
     pub is_restored: bool,
     /// Its control socket.
     pub path: PathBuf,
@@ -76,7 +76,7 @@ pub(crate) struct Watched {
     pub vectors: u16,
 }
 
-/// B-27. Looks for a QEMU that has no doorbell, as one does into which a machine has migrated, and plugs one.
+/// Looks for a QEMU without a doorbell, such as one into which a machine has migrated, and plugs one (B-27).
 pub(crate) async fn watch_alone(mut watched: watch::Receiver<Watched>, tell: impl AsyncFn(Alone)) {
     let mut said = Alone::Unseen;
     loop {
@@ -153,7 +153,7 @@ impl Session {
         self.qmp.execute("object-add", object, None).await
     }
 
-    /// B-26. Has the doorbell go, as far as it can be done now. Nothing else of ours is there any more.
+    /// Removes the doorbell, as far as that can be done now (B-26). Nothing else of ours is there any more.
     pub(super) async fn give_up_doorbell(&mut self, tell: &impl AsyncFn(News)) -> Result<Doorbell, Error> {
         let doorbells = self.doorbells().await?;
         if doorbells.is_empty() && self.is_marked {
@@ -269,7 +269,7 @@ impl Session {
         Ok(is_filled)
     }
 
-    /// B-27. Plugs a doorbell where the guest finds it.
+    /// Plugs a doorbell where the guest finds it (B-27).
     async fn plug_doorbell(&mut self, vectors: u16) -> Result<(), Error> {
         self.drop_chardevs().await?;
         self.look_for_slots().await?;
