@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-1, B-2: a broker's message of any bytes, on any path, is refused, or means what its encoding means.
+//! A broker's message of any bytes, on any path, is refused, or means what its encoding means (B-1, B-2).
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

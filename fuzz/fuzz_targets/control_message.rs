@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! C-2 to C-5: a message of any bytes is refused, or means what its encoding means.
+//! A message of any bytes is refused, or means what its encoding means (C-2 to C-5).
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

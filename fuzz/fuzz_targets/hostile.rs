@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! H-5: a peer that changes its pages between any two calls, as the input says.
+//! A peer that changes its pages between any two calls, as the input says (R-7, R-8, R-15, R-20, R-21, H-5).
 #![no_main]
 
 #[path = "../../crates/core/ring/tests/common/mod.rs"]

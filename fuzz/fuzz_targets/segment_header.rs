@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! M-1 to M-4: a header of any bytes is refused, or right and written back as it was.
+//! A header of any bytes is refused, or right and written back as it was (M-1 to M-4).
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! W-4, W-5: a peer that runs the original may put anything into the page that both write, at any time. This end touches
-//! nothing but the rings and its own words, never believes more than a ring, and stays with the first lie that it saw.
+//! A peer that runs the original may put anything into the page that both write, at any time (W-4, W-5). This end
+//! touches nothing but the rings and its own words, never believes more than a ring, and stays with the first violation
+//! that it saw.
 #![no_main]
 
 use std::{

@@ -32,7 +32,7 @@ bool tombolo_head_may_go(const struct net_port *port, const struct virtio_net_hd
 }
 
 /*
- * N-8: checks the private copy of a header before a frame of @len bytes, and
+ * Checks the private copy of a header before a frame of @len bytes (N-8), and
  * leaves in it what has a meaning. Returns the counter of why it is dropped.
  */
 int tombolo_head_check(const struct net_port *port, struct virtio_net_hdr_v1 *head, u32 len)

@@ -48,7 +48,7 @@ static u64 record_span(u64 len)
 	return ALIGN(RECORD_HEAD + len, RECORD_ALIGN);
 }
 
-/* whether the wait word @want is for a @position that was reached and not rung for. */
+/* Whether the wait word @want is for a @position that was reached and not notified for. */
 static bool is_to_be_rung(u64 want, u64 position, u64 rung)
 {
 	return want & 1 && (s64)(2 * position - (want - 1)) >= 0 && (s64)(want - rung) > 0;
@@ -114,7 +114,7 @@ static bool see_head(struct tombolo_netdev *net)
 
 	if (head == port->head_seen)
 		return true;
-	/* */
+	/* It has read at most what was written, and whole records. */
 	if (head - port->head_seen > port->tail - port->head_seen || head % RECORD_ALIGN) {
 		tombolo_port_end(net, TOMBOLO_NET_ENDED_CORRUPT, 8);
 		return false;
@@ -148,12 +148,12 @@ static void await_room(struct tombolo_netdev *net)
 		return;
 	set_word(port, AT_WANT_SPACE,
 		 armed(port->head_seen + max_t(u64, round_down(waits / 2, RECORD_ALIGN), RECORD_ALIGN)));
-	/* R-12, A2: with the peer's between its head and our word. */
+	/* Pairs with the peer's barrier between its head and our word (R-12, A2). */
 	smp_mb();
 	send_again(net);
 }
 
-/* R-12, B2 to B4, for what was published. */
+/* Notifies the reader of what was published, if it waits for that (R-12, B2 to B4). */
 static void ring_reader(struct tombolo_netdev *net)
 {
 	struct net_port *port = &net->port;
@@ -202,7 +202,7 @@ static int send_frame(struct tombolo_netdev *net, struct sk_buff *skb)
 		return TOMBOLO_NET_LONG;
 	if (virtio_net_hdr_from_skb(skb, (struct virtio_net_hdr *)&head, true, false, 0))
 		return TOMBOLO_NET_HEADER;
-	/* N-8: a segment whose sum nobody is to compute is none. */
+	/* A segment whose sum nobody is to compute is none (N-8). */
 	if (head.gso_type && !(head.flags & VIRTIO_NET_HDR_F_NEEDS_CSUM))
 		return TOMBOLO_NET_HEADER;
 	if (!tombolo_head_may_go(port, &head))
@@ -210,7 +210,7 @@ static int send_frame(struct tombolo_netdev *net, struct sk_buff *skb)
 	if (put_frame(port, port->tail + RECORD_HEAD + NET_HEAD, skb))
 		return TOMBOLO_NET_MEMORY;
 	put_bytes(port, port->tail + RECORD_HEAD, &head, NET_HEAD);
-	/* it never straddles. The kind is 0. */
+	/* A record's head never straddles. The kind is 0. */
 	*(__le64 *)(port->data + (port->tail & (port->capacity - 1))) = cpu_to_le64(len);
 
 	port->tail += record_span(len);
@@ -360,7 +360,7 @@ static int receive_message(struct tombolo_netdev *net, u64 position, u32 len)
 	return -1;
 }
 
-/* for who waits for room. */
+/* Publishes the head, and notifies a peer that waits for room. */
 void tombolo_port_tell_head(struct tombolo_netdev *net)
 {
 	struct net_port *port = &net->port;
@@ -386,7 +386,7 @@ static bool see_tail(struct tombolo_netdev *net)
 	struct net_port *port = &net->port;
 	u64 tail = peer_word(port, AT_TAIL);
 
-	/* */
+	/* It wrote at most a ring, more than before, and whole records. */
 	if (tail - port->head > port->peer_capacity || tail - port->head < port->tail_seen - port->head ||
 	    tail % RECORD_ALIGN) {
 		tombolo_port_end(net, TOMBOLO_NET_ENDED_CORRUPT, 7);
@@ -401,7 +401,7 @@ static u32 find_end(const struct net_port *port)
 {
 	u64 writer = peer_word(port, AT_WRITER_STATE), reader = peer_word(port, AT_READER_STATE);
 
-	/* R-15; and H-1, as no other ring is followed to. */
+	/* Phases that exist, and no other ring, as none is followed to (H-1). */
 	if (writer > PHASE_ABORTED || reader > PHASE_ABORTED)
 		return TOMBOLO_NET_ENDED_CORRUPT;
 	if (writer == PHASE_ABORTED || reader == PHASE_ABORTED)
@@ -452,13 +452,13 @@ static int receive(struct tombolo_netdev *net, int budget, u64 *reach)
 		u64 span = record_span((u32)head);
 		int counter;
 
-		/* kind and reserved bytes, and the length. */
+		/* The kind, the reserved bytes, and the length. */
 		if (head >> 32 || span > port->peer_capacity) {
 			tombolo_port_end(net, TOMBOLO_NET_ENDED_CORRUPT, head >> 32 ? 20 : 21);
 			return -1;
 		}
 		*reach = port->head + span;
-		/* */
+		/* The rest of the record is not published yet. */
 		if (span > port->tail_seen - port->head)
 			break;
 		counter = receive_message(net, port->head + RECORD_HEAD, (u32)head);

@@ -82,7 +82,7 @@ static int segment_find(const struct slice *slice, u64 at, u8 **words, u8 **data
 	if (left < PAGE_LEN + RING_LEAST)
 		return -EINVAL;
 	*words = part->dev->mem + part->offset + slice->is.offset + at;
-	/* M-8: once. */
+	/* Reads it once (M-8). */
 	memcpy(&head, *words, sizeof(head));
 	barrier();
 	offset = le64_to_cpu(head.data_offset);

@@ -307,7 +307,7 @@ fn traits(attrs: &[Attribute]) -> String {
 }
 
 /// The first line of the documentation.
-pub fn summary(attrs: &[Attribute]) -> String {
+fn summary(attrs: &[Attribute]) -> String {
     let mut lines = attrs.iter().filter_map(|attr| match &attr.meta {
         syn::Meta::NameValue(pair) if attr.path().is_ident("doc") => match &pair.value {
             syn::Expr::Lit(syn::ExprLit { lit: syn::Lit::Str(text), .. }) => Some(text.value().trim().to_owned()),

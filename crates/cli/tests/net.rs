@@ -304,7 +304,7 @@ fn n1_n2_n3_n5_n6_peers_that_do_not_fit_are_refused_and_the_next_one_is_not() {
     let peer = join(&wires, &hello());
     wires.wait_for(0, "a link", |status| status["state"] == "linked");
     wait_carrier(&wires.netns[0], true);
-    // N-11. While there is one peer another hears at once that it is not wanted, and nothing else.
+    // While there is one peer another hears at once that it is not wanted, and nothing else (N-11).
     let mut other = connect(&wires);
     let ended = other.split().1.recv_until(&mut [0; 100], Deadline::after(PATIENCE));
     assert!(matches!(ended, Ok(None)), "{ended:?}");

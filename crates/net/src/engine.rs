@@ -291,7 +291,7 @@ impl Supervisor {
 
     /// One link, from the two hellos to its end (N-10).
     fn run_link(&mut self, channel: Messages, own: &Hello, peer: &Hello) -> Result<End> {
-        // N-5. No packet may be longer than either interface wants.
+        // No packet may be longer than either interface wants (N-5).
         let mtu = own.mtu.min(peer.mtu);
         let shared = Arc::clone(&self.shared);
         let handle = shared.nic.handle();
@@ -305,7 +305,7 @@ impl Supervisor {
         {
             return Err(Error::Removed(handle.name.clone()));
         }
-        // N-5. What the link wanted ends with it; what the administrator did meanwhile stays.
+        // What the link wanted ends with it; what the administrator did meanwhile stays (N-5).
         let restore_mtu = || match handle.link()?.mtu {
             now if now == mtu => handle.set_mtu(self.wanted_mtu),
             _ => Ok(()),
@@ -362,7 +362,7 @@ impl Supervisor {
         };
         self.report_link(&watch.peer(), own, peer);
         let looked = self.watch_link(kernel.as_fd(), &watch, own, peer);
-        // N-10. The module may still be at what the peer had sent.
+        // The module may still be at what the peer had sent (N-10).
         let rest = match &looked {
             Ok(Some(End::Peer(Ending::ProcessGone))) => REST[0],
             Ok(Some(End::Peer(Ending::DomainGone))) => REST[1],
@@ -477,14 +477,14 @@ impl LinkWatch<'_> {
             if self.stop.is_raised() || is_ready(self.over).os("poll")? {
                 break;
             }
-            // N-10. A peer that is paused keeps its link.
+            // A peer that is paused keeps its link (N-10).
             match self.watch.liveness() {
                 tombolo::Liveness::ProcessGone => return Ok(Some(End::Peer(Ending::ProcessGone))),
                 tombolo::Liveness::DomainGone => return Ok(Some(End::Peer(Ending::DomainGone))),
                 tombolo::Liveness::Revoked => return Ok(Some(End::Peer(Ending::Revoked))),
                 _ => {}
             }
-            // N-11. Another peer hears at once that there is one.
+            // Another peer hears at once that there is one (N-11).
             if let Some(door) = door {
                 // Each channel closes as it is dropped.
                 let _ = (0..CALLERS_EACH).find(|_| !matches!(door.try_accept(), Ok(Some(_))));

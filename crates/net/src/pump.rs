@@ -172,7 +172,7 @@ impl Pump<'_> {
         let looked_at = len.min(HEAD);
         let (head_first, first) = first.split_at(looked_at.min(first.len()));
         let (head_second, second) = second.split_at(looked_at - head_first.len());
-        // N-8: from here on the private copy is what counts, whatever the peer stores.
+        // From here on the private copy is what counts, whatever the peer stores (N-8).
         let (one, other) = head[..looked_at].split_at_mut(head_first.len());
         head_first.copy_to(one);
         head_second.copy_to(other);

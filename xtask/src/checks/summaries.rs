@@ -1,20 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What is said of a public item begins with what it does: its first line is what overviews show. The clause of the
-//! specification comes last.
+//! specification comes last, in every comment of Rust and C and in every paragraph of a page.
 
-use syn::visit::Visit;
-
-use crate::api::{Sources, summary};
+use crate::api::Sources;
 use crate::report::Report;
 use crate::tree::Tree;
 use crate::workspace::Workspace;
 
 /// The crate whose items are all looked at, wherever they are defined.
 const FACADE: &str = "tombolo";
-/// Crates of which every public item and every module is looked at. The others follow.
-const WHOLE: [&str; 5] = ["tombolo", "tombolo-backends", "tombolo-capi", "tombolo-channel", "tombolo-inspect"];
+/// What to do about a clause that comes first.
+const INSTEAD: &str = "say first what it is, and the clause in brackets at the end";
 
-/// No summary begins with a clause, and each item of the facade has one.
+/// Each item of the facade has a summary, and no comment or paragraph begins with a clause.
 pub fn check(workspace: &Workspace, tree: &Tree) -> Report {
     let mut report = Report::default();
     let mut looked = 0;
@@ -28,41 +26,83 @@ pub fn check(workspace: &Workspace, tree: &Tree) -> Report {
                 if entry.summary.is_empty() && !unnamed {
                     report.fail(format!("{}: `{}` has no documentation", entry.path, entry.line));
                 }
-                judge(&entry.path, &entry.line, &entry.summary, &mut report);
             }
         }
     }
-    let roots = workspace.packages.iter().filter(|package| WHOLE.contains(&package.name.as_str()));
-    let roots: Vec<&str> = roots
-        .flat_map(|package| &package.targets)
-        .filter(|target| target.ships && target.library)
-        .filter_map(|target| target.path.rsplit_once('/').map(|(folder, _)| folder))
-        .collect();
-    for (path, text) in tree.files(&[".rs"]) {
-        if !roots.iter().any(|root| path.strip_prefix(*root).is_some_and(|rest| rest.starts_with('/'))) {
-            continue;
-        }
-        match syn::parse_file(text) {
-            Err(error) => report.fail(format!("{path}: {error}")),
-            Ok(file) => {
-                judge(path, "the module", &summary(&file.attrs), &mut report);
-                let mut visitor = Summaries { path, report: &mut report, looked: 0 };
-                visitor.visit_file(&file);
-                looked += visitor.looked;
-            }
-        }
-    }
+    let (comments, paragraphs) = judge_prose(tree, &mut report);
     report.failures.sort();
     report.failures.dedup();
-    report.summary = format!("{looked} items");
+    report.summary = format!("{looked} items, {comments} comments, {paragraphs} paragraphs");
     report
 }
 
-fn judge(path: &str, what: &str, summary: &str, report: &mut Report) {
-    if begins_with_clause(summary) {
-        report
-            .fail(format!("{path}: {what}: `{summary}`: say first what it is, and the clause in brackets at the end"));
+/// No comment, of whatever kind, and no paragraph of a page begins with a clause. How many of each were looked at.
+fn judge_prose(tree: &Tree, report: &mut Report) -> (usize, usize) {
+    let (mut comments, mut paragraphs) = (0, 0);
+    for (path, text) in tree.files(&[".rs", ".c", ".h"]) {
+        let mut goes_on = false;
+        for (row, line) in (1..).zip(text.lines()) {
+            let Some(text) = comment(line) else {
+                goes_on = false;
+                continue;
+            };
+            if !goes_on && !text.is_empty() {
+                comments += 1;
+                if begins_with_clause(text) {
+                    report.fail(format!("{path}:{row}: `{text}`: {INSTEAD}"));
+                }
+            }
+            goes_on = !text.is_empty() && !text.starts_with("SPDX");
+        }
     }
+    // The specification's own paragraphs begin with the clauses that they are.
+    for (path, text) in tree.files(&[".md"]).filter(|(path, _)| !path.starts_with("spec/")) {
+        for (row, text) in paragraphs_of(text) {
+            paragraphs += 1;
+            if labels_with_clause(text) {
+                report.fail(format!("{path}:{row}: `{text}`: {INSTEAD}"));
+            }
+        }
+    }
+    (comments, paragraphs)
+}
+
+/// The words of a line that is a comment as a whole.
+fn comment(line: &str) -> Option<&str> {
+    let line = line.trim();
+    let text = ["///", "//!", "//", "/**", "/*", "*/", "*"].iter().find_map(|mark| line.strip_prefix(mark))?;
+    Some(text.trim_end_matches("*/").trim())
+}
+
+/// The first lines of a page's paragraphs, items and cells.
+fn paragraphs_of(page: &str) -> impl Iterator<Item = (usize, &str)> {
+    let mut before = "";
+    (1..).zip(page.lines()).flat_map(move |(row, line)| {
+        let line = line.trim();
+        let item = ["* ", "- ", "> "].iter().find_map(|mark| line.strip_prefix(mark));
+        let begins = before.is_empty() || item.is_some() || line.starts_with('|');
+        before = line;
+        let cells = line.split('|').filter(|_| line.starts_with('|'));
+        let whole = [item.unwrap_or(line)].into_iter().filter(move |_| begins && !line.starts_with('|'));
+        cells
+            .chain(whole)
+            .map(str::trim)
+            .filter(|text| !text.is_empty())
+            .map(move |text| (row, text))
+            .collect::<Vec<_>>()
+    })
+}
+
+/// A clause as a label, with something after it: `**S-3.** …`, `B-12: …`, `(S-3) …`. As a subject it may stand first,
+/// and a list of clauses may stand alone.
+fn labels_with_clause(text: &str) -> bool {
+    let mut words = text.split_whitespace().map(|word| word.trim_matches('*')).peekable();
+    let mut label = "";
+    while let Some(word) = words.next_if(|word| begins_with_clause(word) || matches!(*word, "to" | "and" | "or" | "…"))
+    {
+        label = word;
+    }
+    begins_with_clause(label) && label.ends_with(['.', ':', ')', ';']) && words.next().is_some()
 }
 
 /// `R-12: …`, `C-2 to C-7, C-11. …`.
@@ -73,32 +113,6 @@ fn begins_with_clause(summary: &str) -> bool {
         let area = !area.is_empty() && area.len() <= 2 && area.bytes().all(|byte| byte.is_ascii_uppercase());
         area && !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
     })
-}
-
-struct Summaries<'a> {
-    path: &'a str,
-    report: &'a mut Report,
-    looked: usize,
-}
-
-macro_rules! judge_public {
-    ($($visit:ident: $node:ident),*) => {$(
-        fn $visit(&mut self, node: &'ast syn::$node) {
-            if matches!(node.vis, syn::Visibility::Public(_)) {
-                self.looked += 1;
-                judge(self.path, "a public item", &summary(&node.attrs), self.report);
-            }
-            syn::visit::$visit(self, node);
-        }
-    )*};
-}
-
-impl<'ast> Visit<'ast> for Summaries<'_> {
-    judge_public! {
-        visit_item_fn: ItemFn, visit_item_struct: ItemStruct, visit_item_enum: ItemEnum, visit_item_type: ItemType,
-        visit_item_trait: ItemTrait, visit_item_const: ItemConst, visit_item_mod: ItemMod, visit_impl_item_fn: ImplItemFn,
-        visit_field: Field
-    }
 }
 
 #[cfg(test)]
@@ -115,16 +129,63 @@ mod tests {
 
     #[test]
     fn summary_that_begins_with_what_it_does_passes() {
-        check_of("//! A crate.\n/// Connects (C-1).\npub fn connect() {}\n/// R-1. Private.\nfn own() {}")
+        check_of("//! A crate.\n/// Connects (C-1).\npub fn connect() {}\n/// Private (R-1).\nfn own() {}")
             .assert_passed();
+    }
+
+    fn check_page(path: &str, text: &str) -> Report {
+        let mut report = Report::default();
+        judge_prose(&Tree::of(&[(path, text)]), &mut report);
+        report
+    }
+
+    #[test]
+    fn clause_at_the_end_or_within_a_comment_passes() {
+        for text in ["// Sleeps (R-12,\n// R-13).", "//! A-B. C", "fn a() {} // R-1.", "/* Once (M-8). */"] {
+            check_page("a.rs", text).assert_passed();
+        }
+    }
+
+    #[test]
+    fn canary_comment_that_begins_with_a_clause_fails() {
+        for (path, text) in [
+            ("a.rs", "/// R-1. Private.\nfn own() {}"),
+            ("a.rs", "    // R-12: what came before is seen."),
+            ("a.rs", "// SPDX-License-Identifier: MIT\n//! B-6 to B-8, B-12. What the host says."),
+            ("a.rs", "/// Says.\n///\n/// (S-3) What."),
+            ("k.c", "\t/* R-8 */"),
+            ("k.h", "/*\n * N-8: checks a header.\n */"),
+        ] {
+            check_page(path, text).assert_only_failure("say first what it is");
+        }
+    }
+
+    #[test]
+    fn clause_that_is_a_subject_or_a_list_passes_in_a_page() {
+        let page = "R-13 lets the waiter pay.\n\n| clause |\n|---|\n| S-5, S-6. |\n\nIt does\n(B-8).\n\nS-5, S-6.";
+        check_page("docs/a.md", page).assert_passed();
+        check_page("spec/a.md", "**R-1.** It MUST.").assert_passed();
+    }
+
+    #[test]
+    fn canary_paragraph_that_begins_with_a_clause_fails() {
+        for page in [
+            "**S-3.** It goes.",
+            "Text.\n\n* B-12: it goes.",
+            "| R-9, M-8: once |",
+            "- C-2 to C-5. Any.",
+            "| a | (S-3) It goes. |",
+            "# T\n\n(S-3): it goes",
+        ] {
+            check_page("docs/a.md", page).assert_only_failure("say first what it is");
+        }
     }
 
     #[test]
     fn canary_summary_that_begins_with_a_clause_fails() {
-        let report = check_of("/// C-1. Connects.\npub fn connect() {}");
-        assert!(report.failures.iter().all(|failure| failure.contains("say first")) && !report.passed(), "{report:#?}");
-        check_of("//! C-2 to C-7, C-11. Connecting.").assert_only_failure("the module");
-        assert!(!check_of("/// S.\npub struct S {\n/// R-14: its CPU.\npub cpu: u8 }").passed());
+        check_of("/// C-1. Connects.\npub fn connect() {}").assert_only_failure("say first");
+        check_of("//! C-2 to C-7, C-11. Connecting.").assert_only_failure("say first");
+        check_of("/// S.\npub struct S {\n/// R-14: its CPU.\npub cpu: u8 }").assert_only_failure("say first");
     }
 
     #[test]

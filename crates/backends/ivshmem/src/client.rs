@@ -304,7 +304,7 @@ impl Connecting for PendingCall {
     }
 }
 
-/// V-2. A call that the broker stated, with this end's side of it.
+/// Begins a connection that the broker stated, with this end's side of it (V-2).
 pub(crate) fn begin(statement: Message, mut descriptors: Vec<OwnedFd>) -> Result<VmEndpoint> {
     let Message::Connect { peer, service, offset, len, channel } = statement else {
         return Err(malformed("V-2", "a call is stated by Connect"));

@@ -176,8 +176,8 @@ impl Hub {
     /// Ends all waits of this endpoint, now and from now on. Under the lock, so that nobody prepares to wait meanwhile.
     fn end_waits(&self, _known: &mut Known) {
         if !self.is_over.swap(true, Ordering::AcqRel) {
-            // D-4. Memory is faster than a doorbell: what the peer rang last may be on its way still. Who ends rings
-            // all of its doorbells, so these may ring now, before the end is told.
+            // Memory is faster than a doorbell: the peer's last notification may be on its way still (D-4). An endpoint
+            // that ends notifies all doorbells of its peer, so these may be raised here before the end is told.
             (0..BELLS).for_each(|bell| self.port.notify_own(bell));
             if let Some(over) = self.over.get() {
                 let _ = rustix::io::write(over, &1u64.to_ne_bytes());

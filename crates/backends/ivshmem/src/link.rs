@@ -163,7 +163,7 @@ impl Endpoint for VmEndpoint {
         ready.then(|| Arc::new(VmBell(Arc::clone(&self.hub))) as Arc<dyn Doorbell>)
     }
 
-    /// S-17. Rings for connections come on the channel of data, whose eventfd nobody reads then.
+    /// Notifications for connections come on the channel of data, whose eventfd nobody reads then (S-17).
     fn shared_bells(&self) -> Result<Option<(SingleDoorbell, SingleNotifier)>> {
         let notifier = SingleNotifier::of_session(self.doorbell().ok_or(Error::PeerGone)?);
         let copy = || SingleDoorbell::of_session(rustix::io::fcntl_dupfd_cloexec(self.hub.port().bell(DATA), 0)?);

@@ -15,7 +15,7 @@ use tombolo_os::lock::lock;
 
 use crate::forks::Mapping;
 
-/// V-4. The version of the page.
+/// The version of the page (V-4).
 const VERSION: u64 = 1;
 /// Bytes of the page (V-4).
 pub(crate) const LEN: u64 = PAGE;
@@ -232,8 +232,8 @@ impl Mapped {
         if let [one] = mapped[..] { Some(one) } else { None }
     }
 
-    /// V-6. Whether the peer may pass this now: whole pages of its slice behind the page, and neither these nor the
-    /// handle passed before and still mapped.
+    /// Whether the peer may pass this memory now: whole pages of its window behind the page, apart from these and from
+    /// the memory passed before that is still mapped (V-6).
     pub(crate) fn admit(&self, new: Passed, slice: u64, max: u64, page: &OwnPage) -> Result<SegmentRelease> {
         let bad =
             |why: &str| Err(malformed("V-6", format!("segment of {:#x} bytes at {:#x}: {why}", new.len, new.offset)));

@@ -167,7 +167,8 @@ impl Port {
         Some((self.own.fd(), peer.as_fd()))
     }
 
-    /// V-7. Whether the broker of this kernel carries the rings, so that the call needs it, or who keeps its descriptors meanwhile.
+    /// Whether the broker of this kernel carries the notifications (V-7). Then the connection needs it, or whoever
+    /// keeps its descriptors meanwhile.
     pub(crate) fn is_carried(&self) -> bool {
         matches!(self.ring, Ring::Events(_))
     }

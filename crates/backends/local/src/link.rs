@@ -179,7 +179,7 @@ fn descriptor(offer: &Offer) -> Option<BorrowedFd<'_>> {
     own.or_else(|| offer.token::<ReservedFd>().map(AsFd::as_fd))
 }
 
-/// L-6. Maps what the peer offers, if it is what it should be.
+/// Maps what the peer offers, if it is what it should be (L-6).
 fn map(descriptors: &[OwnedFd], max: u64) -> Result<Option<PeerSegment>> {
     let [fd] = descriptors else { return Ok(None) };
     let refuse = |error| {
@@ -220,8 +220,8 @@ impl Memory for LocalEndpoint {
         }))
     }
 
-    /// L-11. Nothing to wait for: the kernel counts the mappings and descriptors of a memfd and frees its pages after
-    /// the last; until then nobody else gets them, and this backend makes new memory each time.
+    /// Drops the memory at once: the kernel counts the mappings and descriptors of a memfd and frees its pages after
+    /// the last (L-11). Until then nobody else gets them, and this backend makes new memory each time.
     fn retire(&mut self, segment: Option<OwnSegment>, offer: Offer) {
         drop((segment, offer));
     }

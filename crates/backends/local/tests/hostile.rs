@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! L-4 to L-7: a peer that truncates, lies, sends what nobody asked for, and meddles with what both ends hold.
+//! A peer that truncates, lies, sends what nobody asked for, and meddles with what both ends hold (L-4 to L-7).
 //!
 //! The tests count this process's open files, so they run one at a time.
 

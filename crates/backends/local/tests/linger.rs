@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! L-5: callers whose descriptors are long in closing: TCP connections that linger, because they have bytes for somebody who
-//! does not read, and whose last holder is who received them. (A file of a FUSE server that answers nothing is closed no
-//! sooner than its server goes, and nor do the processes that close it: nothing to leave behind in a test.)
+//! Callers whose descriptors take long to close (L-5): TCP connections that linger, because they have bytes for
+//! somebody who does not read, and whose last holder is who received them. Files of a FUSE server that answers nothing
+//! are left out. They close no sooner than their server goes, and neither do the processes that close them.
 
 mod support;
 

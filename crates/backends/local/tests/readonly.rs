@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! D-2, D-3, L-6: whoever holds a segment's descriptor, or maps it, cannot write it, shrink it or punch holes into it,
-//! by any road there is.
+//! Whoever holds a segment's descriptor, or maps it, cannot write it, shrink it or punch holes into it, by any road
+//! there is (D-2, D-3, L-6).
 //!
 //! # Safety
 //! The tests map memory and change its protection by hand, because that is what they are about.

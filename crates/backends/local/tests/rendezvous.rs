@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! L-1 to L-3, L-8 to L-10, L-12: how two ends meet, who they are and how they fare.
+//! How two ends meet, who they are and how they fare (L-1 to L-3, L-8 to L-10, L-12).
 
 mod support;
 

@@ -126,7 +126,7 @@ pub struct XenPort {
 impl XenPort {
     fn new(port: Arc<dyn Port>) -> Result<Self> {
         let set = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| Error::os("epoll_create", error))?;
-        // the kernel says OUT anew with each event.
+        // The kernel reports OUT anew with each event.
         epoll::add(&set, port.fd(), epoll::EventData::new_u64(0), epoll::EventFlags::OUT | epoll::EventFlags::ET)
             .map_err(|error| Error::os("epoll_ctl", error))?;
         let port = Self { port, set };

@@ -151,7 +151,7 @@ pub(crate) struct Core {
     pub store: Mutex<Store>,
     /// What this process writes into its knocks; it is claimed for as long as this process lives.
     pub token: String,
-    ///
+    /// The conversation with the grant reaper.
     pub keeping: ReaperClient,
     _alive: Option<OwnedFd>,
     /// The process that this belongs to: in a child made by fork nothing of it works.

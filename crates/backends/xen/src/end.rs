@@ -128,7 +128,7 @@ impl End {
 
     /// How the peer fares.
     pub(crate) fn liveness(&self) -> Liveness {
-        //
+        // What dom0's broker says of the domain.
         self.end().unwrap_or_else(|| self.domain.names.liveness(self.domain.id))
     }
 

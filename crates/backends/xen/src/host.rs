@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! as dom0's broker does it: who is there, and what each is told of the others.
+//! What dom0's broker tells each domain: which domains there are, and how they fare.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -144,7 +144,7 @@ impl XenHost {
         for id in gone {
             self.store.unwatch(&name_of(id))?;
         }
-        // without the folder it is another domain, or none.
+        // Without the folder it is another domain, or none.
         for id in self.told.keys().copied().collect::<Vec<_>>() {
             if self.store.read(&folder_of(id))?.is_none() {
                 self.forget(id)?;

@@ -258,7 +258,7 @@ impl GrantReaper {
         }
         self.peers.insert(note.peer);
         let domain = core.peer(note.peer)?;
-        // It had a folder, or there would be no channel.
+        // It had a folder, or there would be no channel.
         domain.seen.store(true, std::sync::atomic::Ordering::Release);
         if domain.is_gone() || lock(&core.store).read(&folder(note.peer, core.own))?.is_none() {
             return Ok(None);

@@ -208,7 +208,7 @@ impl XenDomain {
 fn open_door(core: &Core, place: &ServiceAddress) -> Result<ListenerPage> {
     let nobody = || Error::NotFound(place.shown());
     let node = format!("{}/{}", folder(place.peer, core.own), place.service);
-    // whoever stands there has to be the one that was meant.
+    // The domain that stands there has to be the one that was meant.
     let meant = |page: &PeerPage| page.word(at::AT_PAIR).hint() == place.pair.expects;
     if let Some(door) = core.known_door(&node) {
         return if meant(&door.page) { Ok(door) } else { Err(nobody()) };
@@ -223,7 +223,7 @@ fn open_door(core: &Core, place: &ServiceAddress) -> Result<ListenerPage> {
     if page.state() != at::OPEN || page.word(at::AT_JOINED).hint() != mark_of(&place.service) || !meant(&page) {
         return Err(nobody());
     }
-    // Where there is no room for a line, each connect request goes through XenStore.
+    // Where there is no room for a reconnect page, each connect request goes through XenStore.
     let line = ReconnectPage::new(&*core.xen, place.peer).ok();
     let door = ListenerPage { page, domain: place.peer, line };
     core.know_door(&node, &door);

@@ -169,7 +169,7 @@ impl ReconnectPages {
             let page = xen.map(domain.id, &[reference], None, Box::new(()))?;
             let (page, port) = PeerPage::new(page, at::LINE_MAGIC)?;
             let port = xen.bind_port(domain.id, port)?;
-            // the kernel says OUT anew with each event.
+            // The kernel reports OUT anew with each event.
             let flags = epoll::EventFlags::OUT | epoll::EventFlags::ET;
             epoll::add(&self.set, port.fd(), epoll::EventData::new_u64(free as u64), flags)
                 .map_err(|error| Error::os("epoll_ctl", error))?;

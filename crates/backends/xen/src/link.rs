@@ -31,7 +31,7 @@ const SHARE: usize = 8;
 pub(crate) enum RequestPath {
     /// By a node in XenStore.
     Node(String),
-    ///
+    /// By a reconnect page.
     Line(line::PendingRequest),
 }
 
@@ -153,7 +153,7 @@ impl Memory for XenEndpoint {
     }
 
     fn affordable(&self, wanted: usize) -> usize {
-        //
+        // At most one part in `SHARE` of what may still be granted.
         wanted.min(self.core.xen.room() / SHARE * PAGE)
     }
 

@@ -98,7 +98,7 @@ impl XenListener {
         let page = self.core.xen.map(self.domain.id, &[reference], None, Box::new(()))?;
         let (page, port) = PeerPage::new(page, at::MAILBOX_MAGIC)?;
         let (wanted, joined) = (page.word(at::AT_WANTED).hint(), page.word(at::AT_JOINED).hint());
-        //
+        // The client says which pair of domains it means.
         let shown = page.word(at::AT_PAIR).hint();
         if wanted != mark_of(&self.knocks.service) || joined != 0 || shown != self.pair.expects {
             return Ok(None);

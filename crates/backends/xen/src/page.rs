@@ -54,8 +54,8 @@ impl OwnPage {
         self.set(at::AT_BOARD, at::board_head(peer, false));
     }
 
-    /// Writes a message to where the `number`th goes, with the references of a small segment, and says that it is there
-    ///
+    /// Writes a message to where the `number`th goes, with the references of a small segment, and says that it is
+    /// there.
     pub(crate) fn put_message(&self, number: u64, head: at::MessageHead, references: &[u32], message: &[u8]) {
         for (index, word) in words_of(references).enumerate() {
             self.set(references_at(number) + 8 * index, word);

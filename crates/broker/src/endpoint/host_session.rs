@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The session with the host's broker: which links there are, who may do what on them, and how peers fare (B-6 to
-//! B-8, B-12, B-13).
+//! The session with the host's broker: which links there are, who may do what on them, and how peers fare (B-6
+//! to B-8, B-12, B-13).
 
 use std::{
     collections::BTreeMap,

@@ -29,7 +29,7 @@ pub(crate) const BLIND: Duration = Duration::from_millis(1);
 const READ: i16 = POLLIN | POLLRDNORM;
 const WRITE: i16 = POLLOUT | POLLWRNORM;
 
-/// S-16. How long one who waits for room leaves a full pipe alone: longer each time.
+/// How long a waiter for room leaves a full pipe alone: longer each time (S-16).
 #[derive(Debug)]
 pub(crate) struct Looks(Duration);
 
@@ -99,7 +99,7 @@ fn seated(
     }
     let Some(seat) = errno::kept(|| Seat::of(connection, kernel::borrow(fd))) else { return Ok(None) };
     errno::kept(|| process.before_sleep());
-    // what came before this is seen now, and what comes after it rings.
+    // What came before this is seen now, and what comes after it notifies.
     connection.for_call(process, fd).arm(reads, !reads);
     if reads && connection.pipes.arrived() != before || !reads && connection.is_writable() != Some(false) {
         return Ok(Some(true));
@@ -155,7 +155,7 @@ fn wait_for(
     mut looked: bool,
 ) -> Result<usize, Errno> {
     let _inside = inside::enter();
-    // S-2. One who never sleeps does here what its peer asks for.
+    // A process that never sleeps does here what its peer asks for (S-2).
     joined.iter().for_each(|(at, connection)| _ = connection.for_call(process, fds[*at].fd).owes());
     let mut asked = Vec::with_capacity(fds.len() + 1);
     let mut seen = Vec::with_capacity(joined.len());
@@ -169,7 +169,7 @@ fn wait_for(
             // The others may be ready too, and what else there is to say of a joined one, TCP says. A signal that the mask
             // lets through waits where something is ready, as in the kernel.
             let asks = fds.len() > joined.len() || concerns_tcp(fds, joined);
-            // S-14: whatever was written before what is ready.
+            // Reports whatever was written before what is ready (S-14).
             while fds.len() > 1 {
                 let before = count(fds);
                 if asks {
@@ -232,7 +232,7 @@ fn wait_for(
     }
 }
 
-/// S-16. What waits for room where nobody reads may go over TCP after a while.
+/// Lets those that wait for room in a full pipe go over TCP, after a while in which nobody read (S-16).
 fn leave_full_pipes(process: &Process, fds: &[pollfd], joined: &[Joined]) {
     let full = joined.iter().filter(|(at, connection)| is_stuck(connection, &fds[*at]));
     full.for_each(|(at, connection)| _ = connection.for_call(process, fds[*at].fd).leave_full_pipe());

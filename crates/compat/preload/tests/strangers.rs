@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S-6. Members of the folder who are no end of the connection that they claim: in a network namespace without interfaces, or of
-//! another user. The victims are an unmodified program under the library and its peer; the strangers speak the real messages.
+//! Members of the folder who are no end of the connection that they claim (S-6): in a network namespace without
+//! interfaces, or of another user. The victims are an unmodified program under the library and its peer; the strangers
+//! speak the real messages.
 
 #[macro_use]
 mod place;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Running processes that join no connections for now, as somebody said who may write to the folder where ends meet
-//! (S-7).
+//! Running processes that join no connections for now, as somebody said who may write to the folder where ends
+//! meet (S-7).
 //!
 //! It is said by a file, as no thread of this library could take a message and a signal would be the program's. Each process
 //! looks for the file of its own and for those of its ancestors, so whoever is made by a process that is off is off too.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S-13, S-14. The shipping code that gathers what a wait reports, among all interleavings with one who writes on A and then
-//! on B. Each may be in shared memory, looked at or resting until its bell rings, or with the kernel. Canaries weaken one rule
-//! each; the model must refute every one.
+//! The shipping code that gathers what a wait reports (S-13, S-14), among all interleavings with a peer that writes on
+//! A and then on B. Each may be in shared memory, looked at or resting until its doorbell is notified, or with the
+//! kernel. Canaries weaken one rule each; the model must refute every one.
 
 use tombolo_sockets::gather::{KernelReply, Sources, gather};
 

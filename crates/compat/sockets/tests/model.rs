@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S-1 to S-3. The shipping switch code among all interleavings of a short run, and among very many of long ones. At
+//! The shipping switch code (S-1 to S-3), among all interleavings of a short run, and among very many of long ones. At
 //! each thing that the receiver touches, the sender gets on by any number of steps; its stores are steps of their own.
 //! Canaries weaken one rule each; the model must refute every one.
 //!
@@ -31,13 +31,13 @@ enum Mutant {
     NoSecondLook,
     /// The receiver follows before it has read what lies before the boundary.
     FollowsEarly,
-    /// The next process believes what it knew itself, not what the dead one left in the segment.
+    /// The next process believes what it knew itself, not what the dead one left in the segment.
     OwnMemory,
-    /// The next process believes the dead one's count, and not the kernel's.
+    /// The next process believes the dead one's count, and not the kernel's.
     NoRecount,
-    /// S-2. What was recalled does not come over TCP.
+    /// What was recalled does not come over TCP (S-2).
     KeepsRecalled,
-    /// S-2. What was recalled comes after what is sent anew.
+    /// What was recalled comes after what is sent anew (S-2).
     RecalledLate,
 }
 
@@ -122,7 +122,7 @@ struct World<'a, C> {
     seen: usize,
     /// Another thread of the receiver sleeps in a kernel read.
     kernel_reader: bool,
-    /// Processes of both ends die at any step, and others of their end go on.
+    /// Processes of both ends die at any step, and others of their end go on.
     mortal: bool,
     deaths: u64,
     /// What the kernel has handed out.

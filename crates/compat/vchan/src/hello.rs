@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The first bytes of each direction: that both ends are vchans, and how large a ring the server asks of the client
-//! (W-2).
+//! The first bytes of each direction: that both ends are vchans, and how large a ring the server asks of the
+//! client (W-2).
 
 use std::time::Duration;
 

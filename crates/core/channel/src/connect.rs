@@ -75,8 +75,8 @@ fn map_limit(link: &dyn Endpoint, options: &Options) -> u64 {
     options.map_limit(!link.same_kernel() || tombolo_mem::counts_pages())
 }
 
-/// What this endpoint's first ring holds: what was asked for, else what the backend can afford, up to the default
-///
+/// What this endpoint's first ring holds: what was asked for, else what the backend can afford, up to the
+/// default.
 fn first_capacity(link: &dyn Endpoint, messages: bool, options: &Options) -> u64 {
     options.first_ring(messages).unwrap_or_else(|| {
         let whole = (limits::CONTROL_LEN + limits::CAPACITY_DEFAULT) as usize;
@@ -273,7 +273,7 @@ fn refuse(link: &mut dyn Endpoint, error: Error) -> Error {
         Error::Domain(DomainError::Limit { what, .. }) => (Refusal::Quota, format!("used up: {what}")),
         Error::Domain(error @ DomainError::Quota(_)) => (Refusal::Quota, error.to_string()),
         Error::Malformed { clause: "C-4", what } => (Refusal::Feature, what.clone()),
-        // L-6 is about the segment.
+        // A fault of the segment is L-6, and has a code of its own.
         Error::Malformed { clause: clause @ ("L-4" | "L-5" | "L-7"), what } => {
             (Refusal::Malformed, format!("{clause}: {what}"))
         }

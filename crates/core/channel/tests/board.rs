@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! C-12: what an end tells of itself, read as a tool reads it: from its segment alone.
+//! The stats page: what an end tells of itself, read as a tool reads it, from its segment alone (C-12).
 
 mod common;
 

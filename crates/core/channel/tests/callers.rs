@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! C-3, C-7: what callers on one kernel are told that break the rules of the backend, and what happens to those who are in
-//! already where nobody is let in any more.
+//! What callers on one kernel are told that break the rules of the backend (C-3, C-7). Once nobody is let in any more,
+//! those who are in already go on.
 
 mod common;
 

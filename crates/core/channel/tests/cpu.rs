@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! ends that share a CPU do not spin for each other. A file of its own, for it changes where its threads run.
+//! Ends that share a CPU do not spin for each other. A file of its own, for it changes where its threads run.
 
 mod common;
 

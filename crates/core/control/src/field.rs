@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The fields of a body, one after the other (B-2).
 
-/// B-22. Addresses in one message.
+/// Addresses in one message (B-22).
 pub const ADDRESSES_MAX: usize = 60;
 
 /// What is wrong with a message.

@@ -22,7 +22,7 @@ pub use text::{Line, Name, Pattern, Place, Reason, parse_ip};
 
 /// The version that this code speaks (B-3, B-6).
 pub const VERSION: u16 = 1;
-/// B-6, B-21. The first version with Leave and Left. Who says less in Hello is told neither.
+/// The first version with Leave and Left (B-6, B-21). Who says less in Hello is told neither.
 pub const VERSION_LEAVE: u16 = 2;
 /// The first version with [`Message::Addresses`], [`Message::Seek`] and what programs ask to find each other (B-6, B-22). Who says
 /// less in Hello is told none of them.
@@ -32,7 +32,7 @@ pub const VERSION_FIND: u16 = 3;
 pub const VERSION_NET: u16 = 4;
 /// Most interfaces of one domain (B-28).
 pub const NETS_MAX: u16 = 64;
-/// B-3. Bytes of the doorbell device's memory.
+/// Bytes of the doorbell device's memory (B-3).
 pub const DEVICE_LEN: u64 = 64 << 10;
 /// Smallest region (B-7).
 pub const REGION_MIN: u64 = 64 << 10;
@@ -75,13 +75,13 @@ pub mod code {
     pub const NO_SLOT: u16 = 35;
     /// Something else went wrong; the reason says what.
     pub const FAILED: u16 = 36;
-    /// B-26. The machine's QEMU is not there, or its control socket cannot be reached.
+    /// The machine's QEMU is not there, or its control socket cannot be reached (B-26).
     pub const NO_QEMU: u16 = 40;
-    /// B-26. The guest did not let go of a device in time.
+    /// The guest did not let go of a device in time (B-26).
     pub const KEPT: u16 = 41;
-    /// B-26. QEMU does not want to.
+    /// QEMU refuses (B-26).
     pub const QEMU_REFUSES: u16 = 42;
-    /// B-26. The machine is made ready to migrate, or is.
+    /// The machine is made ready to migrate, or is (B-26).
     pub const MIGRATES: u16 = 43;
 }
 

@@ -269,14 +269,14 @@ messages! {
         /// Which memory.
         generation: u32,
     }
-    /// B-22. The addresses at which a domain may be reached: hints, which replace those that were said before.
+    /// The addresses at which a domain may be reached: hints, which replace those that were said before (B-22).
     15 Addresses (Host) {
         /// From the host: of the peer on which link. From a guest 0: its own.
         link: u32,
         /// At most [`ADDRESSES_MAX`](crate::ADDRESSES_MAX), as IPv6.
         addresses: Vec<[u8; 16]>,
     }
-    /// B-14. A program wants a channel.
+    /// A program wants a channel (B-14).
     16 Connect (Link Socket) {
         /// The domain on the other side; on a link the caller's.
         peer: Name,
@@ -325,19 +325,19 @@ messages! {
         /// Whether a program still has it.
         side: Side,
     }
-    /// B-23. Who waits for the other end of a TCP connection? Found answers, or Refuse.
+    /// Who waits for the other end of a TCP connection? Found answers, or Refuse (B-23).
     24 Seek (Link) {
         /// The connection's key (S-18).
         key: u32,
     }
-    /// B-23. Where the other end waits.
+    /// Where the other end waits (B-23).
     25 Found (Link Socket) {
         /// The domain in which it is; on a link who answers.
         peer: Name,
         /// The service of its process.
         service: Name,
     }
-    /// B-23. Nobody waits for it here.
+    /// Nobody waits for it here (B-23).
     26 Nobody (Link) {}
     /// How many interfaces this domain is to have; each follows (B-28).
     27 Nets (Host) {
@@ -365,7 +365,7 @@ messages! {
         /// The peer's address, as IPv6; zeros: none.
         theirs: [u8; 16],
     }
-    /// B-15. A service is to be reached here.
+    /// A service is to be reached here (B-15).
     32 Listen (Socket) {
         /// Its name.
         service: Name,
@@ -525,44 +525,44 @@ messages! {
         /// The account.
         account: Name,
     }
-    /// B-22. How many neighbouring domains may have an address? Near answers.
+    /// How many peer domains may have an address? Near answers (B-22).
     50 Locate (Socket) {
         /// As IPv6.
         address: [u8; 16],
     }
-    /// B-22. So many may.
+    /// How many peer domains may have the address (B-22).
     51 Near (Socket) {
         /// How many.
         domains: u8,
     }
-    /// B-23. Who listens here waits for the other end of a TCP connection.
+    /// A program that listens here waits for the other end of a TCP connection (B-23).
     52 Claim (Socket) {
         /// The connection's key (S-18).
         key: u32,
     }
-    /// B-23. It does no longer.
+    /// It waits no longer (B-23).
     53 Unclaim (Socket) {
         /// The connection's key.
         key: u32,
     }
-    /// B-23. In which neighbouring domain does the other end wait? Found answers, or Refuse.
+    /// In which peer domain does the other end wait? Found answers, or Refuse (B-23).
     54 Find (Socket) {
         /// The connection's key.
         key: u32,
         /// The other end's address, as IPv6.
         address: [u8; 16],
     }
-    /// B-26. Make a machine's QEMU ready to migrate.
+    /// Make a machine's QEMU ready to migrate (B-26).
     60 Prepare (Socket) {
         /// The machine.
         domain: Name,
     }
-    /// B-26. Take that back.
+    /// Take that back (B-26).
     61 CancelPrepare (Socket) {
         /// The machine.
         domain: Name,
     }
-    /// B-26. A QEMU is ready to migrate, as an answer to Prepare.
+    /// A QEMU is ready to migrate, as an answer to Prepare (B-26).
     62 PreparedRow (Socket) {
         /// The machine.
         domain: Name,

@@ -32,7 +32,7 @@ pub struct SingleNotifier(Way);
 enum Way {
     /// A full eventfd that the peer has sent.
     Event(ReservedFd),
-    /// S-17. The doorbell of the session, for all connections that go over it.
+    /// The doorbell of the session, for all connections that go over it (S-17).
     Session(Arc<dyn Doorbell>),
 }
 
@@ -45,8 +45,8 @@ impl SingleDoorbell {
         Ok(Self { event: ReservedFd::new(full_eventfd()?)?, is_shared: false })
     }
 
-    /// S-17. A bell that rings with those of all connections of a session: a copy of the eventfd that the session's doorbell
-    /// raises. Nobody ever reads that, so nobody takes a ring from another.
+    /// Makes a doorbell that is notified with those of all connections of a session: a copy of the eventfd that the
+    /// session's doorbell raises (S-17). Nobody ever reads it, so nobody takes a notification from another.
     ///
     /// # Errors
     /// Where there is no number to spare.
@@ -86,7 +86,7 @@ impl SingleNotifier {
         Ok(Self(Way::Event(ReservedFd::new(event)?)))
     }
 
-    /// S-17. Of a session whose path carries no descriptors.
+    /// Makes the notifier of a session whose path carries no descriptors (S-17).
     #[must_use]
     pub fn of_session(doorbell: Arc<dyn Doorbell>) -> Self {
         Self(Way::Session(doorbell))

@@ -7,7 +7,7 @@ use crate::{Features, MAGIC, VERSION, limits};
 /// Bytes of the header; the words begin behind it.
 pub const LEN: usize = 0x80;
 
-// M-1 .. M-4: offsets of the fields.
+// Offsets of the fields (M-1 to M-4).
 const AT_MAGIC: usize = 0x00;
 const AT_VERSION: usize = 0x08;
 const AT_RESERVED_A: usize = 0x0a;

@@ -46,7 +46,7 @@ fn word_at(page: &[u8], at: usize) -> u64 {
 /// A header that fits into `room` bytes.
 fn header_of(page: &[u8], room: u64) -> Option<SegmentHeader> {
     let bytes = page.first_chunk::<{ header::LEN }>()?;
-    // M-2. The length that it says itself: how long the memory is that was passed only the two endpoints know.
+    // Takes the length that the header says: how long the memory is that was passed only the two endpoints know (M-2).
     let says = SegmentHeader::decode(bytes, word_at(page, header::SEGMENT_LEN)).ok()?;
     (says.segment_len <= room).then_some(says)
 }

@@ -15,7 +15,7 @@ pub const COUNTERS: usize = 9;
 /// The version of the record.
 const VERSION: u64 = 1;
 
-// offsets of the fields.
+// Offsets of the fields.
 const AT_KIND: usize = 0x00;
 const AT_STATE: usize = 0x08;
 const AT_START: usize = 0x10;

@@ -89,8 +89,8 @@ pub struct Claim {
     pub nonce: [u8; 16],
 }
 
-/// Bytes of the tag that an *Answer* carries: enough to guess it in vain, too few to search for what it was made of
-/// (S-6).
+/// Bytes of the tag that an *Answer* carries: enough to guess it in vain, too few to search for what it was made
+/// of (S-6).
 pub const SHORT_TAG: usize = 4;
 
 /// Which bytes of the two directions were hashed: a prefix of each (S-6).

@@ -24,8 +24,8 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// Whether an endpoint that said `self` may say `next` now: phases do not go back, and the last two are final
-    ///
+    /// Whether an endpoint that said `self` may say `next` now: phases do not go back, and the last two are
+    /// final.
     #[must_use]
     pub const fn may_become(self, next: Self) -> bool {
         matches!(

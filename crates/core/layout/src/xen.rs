@@ -67,8 +67,8 @@ pub const AT_QUARANTINE: usize = 0x288;
 pub const AT_MADE: usize = 0x290;
 /// Where the name stands at which the ends met, filled up with zeros.
 pub const AT_NAME: usize = 0x2c0;
-/// Where a listener page says for whom it is: [`board_head`] in the lower half, its own reference in the upper one
-///
+/// Where a listener page says for whom it is: [`board_head`] in the lower half, its own reference in the upper
+/// one.
 pub const AT_FOR: usize = 0x020;
 /// Where the references of the lines stand that a listener page listens to.
 pub const AT_LINES: usize = 0x040;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! M-7, L-6: whether pages can be counted is what the kernel says now, and nothing else. One test, as it takes this process's
-//! last descriptor.
+//! Whether pages can be counted is what the kernel says now, and nothing else (M-7, L-6). One test, as it takes this
+//! process's last descriptor.
 
 use std::{
     fs::File,

@@ -21,7 +21,7 @@ pub struct Fresh {
     control: OwnControl,
     carrier: OwnCarrier<Mapped>,
     start: u64,
-    /// C-12.
+    /// Whether it has a stats page (C-12).
     has_board: bool,
 }
 

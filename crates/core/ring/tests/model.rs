@@ -155,7 +155,7 @@ impl Model {
         self.check();
     }
 
-    /// R-4, for each ring by itself, and that both sides and the model agree on what is under way.
+    /// Checks what each ring shows by itself, and that both sides and the model agree on what is under way.
     fn check(&self) {
         let (tail, head) = (self.writer.position(), self.reader.position());
         let begins = if (self.switch_point.wrapping_sub(head) as i64) > 0 { self.switch_point } else { head };
@@ -297,7 +297,7 @@ impl Model {
         }
     }
 
-    /// H-1 to H-4, one step at a time, so that everything else happens in between.
+    /// Moves to another ring one step at a time, so that everything else happens in between (H-1 to H-4).
     fn go_on(&mut self, capacity: u64) {
         if self.offered.is_none() {
             if self.writer.handover().can_offer().unwrap() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! R-26, H-8: processes made by fork use one half of a pipe in turns, and die at any step of a turn.
+//! Processes made by fork use one half of a pipe in turns, and die at any step of a turn (R-26, H-8).
 //!
 //! # Safety
 //! The tests fork, because that is what they are about. A child has the forking thread alone, while locks that other

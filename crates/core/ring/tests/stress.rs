@@ -161,7 +161,7 @@ impl Dice {
     }
 }
 
-/// R-13, the sleeper's barrier: the CPU that runs the ringer passes a full fence.
+/// The waiter's barrier: the CPU that runs the notifier passes a full fence.
 fn kernel_barrier() {
     membarrier(MembarrierCommand::GlobalExpedited).unwrap();
 }

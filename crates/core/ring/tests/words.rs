@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! M-5: what stands in the segments after everything was done that can be. R-13: who fences, and how often.
+//! What stands in the segments after everything was done that can be (M-5), and who fences, and how often.
 #![cfg(not(loom))]
 #![forbid(unsafe_code)]
 

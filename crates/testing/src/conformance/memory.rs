@@ -138,8 +138,8 @@ pub fn d3_mapped_memory_outlives_its_owner(fixture: &impl Fixture) {
     );
 }
 
-/// Retired memory is not used for anything else while the peer maps it, and leaves quarantine when it no longer does
-/// (D-13).
+/// Retired memory is not used for anything else while the peer maps it, and leaves quarantine when it no longer
+/// does (D-13).
 pub fn d13_retired_memory_is_not_reused_while_mapped(fixture: &impl Fixture) {
     let [mut a, mut b] = fixture.pair();
     assert_eq!(a.quarantined(), 0, "D-13: nothing was retired yet");
@@ -159,8 +159,8 @@ pub fn d13_retired_memory_is_not_reused_while_mapped(fixture: &impl Fixture) {
     assert!(eventually(|| a.quarantined() == 0), "D-13: nobody maps it, and it is still in quarantine");
 }
 
-/// Memory outlives its owner on the way to the peer where the backend says so; else the peer hears that it is gone
-/// (D-13).
+/// Memory outlives its owner on the way to the peer where the backend says so; else the peer hears that it is
+/// gone (D-13).
 pub fn d13_memory_on_its_way_outlives_its_owner_as_said(fixture: &impl Fixture) {
     let [mut a, mut b] = fixture.pair();
     let (own, offer) = a.allocate(LEN).expect("there is memory");

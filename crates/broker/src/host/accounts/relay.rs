@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Passes notifications between a virtual machine and the programs of this host that have connections with it
-//! (V-2, V-3).
+//! Passes notifications between a virtual machine and the programs of this host that have connections with
+//! it (V-2, V-3).
 //!
 //! A machine notifies a link by one eventfd, and says in the sequence words of its region which event channels it meant
 //! (B-3). A program has an eventfd for each. This thread stands between the two, one for each link. A machine or a

@@ -185,7 +185,7 @@ fn channel() -> io::Result<()> {
     })
 }
 
-/// L-1, L-2.
+/// Looks at the folder in which listeners of this kernel are found (L-1, L-2).
 fn folder() -> Folder {
     let path = tombolo_backends::services_folder();
     let named = std::env::var_os("TOMBOLO_DIR").is_some_and(|value| !value.is_empty());

@@ -64,7 +64,7 @@ pub(super) struct Entry {
 pub(super) struct Unheard {
     /// Something is owed to a peer.
     pub owes: bool,
-    /// S-16. A pipe is full.
+    /// A pipe is full (S-16).
     pub full: bool,
 }
 

@@ -258,7 +258,7 @@ impl Registry {
         unheard
     }
 
-    /// S-16. After a while in which nobody read: what waits for room in a pipe that is full may go over TCP.
+    /// Lets those that wait for room in a full pipe go over TCP, after a while in which nobody read (S-16).
     pub fn leave_full_pipes(&mut self, process: &Process) {
         for entry in self.entries[..self.awake].iter().filter(|entry| entry.is_full()) {
             entry.connection.for_call(process, entry.connection.descriptors.fd()).leave_full_pipe();

@@ -65,8 +65,8 @@ impl Tx {
         }
     }
 
-    /// Moves what this end sends towards `wanted`, as far as it can. It cannot where the peer recalls what TCP does not carry any more
-    /// (S-2).
+    /// Moves what this end sends towards `wanted`, as far as it can. It cannot where the peer recalls what TCP does not carry any
+    /// more (S-2).
     #[inline]
     pub(super) fn steer(
         &mut self,

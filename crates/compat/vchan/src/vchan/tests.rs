@@ -79,7 +79,7 @@ fn lie_of_the_peers_is_an_error_and_not_a_vchan_that_stops() {
     let (pair, server, _reader, mut writer) = pair(4096, 4096);
     writer.try_write(b"truth").unwrap();
     eventually("it came", || server.0.data_ready().unwrap() == 5);
-    // M-5: the position of its writer, far beyond the ring.
+    // The position of its writer, far beyond the ring (M-5).
     lie(&pair, 0x080, 1 << 40);
     let mut bytes = [0; 64];
     let told = thread::scope(|scope| {

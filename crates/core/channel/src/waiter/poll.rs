@@ -151,7 +151,7 @@ impl Waiter {
     /// or too little.
     fn promise_quietly(&mut self) {
         let Some(pollable) = self.pollable.get() else { return };
-        // Without the barrier nobody can promise that the peer rings.
+        // Without the barrier nobody can promise that the peer notifies.
         let heard = !self.unsure && pollable.is_listening();
         let storm = self.fruitless.count >= STORM;
         self.promised = heard;

@@ -200,7 +200,7 @@ impl<M: Mem> Inflow<M> {
 
     pub(super) fn finish(&mut self, phase: Phase) {
         if self.state.phase == Phase::Open {
-            // A writer that finds the end looks once more what was read.
+            // A writer that finds the end checks once more what was read.
             self.publish_head();
             self.publish_state(State { phase, ..self.state });
         }
