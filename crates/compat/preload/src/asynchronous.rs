@@ -7,23 +7,10 @@
 
 use std::ffi::{c_int, c_long, c_void};
 
-use tombolo_sockets::Reason;
-
-use crate::{errno, handback, inside, real, state};
+use crate::{errno, handback::bypassed, real, state};
 
 /// `linux/aio_abi.h`: where the descriptor stands in a `struct iocb`.
 const FILDES: usize = 20;
-
-/// The kernel reads or writes `fd`, or waits for it.
-fn bypassed(fd: c_int) {
-    if inside::has_interrupted() {
-        return;
-    }
-    state::shared(fd);
-    if let (Some(process), Some(connection)) = (state::busy(), state::connection(fd)) {
-        errno::kept(|| handback::hand_over(process, fd, &connection, Reason::Bypassed));
-    }
-}
 
 /// Before the kernel is given `count` requests.
 ///

@@ -15,10 +15,22 @@ use tombolo_sockets::{
     tuple::Tuple,
 };
 
-use crate::{kernel, state};
+use crate::{errno, inside, kernel, state};
 
 /// How long a call that needs a socket back on TCP waits for the peer.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// From here on somebody reads or writes `fd` past this library: the kernel, or standard I/O. A socket that is not connected so far
+/// stays on TCP for good.
+pub(crate) fn bypassed(fd: RawFd) {
+    if inside::has_interrupted() {
+        return;
+    }
+    state::shared(fd);
+    if let (Some(process), Some(connection)) = (state::busy(), state::connection(fd)) {
+        errno::kept(|| hand_over(process, fd, &connection, Reason::Bypassed));
+    }
+}
 
 /// Moves a connection back to TCP for somebody who reads or writes past this library. Where the peer does not follow in
 /// time, or bytes are in shared memory that nobody will read, it ends with an error rather than lose them unnoticed.

@@ -7,9 +7,8 @@
 use std::ffi::{c_char, c_int};
 
 use libc::FILE;
-use tombolo_sockets::Reason;
 
-use crate::{closing, errno, handback, inside, real, state};
+use crate::{closing, errno, handback::bypassed, real, state};
 
 /// What standard I/O reads and writes goes past this library.
 ///
@@ -17,11 +16,7 @@ use crate::{closing, errno, handback, inside, real, state};
 /// As `fdopen(3)`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
-    if !inside::has_interrupted()
-        && let (Some(process), Some(connection)) = (state::busy(), state::connection(fd))
-    {
-        errno::kept(|| handback::hand_over(process, fd, &connection, Reason::Bypassed));
-    }
+    bypassed(fd);
     // SAFETY: (contract) the caller's promise.
     unsafe { real::fdopen(fd, mode) }
 }

@@ -10,16 +10,7 @@ use std::{
     ffi::{c_int, c_void},
 };
 
-use tombolo_sockets::Reason;
-
-use crate::{errno, handback, life, real, state};
-
-/// What standard I/O writes goes past this library.
-fn bypassed(fd: c_int) {
-    if let (Some(process), Some(connection)) = (state::busy(), state::connection(fd)) {
-        errno::kept(|| handback::hand_over(process, fd, &connection, Reason::Bypassed));
-    }
-}
+use crate::{handback::bypassed, life, real};
 
 /// This program's image is about to go.
 fn leaving(_: c_int) {

@@ -74,6 +74,12 @@ fn program_that_may_make_few_calls_makes_no_others() {
     }
 }
 
+/// What a line of the log says of an end: that it was joined, that it ended back on TCP, or otherwise.
+fn step(line: &str) -> Option<char> {
+    let step = |text, step| line.contains(text).then_some(step);
+    step(" joined", 'j').or_else(|| step(" ended, back on TCP", 'b')).or_else(|| step(" ended", 'e'))
+}
+
 #[test]
 fn numbers_that_standard_io_or_the_kernel_close_and_calls_that_come_later_are_those_without() {
     if !has("numbers_that_standard_io_or_the_kernel_close_and_calls_that_come_later_are_those_without", &["cc"]) {
@@ -85,8 +91,25 @@ fn numbers_that_standard_io_or_the_kernel_close_and_calls_that_come_later_are_th
     let mut command = Command::new(&program);
     place.dress(command.env("TOMBOLO_SOCKETS_AFTER", "0"));
     assert_eq!(output(&mut command, &place.path("with")), plain, "{}", place.log());
-    assert_eq!(place.log().matches("joined").count(), 2 * 6, "{}", place.log());
-    assert!(!place.log().contains("broken"), "{}", place.log());
+    let log = place.log();
+    // One that is standard I/O's from before it was connected is none of the library's.
+    assert_eq!(log.matches("joined").count(), 2 * 10, "{log}");
+    assert!(!log.contains("broken"), "{log}");
+    // What standard I/O closes is let go there and then, and not when its number is found to be another file.
+    let steps: String = log.lines().filter_map(step).collect();
+    assert!(steps.starts_with("jjbejjbejjbejjbe"), "{steps}: {log}");
+}
+
+/// Calls of the program's are in it, and handlers of signals, when whoever loaded it lets go of it.
+#[test]
+fn library_that_is_closed_stays_loaded() {
+    if !has("library_that_is_closed_stays_loaded", &["readelf"]) {
+        return;
+    }
+    let library = std::env::current_exe().unwrap().with_file_name("libtombolo_preload.so");
+    let dynamic = Command::new("readelf").arg("-d").arg(library).output().unwrap();
+    let dynamic = String::from_utf8(dynamic.stdout).unwrap();
+    assert!(dynamic.contains("SYMTAB") && dynamic.contains("NODELETE"), "{dynamic}");
 }
 
 #[test]

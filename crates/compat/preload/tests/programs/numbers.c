@@ -3,6 +3,7 @@
  * It prints what calls gave. */
 #define _GNU_SOURCE
 #include <aio.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/aio_abi.h>
@@ -16,17 +17,29 @@
 static int ends[2];
 static char room[64];
 
-/* What a file gives that has the number. */
-static void file(const char *what, int number) {
+/* What a file gives that has the number, and is read from its beginning. */
+static void read_file(const char *what, int number) {
     int fd;
     /* Those below stay open. */
     do {
         check((fd = memfd_create("file", 0)) >= 0, "memfd_create");
     } while (fd < number);
     printf("%s: the number again: %d,", what, fd == number);
+    check(pwrite(fd, "file", 4, 0) == 4, "pwrite");
+    ssize_t n = read(fd, room, sizeof room);
+    printf(" read %zd %.*s,", n, n > 0 ? (int)n : 0, room);
+    printf(" close %d\n", close(fd));
+}
+
+/* The same for one that is written first. */
+static void file(const char *what, int number) {
+    int fd = memfd_create("file", 0);
+    check(fd >= 0, "memfd_create");
+    printf("%s: the number again: %d,", what, fd == number);
     printf(" write %zd,", write(fd, "file", 4));
     printf(" seek %ld,", (long)lseek(fd, 0, SEEK_SET));
-    printf(" read %zd,", read(fd, room, sizeof room));
+    ssize_t n = read(fd, room, sizeof room);
+    printf(" read %zd %.*s,", n, n > 0 ? (int)n : 0, room);
     printf(" close %d\n", close(fd));
 }
 
@@ -42,6 +55,20 @@ static void pair(void) {
     talk(ends);
 }
 
+/* As `meet`, with a stream on the end that connects. */
+static void meet_as(int ends[2], FILE **stream) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof address;
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    check(bind(listener, (struct sockaddr *)&address, len) == 0 && listen(listener, 1) == 0, "listen");
+    check(getsockname(listener, (struct sockaddr *)&address, &len) == 0, "getsockname");
+    ends[0] = socket(AF_INET, SOCK_STREAM, 0);
+    check((*stream = fdopen(ends[0], "r+")) != NULL, "fdopen");
+    check(connect(ends[0], (struct sockaddr *)&address, len) == 0, "connect");
+    check((ends[1] = accept(listener, NULL, NULL)) >= 0, "accept");
+    close(listener);
+}
+
 static long past(long number, long a, long b, long c) {
     long answer;
     __asm__ volatile("syscall" : "=a"(answer) : "a"(number), "D"(a), "S"(b), "d"(c) : "rcx", "r11", "memory");
@@ -51,6 +78,15 @@ static long past(long number, long a, long b, long c) {
 int main(void) {
     FILE *stream;
     setvbuf(stdout, NULL, _IOLBF, 0);
+
+    /* Closed by standard I/O, and its number is not asked about. */
+    pair();
+    check((stream = fdopen(ends[0], "r+")) != NULL && fclose(stream) == 0, "fclose");
+    peer("nothing");
+    pair();
+    check((stream = fdopen(ends[0], "r+")) != NULL && freopen("/dev/null", "r", stream) == stream, "freopen");
+    peer("nothing");
+    fclose(stream);
 
     pair();
     check((stream = fdopen(ends[0], "r+")) != NULL, "fdopen");
@@ -66,10 +102,18 @@ int main(void) {
     fclose(stream);
     peer("freopen");
 
+    /* A stream that is older than the connection. */
+    meet_as(ends, &stream);
+    talk(ends);
+    printf("fprintf: %d\n", fprintf(stream, "early"));
+    printf("fclose: %d\n", fclose(stream));
+    file("early", ends[0]);
+    peer("early");
+
+    /* Nobody says that the number is closed: a call that the connection has nothing for finds out. */
     pair();
-    check(write(ends[1], "late", 4) == 4, "write");
     check(past(SYS_close, ends[0], 0, 0) == 0, "close");
-    file("closed past all", ends[0]);
+    read_file("closed past all", ends[0]);
     close(ends[1]);
 
     /* What is opened next is not the program's. */
@@ -98,6 +142,18 @@ int main(void) {
     peer("io_submit");
 
     pair();
+    int (*submit)(aio_context_t, long, struct iocb **) = (int (*)(aio_context_t, long, struct iocb **))dlsym(RTLD_DEFAULT, "io_submit");
+    request.aio_fildes = ends[0];
+    request.aio_lio_opcode = IOCB_CMD_PWRITE;
+    request.aio_buf = (uintptr_t) "libaio";
+    request.aio_nbytes = 6;
+    printf("libaio: %ld,", submit ? (long)submit(context, 1, requests) : syscall(SYS_io_submit, context, 1, requests));
+    printf(" %ld,", syscall(SYS_io_getevents, context, 1, 1, &event, NULL));
+    printf(" %lld\n", (long long)event.res);
+    close(ends[0]);
+    peer("libaio");
+
+    pair();
     check(write(ends[1], "later", 5) == 5, "write");
     struct aiocb one = {.aio_fildes = ends[0], .aio_buf = room, .aio_nbytes = sizeof room};
     const struct aiocb *all[] = {&one};
@@ -114,6 +170,14 @@ int main(void) {
     printf(" %zd\n", aio_return(&one));
     close(ends[0]);
     peer("aio");
+
+    pair();
+    struct aiocb list = {.aio_fildes = ends[0], .aio_buf = "listed", .aio_nbytes = 6, .aio_lio_opcode = LIO_WRITE};
+    struct aiocb *listed[] = {NULL, &list};
+    printf("lio_listio: %d,", lio_listio(LIO_WAIT, listed, 2, NULL));
+    printf(" %zd\n", aio_return(&list));
+    close(ends[0]);
+    peer("lio_listio");
     printf("done\n");
     return 0;
 }
