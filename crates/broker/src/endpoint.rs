@@ -22,3 +22,4 @@ mod owner;
 pub mod peer_session;
 pub mod program;
 pub mod run;
+mod whereabouts;

@@ -3,8 +3,13 @@
 
 use std::{collections::BTreeMap, io::Write, path::PathBuf, process::Command};
 
-const UNITS: [&str; 4] =
-    ["tombolod.service", "tombolod-guest.service", "tombolo-holder.service", "tombolo-net.service"];
+const UNITS: [&str; 5] = [
+    "tombolod.service",
+    "tombolod-guest.service",
+    "tombolo-holder.service",
+    "tombolo-net.service",
+    "tombolo-hook.service",
+];
 
 fn path(unit: &str) -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/systemd")).join(unit)
@@ -79,6 +84,16 @@ fn b16_broker_that_ends_waits_for_no_process_that_waits_for_a_stranger() {
     // `tombolod memory` cannot be killed while a stranger holds a file's lock.
     let all = settings(&std::fs::read_to_string(path("tombolod.service")).unwrap());
     assert_eq!(all.get(&("Service".to_owned(), "KillMode".to_owned())).map(String::as_str), Some("process"));
+}
+
+#[test]
+fn b22_units_of_brokers_let_them_see_the_addresses_of_their_kernel() {
+    for unit in ["tombolod.service", "tombolod-guest.service"] {
+        let all = settings(&std::fs::read_to_string(path(unit)).unwrap());
+        let setting = |name: &str| all.get(&("Service".to_owned(), name.to_owned())).map(String::as_str);
+        assert_eq!(setting("PrivateNetwork"), None, "{unit}: a namespace without the machine's addresses");
+        assert!(setting("RestrictAddressFamilies").unwrap().contains("AF_NETLINK"), "{unit}");
+    }
 }
 
 #[test]

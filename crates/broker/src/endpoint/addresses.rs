@@ -7,7 +7,10 @@
 use std::{
     fs, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::fs::MetadataExt,
+    },
 };
 
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, netlink};
@@ -58,14 +61,20 @@ impl AddressWatch {
 /// The addresses of this network namespace that another machine could know, in order, as IPv6.
 #[must_use]
 pub fn own_addresses() -> Vec<[u8; 16]> {
-    let read = |path| {
+    addresses_of(std::process::id())
+}
+
+/// The same of the network namespace that a process is in; none if that is not seen from here.
+#[must_use]
+pub fn addresses_of(process: u32) -> Vec<[u8; 16]> {
+    let read = |name| {
         let mut text = String::new();
-        let file = fs::File::open(path).ok()?;
+        let file = fs::File::open(format!("/proc/{process}/net/{name}")).ok()?;
         io::Read::read_to_string(&mut io::Read::take(file, READ_MAX), &mut text).ok()?;
         Some(text)
     };
-    let v4 = read("/proc/net/fib_trie").map(|text| v4_of(&text)).unwrap_or_default();
-    let v6 = read("/proc/net/if_inet6").map(|text| v6_of(&text)).unwrap_or_default();
+    let v4 = read("fib_trie").map(|text| v4_of(&text)).unwrap_or_default();
+    let v6 = read("if_inet6").map(|text| v6_of(&text)).unwrap_or_default();
     let mut all: Vec<_> = v4.into_iter().map(|it| it.to_ipv6_mapped().octets()).collect();
     all.extend(v6.into_iter().map(|it| it.octets()));
     all.retain(is_told);
@@ -73,6 +82,13 @@ pub fn own_addresses() -> Vec<[u8; 16]> {
     all.dedup();
     all.truncate(ADDRESSES_MAX);
     all
+}
+
+/// By which number the kernel tells the network namespace of a process from others: each has files of its own below `/proc`. What
+/// tells more takes the right to look into the process.
+#[must_use]
+pub fn namespace_of(process: u32) -> Option<u64> {
+    Some(fs::metadata(format!("/proc/{process}/net/dev")).ok()?.ino())
 }
 
 /// Whether an address means the same to a peer: those that each kernel has (loopback, link-local) do not (B-22).

@@ -20,14 +20,14 @@ use tombolo_control::{Life, Message, NO_NUMBER, Name, Seen, VERSION, VERSION_LEA
 use crate::{
     discard,
     endpoint::{
-        addresses::{self, AddressWatch},
         connections::Refusal,
         devices::{Devices, Pages, Region},
         finding::Finding,
         host_session::{Host, LinkNews, News},
         link::{self, Link},
         peer_session::{Inquiry, Peer, PeerRequest},
-        program::{Program, ProgramSocket, ProgramState},
+        program::{Program, ProgramSocket, ProgramState, may_sit},
+        whereabouts::Whereabouts,
     },
 };
 
@@ -60,6 +60,9 @@ const BREATH: Duration = Duration::from_millis(1);
 
 /// With this the services begin where interfaces meet (B-28).
 const NET_SERVICES: &str = "net.";
+
+/// With this those at which programs listen for the other ends of their TCP connections (S-18).
+const FINDING_SERVICES: &str = "sockets-";
 
 /// What the broker of a machine is told when it begins.
 #[derive(Clone, Debug)]
@@ -116,8 +119,8 @@ pub struct Broker<D: Devices> {
     usage_later: bool,
     /// Which peer may have which address, and who waits for which TCP connection (B-22, B-23).
     finding: Finding,
-    addresses: Vec<[u8; 16]>,
-    watch: Option<AddressWatch>,
+    /// Where this kernel's programs may be reached (B-22).
+    whereabouts: Whereabouts,
     /// The device shared with the host was taken away, and there is no other one yet (B-27).
     is_hostless: bool,
 }
@@ -150,8 +153,7 @@ impl<D: Devices> Broker<D> {
             shut,
             usage_later,
             finding: Finding::default(),
-            addresses: Vec::new(),
-            watch: None,
+            whereabouts: Whereabouts::default(),
             is_hostless,
         })
     }
@@ -159,14 +161,15 @@ impl<D: Devices> Broker<D> {
     /// Tells the host where this kernel may be reached, now and whenever that changes (B-22).
     #[must_use]
     pub fn with_addresses(mut self) -> Self {
-        self.watch = AddressWatch::new().inspect_err(|error| tracing::warn!("addresses: {error}")).ok();
-        self.look_at_addresses();
+        self.whereabouts.begin();
         self
     }
 
-    fn look_at_addresses(&mut self) {
-        self.addresses = addresses::own_addresses();
-        self.finding.set_own(self.addresses.clone());
+    /// The same of one that may be reached at these addresses, whatever the kernel says.
+    #[must_use]
+    pub fn with_addresses_of(mut self, addresses: Vec<[u8; 16]>) -> Self {
+        self.whereabouts = Whereabouts::fixed(addresses);
+        self
     }
 
     /// Serves until `stop` is readable.
@@ -189,7 +192,9 @@ impl<D: Devices> Broker<D> {
                 self.receive_from(who);
             }
             self.show_in_turn();
-            self.finding.give_up(Instant::now(), &self.programs);
+            let now = Instant::now();
+            self.finding.give_up(now, &self.programs);
+            self.whereabouts.forget_unused(now, &self.programs);
             self.send_away();
         }
     }
@@ -245,7 +250,7 @@ impl<D: Devices> Broker<D> {
         if !self.is_hostless {
             fds.push((Source::Host, self.devices.fd()));
         }
-        fds.extend(self.watch.as_ref().map(|watch| (Source::Addresses, watch.fd())));
+        fds.extend(self.whereabouts.fd().map(|watch| (Source::Addresses, watch)));
         let absent = self.is_hostless || self.links.values().any(|link| link.memory.is_none());
         if absent {
             fds.extend(self.devices.arrivals().map(|fd| (Source::Devices, fd)));
@@ -260,8 +265,9 @@ impl<D: Devices> Broker<D> {
         let (late, now) = (self.programs.values().filter_map(Program::late_at).min(), self.now());
         let late = late.map(|at| at.saturating_duration_since(now));
         let usage = self.usage_later.then_some(USAGE_LATER);
-        let sought = self.finding.late_at().map(|at| at.saturating_duration_since(Instant::now()));
-        let timeout = [busy.then_some(BREATH), again, late, shut, usage, sought].into_iter().flatten().min();
+        let left = |at: Instant| at.saturating_duration_since(Instant::now());
+        let (sought, unused) = (self.finding.late_at().map(left), self.whereabouts.late_at().map(left));
+        let timeout = [busy.then_some(BREATH), again, late, shut, usage, sought, unused].into_iter().flatten().min();
         let timeout = timeout.and_then(|time| Timespec::try_from(time).ok());
         let mut polled: Vec<_> = fds.iter().map(|(_, fd)| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
         match poll(&mut polled, timeout.as_ref()) {
@@ -277,10 +283,7 @@ impl<D: Devices> Broker<D> {
     fn receive_from(&mut self, who: Source) {
         match who {
             Source::Stop | Source::Devices => {}
-            Source::Addresses => {
-                self.watch.iter().for_each(AddressWatch::drain);
-                self.look_at_addresses();
-            }
+            Source::Addresses => self.whereabouts.look_again(),
             // What they rang for is looked for in any case.
             Source::Host => self.devices.host().drain(),
             Source::Peer(number) => {
@@ -331,8 +334,8 @@ impl<D: Devices> Broker<D> {
             let (calls, used) = link.usage();
             later |= self.host.usage(link.told.link, link.told.generation, calls, used, now);
         }
-        if self.watch.is_some() {
-            later |= self.host.send_addresses(&self.addresses);
+        if let Some(addresses) = self.whereabouts.told() {
+            later |= self.host.send_addresses(addresses);
         }
         self.usage_later = later;
         for link in self.links.values_mut() {
@@ -528,11 +531,18 @@ impl<D: Devices> Broker<D> {
                 if taken {
                     return program.answer(refuse(Refusal(code::EXISTS, format!("{service} has a listener"))));
                 }
+                let finds = service.as_str().starts_with(FINDING_SERVICES);
                 program.doing = ProgramState::Listening(service);
-                program.answer(Message::Done {})
+                program.answer(Message::Done {})?;
+                if finds {
+                    self.whereabouts.look_at_program(program, Instant::now());
+                }
+                Ok(())
             }
             (ProgramState::Listening(_), Message::Locate { address }) => {
-                program.answer(Message::Near { domains: self.finding.locate(address) })
+                self.whereabouts.look_at_program(program, Instant::now());
+                let is_own = self.whereabouts.is_own(address, program);
+                program.answer(Message::Near { domains: if is_own { 0 } else { self.finding.locate(address) } })
             }
             (ProgramState::Listening(_), Message::Claim { key }) => {
                 self.finding.claim(id, key, &self.programs);
@@ -544,6 +554,9 @@ impl<D: Devices> Broker<D> {
             }
             (ProgramState::Listening(_), Message::Find { key, address }) => {
                 let asked = program.asked;
+                if self.whereabouts.is_own(address, program) {
+                    return program.answer(refuse(Refusal(code::NOT_FOUND, "it is an address of this kernel".into())));
+                }
                 match self.finding.find((id, asked), (key, address), &mut self.links) {
                     Ok(()) => Ok(()),
                     Err(no) => program.answer(refuse(no)),
@@ -621,13 +634,6 @@ impl<D: Devices> Broker<D> {
     }
 }
 
-/// Whether a user who has `own` seats of `all` may have one more while others have `theirs`: up to half of what they
-/// leave (B-15). So one or two malicious users alone cannot lock others out.
-#[must_use]
-pub fn may_sit(own: usize, theirs: usize, all: usize) -> bool {
-    2 * own < all.saturating_sub(theirs)
-}
-
 /// Whether a user may listen at a service or connect to it: those of interfaces are root's and the broker's own user's (B-28).
 fn may_meet(user: u32, service: &Name) -> bool {
     !service.as_str().starts_with(NET_SERVICES) || user == 0 || user == rustix::process::geteuid().as_raw()
@@ -698,19 +704,3 @@ fn random() -> io::Result<u64> {
 
 #[cfg(test)]
 mod random;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn b15_users_who_take_all_they_get_leave_seats_to_others() {
-        let mut had: Vec<usize> = Vec::new();
-        while had.iter().sum::<usize>() < PROGRAMS_MAX {
-            let theirs = had.iter().sum();
-            had.push((0..).find(|own| !may_sit(*own, theirs, PROGRAMS_MAX)).unwrap());
-        }
-        assert_eq!(had, [128, 64, 32, 16, 8, 4, 2, 1, 1]);
-        assert!(!may_sit(0, PROGRAMS_MAX, PROGRAMS_MAX) && !may_sit(0, 2 * PROGRAMS_MAX, PROGRAMS_MAX));
-    }
-}

@@ -42,8 +42,6 @@ struct Pending {
 /// What is known of who is where.
 #[derive(Debug, Default)]
 pub(crate) struct Finding {
-    /// The addresses of this kernel.
-    own: Vec<[u8; 16]>,
     /// Of the peer of each link, as it says.
     near: BTreeMap<u32, Vec<[u8; 16]>>,
     /// Who waits for a key. None: more than one program says so.
@@ -53,10 +51,6 @@ pub(crate) struct Finding {
 }
 
 impl Finding {
-    pub(crate) fn set_own(&mut self, addresses: Vec<[u8; 16]>) {
-        self.own = addresses;
-    }
-
     /// Stores the addresses at which the peer of a link may be reached, as the host told (B-22).
     pub(crate) fn learn(&mut self, link: u32, mut addresses: Vec<[u8; 16]>) {
         addresses.truncate(ADDRESSES_MAX);
@@ -72,10 +66,9 @@ impl Finding {
         self.near.clear();
     }
 
-    /// The links whose peers may have `address`. One of this kernel's own is nobody else's.
+    /// The links whose peers may have `address`.
     fn candidates(&self, address: [u8; 16]) -> impl Iterator<Item = u32> {
-        let is_own = self.own.contains(&address);
-        let near = self.near.iter().filter(move |(_, addresses)| !is_own && addresses.contains(&address));
+        let near = self.near.iter().filter(move |(_, addresses)| addresses.contains(&address));
         near.map(|(link, _)| *link).take(CANDIDATES)
     }
 

@@ -63,6 +63,13 @@ impl ProgramSocket {
 /// How long a program may take to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// Whether a user who has `own` seats of `all` may have one more while others have `theirs`: up to half of what they
+/// leave (B-15). So one or two malicious users alone cannot lock others out.
+#[must_use]
+pub fn may_sit(own: usize, theirs: usize, all: usize) -> bool {
+    2 * own < all.saturating_sub(theirs)
+}
+
 /// What a program does.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ProgramState {
@@ -88,6 +95,8 @@ pub struct Program {
     pub user: u32,
     /// Its process, likewise; 0: not one that is seen from here.
     pub process: u32,
+    /// In which network namespace it was seen last, if that is not the broker's (B-22).
+    pub namespace: Option<u64>,
     /// What it does.
     pub doing: ProgramState,
     /// The serial of its question.
@@ -112,7 +121,7 @@ impl Program {
     pub fn new(socket: OwnedFd) -> io::Result<Self> {
         let (user, process) = (fd_passing::user_of(&socket)?, fd_passing::process_of(&socket).unwrap_or_default());
         let (doing, deadline) = (ProgramState::New, Instant::now() + PATIENCE);
-        Ok(Self { socket, user, process, doing, asked: 0, hears_leave: false, deadline })
+        Ok(Self { socket, user, process, namespace: None, doing, asked: 0, hears_leave: false, deadline })
     }
 
     /// Its socket.
@@ -250,5 +259,17 @@ mod tests {
             rustix::event::poll(&mut polled, Some(&Timespec { tv_sec: 20, tv_nsec: 0 })).unwrap();
             assert!(polled[0].revents().contains(PollFlags::HUP), "somebody has it still");
         }
+    }
+
+    #[test]
+    fn b15_users_who_take_all_they_get_leave_seats_to_others() {
+        const SEATS: usize = 256;
+        let mut had: Vec<usize> = Vec::new();
+        while had.iter().sum::<usize>() < SEATS {
+            let theirs = had.iter().sum();
+            had.push((0..).find(|own| !may_sit(*own, theirs, SEATS)).unwrap());
+        }
+        assert_eq!(had, [128, 64, 32, 16, 8, 4, 2, 1, 1]);
+        assert!(!may_sit(0, SEATS, SEATS) && !may_sit(0, 2 * SEATS, SEATS));
     }
 }

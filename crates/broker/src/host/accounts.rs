@@ -84,7 +84,7 @@ impl Local {
         let devices = HostDevices::new(memory, heard, copy, Arc::clone(&lines), kept.clone(), storms, lane);
         let settings = Settings { boot: guest::boot(), slice };
         let guest = Guest::begin(name.clone(), &boxes)?;
-        let mut broker = Broker::begin(settings, devices, ProgramSocket::Passed(inside))?;
+        let mut broker = Broker::begin(settings, devices, ProgramSocket::Passed(inside))?.with_addresses();
         let (what, ended) = (format!("programs of {name} are not served"), stop.try_clone()?);
         let (is_dismissed, left) = (Arc::clone(&dismissed), kept.clone());
         std::thread::Builder::new().name("tombolo-account".into()).spawn(move || {

@@ -19,7 +19,7 @@ use tombolo_control::{Envelope, Fault, Message, Name, VERSION, code};
 
 use crate::{
     discard,
-    endpoint::{broker::may_sit, program},
+    endpoint::program::{self, may_sit},
     fd_passing,
     host::{
         async_fd::{accept, watch},

@@ -72,9 +72,9 @@ impl GuestView<'_> {
         Some(LinkNews { generation, peer: peer_name, own, theirs, size, bell, side, rules, life })
     }
 
-    /// Where the peers of its links may be reached, as each machine says of itself (B-22).
+    /// Where the peers of its links may be reached, as each machine and each account says of itself (B-22).
     pub fn addresses(&self, links: &BTreeMap<u32, LinkNews>) -> BTreeMap<u32, Vec<[u8; 16]>> {
-        let of = |peer: &str| self.domains.vms.get(peer).map_or_else(Vec::new, |vm| vm.guest.addresses().to_vec());
+        let of = |peer: &str| self.domains.guest_of(peer).map_or_else(Vec::new, |guest| guest.addresses().to_vec());
         links.iter().map(|(&link, told)| (link, of(told.peer.as_str()))).collect()
     }
 }

@@ -65,6 +65,11 @@ pub struct Guest {
 impl Guest {
     /// Begins in the device of `vm`.
     pub fn start(daemon: &Daemon, vm: &Vm, boot: u8) -> Self {
+        Self::start_at(daemon, vm, boot, None)
+    }
+
+    /// The same in a machine that may be reached at these addresses.
+    pub fn start_at(daemon: &Daemon, vm: &Vm, boot: u8, addresses: Option<Vec<[u8; 16]>>) -> Self {
         let socket = daemon.file(&format!("{}.guest", vm.name));
         let door = fd_passing::listen(&socket, SocketType::SEQPACKET, 0o600, None, None).unwrap();
         let copy = |fd: &OwnedFd| fd.try_clone().unwrap();
@@ -80,6 +85,7 @@ impl Guest {
         );
         let settings = Settings { boot: [boot; 16], slice: 1280 << 10 };
         let broker = Broker::begin(settings, devices, door).unwrap();
+        let broker = if let Some(all) = addresses { broker.with_addresses_of(all) } else { broker };
         let stop = event().unwrap();
         let ended = copy(&stop);
         let thread = thread::spawn(move || broker.run(ended.as_fd()));
@@ -145,10 +151,14 @@ impl World {
 
     /// One of a configuration; `link` makes a link where that has none.
     pub fn start(config: &str, link: impl FnOnce(&Daemon)) -> Self {
-        let daemon = Daemon::start(config);
+        Self::start_at(Daemon::start(config), None, link)
+    }
+
+    /// One of a broker that runs, with a machine that may be reached at these addresses.
+    pub fn start_at(daemon: Daemon, addresses: Option<Vec<[u8; 16]>>, link: impl FnOnce(&Daemon)) -> Self {
         let vm = Vm::start(&daemon, "a");
         vm.qmp.state().unsealed = true;
-        let guest = Guest::start(&daemon, &vm, 1);
+        let guest = Guest::start_at(&daemon, &vm, 1, addresses);
         link(&daemon);
         guest.plug(&daemon, &vm);
         let host = VmDomain::through(program_socket(daemon.path()));

@@ -6,6 +6,7 @@ pub mod endpoint;
 pub mod hold;
 pub mod host;
 pub mod qmp;
+pub mod tcp;
 
 use std::{
     fs,

@@ -143,12 +143,12 @@ impl Broker {
             let Some(guest) = domains.guest_of(&name) else { continue };
             let view = GuestView { name: &name, guest, domains, leaving: &leaving };
             let links = view.links();
-            let (addresses, is_machine) = (view.addresses(&links), domains.vms.contains_key(&name));
+            let addresses = view.addresses(&links);
             let numbers = domains.config.numbers(&name, links.values().map(|link| link.peer.clone()));
             let nets = domains.config.nets_of(&name);
             let Some(guest) = self.domains.guest_of_mut(&name) else { continue };
             let said = guest.send_changes(&links, numbers, &leaving);
-            if (is_machine && guest.send_addresses(addresses)) | guest.send_nets(nets) | said {
+            if guest.send_addresses(addresses) | guest.send_nets(nets) | said {
                 self.converse(&name, 1);
             }
         }
