@@ -5,7 +5,7 @@
 use crate::console::Console;
 use crate::error::{Context, Error, Result};
 use crate::guest::until;
-use crate::lines::within;
+use crate::line_reader::within;
 use crate::process::{Process, tied};
 use crate::programs::Programs;
 use crate::scratch::Scratch;

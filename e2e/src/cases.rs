@@ -2,12 +2,12 @@
 //! The cases. Each file has the host halves and the guest halves of its cases side by side.
 
 mod abuse;
-mod bells;
 mod boards;
 mod build;
 mod channels;
 mod churn;
 mod death;
+mod doorbells;
 mod faults;
 mod frames;
 mod hostile;
@@ -37,7 +37,7 @@ const CASES: [&[Case]; 22] = [
     build::CASES,
     lifetime::CASES,
     mapping::CASES,
-    bells::CASES,
+    doorbells::CASES,
     death::CASES,
     abuse::CASES,
     hostile::CASES,
@@ -60,7 +60,7 @@ const CASES: [&[Case]; 22] = [
 const HALVES: [&[Half]; 17] = [
     lifetime::HALVES,
     mapping::HALVES,
-    bells::HALVES,
+    doorbells::HALVES,
     death::HALVES,
     abuse::HALVES,
     hostile::HALVES,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A guest's console: kept, and searched for faults.
 
-use crate::lines::{LineReader, within};
+use crate::line_reader::{LineReader, within};
 use std::io::Read;
 
 /// What a kernel writes when something is wrong with it. A program's own segmentation fault is none of these.

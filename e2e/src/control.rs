@@ -2,7 +2,7 @@
 //! Runs commands in a guest, over any stream that reaches its agent.
 
 use crate::error::{Context, Error, Result};
-use crate::lines::{LineReader, NoLine};
+use crate::line_reader::{LineReader, NoLine};
 use crate::wire::{End, ToGuest, ToHost};
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -197,7 +197,7 @@ impl Control {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lines::within;
+    use crate::line_reader::within;
     use std::io::BufRead;
     use std::os::unix::net::UnixStream;
 

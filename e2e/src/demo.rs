@@ -2,8 +2,8 @@
 //! `make vm-demo`: two machines and their host, a file from one to the other, and how fast that is beside the network
 //! that they have. Everything in the tables is measured in the machines that the file crossed between, in this run.
 
+pub mod connecting;
 mod goals;
-pub mod knock;
 pub mod sockets;
 mod table;
 pub mod volume;
@@ -20,7 +20,7 @@ use tombolo_e2e::control::Job;
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::guest::until;
-use tombolo_e2e::lines::within;
+use tombolo_e2e::line_reader::within;
 use tombolo_e2e::process::Process;
 use tombolo_e2e::qemu::Vm;
 use tombolo_e2e::runner::Half;
@@ -29,8 +29,8 @@ use tombolo_e2e::runner::Half;
 pub const HALVES: &[Half] = &[
     ("volume::send", volume::send),
     ("volume::receive", volume::receive),
-    ("knock::knock", knock::knock),
-    ("knock::open", knock::open),
+    ("connecting::connect", connecting::connect),
+    ("connecting::open", connecting::open),
 ];
 
 /// Where the right end of a measurement listens for its left.
@@ -95,7 +95,7 @@ pub fn run(made_of: &Parts, effort: Effort, parts: &[&str]) -> Result<()> {
         }
     }
     if wanted("setup") {
-        knock::show(&mut site, &mut goals)?;
+        connecting::show(&mut site, &mut goals)?;
     }
     if wanted("volume") {
         volume::show(&mut site, effort.volume << 20, effort.times, &mut goals)?;

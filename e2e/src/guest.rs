@@ -5,7 +5,7 @@ pub mod sys;
 pub mod tsc;
 
 use crate::error::{Context, Error, Result};
-use crate::lines::within;
+use crate::line_reader::within;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::time::Timespec;

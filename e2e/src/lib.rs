@@ -20,7 +20,7 @@ pub mod error;
 pub mod guest;
 pub mod image;
 pub mod ivshmem;
-pub mod lines;
+pub mod line_reader;
 pub mod module;
 pub mod modules;
 pub mod network;

@@ -5,7 +5,7 @@
 //! stands in a user namespace, where the kernel allows that.
 
 use crate::error::{Context, Error, Result};
-use crate::lines::{LineReader, within};
+use crate::line_reader::{LineReader, within};
 use crate::process::{Process, tied};
 use rustix::process::geteuid;
 use std::process::{ChildStdin, Command, Stdio};

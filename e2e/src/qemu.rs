@@ -10,7 +10,7 @@ use crate::ensure;
 use crate::error::{Context, Error, Result};
 use crate::guest::tsc;
 use crate::ivshmem::Region;
-use crate::lines::within;
+use crate::line_reader::within;
 use crate::process::{Process, tied};
 use crate::qmp::Qmp;
 use rustix::io::{FdFlags, fcntl_setfd};

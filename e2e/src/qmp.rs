@@ -2,7 +2,7 @@
 //! The line to QEMU itself.
 
 use crate::error::{Context, Error, Result};
-use crate::lines::{LineReader, NoLine, within};
+use crate::line_reader::{LineReader, NoLine, within};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::{Value, json};
 use std::io::{IoSlice, Write};

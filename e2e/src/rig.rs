@@ -9,7 +9,7 @@ use tombolo_e2e::control::{Job, Output};
 use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::guest::Ends;
 use tombolo_e2e::ivshmem::{Region, Switchboard};
-use tombolo_e2e::lines::within;
+use tombolo_e2e::line_reader::within;
 use tombolo_e2e::module;
 use tombolo_e2e::qemu::{Access, Cpus, Spec, Vm};
 use tombolo_e2e::runner::{self, Case, Lacking, Verdict};

@@ -10,7 +10,7 @@ use tombolo_e2e::control::Job;
 use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::guest::{Ends, until};
 use tombolo_e2e::image::{Extra, Image};
-use tombolo_e2e::lines::within;
+use tombolo_e2e::line_reader::within;
 use tombolo_e2e::modules;
 use tombolo_e2e::network::{Network, Place};
 use tombolo_e2e::qemu::{Boot, Cpus, Spec, Vm};

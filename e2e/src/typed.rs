@@ -8,7 +8,7 @@ use std::path::Path;
 use tombolo_e2e::control::Control;
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
-use tombolo_e2e::lines::within;
+use tombolo_e2e::line_reader::within;
 use tombolo_e2e::qemu::Vm;
 use tombolo_e2e::up::{self, Machines};
 use tombolo_e2e::wire::End;

@@ -3,7 +3,7 @@
 
 use crate::control::{Control, Job};
 use crate::error::{Context, Error, Result};
-use crate::lines::within;
+use crate::line_reader::within;
 use crate::wire::{End, ToHost};
 use rustix::fs::unlink;
 use serde::{Deserialize, Serialize};

@@ -82,7 +82,7 @@ pub struct Xen {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Domain {
     /// The board that QEMU plays.
-    pub machine: Board,
+    pub machine: MachineType,
     /// Root ports for links (`q35`).
     pub ports: u16,
     /// QEMU's control socket; none: the folder's own for it.
@@ -102,7 +102,7 @@ pub struct Domain {
 /// The boards that are known.
 #[derive(Deserialize, Debug, Clone, Copy, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
-pub enum Board {
+pub enum MachineType {
     /// i440FX: a link takes two slots of the root bus.
     Pc,
     /// Q35: a link takes two root ports.
@@ -185,7 +185,7 @@ struct FileXen {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FileDomain {
-    machine: Option<Board>,
+    machine: Option<MachineType>,
     ports: Option<Spanned<u16>>,
     qmp: Option<PathBuf>,
     user: Option<u32>,
@@ -654,12 +654,12 @@ impl FileXen {
 
 impl FileDomain {
     fn check(&self, source: &Source<'_>) -> Domain {
-        let machine = self.machine.unwrap_or(Board::Pc);
+        let machine = self.machine.unwrap_or(MachineType::Pc);
         match (machine, &self.ports) {
-            (Board::Pc, Some(ports)) => {
+            (MachineType::Pc, Some(ports)) => {
                 source.report(ports.span(), "`ports` is for machine = \"q35\"; on pc a link takes slots of the bus");
             }
-            (Board::Q35, Some(ports)) if !(2..=64).contains(ports.get_ref()) => {
+            (MachineType::Q35, Some(ports)) if !(2..=64).contains(ports.get_ref()) => {
                 source.report(ports.span(), "2 to 64 ports, of which a link takes two");
             }
             _ => {}
@@ -685,8 +685,8 @@ impl Domain {
     #[must_use]
     pub fn slots(&self) -> u16 {
         match self.machine {
-            Board::Pc => PC_SLOTS,
-            Board::Q35 => self.ports,
+            MachineType::Pc => PC_SLOTS,
+            MachineType::Q35 => self.ports,
         }
     }
 }
@@ -752,7 +752,7 @@ mod tests {
         let config = parse(TWO).unwrap();
         let (a, b) = (&config.domains["a"], &config.domains["b"]);
         assert_eq!((a.memory, a.slots(), a.vectors, a.links), (512 << 20, 28, 8, 12));
-        assert_eq!((b.memory, b.slots(), b.machine), (8 << 20, 4, Board::Q35));
+        assert_eq!((b.memory, b.slots(), b.machine), (8 << 20, 4, MachineType::Q35));
     }
 
     #[test]

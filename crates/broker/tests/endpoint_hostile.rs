@@ -67,7 +67,7 @@ impl Victim {
 }
 
 impl Liar {
-    fn say(&mut self, serial: u32, message: Message) {
+    fn send_message(&mut self, serial: u32, message: Message) {
         assert!(self.session.queue_message(&Envelope { serial, message }));
         self.pump();
     }
@@ -106,7 +106,7 @@ impl Liar {
         assert!(matches!(&hello.message, Message::Hello { name, .. } if name.as_str() == "a"), "{hello:?}");
         self.hello("b");
         assert_eq!(self.recounted(), []);
-        self.say(0, Message::Calls { calls: 0 });
+        self.send_message(0, Message::Calls { calls: 0 });
     }
 
     /// The calls that the broker says it has.
@@ -117,7 +117,10 @@ impl Liar {
 
     fn hello(&mut self, own: &str) {
         let (epoch, boot) = (self.epoch, [2; 16]);
-        self.say(0, Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot, name: name(own) });
+        self.send_message(
+            0,
+            Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot, name: name(own) },
+        );
     }
 
     fn begin_anew(&mut self) {
@@ -130,7 +133,7 @@ impl Liar {
     fn connect(&mut self, serial: u32, service: &str, number: u64) {
         let (offset, len) = (SLICES_AT + number * 4096, 4096);
         let channel = 1 + 3 * 169u16.saturating_sub(number as u16);
-        self.say(serial, Message::Connect { peer: name("b"), service: name(service), offset, len, channel });
+        self.send_message(serial, Message::Connect { peer: name("b"), service: name(service), offset, len, channel });
     }
 
     fn refusal(&mut self) -> u16 {
@@ -159,7 +162,7 @@ fn b6_peer_that_breaks_the_rules_is_not_heard_until_it_begins_anew() {
         (0, Message::Hello { version_min: 1, version_max: 1, epoch: 1, boot: [2; 16], name: name("b") }),
     ];
     for (serial, message) in wrong {
-        victim.liar.say(serial, message.clone());
+        victim.liar.send_message(serial, message.clone());
         victim.liar.connect(2, "nothing", 0);
         // The broker answers others meanwhile, and not this one. The first of them it may ask for before it has heard that.
         for _ in 0..2 {
@@ -193,7 +196,7 @@ fn b6_programs_of_a_machine_that_the_host_does_not_name_are_told_so() {
     let error = machine.domain.listen("s").unwrap_err();
     let source = std::error::Error::source(&error).expect("the reason").to_string();
     assert!(source.contains("is tombolod running there"), "{error}: {source}");
-    machine.host.say(Message::You { name: name("a") });
+    machine.host.send_message(Message::You { name: name("a") });
     assert!(machine.domain.listen("a/s").is_ok());
 }
 
@@ -217,7 +220,7 @@ fn b13_what_no_rule_allows_is_refused_both_ways() {
     assert!(matches!(victim.a.domain.connect("b/web-1", patience()), Err(Error::Denied(_))));
 
     // When the rules change, they count from then on.
-    told("b", 0, 2, &[(Way::In, "*")]).into_iter().for_each(|message| victim.a.host.say(message));
+    told("b", 0, 2, &[(Way::In, "*")]).into_iter().for_each(|message| victim.a.host.send_message(message));
     eventually("the new rules are there", || {
         victim.liar.connect(6, "secret", 1);
         matches!(victim.liar.next().message, Message::Accept { .. })
@@ -252,7 +255,7 @@ fn b14_calls_of_a_peer_that_never_closes_are_bounded() {
     closes.for_each(drop);
     let serials: Vec<u32> = (1..=100).map(|number| 2 * number).collect();
     for serial in serials {
-        victim.liar.say(serial, Message::Close {});
+        victim.liar.send_message(serial, Message::Close {});
     }
     victim.liar.heard.clear();
     eventually("what both sides closed is free again", || {
@@ -270,7 +273,7 @@ fn b14_peer_that_never_answers_costs_the_caller_its_deadline() {
     assert!(before.elapsed() < Duration::from_secs(10));
     // An answer to who has gone is answered by Close.
     let Envelope { serial, message: Message::Connect { .. } } = victim.liar.next() else { panic!() };
-    victim.liar.say(serial, Message::Accept { offset: SLICES_AT, len: 4096 });
+    victim.liar.send_message(serial, Message::Accept { offset: SLICES_AT, len: 4096 });
     eventually("Close is said", || {
         victim.liar.region.pages.drain();
         victim.liar.pump();
@@ -281,7 +284,7 @@ fn b14_peer_that_never_answers_costs_the_caller_its_deadline() {
 #[test]
 fn v2_what_a_caller_says_before_the_peer_accepts_is_there_when_it_looks() {
     let mut victim = Victim::greeted(&ALL);
-    let mut link = victim.a.domain.knock("b/x", patience()).unwrap();
+    let mut link = victim.a.domain.connect_early("b/x", patience()).unwrap();
     let (_own, offer) = link.allocate(4096).unwrap();
     link.send(b"hello", Some(&offer)).unwrap();
     let Envelope { serial, message: Message::Connect { offset, .. } } = victim.liar.next() else { panic!("it asks") };
@@ -290,7 +293,7 @@ fn v2_what_a_caller_says_before_the_peer_accepts_is_there_when_it_looks() {
     assert_eq!((entry[..2].as_ref(), entry[0x20..].as_ref()), (&[5, 0][..], &b"hello"[..]));
     assert!(matches!(link.recv(0), Ok(None)), "nobody answered");
 
-    victim.liar.say(serial, Message::Accept { offset: SLICES_AT, len: 4096 });
+    victim.liar.send_message(serial, Message::Accept { offset: SLICES_AT, len: 4096 });
     // An answer as the peer's program would put it into its mailbox.
     let answer = [&[2, 0][..], &[0; 0x1e], b"ok"].concat();
     let head = [&b"TOMBOLO\0"[..], &1u64.to_le_bytes()].concat();
@@ -303,26 +306,26 @@ fn v2_what_a_caller_says_before_the_peer_accepts_is_there_when_it_looks() {
 #[test]
 fn b14_slice_of_a_refused_call_is_nobody_elses_before_its_program_let_go() {
     let mut victim = Victim::greeted(&ALL);
-    let knock = |victim: &mut Victim| {
-        let link = victim.a.domain.knock("b/x", patience()).unwrap();
+    let ask = |victim: &mut Victim| {
+        let link = victim.a.domain.connect_early("b/x", patience()).unwrap();
         let said = victim.liar.next();
         let Message::Connect { offset, len, channel, .. } = said.message else { panic!("{said:?}") };
-        victim.liar.say(said.serial, Message::Refuse { code: code::NOT_FOUND, reason: "nobody".into() });
+        victim.liar.send_message(said.serial, Message::Refuse { code: code::NOT_FOUND, reason: "nobody".into() });
         (link, Agreement { serial: said.serial, own: (offset, len), theirs: (0, 0), channel })
     };
-    let (mut link, made) = knock(&mut victim);
+    let (mut link, made) = ask(&mut victim);
     let refused = conformance::receive(&mut *link, patience());
     assert!(matches!(refused, Err(Error::NotFound(_))), "{refused:?}");
-    let (_other, meanwhile) = knock(&mut victim);
+    let (_other, meanwhile) = ask(&mut victim);
     assert!(meanwhile.own != made.own && meanwhile.channel != made.channel, "{meanwhile:?}");
     // Its socket is closed, but it, or a child of it, has the slice still.
     victim.held.lock().unwrap().push(made);
     drop(link);
-    let (_third, meanwhile) = knock(&mut victim);
+    let (_third, meanwhile) = ask(&mut victim);
     assert!(meanwhile.own != made.own && meanwhile.channel != made.channel, "{meanwhile:?}");
     victim.held.lock().unwrap().clear();
     victim.liar.region.pages.notify();
-    eventually("the slice is free again", || knock(&mut victim).1.own == made.own);
+    eventually("the slice is free again", || ask(&mut victim).1.own == made.own);
     // The peer knows of none of them: that one is over is not its business.
     victim.liar.is_heard();
 }
@@ -335,7 +338,7 @@ fn b8_peer_that_rings_without_end_is_told_to_the_host() {
     ring(&victim.storm);
     eventually("Storm is said", || victim.a.host.heard(&storm));
     // The host takes the bell away for a while; the link goes on.
-    victim.a.host.say(Message::Bell { link: LINK, bell: NO_BELL });
+    victim.a.host.send_message(Message::Bell { link: LINK, bell: NO_BELL });
     victim.liar.is_heard();
 }
 
@@ -374,13 +377,13 @@ fn b12_death_of_the_machine_and_loss_of_the_link_are_told_to_programs() {
     victim.liar.connect(2, "s", 0);
     let mut link: Box<dyn Endpoint> = accept(&mut *listener);
     assert!(matches!(victim.liar.next().message, Message::Accept { .. }));
-    victim.a.host.say(Message::Life { link: LINK, generation: 1, life: Life::DomainGone });
+    victim.a.host.send_message(Message::Life { link: LINK, generation: 1, life: Life::DomainGone });
     assert!(matches!(conformance::receive(&mut *link, patience()), Err(Error::PeerGone)));
     assert_eq!(link.liveness(), tombolo_domain::Liveness::DomainGone);
     assert!(matches!(victim.a.domain.connect("b/x", patience()), Err(Error::NotFound(_))));
 
-    victim.a.host.say(Message::Bell { link: LINK, bell: NO_BELL });
-    victim.a.host.say(Message::Unlink { link: LINK, generation: 1 });
+    victim.a.host.send_message(Message::Bell { link: LINK, bell: NO_BELL });
+    victim.a.host.send_message(Message::Unlink { link: LINK, generation: 1 });
     let released = Message::Released { link: LINK, generation: 1 };
     assert!(!victim.a.host.heard(&released), "a program has its memory still");
     drop(link);
@@ -435,9 +438,9 @@ fn b18_broker_that_begins_goes_on_with_the_calls_whose_slices_are_held() {
         panic!("the call that is held is told of")
     };
     assert_eq!(offset, known.own.0);
-    victim.liar.say(0, Message::Calls { calls: 3 });
+    victim.liar.send_message(0, Message::Calls { calls: 3 });
     for (made, side) in [(known, Side::Open), (lost, Side::Open), (over, Side::Over)] {
-        victim.liar.say(made.serial, told_by_peer(&made, side));
+        victim.liar.send_message(made.serial, told_by_peer(&made, side));
     }
     // What nobody has here any more is closed, in its memory too if the peer's program looks at that.
     let closed = [victim.liar.next(), victim.liar.next()].map(|said| (said.serial, said.message));
@@ -475,8 +478,8 @@ fn b18_call_outlives_the_broker_of_its_other_end() {
     assert!(
         matches!(told, Envelope { serial: 2, message: Message::Call { offset: at, side: Side::Open, .. } } if at == offset)
     );
-    victim.liar.say(0, Message::Calls { calls: 1 });
-    victim.liar.say(2, told_by_peer(&made, Side::Open));
+    victim.liar.send_message(0, Message::Calls { calls: 1 });
+    victim.liar.send_message(2, told_by_peer(&made, Side::Open));
     victim.liar.is_heard();
     assert!(link.recv(0).unwrap().is_none());
     link.send(b"still there", None).unwrap();
@@ -486,8 +489,8 @@ fn b18_call_outlives_the_broker_of_its_other_end() {
     victim.liar.next();
     victim.liar.hello("b");
     assert_eq!(victim.liar.recounted().len(), 1);
-    victim.liar.say(0, Message::Calls { calls: 1 });
-    victim.liar.say(2, told_by_peer(&made, Side::Over));
+    victim.liar.send_message(0, Message::Calls { calls: 1 });
+    victim.liar.send_message(2, told_by_peer(&made, Side::Over));
     eventually("the end is told", || {
         victim.liar.pump();
         matches!(link.recv(0), Err(Error::PeerGone))
@@ -521,9 +524,9 @@ fn b18_calls_that_cannot_be_are_not_believed() {
         victim.liar.next();
         victim.liar.hello("b");
         victim.liar.recounted();
-        victim.liar.say(0, Message::Calls { calls });
+        victim.liar.send_message(0, Message::Calls { calls });
         for made in told {
-            victim.liar.say(made.serial, told_by_peer(made, Side::Open));
+            victim.liar.send_message(made.serial, told_by_peer(made, Side::Open));
         }
         victim.liar.connect(1000, "nothing", 90);
         eventually("it is not believed", || {
@@ -543,7 +546,7 @@ fn b18_calls_that_cannot_be_are_not_believed() {
     victim.liar.next();
     victim.liar.hello("b");
     victim.liar.recounted();
-    victim.liar.say(0, Message::Calls { calls: 0 });
+    victim.liar.send_message(0, Message::Calls { calls: 0 });
     victim.liar.is_heard();
 }
 

@@ -14,18 +14,18 @@ const USER: u32 = 12345;
 /// What the broker of an account tells of its listeners, or how it refuses.
 fn listeners(daemon: &Daemon, account: &str) -> Result<Vec<String>, u16> {
     let client = Client::connect_raw(daemon.path()).unwrap();
-    client.say(0, hello());
-    client.hear().unwrap();
-    client.say(1, Message::Enter { account: account.parse().unwrap() });
-    client.say(2, hello());
-    match client.hear().unwrap().message {
+    client.send_message(0, hello());
+    client.receive_message().unwrap();
+    client.send_message(1, Message::Enter { account: account.parse().unwrap() });
+    client.send_message(2, hello());
+    match client.receive_message().unwrap().message {
         Message::Hello { name, .. } => assert_eq!(name.as_str(), account),
         Message::Refuse { code, .. } => return Err(code),
         other => panic!("{other:?}"),
     }
-    client.say(3, Message::Look { at: Seen::Listeners, after: 0 });
+    client.send_message(3, Message::Look { at: Seen::Listeners, after: 0 });
     let mut found = Vec::new();
-    while let Some(Envelope { message: Message::ListenerRow { service, user, .. }, .. }) = client.hear() {
+    while let Some(Envelope { message: Message::ListenerRow { service, user, .. }, .. }) = client.receive_message() {
         found.push(format!("{user} {service}"));
     }
     Ok(found)

@@ -263,7 +263,7 @@ fn b21_end_that_never_answers_delays_no_other_link() {
     let _held = streams(&world);
     let daemon = &world.daemon;
     let waiting = daemon.client();
-    waiting.say(7, remove("a", "host"));
+    waiting.send_message(7, remove("a", "host"));
     let leaving = |row: &Message| matches!(row, Message::LinkRow { state: LinkState::Leaving, .. });
     until("the link is told as leaving", || daemon.client().links().iter().any(leaving).then_some(()));
     let mut vm = Vm::start(daemon, "b");
@@ -287,9 +287,9 @@ fn b21_left_that_nobody_asked_for_counts_for_nothing() {
     daemon.client().link("a", "host");
     let said = vm.listen_until("its link", |said| matches!(said, Message::Link { .. }));
     let Message::Link { link, generation, .. } = said else { unreachable!() };
-    vm.say(Message::Left { link, generation });
-    vm.say(Message::Left { link: link + 1, generation });
-    vm.say(Message::Usage { link, generation, calls: 3, used: 4096 });
+    vm.send_message(Message::Left { link, generation });
+    vm.send_message(Message::Left { link: link + 1, generation });
+    vm.send_message(Message::Usage { link, generation, calls: 3, used: 4096 });
     until("it is heard", || {
         vm.listen_once();
         daemon.client().ends().iter().any(|row| matches!(row, Message::EndRow { calls: 3, .. })).then_some(())
@@ -300,7 +300,7 @@ fn b21_left_that_nobody_asked_for_counts_for_nothing() {
 fn b21_broker_that_begins_anew_takes_leave_back() {
     let mut world = world(LONG);
     let held = streams(&world);
-    world.daemon.client().say(7, remove("a", "host"));
+    world.daemon.client().send_message(7, remove("a", "host"));
     until_leaving(&world.daemon);
     world.daemon.kill();
     world.daemon.restart();

@@ -333,7 +333,7 @@ fn b16_broker_killed_at_any_moment_of_making_a_link_finishes_it() {
     let mut daemon = Daemon::start(TRIO);
     let (a, b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
     for delay in 0..16i64 {
-        daemon.client().say(1, add("a", "b", 64 << 10));
+        daemon.client().send_message(1, add("a", "b", 64 << 10));
         let pause = rustix::event::Timespec { tv_sec: 0, tv_nsec: delay * 400_000 };
         rustix::event::poll(&mut [], Some(&pause)).unwrap();
         daemon.kill();
@@ -373,8 +373,8 @@ fn b16_broker_killed_amid_all_that_can_happen_loses_and_leaks_nothing() {
     for round in 0..60u8 {
         for _ in 0..1 + random(3) {
             match random(5) {
-                0 => daemon.client().say(1, add("a", "b", 64 << 10)),
-                1 => daemon.client().say(1, remove("a", "b")),
+                0 => daemon.client().send_message(1, add("a", "b", 64 << 10)),
+                1 => daemon.client().send_message(1, remove("a", "b")),
                 2 => drop(b.take()),
                 3 if b.is_none() => b = Some(Vm::start(&daemon, "b")),
                 3 | 4 => {

@@ -47,7 +47,7 @@ fn until_up(daemon: &Daemon) {
 }
 
 /// What is said of the machine a.
-fn note(daemon: &Daemon) -> String {
+fn note_on_a(daemon: &Daemon) -> String {
     let is_a = |row: Message| match row {
         Message::DomainRow { name, note, .. } if name.as_str() == "a" => Some(note.to_string()),
         _ => None,
@@ -66,11 +66,11 @@ fn pair(daemon: &Daemon) -> (Vm, Vm) {
 /// Makes a ready, whose QEMU is taken apart meanwhile: what the broker says, and what is left of the QEMU.
 fn make_ready(daemon: &Daemon, a: Vm) -> (Vec<Message>, Fake) {
     let asking = daemon.client();
-    asking.say(7, prepare());
+    asking.send_message(7, prepare());
     let Vm { qmp, device, .. } = a;
     until("its chardev goes", || qmp.state().chardevs.is_empty().then_some(()));
     drop(device);
-    let said: Vec<Message> = (0..2).map(|_| asking.hear().unwrap().message).collect();
+    let said: Vec<Message> = (0..2).map(|_| asking.receive_message().unwrap().message).collect();
     (said, qmp)
 }
 
@@ -113,7 +113,7 @@ fn b26_ready_machine_gets_no_device_and_says_so_also_after_the_broker_began_anew
     let (_, qmp) = make_ready(&daemon, a);
     qmp.state().done.clear();
     for begins in ["it was made ready", "the broker began anew"] {
-        until(begins, || note(&daemon).contains("would not survive another device").then_some(()));
+        until(begins, || note_on_a(&daemon).contains("would not survive another device").then_some(()));
         until("its link says so", || {
             let (state, why) = link(&daemon);
             (state == LinkState::Waiting && why.contains("made ready to migrate")).then_some(())
@@ -143,11 +143,11 @@ fn b26_machine_that_stays_gets_its_devices_again_if_its_numbers_are_filled() {
     assert!(qmp.state().fillers.len() >= 3, "{:?}", qmp.state().fillers);
     daemon.kill();
     daemon.restart();
-    until("the broker sees it", || note(&daemon).contains("cancel-migration a").then_some(()));
+    until("the broker sees it", || note_on_a(&daemon).contains("cancel-migration a").then_some(()));
     let asking = daemon.client();
-    asking.say(7, cancel());
+    asking.send_message(7, cancel());
     let a = Vm::arrived("a", qmp);
-    assert_eq!(asking.hear().unwrap().message, Message::Done {});
+    assert_eq!(asking.receive_message().unwrap().message, Message::Done {});
     until_up(&daemon);
     assert_eq!(a.qmp.state().marks.len(), 0, "it is as any other");
     assert_eq!(a.qmp.state().plugged_twice, [""; 0]);
@@ -174,7 +174,7 @@ fn b26_guest_that_does_not_let_go_is_named_and_it_may_be_taken_back() {
     a.qmp.state().stubborn = true;
     let (kept, why) = daemon.client().refusal(prepare());
     assert!(kept == code::KEPT && why.contains("has not let go"), "{kept} {why}");
-    assert!(note(&daemon).contains("is made ready to migrate"));
+    assert!(note_on_a(&daemon).contains("is made ready to migrate"));
     assert_eq!(daemon.client().ask(cancel()), []);
     assert_eq!(daemon.client().refusal(cancel()).0, code::NOT_FOUND);
     // Its regions are on their way out, and other ones come.
@@ -195,7 +195,7 @@ fn b26_doorbell_that_is_to_go_is_not_rung() {
     assert_eq!(daemon.client().refusal(prepare()).0, code::KEPT);
     common::rung(&a.own[0]);
     // What the guest says is heard all the same.
-    a.say(Message::Storm { link: 99 });
+    a.send_message(Message::Storm { link: 99 });
     until("it is heard", || {
         a.listen_once();
         (a.guest.as_ref().unwrap().room() == QUEUE_MAX).then_some(())
@@ -219,10 +219,10 @@ fn b26_connections_that_stay_open_are_counted_and_named() {
     let calling = world.guest.domain.connect(&service, patience()).unwrap();
     let accepted = accept(&mut *listener);
     let asking = world.daemon.client();
-    asking.say(7, prepare());
+    asking.send_message(7, prepare());
     until("its chardev goes", || world.vm.qmp.state().chardevs.is_empty().then_some(()));
     rustix::net::shutdown(&world.vm.device.socket, rustix::net::Shutdown::Both).unwrap();
-    let said = asking.hear().unwrap().message;
+    let said = asking.receive_message().unwrap().message;
     let Message::PreparedRow { links: 1, cut: 2, took, note, .. } = &said else { panic!("{said:?}") };
     assert!(*took >= 300 && note.as_str().contains("1 connections of a and 1 connections of host"), "{said:?}");
     drop((calling, accepted));
@@ -328,7 +328,7 @@ fn b26_broker_that_dies_meanwhile_goes_on_with_it() {
     let mut daemon = Daemon::start(TRIO);
     let (a, _b) = pair(&daemon);
     let asking = daemon.client();
-    asking.say(7, prepare());
+    asking.send_message(7, prepare());
     // Its regions go, and its doorbell takes longer.
     until("the doorbell is to go", || {
         let mut state = a.qmp.state();
@@ -343,7 +343,7 @@ fn b26_broker_that_dies_meanwhile_goes_on_with_it() {
     let Vm { qmp, device, .. } = a;
     until("its chardev goes", || qmp.state().chardevs.is_empty().then_some(()));
     drop(device);
-    until("it is known as ready", || note(&daemon).contains("ready to migrate").then_some(()));
+    until("it is known as ready", || note_on_a(&daemon).contains("ready to migrate").then_some(()));
     let plugged = qmp.state().done.iter().filter(|done| done.starts_with("device_add")).count();
     assert_eq!(plugged, 2, "the regions of the beginning alone: {:?} {was_stubborn}", qmp.state().done);
 }
@@ -383,7 +383,7 @@ fn b27_doorbell_that_cannot_be_plugged_is_complained_of_and_leaves_no_chardev() 
         state.chardevs.clear();
         state.foreign = (4..32).collect();
     }
-    until("it is complained of", || note(&daemon).contains("no slot is free for the doorbell").then_some(()));
+    until("it is complained of", || note_on_a(&daemon).contains("no slot is free for the doorbell").then_some(()));
     assert!(qmp.state().chardevs.is_empty());
     {
         let mut state = qmp.state();

@@ -46,8 +46,8 @@ fn pairs(world: &World, numbers: &[[Option<[u32; 2]>; 2]], addresses: [&str; 2])
 /// The host tells each machine where the other may be reached.
 fn tell_addresses(world: &World, of_a: &[&str], of_b: &[&str]) {
     let list = |all: &[&str]| all.iter().map(|it| address(it)).collect();
-    world.a.host.say(Said::Addresses { link: LINK, addresses: list(of_b) });
-    world.b.host.say(Said::Addresses { link: LINK, addresses: list(of_a) });
+    world.a.host.send_message(Said::Addresses { link: LINK, addresses: list(of_b) });
+    world.b.host.send_message(Said::Addresses { link: LINK, addresses: list(of_a) });
     for (machine, all) in [(&world.a, of_b), (&world.b, of_a)] {
         all.iter().for_each(|it| until_near(&machine.domain, address(it)));
     }
@@ -135,9 +135,9 @@ fn s17_ring_of_a_session_wakes_all_who_wait_for_its_connections_and_none_takes_i
             assert!(Instant::now() < deadline, "no greeting");
         }
     }
-    let own: Vec<_> = (0..3).map(|_| called.shared_bells().unwrap().unwrap().0).collect();
+    let own: Vec<_> = (0..3).map(|_| called.shared_doorbells().unwrap().unwrap().0).collect();
     let waiting: Vec<_> = own.iter().map(waiting_at).collect();
-    let (theirs, notifier) = caller.shared_bells().unwrap().unwrap();
+    let (theirs, notifier) = caller.shared_doorbells().unwrap().unwrap();
     let other = waiting_at(&theirs);
     for round in 0..100 {
         notifier.notify();
@@ -174,13 +174,13 @@ fn s19_connections_of_a_link_that_is_left_go_on_over_tcp_and_look_at_its_memory_
     let unread: Vec<u8> = (0..3000).map(byte_at).collect();
     assert_eq!(client.send(&unread), 3000);
     let leave = Said::Leave { link: LINK, generation: 1, wait: 60_000 };
-    world.a.host.say(leave.clone());
-    world.b.host.say(leave);
+    world.a.host.send_message(leave.clone());
+    world.b.host.send_message(leave);
     let (mut came, deadline) = (Vec::<u8>::new(), Instant::now() + SOON);
     while came.len() < 3000 {
         let mut room = [0; 500];
         [&client, &server].iter().for_each(|it| it.sleep());
-        client.connection.for_call(&client.process, client.fd()).owes();
+        client.connection.for_call(&client.process, client.fd()).send_recalled();
         let n = server.receive(&mut room);
         came.extend(&room[..n]);
         assert!(Instant::now() < deadline, "{} of 3000 bytes came", came.len());
@@ -190,7 +190,7 @@ fn s19_connections_of_a_link_that_is_left_go_on_over_tcp_and_look_at_its_memory_
     while !(world.a.host.heard(&left) && world.b.host.heard(&left)) {
         talk(&mut client, &mut server, &mut at, 1, |_, _| false);
         [&client, &server].iter().for_each(|it| it.sleep());
-        let on = [&client, &server].map(|it| (it.connection.carriers(), it.connection.reason()));
+        let on = [&client, &server].map(|it| (it.connection.transports(), it.connection.reason()));
         let heard = [&world.a, &world.b].map(|it| it.host.heard(&left));
         assert!(Instant::now() < deadline, "the link is not left: {on:?}, {heard:?}");
     }
@@ -208,13 +208,13 @@ fn s19_link_is_left_by_programs_that_never_sleep() {
     let world = World::new();
     let (mut client, mut server, mut at) = joined(&world);
     let leave = Said::Leave { link: LINK, generation: 1, wait: 60_000 };
-    world.a.host.say(leave.clone());
-    world.b.host.say(leave);
+    world.a.host.send_message(leave.clone());
+    world.b.host.send_message(leave);
     let left = Said::Left { link: LINK, generation: 1 };
     let deadline = Instant::now() + SOON;
     while !(world.a.host.heard(&left) && world.b.host.heard(&left)) {
         stream(&mut client, &mut server, &mut at);
-        let on = [&client, &server].map(|it| (it.connection.carriers(), it.connection.reason()));
+        let on = [&client, &server].map(|it| (it.connection.transports(), it.connection.reason()));
         let heard = [&world.a, &world.b].map(|it| it.host.heard(&left));
         assert!(Instant::now() < deadline, "the link is not left: {on:?}, {heard:?}");
     }
@@ -270,7 +270,7 @@ fn s6_s18_neighbour_that_claims_the_key_and_cannot_prove_costs_the_memory_alone(
     tell_addresses(&world, &[OF_A], &[OF_B]);
     let (mut client, mut server) = pair(&world, mirrored(NUMBERS), [OF_A, OF_B]);
     // The server's own broker is not asked: it knows nothing of neighbours.
-    world.b.host.say(Said::Addresses { link: LINK, addresses: Vec::new() });
+    world.b.host.send_message(Said::Addresses { link: LINK, addresses: Vec::new() });
     let mut liar = world.b.domain.peer_finder("sockets-0123456789abcdef").unwrap();
     let key = key_of_sequences(NUMBERS).unwrap();
     liar.claim_key(key);
@@ -309,7 +309,7 @@ fn s18_neighbour_that_always_says_it_is_full_is_asked_once() {
     let world = World::new();
     tell_addresses(&world, &[OF_A], &[OF_B]);
     let (mut client, mut server) = pair(&world, mirrored(NUMBERS), [OF_A, OF_B]);
-    world.b.host.say(Said::Addresses { link: LINK, addresses: Vec::new() });
+    world.b.host.send_message(Said::Addresses { link: LINK, addresses: Vec::new() });
     let mut liar = world.b.domain.peer_finder("sockets-0123456789abcdef").unwrap();
     liar.claim_key(key_of_sequences(NUMBERS).unwrap());
     let (mut at, mut links, mut asked) = (0, Vec::new(), 0);
@@ -410,7 +410,7 @@ fn b22_host_tells_a_machines_neighbours_where_it_is_and_nobody_else_and_nothing_
     for (says, is_told) in
         [(&[OF_A, "127.0.0.1", "169.254.0.9", OF_B][..], &[OF_A, OF_B][..]), (&[OF_B], &[OF_B]), (&[], &[])]
     {
-        a.say(own(says));
+        a.send_message(own(says));
         let heard = near.listen_until("the addresses", is_address);
         let Said::Addresses { addresses, .. } = &heard else { unreachable!() };
         assert_eq!(*addresses, is_told.iter().map(|it| address(it)).collect::<Vec<_>>(), "of {says:?}");
@@ -421,7 +421,7 @@ fn b22_host_tells_a_machines_neighbours_where_it_is_and_nobody_else_and_nothing_
         assert!(!vm.heard.iter().any(is_address), "{} was told", vm.name);
     }
     // One that says where another is makes no sense.
-    a.say(Said::Addresses { link: 1, addresses: vec![address(OF_B)] });
+    a.send_message(Said::Addresses { link: 1, addresses: vec![address(OF_B)] });
     a.boot(5, 1);
     a.listen_until("the link, anew", |said| matches!(said, Said::Link { .. }));
 }

@@ -94,7 +94,7 @@ impl Qemu {
     }
 
     /// Makes a memory of a descriptor; why QEMU does not want to.
-    fn take(&mut self, memory: &OwnedFd, id: &str, readonly: bool) -> Option<String> {
+    fn take_memory(&mut self, memory: &OwnedFd, id: &str, readonly: bool) -> Option<String> {
         let added = self.ask(&json!({ "execute": "add-fd" }), &[memory.as_fd()]);
         let path = format!("/proc/self/fd/{}", added["return"]["fd"]);
         let object = json!({
@@ -297,12 +297,12 @@ fn b10_canary_region_sealed_too_early_is_refused_and_one_never_sealed_can_be_wri
     let mut qemu = Qemu::start(&daemon, "a", "pc");
     let sealed = memory::create("tombolo-canary", 64 << 10).unwrap();
     memory::seal_against_writing(&sealed).unwrap();
-    let why = qemu.take(&sealed, "early", false).expect("a refusal");
+    let why = qemu.take_memory(&sealed, "early", false).expect("a refusal");
     assert!(why.contains("Operation not permitted"), "{why}");
-    assert_eq!(qemu.take(&sealed, "late", true), None);
+    assert_eq!(qemu.take_memory(&sealed, "late", true), None);
     // A QEMU that was taken over opens what it was given once more, and for writing.
     let open = memory::create("tombolo-canary", 64 << 10).unwrap();
-    assert_eq!(qemu.take(&open, "peer", true), None);
+    assert_eq!(qemu.take_memory(&open, "peer", true), None);
     let reach = |memory: &OwnedFd| {
         let inode = rustix::fs::fstat(memory).unwrap().st_ino;
         let folder = format!("/proc/{}/fd", qemu.child.id());

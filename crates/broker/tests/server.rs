@@ -186,7 +186,7 @@ fn b8_doorbell_of_a_peer_that_storms_is_taken_away() {
     let Message::Link { link, .. } = b.listen_until("the link", |said| matches!(said, Message::Link { .. })) else {
         panic!()
     };
-    b.say(Message::Storm { link });
+    b.send_message(Message::Storm { link });
     let (number, bell) = a.device.must();
     assert_eq!((number, bell.is_none()), (2, true));
     // It comes back under another number.

@@ -13,9 +13,12 @@ use tombolo_control::{Envelope, Form, Message, code};
 fn b15_client_that_does_not_say_hello_first_is_refused_and_closed() {
     let daemon = Daemon::start(TRIO);
     let client = Client::connect_raw(daemon.path()).unwrap();
-    client.say(1, add("a", "b", 0));
-    assert!(matches!(client.hear(), Some(Envelope { message: Message::Refuse { code: code::MALFORMED, .. }, .. })));
-    assert_eq!(client.hear(), None);
+    client.send_message(1, add("a", "b", 0));
+    assert!(matches!(
+        client.receive_message(),
+        Some(Envelope { message: Message::Refuse { code: code::MALFORMED, .. }, .. })
+    ));
+    assert_eq!(client.receive_message(), None);
     assert_eq!(daemon.client().links(), []);
 }
 
@@ -34,8 +37,11 @@ fn b15_version_that_the_broker_does_not_speak_is_refused() {
     let daemon = Daemon::start(TRIO);
     let client = Client::connect_raw(daemon.path()).unwrap();
     let Message::Hello { epoch, boot, name, .. } = hello() else { panic!() };
-    client.say(0, Message::Hello { version_min: 2, version_max: 9, epoch, boot, name });
-    assert!(matches!(client.hear(), Some(Envelope { message: Message::Refuse { code: code::VERSION, .. }, .. })));
+    client.send_message(0, Message::Hello { version_min: 2, version_max: 9, epoch, boot, name });
+    assert!(matches!(
+        client.receive_message(),
+        Some(Envelope { message: Message::Refuse { code: code::VERSION, .. }, .. })
+    ));
 }
 
 #[test]
@@ -47,8 +53,8 @@ fn b1_b15_garbage_of_any_kind_ends_its_sender_alone() {
     for round in 0..500usize {
         let client = Client::connect_raw(daemon.path()).unwrap();
         if round % 2 == 0 {
-            client.say(0, hello());
-            client.hear().unwrap();
+            client.send_message(0, hello());
+            client.receive_message().unwrap();
         }
         let bytes: Vec<u8> = (0..round * 4 % 1500 + 1)
             .map(|_| {
@@ -58,7 +64,7 @@ fn b1_b15_garbage_of_any_kind_ends_its_sender_alone() {
             .collect();
         let _ = fd_passing::send(&client.socket, &bytes, &[]);
         if round % 3 == 0 {
-            while client.hear().is_some() {}
+            while client.receive_message().is_some() {}
         }
     }
     assert_eq!(patient.links(), []);
@@ -72,13 +78,13 @@ fn b15_descriptors_that_nobody_asked_for_are_closed() {
     let files = until("at rest", || Some(daemon.open_files()));
     for _ in 0..20 {
         let client = Client::connect_raw(daemon.path()).unwrap();
-        client.say(0, hello());
-        client.hear().unwrap();
+        client.send_message(0, hello());
+        client.receive_message().unwrap();
         let null = std::fs::File::open("/dev/null").unwrap();
         let many: Vec<_> = (0..60).map(|_| null.as_fd()).collect();
         let list = Envelope { serial: 1, message: Message::List { what: tombolo_control::What::Links } };
         let _ = fd_passing::send(&client.socket, &list.encode(), &many);
-        assert_eq!(client.hear(), None);
+        assert_eq!(client.receive_message(), None);
     }
     until("they are closed", || (daemon.open_files() <= files + 1).then_some(()));
 }
@@ -99,7 +105,7 @@ fn b15_client_that_asks_and_does_not_read_is_given_up() {
     rustix::io::ioctl_fionbio(&deaf.socket, true).unwrap();
     let form = Form::Libvirt;
     for _ in 0..10_000 {
-        deaf.say(1, Message::Snippet { form, domain: "a".parse().unwrap() });
+        deaf.send_message(1, Message::Snippet { form, domain: "a".parse().unwrap() });
     }
     assert_eq!(daemon.client().links(), []);
     assert!(daemon.resident() < before + (8 << 20));

@@ -69,7 +69,7 @@ fn b3_b16_qemu_that_holds_the_lock_of_its_device_stops_no_broker_from_its_first_
     let mut daemon = Daemon::start(TWO);
     let (mut a, b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
     a.boot(3, 1);
-    let held = Hold::take(&a.memory);
+    let held = Hold::lock_file(&a.memory);
     // What `a` is told of it stands in its device.
     daemon.client().link("a", "host");
     daemon.client().link("b", "host");
@@ -92,7 +92,7 @@ fn b10_qemu_that_holds_the_lock_of_its_region_has_no_link_and_all_others_have_th
     let (a, b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
     let held = Arc::new(Mutex::new(Vec::new()));
     let holds = Arc::clone(&held);
-    a.qmp.state().on_own = Some(Box::new(move |region| holds.lock().unwrap().push(Hold::take(region))));
+    a.qmp.state().on_own = Some(Box::new(move |region| holds.lock().unwrap().push(Hold::lock_file(region))));
     daemon.client().link("a", "host");
     until("it has its region", || (!held.lock().unwrap().is_empty()).then_some(()));
     daemon.client().link("b", "host");
@@ -141,7 +141,7 @@ fn b11_program_that_holds_the_lock_of_its_regions_stops_neither_its_account_nor_
     let (stated, descriptors) = hear();
     assert!(matches!(stated, Message::Connect { .. }) && descriptors.len() == 8, "{stated:?}");
     let _ = calls.join();
-    let _held: Vec<Hold> = descriptors[1..2].iter().map(Hold::take).collect();
+    let _held: Vec<Hold> = descriptors[1..2].iter().map(Hold::lock_file).collect();
     // Marks, boxes and slices of other calls stand in the same region.
     world.meet();
     renew(&mut world.daemon, &[&world.vm]);

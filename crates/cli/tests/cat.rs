@@ -389,7 +389,7 @@ fn lying_caller(address: &str) -> impl Sized {
     let (version_min, version_max) = (VERSION, VERSION);
     let hello =
         Message::Hello(Greeting { version_min, version_max, offered, required, epoch, map_limit: 1 << 31 }).encode();
-    let head = Head { bells: true, single: false, segment: true, len: hello.len() as u16 }.encode();
+    let head = Head { doorbells: true, single: false, segment: true, len: hello.len() as u16 }.encode();
     let flags = EventfdFlags::SEMAPHORE | EventfdFlags::NONBLOCK;
     let bells = [eventfd(1 << 20, flags).unwrap(), eventfd(1 << 20, flags).unwrap()];
     let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();

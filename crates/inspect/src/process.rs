@@ -7,7 +7,7 @@ use std::{
     ops::Range,
 };
 
-use tombolo_layout::{local::MEMORY, roster};
+use tombolo_layout::{connection_table, local::MEMORY};
 use tombolo_os::process::{Stat, is_frozen};
 
 use crate::error::{Error, Result};
@@ -155,7 +155,7 @@ fn descriptors(pid: u32) -> io::Result<Descriptors> {
         if let Some(name) = memory_name(&target) {
             found.memories.push((fd, name.into()));
         } else if target.strip_prefix("/memfd:").and_then(|rest| rest.strip_suffix(" (deleted)"))
-            == Some(roster::MEMORY)
+            == Some(connection_table::MEMORY)
         {
             found.lists.push(fd);
         } else if target == GRANTS {

@@ -9,7 +9,7 @@ use std::{
 
 use serde::Serialize;
 use tombolo_layout::{
-    roster::{self, HIDDEN, LEN, MAGIC, ROWS, Row, Stage, WORDS},
+    connection_table::{self, HIDDEN, LEN, MAGIC, ROWS, Row, Stage, WORDS},
     sockets::Address,
 };
 use tombolo_mem::{PeerSegment, PeerWord};
@@ -87,7 +87,7 @@ pub fn find(scan: &Scan) -> Result<(Vec<Socket>, u64)> {
         }
         hidden = hidden.saturating_add(word(HIDDEN));
         all.extend((0..ROWS).filter_map(|at| {
-            let row = row(|place| word(roster::place(at, place)))?;
+            let row = row(|place| word(connection_table::place(at, place)))?;
             let [own, peer] = row.addresses.map(socket_address);
             let [sent, received] = [0, 2].map(|at| Bytes { tcp: row.counts[at], shared: row.counts[at + 1] });
             let (command, user) = (process.command.clone(), process.user.clone());

@@ -156,8 +156,8 @@ pub fn granted(process: &Process) -> Granted {
         }
         match word_at(&page[..], at::AT_MAGIC) {
             at::MAILBOX_MAGIC => found.links.extend(link(&page)),
-            at::DOOR_MAGIC => found.listeners.extend(listener_page(&page)),
-            at::LINE_MAGIC => {}
+            at::LISTENER_PAGE_MAGIC => found.listeners.extend(listener_page(&page)),
+            at::RECONNECT_MAGIC => {}
             _ => {
                 const { assert!(at::PAGE as u64 == CONTROL_LEN) };
                 if let Some(segment) = Segment::copied(page, len) {
@@ -176,7 +176,7 @@ pub fn granted(process: &Process) -> Granted {
 /// The endpoint whose mailbox this is, once it has sent a message.
 fn link(page: &Page) -> Option<Link> {
     let word = |offset| word_at(&page[..], offset);
-    let (peer, gone) = at::board_of(word(at::AT_BOARD))?;
+    let (peer, gone) = at::stats_peer(word(at::AT_STATS))?;
     let said = (0..at::MESSAGES).filter_map(|number| message(page, number));
     let (listened, greeting) = said.into_iter().find_map(|message| match message {
         Message::Hello(greeting) => Some((false, greeting)),
@@ -208,7 +208,7 @@ fn message(page: &Page, number: u64) -> Option<Message> {
 
 fn listener_page(page: &Page) -> Option<ListenerPage> {
     let word = |offset| word_at(&page[..], offset);
-    let (peer, _) = at::board_of(word(at::AT_FOR)).filter(|_| word(at::AT_STATE) & 0xff == at::OPEN)?;
+    let (peer, _) = at::stats_peer(word(at::AT_FOR)).filter(|_| word(at::AT_STATE) & 0xff == at::OPEN)?;
     Some(ListenerPage { peer, reference: (word(at::AT_FOR) >> 32) as u32, named: word(at::AT_PAIR) != 0 })
 }
 
@@ -254,7 +254,7 @@ mod tests {
         put(page, at::AT_NAME, b"web\x1b[2J");
         let words = [
             (at::AT_STATE, at::OPEN),
-            (at::AT_BOARD, at::board_head(3, false)),
+            (at::AT_STATS, at::stats_head(3, false)),
             (at::AT_QUARANTINE, quarantine),
             (at::AT_MAGIC, at::MAILBOX_MAGIC),
         ];
@@ -298,7 +298,7 @@ mod tests {
     fn canary_pages_that_are_no_mailbox_or_are_gone_are_no_channel() {
         let (page, at_page) = memory("tombolo-ls-x12-other", at::PAGE);
         mailbox(&page, 0);
-        page.word(at::AT_BOARD).store_relaxed(0);
+        page.word(at::AT_STATS).store_relaxed(0);
         let gone = 0x1000..0x2000;
         let found = granted(&process(vec![at_page.clone(), gone.clone()]));
         assert!(found.links.is_empty() && found.pages == 2, "{found:?}");
@@ -309,7 +309,9 @@ mod tests {
     #[test]
     fn x12_door_says_for_whom_it_is() {
         let (page, at_page) = memory("tombolo-ls-x12-door", at::PAGE);
-        for (offset, word) in [(at::AT_FOR, at::board_head(7, false) | 99 << 32), (at::AT_MAGIC, at::DOOR_MAGIC)] {
+        for (offset, word) in
+            [(at::AT_FOR, at::stats_head(7, false) | 99 << 32), (at::AT_MAGIC, at::LISTENER_PAGE_MAGIC)]
+        {
             page.word(offset).store_relaxed(word);
         }
         let process = process(vec![at_page]);
@@ -321,8 +323,8 @@ mod tests {
     fn x12_listener_for_another_domain_is_told_with_the_name_that_xenstore_has_for_its_door() {
         let (page, at_page) = memory("tombolo-ls-x12-listener", at::PAGE);
         let words = [
-            (at::AT_FOR, at::board_head(7, false) | 99 << 32),
-            (at::AT_MAGIC, at::DOOR_MAGIC),
+            (at::AT_FOR, at::stats_head(7, false) | 99 << 32),
+            (at::AT_MAGIC, at::LISTENER_PAGE_MAGIC),
             (at::AT_STATE, at::OPEN),
         ];
         words.into_iter().for_each(|(offset, word)| page.word(offset).store_relaxed(word));

@@ -57,8 +57,8 @@ impl Rendezvous for Vm {
         self.way().connect(service, deadline)
     }
 
-    fn knock(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Endpoint>> {
-        self.way().knock(service, deadline)
+    fn connect_early(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Endpoint>> {
+        self.way().connect_early(service, deadline)
     }
 
     fn begin_connect(&self, service: &str) -> Result<Box<dyn Connecting>> {
@@ -157,7 +157,7 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(state_all(&path, 1));
             let vm = Vm::new(VmDomain::through(&path), FakeXen::new().domain(5).names());
-            let knocked = vm.knock("right/file", Deadline::after(Duration::from_secs(10)));
+            let knocked = vm.connect_early("right/file", Deadline::after(Duration::from_secs(10)));
             let mut link = knocked.expect("a call that nobody accepted");
             link.send(b"hello", None).expect("room for what is said before that");
             // Who connects waits for it.

@@ -11,19 +11,19 @@ use std::{
 
 use tombolo_domain::{Deadline, Doorbell, Slot, Woken};
 
-/// Waits for the end of both slots of `bell`, without a deadline, in threads of their own; how each ended.
+/// Waits for the end of both slots of `doorbell`, without a deadline, in threads of their own; how each ended.
 ///
 /// # Panics
 /// In those threads, where waiting fails.
 #[must_use]
-pub fn wait_at_both_slots(bell: &Arc<dyn Doorbell>) -> Receiver<Woken> {
+pub fn wait_at_both_slots(doorbell: &Arc<dyn Doorbell>) -> Receiver<Woken> {
     let (done, ended) = mpsc::channel();
     for slot in Slot::ALL {
-        let (bell, done) = (Arc::clone(bell), done.clone());
+        let (doorbell, done) = (Arc::clone(doorbell), done.clone());
         thread::spawn(move || {
             let woken = loop {
-                match bell.wait(slot, Deadline::NEVER).expect("waiting works") {
-                    Woken::Notified => bell.drain(slot),
+                match doorbell.wait(slot, Deadline::NEVER).expect("waiting works") {
+                    Woken::Notified => doorbell.drain(slot),
                     other => break other,
                 }
             };

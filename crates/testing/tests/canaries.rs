@@ -36,7 +36,7 @@ canaries! {
     d6_canary_wait_that_gives_up: WaitsForNothing, "D-6: ended", d6_wait_unrung_ends_at_its_deadline;
     d6_canary_one_sleeper_only: WakesOneSlot, "D-6: one of two", d6_both_slots_are_waited_on_at_once;
     d6_canary_sleeps_through_the_end: SleepsThroughTheEnd, "D-6: wait for a peer", d6_wait_for_ever_ends_when_the_peer_goes;
-    d7_canary_drain_that_does_nothing: DrainsNothing, "D-7: a drained bell", d7_drain_forgets_what_came_before_and_nothing_after;
+    d7_canary_drain_that_does_nothing: DrainsNothing, "D-7: a drained doorbell", d7_drain_forgets_what_came_before_and_nothing_after;
     d7_canary_drain_that_comes_late: DrainsLate, "D-7: a drain swallowed", d7_drain_forgets_what_came_before_and_nothing_after;
     d7_canary_silent_descriptor: SilentDescriptors, "D-7: rung, and not", d7_descriptor_is_readable_while_undrained;
     d8_canary_lost_borders: JoinsMessages, "D-8: message of", d8_messages_arrive_whole_apart_and_in_order;

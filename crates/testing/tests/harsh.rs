@@ -31,7 +31,7 @@ fn shared(from: &mut dyn Endpoint, to: &mut dyn Endpoint) -> (OwnSegment, tombol
     (own, offer, receive(to, soon()).unwrap().segment.unwrap())
 }
 
-fn bell(from: &mut dyn Endpoint, to: &mut dyn Endpoint) -> std::sync::Arc<dyn Doorbell> {
+fn doorbell(from: &mut dyn Endpoint, to: &mut dyn Endpoint) -> std::sync::Arc<dyn Doorbell> {
     from.send(b"hello", None).unwrap();
     receive(to, soon()).unwrap();
     to.doorbell().unwrap()
@@ -113,13 +113,13 @@ fn d14_ring_wakes_all_channels_between_two_domains_and_no_others() {
     let mut stranger = c.connect(&service, soon()).unwrap();
     let mut a3 = listener.accept().unwrap().unwrap();
 
-    let ringer = bell(&mut *b1, &mut *a1);
-    let heard = [bell(&mut *a1, &mut *b1), bell(&mut *a2, &mut *b2)];
-    let unheard = [bell(&mut *b2, &mut *a2), bell(&mut *a3, &mut *stranger)];
+    let ringer = doorbell(&mut *b1, &mut *a1);
+    let heard = [doorbell(&mut *a1, &mut *b1), doorbell(&mut *a2, &mut *b2)];
+    let unheard = [doorbell(&mut *b2, &mut *a2), doorbell(&mut *a3, &mut *stranger)];
     ringer.notify(Slot::Data);
     for slot in Slot::ALL {
-        assert!(heard.iter().all(|bell| bell.wait(slot, now()).unwrap() == Woken::Notified));
-        assert!(unheard.iter().all(|bell| bell.wait(slot, now()).unwrap() == Woken::TimedOut));
+        assert!(heard.iter().all(|doorbell| doorbell.wait(slot, now()).unwrap() == Woken::Notified));
+        assert!(unheard.iter().all(|doorbell| doorbell.wait(slot, now()).unwrap() == Woken::TimedOut));
     }
 }
 
@@ -167,7 +167,7 @@ fn d12_services_are_named_by_domain() {
 fn d11_pause_holds_rings_and_messages_until_resumed_in_order() {
     let fixture = Harsh::new();
     let [mut a, mut b] = fixture.pair();
-    let (heard, ringer) = (bell(&mut *b, &mut *a), bell(&mut *a, &mut *b));
+    let (heard, ringer) = (doorbell(&mut *b, &mut *a), doorbell(&mut *a, &mut *b));
     b.send(b"before", None).unwrap();
     fixture.hypervisor.pause(&fixture.b);
     assert_eq!((a.liveness(), b.liveness()), (Liveness::Paused, Liveness::Running), "a third party tells");
@@ -227,7 +227,7 @@ fn d10_memory_of_a_dead_process_is_readable_where_it_is_mapped_and_nowhere_else(
 fn d3_revocation_is_an_error_and_says_what_it_could_not_take_back() {
     let fixture = Harsh::new();
     let [mut a, mut b] = fixture.pair();
-    let (heard, _) = (bell(&mut *a, &mut *b), bell(&mut *b, &mut *a));
+    let (heard, _) = (doorbell(&mut *a, &mut *b), doorbell(&mut *b, &mut *a));
     let (_own, _offer, peer) = shared(&mut *a, &mut *b);
     let (_unmapped, offer) = a.allocate(4096).unwrap();
     a.send(b"never mapped", Some(&offer)).unwrap();
@@ -252,7 +252,7 @@ fn d14_storm_is_spurious_rings_and_loses_none_that_are_not() {
     assert!(storm.rings() > 0);
     drop(storm);
     let [mut a, mut b] = fixture.pair();
-    let heard = bell(&mut *b, &mut *a);
+    let heard = doorbell(&mut *b, &mut *a);
     heard.drain(Slot::Data);
     assert_eq!(heard.wait(Slot::Data, now()).unwrap(), Woken::TimedOut, "it is over");
     fixture.hypervisor.ring(&fixture.a);

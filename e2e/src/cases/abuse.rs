@@ -14,7 +14,7 @@ use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Result};
 use tombolo_e2e::guest::sys::{self, LinkArgs, Mapping, SliceArgs, errno};
 use tombolo_e2e::guest::{Ends, node_name, open_node};
-use tombolo_e2e::lines::within;
+use tombolo_e2e::line_reader::within;
 
 pub const CASES: &[Case] = &[
     Case { name: "each_invalid_argument_is_refused", run: invalid },

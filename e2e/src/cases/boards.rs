@@ -12,7 +12,7 @@ use tombolo_e2e::console::Console;
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::guest::until;
-use tombolo_e2e::lines::within;
+use tombolo_e2e::line_reader::within;
 use tombolo_e2e::process::{Process, tied};
 use tombolo_e2e::qemu::{Spec, Vm};
 use tombolo_e2e::scratch::Scratch;

@@ -11,7 +11,7 @@ use std::process::Command;
 use std::time::Instant;
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
-use tombolo_e2e::lines::within;
+use tombolo_e2e::line_reader::within;
 use tombolo_e2e::process::Process;
 use tombolo_e2e::scratch::Scratch;
 

@@ -17,7 +17,7 @@ use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Result};
 use tombolo_e2e::guest::sys::{self, LinkArgs, Mapping, SliceArgs};
 use tombolo_e2e::guest::{Ends, Slice, node_name, open_node, polled, until};
-use tombolo_e2e::lines::within;
+use tombolo_e2e::line_reader::within;
 use tombolo_e2e::wire::End;
 
 pub const CASES: &[Case] = &[

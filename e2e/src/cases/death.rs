@@ -11,7 +11,7 @@ use tombolo_e2e::ensure;
 use tombolo_e2e::error::Result;
 use tombolo_e2e::guest::sys::{self, LinkArgs, Mapping, SliceArgs, errno};
 use tombolo_e2e::guest::{Ends, open_node, polled};
-use tombolo_e2e::lines::within;
+use tombolo_e2e::line_reader::within;
 use tombolo_e2e::wire::End;
 
 pub const CASES: &[Case] = &[

@@ -5,7 +5,7 @@ use super::{Case, Verdict};
 use crate::rig::Rig;
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::Result;
-use tombolo_e2e::lines::within;
+use tombolo_e2e::line_reader::within;
 use tombolo_e2e::qemu::Vm;
 
 pub const CASES: &[Case] = &[

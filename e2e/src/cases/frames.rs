@@ -17,7 +17,7 @@ use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::guest::sys::Mapping;
 use tombolo_e2e::guest::{pass, until};
-use tombolo_e2e::lines::within;
+use tombolo_e2e::line_reader::within;
 
 pub const CASES: &[Case] = &[
     Case { name: "n10_what_a_peer_sent_before_it_ended_is_handed_over_by_the_module", run: ends },

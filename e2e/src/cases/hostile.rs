@@ -10,7 +10,7 @@ use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::guest::Ends;
 use tombolo_e2e::guest::sys::{Mapping, SliceArgs};
-use tombolo_e2e::lines::within;
+use tombolo_e2e::line_reader::within;
 
 pub const CASES: &[Case] = &[
     Case { name: "guest_without_our_driver_cannot_write_the_peers_region", run: raw },

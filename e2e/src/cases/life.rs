@@ -12,7 +12,7 @@ use tombolo_e2e::control::Job;
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::guest::{pass, until};
-use tombolo_e2e::lines::within;
+use tombolo_e2e::line_reader::within;
 
 pub const CASES: &[Case] = &[
     Case { name: "broker_of_the_host_restarts_under_load", run: host_broker },

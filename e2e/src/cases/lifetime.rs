@@ -17,7 +17,7 @@ use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::guest::sys::{self, Mapping, SliceArgs};
 use tombolo_e2e::guest::{Ends, Slice, open_node, until};
-use tombolo_e2e::lines::within;
+use tombolo_e2e::line_reader::within;
 use tombolo_e2e::module;
 
 pub const CASES: &[Case] = &[

@@ -9,7 +9,7 @@ use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::guest::sys::{self, Mapping, SLICE_PEER, SLICE_READ_ONLY, SliceArgs};
 use tombolo_e2e::guest::{Ends, node_name, open_node};
-use tombolo_e2e::lines::within;
+use tombolo_e2e::line_reader::within;
 use tombolo_e2e::qemu::Vm;
 
 pub const CASES: &[Case] = &[

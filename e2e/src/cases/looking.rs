@@ -9,7 +9,7 @@ use std::process::Stdio;
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::guest::until;
-use tombolo_e2e::lines::within;
+use tombolo_e2e::line_reader::within;
 use tombolo_e2e::process::Process;
 
 pub const CASES: &[Case] =

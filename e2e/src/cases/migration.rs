@@ -14,7 +14,7 @@ use tombolo_e2e::control::Job;
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Error, Result};
 use tombolo_e2e::guest::pass;
-use tombolo_e2e::lines::within;
+use tombolo_e2e::line_reader::within;
 use tombolo_e2e::scratch::Scratch;
 
 pub const CASES: &[Case] = &[Case { name: "b26_b27_machine_with_links_migrates_under_load", run: migrates }];

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tombolo_e2e::control::Job;
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
-use tombolo_e2e::lines::within;
+use tombolo_e2e::line_reader::within;
 
 pub const CASES: &[Case] = &[
     Case { name: "n7_n10_n11_packets_cross_between_machines_while_both_are_there", run: processes },

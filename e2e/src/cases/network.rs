@@ -7,7 +7,7 @@ use crate::rig::Rig;
 use crate::site::{Purpose, Site};
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::Result;
-use tombolo_e2e::lines::within;
+use tombolo_e2e::line_reader::within;
 use tombolo_e2e::network::Network;
 
 pub const CASES: &[Case] = &[

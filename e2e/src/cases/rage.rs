@@ -15,7 +15,7 @@ use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::guest::sys::Mapping;
 use tombolo_e2e::guest::until;
-use tombolo_e2e::lines::within;
+use tombolo_e2e::line_reader::within;
 use tombolo_e2e::process::Process;
 use tombolo_e2e::scratch::Scratch;
 use tombolo_e2e::wire::End;

@@ -15,7 +15,7 @@ use tombolo_e2e::control::Job;
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::image::Extra;
-use tombolo_e2e::lines::within;
+use tombolo_e2e::line_reader::within;
 use tombolo_e2e::network::Network;
 use tombolo_e2e::programs::Programs;
 

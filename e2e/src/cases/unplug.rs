@@ -14,7 +14,7 @@ use tombolo_e2e::error::Result;
 use tombolo_e2e::guest::sys::{self, Mapping, SliceArgs, Stalling};
 use tombolo_e2e::guest::{Ends, polled};
 use tombolo_e2e::ivshmem::Region;
-use tombolo_e2e::lines::within;
+use tombolo_e2e::line_reader::within;
 use tombolo_e2e::qemu::Access;
 use tombolo_e2e::wire::End;
 

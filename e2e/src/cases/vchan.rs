@@ -7,7 +7,7 @@ use crate::site::At;
 use std::process::Stdio;
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
-use tombolo_e2e::lines::within;
+use tombolo_e2e::line_reader::within;
 use tombolo_e2e::process::{Process, tied};
 use tombolo_e2e::scratch::Scratch;
 use tombolo_e2e::vchan::{QUBES, TRIED, XENS, tries};

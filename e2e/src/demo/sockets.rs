@@ -12,7 +12,7 @@ use serde_json::Value;
 use std::path::Path;
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
-use tombolo_e2e::lines::within;
+use tombolo_e2e::line_reader::within;
 
 /// Rounds of each row unless more are asked for.
 pub const ROUNDS: u32 = 3;

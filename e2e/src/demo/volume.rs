@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use tombolo::{Options, PipeStatistics, Stream};
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
-use tombolo_e2e::lines::within;
+use tombolo_e2e::line_reader::within;
 use tombolo_e2e::qemu::Vm;
 
 /// Bytes of a write.

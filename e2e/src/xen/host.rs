@@ -9,7 +9,7 @@ use crate::control::Control;
 use crate::ensure;
 use crate::error::{Context, Error, Result};
 use crate::image::Extra;
-use crate::lines::within;
+use crate::line_reader::within;
 use crate::qemu::{Spec, Vm};
 use crate::scratch::Scratch;
 use std::fs::{self, File};

@@ -8,7 +8,7 @@ use crate::agent::{answer, load_module, open_raw, prepare};
 use crate::ensure;
 use crate::error::{Context, Error, Result};
 use crate::guest::until;
-use crate::lines::within;
+use crate::line_reader::within;
 use rustix::mount::{MountFlags, mount};
 use std::ffi::CStr;
 use std::fs::{self, File, OpenOptions};

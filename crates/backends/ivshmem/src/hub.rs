@@ -31,12 +31,12 @@ use tombolo_os::{
 
 use crate::{
     mailbox::{self, OwnPage, PeerPage},
-    port::{self, BELLS, Port, Range},
+    port::{self, DOORBELLS, Port, Range},
     socket,
 };
 
 /// What an event is about. A ring comes before an end.
-const RUNG: u64 = 0;
+const NOTIFIED: u64 = 0;
 const OVER: u64 = 1;
 const NEWS: u64 = 2;
 
@@ -45,7 +45,7 @@ pub(crate) struct Hub {
     port: Arc<Port>,
     own: OwnPage,
     peer: PeerPage,
-    waits: [OnceLock<ReservedFd>; BELLS],
+    waits: [OnceLock<ReservedFd>; DOORBELLS],
     /// Readable for good once nothing more comes, or nobody is to wait for more.
     over: OnceLock<ReservedFd>,
     is_over: AtomicBool,
@@ -79,10 +79,10 @@ impl Hub {
     }
 
     /// Makes what is waited at for a doorbell, unless that was made.
-    pub(crate) fn watch(&self, bell: usize) -> Result<BorrowedFd<'_>> {
+    pub(crate) fn watch(&self, doorbell: usize) -> Result<BorrowedFd<'_>> {
         // Nobody changes what is watched meanwhile, nor ends the call.
         let known = self.known();
-        if let Some(made) = self.waits[bell].get() {
+        if let Some(made) = self.waits[doorbell].get() {
             return Ok(made.as_fd());
         }
         let is_over = self.is_over.load(Ordering::Acquire);
@@ -90,15 +90,15 @@ impl Hub {
             let _ = self.over.set(port::event(is_over.into())?);
         }
         let over = self.over.get().expect("just made");
-        self.port.listen(bell)?;
+        self.port.listen(doorbell)?;
         if is_over {
-            self.port.notify_own(bell);
+            self.port.notify_own(doorbell);
         }
         let make = || -> std::io::Result<ReservedFd> {
             let epoll = ReservedFd::new(epoll::create(epoll::CreateFlags::CLOEXEC)?)?;
             let watch =
                 |fd: BorrowedFd<'_>, about, flags| epoll::add(&epoll, fd, epoll::EventData::new_u64(about), flags);
-            watch(self.port.bell(bell), RUNG, epoll::EventFlags::IN)?;
+            watch(self.port.doorbell(doorbell), NOTIFIED, epoll::EventFlags::IN)?;
             watch(over.as_fd(), OVER, epoll::EventFlags::IN)?;
             if let Some(socket) = &known.socket {
                 watch(socket.as_fd(), NEWS, epoll::EventFlags::IN)?;
@@ -109,13 +109,13 @@ impl Hub {
             Ok(epoll)
         };
         let epoll = lifted(make).map_err(|error| Error::os("epoll_ctl", error))?;
-        let _ = self.waits[bell].set(epoll);
-        Ok(self.fd(bell))
+        let _ = self.waits[doorbell].set(epoll);
+        Ok(self.fd(doorbell))
     }
 
     /// Makes all that is waited at.
     pub(crate) fn prepare(&self) -> Result<()> {
-        (0..BELLS).try_for_each(|bell| self.watch(bell).map(drop))
+        (0..DOORBELLS).try_for_each(|doorbell| self.watch(doorbell).map(drop))
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -178,7 +178,7 @@ impl Hub {
         if !self.is_over.swap(true, Ordering::AcqRel) {
             // Memory is faster than a doorbell: the peer's last notification may be on its way still (D-4). An endpoint
             // that ends notifies all doorbells of its peer, so these may be raised here before the end is told.
-            (0..BELLS).for_each(|bell| self.port.notify_own(bell));
+            (0..DOORBELLS).for_each(|doorbell| self.port.notify_own(doorbell));
             if let Some(over) = self.over.get() {
                 let _ = rustix::io::write(over, &1u64.to_ne_bytes());
             }
@@ -217,7 +217,7 @@ impl Hub {
     /// The link will be taken away: whoever waits is woken once, to learn of it (V-9).
     fn begin_to_leave(&self) {
         if !self.leaving.swap(true, Ordering::Relaxed) {
-            (0..BELLS).for_each(|bell| self.port.notify_own(bell));
+            (0..DOORBELLS).for_each(|doorbell| self.port.notify_own(doorbell));
         }
     }
 
@@ -290,20 +290,20 @@ impl Hub {
         }
     }
 
-    pub(crate) fn wait(&self, bell: usize, deadline: Deadline) -> Result<Woken> {
+    pub(crate) fn wait(&self, doorbell: usize, deadline: Deadline) -> Result<Woken> {
         // The peer may have ended without a ring that is still there; once is enough, later ones come with a ring.
         self.is_over();
         loop {
             let left = deadline.remaining();
             let mut events = [MaybeUninit::uninit(); 4];
             let timeout = left.and_then(|left| Timespec::try_from(left).ok());
-            let woken = match epoll::wait(self.fd(bell), &mut events, timeout.as_ref()) {
+            let woken = match epoll::wait(self.fd(doorbell), &mut events, timeout.as_ref()) {
                 Ok((events, _)) => events.iter().map(|event| event.data.u64()).min(),
                 Err(Errno::INTR) => continue,
                 Err(error) => return Err(Error::os("epoll_wait", error)),
             };
             match woken {
-                Some(RUNG) => return Ok(Woken::Notified),
+                Some(NOTIFIED) => return Ok(Woken::Notified),
                 Some(OVER) => return Ok(Woken::PeerGone),
                 Some(_) => drop(self.liveness()),
                 None if left.is_some_and(|left| left.is_zero()) || deadline.expired() => return Ok(Woken::TimedOut),
@@ -312,24 +312,24 @@ impl Hub {
         }
     }
 
-    pub(crate) fn drain(&self, bell: usize) {
-        if !self.port.drain(bell) {
+    pub(crate) fn drain(&self, doorbell: usize) {
+        if !self.port.drain(doorbell) {
             // It was not the doorbell that made the descriptor readable.
             self.liveness();
         }
         self.is_over();
     }
 
-    pub(crate) fn fd(&self, bell: usize) -> BorrowedFd<'_> {
-        self.waits[bell].get().expect("made before anybody waits").as_fd()
+    pub(crate) fn fd(&self, doorbell: usize) -> BorrowedFd<'_> {
+        self.waits[doorbell].get().expect("made before anybody waits").as_fd()
     }
 }
 
 /// The doorbell of a link.
 #[derive(Debug)]
-pub(crate) struct VmBell(pub Arc<Hub>);
+pub(crate) struct VmDoorbell(pub Arc<Hub>);
 
-impl Doorbell for VmBell {
+impl Doorbell for VmDoorbell {
     fn notify(&self, slot: Slot) {
         self.0.port.notify(slot.index());
     }

@@ -47,7 +47,7 @@ pub use tombolo_layout::outline;
 pub use crate::{
     boxes::ModuleBoxes,
     mailbox::{CLOSED, STATE_AT},
-    port::BELLS,
+    port::DOORBELLS,
 };
 use crate::{
     client::{Client, Idle, PendingCall},
@@ -157,7 +157,7 @@ impl Rendezvous for VmDomain {
     }
 
     /// What this endpoint says at once is there when the peer looks first (V-2).
-    fn knock(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Endpoint>> {
+    fn connect_early(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Endpoint>> {
         Ok(Box::new(self.call(service, deadline)?))
     }
 

@@ -13,7 +13,7 @@ use tombolo_mem::OwnSegment;
 use tombolo_os::reserved::{ReservedFd, lifted};
 
 use crate::{
-    hub::{Hub, VmBell},
+    hub::{Hub, VmDoorbell},
     mailbox::{self, Mailbox, Mapped, PeerPage},
     pool::{Pool, Token},
     port::{CONTROL, DATA, Port},
@@ -155,20 +155,20 @@ impl Endpoint for VmEndpoint {
 
     /// Who has no descriptors to spare for more has the doorbell alone, on which messages come, and not all news.
     fn fd(&self) -> BorrowedFd<'_> {
-        self.hub.watch(CONTROL).unwrap_or_else(|_| self.hub.port().bell(CONTROL))
+        self.hub.watch(CONTROL).unwrap_or_else(|_| self.hub.port().doorbell(CONTROL))
     }
 
     fn doorbell(&self) -> Option<Arc<dyn Doorbell>> {
         let ready = self.heard && self.hub.prepare().is_ok();
-        ready.then(|| Arc::new(VmBell(Arc::clone(&self.hub))) as Arc<dyn Doorbell>)
+        ready.then(|| Arc::new(VmDoorbell(Arc::clone(&self.hub))) as Arc<dyn Doorbell>)
     }
 
     /// Notifications for connections come on the channel of data, whose eventfd nobody reads then (S-17).
-    fn shared_bells(&self) -> Result<Option<(SingleDoorbell, SingleNotifier)>> {
+    fn shared_doorbells(&self) -> Result<Option<(SingleDoorbell, SingleNotifier)>> {
         let notifier = SingleNotifier::of_session(self.doorbell().ok_or(Error::PeerGone)?);
-        let copy = || SingleDoorbell::of_session(rustix::io::fcntl_dupfd_cloexec(self.hub.port().bell(DATA), 0)?);
-        let bell = lifted(copy).map_err(|error| Error::os("fcntl", error))?;
-        Ok(Some((bell, notifier)))
+        let copy = || SingleDoorbell::of_session(rustix::io::fcntl_dupfd_cloexec(self.hub.port().doorbell(DATA), 0)?);
+        let doorbell = lifted(copy).map_err(|error| Error::os("fcntl", error))?;
+        Ok(Some((doorbell, notifier)))
     }
 
     fn leave(&mut self) {

@@ -60,7 +60,7 @@ impl Node {
     ///
     /// # Errors
     /// As [`open`](Self::open); `NotFound`, saying what is missing.
-    pub fn bell() -> io::Result<Self> {
+    pub fn doorbell() -> io::Result<Self> {
         let missing = |what: &str| Err(io::Error::new(io::ErrorKind::NotFound, what));
         if !Path::new("/sys/bus/pci/drivers/tombolo_ivshmem").exists() {
             return missing("the kernel module is not loaded: modprobe tombolo_ivshmem");
@@ -85,7 +85,7 @@ impl Node {
     }
 
     /// A link of which this device holds our part: `own` and `peer` are ranges as offset and length, the peer's in the
-    /// device `theirs`; rings go to `ring` (whom, at which vector) by `bell` and come at its vector `wait`.
+    /// device `theirs`; rings go to `ring` (whom, at which vector) by `doorbell` and come at its vector `wait`.
     ///
     /// # Errors
     /// As the header says.
@@ -94,7 +94,7 @@ impl Node {
         own: (u64, u64),
         theirs: &Self,
         peer: (u64, u64),
-        bell: &Self,
+        doorbell: &Self,
         ring: (u16, u16),
         wait: u16,
     ) -> io::Result<ModuleLink> {
@@ -104,7 +104,7 @@ impl Node {
             peer_offset: peer.0,
             peer_length: peer.1,
             peer_fd: theirs.0.as_raw_fd(),
-            bell_fd: bell.0.as_raw_fd(),
+            doorbell_fd: doorbell.0.as_raw_fd(),
             ring_peer: ring.0,
             ring_vector: ring.1,
             wait_vector: wait,

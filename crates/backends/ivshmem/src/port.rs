@@ -19,10 +19,10 @@ use crate::{
 };
 
 /// Event channels of a call: the reader's, the writer's, the control path's (V-3).
-pub const BELLS: usize = 3;
+pub const DOORBELLS: usize = 3;
 /// The doorbell of the control path; the first two are those of [`Slot`](tombolo_domain::Slot).
 pub(crate) const CONTROL: usize = 2;
-/// The bell of who reads.
+/// The doorbell of who reads.
 pub(crate) const DATA: usize = 0;
 
 /// A slice as offset and length within its memfd.
@@ -45,15 +45,15 @@ pub(crate) struct Port {
     peer: OnceLock<(ReservedFd, Range)>,
     ring: Ring,
     /// Eventfds on which this end is rung. The module keeps rings for those that are not made yet.
-    heard: [OnceLock<ReservedFd>; BELLS],
+    heard: [OnceLock<ReservedFd>; DOORBELLS],
 }
 
 #[derive(Debug)]
 enum Ring {
     /// Written to the own slice, as bits.
     Module,
-    /// An eventfd for each bell.
-    Events([ReservedFd; BELLS]),
+    /// An eventfd for each doorbell.
+    Events([ReservedFd; DOORBELLS]),
 }
 
 impl Port {
@@ -68,7 +68,7 @@ impl Port {
         if rest.is_empty() {
             return Ok(Self::of_module(own_fd, own.1));
         }
-        let events = <[ReservedFd; 2 * BELLS]>::try_from(rest);
+        let events = <[ReservedFd; 2 * DOORBELLS]>::try_from(rest);
         let [a, b, c, d, e, f] = events.map_err(|_| wrong())?;
         let own = OwnMemory::new(own_fd, own.0, own.1);
         let heard = [d, e, f].map(OnceLock::from);
@@ -81,12 +81,12 @@ impl Port {
     }
 
     /// Makes what a doorbell of this endpoint rings, unless that was made. Rings of before come to it.
-    pub(crate) fn listen(&self, bell: usize) -> Result<()> {
-        if self.heard[bell].get().is_none() {
+    pub(crate) fn listen(&self, doorbell: usize) -> Result<()> {
+        if self.heard[doorbell].get().is_none() {
             let event = event(0)?;
-            sys::eventfd(self.own.fd(), bell as u32, event.as_fd())
+            sys::eventfd(self.own.fd(), doorbell as u32, event.as_fd())
                 .map_err(|error| Error::os("TOMBOLO_IOC_EVENTFD", error))?;
-            let _ = self.heard[bell].set(event);
+            let _ = self.heard[doorbell].set(event);
         }
         Ok(())
     }
@@ -120,45 +120,45 @@ impl Port {
     }
 
     /// Rings the peer; at a peer that is gone nothing happens.
-    pub(crate) fn notify(&self, bell: usize) {
-        self.notify_each(bell..bell + 1);
+    pub(crate) fn notify(&self, doorbell: usize) {
+        self.notify_each(doorbell..doorbell + 1);
     }
 
     /// Rings all of the peer's doorbells.
     pub(crate) fn notify_all(&self) {
-        self.notify_each(0..BELLS);
+        self.notify_each(0..DOORBELLS);
     }
 
-    fn notify_each(&self, bells: impl Iterator<Item = usize>) {
+    fn notify_each(&self, doorbells: impl Iterator<Item = usize>) {
         match &self.ring {
             // At once: each time interrupts the other machine.
             Ring::Module => {
-                let bits = bells.fold(0u64, |bits, bell| bits | 1 << bell);
+                let bits = doorbells.fold(0u64, |bits, doorbell| bits | 1 << doorbell);
                 let _ = rustix::io::write(self.own.fd(), &bits.to_ne_bytes());
             }
             // Full is rung.
-            Ring::Events(events) => bells.for_each(|bell| {
-                let _ = rustix::io::write(&events[bell], &1u64.to_ne_bytes());
+            Ring::Events(events) => doorbells.for_each(|doorbell| {
+                let _ = rustix::io::write(&events[doorbell], &1u64.to_ne_bytes());
             }),
         }
     }
 
     /// Rings a doorbell of this endpoint, if anybody can hear it.
-    pub(crate) fn notify_own(&self, bell: usize) {
-        if let Some(event) = self.heard[bell].get() {
+    pub(crate) fn notify_own(&self, doorbell: usize) {
+        if let Some(event) = self.heard[doorbell].get() {
             let _ = rustix::io::write(event, &1u64.to_ne_bytes());
         }
     }
 
     /// Forgets the rings of a doorbell; false if there were none that anybody could hear.
-    pub(crate) fn drain(&self, bell: usize) -> bool {
-        self.heard[bell].get().is_some_and(|event| rustix::io::read(event, &mut [0; 8]).is_ok())
+    pub(crate) fn drain(&self, doorbell: usize) -> bool {
+        self.heard[doorbell].get().is_some_and(|event| rustix::io::read(event, &mut [0; 8]).is_ok())
     }
 
     /// Polls readable once a doorbell of this endpoint is rung: its eventfd, or the slice, which is readable for all
     /// that have none.
-    pub(crate) fn bell(&self, bell: usize) -> BorrowedFd<'_> {
-        self.heard[bell].get().map_or(self.own.fd(), AsFd::as_fd)
+    pub(crate) fn doorbell(&self, doorbell: usize) -> BorrowedFd<'_> {
+        self.heard[doorbell].get().map_or(self.own.fd(), AsFd::as_fd)
     }
 
     /// Both slices, where they are the module's.

@@ -54,7 +54,7 @@ mirror! {
         /// A node.
         peer_fd: i32,
         /// A node with a doorbell.
-        bell_fd: i32,
+        doorbell_fd: i32,
         /// Whom to ring.
         ring_peer: u16,
         /// At which of its vectors.

@@ -82,10 +82,10 @@ fn v4_any_state_beyond_open_is_the_end() {
         assert_eq!(last.message, b"last words");
         victim.word(0x80, state);
         victim.world.ring_a();
-        let bell = victim.link.doorbell().unwrap();
+        let doorbell = victim.link.doorbell().unwrap();
         let woken = loop {
-            match bell.wait(Slot::Data, support::patience()).unwrap() {
-                Woken::Notified => bell.drain(Slot::Data),
+            match doorbell.wait(Slot::Data, support::patience()).unwrap() {
+                Woken::Notified => doorbell.drain(Slot::Data),
                 other => break other,
             }
         };
@@ -224,9 +224,9 @@ fn v7_memory_that_goes_is_revoked_and_kills_nobody() {
     eventually("it is said to be revoked", || victim.link.liveness() == Liveness::Revoked);
     assert!(matches!(victim.link.recv(0), Err(Error::Revoked)));
     assert!(matches!(victim.link.send(b"x", None), Err(Error::Revoked)));
-    let bell = victim.link.doorbell().unwrap();
-    bell.drain(Slot::Data);
-    assert_eq!(bell.wait(Slot::Data, support::patience()).unwrap(), Woken::PeerGone);
+    let doorbell = victim.link.doorbell().unwrap();
+    doorbell.drain(Slot::Data);
+    assert_eq!(doorbell.wait(Slot::Data, support::patience()).unwrap(), Woken::PeerGone);
     let _ = victim.peer.recv(0).map(|it| it.map(|it| it.segment.map(|it| it.word(0).load_acquire().hint())));
 }
 
@@ -235,18 +235,18 @@ fn d6_end_that_caught_its_peer_ends_its_own_waits() {
     let Victim { world: _world, mut link, mut peer, memory: _memory } = Victim::new();
     peer.send(b"hello", None).unwrap();
     conformance::receive(&mut *link, support::patience()).unwrap();
-    let bell = link.doorbell().unwrap();
+    let doorbell = link.doorbell().unwrap();
     let life = link.liveness();
-    let ended = wait_at_both_slots(&bell);
+    let ended = wait_at_both_slots(&doorbell);
     assert!(ended.recv_timeout(Duration::from_millis(50)).is_err(), "canary: nobody is caught at anything yet");
-    bell.end_waits();
-    for waits in [ended, wait_at_both_slots(&bell)] {
+    doorbell.end_waits();
+    for waits in [ended, wait_at_both_slots(&doorbell)] {
         for _ in Slot::ALL {
             assert_eq!(waits.recv_timeout(Duration::from_secs(20)), Ok(Woken::PeerGone));
         }
     }
     for slot in Slot::ALL {
-        assert!(wait_readable(bell.fd(slot), Deadline::NOW).unwrap(), "who polls is told too");
+        assert!(wait_readable(doorbell.fd(slot), Deadline::NOW).unwrap(), "who polls is told too");
     }
     assert_eq!(link.liveness(), life, "how the peer fares is another question");
     drop(peer);

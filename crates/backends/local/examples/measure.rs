@@ -90,22 +90,25 @@ fn wake_ups(domain: &LocalDomain) -> Result<()> {
     received(&mut *b)?;
     b.send(b"welcome", None)?;
     received(&mut *a)?;
-    let bells = [&a, &b].map(|link| link.doorbell().expect("a message came in"));
+    let doorbells = [&a, &b].map(|link| link.doorbell().expect("a message came in"));
 
     for (name, cpus) in [("two CPUs", [0, 1]), ("one CPU", [0, 0])] {
         let mut times: [Vec<f64>; 4] = Default::default();
         for _ in 0..ROUNDS {
             times[0].push(ping_pong(cpus, Eventfd::pair()?)?);
-            times[1].push(ping_pong(cpus, bells.each_ref().map(|bell| Bell(Arc::clone(bell), Deadline::NEVER)))?);
+            times[1].push(ping_pong(
+                cpus,
+                doorbells.each_ref().map(|doorbell| Bell(Arc::clone(doorbell), Deadline::NEVER)),
+            )?);
             let soon = Deadline::after(Duration::from_secs(3600));
-            times[2].push(ping_pong(cpus, bells.each_ref().map(|bell| Bell(Arc::clone(bell), soon)))?);
+            times[2].push(ping_pong(cpus, doorbells.each_ref().map(|doorbell| Bell(Arc::clone(doorbell), soon)))?);
             times[3].push(ping_pong(cpus, Eventfd::pair()?)?);
         }
         let bare = spread(times[0].iter().chain(&times[3]).copied().collect());
         println!("wake-up there and back, {name}: eventfd {:.2} µs ({:.2} to {:.2})", bare.0, bare.1, bare.2);
         for (times, what) in [(&times[1], "no deadline"), (&times[2], "a deadline")] {
             let (median, min, max) = spread(times.clone());
-            println!("    bell, {what}: {median:.2} µs ({min:.2} to {max:.2}), {:.2} of it", median / bare.0);
+            println!("    doorbell, {what}: {median:.2} µs ({min:.2} to {max:.2}), {:.2} of it", median / bare.0);
         }
     }
     Ok(())

@@ -274,7 +274,7 @@ mod tests {
     fn l5_descriptors_of_a_peer_that_used_up_its_share_are_not_taken() {
         let (ours, theirs) = sent(&[]);
         let file = File::open("/dev/null").unwrap();
-        let head = Head { bells: true, single: false, segment: false, len: 0 };
+        let head = Head { doorbells: true, single: false, segment: false, len: 0 };
         send(theirs.as_fd(), head, &[], &[file.as_fd(), file.as_fd()]).unwrap();
         let taken = receive(ours.as_fd(), |_| Ok(()), || false).unwrap();
         let Taken::Refused { why: Error::Quota(_), files, stays: true } = taken else { panic!("it was taken") };

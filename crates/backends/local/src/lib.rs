@@ -2,7 +2,7 @@
 //! Layer 2. Uses: os, layout, mem, domain.
 //!
 //! The backend between two processes of one kernel, in one container or two: memory is a sealed memfd, the rendezvous
-//! an `AF_UNIX` socket, a doorbell an eventfd that is rung by *reading* it (`bell` says why). The normative text is
+//! an `AF_UNIX` socket, a doorbell an eventfd that is rung by *reading* it (`doorbell` says why). The normative text is
 //! `spec/4-domain-local.md`.
 //!
 //! ```
@@ -24,8 +24,8 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod bell;
 mod discard;
+mod doorbell;
 mod frame;
 mod life;
 mod link;

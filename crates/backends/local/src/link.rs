@@ -13,13 +13,13 @@ use tombolo_domain::{
 };
 use tombolo_layout::{
     limits::CONTROL_MESSAGE_MAX,
-    local::{BELLS, DESCRIPTORS_MAX, Head, MEMFD_NAME_MAX, MEMORY},
+    local::{DESCRIPTORS_MAX, DOORBELLS, Head, MEMFD_NAME_MAX, MEMORY},
 };
 use tombolo_mem::{OwnSegment, PeerSegment, SealError};
 
 use crate::{
-    bell::{self, Bell, Bells},
     discard::{self, Kind},
+    doorbell::{self, EventfdDoorbell, LocalDoorbells},
     frame::{self, Datagram, Taken, malformed},
     life::Identity,
 };
@@ -37,11 +37,11 @@ pub(crate) struct LocalEndpoint {
     /// What this endpoint's memory is called (L-13).
     name: String,
     /// This endpoint's doorbells, once needed.
-    own: Option<Arc<[Bell; 2]>>,
+    own: Option<Arc<[EventfdDoorbell; 2]>>,
     /// Whether the peer was sent them.
     introduced: bool,
     /// All doorbells, once the peer has sent its own.
-    bells: Option<Arc<Bells>>,
+    doorbells: Option<Arc<LocalDoorbells>>,
     /// The doorbell that came with the last datagram.
     ringer: Option<SingleNotifier>,
 }
@@ -61,38 +61,38 @@ impl LocalEndpoint {
     fn named(socket: OwnedFd, name: String, accepted: bool) -> Result<Self> {
         let identity = Identity::of_peer(socket.as_fd()).map_err(|error| Error::os("getsockopt", error))?;
         let socket = Some(crate::aside(socket)?);
-        let (own, bells, ringer, spoilt) = (None, None, None, None);
-        Ok(Self { socket, identity, accepted, spoilt, name, own, introduced: false, bells, ringer })
+        let (own, doorbells, ringer, spoilt) = (None, None, None, None);
+        Ok(Self { socket, identity, accepted, spoilt, name, own, introduced: false, doorbells, ringer })
     }
 
     fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_ref().expect("there until the end is dropped").as_fd()
     }
 
-    fn own_bells(&mut self) -> Result<Arc<[Bell; 2]>> {
+    fn own_doorbells(&mut self) -> Result<Arc<[EventfdDoorbell; 2]>> {
         if let Some(own) = &self.own {
             return Ok(Arc::clone(own));
         }
         let socket = self.socket();
-        let own = aside::lifted(|| Ok(Arc::new([Bell::new(socket)?, Bell::new(socket)?])))?;
+        let own = aside::lifted(|| Ok(Arc::new([EventfdDoorbell::new(socket)?, EventfdDoorbell::new(socket)?])))?;
         self.own = Some(Arc::clone(&own));
         Ok(own)
     }
 
-    fn send_all(&mut self, message: &[u8], offer: Option<&Offer>, bell: Option<&SingleDoorbell>) -> Result<()> {
+    fn send_all(&mut self, message: &[u8], offer: Option<&Offer>, doorbell: Option<&SingleDoorbell>) -> Result<()> {
         let len = match u16::try_from(message.len()) {
             Ok(len) if message.len() <= CONTROL_MESSAGE_MAX => len,
             _ => return Err(Error::Limit { what: "length of a control message", remedy: "send at most 256 bytes" }),
         };
         let segment = offer.map(|offer| descriptor(offer).expect("an offer made by this backend"));
-        let own = self.own_bells()?;
+        let own = self.own_doorbells()?;
         let mut descriptors = Vec::with_capacity(DESCRIPTORS_MAX);
         if !self.introduced {
             descriptors.extend(Slot::ALL.map(|slot| own[slot.index()].to_ring()));
         }
-        descriptors.extend(bell.map(AsFd::as_fd));
+        descriptors.extend(doorbell.map(AsFd::as_fd));
         descriptors.extend(segment);
-        let head = Head { bells: !self.introduced, single: bell.is_some(), segment: segment.is_some(), len };
+        let head = Head { doorbells: !self.introduced, single: doorbell.is_some(), segment: segment.is_some(), len };
         frame::send(self.socket(), head, message, &descriptors)?;
         self.introduced = true;
         Ok(())
@@ -103,8 +103,8 @@ impl LocalEndpoint {
             return Err(malformed(clause, what.clone()));
         }
         let source = self.identity.source(Kind::Files);
-        let is_first = self.bells.is_none();
-        let expects = |head: Head| match (head.bells, is_first) {
+        let is_first = self.doorbells.is_none();
+        let expects = |head: Head| match (head.doorbells, is_first) {
             (false, true) => Err(malformed("L-5", "first datagram without doorbells")),
             (true, false) => Err(malformed("L-5", "doorbells in a later datagram")),
             _ => Ok(()),
@@ -137,32 +137,32 @@ impl LocalEndpoint {
     fn open(&mut self, datagram: &mut Datagram, max_segment: u64) -> Result<Received> {
         let (head, message) = datagram.parts()?;
         let message = message.to_vec();
-        if head.bells {
-            self.take_bells(&mut datagram.descriptors)?;
+        if head.doorbells {
+            self.take_doorbells(&mut datagram.descriptors)?;
         }
         self.ringer = if head.single { Some(take_notifier(&mut datagram.descriptors)?) } else { None };
         Ok(Received { message, segment: map(&datagram.descriptors, max_segment)? })
     }
 
     /// Takes the peer's doorbells off the front of what came with its first datagram (L-5).
-    fn take_bells(&mut self, descriptors: &mut Vec<OwnedFd>) -> Result<()> {
-        let own = self.own_bells()?;
-        for fd in &descriptors[..BELLS] {
-            if !bell::is_eventfd(fd.as_fd())? {
+    fn take_doorbells(&mut self, descriptors: &mut Vec<OwnedFd>) -> Result<()> {
+        let own = self.own_doorbells()?;
+        for fd in &descriptors[..DOORBELLS] {
+            if !doorbell::is_eventfd(fd.as_fd())? {
                 return Err(malformed("L-7", "a doorbell that is no eventfd"));
             }
         }
-        let mut bells = descriptors.drain(..BELLS);
-        let (Some(data), Some(space)) = (bells.next(), bells.next()) else { unreachable!("counted above") };
+        let mut doorbells = descriptors.drain(..DOORBELLS);
+        let (Some(data), Some(space)) = (doorbells.next(), doorbells.next()) else { unreachable!("counted above") };
         let (data, space) = (crate::aside(data)?, crate::aside(space)?);
-        self.bells = Some(Arc::new(Bells { own, peer: [data, space] }));
+        self.doorbells = Some(Arc::new(LocalDoorbells { own, peer: [data, space] }));
         Ok(())
     }
 }
 
 /// Takes the doorbell for what the message is about off the front of what is left (L-5).
 fn take_notifier(descriptors: &mut Vec<OwnedFd>) -> Result<SingleNotifier> {
-    if !bell::is_eventfd(descriptors[0].as_fd())? {
+    if !doorbell::is_eventfd(descriptors[0].as_fd())? {
         return Err(malformed("L-7", "a doorbell that is no eventfd"));
     }
     SingleNotifier::new(descriptors.remove(0)).map_err(|error| Error::Os { call: "fcntl", path: None, source: error })
@@ -170,7 +170,7 @@ fn take_notifier(descriptors: &mut Vec<OwnedFd>) -> Result<SingleNotifier> {
 
 /// Whether nobody's file system, and no network, is asked when `file` is closed.
 pub(crate) fn is_harmless(file: BorrowedFd<'_>) -> bool {
-    rustix::fs::fcntl_get_seals(file).is_ok() || matches!(bell::is_eventfd(file), Ok(true))
+    rustix::fs::fcntl_get_seals(file).is_ok() || matches!(doorbell::is_eventfd(file), Ok(true))
 }
 
 /// Of memory that was made with a link at hand, or apart from it.
@@ -240,8 +240,8 @@ impl Endpoint for LocalEndpoint {
         self.send_all(message, offer, None)
     }
 
-    fn send_with_bell(&mut self, message: &[u8], offer: Option<&Offer>, bell: &SingleDoorbell) -> Result<()> {
-        self.send_all(message, offer, Some(bell))
+    fn send_with_doorbell(&mut self, message: &[u8], offer: Option<&Offer>, doorbell: &SingleDoorbell) -> Result<()> {
+        self.send_all(message, offer, Some(doorbell))
     }
 
     fn take_notifier(&mut self) -> Option<SingleNotifier> {
@@ -260,7 +260,7 @@ impl Endpoint for LocalEndpoint {
     }
 
     fn doorbell(&self) -> Option<Arc<dyn Doorbell>> {
-        self.bells.as_ref().map(|bells| Arc::clone(bells) as Arc<dyn Doorbell>)
+        self.doorbells.as_ref().map(|doorbells| Arc::clone(doorbells) as Arc<dyn Doorbell>)
     }
 
     fn liveness(&self) -> Liveness {
@@ -279,8 +279,8 @@ impl Endpoint for LocalEndpoint {
 impl Drop for LocalEndpoint {
     /// A doorbell may outlive its link; its waiters are not left behind. With the socket goes what is in its queue (L-5).
     fn drop(&mut self) {
-        self.own.iter().flat_map(|own| own.iter()).for_each(Bell::give_up);
-        let stranger = self.accepted && (self.bells.is_none() || self.spoilt.is_some());
+        self.own.iter().flat_map(|own| own.iter()).for_each(EventfdDoorbell::give_up);
+        let stranger = self.accepted && (self.doorbells.is_none() || self.spoilt.is_some());
         let Some(socket) = self.socket.take() else { return };
         let room = || discard::has_room(self.identity.source(Kind::Files));
         if let Err(files) = frame::empty_queue(socket.as_fd(), stranger, room, is_harmless) {

@@ -28,9 +28,9 @@ use tombolo_mem::OwnData;
 
 const ALL_SEALS: SealFlags =
     SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL).union(SealFlags::FUTURE_WRITE);
-const BARE: Head = Head { bells: false, single: false, segment: false, len: 1 };
-const WITH_SEGMENT: Head = Head { bells: false, single: false, segment: true, len: 1 };
-const WITH_BELLS: Head = Head { bells: true, single: false, segment: false, len: 1 };
+const BARE: Head = Head { doorbells: false, single: false, segment: false, len: 1 };
+const WITH_SEGMENT: Head = Head { doorbells: false, single: false, segment: true, len: 1 };
+const WITH_DOORBELLS: Head = Head { doorbells: true, single: false, segment: false, len: 1 };
 
 fn alone() -> MutexGuard<'static, ()> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -170,7 +170,7 @@ fn l5_what_is_refused_with_descriptors_that_were_not_taken_stays_refused() {
 fn l5_descriptors_other_than_those_announced_are_refused_and_closed() {
     let _alone = alone();
     let folder = Folder::new();
-    let (null, bell) = (dev_null(), eventfd());
+    let (null, doorbell) = (dev_null(), eventfd());
     let segment = memfd(4096, MemfdFlags::empty(), ALL_SEALS);
     without_leak(|| {
         for (head, fds) in [
@@ -180,7 +180,7 @@ fn l5_descriptors_other_than_those_announced_are_refused_and_closed() {
             (WITH_SEGMENT, vec![]),
             (WITH_SEGMENT, vec![segment.as_fd(); 2]),
             (WITH_SEGMENT, vec![segment.as_fd(); 253]),
-            (WITH_BELLS, vec![bell.as_fd(); 2]),
+            (WITH_DOORBELLS, vec![doorbell.as_fd(); 2]),
         ] {
             let mut raw = Raw::introduced(&folder);
             raw.send_message(head, b"x", &fds);
@@ -193,15 +193,15 @@ fn l5_descriptors_other_than_those_announced_are_refused_and_closed() {
 fn l5_first_datagram_without_both_doorbells_is_refused() {
     let _alone = alone();
     let folder = Folder::new();
-    let bell = eventfd();
+    let doorbell = eventfd();
     let segment = memfd(4096, MemfdFlags::empty(), ALL_SEALS);
     without_leak(|| {
         for (head, fds) in [
             (BARE, vec![]),
             (WITH_SEGMENT, vec![segment.as_fd()]),
-            (WITH_BELLS, vec![]),
-            (WITH_BELLS, vec![bell.as_fd()]),
-            (WITH_BELLS, vec![bell.as_fd(); 3]),
+            (WITH_DOORBELLS, vec![]),
+            (WITH_DOORBELLS, vec![doorbell.as_fd()]),
+            (WITH_DOORBELLS, vec![doorbell.as_fd(); 3]),
         ] {
             let mut raw = Raw::meet(&folder);
             raw.send_message(head, b"x", &fds);
@@ -219,10 +219,10 @@ fn l5_too_few_open_files_is_a_limit_and_not_the_peers_fault() {
     let folder = Folder::new();
     without_leak(|| {
         let mut raw = Raw::meet(&folder);
-        let bell = eventfd();
-        raw.send_message(WITH_BELLS, b"x", &[bell.as_fd(), bell.as_fd()]);
+        let doorbell = eventfd();
+        raw.send_message(WITH_DOORBELLS, b"x", &[doorbell.as_fd(), doorbell.as_fd()]);
         let before = getrlimit(Resource::Nofile);
-        setrlimit(Resource::Nofile, Rlimit { current: Some(bell.as_raw_fd() as u64 + 1), ..before }).unwrap();
+        setrlimit(Resource::Nofile, Rlimit { current: Some(doorbell.as_raw_fd() as u64 + 1), ..before }).unwrap();
         let received = raw.link.recv(0);
         setrlimit(Resource::Nofile, before).unwrap();
         assert!(matches!(received, Err(Error::Limit { .. })), "{received:?}");
@@ -329,7 +329,7 @@ fn l7_doorbell_that_is_no_eventfd_is_refused() {
         for (name, fd) in &wrong {
             for fds in [[fd.as_fd(), good.as_fd()], [good.as_fd(), fd.as_fd()]] {
                 let mut raw = Raw::meet(&folder);
-                raw.send_message(WITH_BELLS, b"x", &fds);
+                raw.send_message(WITH_DOORBELLS, b"x", &fds);
                 match raw.link.recv(0) {
                     Err(Error::Malformed { clause: "L-7", .. }) => assert!(raw.link.doorbell().is_none()),
                     other => panic!("{name}: {other:?}"),
@@ -354,14 +354,14 @@ fn l7_d5_ringing_a_bell_that_the_waiter_spoilt_blocks_nobody() {
         make_blocking(fd.as_fd());
         fd
     };
-    for (what, bell) in [
+    for (what, doorbell) in [
         ("empty", spoilt(0, EventfdFlags::SEMAPHORE)),
         ("full", spoilt(u64::MAX - 1, EventfdFlags::SEMAPHORE)),
         ("empty and no semaphore", spoilt(0, EventfdFlags::empty())),
         ("full and no semaphore", spoilt(u64::MAX - 1, EventfdFlags::empty())),
     ] {
         let mut raw = Raw::meet(&folder);
-        raw.send_message(WITH_BELLS, b"x", &[bell.as_fd(), bell.as_fd()]);
+        raw.send_message(WITH_DOORBELLS, b"x", &[doorbell.as_fd(), doorbell.as_fd()]);
         raw.link.recv(0).unwrap().unwrap();
         let ringer = raw.link.doorbell().unwrap();
         unblocked(what, move || (0..1000).for_each(|ring| ringer.notify(Slot::ALL[ring % 2])));
@@ -369,12 +369,12 @@ fn l7_d5_ringing_a_bell_that_the_waiter_spoilt_blocks_nobody() {
 }
 
 /// Waits and drains; neither may take longer than the deadline.
-fn wait_a_little(bell: &Arc<dyn Doorbell>) -> Woken {
-    let bell = Arc::clone(bell);
+fn wait_a_little(doorbell: &Arc<dyn Doorbell>) -> Woken {
+    let doorbell = Arc::clone(doorbell);
     unblocked("waiting and draining", move || {
-        let woken = bell.wait(Slot::Data, Deadline::after(Duration::from_millis(20))).unwrap();
-        bell.drain(Slot::Data);
-        bell.drain(Slot::Data);
+        let woken = doorbell.wait(Slot::Data, Deadline::after(Duration::from_millis(20))).unwrap();
+        doorbell.drain(Slot::Data);
+        doorbell.drain(Slot::Data);
         woken
     })
 }
@@ -384,7 +384,7 @@ fn l7_d6_waiter_whose_bell_the_ringer_spoils_ends_at_its_deadline() {
     let _alone = alone();
     let folder = Folder::new();
     let mut raw = Raw::introduced(&folder);
-    let [data, space] = raw.bells();
+    let [data, space] = raw.doorbells();
     let waiter = raw.link.doorbell().unwrap();
     let ring = || rustix::io::read(&data, &mut [0; 8]).map(drop);
     let fill = |rings: u64| rustix::io::write(&data, &rings.to_ne_bytes());
@@ -403,7 +403,7 @@ fn l7_d6_waiter_whose_bell_the_ringer_spoils_ends_at_its_deadline() {
     wait_a_little(&waiter);
     assert_eq!(wait_a_little(&waiter), Woken::TimedOut, "one drain is enough");
     drop((data, space));
-    assert_eq!(wait_a_little(&waiter), Woken::TimedOut, "a closed bell is no hang-up, and no ring");
+    assert_eq!(wait_a_little(&waiter), Woken::TimedOut, "a closed doorbell is no hang-up, and no ring");
     drop(raw.socket);
     assert_eq!(wait_a_little(&waiter), Woken::PeerGone);
 }
@@ -413,7 +413,7 @@ fn l7_d7_ring_is_kept_between_wait_and_drain_for_whoever_polls() {
     let _alone = alone();
     let folder = Folder::new();
     let mut raw = Raw::introduced(&folder);
-    let [data, _space] = raw.bells();
+    let [data, _space] = raw.doorbells();
     let waiter = raw.link.doorbell().unwrap();
     let now = || Deadline::at(Instant::now());
     let ring = || rustix::io::read(&data, &mut [0; 8]).map(drop).unwrap();

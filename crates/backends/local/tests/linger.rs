@@ -55,9 +55,9 @@ fn l5_descriptors_that_do_not_close_cost_a_listener_few_threads_and_descriptors_
     for turn in 0..CALLS {
         let (stuck, reader) = lingering(&door);
         let (head, times) = match turn % 3 {
-            0 => (Head { bells: true, single: false, segment: true, len: 1 }, 3),
-            1 => (Head { bells: true, single: false, segment: true, len: 1 }, 50),
-            _ => (Head { bells: false, single: false, segment: false, len: 1 }, 50),
+            0 => (Head { doorbells: true, single: false, segment: true, len: 1 }, 3),
+            1 => (Head { doorbells: true, single: false, segment: true, len: 1 }, 50),
+            _ => (Head { doorbells: false, single: false, segment: false, len: 1 }, 50),
         };
         let caller = call(&service, head, &vec![stuck.as_fd(); times]);
         drop(stuck); // What is in flight is the last.

@@ -290,8 +290,8 @@ fn l8_hang_up_is_seen_within_100_ms_of_the_kill() {
     let mut times = [(); 5].map(|()| {
         let (mut child, mut link) = folder.mortal(&[]);
         conformance::receive(&mut *link, patience()).unwrap();
-        let bell = link.doorbell().unwrap();
-        let sleeper = thread::spawn(move || (bell.wait(Slot::Data, patience()).unwrap(), Instant::now()));
+        let doorbell = link.doorbell().unwrap();
+        let sleeper = thread::spawn(move || (doorbell.wait(Slot::Data, patience()).unwrap(), Instant::now()));
         let before = Instant::now();
         child.kill();
         let (woken, at) = sleeper.join().unwrap();

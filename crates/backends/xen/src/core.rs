@@ -19,32 +19,32 @@ use tombolo_layout::xen as at;
 use crate::{
     end::{End, PeerDomain},
     hypervisor::{DomId, Hypervisor},
-    keep::ReaperClient,
-    line::ReconnectPage,
     names::Names,
     os::{eventfd, lock, raise, random},
     page::PeerPage,
     quarantine::Quarantined,
+    reaper_client::ReaperClient,
+    reconnect_page::ReconnectPage,
     store::Store,
 };
 
-/// Time between two looks at what rings nobody: whether a listener page still stands at which somebody knocks, and
+/// Time between two looks at what rings nobody: whether a listener page still stands at which somebody asks, and
 /// whether the peer let go of what is in quarantine.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Domains that are watched, though nothing is left between them and this one: numbers of domains never come again, and XenStore has
 /// few watches for each domain.
 const UNUSED_MAX: usize = 16;
 /// Knocks left behind that a process looks at when it begins: each costs a question to XenStore.
-const KNOCKS_SWEPT: usize = 64;
+const REQUESTS_SWEPT: usize = 64;
 /// Knocks that a listener remembers; what comes beyond them is lost, and the peer's own fault.
-const KNOCKS_MAX: usize = 4096;
+const REQUESTS_MAX: usize = 4096;
 
 /// Where `owner` keeps what `reader` may see.
 pub(crate) fn folder(owner: DomId, reader: DomId) -> String {
     format!("/local/domain/{owner}/data/tombolo/{reader}")
 }
 
-/// Those who knocked at a listener.
+/// Those who asked to connect at a listener.
 #[derive(Debug)]
 pub(crate) struct ConnectRequests {
     pub peer: DomId,
@@ -66,10 +66,10 @@ impl ConnectRequests {
         Ok(Arc::new(Self { peer, service: service.into(), waiting, event: eventfd()? }))
     }
 
-    /// Somebody knocked; the listener hears of it from its [`update_readiness`](Self::update_readiness).
+    /// Somebody asked to connect; the listener hears of it from its [`update_readiness`](Self::update_readiness).
     pub(crate) fn push(&self, reference: u32) {
         let queue = &mut lock(&self.waiting).references;
-        if queue.len() < KNOCKS_MAX && !queue.contains(&reference) {
+        if queue.len() < REQUESTS_MAX && !queue.contains(&reference) {
             queue.push_back(reference);
         }
     }
@@ -87,7 +87,7 @@ impl ConnectRequests {
         }
     }
 
-    /// Has the listener look, though nobody knocked.
+    /// Has the listener look, though nobody asked to connect.
     fn wake(&self) {
         let mut waiting = lock(&self.waiting);
         waiting.told = true;
@@ -110,14 +110,14 @@ impl ConnectRequests {
     }
 }
 
-/// A listener page that was knocked at.
+/// A listener page that was asked to connect at.
 #[derive(Clone, Debug)]
 pub(crate) struct ListenerPage {
     pub page: PeerPage,
     /// Whose it is.
     pub domain: DomId,
-    /// How to knock there again, if there was room for it.
-    pub line: Option<Arc<ReconnectPage>>,
+    /// How to ask there again, if there was room for it.
+    pub reconnect_page: Option<Arc<ReconnectPage>>,
 }
 
 /// How often what fired is asked for before the thread looks after everything else.
@@ -139,8 +139,8 @@ struct Watched {
     ends: Mutex<Vec<Weak<End>>>,
     listeners: Mutex<Vec<Weak<ConnectRequests>>>,
     quarantine: Mutex<Vec<Quarantined>>,
-    /// Listener pages that were knocked at, by their nodes.
-    doors: Mutex<HashMap<String, ListenerPage>>,
+    /// Listener pages that were asked to connect at, by their nodes.
+    listener_pages: Mutex<HashMap<String, ListenerPage>>,
 }
 
 /// This process's part in Xen.
@@ -149,7 +149,7 @@ pub(crate) struct Core {
     pub xen: Arc<dyn Hypervisor>,
     pub own: DomId,
     pub store: Mutex<Store>,
-    /// What this process writes into its knocks; it is claimed for as long as this process lives.
+    /// What this process writes into its connect requests; it is claimed for as long as this process lives.
     pub token: String,
     /// The conversation with the grant reaper.
     pub keeping: ReaperClient,
@@ -176,7 +176,7 @@ impl Core {
             ends: Mutex::default(),
             listeners: Mutex::default(),
             quarantine: Mutex::default(),
-            doors: Mutex::default(),
+            listener_pages: Mutex::default(),
         });
         let work = Arc::clone(&watched);
         let thread = thread::Builder::new().name("tombolo-xen".into()).spawn(move || work.run());
@@ -199,14 +199,17 @@ impl Core {
         &self.watched.names
     }
 
-    /// The listener page that stands at `node` and was open when somebody knocked last, if it still is: its listener
+    /// The listener page that stands at `node` and was open when somebody asked to connect last, if it still is: its listener
     /// lives, so there is nothing to ask XenStore.
-    pub(crate) fn known_door(&self, node: &str) -> Option<ListenerPage> {
-        lock(&self.watched.doors).get(node).filter(|door| door.page.state() == at::OPEN).cloned()
+    pub(crate) fn known_listener_page(&self, node: &str) -> Option<ListenerPage> {
+        lock(&self.watched.listener_pages)
+            .get(node)
+            .filter(|listener_page| listener_page.page.state() == at::OPEN)
+            .cloned()
     }
 
-    pub(crate) fn know_door(&self, node: &str, door: &ListenerPage) {
-        lock(&self.watched.doors).insert(node.into(), door.clone());
+    pub(crate) fn remember_listener_page(&self, node: &str, listener_page: &ListenerPage) {
+        lock(&self.watched.listener_pages).insert(node.into(), listener_page.clone());
     }
 
     /// The folder that `peer` may see, made if it is not there.
@@ -215,16 +218,16 @@ impl Core {
         let mut folders = lock(&self.folders);
         if !folders.contains(&peer) {
             lock(&self.store).make_folder(&path, self.own, peer)?;
-            self.remove_the_dead_s_knocks(&path)?;
+            self.remove_requests_of_dead(&path)?;
             folders.insert(peer);
         }
         Ok(path)
     }
 
-    /// Removes knocks of processes that died before they could.
-    fn remove_the_dead_s_knocks(&self, folder: &str) -> Result<()> {
+    /// Removes connect requests of processes that died before they could.
+    fn remove_requests_of_dead(&self, folder: &str) -> Result<()> {
         let mut store = lock(&self.store);
-        for name in store.list(folder)?.iter().filter(|name| name.contains('@')).take(KNOCKS_SWEPT) {
+        for name in store.list(folder)?.iter().filter(|name| name.contains('@')).take(REQUESTS_SWEPT) {
             let path = format!("{folder}/{name}");
             if let Some(token) = store.read(&path)?
                 && token != self.token
@@ -274,10 +277,10 @@ impl Core {
         }
     }
 
-    pub(crate) fn add_listener(&self, knocks: &Arc<ConnectRequests>) {
+    pub(crate) fn add_listener(&self, requests: &Arc<ConnectRequests>) {
         let mut listeners = lock(&self.watched.listeners);
         listeners.retain(|listener| listener.strong_count() > 0);
-        listeners.push(Arc::downgrade(knocks));
+        listeners.push(Arc::downgrade(requests));
     }
 
     /// Keeps memory until its peer lets go of it (D-13).
@@ -330,11 +333,11 @@ impl Watched {
         let mut more = false;
         loop {
             self.sweep();
-            lock(&self.doors).retain(|_, door| door.page.state() == at::OPEN);
+            lock(&self.listener_pages).retain(|_, listener_page| listener_page.page.state() == at::OPEN);
             self.names.sweep();
             // ORDER SeqCst: whatever is not seen below comes after this, and kicks.
             self.looks.store(false, Ordering::SeqCst);
-            let looks = self.knocks_somewhere() || !lock(&self.quarantine).is_empty();
+            let looks = self.has_requests() || !lock(&self.quarantine).is_empty();
             self.looks.store(looks, Ordering::SeqCst);
             let timeout = if more { Some(&NOW) } else { every.as_ref().filter(|_| looks) };
             let mut fds = [PollFd::new(&fd, PollFlags::IN), PollFd::new(&self.kick, PollFlags::IN)];
@@ -369,11 +372,11 @@ impl Watched {
         drop(freed);
     }
 
-    /// Looks after those who knock, and says whether there are any.
-    fn knocks_somewhere(&self) -> bool {
+    /// Looks after those who wait for an answer, and says whether there are any.
+    fn has_requests(&self) -> bool {
         let ends: Vec<_> = lock(&self.ends).iter().filter_map(Weak::upgrade).collect();
-        let mut knocking = ends.iter().filter(|end| end.peer.get().is_none());
-        knocking.by_ref().fold(false, |_, end| {
+        let mut waiting = ends.iter().filter(|end| end.peer.get().is_none());
+        waiting.by_ref().fold(false, |_, end| {
             end.wake_if_over();
             !end.is_over()
         })
@@ -406,7 +409,7 @@ impl Watched {
                 let ends: Vec<_> = lock(&self.ends).iter().filter_map(Weak::upgrade).collect();
                 ends.iter().filter(|end| Arc::ptr_eq(&end.domain, peer)).for_each(|end| end.wake_if_over());
                 // What is mapped of it keeps it from going altogether.
-                lock(&self.doors).retain(|_, door| door.domain != peer.id);
+                lock(&self.listener_pages).retain(|_, listener_page| listener_page.domain != peer.id);
                 let listeners: Vec<_> = lock(&self.listeners).iter().filter_map(Weak::upgrade).collect();
                 listeners.iter().filter(|it| it.peer == peer.id).for_each(|it| it.wake());
             }

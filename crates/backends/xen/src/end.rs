@@ -55,8 +55,8 @@ pub(crate) struct End {
     pub peer_reference: OnceLock<u32>,
     /// The peer's mailbox, once known.
     pub peer: OnceLock<PeerPage>,
-    /// The listener page at which this endpoint knocked, until it was answered.
-    pub door: Mutex<Option<PeerPage>>,
+    /// The listener page at which this endpoint asked to connect, until it was answered.
+    pub listener_page: Mutex<Option<PeerPage>>,
     /// Places of segments that are offered or in quarantine.
     pub places: Mutex<Places>,
     /// What was sent before the peer's mailbox was known, so that the grant reaper could not be told of it.
@@ -93,7 +93,7 @@ impl End {
             reference,
             peer_reference: OnceLock::new(),
             peer: OnceLock::new(),
-            door: Mutex::new(None),
+            listener_page: Mutex::new(None),
             places: Mutex::default(),
             unknown: Mutex::default(),
             pid: std::process::id(),
@@ -120,9 +120,10 @@ impl End {
 
     /// The reference of the peer's mailbox, if the listener page has it.
     pub(crate) fn answer(&self) -> Option<u32> {
-        let door = lock(&self.door);
-        let words =
-            (0..at::ANSWERS).map(|index| door.as_ref().map(|door| door.word(at::AT_ANSWERS + 8 * index).hint()));
+        let listener_page = lock(&self.listener_page);
+        let words = (0..at::ANSWERS).map(|index| {
+            listener_page.as_ref().map(|listener_page| listener_page.word(at::AT_ANSWERS + 8 * index).hint())
+        });
         words.flatten().find(|word| (word >> 32) as u32 == self.reference).map(|word| word as u32)
     }
 
@@ -140,7 +141,7 @@ impl End {
         let open = match self.peer.get() {
             Some(peer) => peer.state() == at::OPEN,
             None => {
-                let state = lock(&self.door).as_ref().map(PeerPage::state);
+                let state = lock(&self.listener_page).as_ref().map(PeerPage::state);
                 state == Some(at::OPEN) || self.answer().is_some()
             }
         };
@@ -173,7 +174,7 @@ impl End {
     pub(crate) fn wake_if_over(&self) {
         if self.is_over() || self.gave_up.load(Ordering::Acquire) {
             if self.is_ours() && self.liveness().is_gone() {
-                self.own.set(at::AT_BOARD, at::board_head(self.domain.id, true));
+                self.own.set(at::AT_STATS, at::stats_head(self.domain.id, true));
             }
             self.wake_all();
         }
@@ -183,7 +184,7 @@ impl End {
     pub(crate) fn complete(&self) -> Result<()> {
         if self.slots.get().is_none() {
             let _ = self.slots.set([Waker::new(&self.port)?, Waker::new(&self.port)?]);
-            self.own.put_board(self.domain.id, &self.service);
+            self.own.put_stats(self.domain.id, &self.service);
             // ORDER SeqCst: with `wake_all`, which stores and loads the other way round.
             if self.ended.load(Ordering::SeqCst) {
                 self.ended.store(false, Ordering::SeqCst);
@@ -284,7 +285,7 @@ mod tests {
         let (page, _port) = PeerPage::new(page, at::MAILBOX_MAGIC).unwrap();
         let says = |offset| page.word(offset).hint();
         end.complete().unwrap();
-        assert_eq!(at::board_of(says(at::AT_BOARD)), Some((7, false)));
+        assert_eq!(at::stats_peer(says(at::AT_STATS)), Some((7, false)));
         let name = [0, 8, 16].map(|offset| says(at::AT_NAME + offset).to_le_bytes()).concat();
         assert_eq!(name, *b"a-web_1234\0\0\0\0\0\0\0\0\0\0\0\0\0\0");
         assert_ne!(says(at::AT_MADE), 0);
@@ -296,6 +297,6 @@ mod tests {
         }
         domain.gone.store(true, Ordering::Release);
         end.wake_if_over();
-        assert_eq!(at::board_of(says(at::AT_BOARD)), Some((7, true)));
+        assert_eq!(at::stats_peer(says(at::AT_STATS)), Some((7, true)));
     }
 }

@@ -104,7 +104,7 @@ impl FakeXen {
 
     /// The grant reaper of domain `id`, to which its processes come at `path` from now on.
     #[must_use]
-    pub fn keeper(&self, id: u16, path: PathBuf) -> GrantReaper {
+    pub fn grant_reaper(&self, id: u16, path: PathBuf) -> GrantReaper {
         lock(&self.0.state).keepers.insert(id, path);
         GrantReaper::on(Arc::new(FakeDomain { world: Arc::clone(&self.0), id }))
     }
@@ -317,7 +317,7 @@ impl Hypervisor for FakeDomain {
         Ok(!self.world.store.below(&format!("/local/domain/{peer}")).is_empty())
     }
 
-    fn keeper(&self) -> Option<PathBuf> {
+    fn grant_reaper(&self) -> Option<PathBuf> {
         lock(&self.world.state).keepers.get(&self.id).cloned()
     }
 

@@ -51,8 +51,8 @@ impl Page {
     }
 }
 
-/// A line that a listener was told of.
-struct Line {
+/// A reconnect page that a listener was told of.
+struct JoinedReconnectPage {
     page: Page,
     port: Arc<dyn Port>,
 }
@@ -81,13 +81,13 @@ pub const CALLERS: [(&str, Act); 18] = [
     ("knocks_with_a_page_that_is_none", |it, service, _| {
         let page = it.page()?;
         page.set(at::AT_MAGIC, 0x6262_6262);
-        it.knock_with(service, &page)?;
+        it.request_with(service, &page)?;
         it.keep_mapped(page, None);
         Ok(())
     }),
     ("knocks_with_a_port_that_is_none", |it, service, _| {
         let page = it.mailbox(0xffff_fff0)?;
-        it.knock_with(service, &page)?;
+        it.request_with(service, &page)?;
         it.keep_mapped(page, None);
         Ok(())
     }),
@@ -95,12 +95,12 @@ pub const CALLERS: [(&str, Act); 18] = [
     ("dies_after_its_knock", |it, service, _| {
         let port = it.xen.offer_port(it.peer)?;
         let page = it.mailbox(port.number())?;
-        it.knock_with(service, &page)
+        it.request_with(service, &page)
     }),
     ("dies_once_answered", |it, service, _| {
         let port = it.xen.offer_port(it.peer)?;
         let page = it.mailbox(port.number())?;
-        it.knock_with(service, &page)?;
+        it.request_with(service, &page)?;
         it.answer(service, page.reference()).map(drop)
     }),
     ("dies_once_joined", |it, service, _| it.join(service, 0).map(drop)),
@@ -108,7 +108,7 @@ pub const CALLERS: [(&str, Act); 18] = [
         for _ in 0..20 {
             let port = it.xen.offer_port(it.peer)?;
             let page = it.mailbox(port.number())?;
-            it.knock_with(service, &page)?;
+            it.request_with(service, &page)?;
             it.keep_mapped(page, Some(port));
         }
         Ok(())
@@ -189,12 +189,12 @@ pub const CALLERS: [(&str, Act); 18] = [
         Ok(())
     }),
     ("has_a_line_that_is_none", |it, service, _| {
-        let (empty, portless) = (it.page()?, it.headed(at::LINE_MAGIC, 0xffff_fff0)?);
-        for line in [empty.reference().into(), portless.reference().into(), 0x7fff_ffff, u64::MAX] {
+        let (empty, portless) = (it.page()?, it.headed(at::RECONNECT_MAGIC, 0xffff_fff0)?);
+        for reconnect_page in [empty.reference().into(), portless.reference().into(), 0x7fff_ffff, u64::MAX] {
             let port = it.xen.offer_port(it.peer)?;
             let page = it.mailbox(port.number())?;
-            page.set(at::AT_LINE, line);
-            it.knock_with(service, &page)?;
+            page.set(at::AT_RECONNECT_PAGE, reconnect_page);
+            it.request_with(service, &page)?;
             it.keep_mapped(page, Some(port));
         }
         it.keep_mapped(empty, None);
@@ -202,24 +202,24 @@ pub const CALLERS: [(&str, Act); 18] = [
         Ok(())
     }),
     ("knocks_with_garbage_by_line", |it, service, deadline| {
-        let line = it.line(service)?;
+        let reconnect_page = it.reconnect_page(service)?;
         while !deadline.expired() {
-            for place in (at::AT_KNOCKS..at::PAGE).step_by(8) {
+            for place in (at::AT_REQUESTS..at::PAGE).step_by(8) {
                 let reference = it.random() % 0x4000;
-                line.page.set(place, it.random() << 32 | reference);
+                reconnect_page.page.set(place, it.random() << 32 | reference);
             }
-            line.port.notify();
+            reconnect_page.port.notify();
             pause();
         }
-        it.keep_mapped(line.page, Some(line.port));
+        it.keep_mapped(reconnect_page.page, Some(reconnect_page.port));
         Ok(())
     }),
     ("storms_by_line", |it, service, deadline| {
-        let line = it.line(service)?;
+        let reconnect_page = it.reconnect_page(service)?;
         while !deadline.expired() {
-            line.port.notify();
+            reconnect_page.port.notify();
         }
-        it.keep_mapped(line.page, Some(line.port));
+        it.keep_mapped(reconnect_page.page, Some(reconnect_page.port));
         Ok(())
     }),
     ("hoards_what_it_is_sent", |it, service, deadline| {
@@ -258,32 +258,32 @@ pub const LISTENERS: [(&str, Act); 6] = [
         it.open(service, page)
     }),
     ("never_answers", |it, service, _| {
-        let door = it.door(service)?;
-        it.open(service, door)
+        let listener_page = it.listener_page(service)?;
+        it.open(service, listener_page)
     }),
     ("answers_with_garbage", |it, service, _| {
-        let door = it.door(service)?;
+        let listener_page = it.listener_page(service)?;
         for index in 0..at::ANSWERS {
             // The references that a caller's mailbox is likely to have.
-            door.set(at::AT_ANSWERS + 8 * index, (index as u64) << 32 | 0x7fff_0000 | index as u64);
+            listener_page.set(at::AT_ANSWERS + 8 * index, (index as u64) << 32 | 0x7fff_0000 | index as u64);
         }
-        it.open(service, door)
+        it.open(service, listener_page)
     }),
     ("has_a_door_that_flickers", |it, service, deadline| {
-        let door = it.door(service)?;
-        it.name(service, &door)?;
+        let listener_page = it.listener_page(service)?;
+        it.name(service, &listener_page)?;
         while !deadline.expired() {
             for _ in 0..100 {
                 let offset = it.random() as usize % (at::PAGE / 8) * 8;
-                door.set(offset, it.random() >> (it.random() % 64));
+                listener_page.set(offset, it.random() >> (it.random() % 64));
             }
             pause();
         }
         Ok(())
     }),
     ("dies_before_its_answer", |it, service, _| {
-        let door = it.door(service)?;
-        it.name(service, &door)?;
+        let listener_page = it.listener_page(service)?;
+        it.name(service, &listener_page)?;
         pause();
         Ok(())
     }),
@@ -362,29 +362,29 @@ impl Hostile {
         self.headed(at::MAILBOX_MAGIC, port)
     }
 
-    fn door(&self, service: &str) -> Result<Page> {
-        let door = self.headed(at::DOOR_MAGIC, 0)?;
-        door.set(at::AT_JOINED, mark_of(service));
-        Ok(door)
+    fn listener_page(&self, service: &str) -> Result<Page> {
+        let listener_page = self.headed(at::LISTENER_PAGE_MAGIC, 0)?;
+        listener_page.set(at::AT_JOINED, mark_of(service));
+        Ok(listener_page)
     }
 
-    fn name(&mut self, service: &str, door: &Page) -> Result<()> {
+    fn name(&mut self, service: &str, listener_page: &Page) -> Result<()> {
         let node = format!("{}/{service}", self.folder()?);
-        self.store.write(&node, &door.reference().to_string())
+        self.store.write(&node, &listener_page.reference().to_string())
     }
 
-    fn open(&mut self, service: &str, door: Page) -> Result<()> {
-        self.name(service, &door)?;
-        self.keep_mapped(door, None);
+    fn open(&mut self, service: &str, listener_page: Page) -> Result<()> {
+        self.name(service, &listener_page)?;
+        self.keep_mapped(listener_page, None);
         Ok(())
     }
 
-    fn knock_with(&mut self, service: &str, mailbox: &Page) -> Result<()> {
+    fn request_with(&mut self, service: &str, mailbox: &Page) -> Result<()> {
         mailbox.set(at::AT_WANTED, mark_of(service));
-        self.knock(service, mailbox.reference())
+        self.request_connection(service, mailbox.reference())
     }
 
-    fn knock(&mut self, service: &str, reference: u32) -> Result<()> {
+    fn request_connection(&mut self, service: &str, reference: u32) -> Result<()> {
         self.store.write(&format!("{}/{service}@{reference}", folder(self.own, self.peer)), "")
     }
 
@@ -403,9 +403,10 @@ impl Hostile {
         let deadline = Deadline::after(PATIENCE);
         let node = format!("{}/{service}", folder(self.peer, self.own));
         let text = self.store.read(&node)?.expect("somebody listens");
-        let door = self.xen.map(self.peer, &[text.parse().expect("a reference")], None, Box::new(()))?;
+        let listener_page = self.xen.map(self.peer, &[text.parse().expect("a reference")], None, Box::new(()))?;
         while !deadline.expired() {
-            let words = (0..at::ANSWERS).map(|index| door.word(at::AT_ANSWERS + 8 * index).load_acquire().hint());
+            let words =
+                (0..at::ANSWERS).map(|index| listener_page.word(at::AT_ANSWERS + 8 * index).load_acquire().hint());
             if let Some(word) = words.into_iter().find(|word| (word >> 32) as u32 == reference) {
                 return Ok(word as u32);
             }
@@ -414,19 +415,19 @@ impl Hostile {
         Err(tombolo_domain::Error::TimedOut)
     }
 
-    fn line(&mut self, service: &str) -> Result<Line> {
+    fn reconnect_page(&mut self, service: &str) -> Result<JoinedReconnectPage> {
         let port = self.xen.offer_port(self.peer)?;
-        let page = self.headed(at::LINE_MAGIC, port.number())?;
+        let page = self.headed(at::RECONNECT_MAGIC, port.number())?;
         let joined = self.join(service, page.reference().into())?;
         self.hold(joined);
-        Ok(Line { page, port })
+        Ok(JoinedReconnectPage { page, port })
     }
 
-    fn join(&mut self, service: &str, line: u64) -> Result<Joined> {
+    fn join(&mut self, service: &str, reconnect_page: u64) -> Result<Joined> {
         let port = self.xen.offer_port(self.peer)?;
         let mailbox = self.mailbox(port.number())?;
-        mailbox.set(at::AT_LINE, line);
-        self.knock_with(service, &mailbox)?;
+        mailbox.set(at::AT_RECONNECT_PAGE, reconnect_page);
+        self.request_with(service, &mailbox)?;
         let reference = self.answer(service, mailbox.reference())?;
         let theirs = PeerPage::unchecked(self.xen.map(self.peer, &[reference], None, Box::new(()))?);
         mailbox.set(at::AT_JOINED, 1);

@@ -57,7 +57,7 @@ pub(crate) trait Hypervisor: Send + Sync + Debug {
     fn is_there(&self, peer: DomId) -> Result<bool>;
 
     /// Where this domain's grant reaper listens, if there may be one.
-    fn keeper(&self) -> Option<PathBuf>;
+    fn grant_reaper(&self) -> Option<PathBuf>;
 
     /// Whether a descriptor is one of [`Grants`].
     fn is_grant(&self, file: BorrowedFd<'_>) -> bool;

@@ -14,13 +14,11 @@ mod core;
 mod end;
 #[cfg(feature = "testing")]
 mod fake;
+mod grant_reaper;
 mod host;
 #[cfg(feature = "testing")]
 pub mod hostile;
 mod hypervisor;
-mod keep;
-mod keeper;
-mod line;
 mod link;
 mod listener;
 mod memory;
@@ -31,6 +29,8 @@ mod page;
 mod place;
 mod places;
 mod quarantine;
+mod reaper_client;
+mod reconnect_page;
 mod store;
 mod sys;
 mod waker;
@@ -39,11 +39,11 @@ mod wire;
 pub use common::{XenPieces, XenPort};
 #[cfg(feature = "testing")]
 pub use fake::FakeXen;
+pub use grant_reaper::GrantReaper;
 pub use host::{Views, XenHost};
-pub use keep::{OrphanedGrants, ReaperListing};
-pub use keeper::GrantReaper;
 pub use named::XenNames;
 pub use names::{State, View};
+pub use reaper_client::{OrphanedGrants, ReaperListing};
 
 use std::{
     fmt,
@@ -57,12 +57,12 @@ use crate::{
     core::{Core, ListenerPage, folder},
     end::End,
     hypervisor::Hypervisor,
-    line::ReconnectPage,
     link::XenEndpoint,
     listener::XenListener,
     os::lock,
     page::{PeerPage, mark_of},
     place::ServiceAddress,
+    reconnect_page::ReconnectPage,
     store::Store,
 };
 
@@ -192,26 +192,29 @@ impl XenDomain {
     /// Knocks at the listener of a place.
     fn call(core: &Arc<Core>, place: &ServiceAddress) -> Result<Box<dyn Endpoint>> {
         let domain = core.peer(place.peer)?;
-        let door = open_door(core, place)?;
+        let listener_page = open_listener_page(core, place)?;
         let end = End::new(&*core.xen, &domain, core.xen.offer_port(place.peer)?, &place.service)?;
         end.own.set(at::AT_WANTED, mark_of(&place.service));
-        end.own.set(at::AT_LINE, door.line.as_ref().map_or(0, |line| line.reference.into()));
+        end.own.set(
+            at::AT_RECONNECT_PAGE,
+            listener_page.reconnect_page.as_ref().map_or(0, |reconnect_page| reconnect_page.reference.into()),
+        );
         end.own.set(at::AT_PAIR, place.pair.shows);
-        *lock(&end.door) = Some(door.page.clone());
+        *lock(&end.listener_page) = Some(listener_page.page.clone());
         let mut link = XenEndpoint::new(core, end);
-        link.knock(&door, place)?;
+        link.request_connection(&listener_page, place)?;
         Ok(Box::new(link))
     }
 }
 
 /// The listener page of a listener that lives.
-fn open_door(core: &Core, place: &ServiceAddress) -> Result<ListenerPage> {
+fn open_listener_page(core: &Core, place: &ServiceAddress) -> Result<ListenerPage> {
     let nobody = || Error::NotFound(place.shown());
     let node = format!("{}/{}", folder(place.peer, core.own), place.service);
     // The domain that stands there has to be the one that was meant.
     let meant = |page: &PeerPage| page.word(at::AT_PAIR).hint() == place.pair.expects;
-    if let Some(door) = core.known_door(&node) {
-        return if meant(&door.page) { Ok(door) } else { Err(nobody()) };
+    if let Some(listener_page) = core.known_listener_page(&node) {
+        return if meant(&listener_page.page) { Ok(listener_page) } else { Err(nobody()) };
     }
     let reference = lock(&core.store).read(&node)?.and_then(|text| text.parse().ok()).ok_or_else(nobody)?;
     let page = core.xen.map(place.peer, &[reference], None, Box::new(())).map_err(|error| match error {
@@ -219,13 +222,13 @@ fn open_door(core: &Core, place: &ServiceAddress) -> Result<ListenerPage> {
         Error::Revoked => nobody(),
         error => error,
     })?;
-    let (page, _) = PeerPage::new(page, at::DOOR_MAGIC).map_err(|_| nobody())?;
+    let (page, _) = PeerPage::new(page, at::LISTENER_PAGE_MAGIC).map_err(|_| nobody())?;
     if page.state() != at::OPEN || page.word(at::AT_JOINED).hint() != mark_of(&place.service) || !meant(&page) {
         return Err(nobody());
     }
     // Where there is no room for a reconnect page, each connect request goes through XenStore.
-    let line = ReconnectPage::new(&*core.xen, place.peer).ok();
-    let door = ListenerPage { page, domain: place.peer, line };
-    core.know_door(&node, &door);
-    Ok(door)
+    let reconnect_page = ReconnectPage::new(&*core.xen, place.peer).ok();
+    let listener_page = ListenerPage { page, domain: place.peer, reconnect_page };
+    core.remember_listener_page(&node, &listener_page);
+    Ok(listener_page)
 }

@@ -16,23 +16,23 @@ use tombolo_mem::OwnSegment;
 use crate::{
     core::{Core, ListenerPage},
     end::End,
-    line,
     memory::{self, Seen, Token},
     os::lock,
     page::{PeerMessage, PeerPage, malformed},
     place::ServiceAddress,
+    reconnect_page,
 };
 
 /// Of the pages that may still be granted, a segment that nobody sized takes one in so many.
 const SHARE: usize = 8;
 
-/// How this endpoint knocked.
+/// How this endpoint asked to connect.
 #[derive(Debug)]
 pub(crate) enum RequestPath {
     /// By a node in XenStore.
     Node(String),
     /// By a reconnect page.
-    Line(line::PendingRequest),
+    ReconnectPage(reconnect_page::PendingRequest),
 }
 
 /// One end.
@@ -41,7 +41,7 @@ pub(crate) struct XenEndpoint {
     core: Arc<Core>,
     end: Arc<End>,
     /// Until it was answered.
-    knock: Option<RequestPath>,
+    request: Option<RequestPath>,
     sent: u64,
     received: u64,
     seen: Seen,
@@ -53,21 +53,24 @@ impl XenEndpoint {
     pub(crate) fn new(core: &Arc<Core>, end: Arc<End>) -> Self {
         core.add_end(&end);
         end.domain.seen.store(true, Ordering::Release);
-        Self { core: Arc::clone(core), end, knock: None, sent: 0, received: 0, seen: Seen::default(), again: true }
+        Self { core: Arc::clone(core), end, request: None, sent: 0, received: 0, seen: Seen::default(), again: true }
     }
 
-    /// Knocks at `door`, where nobody has heard of this endpoint yet.
-    pub(crate) fn knock(&mut self, door: &ListenerPage, place: &ServiceAddress) -> Result<()> {
+    /// Asks for a connection at `listener_page`, where nobody has heard of this endpoint yet.
+    pub(crate) fn request_connection(&mut self, listener_page: &ListenerPage, place: &ServiceAddress) -> Result<()> {
         let end = &self.end;
-        let by_line = door.line.as_ref().and_then(|line| line.knock(&door.page, end.reference));
+        let by_line = listener_page
+            .reconnect_page
+            .as_ref()
+            .and_then(|reconnect_page| reconnect_page.request_connection(&listener_page.page, end.reference));
         let node = match by_line {
-            Some(knock) => {
-                self.knock = Some(RequestPath::Line(knock));
+            Some(request) => {
+                self.request = Some(RequestPath::ReconnectPage(request));
                 return Ok(());
             }
             None => format!("{}/{}@{}", self.core.own_folder(place.peer)?, place.service, end.reference),
         };
-        self.knock = Some(RequestPath::Node(node.clone()));
+        self.request = Some(RequestPath::Node(node.clone()));
         lock(&self.core.store).write(&node, &self.core.token)
     }
 
@@ -90,15 +93,15 @@ impl XenEndpoint {
         let _ = self.end.peer_reference.set(reference);
         memory::entrust_sent(&self.core, &self.end);
         // Whoever sees that this endpoint joined sees its connect request no more, and does not look at it twice.
-        self.forget_knock();
+        self.forget_request();
         self.end.own.set(AT_JOINED, 1);
-        *lock(&self.end.door) = None;
+        *lock(&self.end.listener_page) = None;
         Ok(())
     }
 
-    fn forget_knock(&mut self) {
-        match self.knock.take() {
-            Some(RequestPath::Line(knock)) => knock.forget(),
+    fn forget_request(&mut self) {
+        match self.request.take() {
+            Some(RequestPath::ReconnectPage(request)) => request.forget(),
             Some(RequestPath::Node(path)) => {
                 // What cannot be removed goes with the domain.
                 let _ = lock(&self.core.store).remove(&path);
@@ -243,7 +246,7 @@ impl Drop for XenEndpoint {
         if self.end.is_ours() {
             // What it maps of this endpoint's is known by its page alone.
             let _ = self.join();
-            self.forget_knock();
+            self.forget_request();
             self.end.close();
         }
     }

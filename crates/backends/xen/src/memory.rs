@@ -14,11 +14,11 @@ use tombolo_mem::{OwnSegment, OwnWord, PeerSegment};
 use crate::{
     core::Core,
     end::End,
-    keep::Note,
     os::lock,
     page::{PeerPage, malformed, words_of},
     places::GrantedPages,
     quarantine::Quarantined,
+    reaper_client::Note,
 };
 
 /// What is inside an offer: the right to map a segment. Dropped, it is taken back, as soon as that is possible.

@@ -24,7 +24,7 @@ use crate::{
 /// Xen's domains by their names, which the broker (`tombolod`) of dom0 tells.
 ///
 /// A service is `NAME/SERVICE`; who listens may leave its own `NAME/` out, and is there for every domain that the
-/// broker's rules let connect to it, also for those that come later. For the others it has no door.
+/// broker's rules let connect to it, also for those that come later. For the others it has no listener page.
 #[derive(Clone, Debug)]
 pub struct XenNames(XenDomain);
 
@@ -111,7 +111,7 @@ struct NamedListener {
     core: Arc<Core>,
     service: Name,
     /// None: it could not be opened, and that was said.
-    doors: BTreeMap<DomId, (Pair, Option<XenListener>)>,
+    listener_pages: BTreeMap<DomId, (Pair, Option<XenListener>)>,
     /// Who was let in last: the next one has a turn before it.
     last: DomId,
     ear: Arc<OwnedFd>,
@@ -123,7 +123,7 @@ impl NamedListener {
     fn new(core: Arc<Core>, service: Name) -> Result<Self> {
         let ear = core.names().ear()?;
         let set = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| Error::os("epoll_create", error))?;
-        let mut listener = Self { core, service, doors: BTreeMap::new(), last: 0, ear, set };
+        let mut listener = Self { core, service, listener_pages: BTreeMap::new(), last: 0, ear, set };
         listener.join(listener.ear.as_fd())?;
         listener.reconcile_listeners()?;
         Ok(listener)
@@ -137,20 +137,22 @@ impl NamedListener {
     /// Opens the listener pages that are missing, and closes those of domains that may come no more.
     fn reconcile_listeners(&mut self) -> Result<()> {
         let callers = self.core.names().callers(&self.service);
-        for (_, (_, door)) in self.doors.extract_if(.., |id, (pair, _)| callers.get(id) != Some(pair)) {
-            if let Some(door) = door {
-                let _ = epoll::delete(&self.set, door.fd());
+        for (_, (_, listener_page)) in self.listener_pages.extract_if(.., |id, (pair, _)| callers.get(id) != Some(pair))
+        {
+            if let Some(listener_page) = listener_page {
+                let _ = epoll::delete(&self.set, listener_page.fd());
             }
         }
         let mut failed = Ok(());
         for (id, pair) in callers {
-            if self.doors.contains_key(&id) {
+            if self.listener_pages.contains_key(&id) {
                 continue;
             }
             let place = ServiceAddress::parse(&format!("{id}/{}", self.service))?.of_pair(pair);
-            let opened = XenListener::new(&self.core, &place).and_then(|door| self.join(door.fd()).map(|()| door));
-            let door = opened.map_err(|error| failed = Err(error)).ok();
-            self.doors.insert(id, (pair, door));
+            let opened = XenListener::new(&self.core, &place)
+                .and_then(|listener_page| self.join(listener_page.fd()).map(|()| listener_page));
+            let listener_page = opened.map_err(|error| failed = Err(error)).ok();
+            self.listener_pages.insert(id, (pair, listener_page));
         }
         failed
     }
@@ -161,10 +163,10 @@ impl Listener for NamedListener {
         if rustix::io::read(&*self.ear, &mut [0; 8]).is_ok() {
             self.reconcile_listeners()?;
         }
-        let (before, after): (Vec<_>, Vec<_>) = self.doors.iter_mut().partition(|(id, _)| **id <= self.last);
-        for (id, (_, door)) in after.into_iter().chain(before) {
-            if let Some(door) = door
-                && let Some(link) = door.accept()?
+        let (before, after): (Vec<_>, Vec<_>) = self.listener_pages.iter_mut().partition(|(id, _)| **id <= self.last);
+        for (id, (_, listener_page)) in after.into_iter().chain(before) {
+            if let Some(listener_page) = listener_page
+                && let Some(link) = listener_page.accept()?
             {
                 self.last = *id;
                 return Ok(Some(link));

@@ -49,9 +49,9 @@ impl OwnPage {
     }
 
     /// Says for tools who the peer is, and how they met.
-    pub(crate) fn put_board(&self, peer: DomId, service: &str) {
+    pub(crate) fn put_stats(&self, peer: DomId, service: &str) {
         self.put(at::AT_NAME, service.as_bytes());
-        self.set(at::AT_BOARD, at::board_head(peer, false));
+        self.set(at::AT_STATS, at::stats_head(peer, false));
     }
 
     /// Writes a message to where the `number`th goes, with the references of a small segment, and says that it is

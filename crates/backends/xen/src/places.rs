@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use tombolo_domain::{Error, Result};
 use tombolo_layout::xen::{PLACES, SegmentName};
 
-use crate::{hypervisor::Grants, keep::Entrusted};
+use crate::{hypervisor::Grants, reaper_client::Entrusted};
 
 /// Pages that are granted, and the grant reaper's word for them.
 #[derive(Debug)]

@@ -29,8 +29,8 @@ use tombolo_mem::{CommonSegment, OwnSegment, PeerSegment};
 
 use crate::{
     hypervisor::{DomId, Grants, Guard, Hypervisor, Port},
-    keep,
     page::mark_of,
+    reaper_client,
 };
 
 pub(crate) const GNTALLOC: &str = "/dev/xen/gntalloc";
@@ -205,8 +205,8 @@ impl Hypervisor for Xen {
         }
     }
 
-    fn keeper(&self) -> Option<PathBuf> {
-        Some(keep::socket())
+    fn grant_reaper(&self) -> Option<PathBuf> {
+        Some(reaper_client::socket())
     }
 
     fn is_grant(&self, file: BorrowedFd<'_>) -> bool {

@@ -24,7 +24,7 @@ use tombolo_os::{event::eventfd, poll::lowest_event};
 use crate::hypervisor::Port;
 
 /// What the events of an epoll instance are about.
-const RUNG: u64 = 0;
+const NOTIFIED: u64 = 0;
 const ENDED: u64 = 1;
 
 /// What polls readable always: put into a sleeper's set, it says that the end came. One does for all.
@@ -48,7 +48,7 @@ impl Waker {
             let _ = SIGN.set(eventfd(1).map_err(|error| Error::os("eventfd", error))?);
         }
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| Error::os("epoll_create", error))?;
-        let (data, flags) = (epoll::EventData::new_u64(RUNG), epoll::EventFlags::OUT | epoll::EventFlags::ET);
+        let (data, flags) = (epoll::EventData::new_u64(NOTIFIED), epoll::EventFlags::OUT | epoll::EventFlags::ET);
         epoll::add(&epoll, port.fd(), data, flags).map_err(|error| Error::os("epoll_ctl", error))?;
         let port = Arc::clone(port);
         Ok(Self { epoll, port, taken: AtomicBool::new(false), polled: AtomicBool::new(false) })
@@ -64,7 +64,7 @@ impl Waker {
             look();
             let left = deadline.remaining();
             match self.take_event(left) {
-                Ok(Some(RUNG)) => {
+                Ok(Some(NOTIFIED)) => {
                     // ORDER SeqCst: with `fd`, which stores and loads the other way round; one of the two puts it back.
                     self.taken.store(true, Ordering::SeqCst);
                     if self.polled.load(Ordering::SeqCst) {
@@ -83,8 +83,8 @@ impl Waker {
 
     /// Forgets events that came before, and lets new ones in. Says whether there were any.
     pub(crate) fn drain(&self) -> bool {
-        let rung =
-            self.taken.swap(false, Ordering::SeqCst) | matches!(self.take_event(Some(Duration::ZERO)), Ok(Some(RUNG)));
+        let rung = self.taken.swap(false, Ordering::SeqCst)
+            | matches!(self.take_event(Some(Duration::ZERO)), Ok(Some(NOTIFIED)));
         self.port.clear();
         rung
     }
@@ -112,7 +112,7 @@ impl Waker {
     /// Puts an event on the list, as if one had come.
     pub(crate) fn put_back(&self) {
         self.taken.store(false, Ordering::SeqCst);
-        let data = epoll::EventData::new_u64(RUNG);
+        let data = epoll::EventData::new_u64(NOTIFIED);
         // To modify an entry is to look at it again: the port is writable, so it goes on the list.
         let done = epoll::modify(&self.epoll, self.port.fd(), data, epoll::EventFlags::OUT | epoll::EventFlags::ET);
         if done.is_err() {

@@ -18,7 +18,7 @@ fn patience() -> Deadline {
 }
 
 fn accept(listener: &mut dyn Listener) -> Box<dyn Endpoint> {
-    conformance::wait_for(listener, patience(), |it| it.fd(), |it| it.accept()).expect("somebody knocks")
+    conformance::wait_for(listener, patience(), |it| it.fd(), |it| it.accept()).expect("somebody asks")
 }
 
 fn message(link: &mut dyn Endpoint) -> Result<Vec<u8>> {
@@ -85,20 +85,20 @@ fn x5_door_that_the_node_of_a_dead_listener_leads_to_hears_knocks() {
     for round in 0..200 {
         let xen = FakeXen::new();
         drop(pair(&xen));
-        // References are used again: the next listener's door has the one that the last one's had.
+        // References are used again: the next listener's listener page has the one that the last one's had.
         xen.write_node(5, "/local/domain/5/data/tombolo/7/door", &xen.next_reference().to_string());
         let seven = xen.domain(7);
         let caller = std::thread::spawn(move || {
             loop {
                 match seven.connect("5/door", patience()) {
                     Err(Error::NotFound(_)) => {}
-                    link => return link.expect("a door"),
+                    link => return link.expect("a listener page"),
                 }
             }
         });
         let mut listener = xen.domain(5).listen("7/door").expect("free");
         let heard = conformance::wait_for(&mut *listener, patience(), |it| it.fd(), |it| it.accept());
-        assert!(heard.is_ok(), "round {round}: nobody heard the knock");
+        assert!(heard.is_ok(), "round {round}: nobody heard the request");
         caller.join().expect("it did not panic");
     }
 }
@@ -130,7 +130,7 @@ fn x1_knock_that_the_dead_left_is_removed_by_the_next_process() {
     let [_accepted, called] = pair(&xen);
     xen.write_node(7, left, "4711-the-token-of-one-who-died");
     let alive = xen.domain(7);
-    // A process that lives has knocked, and nobody has answered yet.
+    // A process that lives has asked to connect, and nobody has answered yet.
     let _listener = xen.domain(5).listen("7/other").expect("free");
     let _knocking = alive.connect("5/other", patience()).expect("somebody listens");
     drop(called);
@@ -138,7 +138,7 @@ fn x1_knock_that_the_dead_left_is_removed_by_the_next_process() {
     assert!(!nodes.iter().any(|node| node == left), "{nodes:?}");
     let next = xen.domain(7);
     let _folder = next.listen("5/mine").expect("free");
-    assert!(xen.nodes(7).iter().any(|node| node.contains("other@")), "the knock of one who lives was removed");
+    assert!(xen.nodes(7).iter().any(|node| node.contains("other@")), "the request of one who lives was removed");
 }
 
 #[test]
@@ -163,15 +163,15 @@ fn x7_long_segment_arrives_through_several_pages_of_references() {
 #[test]
 fn x8_what_one_sleeper_takes_is_left_to_the_others() {
     let [mut a, b] = pair(&FakeXen::new());
-    let (ringer, bell) = (a.doorbell().expect("heard"), b.doorbell().expect("heard"));
-    Slot::ALL.iter().for_each(|slot| bell.drain(*slot));
+    let (ringer, doorbell) = (a.doorbell().expect("heard"), b.doorbell().expect("heard"));
+    Slot::ALL.iter().for_each(|slot| doorbell.drain(*slot));
     a.send(b"both", None).expect("there is room");
     ringer.notify(Slot::Data);
     for slot in Slot::ALL {
-        assert_eq!(bell.wait(slot, patience()).expect("waiting works"), Woken::Notified);
-        bell.drain(slot);
+        assert_eq!(doorbell.wait(slot, patience()).expect("waiting works"), Woken::Notified);
+        doorbell.drain(slot);
     }
-    assert!(wait_readable(b.fd(), patience()).expect("polling works"), "the message's event went with the bell's");
+    assert!(wait_readable(b.fd(), patience()).expect("polling works"), "the message's event went with the doorbell's");
 }
 
 #[test]
@@ -181,10 +181,10 @@ fn x9_destroyed_domain_is_gone_and_its_memory_stays() {
     let (_own, offer) = gone.allocate(4096).expect("there is memory");
     gone.send(b"last", Some(&offer)).expect("there is room");
     xen.destroy(7);
-    let bell = left.doorbell().expect("heard");
+    let doorbell = left.doorbell().expect("heard");
     let woken = loop {
-        match bell.wait(Slot::Data, patience()).expect("waiting works") {
-            Woken::Notified => bell.drain(Slot::Data),
+        match doorbell.wait(Slot::Data, patience()).expect("waiting works") {
+            Woken::Notified => doorbell.drain(Slot::Data),
             other => break other,
         }
     };
@@ -203,7 +203,7 @@ fn d13_retired_before_the_answer_was_heard_is_kept_while_mapped() {
     let (own, offer) = called.allocate(4096).expect("there is memory");
     called.send(b"take", Some(&offer)).expect("there is room");
     let mut accepted = accept(&mut *listener);
-    // The caller has not looked at its door since.
+    // The caller has not looked at its listener page since.
     called.retire(Some(own), offer);
     let segment = conformance::receive(&mut *accepted, patience()).expect("sent").segment.expect("it is kept");
     assert_eq!(called.quarantined(), 4096);
@@ -217,7 +217,7 @@ fn d13_retired_before_the_answer_was_heard_is_kept_while_mapped() {
 fn x10_segment_that_nobody_sized_takes_an_eighth_of_what_is_left() {
     let xen = FakeXen::new();
     let [mut link, _peer] = pair(&xen);
-    // An end has one page, and the listener had its door.
+    // An end has one page, and the listener had its listener page.
     xen.limit_grants(1025);
     assert_eq!(link.affordable(1 << 20), 128 * 4096);
     assert_eq!(link.affordable(8192), 8192, "more than was wanted");
@@ -288,18 +288,18 @@ fn x5_nodes_that_are_written_without_end_keep_nobody_from_all_else() {
 fn d6_end_that_caught_its_peer_ends_its_own_waits() {
     let xen = FakeXen::new();
     let [link, peer] = pair(&xen);
-    let bell = link.doorbell().unwrap();
+    let doorbell = link.doorbell().unwrap();
     let life = link.liveness();
-    let ended = wait_at_both_slots(&bell);
+    let ended = wait_at_both_slots(&doorbell);
     assert!(ended.recv_timeout(Duration::from_millis(50)).is_err(), "canary: nobody is caught at anything yet");
-    bell.end_waits();
-    for waits in [ended, wait_at_both_slots(&bell)] {
+    doorbell.end_waits();
+    for waits in [ended, wait_at_both_slots(&doorbell)] {
         for _ in Slot::ALL {
             assert_eq!(waits.recv_timeout(Duration::from_secs(20)), Ok(Woken::PeerGone));
         }
     }
     for slot in Slot::ALL {
-        assert!(wait_readable(bell.fd(slot), Deadline::NOW).unwrap(), "who polls is told too");
+        assert!(wait_readable(doorbell.fd(slot), Deadline::NOW).unwrap(), "who polls is told too");
     }
     assert_eq!(link.liveness(), life, "how the peer fares is another question");
     drop(peer);

@@ -24,7 +24,7 @@ fn eventually(what: &str, mut done: impl FnMut() -> bool) {
 }
 
 fn accept(listener: &mut dyn Listener) -> Box<dyn Endpoint> {
-    conformance::wait_for(listener, patience(), |it| it.fd(), |it| it.accept()).expect("somebody knocks")
+    conformance::wait_for(listener, patience(), |it| it.fd(), |it| it.accept()).expect("somebody asks")
 }
 
 /// Everybody's view of everybody: `rules` has who may connect to which service of whom.
@@ -88,7 +88,7 @@ fn x20_what_no_rule_allows_has_no_door_and_an_error_that_says_so() {
     let mut file = right.listen("file").expect("free");
     let _secret = right.listen("secret").expect("free");
     assert!(matches!(refused(left.connect("right/secret", patience())), Error::Denied(_)));
-    // Nor does it help to know the number: there is no door.
+    // Nor does it help to know the number: there is no listener page.
     assert!(matches!(refused(xen.domain(5).connect("7/secret", patience())), Error::NotFound(_)));
     assert!(matches!(refused(xen.domain(9).connect("7/file", patience())), Error::NotFound(_)));
     // The other way round no rule allows anything.
@@ -112,12 +112,15 @@ fn x20_listener_has_a_door_for_who_comes_later_and_none_for_who_may_no_more() {
     assert!(matches!(refused(xen.domain(9).names().connect("right/file", patience())), Error::Os { .. }));
     host.publish_views(&views(&all, &[("third", "right", "*")])).expect("dom0 may");
     assert!(wait_readable(listener.fd(), patience()).expect("polling works"), "a change is not told");
-    eventually("the new door is there", || {
+    eventually("the new listener page is there", || {
         listener.accept().expect("it listens");
         xen.domain(9).names().connect("right/file", patience()).is_ok()
     });
     assert!(matches!(refused(xen.domain(5).names().connect("right/file", patience())), Error::NotFound(_)));
-    assert!(matches!(refused(xen.domain(5).connect("7/file", patience())), Error::NotFound(_)), "the old door stands");
+    assert!(
+        matches!(refused(xen.domain(5).connect("7/file", patience())), Error::NotFound(_)),
+        "the old listener page stands"
+    );
 }
 
 #[test]

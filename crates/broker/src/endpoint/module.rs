@@ -49,7 +49,7 @@ impl Machine {
     /// # Errors
     /// What is missing, and what to do about it.
     pub fn begin() -> io::Result<Self> {
-        let (bell, vectors, host) = open_bell()?;
+        let (bell, vectors, host) = open_doorbell()?;
         let arrivals = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
         // A node that udev has not given to the group yet comes a second time.
         inotify::add_watch(&arrivals, NODES, inotify::WatchFlags::CREATE | inotify::WatchFlags::ATTRIB)?;
@@ -63,12 +63,12 @@ impl Machine {
 }
 
 /// The doorbell device, its vectors, and the host's page in it.
-fn open_bell() -> io::Result<(Node, u16, ModuleBoxes)> {
-    let bell = Node::bell()?;
-    let vectors = u16::try_from(bell.info()?.vectors).map_err(io::Error::other)?;
-    let link = bell.link(OWN_PAGE, &bell, HOST_PAGE, &bell, (HOST_BELL, HOST_VECTOR), HOST_VECTOR)?;
+fn open_doorbell() -> io::Result<(Node, u16, ModuleBoxes)> {
+    let doorbell = Node::doorbell()?;
+    let vectors = u16::try_from(doorbell.info()?.vectors).map_err(io::Error::other)?;
+    let link = doorbell.link(OWN_PAGE, &doorbell, HOST_PAGE, &doorbell, (HOST_BELL, HOST_VECTOR), HOST_VECTOR)?;
     let host = ModuleBoxes::open(&link)?;
-    Ok((bell, vectors, host))
+    Ok((doorbell, vectors, host))
 }
 
 impl Pages for ModuleBoxes {
@@ -100,7 +100,7 @@ impl Devices for Machine {
     fn renew(&mut self) -> Option<io::Result<()>> {
         self.drain_arrivals();
         let gone = Some(rustix::io::Errno::NODEV.raw_os_error());
-        Some(match open_bell() {
+        Some(match open_doorbell() {
             Ok((bell, vectors, host)) => {
                 (self.bell, self.vectors, self.host) = (bell, vectors, host);
                 Ok(())

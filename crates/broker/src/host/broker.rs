@@ -181,7 +181,7 @@ impl Broker {
             Event::Stormed(name, link) => {
                 self.storms.begin_storm(&name, link, &mut self.domains, &self.schedule);
             }
-            Event::Knocked(program, user) => admit_program(program, user, &self.domains),
+            Event::ProgramConnected(program, user) => admit_program(program, user, &self.domains),
             Event::Entered(client, account) => admit_administrator(client, &account, &self.domains),
             Event::Told(name, process, news) if self.domains.is_current(&name, process) => {
                 self.schedule.pace.request();

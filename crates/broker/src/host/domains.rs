@@ -213,8 +213,8 @@ impl Domains {
         let (free, all) = (self.free_slots(name.as_str()), domain.slots());
         if free < 2 {
             let remedy = match domain.machine {
-                crate::config::Board::Pc => "remove a link or a device",
-                crate::config::Board::Q35 => "raise `ports`, and start it anew with more root ports",
+                crate::config::MachineType::Pc => "remove a link or a device",
+                crate::config::MachineType::Q35 => "raise `ports`, and start it anew with more root ports",
             };
             return Some((code::NO_SLOT, format!("{name} has {free} of {all} slots free, a link takes 2: {remedy}")));
         }

@@ -11,7 +11,7 @@ use super::{
     link_memory::LinkMemory,
     migration::Migrations,
     schedule::{RETRY, Schedule},
-    state::Bell,
+    state::GrantedDoorbell,
 };
 
 /// Doorbells, and all that decides who has which.
@@ -56,14 +56,14 @@ impl Doorbells<'_> {
                 }
             }
             for (peer, (process, link)) in wanted {
-                self.give_bell(&viewer, Bell { peer, process, link, given: false })?;
+                self.give_bell(&viewer, GrantedDoorbell { peer, process, link, given: false })?;
             }
         }
         Ok(())
     }
 
     /// Gives a QEMU a doorbell once that is written down.
-    pub fn give_bell(&mut self, viewer: &str, bell: Bell) -> io::Result<()> {
+    pub fn give_bell(&mut self, viewer: &str, bell: GrantedDoorbell) -> io::Result<()> {
         let (peer, link) = (bell.peer.clone(), bell.link);
         let rings = match self.domains.vms.get(&peer) {
             Some(vm) => Some(&**vm.device.bell(link)),
@@ -151,7 +151,7 @@ impl Storms {
 }
 
 /// Whether a domain keeps a doorbell that it would not be given now: to take one back is what its QEMU does not forget (B-8, B-26).
-fn keeps_bell(viewer: &str, bell: &Bell, domains: &Domains) -> bool {
+fn keeps_bell(viewer: &str, bell: &GrantedDoorbell, domains: &Domains) -> bool {
     let Some(link) = domains.book.links.get(&bell.link).filter(|link| link.side(viewer).is_some()) else {
         return false;
     };

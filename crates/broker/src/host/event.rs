@@ -31,7 +31,7 @@ pub enum Event {
     /// An account is rung without end on this link.
     Stormed(String, u32),
     /// A program of this kernel wants to be served: whose user it is.
-    Knocked(OwnedFd, u32),
+    ProgramConnected(OwnedFd, u32),
     /// An administrator wants to be served as the programs of this account are.
     Entered(OwnedFd, Name),
     /// QEMU told something.
@@ -63,7 +63,7 @@ impl Event {
     /// only knocks or asks makes the broker do. What guests and QEMUs say has some in its turn ([`super::share`]).
     pub(crate) fn has_consequences(&self) -> bool {
         match self {
-            Self::Knocked(..) | Self::Entered(..) => false,
+            Self::ProgramConnected(..) | Self::Entered(..) => false,
             Self::Joined(..) | Self::Left(..) | Self::Room(..) | Self::Rang(..) | Self::Loud(..) | Self::Told(..) => {
                 false
             }
@@ -117,7 +117,7 @@ mod tests {
         let (a, b): (Name, Name) = ("a".parse().unwrap(), "b".parse().unwrap());
         let socket = || super::super::eventfd::event().unwrap();
         for event in [
-            Event::Knocked(socket(), 7),
+            Event::ProgramConnected(socket(), 7),
             Event::Entered(socket(), a.clone()),
             asked(Message::List { what: tombolo_control::What::Links }),
             asked(Message::Who { number: 1 }),

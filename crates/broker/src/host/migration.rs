@@ -318,7 +318,7 @@ impl Migrations {
             is_restored: !is_served && self.alone.get(name).is_some_and(|lone| lone.restorer.is_some()),
             path: qmp_socket(&self.folder, &domains.config, name),
             device: device_socket(&self.folder, name),
-            board: domain.machine,
+            machine_type: domain.machine,
             user: domain.user,
             vectors: domain.vectors,
         };

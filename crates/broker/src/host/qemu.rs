@@ -24,7 +24,7 @@ use tokio::{
 };
 
 use crate::{
-    config::{Board, PC_SLOTS},
+    config::{MachineType, PC_SLOTS},
     host::{
         guard::Process,
         qmp::{Error, Event, Qmp},
@@ -115,7 +115,7 @@ pub struct Target {
     /// The process that it is, if that is known.
     pub process: Option<u32>,
     /// The board that it plays.
-    pub board: Board,
+    pub machine_type: MachineType,
     /// The user that it runs as, besides root and the broker's own, as the configuration says now: nobody else gets memory of links.
     pub user: watch::Receiver<Option<u32>>,
     /// When it is asked again, if something is missing: [`ASK_AGAIN`].
@@ -149,14 +149,14 @@ fn is_stopped(stat: &str) -> bool {
 /// Keeps a QEMU as it should be until `wanted` is dropped.
 pub async fn supervise(target: Target, mut wanted: watch::Receiver<Wanted>, tell: impl AsyncFn(News)) {
     let (mut pause, mut plugged, mut free) = (TRY_AGAIN[0], BTreeSet::new(), Vec::new());
-    let Target { path, device, process, board, mut user, ask_again } = target;
+    let Target { path, device, process, machine_type, mut user, ask_again } = target;
     loop {
         let now = *user.borrow_and_update();
         let error = match Qmp::connect(&path, now).await {
             Ok(qmp) => {
                 pause = TRY_AGAIN[0];
                 let mut session =
-                    Session { plugged, free, ..Session::new(qmp, device.clone(), process, board, ask_again) };
+                    Session { plugged, free, ..Session::new(qmp, device.clone(), process, machine_type, ask_again) };
                 let ran = session.run(&mut wanted, &mut user, &tell).await;
                 (plugged, free) = (session.plugged, session.free);
                 match ran {
@@ -181,7 +181,7 @@ pub async fn supervise(target: Target, mut wanted: watch::Receiver<Wanted>, tell
 
 struct Session {
     qmp: Qmp,
-    board: Board,
+    machine_type: MachineType,
     ask_again: Duration,
     /// Devices whose guest was asked to let go, and when.
     asked: BTreeMap<String, Instant>,
@@ -203,10 +203,10 @@ struct Session {
 type Slot = (String, String);
 
 impl Session {
-    fn new(qmp: Qmp, device: PathBuf, process: Option<u32>, board: Board, ask_again: Duration) -> Self {
+    fn new(qmp: Qmp, device: PathBuf, process: Option<u32>, machine_type: MachineType, ask_again: Duration) -> Self {
         let (asked, plugged, free) = (BTreeMap::new(), BTreeSet::new(), Vec::new());
         let (is_marked, open_before) = (false, None);
-        Self { qmp, board, ask_again, asked, plugged, free, device, process, is_marked, open_before }
+        Self { qmp, machine_type, ask_again, asked, plugged, free, device, process, is_marked, open_before }
     }
 
     /// Until `wanted` is dropped, or QEMU has no device of ours and gets none any more.
@@ -415,8 +415,8 @@ impl Session {
 
     /// Where a device could go.
     async fn free_slots(&mut self) -> Result<Vec<Slot>, Error> {
-        match self.board {
-            Board::Pc => {
+        match self.machine_type {
+            MachineType::Pc => {
                 let buses = self.qmp.execute("query-pci", json!({}), None).await?;
                 let root = buses.as_array().into_iter().flatten().find(|bus| bus["bus"] == 0);
                 let devices = root.and_then(|bus| bus["devices"].as_array()).into_iter().flatten();
@@ -428,7 +428,7 @@ impl Session {
                     .map(|slot| ("pci.0".into(), format!("{slot:#x}")))
                     .collect())
             }
-            Board::Q35 => {
+            MachineType::Q35 => {
                 let ports = self.names("/machine/peripheral", PORT).await?;
                 let mut taken = BTreeSet::new();
                 for device in self.names("/machine/peripheral", DEVICE).await? {
@@ -451,9 +451,9 @@ impl Session {
     /// Where the guest finds a device (B-2).
     async fn place(&mut self, device: &str) -> Result<String, Error> {
         let own = self.address(&format!("{DEVICE}{device}")).await?;
-        Ok(match self.board {
-            Board::Pc => own,
-            Board::Q35 => match self.port_of(device).await? {
+        Ok(match self.machine_type {
+            MachineType::Pc => own,
+            MachineType::Q35 => match self.port_of(device).await? {
                 Some(port) => format!("{}/{own}", self.address(&format!("{PORT}{port}")).await?),
                 None => own,
             },

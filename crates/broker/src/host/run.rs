@@ -171,7 +171,7 @@ async fn welcome(listener: AsyncFd<OwnedFd>, events: mpsc::Sender<Event>) {
             continue;
         };
         if let Ok(user) = fd_passing::user_of(&client)
-            && events.send(Event::Knocked(client, user)).await.is_err()
+            && events.send(Event::ProgramConnected(client, user)).await.is_err()
         {
             return;
         }

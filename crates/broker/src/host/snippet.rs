@@ -6,7 +6,7 @@ use std::path::Path;
 use tombolo_control::{Form, Name};
 
 use crate::{
-    config::{Board, Config, Domain},
+    config::{Config, Domain, MachineType},
     host::{
         paths::{device_socket, qmp_socket},
         qemu::PORT,
@@ -63,7 +63,7 @@ pub fn lines(form: Form, name: &Name, domain: &Domain, folder: &Path, config: &C
 /// the configuration has for this domain: less is left unasked, and the guest could not map what is plugged in. The room is
 /// twice the region, because it may begin at any MiB and a region only at a multiple of its size.
 fn ports(name: &Name, domain: &Domain, config: &Config) -> impl Iterator<Item = String> {
-    let ports = if domain.machine == Board::Q35 { domain.ports } else { 0 };
+    let ports = if domain.machine == MachineType::Q35 { domain.ports } else { 0 };
     let links = config.links.iter().filter(|(ends, _)| ends.contains(name));
     let room = links.map(|(_, size)| *size).chain([config.region]).max().unwrap_or_default().max(ROOM_MIN);
     (0..ports).map(move |port| {

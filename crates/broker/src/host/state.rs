@@ -52,7 +52,7 @@ pub struct Machine {
     /// The next number for a doorbell (B-8).
     pub next_bell: u16,
     /// Doorbells that it was given.
-    pub bells: BTreeMap<u16, Bell>,
+    pub bells: BTreeMap<u16, GrantedDoorbell>,
     /// Numbers that each peer used up (B-17).
     pub spent: BTreeMap<String, u16>,
     /// Doorbells that it has still of peers whose QEMU is gone, of each so many (B-8).
@@ -129,7 +129,7 @@ impl Machine {
 
 /// A doorbell that a QEMU was given.
 #[derive(Serialize, Deserialize, Debug, Clone, PartialEq)]
-pub struct Bell {
+pub struct GrantedDoorbell {
     /// Whose it is.
     pub peer: String,
     /// In which process.

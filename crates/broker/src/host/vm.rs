@@ -121,10 +121,10 @@ pub(crate) fn start(
 
     let (owner, sender) = (name.to_owned(), events.clone());
     let (user, users) = watch::channel(config.domains[name].user);
-    let board = config.domains[name].machine;
+    let machine_type = config.domains[name].machine;
     let (path, door) = (qmp_socket(folder, config, name), device_socket(folder, name));
     let pid = crate::fd_passing::process_of(&device.socket);
-    let target = qemu::Target { path, device: door, process: pid, board, user: users, ask_again };
+    let target = qemu::Target { path, device: door, process: pid, machine_type, user: users, ask_again };
     let supervised = qemu::supervise(target, watched, async move |news| {
         let _ = sender.send(Event::Told(owner.clone(), process, news)).await;
     });

@@ -27,7 +27,7 @@ use tombolo_broker::endpoint::{
 };
 use tombolo_control::{BOX_LEN, Boxes, Envelope, Event, Life, Message, Name, Path, SLICES_AT, Session, VERSION, Way};
 use tombolo_domain::{Deadline, Endpoint, Listener, Rendezvous, wait_readable};
-use tombolo_domain_ivshmem::{BELLS, CLOSED, STATE_AT, VmDomain};
+use tombolo_domain_ivshmem::{CLOSED, DOORBELLS, STATE_AT, VmDomain};
 use tombolo_testing::conformance::{self, Actor, eventually};
 
 /// Bytes of a region of the link: sparse, so that they cost nothing before they are used.
@@ -164,7 +164,7 @@ impl Region for FakeRegion {
         let mut wires = lock(&self.wires);
         // Either side may be first.
         let [own, other] = wires.remove(&made.serial).unwrap_or_else(|| {
-            let fresh = || -> Vec<_> { (0..BELLS).map(|_| event()).collect() };
+            let fresh = || -> Vec<_> { (0..DOORBELLS).map(|_| event()).collect() };
             let (own, other) = (fresh(), fresh());
             wires.insert(made.serial, [other.clone(), own.clone()]);
             [own, other]
@@ -291,7 +291,7 @@ impl FakeHost {
         Self { conversation, thread: Some(thread), stop }
     }
 
-    pub fn say(&self, message: Message) {
+    pub fn send_message(&self, message: Message) {
         let mut conversation = lock(&self.conversation);
         conversation.0.queue_message(&Envelope::statement(message));
         pump(&mut conversation, &[], 0);
@@ -484,7 +484,7 @@ impl World {
 
     /// The host says how a machine fares, to the other.
     pub fn live(&self, life: Life) {
-        self.a.host.say(Message::Life { link: LINK, generation: 1, life });
+        self.a.host.send_message(Message::Life { link: LINK, generation: 1, life });
     }
 
     /// A peer in another process, and this side's link to it.

@@ -13,7 +13,7 @@ pub struct Hold(Child);
 
 impl Hold {
     /// Writes to `file` without end.
-    pub fn take(file: &OwnedFd) -> Self {
+    pub fn lock_file(file: &OwnedFd) -> Self {
         let mut child = spawn(file);
         let mut said = [0; 5];
         child.stdout.as_mut().unwrap().read_exact(&mut said).expect("it holds the lock");

@@ -224,16 +224,16 @@ impl Client {
     }
 
     fn greet(self) -> Option<Self> {
-        self.say(0, hello());
-        matches!(self.hear()?.message, Message::Hello { .. }).then_some(self)
+        self.send_message(0, hello());
+        matches!(self.receive_message()?.message, Message::Hello { .. }).then_some(self)
     }
 
-    pub fn say(&self, serial: u32, message: Message) {
+    pub fn send_message(&self, serial: u32, message: Message) {
         let _ = fd_passing::send(&self.socket, &Envelope { serial, message }.encode(), &[]);
     }
 
     /// The next message; none at the end.
-    pub fn hear(&self) -> Option<Envelope> {
+    pub fn receive_message(&self) -> Option<Envelope> {
         let mut buffer = [0; MESSAGE_MAX];
         match fd_passing::receive(&self.socket, &mut buffer) {
             Ok((0, _)) => None,
@@ -245,10 +245,10 @@ impl Client {
 
     /// All that the broker answers.
     pub fn ask(&self, message: Message) -> Vec<Message> {
-        self.say(7, message);
+        self.send_message(7, message);
         let mut answers = Vec::new();
         loop {
-            let said = self.hear().expect("an answer");
+            let said = self.receive_message().expect("an answer");
             assert_eq!(said.serial, 7);
             match said.message {
                 Message::Done {} => return answers,
@@ -414,7 +414,7 @@ impl Vm {
         self.listen_until("the host's Hello", |said| matches!(said, Message::Hello { .. }));
     }
 
-    pub fn say(&mut self, message: Message) {
+    pub fn send_message(&mut self, message: Message) {
         assert!(self.guest.as_mut().unwrap().queue_message(&Envelope::statement(message)));
         self.turn();
     }

@@ -245,7 +245,7 @@ pub fn talk(
                 let n = to.receive(&mut room);
                 came.extend(&room[..n]);
                 // Who sent looks for what the other end asks.
-                from.connection.for_call(&from.process, from.fd()).owes();
+                from.connection.for_call(&from.process, from.fd()).send_recalled();
                 assert!(Instant::now() < deadline, "{} of 100 bytes came", came.len());
             }
             assert_eq!(came, bytes, "at {at}");

@@ -60,7 +60,7 @@ fn given_up(fd: RawFd, connection: &Arc<Connection>, last: impl FnOnce()) -> boo
     wiring::forget(connection);
     let reset = connection.finish();
     // Another thread may wait for it in a call: the kernel tells it nothing of this number any more.
-    connection.pipes.bell().inspect(|bell| bell.notify());
+    connection.pipes.doorbell().inspect(|doorbell| doorbell.notify());
     if let Some(process) = state::busy() {
         process.waiters.unwatch(connection);
         process.ended(connection);
@@ -84,7 +84,7 @@ pub(crate) fn disconnecting(fd: RawFd) {
 }
 
 /// The number `fd` is another file's by now: somebody closed it past this library. What it was is let go.
-pub(crate) fn lost(fd: RawFd) {
+pub(crate) fn forget_reused(fd: RawFd) {
     if state::is_owner()
         && let Some(Watched::Connection(connection)) = state::forget(fd)
     {
@@ -98,7 +98,7 @@ pub(crate) fn lost(fd: RawFd) {
 pub(crate) fn is_another(fd: RawFd) -> bool {
     let another = !state::is_still(fd);
     if another {
-        lost(fd);
+        forget_reused(fd);
     }
     another
 }

@@ -53,7 +53,7 @@ fn forget(fd: RawFd) {
     if inside::has_interrupted() {
         state::abandon(fd);
     } else {
-        closing::lost(fd);
+        closing::forget_reused(fd);
     }
 }
 
@@ -85,7 +85,7 @@ fn accepted(listener: c_int, fd: c_int) -> c_int {
         errno::kept(|| {
             if state::process().is_some() {
                 state::began();
-                closing::lost(fd);
+                closing::forget_reused(fd);
                 state::accepted(listener, fd);
             }
         });
@@ -127,8 +127,8 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
         errno::kept(|| connection.for_call(process, fd).finish_shutdown(how != libc::SHUT_WR));
     }
     // Another thread may wait for room: it has none any more, and TCP tells only who asks.
-    if let Some(bell) = ends.and_then(|connection| connection.pipes.bell()) {
-        errno::kept(|| bell.notify());
+    if let Some(doorbell) = ends.and_then(|connection| connection.pipes.doorbell()) {
+        errno::kept(|| doorbell.notify());
     }
     done
 }
@@ -210,7 +210,7 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mu
         && let (Some(process), Some(connection)) = (state::busy(), state::connection(fd))
     {
         // One who only asks, again and again, does here what its peer asks for (S-2).
-        errno::kept(|| connection.for_call(process, fd).owes());
+        errno::kept(|| connection.for_call(process, fd).send_recalled());
         let more = errno::kept(|| connection.unread()).min(i32::MAX as u64) as c_int;
         let place = argument.cast::<c_int>();
         // SAFETY: (valid) the kernel stored an int there, aligned or not.
@@ -293,7 +293,7 @@ fn duplicated(from: c_int, to: c_int) -> c_int {
 
 /// `to` is now what `from` is.
 fn watch_duplicate(from: RawFd, to: RawFd) {
-    closing::lost(to);
+    closing::forget_reused(to);
     match state::find(from) {
         Some(Watched::Connection(connection)) if (0..state::bound()).contains(&to) => {
             connection.descriptors.add(to);
@@ -402,7 +402,7 @@ fn made_set(fd: c_int) -> c_int {
         errno::kept(|| {
             if state::process().is_some() && (0..state::bound()).contains(&fd) {
                 state::made_set();
-                closing::lost(fd);
+                closing::forget_reused(fd);
                 state::watch(fd, Watched::Set(Arc::default()));
             }
         });

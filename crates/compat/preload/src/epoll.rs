@@ -4,7 +4,7 @@
 //! A connection that has shared memory is registered in the kernel under a token of ours, edge-triggered, and what the
 //! program asked for is kept here. Events carry the program's data and not descriptors, and a TCP socket whose bytes go
 //! another way would be writable for ever. Once it is there the kernel is not told of changes any more, for programs
-//! change their mind at each request. Other registrations are left alone. Beside the socket the set has the bell of the
+//! change their mind at each request. Other registrations are left alone. Beside the socket the set has the doorbell of the
 //! connection, whose edges wake whoever sleeps in the set, and nobody else.
 //!
 //! Here is what this library keeps of a set. `wiring` is what the kernel has of it, `changes` is `epoll_ctl`, and `waiting` is
@@ -45,7 +45,7 @@ fn path() -> u64 {
     tokens()
 }
 
-/// The token of the set's own bell.
+/// The token of the set's own doorbell.
 fn kick() -> u64 {
     tokens() + 1
 }
@@ -58,7 +58,7 @@ static SLEEPERS: AtomicUsize = AtomicUsize::new(0);
 pub(crate) fn found_no_room(connection: &Connection) {
     // ORDER SeqCst: who sleeps says so before its last look, and what fills the ring was published before this.
     if SLEEPERS.load(Ordering::SeqCst) > 0 && connection.wiring.is_wired() {
-        connection.pipes.bell().inspect(|bell| bell.notify());
+        connection.pipes.doorbell().inspect(|doorbell| doorbell.notify());
     }
 }
 
@@ -69,10 +69,10 @@ pub(crate) struct Set {
     /// Registrations of connections, and how many of them are wired.
     entries: AtomicUsize,
     wired: AtomicUsize,
-    /// Its own bell is in it.
-    bells: AtomicBool,
+    /// Its own doorbell is in it.
+    doorbells: AtomicBool,
     /// Wakes who sleeps in it.
-    bell: OnceLock<SingleDoorbell>,
+    doorbell: OnceLock<SingleDoorbell>,
     /// Threads that are about to sleep in it, or do.
     sleepers: AtomicUsize,
     /// It is in another set, or polled: somebody else sleeps for it.
@@ -122,12 +122,12 @@ impl Set {
 
     /// Who sleeps in it looks again.
     fn kick(&self) {
-        self.bell.get().inspect(|bell| bell.notify());
+        self.doorbell.get().inspect(|doorbell| doorbell.notify());
     }
 
     /// Whether something is left in shared memory.
-    fn stirs(&self) -> bool {
-        self.lock().all().iter().any(|entry| entry.wired && entry.connection.pipes.stirs())
+    fn has_unread(&self) -> bool {
+        self.lock().all().iter().any(|entry| entry.wired && entry.connection.pipes.has_unread())
     }
 }
 

@@ -389,7 +389,7 @@ impl Patience {
         if process.kernel().poll(fd, libc::POLLRDHUP) != 0 {
             return before != Some(seen); // Some may have come between the two looks.
         }
-        connection.for_call(process, fd).owes();
+        connection.for_call(process, fd).send_recalled();
         wait::a_moment(fd)
     }
 

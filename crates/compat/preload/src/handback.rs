@@ -105,7 +105,7 @@ pub(crate) fn wait_for_tcp(process: &Process, fd: RawFd, connection: &Arc<Connec
         return;
     }
     let deadline = Instant::now() + PATIENCE;
-    let is_silent = || connection.carriers()[Direction::In as usize] == Transport::Pipe && connection.unread() == 0;
+    let is_silent = || connection.transports()[Direction::In as usize] == Transport::Pipe && connection.unread() == 0;
     while connection.stage() == Stage::Joined && is_silent() && Instant::now() < deadline {
         // The peer rings for nothing here: it only moves.
         let _ = kernel::poll(&mut [], Some(Duration::from_millis(1)), None);
@@ -141,7 +141,7 @@ fn take_back(
         if let Some((fd, other)) = &twin {
             // In a child of vfork the number may be another file by now: then its parent sends what is owed, later.
             let there = state::is_owner() || process.kernel().tuple(*fd) == other.identity.addresses();
-            other.for_call(process, if there { *fd } else { -1 }).owes();
+            other.for_call(process, if there { *fd } else { -1 }).send_recalled();
         }
         // The peer rings for nothing here: it only moves.
         let _ = kernel::poll(&mut [], Some(Duration::from_millis(1)), None);
@@ -156,7 +156,7 @@ pub(crate) fn drain_before_close(fd: RawFd, connection: &Connection) {
     }
     let Some(process) = state::busy().filter(|_| state::is_owner()) else { return };
     let deadline = Instant::now() + PATIENCE;
-    while connection.for_call(process, fd).owes() {
+    while connection.for_call(process, fd).send_recalled() {
         if Instant::now() >= deadline {
             if !connection.pipes.are_cut_off() {
                 reset(process, fd, connection);

@@ -4,7 +4,7 @@
 //!
 //! A call that blocks for one connection sleeps at a [`Seat`](tombolo_sockets::Seat) of it, by one system call (ADR 0026).
 //!
-//! For several the kernel is asked about all of them, and about one descriptor more: an epoll instance at which the bell of each
+//! For several the kernel is asked about all of them, and about one descriptor more: an epoll instance at which the doorbell of each
 //! of those connections is an edge. Nothing is taken from it but by this thread, so no ring is lost to another, and no other is
 //! woken.
 
@@ -23,7 +23,7 @@ use crate::{
     kernel::{self, Mask},
 };
 
-/// Without a descriptor for the bells, or while something is to be sent beside what is waited for, this often.
+/// Without a descriptor for the doorbells, or while something is to be sent beside what is waited for, this often.
 pub(crate) const BLIND: Duration = Duration::from_millis(1);
 
 const READ: i16 = POLLIN | POLLRDNORM;
@@ -69,7 +69,7 @@ pub(crate) fn one(
     deadline: impl FnOnce() -> Option<Instant>,
 ) -> Result<bool, Errno> {
     // What a peer answers at once is here before the kernel has been asked anything.
-    if wanted == Wanted::READ && !connection.pipes.stirs() && spin::until(|| connection.pipes.stirs()) {
+    if wanted == Wanted::READ && !connection.pipes.has_unread() && spin::until(|| connection.pipes.has_unread()) {
         return Ok(true);
     }
     let deadline = deadline();
@@ -94,7 +94,7 @@ fn seated(
     let reads = wanted == Wanted::READ;
     let before = connection.pipes.arrived();
     // There may be something that this call cannot take yet; or it is the kernel that knows of room.
-    if reads && connection.pipes.stirs() || !reads && connection.is_writable() != Some(false) {
+    if reads && connection.pipes.has_unread() || !reads && connection.is_writable() != Some(false) {
         return Ok(None);
     }
     let Some(seat) = errno::kept(|| Seat::of(connection, kernel::borrow(fd))) else { return Ok(None) };
@@ -104,7 +104,7 @@ fn seated(
     if reads && connection.pipes.arrived() != before || !reads && connection.is_writable() != Some(false) {
         return Ok(Some(true));
     }
-    let owes = connection.for_call(process, fd).owes();
+    let owes = connection.for_call(process, fd).send_recalled();
     let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
     let rest = if owes { Some(left.map_or(BLIND, |left| left.min(BLIND))) } else { left };
     let slept = spin::asleep();
@@ -156,7 +156,7 @@ fn wait_for(
 ) -> Result<usize, Errno> {
     let _inside = inside::enter();
     // A process that never sleeps does here what its peer asks for (S-2).
-    joined.iter().for_each(|(at, connection)| _ = connection.for_call(process, fds[*at].fd).owes());
+    joined.iter().for_each(|(at, connection)| _ = connection.for_call(process, fds[*at].fd).send_recalled());
     let mut asked = Vec::with_capacity(fds.len() + 1);
     let mut seen = Vec::with_capacity(joined.len());
     let mut pauses = Looks::default();
@@ -164,7 +164,7 @@ fn wait_for(
         seen.clear();
         seen.extend(joined.iter().map(|(_, connection)| connection.pipes.arrived()));
         // What came between that look and `seen` shows by this.
-        let looks = !std::mem::take(&mut looked) || joined.iter().any(|(_, connection)| connection.pipes.stirs());
+        let looks = !std::mem::take(&mut looked) || joined.iter().any(|(_, connection)| connection.pipes.has_unread());
         if looks && check_joined(process, fds, joined) {
             // The others may be ready too, and what else there is to say of a joined one, TCP says. A signal that the mask
             // lets through waits where something is ready, as in the kernel.
@@ -196,7 +196,7 @@ fn wait_for(
         }
         let stirred = || {
             let _inside = inside::enter();
-            stirs(fds, joined, &seen)
+            has_news(fds, joined, &seen)
         };
         if inside::leave(|| spin::until(stirred)) {
             continue;
@@ -209,17 +209,17 @@ fn wait_for(
         for (at, connection) in joined {
             connection.for_call(process, fds[*at].fd).arm(fds[*at].events & READ != 0, fds[*at].events & WRITE != 0);
         }
-        if stirs(fds, joined, &seen) {
+        if has_news(fds, joined, &seen) {
             continue;
         }
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let owes = joined.iter().any(|(at, connection)| connection.for_call(process, fds[*at].fd).owes());
+        let owes = joined.iter().any(|(at, connection)| connection.for_call(process, fds[*at].fd).send_recalled());
         let left = if waiter.is_some() && !owes { left } else { Some(left.map_or(BLIND, |left| left.min(BLIND))) };
         let is_full = joined.iter().any(|(at, connection)| is_stuck(connection, &fds[*at]));
         let rest = if is_full { left.into_iter().chain([pauses.next_pause()]).min() } else { left };
         let slept = spin::asleep();
-        let bell = waiter.as_ref().map(|waiter| waiter.fd());
-        ask(fds, joined, &mut asked, bell, rest, mask)?;
+        let doorbell = waiter.as_ref().map(|waiter| waiter.fd());
+        ask(fds, joined, &mut asked, doorbell, rest, mask)?;
         spin::learn(slept);
         if is_full {
             leave_full_pipes(process, fds, joined);
@@ -269,12 +269,12 @@ fn concerns_tcp(fds: &[pollfd], joined: &[Joined]) -> bool {
         let entry = &fds[*at];
         entry.events & !(READ | WRITE) != 0
             || entry.revents & WRITE != 0
-            || entry.revents & READ != 0 && !connection.pipes.stirs()
+            || entry.revents & READ != 0 && !connection.pipes.has_unread()
     })
 }
 
 /// Whether shared memory has something that was not there at the last look, at no cost.
-fn stirs(fds: &[pollfd], joined: &[Joined], seen: &[u64]) -> bool {
+fn has_news(fds: &[pollfd], joined: &[Joined], seen: &[u64]) -> bool {
     joined.iter().zip(seen).any(|((at, connection), seen)| {
         let events = fds[*at].events;
         events & READ != 0 && connection.pipes.arrived() != *seen
@@ -287,18 +287,18 @@ fn ask(
     fds: &mut [pollfd],
     joined: &[Joined],
     asked: &mut Vec<pollfd>,
-    bell: Option<RawFd>,
+    doorbell: Option<RawFd>,
     timeout: Option<Duration>,
     mask: Mask,
 ) -> Result<(), Errno> {
     asked.clear();
     asked.extend_from_slice(fds);
-    let bell = bell.map(|fd| pollfd { fd, events: POLLIN, revents: 0 });
+    let doorbell = doorbell.map(|fd| pollfd { fd, events: POLLIN, revents: 0 });
     // In a place that says nothing, if there is one: the kernel takes no more places than the process may have descriptors.
-    let place = bell.and_then(|_| asked.iter().position(|entry| entry.fd < 0)).unwrap_or(fds.len());
-    match (asked.get_mut(place), bell) {
-        (Some(unused), Some(bell)) => *unused = bell,
-        (_, bell) => asked.extend(bell),
+    let place = doorbell.and_then(|_| asked.iter().position(|entry| entry.fd < 0)).unwrap_or(fds.len());
+    match (asked.get_mut(place), doorbell) {
+        (Some(unused), Some(doorbell)) => *unused = doorbell,
+        (_, doorbell) => asked.extend(doorbell),
     }
     for (at, connection) in joined {
         // The socket itself always has room while its bytes go another way.
@@ -307,7 +307,7 @@ fn ask(
         }
     }
     match kernel::poll(asked, timeout, mask) {
-        // As many as it takes, and the bell.
+        // As many as it takes, and the doorbell.
         Err(Errno::INVAL) if asked.len() > fds.len() => {
             asked.truncate(fds.len());
             kernel::poll(asked, Some(timeout.map_or(BLIND, |left| left.min(BLIND))), mask)?

@@ -119,10 +119,10 @@ fn send(link: &mut dyn Endpoint, message: &Message) {
     let (segment, offer) = link.allocate(header.segment_len as usize).unwrap();
     let (control, _data) = segment.split(header.geometry().data_offset);
     control.write_header(&header.encode());
-    let bell = SingleDoorbell::new().unwrap();
-    let _ = link.send_with_bell(&message.encode(), Some(&offer), &bell);
+    let doorbell = SingleDoorbell::new().unwrap();
+    let _ = link.send_with_doorbell(&message.encode(), Some(&offer), &doorbell);
     // They are there for the peer as long as this process lives.
-    std::mem::forget((control, _data, bell));
+    std::mem::forget((control, _data, doorbell));
 }
 
 /// Claims the end of the connection that waits; says how far it came.

@@ -266,7 +266,7 @@ impl Claims {
     }
 
     /// Takes away the claim of a process that died: one that still names `service`.
-    pub fn bury(&self, tuple: Tuple, role: Role, service: &str) {
+    pub fn remove_dead_claim(&self, tuple: Tuple, role: Role, service: &str) {
         let file = self.file(tuple, role);
         if self.service(&file).is_some_and(|named| named == service) {
             let _ = fs::remove_file(file);
@@ -327,9 +327,9 @@ mod tests {
         let ((_folder, claims), tuple) = (meet(), tuple());
         let [dead, other] = [1, 2].map(service_name);
         let claimed = claims.claim(tuple, Role::Waiting, &dead).unwrap();
-        claims.bury(tuple, Role::Waiting, &other);
+        claims.remove_dead_claim(tuple, Role::Waiting, &other);
         assert!(claims.find(tuple).is_some());
-        claims.bury(tuple, Role::Waiting, &dead);
+        claims.remove_dead_claim(tuple, Role::Waiting, &dead);
         assert_eq!(claims.find(tuple), None);
         drop(claimed);
     }
@@ -385,7 +385,7 @@ mod tests {
         assert_eq!(claims.find(tuple), Some(good.clone()), "canary: one's own");
         std::os::unix::fs::chown(&file, Some(65534), None).unwrap();
         assert_eq!(claims.find(tuple), None);
-        claims.bury(tuple, Role::Waiting, &good);
+        claims.remove_dead_claim(tuple, Role::Waiting, &good);
         assert!(file.exists(), "nor is it taken away");
     }
 

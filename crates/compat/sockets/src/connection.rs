@@ -42,8 +42,8 @@ use std::{
 use tombolo_os::lock::lock;
 
 use crate::{
-    Reason, family::ForkGroup, kernel::Kernel, pipes::Pipes, roster::ConnectionRow, spare::Spare, stage::StageWord,
-    switch::Transport, tuple::Tuple, waiting::Seats,
+    Reason, connection_table::ConnectionRow, fork_group::ForkGroup, kernel::Kernel, pipes::Pipes, spare::Spare,
+    stage::StageWord, switch::Transport, tuple::Tuple, waiting::Seats,
 };
 
 pub use crate::{
@@ -142,7 +142,7 @@ impl Connection {
         let news = self.stage.stay_plain(reason);
         if news {
             // What happens to it here is not seen by others who have it.
-            self.members.group().inspect(|group| group.crowd());
+            self.members.group().inspect(|group| group.set_crowded());
             self.trial.forget_history();
             *lock(&self.search.spare) = Spare::None;
             self.publish_stage();
@@ -246,16 +246,16 @@ impl Connection {
 
     /// What carries the two directions: sending, receiving.
     #[must_use]
-    pub fn carriers(&self) -> [Transport; 2] {
-        self.pipes.get().map_or([Transport::Tcp; 2], |pipes| pipes.carriers(self))
+    pub fn transports(&self) -> [Transport; 2] {
+        self.pipes.get().map_or([Transport::Tcp; 2], |pipes| pipes.transports(self))
     }
 
     /// Whether it was joined, and is back on TCP for good, and nobody looks at its memory any more: then the program's calls may as
     /// well be the kernel's.
     #[must_use]
     pub fn is_back_on_tcp(&self) -> bool {
-        let is_over = |pipes: &Pipes| !pipes.line.is_revocable() || pipes.hints().is_detached();
-        self.leaves() && self.pipes.get().is_some_and(is_over) && self.carriers() == [Transport::Tcp; 2]
+        let is_over = |pipes: &Pipes| !pipes.session.is_revocable() || pipes.hints().is_detached();
+        self.leaves() && self.pipes.get().is_some_and(is_over) && self.transports() == [Transport::Tcp; 2]
     }
 
     // ---- its end

@@ -15,7 +15,7 @@ use tombolo_os::lock::lock;
 
 use crate::{
     connection::{Connection, set_anew},
-    family::{self, Birth, ChildSlot},
+    fork_group::{self, Birth, ChildSlot},
     negotiation::{NegotiationStage, Negotiations},
     pipes::FrozenPipes,
     process::Process,
@@ -75,22 +75,22 @@ impl Process {
             // The child would have the same memory.
             let mut spare = lock(&connection.search.spare);
             *spare = Spare::None;
-            // Before the family takes over what was counted: what is read meanwhile would be missing there.
+            // Before the group takes over what was counted: what is read meanwhile would be missing there.
             let mut still = connection.pipes.get().map(|pipes| pipes.halves.freeze());
             let mut place = None;
             if connection.stage() != Stage::Plain {
-                let family = connection.members.found_group(|| connection.leaves())?;
+                let group = connection.members.found_group(|| connection.leaves())?;
                 if let (Some(pipes), Some(still)) = (connection.pipes.get(), &mut still) {
-                    pipes.halves.hand_on(still, family)?;
+                    pipes.halves.hand_on(still, group)?;
                 }
                 // Two processes will have it; it is claimed again by the one that is left.
                 if matches!(*talk, NegotiationStage::Claimed(_)) {
                     exchange.withdraw(connection, &mut talk);
                 }
-                place = Some(family.expect());
+                place = Some(group.reserve_slot());
             }
-            let identity = connection.identity.hold();
-            let seats = connection.seats.hold();
+            let identity = connection.identity.lock_identity();
+            let seats = connection.seats.lock_instances();
             members.push(Member {
                 connection,
                 place,
@@ -104,7 +104,7 @@ impl Process {
         }
         // What the child sets is set for this process as well. From here on nothing is remembered until there is one process.
         set_anew();
-        let instances = instances.hold();
+        let instances = instances.lock_instances();
         let limit = aside::hold();
         let machines = self.machines.as_ref().map(|machines| machines.hold_for_fork());
         let backend = [Some(self.rendezvous.hold_for_fork()), machines];
@@ -116,8 +116,8 @@ impl Forking<'_> {
     /// In the parent: this is the child, or there is none.
     pub fn parent(self, child: Option<u32>) {
         for member in &self.members {
-            if let (Some(family), Some(place)) = (member.connection.members.group(), member.place) {
-                family.born(place, child.map_or(Birth::Failed, Birth::Child));
+            if let (Some(group), Some(place)) = (member.connection.members.group(), member.place) {
+                group.record_birth(place, child.map_or(Birth::Failed, Birth::Child));
             }
         }
     }
@@ -126,10 +126,10 @@ impl Forking<'_> {
     pub fn child(self) {
         let Self { process, all, members, mut exchange, waiters, instances, limit, backend } = self;
         drop((backend, limit));
-        family::forget_namespace();
+        fork_group::forget_namespace();
         process.journal.begin_anew();
         process.switch.forget();
-        process.roster.forget();
+        process.connection_table.forget();
         spin::begin_anew();
         for connection in all {
             // The calls that others of the parent were in, and what is shown of it, are the parent's.
@@ -141,8 +141,8 @@ impl Forking<'_> {
         for mut member in members {
             // Its copy of what the parent waits at.
             member.seats.clear();
-            if let (Some(family), Some(place)) = (member.connection.members.group(), member.place) {
-                family.born(place, Birth::Own);
+            if let (Some(group), Some(place)) = (member.connection.members.group(), member.place) {
+                group.record_birth(place, Birth::Own);
                 *member.talk = NegotiationStage::Silent;
             }
         }
@@ -156,14 +156,14 @@ impl Negotiations {
     /// In a child: keeps of the links what tells of a peer's life, where a connection goes over it, and nothing else.
     fn inherit(&mut self) {
         let parents = std::mem::take(self);
-        let mut lines: Vec<Arc<Session>> = parents.inherited.iter().filter_map(Weak::upgrade).collect();
-        for neighbour in parents.neighbours {
-            let (line, inherited) = neighbour.into_parts();
-            if let Some(line) = line.filter(|line| Arc::strong_count(line) > 1) {
-                *lock(&line.inherited) = inherited;
-                lines.push(line);
+        let mut sessions: Vec<Arc<Session>> = parents.inherited.iter().filter_map(Weak::upgrade).collect();
+        for peer_process in parents.peer_processes {
+            let (session, inherited) = peer_process.into_parts();
+            if let Some(session) = session.filter(|session| Arc::strong_count(session) > 1) {
+                *lock(&session.inherited) = inherited;
+                sessions.push(session);
             }
         }
-        self.inherited = lines.iter().map(Arc::downgrade).collect();
+        self.inherited = sessions.iter().map(Arc::downgrade).collect();
     }
 }

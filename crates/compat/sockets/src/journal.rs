@@ -28,7 +28,7 @@ const REPORT_LEN: usize = 1023;
 pub struct Journal {
     log: Option<PathBuf>,
     report: Option<PathBuf>,
-    /// By direction, then by carrier: bytes.
+    /// By direction, then by transport: bytes.
     bytes: [[AtomicU64; 2]; 2],
     joined: AtomicU64,
     stayed: AtomicU64,
@@ -87,8 +87,8 @@ impl Journal {
 
     /// Bytes of the program moved; those that the kernel moved before the connection had a choice went over TCP too. Writes the
     /// report every 64 MiB, and every 256 calls.
-    pub fn count_bytes(&self, direction: Direction, carrier: Transport, n: usize) {
-        self.bytes[direction as usize][carrier as usize].fetch_add(n as u64, Ordering::Relaxed);
+    pub fn count_bytes(&self, direction: Direction, transport: Transport, n: usize) {
+        self.bytes[direction as usize][transport as usize].fetch_add(n as u64, Ordering::Relaxed);
         if self.report.is_none() {
             return;
         }

@@ -24,11 +24,12 @@
 
 pub mod claim;
 pub mod connection;
+mod connection_table;
 mod direction;
 mod exchange;
-mod family;
 pub mod folder;
 mod fork;
+mod fork_group;
 pub mod gather;
 pub mod hook;
 mod journal;
@@ -43,7 +44,6 @@ pub mod proof;
 mod quota;
 mod random;
 mod reason;
-mod roster;
 mod session;
 mod spare;
 pub mod spin;

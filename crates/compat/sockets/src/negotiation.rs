@@ -121,7 +121,7 @@ impl Process {
             self.stays(connection, Reason::Usage);
             return false;
         };
-        connection.row.show_once(|| self.roster.show(connection, tuple));
+        connection.row.show_once(|| self.connection_table.show(connection, tuple));
         if connection.identity.meeting().is_none() && !self.settings.ports.admit_connection(connection, tuple) {
             self.stays(connection, Reason::Port);
             return false;
@@ -275,9 +275,9 @@ impl Negotiations {
         }
         if let NegotiationStage::Claimed(waiting) = std::mem::replace(talk, NegotiationStage::Silent)
             && let Some((proposal, link)) = waiting.proposal
-            && let Some(neighbour) = self.neighbours.iter_mut().find(|neighbour| neighbour.number == link)
+            && let Some(peer_process) = self.peer_processes.iter_mut().find(|peer_process| peer_process.number == link)
         {
-            let _ = neighbour.send_message(&Message::Refuse { to: proposal.id, reason: Reason::Shared as u16 });
+            let _ = peer_process.send_message(&Message::Refuse { to: proposal.id, reason: Reason::Shared as u16 });
         }
     }
 
@@ -365,7 +365,7 @@ impl Negotiations {
                             && matches!(process.rendezvous.begin_connect(by), Err(Error::NotFound(_)))
                     };
                     let Some(by) = by.filter(is_dead) else { break };
-                    claims.bury(tuple, role, &by);
+                    claims.remove_dead_claim(tuple, role, &by);
                 }
             }
         }
@@ -398,25 +398,25 @@ impl Negotiations {
             Dialled::Is(index) => index,
             Dialled::Later => return Ok(()),
             Dialled::Dead => {
-                claims.bury(tuple, Role::Waiting, &service);
+                claims.remove_dead_claim(tuple, Role::Waiting, &service);
                 return Ok(());
             }
         };
-        if !self.neighbours[index].outbox.has_room() {
+        if !self.peer_processes[index].outbox.has_room() {
             return Ok(());
         }
         let claimed = self.claim(process, &claims, tuple, Role::Seeking, &own_service)?;
-        let neighbour = &mut self.neighbours[index];
-        neighbour.send_message(&Message::Propose(claim)).map_err(|_| Reason::PeerGone)?;
+        let peer_process = &mut self.peer_processes[index];
+        peer_process.send_message(&Message::Propose(claim)).map_err(|_| Reason::PeerGone)?;
         remember(&mut self.by_id, id, connection);
-        *talk = NegotiationStage::Proposed { claim, link: neighbour.number, _claimed: claimed };
+        *talk = NegotiationStage::Proposed { claim, link: peer_process.number, _claimed: claimed };
         Ok(())
     }
 
-    fn proposed(
+    fn handle_proposal(
         &mut self,
         process: &Process,
-        neighbour: &mut PeerProcess,
+        peer_process: &mut PeerProcess,
         proposal: Claim,
     ) -> Result<(), (u64, Reason)> {
         let to = proposal.id;
@@ -428,11 +428,11 @@ impl Negotiations {
         let mut talk = lock(&connection.search.talk);
         match &mut *talk {
             NegotiationStage::Claimed(waiting) if waiting.proposal.is_none() => {
-                waiting.proposal = Some((proposal, neighbour.number));
+                waiting.proposal = Some((proposal, peer_process.number));
             }
             _ => return Err((to, Reason::Ambiguous)),
         }
-        self.answer_when_ready(process, neighbour, &connection, &mut talk).map_err(|reason| {
+        self.answer_when_ready(process, peer_process, &connection, &mut talk).map_err(|reason| {
             drop(talk);
             let id = connection.find_identity(process.kernel()).map_or(0, |(_, id)| id);
             self.forget(&connection, id);
@@ -450,13 +450,13 @@ impl Negotiations {
     ) -> Result<(), Reason> {
         let NegotiationStage::Claimed(waiting) = &*talk else { return Ok(()) };
         let Some((proposal, link)) = waiting.proposal else { return Ok(()) };
-        let found = self.neighbours.iter().position(|neighbour| neighbour.number == link);
-        let mut neighbour = self.neighbours.swap_remove(found.ok_or(Reason::PeerGone)?);
-        let done = self.answer_when_ready(process, &mut neighbour, connection, talk);
+        let found = self.peer_processes.iter().position(|peer_process| peer_process.number == link);
+        let mut peer_process = self.peer_processes.swap_remove(found.ok_or(Reason::PeerGone)?);
+        let done = self.answer_when_ready(process, &mut peer_process, connection, talk);
         if let Err(reason) = done {
-            let _ = neighbour.send_message(&Message::Refuse { to: proposal.id, reason: reason as u16 });
+            let _ = peer_process.send_message(&Message::Refuse { to: proposal.id, reason: reason as u16 });
         }
-        self.neighbours.push(neighbour);
+        self.peer_processes.push(peer_process);
         done
     }
 
@@ -464,11 +464,11 @@ impl Negotiations {
     fn answer_when_ready(
         &mut self,
         process: &Process,
-        neighbour: &mut PeerProcess,
+        peer_process: &mut PeerProcess,
         connection: &Arc<Connection>,
         talk: &mut NegotiationStage,
     ) -> Result<(), Reason> {
-        if !neighbour.outbox.is_open() {
+        if !peer_process.outbox.is_open() {
             return Ok(());
         }
         let own = describe(process.kernel(), connection)?;
@@ -479,17 +479,17 @@ impl Negotiations {
             return if waiting.tries < TRIES { Ok(()) } else { Err(Reason::TooLittle) };
         }
         // Said before anything else is, it leaves the connection to another session (S-18).
-        if !neighbour.reserve(process, connection)? {
+        if !peer_process.reserve(process, connection)? {
             if let NegotiationStage::Claimed(waiting) = talk
                 && let Some((proposal, _)) = waiting.proposal.take()
             {
                 let full = Message::Refuse { to: proposal.id, reason: Reason::Resources as u16 };
-                neighbour.send_message(&full).map_err(|_| Reason::PeerGone)?;
+                peer_process.send_message(&full).map_err(|_| Reason::PeerGone)?;
             }
             return Ok(());
         }
         let NegotiationStage::Claimed(waiting) = std::mem::replace(talk, NegotiationStage::Done) else { return Ok(()) };
-        *talk = self.answer(process, neighbour, connection, own, *waiting)?;
+        *talk = self.answer(process, peer_process, connection, own, *waiting)?;
         Ok(())
     }
 
@@ -497,7 +497,7 @@ impl Negotiations {
     fn answer(
         &mut self,
         process: &Process,
-        neighbour: &mut PeerProcess,
+        peer_process: &mut PeerProcess,
         connection: &Arc<Connection>,
         own: Claim,
         waiting: Waiting,
@@ -507,12 +507,12 @@ impl Negotiations {
         if process.switch.is_off_for(&claims) {
             return Err(Reason::Off);
         }
-        let secret = neighbour.find_secret(process.kernel(), connection, &claims)?;
-        proof::compare(&own, &proposal, neighbour.may_be_local(secret))?;
+        let secret = peer_process.find_secret(process.kernel(), connection, &claims)?;
+        proof::compare(&own, &proposal, peer_process.may_be_local(secret))?;
         proof::counts_fit(&before, &proposal)?;
         proof::counts_fit(&proposal, &own)?;
         // A cookie counts within one kernel alone.
-        let one_namespace = neighbour.link.same_kernel() && proof::same_namespace(&own, &proposal);
+        let one_namespace = peer_process.link.same_kernel() && proof::same_namespace(&own, &proposal);
         if !process.settings.loopback && one_namespace {
             return Err(Reason::Loopback);
         }
@@ -522,7 +522,7 @@ impl Negotiations {
         let proof =
             connection.trial.with_history(|history| proof::answer(history, secret, &proposal, &own, &before))?;
         let message = Message::Answer { to: proposal.id, claim: own, proof };
-        let Some(fresh) = neighbour.offer(process, connection, own.id, &message)? else {
+        let Some(fresh) = peer_process.offer(process, connection, own.id, &message)? else {
             return Ok(NegotiationStage::Claimed(Box::new(waiting)));
         };
         remember(&mut self.by_id, own.id, connection);
@@ -530,10 +530,10 @@ impl Negotiations {
         Ok(NegotiationStage::Answered(Box::new(Answered { proposal, own, proof, link, fresh, _claimed })))
     }
 
-    fn answered(
+    fn handle_answer(
         &mut self,
         process: &Process,
-        neighbour: &mut PeerProcess,
+        peer_process: &mut PeerProcess,
         to: u64,
         peer: Claim,
         proof: &Proof,
@@ -542,7 +542,7 @@ impl Negotiations {
         let Some(connection) = self.named(to) else { return Err((peer.id, Reason::NoPeer)) };
         let mut talk = lock(&connection.search.talk);
         let (claim, claimed) = match std::mem::replace(&mut *talk, NegotiationStage::Done) {
-            NegotiationStage::Proposed { claim, link, _claimed } if link == neighbour.number => (claim, _claimed),
+            NegotiationStage::Proposed { claim, link, _claimed } if link == peer_process.number => (claim, _claimed),
             other => {
                 *talk = other;
                 return Err((peer.id, Reason::Ambiguous));
@@ -552,16 +552,16 @@ impl Negotiations {
         let confirming = (|| {
             let now = describe(process.kernel(), &connection)?;
             let claims = self.claims(process)?;
-            let secret = neighbour.find_secret(process.kernel(), &connection, &claims)?;
-            proof::compare(&claim, &peer, neighbour.may_be_local(secret))?;
+            let secret = peer_process.find_secret(process.kernel(), &connection, &claims)?;
+            proof::compare(&claim, &peer, peer_process.may_be_local(secret))?;
             proof::counts_fit(&claim, &peer)?;
             proof::counts_fit(&peer, &now)?;
             let proof =
                 connection.trial.with_history(|history| proof::confirm(history, secret, &claim, &peer, proof))?;
             let brought = brought.ok_or(Reason::Corrupt)?;
-            Ok(Confirming { peer: peer.id, proof, brought, link: neighbour.number, _claimed: claimed })
+            Ok(Confirming { peer: peer.id, proof, brought, link: peer_process.number, _claimed: claimed })
         })();
-        confirming.and_then(|it| self.confirm(process, neighbour, &connection, (to, it))).map_err(|reason| {
+        confirming.and_then(|it| self.confirm(process, peer_process, &connection, (to, it))).map_err(|reason| {
             self.forget(&connection, to);
             process.stays(&connection, reason);
             (peer.id, reason)
@@ -572,17 +572,17 @@ impl Negotiations {
     fn confirm(
         &mut self,
         process: &Process,
-        neighbour: &mut PeerProcess,
+        peer_process: &mut PeerProcess,
         connection: &Arc<Connection>,
         (own, confirming): (u64, Confirming),
     ) -> Result<(), Reason> {
         let message = Message::Confirm { to: confirming.peer, proof: confirming.proof };
-        let Some(fresh) = neighbour.offer(process, connection, own, &message)? else {
+        let Some(fresh) = peer_process.offer(process, connection, own, &message)? else {
             *lock(&connection.search.talk) = NegotiationStage::Confirming(Box::new(confirming));
             return Ok(());
         };
         self.finished.push(confirming._claimed);
-        join(process, neighbour, connection, fresh, confirming.brought)?;
+        join(process, peer_process, connection, fresh, confirming.brought)?;
         self.forget(connection, own);
         Ok(())
     }
@@ -595,21 +595,21 @@ impl Negotiations {
         (own, confirming): (u64, Confirming),
     ) -> Result<(), Reason> {
         let (to, link) = (confirming.peer, confirming.link);
-        let found = self.neighbours.iter().position(|neighbour| neighbour.number == link);
-        let mut neighbour = self.neighbours.swap_remove(found.ok_or(Reason::PeerGone)?);
-        let done = self.confirm(process, &mut neighbour, connection, (own, confirming));
+        let found = self.peer_processes.iter().position(|peer_process| peer_process.number == link);
+        let mut peer_process = self.peer_processes.swap_remove(found.ok_or(Reason::PeerGone)?);
+        let done = self.confirm(process, &mut peer_process, connection, (own, confirming));
         if let Err(reason) = done {
-            let _ = neighbour.send_message(&Message::Refuse { to, reason: reason as u16 });
+            let _ = peer_process.send_message(&Message::Refuse { to, reason: reason as u16 });
             self.forget(connection, own);
         }
-        self.neighbours.push(neighbour);
+        self.peer_processes.push(peer_process);
         done
     }
 
-    fn confirmed(
+    fn handle_confirmation(
         &mut self,
         process: &Process,
-        neighbour: &mut PeerProcess,
+        peer_process: &mut PeerProcess,
         to: u64,
         proof: &Proof,
         brought: Option<PeerResources>,
@@ -617,7 +617,7 @@ impl Negotiations {
         let Some(connection) = self.named(to) else { return Ok(()) };
         let mut talk = lock(&connection.search.talk);
         let answered = match std::mem::replace(&mut *talk, NegotiationStage::Done) {
-            NegotiationStage::Answered(answered) if answered.link == neighbour.number => *answered,
+            NegotiationStage::Answered(answered) if answered.link == peer_process.number => *answered,
             other => {
                 *talk = other;
                 return Ok(());
@@ -629,27 +629,27 @@ impl Negotiations {
         self.finished.push(_claimed);
         let joined = self
             .claims(process)
-            .and_then(|claims| neighbour.find_secret(process.kernel(), &connection, &claims))
+            .and_then(|claims| peer_process.find_secret(process.kernel(), &connection, &claims))
             .and_then(|secret| {
                 connection.trial.with_history(|history| proof::check(history, secret, [&proposal, &own], &given, proof))
             })
             .and_then(|()| brought.ok_or(Reason::Corrupt))
-            .and_then(|brought| join(process, neighbour, &connection, fresh, brought));
+            .and_then(|brought| join(process, peer_process, &connection, fresh, brought));
         joined.map_err(|reason| {
             process.stays(&connection, reason);
             (proposal.id, reason)
         })
     }
 
-    fn refused(&mut self, process: &Process, neighbour: &mut PeerProcess, to: u64, reason: Reason) {
+    fn handle_refusal(&mut self, process: &Process, peer_process: &mut PeerProcess, to: u64, reason: Reason) {
         let Some(connection) = self.by_id.remove(&to).and_then(|connection| connection.upgrade()) else { return };
         let mut talk = lock(&connection.search.talk);
         // What has no room over this session may have it over another (S-18).
         if reason == Reason::Resources
-            && !neighbour.link.same_kernel()
-            && matches!(&*talk, NegotiationStage::Proposed { link, .. } if *link == neighbour.number)
+            && !peer_process.link.same_kernel()
+            && matches!(&*talk, NegotiationStage::Proposed { link, .. } if *link == peer_process.number)
         {
-            neighbour.memory.mark_full(&connection);
+            peer_process.memory.mark_full(&connection);
             *talk = NegotiationStage::Silent;
             *lock(&connection.search.spare) = Spare::None;
             return;
@@ -671,15 +671,15 @@ impl Ports {
 fn wait_to_be_alone(connection: &Connection, call: u64) {
     // After 64 calls it is tried seldom anyway.
     if call >= 64
-        && let Some(family) = connection.members.group()
+        && let Some(group) = connection.members.group()
     {
-        family.bury();
+        group.remove_dead();
     }
 }
 
 fn join(
     process: &Process,
-    neighbour: &mut PeerProcess,
+    peer_process: &mut PeerProcess,
     connection: &Arc<Connection>,
     own: OwnResources,
     peer: PeerResources,
@@ -687,17 +687,17 @@ fn join(
     if !connection.members.is_alone() {
         return Err(Reason::Shared); // Another process would not know of the pipes.
     }
-    let line = neighbour.line.clone().ok_or(Reason::PeerGone)?;
-    let pipes = Pipes::new(own, peer, line).map_err(|_| Reason::Corrupt)?;
+    let session = peer_process.session.clone().ok_or(Reason::PeerGone)?;
+    let pipes = Pipes::new(own, peer, session).map_err(|_| Reason::Corrupt)?;
     let _ = connection.own.set(Arc::downgrade(connection));
     connection.join(pipes);
-    neighbour.keep_joined(connection);
-    neighbour.proven = true;
+    peer_process.add_joined(connection);
+    peer_process.proven = true;
     process.journal.count_joined();
-    match neighbour.link.same_kernel() {
+    match peer_process.link.same_kernel() {
         true => process.log(connection, "joined: shared memory beside TCP"),
         false => {
-            let domain = neighbour.link.peer().domain;
+            let domain = peer_process.link.peer().domain;
             process.log(connection, &format!("joined: shared memory with the machine {domain} beside TCP"));
         }
     }

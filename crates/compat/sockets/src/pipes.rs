@@ -38,12 +38,12 @@ use ring_moves::RingMoves;
 
 pub(crate) use halves::FrozenPipes;
 
-/// What one end brings to a connection: its segment, and the bell at which it waits.
+/// What one end brings to a connection: its segment, and the doorbell at which it waits.
 #[derive(Debug)]
 pub(crate) struct OwnResources {
     pub fresh: Fresh,
     pub lease: Lease,
-    pub bell: Arc<SingleDoorbell>,
+    pub doorbell: Arc<SingleDoorbell>,
     /// The number of this end.
     pub id: u64,
     /// How the ring may grow, if the peer follows (S-20).
@@ -54,13 +54,13 @@ pub(crate) struct OwnResources {
 #[derive(Debug)]
 pub(crate) struct PeerResources {
     pub segment: PeerSegment,
-    pub ringer: SingleNotifier,
+    pub notifier: SingleNotifier,
 }
 
 impl PeerResources {
     /// Both, if both came.
-    pub fn pair(segment: Option<PeerSegment>, ringer: Option<SingleNotifier>) -> Option<Self> {
-        segment.zip(ringer).map(|(segment, ringer)| Self { segment, ringer })
+    pub fn pair(segment: Option<PeerSegment>, notifier: Option<SingleNotifier>) -> Option<Self> {
+        segment.zip(notifier).map(|(segment, notifier)| Self { segment, notifier })
     }
 }
 
@@ -68,9 +68,9 @@ impl PeerResources {
 #[derive(Debug)]
 pub(crate) struct Pipes {
     pub halves: Halves,
-    pub line: Arc<Session>,
+    pub session: Arc<Session>,
     /// Who waits for this connection is woken here, and nobody else (S-13).
-    pub bell: Arc<SingleDoorbell>,
+    pub doorbell: Arc<SingleDoorbell>,
     /// A ring that the peer offered.
     pub offered: Arc<OfferedRing>,
     /// The numbers of both ends (M-3).
@@ -197,8 +197,9 @@ impl Pipes {
     ///
     /// # Errors
     /// Where the peer's is none.
-    pub fn new(own: OwnResources, peer: PeerResources, line: Arc<Session>) -> Result<Self, Corrupt> {
-        let (OwnResources { fresh: own, lease, bell, id, growth }, PeerResources { segment, ringer }) = (own, peer);
+    pub fn new(own: OwnResources, peer: PeerResources, session: Arc<Session>) -> Result<Self, Corrupt> {
+        let (OwnResources { fresh: own, lease, doorbell, id, growth }, PeerResources { segment, notifier }) =
+            (own, peer);
         let peer = &segment;
         let word = |at| own.spare_word(at);
         let (moves, boundary, followed) = (word(MOVES), word(BOUNDARY), word(FOLLOWED));
@@ -238,15 +239,15 @@ impl Pipes {
         };
         let hints = Hints::new(peer, rx.reader.position());
         let pipes = Self {
-            halves: Halves::new(tx, rx, hints, ringer),
-            line,
-            bell,
+            halves: Halves::new(tx, rx, hints, notifier),
+            session,
+            doorbell,
             offered: Arc::default(),
             epochs: Epochs { own: id, peer: theirs.epoch },
             full_looked_at: AtomicU64::new(0),
             _lease: lease,
         };
-        pipes.line.carries(&pipes.bell, id, &pipes.offered);
+        pipes.session.carries(&pipes.doorbell, id, &pipes.offered);
         Ok(pipes)
     }
 

@@ -16,9 +16,9 @@ use rustix::io::Errno;
 use tombolo_domain::Rendezvous;
 
 use crate::{
-    Reason, connection::Connection, direction::Direction, exchange::Exchange, journal::Journal, kernel::Kernel,
-    negotiation::RingMemory, pipes::Broken, ports::Ports, roster::ConnectionTable, stage::Stage, switch::Transport,
-    switched::Switch, waiting::WaiterPool,
+    Reason, connection::Connection, connection_table::ConnectionTable, direction::Direction, exchange::Exchange,
+    journal::Journal, kernel::Kernel, negotiation::RingMemory, pipes::Broken, ports::Ports, stage::Stage,
+    switch::Transport, switched::Switch, waiting::WaiterPool,
 };
 
 /// What the log says of a connection that had to go back to TCP and could not in time.
@@ -59,7 +59,7 @@ pub struct Process {
     /// What is negotiated with other processes.
     pub exchange: Exchange,
     pub(crate) rings: RingMemory,
-    pub(crate) roster: ConnectionTable,
+    pub(crate) connection_table: ConnectionTable,
     /// Where threads wait that poll several connections.
     pub waiters: WaiterPool,
     /// What is counted and said of the connections.
@@ -83,7 +83,7 @@ impl Process {
         Self {
             rings: RingMemory::new(settings.memory),
             journal: Journal::new(settings.log.clone(), settings.report.clone()),
-            roster: ConnectionTable::default(),
+            connection_table: ConnectionTable::default(),
             settings,
             kernel,
             rendezvous,

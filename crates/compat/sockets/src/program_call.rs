@@ -48,8 +48,8 @@ impl ProgramCall<'_> {
         let Self { connection, process, fd } = *self;
         let Some(pipes) = connection.pipes.get() else { return Err(Errno::NOTCONN) };
         match pipes.send(connection, process.kernel(), fd, from, process.wanted(connection)) {
-            Ok((n, carrier)) => {
-                self.count_moved(Direction::Out, carrier, n);
+            Ok((n, transport)) => {
+                self.count_moved(Direction::Out, transport, n);
                 if n < from.iter().map(|part| part.len()).sum() {
                     self.meet_full_ring();
                 }
@@ -67,8 +67,8 @@ impl ProgramCall<'_> {
         let Self { connection, process, fd } = *self;
         let Some(pipes) = connection.pipes.get() else { return Err(Errno::NOTCONN) };
         match pipes.send_from(connection, process.kernel(), fd, source, most, process.wanted(connection)) {
-            Ok((n, carrier, full)) => {
-                self.count_moved(Direction::Out, carrier, n);
+            Ok((n, transport, full)) => {
+                self.count_moved(Direction::Out, transport, n);
                 if full {
                     self.meet_full_ring();
                 }
@@ -100,13 +100,13 @@ impl ProgramCall<'_> {
         self.process.rings.grow_ring(&self.process.exchange, self.connection);
     }
 
-    /// So many bytes went by one of the two carriers; those over TCP were counted when they went.
+    /// So many bytes went by one of the two transports; those over TCP were counted when they went.
     #[inline]
-    fn count_moved(&self, direction: Direction, carrier: Transport, bytes: usize) {
-        self.process.journal.count_bytes(direction, carrier, bytes);
-        if carrier == Transport::Pipe {
+    fn count_moved(&self, direction: Direction, transport: Transport, bytes: usize) {
+        self.process.journal.count_bytes(direction, transport, bytes);
+        if transport == Transport::Pipe {
             let all = self.connection.piped.count(direction, bytes);
-            self.connection.row.count(direction, carrier, all);
+            self.connection.row.count(direction, transport, all);
         }
     }
 
@@ -127,10 +127,10 @@ impl ProgramCall<'_> {
         let Self { connection, process, fd } = *self;
         let Some(pipes) = connection.pipes.get() else { return Err(Errno::NOTCONN) };
         match pipes.recv(connection, process.kernel(), fd, to, read) {
-            Ok((n, carrier)) => {
+            Ok((n, transport)) => {
                 match read {
                     Read::Take => {
-                        self.count_moved(Direction::In, carrier, n);
+                        self.count_moved(Direction::In, transport, n);
                         if n > 0 {
                             self.tell_of_end();
                         }
@@ -156,8 +156,8 @@ impl ProgramCall<'_> {
         let connection = self.connection;
         // ORDER Relaxed: who hears of the end stores that and then looks for bytes under the lock of this direction. Where that look
         // found what was read here, it had the lock before this read.
-        if connection.wiring.is_wired() && connection.ending.is_end_heard() && !connection.pipes.stirs() {
-            connection.pipes.bell().inspect(|bell| bell.notify());
+        if connection.wiring.is_wired() && connection.ending.is_end_heard() && !connection.pipes.has_unread() {
+            connection.pipes.doorbell().inspect(|doorbell| doorbell.notify());
         }
     }
 
@@ -190,9 +190,9 @@ impl ProgramCall<'_> {
 
     /// Sends over TCP what the peer's end wants from there and not from the pipe, as far as there is room. Says whether something is
     /// left of it (S-2).
-    pub fn owes(&self) -> bool {
+    pub fn send_recalled(&self) -> bool {
         let Self { connection, process, fd } = *self;
-        connection.pipes.get().is_some_and(|pipes| pipes.owes(connection, process.kernel(), fd))
+        connection.pipes.get().is_some_and(|pipes| pipes.send_recalled(connection, process.kernel(), fd))
     }
 
     // ---- back to TCP, and the end

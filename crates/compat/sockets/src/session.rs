@@ -61,7 +61,7 @@ pub(crate) struct Session {
     /// The path to the peer's process, which tells when that is gone. Its owner is who has the link.
     pub path: Weak<SessionPath>,
     /// Of the connections that go over it. Only used while the links are held.
-    pub bells: Mutex<Vec<Weak<SingleDoorbell>>>,
+    pub doorbells: Mutex<Vec<Weak<SingleDoorbell>>>,
     /// Where rings go that the peer offers to these, by the number of this end (S-20). Likewise.
     pub rings: Mutex<HashMap<u64, Weak<OfferedRing>>>,
     /// The peer's process, or the path to it, is gone.
@@ -76,9 +76,9 @@ pub(crate) struct Session {
 impl Session {
     pub fn new(path: &Arc<SessionPath>) -> Self {
         let (is_revocable, path) = (path.is_readable_at_end, Arc::downgrade(path));
-        let (bells, rings, inherited) = Default::default();
+        let (doorbells, rings, inherited) = Default::default();
         let (gone, leaving) = Default::default();
-        Self { path, bells, rings, gone, is_revocable, leaving, inherited }
+        Self { path, doorbells, rings, gone, is_revocable, leaving, inherited }
     }
 
     /// The peer's process, or the path to it, is gone.
@@ -95,7 +95,10 @@ impl Session {
     /// The path has ended: all who wait for a connection over it look again. While the links are held.
     pub fn end(&self) {
         if !self.gone.swap(true, Ordering::SeqCst) {
-            lock(&self.bells).drain(..).filter_map(|bell| bell.upgrade()).for_each(|bell| bell.notify());
+            lock(&self.doorbells)
+                .drain(..)
+                .filter_map(|doorbell| doorbell.upgrade())
+                .for_each(|doorbell| doorbell.notify());
         }
     }
 
@@ -113,7 +116,7 @@ impl Session {
     /// Its memory will be taken away: all who wait for a connection over it look again. While the links are held.
     pub fn begin_to_leave(&self) {
         if !self.leaving.swap(true, Ordering::SeqCst) {
-            lock(&self.bells).iter().filter_map(Weak::upgrade).for_each(|bell| bell.notify());
+            lock(&self.doorbells).iter().filter_map(Weak::upgrade).for_each(|doorbell| doorbell.notify());
         }
     }
 
@@ -125,7 +128,7 @@ impl Session {
 
     /// A connection goes over it from now on: where it is woken, its number here, and where rings for it go. While the links are
     /// held.
-    pub fn carries(&self, bell: &Arc<SingleDoorbell>, id: u64, offered: &Arc<OfferedRing>) {
+    pub fn carries(&self, doorbell: &Arc<SingleDoorbell>, id: u64, offered: &Arc<OfferedRing>) {
         let mut rings = lock(&self.rings);
         if rings.len() == rings.capacity() {
             rings.retain(|_, ring| ring.strong_count() > 0);
@@ -134,13 +137,13 @@ impl Session {
         }
         rings.insert(id, Arc::downgrade(offered));
         drop(rings);
-        let mut bells = lock(&self.bells);
-        if bells.len() == bells.capacity() {
-            bells.retain(|bell| bell.strong_count() > 0);
-            let more = bells.len() + 1;
-            bells.reserve(more);
+        let mut doorbells = lock(&self.doorbells);
+        if doorbells.len() == doorbells.capacity() {
+            doorbells.retain(|doorbell| doorbell.strong_count() > 0);
+            let more = doorbells.len() + 1;
+            doorbells.reserve(more);
         }
-        bells.push(Arc::downgrade(bell));
+        doorbells.push(Arc::downgrade(doorbell));
     }
 
     /// In a child: whether the peer is gone by now, as its parent's link tells. Messages on it are the parent's.

@@ -29,14 +29,14 @@ pub(crate) enum Spare {
     Failed,
 }
 
-/// A segment of so many bytes, which nobody was offered yet, and a bell.
+/// A segment of so many bytes, which nobody was offered yet, and a doorbell.
 #[derive(Debug)]
 pub(crate) struct Resources {
     pub segment: OwnSegment,
     pub offer: Offer,
     pub len: u64,
     pub lease: Lease,
-    pub bell: Arc<SingleDoorbell>,
+    pub doorbell: Arc<SingleDoorbell>,
 }
 
 impl Resources {
@@ -48,8 +48,8 @@ impl Resources {
     ) -> Result<Self, Reason> {
         let lease = quota.reserve_bytes(len).ok_or(Reason::Resources)?;
         let (segment, offer) = allocate(len as usize).map_err(|_| Reason::Resources)?;
-        let bell = aside::lifted(SingleDoorbell::new).map_err(|_| Reason::Resources)?;
-        Ok(Self { segment, offer, len, lease, bell: Arc::new(bell) })
+        let doorbell = aside::lifted(SingleDoorbell::new).map_err(|_| Reason::Resources)?;
+        Ok(Self { segment, offer, len, lease, doorbell: Arc::new(doorbell) })
     }
 }
 

@@ -41,8 +41,8 @@ pub enum Fault {
         /// What this end knows.
         own: u64,
     },
-    /// What was read does not end where the sender left the carrier.
-    #[error("the sender left the carrier at {boundary}, {read} bytes of it were read")]
+    /// What was read does not end where the sender left the transport.
+    #[error("the sender left the transport at {boundary}, {read} bytes of it were read")]
     Boundary {
         /// Where it left.
         boundary: u64,
@@ -95,7 +95,7 @@ impl Sender {
 
     /// What carries the next byte.
     #[must_use]
-    pub fn carrier(&self) -> Transport {
+    pub fn transport(&self) -> Transport {
         Transport::after(self.moves)
     }
 
@@ -116,10 +116,10 @@ impl Sender {
             if followed.moves.wrapping_add(1) != self.moves {
                 return Err(Fault::OutOfTurn { clause: "S-2", found: followed.moves, own: self.moves });
             }
-            return Ok(self.carrier()); // One move at a time.
+            return Ok(self.transport()); // One move at a time.
         }
         let wanted = if followed.leave { Transport::Tcp } else { wanted };
-        match (self.carrier(), wanted) {
+        match (self.transport(), wanted) {
             (Transport::Tcp, Transport::Pipe) if followed.ready => {
                 if let Some(boundary) = io.sent_over_tcp() {
                     self.go(io, boundary);
@@ -131,7 +131,7 @@ impl Sender {
             }
             _ => {}
         }
-        Ok(self.carrier())
+        Ok(self.transport())
     }
 
     fn go(&mut self, io: &mut impl Outgoing, boundary: u64) {
@@ -142,7 +142,7 @@ impl Sender {
 
 /// What a receiver touches. Nothing here blocks.
 pub trait Incoming {
-    /// What a carrier can fail with.
+    /// What a transport can fail with.
     type Error: From<Fault>;
     /// Loads the number of the sender's moves, with acquire (S-1).
     fn moves(&mut self) -> u64;
@@ -191,7 +191,7 @@ impl Receiver {
 
     /// What the next byte is expected from.
     #[must_use]
-    pub fn carrier(&self) -> Transport {
+    pub fn transport(&self) -> Transport {
         Transport::after(self.moves)
     }
 
@@ -206,7 +206,7 @@ impl Receiver {
     /// Asks the sender for TCP, also for what is in the pipe: this end reads no more of that (S-2). It MUST have
     /// published how far it has read, and then publishes the word that this gives.
     pub fn recall(&mut self) -> Option<u64> {
-        let news = self.carrier() == Transport::Pipe && !self.recalls();
+        let news = self.transport() == Transport::Pipe && !self.recalls();
         if news {
             (self.ready, self.leave) = (true, true);
         }
@@ -218,7 +218,7 @@ impl Receiver {
         (self.reads_pipe() && !self.leave).then_some(self.moves)
     }
 
-    /// Whether the sender, which has made so many moves, has left the carrier that this end reads.
+    /// Whether the sender, which has made so many moves, has left the transport that this end reads.
     pub(crate) fn is_behind(&self, moves: u64) -> bool {
         moves != self.moves
     }
@@ -226,22 +226,22 @@ impl Receiver {
     /// Whether what is in the pipe is this end's to read there.
     #[must_use]
     pub fn reads_pipe(&self) -> bool {
-        self.carrier() == Transport::Pipe && !self.recalls()
+        self.transport() == Transport::Pipe && !self.recalls()
     }
 
     /// Whether what is left in the pipe was recalled, and comes over TCP: the sender has made so many moves.
     pub(crate) fn is_paid(&self, moves: u64) -> bool {
-        self.leave && (self.carrier() == Transport::Tcp || self.recalls() && moves != self.moves)
+        self.leave && (self.transport() == Transport::Tcp || self.recalls() && moves != self.moves)
     }
 
-    /// Where the sender has left the carrier that this end reads, if it has, and this end reads it up to there.
+    /// Where the sender has left the transport that this end reads, if it has, and this end reads it up to there.
     pub(crate) fn left_at<I: Incoming>(&self, io: &mut I) -> Result<Option<u64>, Fault> {
         let left = !self.recalls() && self.behind(io)?;
         Ok(left.then(|| io.boundary()))
     }
 
     fn recalls(&self) -> bool {
-        self.carrier() == Transport::Pipe && self.ready
+        self.transport() == Transport::Pipe && self.ready
     }
 
     fn word(&self) -> u64 {
@@ -253,7 +253,7 @@ impl Receiver {
         match io.moves().wrapping_sub(self.moves) {
             0 => Ok(false),
             // Nobody moves into a pipe whose receiver is not ready.
-            1 if self.carrier() == Transport::Pipe || self.ready => Ok(true),
+            1 if self.transport() == Transport::Pipe || self.ready => Ok(true),
             other => Err(Fault::OutOfTurn { clause: "S-1", found: self.moves.wrapping_add(other), own: self.moves }),
         }
     }
@@ -267,11 +267,11 @@ impl Receiver {
     /// Reads what comes next, from wherever it comes.
     ///
     /// # Errors
-    /// What the carrier says, or a [`Fault`] after which nothing more may be read.
+    /// What the transport says, or a [`Fault`] after which nothing more may be read.
     pub fn receive<I: Incoming>(&mut self, io: &mut I) -> Result<Found, I::Error> {
         // A sender can move once for each time that this end follows; who does so without sending is up to no good.
         for _ in 0..8 {
-            let found = match self.carrier() {
+            let found = match self.transport() {
                 Transport::Tcp => self.receive_tcp(io)?,
                 Transport::Pipe => self.receive_pipe(io)?,
             };

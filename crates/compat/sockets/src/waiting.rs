@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Where threads wait: epoll instances of this library's.
 //!
-//! A thread that blocks for one connection sleeps at an instance of that connection, which watches its socket, its bell and the
+//! A thread that blocks for one connection sleeps at an instance of that connection, which watches its socket, its doorbell and the
 //! path to the peer: one system call. A thread that polls several uses one of the process's, beside the descriptors that it
 //! names. No instance is watched by another one, so the kernel's limits on chains of them do not count here, and nothing is
 //! watched that a peer could ring for all: a path is watched for its end alone.
@@ -32,25 +32,26 @@ pub struct WaiterPool(Mutex<Vec<Instance>>);
 pub(crate) struct HeldWaiters<'a>(MutexGuard<'a, Vec<Instance>>);
 
 impl WaiterPool {
-    /// An epoll instance for one who is about to wait for these connections: it polls readable when one of their bells rang
+    /// An epoll instance for one who is about to wait for these connections: it polls readable when one of their doorbells rang
     /// after [`Waiter::forget`], or the path to one of their peers has ended.
     #[must_use]
     pub fn find_waiter<'c>(&self, connections: impl Iterator<Item = &'c Arc<Connection>>) -> Option<Waiter<'_>> {
         let connections: Vec<_> = connections.collect();
-        let mut bells: Vec<_> = connections.iter().filter_map(|connection| connection.pipes.bell().cloned()).collect();
-        bells.sort_by_key(Arc::as_ptr);
-        bells.dedup_by_key(|bell| Arc::as_ptr(bell));
+        let mut doorbells: Vec<_> =
+            connections.iter().filter_map(|connection| connection.pipes.doorbell().cloned()).collect();
+        doorbells.sort_by_key(Arc::as_ptr);
+        doorbells.dedup_by_key(|doorbell| Arc::as_ptr(doorbell));
         let pooled = {
             let mut pool = lock(&self.0);
-            let fit = pool.iter().rposition(|instance| instance.is_for(&bells));
+            let fit = pool.iter().rposition(|instance| instance.is_for(&doorbells));
             fit.map(|at| pool.swap_remove(at)).or_else(|| pool.pop())
         };
         let mut instance = pooled.map_or_else(|| Instance::new().ok(), Some)?;
-        if !instance.is_for(&bells) {
+        if !instance.is_for(&doorbells) {
             let mut paths: Vec<_> = connections.iter().filter_map(|connection| connection.pipes.path()).collect();
             paths.sort_by_key(Arc::as_ptr);
             paths.dedup_by_key(|path| Arc::as_ptr(path));
-            instance.turn_to(bells, paths).ok()?;
+            instance.turn_to(doorbells, paths).ok()?;
         }
         Some(Waiter { pool: self, instance: Some(instance) })
     }
@@ -58,8 +59,8 @@ impl WaiterPool {
     /// The last descriptor of `connection` is closed: nobody begins to wait for it any more.
     pub fn unwatch(&self, connection: &Connection) {
         connection.seats.clear();
-        if let Some(bell) = connection.pipes.bell() {
-            lock(&self.0).retain(|instance| !instance.has(bell));
+        if let Some(doorbell) = connection.pipes.doorbell() {
+            lock(&self.0).retain(|instance| !instance.has(doorbell));
         }
     }
 
@@ -83,7 +84,7 @@ pub struct Waiter<'a> {
 }
 
 impl Waiter<'_> {
-    /// Polls readable when a bell rang since the last [`forget`](Self::forget).
+    /// Polls readable when a doorbell rang since the last [`forget`](Self::forget).
     #[must_use]
     pub fn fd(&self) -> RawFd {
         self.instance.as_ref().expect("until it is dropped").number
@@ -96,11 +97,11 @@ impl Waiter<'_> {
         let instance = self.instance.as_ref().expect("until it is dropped");
         let epoll = lock(&instance.epoll.0);
         let Some(epoll) = &*epoll else { return };
-        while let Ok((rung, _)) = epoll::wait(epoll, &mut room, Some(&now)) {
-            if rung.iter().any(|event| event.data.u64() == PATH) {
+        while let Ok((notified, _)) = epoll::wait(epoll, &mut room, Some(&now)) {
+            if notified.iter().any(|event| event.data.u64() == PATH) {
                 exchange.mark_notified();
             }
-            if rung.len() < 16 {
+            if notified.len() < 16 {
                 break;
             }
         }
@@ -114,7 +115,7 @@ impl Drop for Waiter<'_> {
     }
 }
 
-/// A place where one thread waits for one connection, by `epoll_wait`: for whatever TCP has to say, its bell, and the end of the
+/// A place where one thread waits for one connection, by `epoll_wait`: for whatever TCP has to say, its doorbell, and the end of the
 /// path to its peer.
 #[derive(Debug)]
 pub struct Seat<'a> {
@@ -128,9 +129,9 @@ impl<'a> Seat<'a> {
     #[must_use]
     pub fn of(connection: &'a Connection, fd: BorrowedFd<'_>) -> Option<Self> {
         let make = || -> Option<Instance> {
-            let bell = connection.pipes.bell()?;
+            let doorbell = connection.pipes.doorbell()?;
             let mut instance = Instance::new().ok()?;
-            instance.turn_to(vec![Arc::clone(bell)], connection.pipes.path().into_iter().collect()).ok()?;
+            instance.turn_to(vec![Arc::clone(doorbell)], connection.pipes.path().into_iter().collect()).ok()?;
             instance.watch_socket(fd).ok()?;
             Some(instance)
         };

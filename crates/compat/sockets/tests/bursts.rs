@@ -21,7 +21,7 @@ fn hear_soon(victim: &Victim, liar: &mut Liar) -> Message {
     let deadline = Instant::now() + SOON;
     loop {
         victim.call();
-        if let Some(heard) = liar.hear() {
+        if let Some(heard) = liar.receive_message() {
             return heard;
         }
         assert!(
@@ -56,14 +56,14 @@ fn s4_path_that_is_full_means_later_in_each_step() {
         loop {
             full.store(true, Ordering::SeqCst);
             if let Some(message) = say {
-                liar.say(&message, liar.brings(&message), &mut None);
+                liar.send_message(&message, liar.brings(&message), &mut None);
             }
             call_until_refused(&victim, &refused);
             if victim.connection.stage() == Stage::Joined {
                 break;
             }
             assert_eq!(victim.connection.stage(), Stage::Candidate, "waits: {waits}, step {steps}");
-            assert!(liar.hear().is_none(), "waits: {waits}, step {steps}: it was full");
+            assert!(liar.receive_message().is_none(), "waits: {waits}, step {steps}: it was full");
             full.store(false, Ordering::SeqCst);
             let heard = hear_soon(&victim, &mut liar);
             assert!(!matches!(heard, Message::Refuse { .. }), "waits: {waits}, step {steps}: {heard:?}");
@@ -96,7 +96,7 @@ fn s4_burst_beyond_the_room_of_a_path_arrives_whole_once_the_peer_reads() {
     }
     let mut heard = 0;
     let mut hear_all = |liar: &mut Liar| {
-        while let Some(message) = liar.hear() {
+        while let Some(message) = liar.receive_message() {
             assert!(matches!(message, Message::Propose(_)), "{message:?}");
             heard += 1;
         }
@@ -122,7 +122,7 @@ fn s4_link_that_takes_its_time_is_asked_for_in_later_calls_and_made_once() {
     let proposal = hear_soon(&victim, &mut liar);
     assert_eq!(slow.load(Ordering::SeqCst), 0, "it was there before");
     let reply = liar.reply(&proposal).expect("a proposal");
-    liar.say(&reply, liar.brings(&reply), &mut None);
+    liar.send_message(&reply, liar.brings(&reply), &mut None);
     assert!(matches!(hear_soon(&victim, &mut liar), Message::Confirm { .. }));
     assert_eq!(victim.connection.stage(), Stage::Joined);
     assert!(liar.is_called_once(), "a second link was made");
@@ -141,11 +141,11 @@ fn s4_memory_is_made_apart_where_other_threads_begin_too() {
             crowd.set((Arc::downgrade(&victim.process), other)).unwrap();
         }
         if waits {
-            liar.say(&Message::Propose(liar.claim), None, &mut None);
+            liar.send_message(&Message::Propose(liar.claim), None, &mut None);
         }
         let heard = hear_soon(&victim, &mut liar);
         let reply = liar.reply(&heard).expect("a proposal or an answer");
-        liar.say(&reply, liar.brings(&reply), &mut None);
+        liar.send_message(&reply, liar.brings(&reply), &mut None);
         let deadline = Instant::now() + SOON;
         while victim.connection.stage() == Stage::Candidate {
             victim.call();

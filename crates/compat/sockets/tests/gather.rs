@@ -9,7 +9,7 @@ use tombolo_sockets::gather::{KernelReply, Sources, gather};
 enum Kind {
     /// In shared memory, and looked at.
     Awake,
-    /// In shared memory; nobody looks until its bell was heard.
+    /// In shared memory; nobody looks until its doorbell was heard.
     Resting,
     /// An event of the kernel's.
     Plain,
@@ -66,7 +66,7 @@ struct World<'a> {
     kinds: Vec<Kind>,
     steps: Vec<Step>,
     written: Vec<bool>,
-    rung: Vec<bool>,
+    notified: Vec<bool>,
     awake: Vec<bool>,
     reported: Vec<bool>,
     /// Where a look begins.
@@ -79,7 +79,7 @@ impl World<'_> {
         for _ in 0..self.choices.choose(self.steps.len() + 1) {
             match self.steps.remove(0) {
                 Step::Publish(at) => self.written[at] = true,
-                Step::Ring(at) => self.rung[at] = true,
+                Step::Ring(at) => self.notified[at] = true,
             }
         }
     }
@@ -105,7 +105,7 @@ impl Sources for World<'_> {
         self.others_run();
         let mut asked = KernelReply::default();
         for at in 0..self.kinds.len() {
-            if std::mem::take(&mut self.rung[at]) {
+            if std::mem::take(&mut self.notified[at]) {
                 self.awake[at] = true;
                 asked.hints = true;
             }
@@ -138,7 +138,7 @@ fn run(choices: &mut Choices, kinds: &[Kind], mutant: Mutant, slept: bool) -> Ve
         kinds: kinds.to_vec(),
         steps,
         written: none.clone(),
-        rung: none.clone(),
+        notified: none.clone(),
         awake: kinds.iter().map(|kind| *kind == Kind::Awake).collect(),
         reported: none,
         turn,

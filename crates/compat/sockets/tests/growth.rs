@@ -89,9 +89,9 @@ fn s20_who_polls_and_never_sleeps_hears_of_the_first_bytes_in_another_ring() {
         // To the end, and once more in vain: from now on nothing but the hint is looked at.
         while flow.receive(&ends[1], 64 << 10, Read::Take) > 0 {}
         assert_eq!(flow.receive(&ends[1], 1, Read::Look), 0);
-        assert!(!ends[1].connection.pipes.stirs());
+        assert!(!ends[1].connection.pipes.has_unread());
         assert_eq!(flow.send(&ends[0], 9), 9);
-        assert!(ends[1].connection.pipes.stirs(), "{:?}", ends.each_ref().map(|end| end.connection.ring_sizes()));
+        assert!(ends[1].connection.pipes.has_unread(), "{:?}", ends.each_ref().map(|end| end.connection.ring_sizes()));
         assert!(Instant::now() < deadline);
     }
 }
@@ -150,7 +150,7 @@ fn s20_every_byte_arrives_in_order_whatever_both_do_meanwhile() {
             for at in 0..2 {
                 flows[1 - at].receive(&ends[at], 64 << 10, Read::Take);
                 // What was recalled is paid by calls of who sent it.
-                ends[at].connection.for_call(&ends[at].process, -1).owes();
+                ends[at].connection.for_call(&ends[at].process, -1).send_recalled();
             }
             assert!(Instant::now() < deadline, "seed {seed}: bytes are missing");
         }
@@ -166,7 +166,7 @@ fn s20_ends_that_both_wait_for_room_get_it() {
         // So that both directions are in the pipe.
         let deadline = Instant::now() + SOON;
         let before = flows[at].sent;
-        while ends[end].connection.carriers()[0] != tombolo_sockets::switch::Transport::Pipe {
+        while ends[end].connection.transports()[0] != tombolo_sockets::switch::Transport::Pipe {
             flows[at].send(&ends[end], 1);
             flows[at].receive(&ends[1 - end], 1, Read::Take);
             assert!(Instant::now() < deadline && flows[at].sent < before + 10_000);

@@ -47,7 +47,7 @@ fn s13_end_that_brings_no_bell_is_not_joined() {
     for waits in [true, false] {
         let victim = Victim::new(waits);
         let mut liar = Liar::meet(&victim, waits, true);
-        liar.bell = None;
+        liar.doorbell = None;
         assert!(!go_on(&victim, liar, waits, None).1, "waits: {waits}");
     }
 }
@@ -55,7 +55,7 @@ fn s13_end_that_brings_no_bell_is_not_joined() {
 #[test]
 fn s4_message_that_brings_what_its_kind_does_not_carry_ends_the_link() {
     for waits in [true, false] {
-        for (is_refusal, with_segment, with_bell) in
+        for (is_refusal, with_segment, with_doorbell) in
             [(false, true, false), (false, false, true), (false, true, true), (true, true, true), (true, false, true)]
         {
             let victim = Victim::new(waits);
@@ -63,15 +63,15 @@ fn s4_message_that_brings_what_its_kind_does_not_carry_ends_the_link() {
             let message = if is_refusal { Message::Refuse { to: 1, reason: 1 } } else { Message::Propose(liar.claim) };
             let kept = with_segment.then(|| liar.link.allocate(8192).unwrap());
             let offer = kept.as_ref().map(|(_, offer)| offer);
-            match liar.bell.as_ref().filter(|_| with_bell) {
-                Some(bell) => liar.link.send_with_bell(&message.encode(), offer, bell).unwrap(),
+            match liar.doorbell.as_ref().filter(|_| with_doorbell) {
+                Some(doorbell) => liar.link.send_with_doorbell(&message.encode(), offer, doorbell).unwrap(),
                 None => liar.link.send(&message.encode(), offer).unwrap(),
             }
             victim.call();
             victim.call();
-            while liar.hear().is_some() {}
+            while liar.receive_message().is_some() {}
             let told = liar.link.recv(1 << 20);
-            let what = format!("waits: {waits}, a refusal: {is_refusal}, {with_segment}, {with_bell}");
+            let what = format!("waits: {waits}, a refusal: {is_refusal}, {with_segment}, {with_doorbell}");
             assert!(matches!(told, Err(tombolo_domain::Error::PeerGone)), "{what}: {told:?}");
             assert_ne!(victim.connection.stage(), Stage::Joined, "{what}");
         }
@@ -167,9 +167,9 @@ fn s2_s3_words_that_lie_after_joining_end_the_stream_and_nothing_else() {
             let word = control.word(at[random.below(at.len())]);
             word.store_release(if random.below(3) == 0 { random.below(8) as u64 } else { random.word() });
             if random.below(4) == 0
-                && let Some(bell) = &liar.ringer
+                && let Some(doorbell) = &liar.notifier
             {
-                bell.notify();
+                doorbell.notify();
             }
             let since = Instant::now();
             let mut room = [0; 9000];
@@ -185,7 +185,7 @@ fn s2_s3_words_that_lie_after_joining_end_the_stream_and_nothing_else() {
                 }
                 4 => Ok(usize::from(connection.for_call(&victim.process, -1).is_readable())),
                 5 => Ok(usize::from(connection.for_call(&victim.process, -1).turn_back())),
-                _ => Ok(usize::from(connection.for_call(&victim.process, -1).owes())),
+                _ => Ok(usize::from(connection.for_call(&victim.process, -1).send_recalled())),
             };
             assert!(since.elapsed() < SOON, "seed {seed}: a call waited for a liar");
             match got {
@@ -212,11 +212,11 @@ fn s3_end_turns_back_alone_and_not_before_its_peer_has_followed_whatever_that_sa
         let since = Instant::now();
         let done = victim.connection.for_call(&victim.process, -1).turn_back();
         assert!(since.elapsed() < SOON, "a call waited for a liar");
-        (done, victim.connection.carriers()[0])
+        (done, victim.connection.transports()[0])
     };
     say(0, true, false);
     let sent = victim.connection.for_call(&victim.process, -1).send(&[IoSlice::new(b"into the pipe")]);
-    assert_eq!((sent, victim.connection.carriers()[0]), (Ok(13), Transport::Pipe));
+    assert_eq!((sent, victim.connection.transports()[0]), (Ok(13), Transport::Pipe));
     // One that says nothing more, and one that asks for TCP and says that it has followed less than it has.
     assert_eq!(turns_back(), (false, Transport::Pipe));
     say(0, false, true);
@@ -243,7 +243,7 @@ fn s20_rings_that_lie_end_the_stream_and_nothing_else() {
         let lies = [5, 80, 80, 1000][seed as usize / 2 % 4];
         let (mut ready, mut sent, mut offered) = (0_u64, 0_u64, 0_u64);
         for _ in 0..150 {
-            while let Some(heard) = liar.hear() {
+            while let Some(heard) = liar.receive_message() {
                 if let Message::Ring { generation, .. } = heard {
                     offered = generation.into();
                 }
@@ -261,9 +261,9 @@ fn s20_rings_that_lie_end_the_stream_and_nothing_else() {
                     let to = near(&mut random, liar.to);
                     let message = Message::Ring { to, generation: near(&mut random, ready + 1) as u16 };
                     let mut lie = (random.below(6) == 0).then(|| Random(random.next()));
-                    let bell = liar.bell.take_if(|_| random.below(9) > 0);
-                    liar.say(&message, Some(header), &mut lie);
-                    liar.bell = bell.or(liar.bell.take());
+                    let doorbell = liar.doorbell.take_if(|_| random.below(9) > 0);
+                    liar.send_message(&message, Some(header), &mut lie);
+                    liar.doorbell = doorbell.or(liar.doorbell.take());
                 }
                 1 => {
                     ready += u64::from(random.below(2) == 0);
@@ -352,10 +352,10 @@ fn h2_s20_ring_that_comes_before_it_is_announced_is_followed_once_it_is() {
     let (victim, mut liar) = joined_with_rings();
     let generation = 1;
     // A ring comes without one.
-    liar.bell = None;
+    liar.doorbell = None;
     let header = SegmentHeader::new(8192, generation, 0, Features::HANDOVER, liar.claim.id);
     let message = Message::Ring { to: liar.to, generation };
-    liar.say(&message, Some(header), &mut None);
+    liar.send_message(&message, Some(header), &mut None);
     let control = liar.control.as_ref().unwrap();
     for [ready, current] in [[0, 0], [1, 0], [1, 1]] {
         control.word(words::WRITER_STATE).store_release(1 | ready << 16 | current << 32);
@@ -421,8 +421,8 @@ fn s20_one_call_maps_no_more_of_a_peer_than_64_mib() {
     assert!(is_ended(&mut liar), "who heard a part looks again before it sleeps");
 }
 
-/// Copies of the bells in this process that another has as well.
-fn shared_bells() -> Vec<OwnedFd> {
+/// Copies of the doorbells in this process that another has as well.
+fn shared_doorbells() -> Vec<OwnedFd> {
     let own = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
     let all =
         fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok());
@@ -433,16 +433,16 @@ fn shared_bells() -> Vec<OwnedFd> {
     shared.filter_map(|fd| pidfd_getfd(&own, fd, PidfdGetfdFlags::empty()).ok()).collect()
 }
 
-/// Leaves a bell as a liar likes it: full or not, and blocking who calls it without care.
-fn spoil(bell: &OwnedFd, random: &mut Random) {
+/// Leaves a doorbell as a liar likes it: full or not, and blocking who calls it without care.
+fn spoil(doorbell: &OwnedFd, random: &mut Random) {
     // What is set here is set for all who have it.
-    fcntl_setfl(bell, OFlags::NONBLOCK).unwrap();
+    fcntl_setfl(doorbell, OFlags::NONBLOCK).unwrap();
     for _ in 0..random.below(4) {
         let value = [u64::MAX - 1, 1, 0, random.next()][random.below(4)];
-        let _ = rustix::io::write(bell, &value.to_ne_bytes());
-        let _ = rustix::io::read(bell, &mut [0; 8]);
+        let _ = rustix::io::write(doorbell, &value.to_ne_bytes());
+        let _ = rustix::io::read(doorbell, &mut [0; 8]);
     }
-    fcntl_setfl(bell, OFlags::empty()).unwrap();
+    fcntl_setfl(doorbell, OFlags::empty()).unwrap();
 }
 
 #[test]
@@ -451,36 +451,36 @@ fn bells_that_a_liar_fills_and_empties_block_nobody_and_silence_no_other() {
     let (_liar, joined) = talk(&victim, true, true, None);
     assert!(joined);
     let first = Arc::clone(&victim.connection);
-    let spoilt = shared_bells();
-    assert!(spoilt.len() >= 4, "{} bells", spoilt.len());
+    let spoilt = shared_doorbells();
+    assert!(spoilt.len() >= 4, "{} doorbells", spoilt.len());
     victim.next();
     let (honest, joined) = talk(&victim, true, true, None);
     assert!(joined);
-    let bell = honest.ringer.as_ref().unwrap();
+    let doorbell = honest.notifier.as_ref().unwrap();
     let limit = |time: Duration| Timespec { tv_sec: time.as_secs() as i64, tv_nsec: 0 };
     let mut random = Random(7);
     for turn in 0..300 {
-        spoilt.iter().for_each(|bell| spoil(bell, &mut random));
+        spoilt.iter().for_each(|doorbell| spoil(doorbell, &mut random));
         let since = Instant::now();
         let waiter = victim.process.waiters.find_waiter([&first, &victim.connection].into_iter()).unwrap();
         for one in [&first, &victim.connection] {
             one.for_call(&victim.process, -1).arm(true, true);
             let _ = one.for_call(&victim.process, -1).send(&[IoSlice::new(&[0; 100])]);
         }
-        let rung = |patience| {
+        let notified = |patience| {
             let own = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
             let instance = pidfd_getfd(own, waiter.fd(), PidfdGetfdFlags::empty()).unwrap();
             let mut one = [PollFd::new(&instance, PollFlags::IN)];
             poll(&mut one, Some(&limit(patience))) == Ok(1)
         };
         // What the liar rang is heard, and forgotten.
-        while rung(Duration::ZERO) {
+        while notified(Duration::ZERO) {
             waiter.forget(&victim.process.exchange);
             victim.process.before_sleep();
         }
         assert!(since.elapsed() < SOON, "turn {turn}: a call waited");
-        bell.notify();
-        assert!(rung(SOON), "turn {turn}: an honest ring was not heard");
+        doorbell.notify();
+        assert!(notified(SOON), "turn {turn}: an honest ring was not heard");
         waiter.forget(&victim.process.exchange);
     }
 }

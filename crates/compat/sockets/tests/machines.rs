@@ -387,7 +387,7 @@ fn s19_connection_leaves_a_ring_that_grew_and_one_that_was_offered_with_every_by
         while ends.received[1] < ends.sent[1] || !ends.ends.iter().all(is_left) {
             ends.advance();
             ends.receive(1, 64 << 10);
-            ends.call(1).owes();
+            ends.call(1).send_recalled();
             assert!(
                 Instant::now() < deadline,
                 "{} of {} bytes, {:?}",
@@ -411,7 +411,7 @@ fn d3_what_was_recalled_from_a_ring_whose_memory_went_is_not_sent() {
     wire.out.lock().unwrap().is_full = true;
     programs.world.leave();
     let deadline = Instant::now() + SOON;
-    while !ends.call(1).owes() {
+    while !ends.call(1).send_recalled() {
         ends.advance();
         assert!(Instant::now() < deadline, "nothing was recalled");
     }
@@ -419,7 +419,7 @@ fn d3_what_was_recalled_from_a_ring_whose_memory_went_is_not_sent() {
     rustix::fs::ftruncate(&programs.world.memories()[0], 0).unwrap();
     wire.out.lock().unwrap().is_full = false;
     for _ in 0..10 {
-        ends.call(1).owes();
+        ends.call(1).send_recalled();
         ends.advance();
     }
     let mut to = [0; 1000];

@@ -253,13 +253,13 @@ impl<C: Chooser> World<'_, C> {
             recalled: &mut self.recalled,
             steps: &mut self.steps,
         };
-        let carrier = sender.steer(&mut deciding, wanted).expect("the receiver follows the rules");
+        let transport = sender.steer(&mut deciding, wanted).expect("the receiver follows the rules");
         self.sender = sender;
-        carrier
+        transport
     }
 
     /// Before the sender ends it sees to what was recalled.
-    fn settle(&mut self) {
+    fn finish_sender(&mut self) {
         // Again where a process of its end died over it.
         for _ in 0..100 {
             if self.leaves && self.decide(Transport::Tcp) == Transport::Tcp && self.recalled {
@@ -282,13 +282,13 @@ impl<C: Chooser> World<'_, C> {
                 return false;
             }
             let wanted = if self.choices.choose(2) == 0 { Transport::Pipe } else { Transport::Tcp };
-            let carrier = self.decide(wanted);
+            let transport = self.decide(wanted);
             let late = self.mutant == Mutant::RecalledLate;
-            if self.recalled && carrier == Transport::Tcp && !late {
+            if self.recalled && transport == Transport::Tcp && !late {
                 self.steps.push_back(Step::Recalled);
             }
-            self.steps.push_back(Step::Write(carrier));
-            if self.recalled && carrier == Transport::Tcp && late {
+            self.steps.push_back(Step::Write(transport));
+            if self.recalled && transport == Transport::Tcp && late {
                 self.steps.push_back(Step::Recalled);
             }
         }
@@ -300,8 +300,8 @@ impl<C: Chooser> World<'_, C> {
                 self.tcp_sent += self.pipe.len() as u64;
                 self.tcp.extend(self.pipe.drain(..));
             }
-            Some(Step::Write(carrier)) => {
-                match carrier {
+            Some(Step::Write(transport)) => {
+                match transport {
                     Transport::Tcp => {
                         self.tcp.push_back(self.next);
                         self.tcp_sent += 1;
@@ -477,7 +477,7 @@ fn run_with<C: Chooser>(
             check(&world.output)?;
         }
     }
-    world.settle();
+    world.finish_sender();
     world.fin = true;
     let mut calls = 0;
     while !matches!(world.call(&mut receiver)?, Some(Found::End)) {

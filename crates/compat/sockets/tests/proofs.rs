@@ -241,14 +241,14 @@ fn s6_end_waits_until_it_has_read_what_its_kernel_received() {
             liar.claim.known = liar.history.known();
             liar.claim.counts.written += late.len() as u64;
             liar.claim.counts.acked += late.len() as u64;
-            liar.say(&Message::Propose(liar.claim), None, &mut None);
+            liar.send_message(&Message::Propose(liar.claim), None, &mut None);
             for _ in 0..20 {
                 victim.call();
-                assert_eq!(liar.hear(), None, "answered over less than it has");
+                assert_eq!(liar.receive_message(), None, "answered over less than it has");
             }
             read(&victim.connection, late);
             victim.call();
-            assert!(matches!(liar.hear(), Some(Message::Answer { .. })));
+            assert!(matches!(liar.receive_message(), Some(Message::Answer { .. })));
         } else {
             let mut listener = LocalDomain::in_folder(victim.folder.path()).listen(victim::SERVICE).unwrap();
             fs::create_dir(victim.folder.path().join("claims")).unwrap();
@@ -282,11 +282,13 @@ fn s6_end_vouches_for_what_its_kernel_received_and_its_program_has_not_read() {
         liar.claim.counts.acked += unread.len() as u64;
         let all = (RECEIVED.len() + unread.len()) as u16;
         let claim = if waits {
-            liar.say(&Message::Propose(liar.claim), None, &mut None);
+            liar.send_message(&Message::Propose(liar.claim), None, &mut None);
             victim.call();
-            liar.hear().map(|heard| if let Message::Answer { claim, .. } = heard { claim } else { panic!("{heard:?}") })
+            liar.receive_message()
+                .map(|heard| if let Message::Answer { claim, .. } = heard { claim } else { panic!("{heard:?}") })
         } else {
-            liar.hear().map(|heard| if let Message::Propose(claim) = heard { claim } else { panic!("{heard:?}") })
+            liar.receive_message()
+                .map(|heard| if let Message::Propose(claim) = heard { claim } else { panic!("{heard:?}") })
         };
         // What another thread read while the library looked may stand further on.
         let known = (!read_meanwhile).then_some(all);
@@ -300,13 +302,13 @@ fn s6_nonces_are_new_for_each_claim() {
     for _ in 0..4 {
         let victim = Victim::new(false);
         let mut liar = Liar::meet(&victim, false, true);
-        let Some(Message::Propose(claim)) = liar.hear() else { panic!("it proposes") };
+        let Some(Message::Propose(claim)) = liar.receive_message() else { panic!("it proposes") };
         seen.push((claim.nonce, claim.id));
         let victim = Victim::new(true);
         let mut liar = Liar::meet(&victim, true, true);
-        liar.say(&Message::Propose(liar.claim), None, &mut None);
+        liar.send_message(&Message::Propose(liar.claim), None, &mut None);
         victim.call();
-        let Some(Message::Answer { claim, .. }) = liar.hear() else { panic!("it answers") };
+        let Some(Message::Answer { claim, .. }) = liar.receive_message() else { panic!("it answers") };
         seen.push((claim.nonce, claim.id));
     }
     for at in 0..seen.len() {
@@ -319,13 +321,13 @@ fn s6_nonces_are_new_for_each_claim() {
 fn s6_second_proposal_for_a_connection_has_no_answer() {
     let victim = Victim::new(true);
     let mut first = Liar::meet(&victim, true, false);
-    first.say(&Message::Propose(first.claim), None, &mut None);
+    first.send_message(&Message::Propose(first.claim), None, &mut None);
     victim.call();
-    assert!(matches!(first.hear(), Some(Message::Answer { .. })));
+    assert!(matches!(first.receive_message(), Some(Message::Answer { .. })));
     for _ in 0..3 {
-        first.say(&Message::Propose(first.claim), None, &mut None);
+        first.send_message(&Message::Propose(first.claim), None, &mut None);
         victim.call();
-        assert!(matches!(first.hear(), Some(Message::Refuse { .. })), "another tag to compare with");
+        assert!(matches!(first.receive_message(), Some(Message::Refuse { .. })), "another tag to compare with");
     }
 }
 
@@ -340,17 +342,21 @@ fn s6_second_proposal_before_the_first_has_its_answer_is_refused() {
     liar.claim.known = liar.history.known();
     liar.claim.counts.written += late.len() as u64;
     liar.claim.counts.acked += late.len() as u64;
-    liar.say(&Message::Propose(liar.claim), None, &mut None);
+    liar.send_message(&Message::Propose(liar.claim), None, &mut None);
     victim.call();
-    assert_eq!(liar.hear(), None, "it has not read all yet");
+    assert_eq!(liar.receive_message(), None, "it has not read all yet");
     let other = Claim { id: 0x5678, nonce: [8; 16], ..liar.claim };
-    liar.say(&Message::Propose(other), None, &mut None);
+    liar.send_message(&Message::Propose(other), None, &mut None);
     victim.call();
     let ambiguous = Reason::Ambiguous as u16;
-    assert_eq!(liar.hear(), Some(Message::Refuse { to: other.id, reason: ambiguous }), "there is no second try");
+    assert_eq!(
+        liar.receive_message(),
+        Some(Message::Refuse { to: other.id, reason: ambiguous }),
+        "there is no second try"
+    );
     read(&victim.connection, late);
     victim.call();
-    let Some(Message::Answer { to, .. }) = liar.hear() else { panic!("the first one is answered") };
+    let Some(Message::Answer { to, .. }) = liar.receive_message() else { panic!("the first one is answered") };
     assert_eq!(to, liar.claim.id);
 }
 
@@ -360,7 +366,7 @@ fn s6_end_that_never_reads_what_its_kernel_received_gives_up() {
     play.counts.lock().unwrap().received += 1;
     let victim = Victim::playing(play);
     let mut liar = Liar::meet(&victim, true, true);
-    liar.say(&Message::Propose(liar.claim), None, &mut None);
+    liar.send_message(&Message::Propose(liar.claim), None, &mut None);
     // Later calls look more and more seldom.
     let waited = (0..600_000).find(|_| {
         victim.process.advance(&victim.connection);
@@ -368,14 +374,14 @@ fn s6_end_that_never_reads_what_its_kernel_received_gives_up() {
     });
     assert!(waited.is_some_and(|calls| calls > 10_000), "{waited:?}");
     assert_eq!(victim.connection.reason(), Some(Reason::TooLittle));
-    assert_eq!(liar.hear(), Some(Message::Refuse { to: liar.claim.id, reason: Reason::TooLittle as u16 }));
+    assert_eq!(liar.receive_message(), Some(Message::Refuse { to: liar.claim.id, reason: Reason::TooLittle as u16 }));
 }
 
 #[test]
 fn s6_answer_over_another_link_is_refused() {
     let victim = Victim::new(false);
     let mut liar = Liar::meet(&victim, false, true);
-    let Some(Message::Propose(proposal)) = liar.hear() else { panic!("it proposes") };
+    let Some(Message::Propose(proposal)) = liar.receive_message() else { panic!("it proposes") };
     let covered = victim::both(liar.claim.known, proposal.known);
     let side = ProofSide::Answerer;
     let proof = proof::prove(side, &liar.history, None, [&proposal, &liar.claim], covered).unwrap();
@@ -383,12 +389,12 @@ fn s6_answer_over_another_link_is_refused() {
     let service = fs::read_to_string(victim.claim_file("seeking")).unwrap();
     let mut other = LocalDomain::in_folder(victim.folder.path()).connect(&service, Deadline::after(SOON)).unwrap();
     std::mem::swap(&mut liar.link, &mut other);
-    liar.say(&answer, Some(victim::header(liar.claim.id)), &mut None);
+    liar.send_message(&answer, Some(victim::header(liar.claim.id)), &mut None);
     victim.call();
-    assert_eq!(liar.hear(), Some(Message::Refuse { to: liar.claim.id, reason: Reason::Ambiguous as u16 }));
+    assert_eq!(liar.receive_message(), Some(Message::Refuse { to: liar.claim.id, reason: Reason::Ambiguous as u16 }));
     assert_eq!(victim.connection.stage(), Stage::Candidate, "the right one may come yet");
     std::mem::swap(&mut liar.link, &mut other);
-    liar.say(&answer, Some(victim::header(liar.claim.id)), &mut None);
+    liar.send_message(&answer, Some(victim::header(liar.claim.id)), &mut None);
     victim.call();
     assert_eq!(victim.connection.stage(), Stage::Joined);
 }
@@ -412,9 +418,9 @@ fn s4_connections_that_wait_for_their_peers_are_all_found() {
 fn s6_confirmation_over_another_link_is_none() {
     let victim = Victim::new(true);
     let mut liar = Liar::meet(&victim, true, true);
-    liar.say(&Message::Propose(liar.claim), None, &mut None);
+    liar.send_message(&Message::Propose(liar.claim), None, &mut None);
     victim.call();
-    let Some(Message::Answer { claim: theirs, proof, .. }) = liar.hear() else { panic!("it answers") };
+    let Some(Message::Answer { claim: theirs, proof, .. }) = liar.receive_message() else { panic!("it answers") };
     let covered = [proof.proposer, proof.answerer];
     let (side, claims) = (ProofSide::Proposer, [&liar.claim, &theirs]);
     let proof = proof::prove(side, &liar.history, None, claims, covered).unwrap();
@@ -423,7 +429,7 @@ fn s6_confirmation_over_another_link_is_none() {
     other.send(&Message::Confirm { to: theirs.id, proof }.encode(), None).unwrap();
     victim.call();
     assert_eq!(victim.connection.stage(), Stage::Candidate);
-    liar.say(&Message::Confirm { to: theirs.id, proof }, Some(victim::header(liar.claim.id)), &mut None);
+    liar.send_message(&Message::Confirm { to: theirs.id, proof }, Some(victim::header(liar.claim.id)), &mut None);
     victim.call();
     assert_eq!(victim.connection.stage(), Stage::Joined);
 }
@@ -448,9 +454,9 @@ fn s7_peer_of_another_user_is_not_talked_to() {
                 continue;
             }
             let mut liar = Liar::meet(&victim, waits, true);
-            liar.say(&Message::Propose(liar.claim), None, &mut None);
+            liar.send_message(&Message::Propose(liar.claim), None, &mut None);
             (0..3).for_each(|_| victim.call());
-            assert_eq!(liar.hear(), None, "waits: {waits}, {user:?}, {configuration}");
+            assert_eq!(liar.receive_message(), None, "waits: {waits}, {user:?}, {configuration}");
             assert_ne!(victim.connection.stage(), Stage::Joined);
         }
     }
@@ -568,18 +574,18 @@ fn s7_knocks_and_messages_without_end_cost_a_bounded_time_and_number() {
         assert!(Instant::now() < deadline, "who has gone is kept");
         victim.call();
     }
-    let mut knocks = Vec::new();
+    let mut callers = Vec::new();
     for _ in 0..400 {
-        knocks.push(domain.connect(&service, Deadline::after(SOON)).unwrap());
-        if knocks.len() % 50 == 0 {
+        callers.push(domain.connect(&service, Deadline::after(SOON)).unwrap());
+        if callers.len() % 50 == 0 {
             victim.call();
         }
     }
     (0..10).for_each(|_| victim.call());
-    let gone = knocks.iter().filter(|link| link.liveness() == tombolo_domain::Liveness::ProcessGone).count();
+    let gone = callers.iter().filter(|link| link.liveness() == tombolo_domain::Liveness::ProcessGone).count();
     assert!((100..400).contains(&gone), "{gone} of 400 who say nothing had to go");
     // One that speaks without end is heard for a while in each call, and then no more.
-    let mut liar = knocks.pop().unwrap();
+    let mut liar = callers.pop().unwrap();
     let nothing = Message::Refuse { to: 7, reason: 1 }.encode();
     let deadline = Instant::now() + Duration::from_secs(30);
     let mut sent = 0;
@@ -614,10 +620,10 @@ fn s7_one_call_takes_64_knocks_and_64_messages_and_the_rest_comes_in_later_ones(
         }
         each
     };
-    let knocks: Vec<_> = (0..150).map(|_| domain.connect(&service, Deadline::after(SOON)).unwrap()).collect();
+    let callers: Vec<_> = (0..150).map(|_| domain.connect(&service, Deadline::after(SOON)).unwrap()).collect();
     let each = calls_until(0, 150);
     assert!(each.len() > 2 && each.iter().all(|taken| *taken <= 64), "{each:?}");
-    let mut liar = knocks.into_iter().next().unwrap();
+    let mut liar = callers.into_iter().next().unwrap();
     let nothing = Message::Refuse { to: 7, reason: 1 }.encode();
     (0..150).for_each(|nth| liar.send(&nothing, None).unwrap_or_else(|error| panic!("{nth}: {error}")));
     let each = calls_until(1, 150);
@@ -703,8 +709,8 @@ fn s5_bytes_that_went_past_the_library_keep_both_directions_on_tcp() {
         let _ = victim.connection.for_call(&victim.process, -1).send(&[IoSlice::new(b"into the pipe")]);
         let left = victim.connection.reason() == Some(Reason::Bypassed);
         assert_eq!(!left, moves, "{more}");
-        let carrier = victim.connection.carriers()[0];
-        assert_eq!(carrier == tombolo_sockets::switch::Transport::Pipe, moves);
+        let transport = victim.connection.transports()[0];
+        assert_eq!(transport == tombolo_sockets::switch::Transport::Pipe, moves);
     }
 }
 

@@ -18,10 +18,9 @@ use tombolo_os::lock::lock;
 use crate::{
     backends,
     border::{Fault, Outcome},
-    domains,
-    door::{self, ServerListener},
-    hello, original,
+    domains, hello, original,
     place::{Role, VchanAddress},
+    server_listener::{self, ServerListener},
     threads::spawn,
     vchan::{Halves, Inner, Vchan},
 };
@@ -52,13 +51,13 @@ fn serve_at(address: &str, read_min: usize, write_min: usize) -> Outcome<Vchan> 
     ACCEPTOR.start()?;
     let listener = backends::listen::<Stream>(address, &options)?;
     let vchan = Vchan::new(Role::Server, read as usize, write as usize)?;
-    let door = ServerListener::new(listener, read);
+    let listener = ServerListener::new(listener, read);
     let mut servers = lock(&ACCEPTOR.servers);
     servers.retain(|_, server| server.strong_count() > 0);
-    servers.insert(door.id(), Arc::downgrade(&vchan.0));
+    servers.insert(listener.id(), Arc::downgrade(&vchan.0));
     drop(servers);
-    let mut place = lock(&vchan.0.peer.door);
-    place.insert(door).open();
+    let mut place = lock(&vchan.0.peer.listener);
+    place.insert(listener).open();
     drop(place);
     Ok(vchan)
 }
@@ -86,11 +85,11 @@ impl Acceptor {
     fn run(&self) {
         let mut events = [MaybeUninit::uninit(); 16];
         loop {
-            let Ok((events, _)) = epoll::wait(door::open_doors(), &mut events, None) else { continue };
+            let Ok((events, _)) = epoll::wait(server_listener::open_listeners(), &mut events, None) else { continue };
             for event in &*events {
                 let server = lock(&self.servers).get(&event.data.u64()).and_then(Weak::upgrade);
                 if let Some(server) = server {
-                    knock(&server);
+                    admit_client(&server);
                 }
             }
         }
@@ -98,28 +97,28 @@ impl Acceptor {
 }
 
 /// Somebody is at a server's door.
-fn knock(server: &Arc<Inner>) {
-    let mut place = lock(&server.peer.door);
-    let Some(door) = &mut *place else { return };
-    let Some((stream, ring)) = door.accept() else { return };
+fn admit_client(server: &Arc<Inner>) {
+    let mut place = lock(&server.peer.listener);
+    let Some(listener) = &mut *place else { return };
+    let Some((stream, ring)) = listener.accept() else { return };
     drop(place);
     let greeted = Arc::downgrade(server);
     let greeting = spawn("vchan-greeting", move || {
         let halves = greet(stream, ring);
         let Some(server) = greeted.upgrade() else { return };
-        let place = lock(&server.peer.door);
+        let place = lock(&server.peer.listener);
         match (&*place, halves) {
-            (Some(_), Ok(halves)) => server.arrival.deliver(Ok(halves), &server.bell),
-            (Some(door), Err(_)) => door.open(),
+            (Some(_), Ok(halves)) => server.arrival.deliver(Ok(halves), &server.poll_descriptor),
+            (Some(listener), Err(_)) => listener.open(),
             (None, _) => {}
         }
         drop(place);
         server.meet_meanwhile();
     });
     if greeting.is_err()
-        && let Some(door) = &*lock(&server.peer.door)
+        && let Some(listener) = &*lock(&server.peer.listener)
     {
-        door.open();
+        listener.open();
     }
 }
 

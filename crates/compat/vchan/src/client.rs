@@ -26,7 +26,7 @@ pub(crate) fn join(place: &VchanAddress) -> Outcome<Vchan> {
 
 fn joined(place: &VchanAddress, halves: Halves) -> Outcome<Vchan> {
     let vchan = Vchan::new(Role::Client, halves.0.capacity(), halves.1.capacity())?;
-    vchan.0.arrival.deliver(Ok(halves), &vchan.0.bell);
+    vchan.0.arrival.deliver(Ok(halves), &vchan.0.poll_descriptor);
     vchan.0.meet()?;
     mind(place, &vchan.0)?;
     Ok(vchan)
@@ -53,7 +53,7 @@ pub(crate) fn join_later(place: VchanAddress) -> Outcome<Vchan> {
             let Some(inner): Option<Arc<Inner>> = waiting.upgrade() else { return };
             if let Some(met) = in_time(met, &mut domain) {
                 let met = met.and_then(|halves| mind(&place, &inner).map(|()| halves));
-                return inner.arrival.deliver(met, &inner.bell);
+                return inner.arrival.deliver(met, &inner.poll_descriptor);
             }
         }
     })?;

@@ -14,18 +14,18 @@
 
 mod acceptor;
 mod backends;
-mod bell;
+mod biased_mutex;
 mod border;
 mod client;
 mod domains;
-mod door;
 mod hello;
 mod original;
 mod place;
 mod pointers;
+mod poll_descriptor;
 mod qubes;
+mod server_listener;
 mod side;
 mod threads;
-mod turn;
 mod vchan;
 mod xen;

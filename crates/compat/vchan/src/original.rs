@@ -122,7 +122,7 @@ pub(crate) fn serve(peer: u16, path: &str, read_min: usize, write_min: usize) ->
     let (server, halves) = world::serve(peer, path, read_min, write_min)?;
     let vchan = Vchan::new(Role::Server, halves.0.capacity(), halves.1.capacity())?;
     vchan.0.peer.store_server(server);
-    vchan.0.arrival.deliver(Ok(boxed(halves)), &vchan.0.bell);
+    vchan.0.arrival.deliver(Ok(boxed(halves)), &vchan.0.poll_descriptor);
     vchan.0.meet()?;
     Ok(vchan)
 }

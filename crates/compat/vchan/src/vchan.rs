@@ -23,11 +23,11 @@ use tombolo_backends::vchan::Live;
 use tombolo_os::lock::lock;
 
 use crate::{
-    bell::Bell,
+    biased_mutex::{BiasedGuard, BiasedMutex},
     border::{Fault, Outcome},
     place::Role,
+    poll_descriptor::PollDescriptor,
     side::{Incoming, Outgoing},
-    turn::{BiasedGuard, BiasedMutex},
 };
 use arrival::Arrival;
 use peer::PeerState;
@@ -58,8 +58,8 @@ pub(crate) struct Vchan(pub(crate) Arc<Inner>);
 /// What an end shares with the threads that look for its peer.
 #[derive(Debug)]
 pub(crate) struct Inner {
-    pub(crate) bell: Bell,
-    /// Somebody has the bell's descriptor, or waits for it: the halves ring it.
+    pub(crate) poll_descriptor: PollDescriptor,
+    /// Somebody has the poll_descriptor's descriptor, or waits for it: the halves ring it.
     polled: AtomicBool,
     pub(crate) arrival: Arrival,
     pub(crate) peer: PeerState,
@@ -71,7 +71,7 @@ impl Vchan {
     /// An end whose peer is still to come, with rings of these sizes.
     pub(crate) fn new(role: Role, read: usize, write: usize) -> Outcome<Self> {
         Ok(Self(Arc::new(Inner {
-            bell: Bell::new()?,
+            poll_descriptor: PollDescriptor::new()?,
             polled: AtomicBool::new(false),
             arrival: Arrival::default(),
             peer: PeerState::new(role),
@@ -91,7 +91,7 @@ impl Drop for Vchan {
         let inner = &self.0;
         // Whoever still looks for a peer finds nobody to bring it to.
         inner.peer.state.store(CLOSED, Ordering::Release);
-        drop(lock(&inner.peer.door).take());
+        drop(lock(&inner.peer.listener).take());
         drop(inner.arrival.take_who());
         let from = inner.reading.lock().take_half();
         let to = inner.writing.lock().take_half();
@@ -112,12 +112,12 @@ impl Inner {
                 watch.lost();
             }
             None if self.peer.state.load(Ordering::Acquire) == OPEN => return,
-            None => self.arrival.deliver(Err(fault), &self.bell),
+            None => self.arrival.deliver(Err(fault), &self.poll_descriptor),
         }
-        self.bell.notify();
+        self.poll_descriptor.notify();
     }
 
-    /// The bell rang: it is to ring again, for the same as well.
+    /// The poll_descriptor rang: it is to ring again, for the same as well.
     fn heard(&self) {
         match self.peer.original.get() {
             Some(watch) => watch.rung(),
@@ -128,7 +128,7 @@ impl Inner {
     /// Waits for anything to happen.
     fn await_change(&self) -> Outcome<()> {
         self.fd()?;
-        self.bell.wait()?;
+        self.poll_descriptor.wait()?;
         self.heard();
         Ok(())
     }
@@ -159,14 +159,14 @@ impl Inner {
             self.meet_now()?;
             if !self.polled.load(Ordering::Acquire) {
                 // Whoever asks for the descriptor later knows of this.
-                self.bell.clear();
+                self.poll_descriptor.clear();
             }
         }
         Ok(())
     }
 
     /// As [`meet`](Self::meet), by another thread than the program's: the peer is to read what was written for it, although the
-    /// program does something else. The bell still tells the program.
+    /// program does something else. The poll_descriptor still tells the program.
     pub(crate) fn meet_meanwhile(&self) {
         if self.arrival.is_there() {
             self.arrival.met_meanwhile.store(true, Ordering::Release);
@@ -202,7 +202,7 @@ impl Inner {
                 self.peer.state.store(OPEN, Ordering::Release);
                 self.peer.look_who_is_there();
                 if self.polled.load(Ordering::Acquire) {
-                    reading.arm_bell(&self.bell)?;
+                    reading.arm_poll_descriptor(&self.poll_descriptor)?;
                 }
                 // Another thread may wait for whom this one met.
                 self.arrival.wake_waiters();
@@ -304,7 +304,7 @@ impl Inner {
             self.peer.goes_on(ways)?;
             let mut writing = self.writing.lock();
             let rest = &bytes[done..];
-            let polled = self.polled.load(Ordering::Acquire).then_some(&self.bell);
+            let polled = self.polled.load(Ordering::Acquire).then_some(&self.poll_descriptor);
             match writing.put(rest, whole, polled) {
                 Ok(len) if len == rest.len() => return Ok(bytes.len()),
                 Ok(len) => {
@@ -349,7 +349,7 @@ impl Inner {
         // Looked at first: who came before that is seen by what follows, who comes later rings.
         let state = self.peer.state.load(Ordering::Acquire);
         if self.arrival.is_there() || self.arrival.met_meanwhile.swap(false, Ordering::AcqRel) {
-            self.take_bell();
+            self.take_poll_descriptor();
             self.meet()?;
             return self.notify_of_data();
         }
@@ -361,7 +361,7 @@ impl Inner {
             }
             _ if self.peer.is_original() => self.wait_for_peer()?,
             _ => {
-                self.bell.wait()?;
+                self.poll_descriptor.wait()?;
                 self.heard();
                 self.meet()?;
                 self.notify_of_data()?;
@@ -378,7 +378,7 @@ impl Inner {
             && let Some(mut reading) = self.reading.try_lock()
             && reading.grew()?
         {
-            self.bell.notify();
+            self.poll_descriptor.notify();
         }
         Ok(())
     }
@@ -396,19 +396,19 @@ impl Inner {
         self.fd()?;
         // Whoever polled the descriptor and found it readable does not wait, though it were for nothing: to look makes a half
         // quiet again. After the look it is taken as well, so that the descriptor is quiet when this returns.
-        let (rang, data) = (self.take_bell(), self.reading.lock().grew()?);
-        let grew = data || (wants_room && self.writing.lock().grew(&self.bell)?);
+        let (rang, data) = (self.take_poll_descriptor(), self.reading.lock().grew()?);
+        let grew = data || (wants_room && self.writing.lock().grew(&self.poll_descriptor)?);
         let quiet = rang && data; // Bytes that are found leave the descriptor as it is.
-        if !(quiet || self.take_bell() || grew || rang) {
-            self.bell.wait()?;
+        if !(quiet || self.take_poll_descriptor() || grew || rang) {
+            self.poll_descriptor.wait()?;
             self.heard();
         }
         Ok(())
     }
 
     /// Takes what rang, if anything did.
-    fn take_bell(&self) -> bool {
-        let rang = self.bell.clear();
+    fn take_poll_descriptor(&self) -> bool {
+        let rang = self.poll_descriptor.clear();
         if rang {
             self.heard();
         }
@@ -452,7 +452,7 @@ impl Inner {
     /// Bytes that can be written at once.
     pub(crate) fn buffer_space(&self) -> Outcome<usize> {
         self.meet()?;
-        let polled = self.polled.load(Ordering::Acquire).then_some(&self.bell);
+        let polled = self.polled.load(Ordering::Acquire).then_some(&self.poll_descriptor);
         let Some(mut writing) = self.writing.try_lock() else { return Ok(0) };
         match writing.writable_bytes(polled) {
             Ok(room) => Ok(room),
@@ -469,8 +469,8 @@ impl Inner {
         if !self.polled.swap(true, Ordering::AcqRel)
             && let Some(mut reading) = self.reading.try_lock()
         {
-            reading.arm_bell(&self.bell)?;
+            reading.arm_poll_descriptor(&self.poll_descriptor)?;
         }
-        Ok(self.bell.fd().as_raw_fd())
+        Ok(self.poll_descriptor.fd().as_raw_fd())
     }
 }

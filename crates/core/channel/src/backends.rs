@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// First pause between two knocks at a door where nobody listens yet, and the longest.
-const KNOCK: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
+const PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
 
 /// The backends a program knows, by the scheme of their addresses.
 #[derive(Clone, Default, Debug)]
@@ -81,13 +81,13 @@ impl Backends {
     pub fn connect<C: Channel>(&self, address: &Address, options: &Options) -> Result<C> {
         let backend = self.of(address)?;
         let patience = Deadline::after(options.connect_timeout.unwrap_or_default());
-        let mut pause = KNOCK.0;
+        let mut pause = PAUSE.0;
         loop {
-            let knocked = backend.knock(address.service(), Deadline::after(options.handshake_timeout));
-            match knocked.map_err(Error::from).and_then(|link| introduce(link, C::MESSAGES, options)) {
+            let connected = backend.connect_early(address.service(), Deadline::after(options.handshake_timeout));
+            match connected.map_err(Error::from).and_then(|link| introduce(link, C::MESSAGES, options)) {
                 Err(Error::Domain(DomainError::NotFound(_))) if !patience.expired() => {
                     thread::park_timeout(pause.min(patience.remaining().unwrap_or(pause)));
-                    pause = (pause * 2).min(KNOCK.1);
+                    pause = (pause * 2).min(PAUSE.1);
                 }
                 other => return other.map(C::from_halves),
             }

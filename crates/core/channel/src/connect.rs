@@ -17,7 +17,7 @@ use tombolo_ring::{FenceMode, Fresh, Halves, Mode, halves};
 
 use crate::{
     Error, Options, Result,
-    control::{refused, without_bell},
+    control::{refused, without_doorbell},
     end::{Agreement, End},
     moves::RingMoves,
     os,
@@ -186,7 +186,7 @@ pub(crate) fn introduce(mut link: Box<dyn Endpoint>, messages: bool, options: &O
     let deadline = Deadline::after(options.handshake_timeout);
     let received = loop {
         match link.recv(introduction.greeting.map_limit).transpose() {
-            Some(received) => break without_bell(&mut *link, received),
+            Some(received) => break without_doorbell(&mut *link, received),
             None => await_readable(&*link, deadline)?,
         }
     };
@@ -217,7 +217,7 @@ pub(crate) fn answer(
     messages: bool,
     options: &Options,
 ) -> Result<Parts> {
-    let received = without_bell(&mut *link, received);
+    let received = without_doorbell(&mut *link, received);
     let agreed = received.map_err(Error::from).and_then(|Received { message, segment }| {
         let Message::Hello(theirs) = Message::decode(&message)? else {
             return Err(Error::Malformed { clause: "C-3", what: "the first message is no greeting".into() });

@@ -10,7 +10,7 @@ use tombolo_layout::{
 use crate::Error;
 
 /// What came in last, unless a doorbell of its own came with it: no message of a channel carries one (C-2).
-pub(crate) fn without_bell(
+pub(crate) fn without_doorbell(
     link: &mut dyn Endpoint,
     received: std::result::Result<Received, DomainError>,
 ) -> std::result::Result<Received, DomainError> {

@@ -12,7 +12,7 @@ use tombolo_mem::{MappedOwnWord, MappedPeerWord};
 
 use crate::{
     Error, Result,
-    control::{refusal_in, without_bell},
+    control::{refusal_in, without_doorbell},
 };
 
 /// How the peer's side of a channel ended, once all that it sent was read.
@@ -107,7 +107,7 @@ impl Shared {
     pub(crate) fn receive(&mut self, max_segment: u64) -> std::result::Result<Option<Received>, DomainError> {
         self.may_be_refused = false;
         let received = self.waiting.take().or_else(|| self.link.recv(max_segment).transpose());
-        received.map(|received| without_bell(&mut *self.link, received)).transpose()
+        received.map(|received| without_doorbell(&mut *self.link, received)).transpose()
     }
 }
 

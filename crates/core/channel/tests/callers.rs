@@ -77,7 +77,7 @@ fn c3_l4_l5_l7_what_breaks_the_backends_rules_is_refused_as_not_understood_and_l
     let world = World::local();
     let mut listener = world.listen::<Stream>();
     let hello = Message::Hello(raw::greeting()).encode();
-    let head = Head { bells: true, single: false, segment: true, len: hello.len() as u16 };
+    let head = Head { doorbells: true, single: false, segment: true, len: hello.len() as u16 };
     let with = |head: Head| [&head.encode()[..], &hello].concat();
     let whole = with(head);
     let changed = |at: usize, to: u8| {
@@ -89,7 +89,7 @@ fn c3_l4_l5_l7_what_breaks_the_backends_rules_is_refused_as_not_understood_and_l
     let path = format!("/proc/self/fd/{}", a.as_raw_fd());
     let a_path = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
     let (a, b, null, a_path) = (a.as_fd(), b.as_fd(), null.as_fd(), a_path.as_fd());
-    let bare = Head { bells: false, single: false, segment: false, ..head };
+    let bare = Head { doorbells: false, single: false, segment: false, ..head };
     for (what, code, datagram, files) in [
         ("L-4: another magic", Refusal::Malformed, changed(0, b'X'), vec![a, b, null]),
         ("L-4: four bells", Refusal::Malformed, changed(4, 4), vec![a, b, null]),
@@ -129,7 +129,7 @@ fn c2_bell_that_comes_with_a_message_of_a_channel_is_refused() {
     let greet = |link: &mut dyn Endpoint, message: &[u8]| {
         let header = raw::header(0);
         let (control, offer) = raw::segment(link, header.segment_len as usize, &header.encode());
-        link.send_with_bell(message, Some(&offer), &bell).unwrap();
+        link.send_with_doorbell(message, Some(&offer), &bell).unwrap();
         (control, offer)
     };
     let mut link = world.knock();
@@ -147,7 +147,7 @@ fn c2_bell_that_comes_with_a_message_of_a_channel_is_refused() {
             let mut link = raw::open(&mut *door);
             assert!(matches!(raw::receive_message(&mut *link), Ok(Message::Hello(_))));
             let _kept = if refuses {
-                link.send_with_bell(&Message::Refuse(Refusal::Denied, "no".into()).encode(), None, &bell).unwrap();
+                link.send_with_doorbell(&Message::Refuse(Refusal::Denied, "no".into()).encode(), None, &bell).unwrap();
                 None
             } else {
                 Some(greet(&mut *link, &Message::Welcome(raw::greeting()).encode()))
@@ -165,7 +165,7 @@ fn c2_bell_that_comes_with_a_message_of_a_channel_is_refused() {
     let header = raw::header(1);
     let (_ring, offer) = raw::segment(&mut *link, header.segment_len as usize, &header.encode());
     let ring = Message::Ring { generation: 1, epoch: raw::EPOCH };
-    link.send_with_bell(&ring.encode(), Some(&offer), &bell).unwrap();
+    link.send_with_doorbell(&ring.encode(), Some(&offer), &bell).unwrap();
     let state = State { phase: Phase::Open, ready: 1, current: 0 };
     control.word(words::WRITER_STATE).store_release(state.encode());
     let told = stream.split().0.read_until(&mut [0; 64], Deadline::after(SOON));

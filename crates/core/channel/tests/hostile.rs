@@ -85,7 +85,7 @@ fn half_raw(world: &World) -> (Stream, Box<dyn Endpoint>, tombolo_mem::OwnContro
     (stream, link, control)
 }
 
-fn tell(control: &tombolo_mem::OwnControl, ready: u16, current: u16) {
+fn set_writer_state(control: &tombolo_mem::OwnControl, ready: u16, current: u16) {
     control.word(words::WRITER_STATE).store_release(State { phase: Phase::Open, ready, current }.encode());
 }
 
@@ -450,7 +450,7 @@ on_every_backend! {
         let mut stream = listener.accept_until(Deadline::after(SOON)).unwrap();
         let ring = Message::Ring { generation: 1, epoch: raw::EPOCH }.encode();
         let _kept = raw::send_with_segment(&mut *link, &ring, 1);
-        tell(&control, 1, 0);
+        set_writer_state(&control, 1, 0);
         assert_eq!(clause(&read(&mut stream).unwrap_err()), "H-1");
     }
 
@@ -519,7 +519,7 @@ on_every_backend! {
 
     fn h1_announced_ring_that_was_not_offered_ends_the_channel(world) {
         let (mut stream, _link, control) = half_raw(&world);
-        tell(&control, 1, 0);
+        set_writer_state(&control, 1, 0);
         assert_eq!(clause(&read(&mut stream).unwrap_err()), "H-1");
         assert!(read(&mut stream).is_err(), "it is of no more use");
     }
@@ -536,19 +536,19 @@ on_every_backend! {
         for (message, generation) in offers {
             let (mut stream, mut link, control) = half_raw(&world);
             let _kept = raw::send_with_segment(&mut *link, &message, generation);
-            tell(&control, 1, 0);
+            set_writer_state(&control, 1, 0);
             assert!(["H-1", "C-2", "C-11"].contains(&clause(&read(&mut stream).unwrap_err())));
         }
         let (mut stream, mut link, control) = half_raw(&world);
         link.send(&ring(1, raw::EPOCH), None).unwrap();
-        tell(&control, 1, 0);
+        set_writer_state(&control, 1, 0);
         assert_eq!(clause(&read(&mut stream).unwrap_err()), "H-1", "without its segment");
     }
 
     fn h5_state_out_of_turn_ends_the_channel(world) {
         for (ready, current) in [(2, 0), (1, 1), (0, 1), (0xffff, 0), (2, 1)] {
             let (mut stream, _link, control) = half_raw(&world);
-            tell(&control, ready, current);
+            set_writer_state(&control, ready, current);
             assert_eq!(clause(&read(&mut stream).unwrap_err()), "H-5", "{ready} {current}");
         }
     }

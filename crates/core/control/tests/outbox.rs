@@ -35,7 +35,7 @@ fn storm(link: u32) -> Envelope {
 }
 
 /// Lets both sides take turns until nothing changes; what each heard.
-fn settle(a: &mut Session, at_a: &mut Pages, b: &mut Session, at_b: &mut Pages) -> (Vec<Event>, Vec<Event>) {
+fn run_until_idle(a: &mut Session, at_a: &mut Pages, b: &mut Session, at_b: &mut Pages) -> (Vec<Event>, Vec<Event>) {
     let (mut heard_a, mut heard_b) = (Vec::new(), Vec::new());
     for _ in 0..10_000 {
         let (event_a, changed_a) = a.turn(at_a).unwrap();
@@ -66,14 +66,14 @@ fn b3_box_stands_as_the_table_says() {
 fn b5_messages_arrive_once_and_in_order() {
     let (mut at_a, mut at_b) = pages();
     let (mut a, mut b) = (begin(1, &mut at_a), begin(2, &mut at_b));
-    let (heard_a, heard_b) = settle(&mut a, &mut at_a, &mut b, &mut at_b);
+    let (heard_a, heard_b) = run_until_idle(&mut a, &mut at_a, &mut b, &mut at_b);
     assert_eq!((heard_a, heard_b), (vec![Event::Began], vec![Event::Began]));
     // More than there are numbers.
     for hundred in (0..700).step_by(100) {
         for link in hundred..hundred + 100 {
             assert!(a.queue_message(&storm(link)) && b.queue_message(&storm(1000 + link)));
         }
-        let (heard_a, heard_b) = settle(&mut a, &mut at_a, &mut b, &mut at_b);
+        let (heard_a, heard_b) = run_until_idle(&mut a, &mut at_a, &mut b, &mut at_b);
         let said = |from: u32| (from..from + 100).map(|link| Event::Said(storm(link))).collect::<Vec<_>>();
         assert_eq!((heard_b, heard_a), (said(hundred), said(1000 + hundred)));
     }
@@ -84,15 +84,15 @@ fn b5_messages_arrive_once_and_in_order() {
 fn b4_side_that_begins_anew_gets_nothing_of_the_time_before() {
     let (mut at_a, mut at_b) = pages();
     let (mut a, mut b) = (begin(1, &mut at_a), begin(2, &mut at_b));
-    settle(&mut a, &mut at_a, &mut b, &mut at_b);
+    run_until_idle(&mut a, &mut at_a, &mut b, &mut at_b);
     // Three are said before, of which one lies in the box; at most that one was taken.
     (1..=3).for_each(|link| assert!(b.queue_message(&storm(link))));
     b.turn(&mut at_b).unwrap();
     let mut a = begin(3, &mut at_a);
-    let (heard_a, heard_b) = settle(&mut a, &mut at_a, &mut b, &mut at_b);
+    let (heard_a, heard_b) = run_until_idle(&mut a, &mut at_a, &mut b, &mut at_b);
     assert_eq!((heard_a, heard_b), (vec![Event::Began], vec![Event::Began]));
     assert!(b.queue_message(&storm(4)) && a.queue_message(&storm(5)));
-    let (heard_a, heard_b) = settle(&mut a, &mut at_a, &mut b, &mut at_b);
+    let (heard_a, heard_b) = run_until_idle(&mut a, &mut at_a, &mut b, &mut at_b);
     assert_eq!((heard_a, heard_b), (vec![Event::Said(storm(4))], vec![Event::Said(storm(5))]));
 }
 
@@ -100,16 +100,16 @@ fn b4_side_that_begins_anew_gets_nothing_of_the_time_before() {
 fn b5_peer_that_takes_nothing_costs_a_bounded_queue_and_is_given_up() {
     let (mut at_a, mut at_b) = pages();
     let (mut a, mut b) = (begin(1, &mut at_a), begin(2, &mut at_b));
-    settle(&mut a, &mut at_a, &mut b, &mut at_b);
+    run_until_idle(&mut a, &mut at_a, &mut b, &mut at_b);
     let room = (0..).take_while(|_| a.queue_message(&storm(0))).count();
     assert_eq!(room, QUEUE_MAX);
     assert!(a.is_broken() && !a.queue_message(&storm(0)));
     assert_eq!(a.turn(&mut at_a).unwrap(), (None, false));
     // It is heard again once it begins anew.
     let mut b = begin(7, &mut at_b);
-    settle(&mut a, &mut at_a, &mut b, &mut at_b);
+    run_until_idle(&mut a, &mut at_a, &mut b, &mut at_b);
     assert!(a.queue_message(&storm(9)));
-    assert_eq!(settle(&mut a, &mut at_a, &mut b, &mut at_b).1, vec![Event::Said(storm(9))]);
+    assert_eq!(run_until_idle(&mut a, &mut at_a, &mut b, &mut at_b).1, vec![Event::Said(storm(9))]);
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn b5_numbers_out_of_turn_break_the_clause_and_silence_the_peer() {
     for (at, number) in [(0x40, 2u64), (0x40, u64::MAX), (0x80, 1), (0x80, u64::MAX)] {
         let (mut at_a, mut at_b) = pages();
         let (mut a, mut b) = (begin(1, &mut at_a), begin(2, &mut at_b));
-        settle(&mut a, &mut at_a, &mut b, &mut at_b);
+        run_until_idle(&mut a, &mut at_a, &mut b, &mut at_b);
         at_b.store(at, &number.to_le_bytes()).unwrap();
         match a.turn(&mut at_a).unwrap().0 {
             Some(Event::Broke(fault)) => assert_eq!(fault.clause, "B-5"),
@@ -167,11 +167,11 @@ fn b4_peer_that_begins_anew_at_any_moment_of_a_look_is_not_taken_for_a_liar() {
     for loads_left in 0..6 {
         let (mut at_a, mut at_b) = pages();
         let (mut a, mut b) = (begin(1, &mut at_a), begin(2, &mut at_b));
-        settle(&mut a, &mut at_a, &mut b, &mut at_b);
+        run_until_idle(&mut a, &mut at_a, &mut b, &mut at_b);
         for link in 0..5 {
             assert!(a.queue_message(&storm(link)) && b.queue_message(&storm(link)));
         }
-        settle(&mut a, &mut at_a, &mut b, &mut at_b);
+        run_until_idle(&mut a, &mut at_a, &mut b, &mut at_b);
         let mut boxes = Interrupted { pages: &mut at_a, other: &mut at_b, loads_left };
         let event = a.turn(&mut boxes).unwrap().0;
         assert!(matches!(event, None | Some(Event::Began)), "{loads_left}: {event:?}");
@@ -186,7 +186,7 @@ proptest! {
     ) {
         let (mut at_a, mut at_b) = pages();
         let (mut a, mut b) = (begin(1, &mut at_a), begin(2, &mut at_b));
-        settle(&mut a, &mut at_a, &mut b, &mut at_b);
+        run_until_idle(&mut a, &mut at_a, &mut b, &mut at_b);
         for (at, wild, tame) in lies {
             let number = if at % 3 == 0 { wild } else { tame };
             at_b.store([0x10, 0x18, 0x40, 0x80, 0x100, 0x104, 0x108, 0x110][at % 8], &number.to_le_bytes()).unwrap();

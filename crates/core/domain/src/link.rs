@@ -201,7 +201,7 @@ pub trait Endpoint: Memory + Send + fmt::Debug {
     ///
     /// # Errors
     /// As [`send`](Self::send).
-    fn send_with_bell(&mut self, message: &[u8], offer: Option<&Offer>, _bell: &SingleDoorbell) -> Result<()> {
+    fn send_with_doorbell(&mut self, message: &[u8], offer: Option<&Offer>, _bell: &SingleDoorbell) -> Result<()> {
         self.send(message, offer)
     }
 
@@ -210,12 +210,12 @@ pub trait Endpoint: Memory + Send + fmt::Debug {
         None
     }
 
-    /// What stands in for a bell of each connection where the path carries no descriptors (S-17): one that rings when this end's
+    /// What stands in for a doorbell of each connection where the path carries no descriptors (S-17): one that rings when this end's
     /// [`Slot::Data`](crate::Slot::Data) does, made anew for each caller, and what rings the peer's.
     ///
     /// # Errors
     /// There is no descriptor for it, or the peer has not been heard yet.
-    fn shared_bells(&self) -> Result<Option<(SingleDoorbell, SingleNotifier)>> {
+    fn shared_doorbells(&self) -> Result<Option<(SingleDoorbell, SingleNotifier)>> {
         Ok(None)
     }
 

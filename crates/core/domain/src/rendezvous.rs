@@ -31,12 +31,12 @@ pub trait Rendezvous: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
-    fn knock(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Endpoint>> {
+    fn connect_early(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Endpoint>> {
         self.connect(service, deadline)
     }
 
     /// Begins to reach the listener of `service` for one who may not wait at all, as within a call of a program that knows
-    /// nothing of this. What is sent before the listener's side is there reaches it, or is told of as for [`knock`](Self::knock).
+    /// nothing of this. What is sent before the listener's side is there reaches it, or is told of as for [`connect_early`](Self::connect_early).
     ///
     /// # Errors
     /// As [`connect`](Self::connect); [`TimedOut`](crate::Error::TimedOut) where a later try may do.

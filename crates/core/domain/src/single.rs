@@ -17,7 +17,7 @@ use tombolo_os::{
 
 use crate::{Doorbell, Slot};
 
-/// A bell that this end waits at.
+/// A doorbell that this end waits at.
 #[derive(Debug)]
 pub struct SingleDoorbell {
     event: ReservedFd,

@@ -11,6 +11,7 @@
 
 extern crate alloc;
 
+pub mod connection_table;
 pub mod features;
 pub mod handshake;
 pub mod header;
@@ -19,7 +20,6 @@ pub mod local;
 pub mod outline;
 pub mod private;
 pub mod record;
-pub mod roster;
 pub mod sockets;
 pub mod state;
 pub mod words;

@@ -21,16 +21,16 @@ pub const HEAD_LEN: usize = 8;
 /// Longest datagram (L-4).
 pub const DATAGRAM_MAX: usize = HEAD_LEN + CONTROL_MESSAGE_MAX;
 /// Doorbells in the first datagram of each side: data, then space (L-5).
-pub const BELLS: usize = 2;
+pub const DOORBELLS: usize = 2;
 /// Most descriptors that a datagram may carry: the doorbells, then the segment (L-5).
-pub const DESCRIPTORS_MAX: usize = BELLS + 1 + CONTROL_SEGMENTS_MAX;
+pub const DESCRIPTORS_MAX: usize = DOORBELLS + 1 + CONTROL_SEGMENTS_MAX;
 
 /// What a segment's memfd is called; a colon and the socket's path follow where its owner listened (L-13).
 pub const MEMORY: &str = "tombolo";
 /// Longest name of a memfd, as Linux has it (L-13).
 pub const MEMFD_NAME_MAX: usize = 249;
 
-const AT_BELLS: usize = 4;
+const AT_DOORBELLS: usize = 4;
 const AT_SEGMENTS: usize = 5;
 const AT_LEN: usize = 6;
 
@@ -38,7 +38,7 @@ const AT_LEN: usize = 6;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Head {
     /// Whether the doorbells come with it.
-    pub bells: bool,
+    pub doorbells: bool,
     /// Whether a doorbell comes with it for what the message is about.
     pub single: bool,
     /// Whether a segment comes with it.
@@ -53,7 +53,7 @@ impl Head {
     pub fn encode(&self) -> [u8; HEAD_LEN] {
         let mut bytes = [0; HEAD_LEN];
         put(&mut bytes, 0, &MAGIC);
-        bytes[AT_BELLS] = self.bell_count() as u8;
+        bytes[AT_DOORBELLS] = self.doorbell_count() as u8;
         bytes[AT_SEGMENTS] = u8::from(self.segment);
         put(&mut bytes, AT_LEN, &self.len.to_le_bytes());
         bytes
@@ -70,10 +70,10 @@ impl Head {
         if head[..4] != MAGIC {
             return Err("datagram does not begin with the magic");
         }
-        let (bells, single) = match usize::from(head[AT_BELLS]) {
+        let (doorbells, single) = match usize::from(head[AT_DOORBELLS]) {
             0 => (false, false),
             1 => (false, true),
-            BELLS => (true, false),
+            DOORBELLS => (true, false),
             3 => (true, true),
             _ => return Err("datagram claims more than three doorbells"),
         };
@@ -86,17 +86,17 @@ impl Head {
         if usize::from(len) != message.len() || message.len() > CONTROL_MESSAGE_MAX {
             return Err("datagram is not as long as its head says");
         }
-        Ok((Self { bells, single, segment, len }, message))
+        Ok((Self { doorbells, single, segment, len }, message))
     }
 
-    const fn bell_count(&self) -> usize {
-        (if self.bells { BELLS } else { 0 }) + self.single as usize
+    const fn doorbell_count(&self) -> usize {
+        (if self.doorbells { DOORBELLS } else { 0 }) + self.single as usize
     }
 
     /// Descriptors that belong to it.
     #[must_use]
     pub const fn descriptors(&self) -> usize {
-        self.bell_count() + self.segment as usize
+        self.doorbell_count() + self.segment as usize
     }
 }
 
@@ -106,19 +106,19 @@ mod tests {
 
     fn datagram() -> [u8; HEAD_LEN + 5] {
         let mut bytes = [0x55; HEAD_LEN + 5];
-        put(&mut bytes, 0, &Head { bells: true, single: false, segment: true, len: 5 }.encode());
+        put(&mut bytes, 0, &Head { doorbells: true, single: false, segment: true, len: 5 }.encode());
         bytes
     }
 
     #[test]
     fn l4_head_comes_back_as_it_was_sent() {
         let (head, message) = Head::decode(&datagram()).map(|(head, message)| (head, message.to_vec())).unwrap();
-        assert_eq!(head, Head { bells: true, single: false, segment: true, len: 5 });
+        assert_eq!(head, Head { doorbells: true, single: false, segment: true, len: 5 });
         assert_eq!((message.len(), head.descriptors()), (5, 3));
         assert_eq!(datagram()[..HEAD_LEN], *b"TMBL\x02\x01\x05\x00", "golden bytes");
-        for (bells, count) in [(false, 1), (true, 3)] {
-            let head = Head { bells, single: true, segment: false, len: 0 };
-            assert_eq!((head.encode()[AT_BELLS], head.descriptors()), (count, usize::from(count)));
+        for (doorbells, count) in [(false, 1), (true, 3)] {
+            let head = Head { doorbells, single: true, segment: false, len: 0 };
+            assert_eq!((head.encode()[AT_DOORBELLS], head.descriptors()), (count, usize::from(count)));
             assert_eq!(Head::decode(&head.encode()), Ok((head, &[][..])));
         }
     }
@@ -129,7 +129,7 @@ mod tests {
             assert!(Head::decode(&datagram()[..len]).is_err(), "{len} bytes");
         }
         for (at, lie) in
-            [(0, b'X'), (3, 0), (AT_BELLS, 4), (AT_BELLS, 255), (AT_SEGMENTS, 2), (AT_LEN, 6), (AT_LEN + 1, 1)]
+            [(0, b'X'), (3, 0), (AT_DOORBELLS, 4), (AT_DOORBELLS, 255), (AT_SEGMENTS, 2), (AT_LEN, 6), (AT_LEN + 1, 1)]
         {
             let mut bytes = datagram();
             bytes[at] = lie;

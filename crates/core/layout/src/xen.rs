@@ -10,7 +10,7 @@
 //! 018  1 once the endpoint that connects has mapped the other's mailbox
 //! 020  messages sent
 //! 028  of an endpoint that connects: which service it wants
-//! 030  of an endpoint that connects: reference of the line by which its process will connect from now on, or 0
+//! 030  of an endpoint that connects: reference of the reconnect page by which its process will connect from now on, or 0
 //! 038  of ends that were named by dom0's broker: the number that this one has to show
 //! 040  messages received
 //! 080  64 words: for each place, the last generation that this endpoint unmapped or refused
@@ -20,15 +20,15 @@
 //! ```
 //!
 //! A *listener page* belongs to a listener: magic, version, state as above, at 038 the number that it has to show, from 040
-//! on the references of 24 lines that it listens to, and from 100 on 480 answers. A *line* is one page of a process
-//! that sends a connect request: magic, version, port, state as above, and from 100 on 480 connect requests.
+//! on the references of 24 reconnect pages that it listens to, and from 100 on 480 answers. A *reconnect page* is one page
+//! of a process that sends connect requests: magic, version, port, state as above, and from 100 on 480 connect requests.
 
 /// First word of a mailbox: "TMBLXENM" (X-3).
 pub const MAILBOX_MAGIC: u64 = u64::from_le_bytes(*b"TMBLXENM");
 /// First word of a listener page: "TMBLXEND" (X-3).
-pub const DOOR_MAGIC: u64 = u64::from_le_bytes(*b"TMBLXEND");
-/// First word of a line: "TMBLXENL" (X-3).
-pub const LINE_MAGIC: u64 = u64::from_le_bytes(*b"TMBLXENL");
+pub const LISTENER_PAGE_MAGIC: u64 = u64::from_le_bytes(*b"TMBLXEND");
+/// First word of a reconnect page: "TMBLXENL" (X-3).
+pub const RECONNECT_MAGIC: u64 = u64::from_le_bytes(*b"TMBLXENL");
 /// First word of the page by which dom0's broker shows that it lives: "TMBLXENB" (X-22).
 pub const BROKER_MAGIC: u64 = u64::from_le_bytes(*b"TMBLXENB");
 /// The version that this is (X-3).
@@ -46,8 +46,8 @@ pub const AT_STATE: usize = 0x010;
 pub const AT_JOINED: usize = 0x018;
 /// Where an endpoint that sends a connect request says which service it wants (X-5).
 pub const AT_WANTED: usize = 0x028;
-/// Where an endpoint that sends a connect request says which line its process has (X-11).
-pub const AT_LINE: usize = 0x030;
+/// Where an endpoint that sends a connect request says which reconnect page its process has (X-11).
+pub const AT_RECONNECT_PAGE: usize = 0x030;
 /// Where a listener page, and an endpoint that sends a connect request, show the number that dom0's broker gave for the
 /// pair, or 0 (X-21).
 pub const AT_PAIR: usize = 0x038;
@@ -59,23 +59,23 @@ pub const AT_RECEIVED: usize = 0x040;
 pub const AT_RELEASED: usize = 0x080;
 /// Where the messages stand (X-6).
 pub const AT_MESSAGES: usize = 0x400;
-/// Where an endpoint says for tools who its peer is: [`board_head`] (X-12).
-pub const AT_BOARD: usize = 0x280;
+/// Where an endpoint says for tools who its peer is: [`stats_head`] (X-12).
+pub const AT_STATS: usize = 0x280;
 /// Where an endpoint says how many bytes its peer may still map though they were retired (X-12).
 pub const AT_QUARANTINE: usize = 0x288;
 /// Where an endpoint says when it was made, in nanoseconds since 1970 (X-12).
 pub const AT_MADE: usize = 0x290;
 /// Where the name stands at which the ends met, filled up with zeros (X-12).
 pub const AT_NAME: usize = 0x2c0;
-/// Where a listener page says for whom it is: [`board_head`] in the lower half, its own reference in the upper
+/// Where a listener page says for whom it is: [`stats_head`] in the lower half, its own reference in the upper
 /// one (X-12).
 pub const AT_FOR: usize = 0x020;
-/// Where the references of the lines stand that a listener page listens to (X-11).
-pub const AT_LINES: usize = 0x040;
+/// Where the references of the reconnect pages stand that a listener page listens to (X-11).
+pub const AT_RECONNECT_PAGES: usize = 0x040;
 /// Where a listener page's answers stand (X-5).
 pub const AT_ANSWERS: usize = 0x100;
-/// Where a line's knocks stand (X-11).
-pub const AT_KNOCKS: usize = 0x100;
+/// Where the connect requests of a reconnect page stand (X-11).
+pub const AT_REQUESTS: usize = 0x100;
 
 /// The end is there (X-4).
 pub const OPEN: u64 = 1;
@@ -99,9 +99,9 @@ pub const PLACES: usize = 64;
 /// Answers that fit into a listener page (X-5).
 pub const ANSWERS: usize = 480;
 /// Lines that a listener page listens to at a time (X-11).
-pub const LINES: usize = 24;
-/// Knocks that fit into a line (X-11).
-pub const KNOCKS: usize = 480;
+pub const RECONNECT_PAGES: usize = 24;
+/// Connect requests that fit into a reconnect page (X-11).
+pub const REQUESTS: usize = 480;
 /// References that fit into a page of a list, behind the reference of the next such page (X-7).
 pub const LIST_REFS: usize = PAGE / 4 - 2;
 
@@ -110,13 +110,13 @@ pub const NAME_MAX: usize = 64;
 
 /// The first word of a stats page: the peer's number, and whether it is known to be gone (X-12).
 #[must_use]
-pub const fn board_head(peer: u16, gone: bool) -> u64 {
+pub const fn stats_head(peer: u16, gone: bool) -> u64 {
     peer as u64 | 1 << 16 | (gone as u64) << 17
 }
 
-/// Takes [`board_head`] apart; `None` where there is no board (X-12).
+/// Takes [`stats_head`] apart; `None` where there is none (X-12).
 #[must_use]
-pub const fn board_of(word: u64) -> Option<(u16, bool)> {
+pub const fn stats_peer(word: u64) -> Option<(u16, bool)> {
     if word >> 16 & 1 == 1 { Some((word as u16, word >> 17 & 1 == 1)) } else { None }
 }
 
@@ -226,24 +226,29 @@ mod tests {
     #[test]
     fn x12_board_says_who_the_peer_is_if_there_is_one() {
         for (peer, gone) in [(0, false), (32751, true), (u16::MAX, false)] {
-            assert_eq!(board_of(board_head(peer, gone)), Some((peer, gone)));
-            assert_eq!(board_of(board_head(peer, gone) | 77 << 32), Some((peer, gone)), "a door's");
+            assert_eq!(stats_peer(stats_head(peer, gone)), Some((peer, gone)));
+            assert_eq!(stats_peer(stats_head(peer, gone) | 77 << 32), Some((peer, gone)), "a listener page's");
         }
-        assert_eq!(board_of(0), None);
+        assert_eq!(stats_peer(0), None);
     }
 
     #[test]
     fn x3_parts_of_a_page_do_not_overlap() {
         const {
-            assert!(AT_RELEASED + 8 * PLACES <= AT_BOARD && AT_MADE < AT_NAME && AT_NAME + NAME_MAX <= AT_MESSAGES);
-            assert!(AT_FOR > AT_JOINED && AT_FOR < AT_LINES);
+            assert!(AT_RELEASED + 8 * PLACES <= AT_STATS && AT_MADE < AT_NAME && AT_NAME + NAME_MAX <= AT_MESSAGES);
+            assert!(AT_FOR > AT_JOINED && AT_FOR < AT_RECONNECT_PAGES);
             assert!(AT_MESSAGES + MESSAGES as usize * MESSAGE_STRIDE == AT_REFERENCES);
             assert!(AT_REFERENCES + MESSAGES as usize * REFERENCES * 4 == PAGE);
             assert!(MESSAGE_HEAD + crate::limits::CONTROL_MESSAGE_MAX == MESSAGE_STRIDE);
             assert!(AT_ANSWERS + 8 * ANSWERS == PAGE);
-            assert!(AT_KNOCKS + 8 * KNOCKS == PAGE);
-            assert!(AT_LINES > AT_STATE && AT_LINES + 8 * LINES == AT_ANSWERS);
-            assert!(AT_LINE > AT_WANTED && AT_PAIR > AT_LINE && AT_PAIR < AT_RECEIVED && AT_PAIR < AT_LINES);
+            assert!(AT_REQUESTS + 8 * REQUESTS == PAGE);
+            assert!(AT_RECONNECT_PAGES > AT_STATE && AT_RECONNECT_PAGES + 8 * RECONNECT_PAGES == AT_ANSWERS);
+            assert!(
+                AT_RECONNECT_PAGE > AT_WANTED
+                    && AT_PAIR > AT_RECONNECT_PAGE
+                    && AT_PAIR < AT_RECEIVED
+                    && AT_PAIR < AT_RECONNECT_PAGES
+            );
         }
     }
 }

@@ -241,7 +241,7 @@ mod tests {
         // Not sealed: newer kernels refuse to write to what is before they look for the page.
         let fd = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::fallocate(&fd, rustix::fs::FallocateFlags::empty(), 0, LEN as u64).unwrap();
-        let holder = hold::Hold::take(&fd);
+        let holder = hold::Hold::lock_file(&fd);
         let (tell, told) = mpsc::channel();
         let (tell_canary, told_canary) = mpsc::channel();
         let fd = fd.as_fd();

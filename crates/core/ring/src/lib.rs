@@ -6,8 +6,6 @@
 //! `spec/2-ring.md` is the normative text.
 #![forbid(unsafe_code)]
 
-mod board;
-mod carrier;
 mod counters;
 mod deadline;
 mod error;
@@ -18,12 +16,12 @@ mod private;
 mod reader;
 mod slip;
 mod spin;
+mod stats_page;
+mod transport;
 mod wait;
 mod writer;
 mod zero_copy;
 
-pub use board::StatsPage;
-pub use carrier::{OwnCarrier, PeerCarrier};
 pub use counters::Counters;
 pub use deadline::Deadline;
 pub use error::{Corrupt, Error};
@@ -31,7 +29,9 @@ pub use mapped::{Fresh, Halves, Mode, follow, halves};
 pub use notify::FenceMode;
 pub use reader::{Handover as ReaderHandover, Reader, ReaderParts};
 pub use spin::Spin;
+pub use stats_page::StatsPage;
 pub use tombolo_layout::private::Record;
+pub use transport::{OwnCarrier, PeerCarrier};
 pub use wait::{Side, WaitContext, Waited, Waits, Woken, arm, wait};
 pub use writer::{FlushPolicy, Handover as WriterHandover, ReaderView, Writer, WriterParts};
 pub use zero_copy::{Peeked, ReadInPlace, Reserved, WriteInPlace};

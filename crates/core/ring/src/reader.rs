@@ -16,7 +16,7 @@ pub(crate) use self::inflow::Inflow;
 use self::inflow::SHORT_WORK;
 use crate::{
     Counters, Error, FenceMode,
-    carrier::PeerCarrier,
+    transport::PeerCarrier,
     wait::{Side, Waits},
 };
 

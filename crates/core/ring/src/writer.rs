@@ -16,7 +16,7 @@ use self::outflow::{STEPPED_FROM, step_for};
 pub use self::{handover::Handover, reader_view::ReaderView};
 use crate::{
     Counters, Error, FenceMode,
-    carrier::OwnCarrier,
+    transport::OwnCarrier,
     wait::{Side, Waits},
 };
 

@@ -16,16 +16,16 @@ use super::{
 };
 use tombolo_domain::{Deadline, Doorbell, Slot, Woken};
 
-fn wait(bell: &dyn Doorbell, slot: Slot) -> Woken {
-    bell.wait(slot, patience()).expect("waiting works")
+fn wait(doorbell: &dyn Doorbell, slot: Slot) -> Woken {
+    doorbell.wait(slot, patience()).expect("waiting works")
 }
 
 /// However often it is rung before anybody waits, the waiter is woken, and goes on being woken until it drains (D-4).
 pub fn d4_any_number_of_rings_is_kept(fixture: &impl Fixture) {
-    let (Belled { links: _links, bells: [a, b] }, many) = (Belled::new(fixture), fixture.times(1000));
+    let (Belled { links: _links, doorbells: [a, b] }, many) = (Belled::new(fixture), fixture.times(1000));
     for slot in Slot::ALL {
         for rings in [1, 2, many] {
-            assert!(comes_to_rest(&*b, slot), "D-7: a drained bell goes on ringing");
+            assert!(comes_to_rest(&*b, slot), "D-7: a drained doorbell goes on ringing");
             (0..rings).for_each(|_| a.notify(slot));
             assert_eq!(wait(&*b, slot), Woken::Notified, "D-4: {rings} rings in {slot:?} were lost");
             assert_eq!(wait(&*b, slot), Woken::Notified, "D-4: a ring went without being drained");
@@ -43,23 +43,23 @@ pub fn d4_any_number_of_rings_is_kept(fixture: &impl Fixture) {
 /// direction (D-4).
 pub fn d4_no_ring_is_lost_between_two_who_sleep(fixture: &impl Fixture) {
     let rounds = fixture.times(2000) as u64;
-    let Belled { links: _links, bells: [a, b] } = Belled::new(fixture);
+    let Belled { links: _links, doorbells: [a, b] } = Belled::new(fixture);
     for slot in Slot::ALL {
         // Each endpoint counts up in its own word and rings; the other sleeps until it has seen the count.
         let words = [Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0))];
         let deadline = patience();
-        let player = |bell: &Arc<dyn Doorbell>, own: usize| {
-            let (bell, own, other) = (Arc::clone(bell), Arc::clone(&words[own]), Arc::clone(&words[1 - own]));
+        let player = |doorbell: &Arc<dyn Doorbell>, own: usize| {
+            let (doorbell, own, other) = (Arc::clone(doorbell), Arc::clone(&words[own]), Arc::clone(&words[1 - own]));
             move |ahead: u64| {
                 for round in 1..=rounds {
                     while other.load(Ordering::SeqCst) + ahead < round {
-                        if bell.wait(slot, deadline).expect("waiting works") != Woken::Notified {
+                        if doorbell.wait(slot, deadline).expect("waiting works") != Woken::Notified {
                             return Err(round);
                         }
-                        bell.drain(slot);
+                        doorbell.drain(slot);
                     }
                     own.store(round, Ordering::SeqCst);
-                    bell.notify(slot);
+                    doorbell.notify(slot);
                 }
                 Ok(())
             }
@@ -75,8 +75,8 @@ pub fn d4_no_ring_is_lost_between_two_who_sleep(fixture: &impl Fixture) {
 
 /// A ring that came before the peer went is told first (D-4, D-10).
 pub fn d4_last_ring_is_told_before_the_end(fixture: &impl Fixture) {
-    let Belled { links: [mut left, gone], bells: [a, b] } = Belled::new(fixture);
-    assert!(comes_to_rest(&*a, Slot::Data), "D-7: a drained bell goes on ringing");
+    let Belled { links: [mut left, gone], doorbells: [a, b] } = Belled::new(fixture);
+    assert!(comes_to_rest(&*a, Slot::Data), "D-7: a drained doorbell goes on ringing");
     b.notify(Slot::Data);
     drop((gone, b));
     assert!(matches!(super::support::ending(&mut *left), tombolo_domain::Error::PeerGone), "D-10: the peer is gone");
@@ -86,7 +86,7 @@ pub fn d4_last_ring_is_told_before_the_end(fixture: &impl Fixture) {
 
 /// A peer that never drains blocks nobody who rings (D-5).
 pub fn d5_ring_never_blocks_though_nobody_drains(fixture: &impl Fixture) {
-    let (Belled { links: _links, bells: [a, b] }, rings) = (Belled::new(fixture), fixture.times(200_000));
+    let (Belled { links: _links, doorbells: [a, b] }, rings) = (Belled::new(fixture), fixture.times(200_000));
     unblocked("D-5: ring", move || (0..rings).for_each(|ring| a.notify(Slot::ALL[ring % 2])));
     for slot in Slot::ALL {
         assert_eq!(wait(&*b, slot), Woken::Notified, "D-4: a storm of rings was lost");
@@ -96,7 +96,7 @@ pub fn d5_ring_never_blocks_though_nobody_drains(fixture: &impl Fixture) {
 
 /// Ringing a peer that is gone does nothing (D-5).
 pub fn d5_ring_to_a_peer_that_is_gone_is_harmless(fixture: &impl Fixture) {
-    let (Belled { links: [left, gone], bells: [a, b] }, rings) = (Belled::new(fixture), fixture.times(10_000));
+    let (Belled { links: [left, gone], doorbells: [a, b] }, rings) = (Belled::new(fixture), fixture.times(10_000));
     drop((gone, b));
     let a = unblocked("D-5: ring", move || {
         (0..rings).for_each(|ring| a.notify(Slot::ALL[ring % 2]));
@@ -108,12 +108,12 @@ pub fn d5_ring_to_a_peer_that_is_gone_is_harmless(fixture: &impl Fixture) {
 
 /// A deadline that is past ends a wait at once (D-6).
 pub fn d6_wait_with_a_past_deadline_returns_at_once(fixture: &impl Fixture) {
-    let (Belled { links: _links, bells: [bell, _b] }, times) = (Belled::new(fixture), fixture.times(1000));
+    let (Belled { links: _links, doorbells: [doorbell, _b] }, times) = (Belled::new(fixture), fixture.times(1000));
     unblocked("D-6: wait", move || {
         for slot in Slot::ALL {
-            assert!(comes_to_rest(&*bell, slot), "D-7: a drained bell goes on ringing");
+            assert!(comes_to_rest(&*doorbell, slot), "D-7: a drained doorbell goes on ringing");
             for _ in 0..times {
-                let woken = wait_beyond_rings(&*bell, slot, Deadline::at(Instant::now()));
+                let woken = wait_beyond_rings(&*doorbell, slot, Deadline::at(Instant::now()));
                 assert_eq!(woken, Woken::TimedOut, "D-6: no deadline ended this wait");
             }
         }
@@ -122,11 +122,11 @@ pub fn d6_wait_with_a_past_deadline_returns_at_once(fixture: &impl Fixture) {
 
 /// A wait that nobody ends ends at its deadline, not before and not long after (D-6).
 pub fn d6_wait_unrung_ends_at_its_deadline(fixture: &impl Fixture) {
-    let Belled { links: _links, bells: [bell, _b] } = Belled::new(fixture);
+    let Belled { links: _links, doorbells: [doorbell, _b] } = Belled::new(fixture);
     unblocked("D-6: wait", move || {
         for slot in Slot::ALL {
             let before = Instant::now();
-            let woken = wait_beyond_rings(&*bell, slot, Deadline::after(2 * QUIET));
+            let woken = wait_beyond_rings(&*doorbell, slot, Deadline::after(2 * QUIET));
             let took = before.elapsed();
             assert_eq!(woken, Woken::TimedOut, "D-6: nobody rang");
             assert!(took >= 2 * QUIET, "D-6: ended {took:?} after it began, before its deadline");
@@ -137,12 +137,12 @@ pub fn d6_wait_unrung_ends_at_its_deadline(fixture: &impl Fixture) {
 
 /// Both slots are waited on at once by two threads, and each wakes by its own ring (D-6).
 pub fn d6_both_slots_are_waited_on_at_once(fixture: &impl Fixture) {
-    let Belled { links: _links, bells: [a, b] } = Belled::new(fixture);
+    let Belled { links: _links, doorbells: [a, b] } = Belled::new(fixture);
     for _ in 0..50 {
         Slot::ALL.iter().for_each(|slot| b.drain(*slot));
         let sleepers = Slot::ALL.map(|slot| {
-            let bell = Arc::clone(&b);
-            thread::spawn(move || bell.wait(slot, patience()))
+            let doorbell = Arc::clone(&b);
+            thread::spawn(move || doorbell.wait(slot, patience()))
         });
         a.notify(Slot::Space);
         a.notify(Slot::Data);
@@ -155,10 +155,10 @@ pub fn d6_both_slots_are_waited_on_at_once(fixture: &impl Fixture) {
 
 /// A sleeper without a deadline wakes when its peer goes, in both slots (D-6).
 pub fn d6_wait_for_ever_ends_when_the_peer_goes(fixture: &impl Fixture) {
-    let Belled { links: [_left, gone], bells: [a, b] } = Belled::new(fixture);
+    let Belled { links: [_left, gone], doorbells: [a, b] } = Belled::new(fixture);
     let sleepers = Slot::ALL.map(|slot| {
-        let bell = Arc::clone(&a);
-        thread::spawn(move || wait_beyond_rings(&*bell, slot, Deadline::NEVER))
+        let doorbell = Arc::clone(&a);
+        thread::spawn(move || wait_beyond_rings(&*doorbell, slot, Deadline::NEVER))
     });
     drop((gone, b));
     let woken = unblocked("D-6: wait for a peer that is gone", move || sleepers.map(|sleeper| sleeper.join().ok()));
@@ -172,7 +172,7 @@ pub fn d6_wait_for_ever_ends_when_the_peer_goes(fixture: &impl Fixture) {
 
 /// A drained doorbell is silent, and rings again when it is rung again (D-7).
 pub fn d7_drain_forgets_what_came_before_and_nothing_after(fixture: &impl Fixture) {
-    let Belled { links: _links, bells: [a, b] } = Belled::new(fixture);
+    let Belled { links: _links, doorbells: [a, b] } = Belled::new(fixture);
     for slot in Slot::ALL {
         for _ in 0..20 {
             (0..3).for_each(|_| a.notify(slot));
@@ -182,13 +182,13 @@ pub fn d7_drain_forgets_what_came_before_and_nothing_after(fixture: &impl Fixtur
             a.notify(slot);
             assert_eq!(wait(&*b, slot), Woken::Notified, "D-7: a drain swallowed the ring after it");
         }
-        assert!(comes_to_rest(&*b, slot), "D-7: a drained bell goes on ringing");
+        assert!(comes_to_rest(&*b, slot), "D-7: a drained doorbell goes on ringing");
     }
 }
 
 /// The descriptor polls readable while a ring is undrained, and only then (D-7).
 pub fn d7_descriptor_is_readable_while_undrained(fixture: &impl Fixture) {
-    let Belled { links: _links, bells: [a, b] } = Belled::new(fixture);
+    let Belled { links: _links, doorbells: [a, b] } = Belled::new(fixture);
     for slot in Slot::ALL {
         assert!(comes_to_rest(&*b, slot), "D-7: readable, and nobody rang");
         a.notify(slot);
@@ -214,21 +214,21 @@ pub fn d14_many_links_at_once_do_not_disturb_each_other(fixture: &impl Fixture) 
     for (number, Belled { links: [_, b], .. }) in (0..LINKS).zip(&mut all).rev() {
         assert_eq!(message(&mut **b), number.to_le_bytes(), "D-8: another link's message");
     }
-    all.iter().for_each(|Belled { bells: [_, b], .. }| b.drain(Slot::Data));
-    all.iter().for_each(|Belled { bells: [a, _], .. }| a.notify(Slot::Data));
-    for Belled { bells: [_, b], .. } in &all {
+    all.iter().for_each(|Belled { doorbells: [_, b], .. }| b.drain(Slot::Data));
+    all.iter().for_each(|Belled { doorbells: [a, _], .. }| a.notify(Slot::Data));
+    for Belled { doorbells: [_, b], .. } in &all {
         assert_eq!(wait(&**b, Slot::Data), Woken::Notified, "D-14: a ring among many was lost");
         b.drain(Slot::Data);
     }
     // All sleep, and each is woken by its own peer; spurious rings are theirs to bear.
     let sleepers: Vec<_> = all
         .iter()
-        .map(|Belled { bells: [_, b], .. }| {
-            let bell = Arc::clone(b);
-            thread::spawn(move || wait(&*bell, Slot::Space))
+        .map(|Belled { doorbells: [_, b], .. }| {
+            let doorbell = Arc::clone(b);
+            thread::spawn(move || wait(&*doorbell, Slot::Space))
         })
         .collect();
-    all.iter().for_each(|Belled { bells: [a, _], .. }| a.notify(Slot::Space));
+    all.iter().for_each(|Belled { doorbells: [a, _], .. }| a.notify(Slot::Space));
     for sleeper in sleepers {
         let woken = sleeper.join().expect("the sleeper does not panic");
         assert_eq!(woken, Woken::Notified, "D-14: one of many sleepers was not woken");

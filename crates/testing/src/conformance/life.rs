@@ -27,8 +27,8 @@ pub(super) fn play(link: &mut dyn Endpoint) {
         // The other side may go at any time; then the next receive says so.
         let _ = link.send(&message, None);
         control.word(words::TAIL).store_release(echoes);
-        let bell = link.doorbell().expect("a message came in");
-        Slot::ALL.into_iter().for_each(|slot| bell.notify(slot));
+        let doorbell = link.doorbell().expect("a message came in");
+        Slot::ALL.into_iter().for_each(|slot| doorbell.notify(slot));
     }
 }
 
@@ -42,11 +42,11 @@ pub fn d10_peer_that_is_there_is_not_gone(fixture: &impl Fixture) {
 
 /// A peer that closed its end is gone (D-10).
 pub fn d10_peer_that_closed_is_gone(fixture: &impl Fixture) {
-    let Belled { links: [mut left, gone], bells } = Belled::new(fixture);
+    let Belled { links: [mut left, gone], doorbells } = Belled::new(fixture);
     drop(gone);
     assert!(matches!(ending(&mut *left), Error::PeerGone), "D-10: the end is told");
     assert!(eventually(|| left.liveness().is_gone()), "D-10: {:?}", left.liveness());
-    assert_eq!(wait_beyond_rings(&*bells[0], Slot::Data, patience()), Woken::PeerGone, "D-10: the end wakes");
+    assert_eq!(wait_beyond_rings(&*doorbells[0], Slot::Data, patience()), Woken::PeerGone, "D-10: the end wakes");
 }
 
 /// A peer that is killed is noticed by a sleeper, by `recv`, `send` and `life`; what it sent comes first, and what it
@@ -58,7 +58,7 @@ pub fn d10_killed_peer_is_noticed_and_leaves_what_it_shared(fixture: &impl Fixtu
     let testament = receive(mortal.link(), patience()).expect("the peer sends its testament");
     assert_eq!(testament.message, TESTAMENT);
     let segment = testament.segment.expect("with a segment");
-    let bell = mortal.link().doorbell().expect("a message came in");
+    let doorbell = mortal.link().doorbell().expect("a message came in");
     mortal.link().send(b"last", None).expect("the path has room");
     // Its memory says so: a descriptor that is readable and a doorbell that rings may mean nothing (D-8, D-14).
     let echoes = || {
@@ -68,8 +68,8 @@ pub fn d10_killed_peer_is_noticed_and_leaves_what_it_shared(fixture: &impl Fixtu
     assert!(eventually(|| echoes() == 1), "the peer echoes");
 
     let sleepers = Slot::ALL.map(|slot| {
-        let bell = Arc::clone(&bell);
-        thread::spawn(move || wait_beyond_rings(&*bell, slot, patience()))
+        let doorbell = Arc::clone(&doorbell);
+        thread::spawn(move || wait_beyond_rings(&*doorbell, slot, patience()))
     });
     mortal.kill();
     let killed = Instant::now();
@@ -83,7 +83,7 @@ pub fn d10_killed_peer_is_noticed_and_leaves_what_it_shared(fixture: &impl Fixtu
     assert!(matches!(ending(mortal.link()), Error::PeerGone), "D-10: recv does not tell");
     assert!(eventually(|| mortal.link().liveness().is_gone()), "D-10: {:?}", mortal.link().liveness());
     assert!(eventually(|| matches!(mortal.link().send(b"x", None), Err(Error::PeerGone))), "D-10: send does not tell");
-    bell.notify(Slot::Data);
+    doorbell.notify(Slot::Data);
     let mut read = [0; TESTAMENT.len()];
     segment.data(CONTROL_LEN as usize).copy_out(0, &mut read);
     assert_eq!(&read, TESTAMENT, "D-3: what it published went with it");
@@ -95,20 +95,24 @@ pub fn d11_paused_peer_is_told_from_one_that_is_gone(fixture: &impl Fixture) {
         return skip("d11_paused_peer_is_told_from_one_that_is_gone", "mortal");
     };
     receive(mortal.link(), patience()).expect("the peer sends its testament");
-    let bell = mortal.link().doorbell().expect("a message came in");
+    let doorbell = mortal.link().doorbell().expect("a message came in");
     for _ in 0..3 {
         mortal.pause();
         let told = eventually(|| matches!(mortal.link().liveness(), Liveness::Paused | Liveness::Unknown));
         assert!(told, "D-11: {:?}", mortal.link().liveness());
         mortal.link().send(b"are you there", None).expect("the path has room");
-        bell.notify(Slot::Data);
-        let woken = wait_beyond_rings(&*bell, Slot::Data, Deadline::after(QUIET));
+        doorbell.notify(Slot::Data);
+        let woken = wait_beyond_rings(&*doorbell, Slot::Data, Deadline::after(QUIET));
         assert_eq!(woken, Woken::TimedOut, "D-11: one that is paused is not gone");
         assert!(matches!(mortal.link().recv(0), Ok(None)), "D-11: one that is paused says nothing");
 
         mortal.resume();
         assert_eq!(message(mortal.link()), b"are you there", "D-11: what was held is lost");
-        assert_eq!(bell.wait(Slot::Data, patience()).expect("waiting works"), Woken::Notified, "D-11: a ring was lost");
+        assert_eq!(
+            doorbell.wait(Slot::Data, patience()).expect("waiting works"),
+            Woken::Notified,
+            "D-11: a ring was lost"
+        );
         let told = eventually(|| matches!(mortal.link().liveness(), Liveness::Running | Liveness::Unknown));
         assert!(told, "D-11: {:?}", mortal.link().liveness());
     }

@@ -113,7 +113,7 @@ pub(super) fn unblocked<T: Send + 'static>(what: &str, work: impl FnOnce() -> T 
 /// Two endpoints that met and can ring each other.
 pub(super) struct Belled {
     pub(super) links: [Box<dyn Endpoint>; 2],
-    pub(super) bells: [Arc<dyn Doorbell>; 2],
+    pub(super) doorbells: [Arc<dyn Doorbell>; 2],
 }
 
 impl Belled {
@@ -127,18 +127,19 @@ impl Belled {
         assert_eq!(message(&mut *links[0]), b"hello");
         links[0].send(b"welcome", None).expect("a fresh path has room");
         assert_eq!(message(&mut *links[1]), b"welcome");
-        let bells = links.each_ref().map(|link| link.doorbell().expect("there is a bell once a message came in"));
-        Self { links, bells }
+        let doorbells =
+            links.each_ref().map(|link| link.doorbell().expect("there is a doorbell once a message came in"));
+        Self { links, doorbells }
     }
 }
 
-/// Whether `bell` comes to rest: drained, it is not rung again, and its descriptor is not readable. Doorbells may ring
+/// Whether `doorbell` comes to rest: drained, it is not rung again, and its descriptor is not readable. Doorbells may ring
 /// for nothing, so it gets some tries.
-pub(super) fn comes_to_rest(bell: &dyn Doorbell, slot: Slot) -> bool {
+pub(super) fn comes_to_rest(doorbell: &dyn Doorbell, slot: Slot) -> bool {
     (0..20).any(|_| {
-        bell.drain(slot);
-        let woken = bell.wait(slot, Deadline::after(QUIET)).expect("waiting works");
-        woken == Woken::TimedOut && !readable(bell.fd(slot))
+        doorbell.drain(slot);
+        let woken = doorbell.wait(slot, Deadline::after(QUIET)).expect("waiting works");
+        woken == Woken::TimedOut && !readable(doorbell.fd(slot))
     })
 }
 
@@ -151,10 +152,10 @@ pub(super) fn path_comes_to_rest(link: &mut dyn Endpoint) -> bool {
 }
 
 /// Waits until something else than a ring ends the wait.
-pub(super) fn wait_beyond_rings(bell: &dyn Doorbell, slot: Slot, deadline: Deadline) -> Woken {
+pub(super) fn wait_beyond_rings(doorbell: &dyn Doorbell, slot: Slot, deadline: Deadline) -> Woken {
     loop {
-        match bell.wait(slot, deadline).expect("waiting works") {
-            Woken::Notified => bell.drain(slot),
+        match doorbell.wait(slot, deadline).expect("waiting works") {
+            Woken::Notified => doorbell.drain(slot),
             other => return other,
         }
     }

@@ -59,17 +59,17 @@ pub(super) enum Event {
 #[derive(Clone, Debug)]
 pub(super) struct Signals {
     pub(super) mail: Signal,
-    pub(super) bells: [Signal; 2],
+    pub(super) doorbells: [Signal; 2],
 }
 
 impl Signals {
     pub(super) fn new() -> Result<Self> {
-        Ok(Self { mail: Signal::new()?, bells: [Signal::new()?, Signal::new()?] })
+        Ok(Self { mail: Signal::new()?, doorbells: [Signal::new()?, Signal::new()?] })
     }
 
     pub(super) fn raise_all(&self) {
         self.mail.set(true);
-        self.bells.iter().for_each(|bell| bell.set(true));
+        self.doorbells.iter().for_each(|doorbell| doorbell.set(true));
     }
 }
 
@@ -122,7 +122,7 @@ impl End {
             Event::Ring => {
                 for slot in Slot::ALL {
                     if !std::mem::replace(&mut self.rung[slot.index()], true) {
-                        self.signals.bells[slot.index()].set(true);
+                        self.signals.doorbells[slot.index()].set(true);
                     }
                 }
             }
@@ -148,7 +148,7 @@ impl End {
     pub(super) fn drain(&mut self, slot: Slot) {
         self.rung[slot.index()] = false;
         if self.over.is_none() {
-            self.signals.bells[slot.index()].set(false);
+            self.signals.doorbells[slot.index()].set(false);
         }
     }
 }

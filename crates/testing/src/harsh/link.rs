@@ -13,7 +13,7 @@ use tombolo_mem::{OwnSegment, PeerSegment, create_forgeable};
 
 use super::{
     MESSAGES_MAX,
-    bell::HarshBell,
+    doorbell::HarshDoorbell,
     end::{Event, Sent, Signals},
     ids::{EndId, Process, Reference},
     world::World,
@@ -28,7 +28,7 @@ pub(super) struct HarshLink {
     process: Process,
     peer_domain: Arc<str>,
     signals: Signals,
-    bell: Arc<HarshBell>,
+    doorbell: Arc<HarshDoorbell>,
     /// Whether a message came in, which is when there is a doorbell.
     heard: bool,
 }
@@ -41,9 +41,9 @@ impl HarshLink {
         peer_domain: &Arc<str>,
         signals: Signals,
     ) -> Self {
-        let bell = Arc::new(HarshBell::new(world, id, process, peer_domain, &signals));
+        let doorbell = Arc::new(HarshDoorbell::new(world, id, process, peer_domain, &signals));
         let (world, process, peer_domain) = (Arc::clone(world), process.clone(), Arc::clone(peer_domain));
-        Self { world, id, process, peer_domain, signals, bell, heard: false }
+        Self { world, id, process, peer_domain, signals, doorbell, heard: false }
     }
 
     fn map(&self, reference: Reference, from: EndId, max: u64) -> Result<PeerSegment> {
@@ -169,7 +169,7 @@ impl Endpoint for HarshLink {
     }
 
     fn doorbell(&self) -> Option<Arc<dyn Doorbell>> {
-        self.heard.then(|| Arc::clone(&self.bell) as Arc<dyn Doorbell>)
+        self.heard.then(|| Arc::clone(&self.doorbell) as Arc<dyn Doorbell>)
     }
 
     fn liveness(&self) -> Liveness {

@@ -36,9 +36,9 @@
 //! # Ok::<(), tombolo_domain::Error>(())
 //! ```
 
-mod bell;
 mod commands;
 mod domain;
+mod doorbell;
 mod end;
 mod forger;
 mod grants;

@@ -12,7 +12,7 @@ use tombolo_domain::{
 use tombolo_layout::limits::CONTROL_MESSAGE_MAX;
 use tombolo_mem::{OwnSegment, PeerData, PeerSegment, create_forgeable};
 
-use super::{Flaw, Shared, bell::FlawedBell, block};
+use super::{Flaw, Shared, block, doorbell::FlawedDoorbell};
 
 #[derive(Debug)]
 pub struct FlawedLink {
@@ -137,7 +137,7 @@ impl Endpoint for FlawedLink {
     }
 
     fn doorbell(&self) -> Option<Arc<dyn Doorbell>> {
-        self.inner.doorbell().map(|inner| Arc::new(FlawedBell::new(inner, &self.shared)) as Arc<dyn Doorbell>)
+        self.inner.doorbell().map(|inner| Arc::new(FlawedDoorbell::new(inner, &self.shared)) as Arc<dyn Doorbell>)
     }
 
     fn liveness(&self) -> Liveness {

@@ -2,7 +2,7 @@
 //! The harsh double with one flaw, for the canaries.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
-mod bell;
+mod doorbell;
 mod link;
 mod rendezvous;
 
@@ -64,7 +64,7 @@ pub enum Flaw {
     KeepsStaleNames,
     AcceptBlocks,
     AcceptsNewest,
-    // Links and bells.
+    // Links and doorbells.
     SilentDescriptors,
     RestlessDescriptors,
 }
@@ -77,7 +77,7 @@ pub struct Shared {
     stuck: Arc<(io::PipeReader, Option<io::PipeWriter>)>,
     /// The memory behind the last mapping that is a copy.
     pub copy: Arc<Mutex<Option<OwnedFd>>>,
-    pub bells: Arc<Mutex<Vec<Arc<dyn Doorbell>>>>,
+    pub doorbells: Arc<Mutex<Vec<Arc<dyn Doorbell>>>>,
 }
 
 impl Shared {
@@ -114,7 +114,7 @@ impl Flawed {
         set_patience(Duration::from_secs(1));
         let (reader, writer) = io::pipe().expect("there are descriptors");
         let stuck = Arc::new((reader, (flaw != Flaw::RestlessDescriptors).then_some(writer)));
-        let shared = Shared { flaw, stuck, copy: Arc::default(), bells: Arc::default() };
+        let shared = Shared { flaw, stuck, copy: Arc::default(), doorbells: Arc::default() };
         let inner = Harsh::new();
         let [a, b] = [&inner.a, &inner.b].map(|domain| rendezvous::FlawedDomain::new(domain.clone(), &shared));
         Self { inner, shared, a, b }

@@ -4,8 +4,8 @@
 mod death;
 mod doctor;
 mod faults;
-mod kept;
 mod names;
+mod orphans;
 pub mod shown;
 mod suite;
 mod transfer;
@@ -22,8 +22,9 @@ pub type Case = runner::Case<Rig>;
 /// All cases in the order in which they run: those of one kind of domains together, as domains of another kind have to
 /// boot. What leaves them odd comes last.
 pub fn all() -> impl Iterator<Item = &'static Case> {
-    let (deaths, more, kept) = if long() { (death::LONG, suite::PVH_LONG, kept::PVH_LONG) } else { Default::default() };
-    let pv = [transfer::PV, doctor::PV, shown::PV, suite::PV, vchan::PV, names::PV, death::CASES, kept::PV, deaths];
+    let (deaths, more, kept) =
+        if long() { (death::LONG, suite::PVH_LONG, orphans::PVH_LONG) } else { Default::default() };
+    let pv = [transfer::PV, doctor::PV, shown::PV, suite::PV, vchan::PV, names::PV, death::CASES, orphans::PV, deaths];
     pv.into_iter().chain([transfer::PVH, suite::PVH, more, kept, vchan::PVH, faults::CASES]).flatten()
 }
 

@@ -16,7 +16,7 @@ use std::time::Instant;
 use tombolo_e2e::control::Job;
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
-use tombolo_e2e::lines::within;
+use tombolo_e2e::line_reader::within;
 use tombolo_e2e::runner;
 use tombolo_e2e::xen::host::Kind;
 use tombolo_e2e::xen::trace::{self, Share};

@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 use tombolo::{Options, Stream};
 use tombolo_e2e::error::{Context, Result};
-use tombolo_e2e::lines::within;
+use tombolo_e2e::line_reader::within;
 
 /// What a channel's rings are, where many are wanted.
 const RING: u64 = 16 << 10;

@@ -12,7 +12,7 @@ use tombolo_e2e::debian::Archive;
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::image::Extra;
-use tombolo_e2e::lines::within;
+use tombolo_e2e::line_reader::within;
 use tombolo_e2e::programs::Programs;
 use tombolo_e2e::qemu;
 use tombolo_e2e::runner::{self, Case, Lacking, Verdict};

@@ -22,7 +22,7 @@ use rustix::{
 };
 use tombolo_control::{Envelope, Life, MESSAGE_MAX, Message, Name, Path, SLICES_AT, VERSION, code};
 use tombolo_domain::{Deadline, Endpoint, Listener, Rendezvous};
-use tombolo_domain_ivshmem::{BELLS, CLOSED, STATE_AT, VmDomain};
+use tombolo_domain_ivshmem::{CLOSED, DOORBELLS, STATE_AT, VmDomain};
 use tombolo_os::{lock::lock, passing};
 use tombolo_testing::conformance::{self, Actor, eventually};
 
@@ -31,7 +31,7 @@ pub const SLICE: u64 = 8 << 20;
 /// How long the slices of the next call are; none where there is no more memory.
 pub type Slices = Box<dyn FnMut() -> Option<u64> + Send>;
 /// Descriptors beside the two slices and the socket.
-const EVENTS: usize = BELLS;
+const EVENTS: usize = DOORBELLS;
 
 /// One end of a call, as its broker sees it.
 struct End {

@@ -37,11 +37,11 @@ impl Raw {
     /// Meets a link and introduces itself properly.
     pub fn introduced(folder: &Folder) -> Self {
         let mut raw = Self::meet(folder);
-        let bells = [eventfd(), eventfd()];
+        let doorbells = [eventfd(), eventfd()];
         raw.send_message(
-            Head { bells: true, single: false, segment: false, len: 5 },
+            Head { doorbells: true, single: false, segment: false, len: 5 },
             b"hello",
-            &[bells[0].as_fd(), bells[1].as_fd()],
+            &[doorbells[0].as_fd(), doorbells[1].as_fd()],
         );
         // What this process sent before, as a peer, may still have to be closed by it, as a listener.
         let heard = loop {
@@ -72,10 +72,10 @@ impl Raw {
         (datagram, received.descriptors)
     }
 
-    /// The link's two bells.
-    pub fn bells(&mut self) -> [OwnedFd; 2] {
+    /// The link's two doorbells.
+    pub fn doorbells(&mut self) -> [OwnedFd; 2] {
         self.link.send(b"", None).expect("the path has room");
-        self.receive_datagram().1.try_into().expect("two bells come with the first datagram")
+        self.receive_datagram().1.try_into().expect("two doorbells come with the first datagram")
     }
 }
 
@@ -89,7 +89,7 @@ pub fn send_to(socket: &OwnedFd, datagram: &[u8], fds: &[BorrowedFd<'_>]) {
     });
 }
 
-/// A bell that is well formed.
+/// A doorbell that is well formed.
 pub fn eventfd() -> OwnedFd {
     rustix::event::eventfd(1 << 20, EventfdFlags::SEMAPHORE | EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap()
 }

@@ -7,7 +7,7 @@ use tombolo_domain::{Deadline, Endpoint, Rendezvous};
 use tombolo_mem::OwnData;
 use tombolo_testing::conformance;
 
-use crate::{bell, link::Side, many};
+use crate::{doorbell, link::Side, many};
 
 /// How long a hostile process goes on with what goes on.
 pub const HOSTILE: Duration = Duration::from_secs(6);
@@ -28,7 +28,7 @@ pub fn play(role: &str, service: &str, other: &str) -> bool {
         }
         "pump" => pump(connect()),
         "many" => many::far(&side, service),
-        "bell" => bell::far(connect()),
+        "doorbell" => doorbell::far(connect()),
         act => {
             let mut it = side.domain.hostile(side.other).expect("XenStore is there");
             println!("ready");

@@ -9,13 +9,13 @@
 //! pair outlive ROLE OTHER SERVICE     meets all those whom `kill` kills, in the other domain
 //! pair kill ROLE OTHER SERVICE EVERY  kills a caller or listener at every so many stops between two steps of connect
 //! pair open ADDRESS OTHER COUNT RING  that many channels at once, and how fast they open
-//! pair bell ADDRESS OTHER COUNT       round trips of an event channel: to a sleeper, and through a thread to a sleeper
+//! pair doorbell ADDRESS OTHER COUNT       round trips of an event channel: to a sleeper, and through a thread to a sleeper
 //! ```
 //! It prints what libtest prints, and fails if a test does.
 
 mod actors;
-mod bell;
 mod deaths;
+mod doorbell;
 mod link;
 mod many;
 mod steps;
@@ -34,7 +34,7 @@ fn main() -> ExitCode {
         ["open", address, other, count, ring] => {
             many::run(address, other, count.parse().expect("a number"), ring.parse().expect("a number"))
         }
-        ["bell", address, other, count] => bell::run(address, other, count.parse().expect("a number")),
+        ["doorbell", address, other, count] => doorbell::run(address, other, count.parse().expect("a number")),
         ["outlive", role, other, service] => steps::outlive(role, other, service),
         ["kill", role, other, service, every] => steps::kill(role, other, service, every.parse().expect("a number")),
         ["step", role, other, service, word] => steps::step(role, other, service, word),

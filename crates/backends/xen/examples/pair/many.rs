@@ -101,8 +101,8 @@ pub fn run(address: &str, other: &str, count: u32, ring: usize) -> bool {
     for (number, channel) in (0u32..).zip(&mut open) {
         let echo = conformance::receive(&mut *channel.link, patience()).expect("it answers");
         assert_eq!(echo.message, number.to_le_bytes(), "another channel's message");
-        let bell = channel.link.doorbell().expect("a message came");
-        assert_eq!(bell.wait(Slot::Data, patience()).expect("waiting works"), Woken::Notified);
+        let doorbell = channel.link.doorbell().expect("a message came");
+        assert_eq!(doorbell.wait(Slot::Data, patience()).expect("waiting works"), Woken::Notified);
     }
     println!("open: all {count} channels answered at once");
     let start = Instant::now();

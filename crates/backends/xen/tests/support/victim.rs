@@ -50,11 +50,11 @@ fn use_up(link: &mut dyn Endpoint, spoken: &mut bool) -> bool {
         }
     }
     at_once("life", || link.liveness());
-    if let Some(bell) = link.doorbell() {
+    if let Some(doorbell) = link.doorbell() {
         for slot in Slot::ALL {
-            at_once("ring", || bell.notify(slot));
-            named("wait", at_once("wait", || bell.wait(slot, Deadline::after(Duration::from_millis(1)))));
-            at_once("drain", || bell.drain(slot));
+            at_once("ring", || doorbell.notify(slot));
+            named("wait", at_once("wait", || doorbell.wait(slot, Deadline::after(Duration::from_millis(1)))));
+            at_once("drain", || doorbell.drain(slot));
         }
     }
     received.is_some()

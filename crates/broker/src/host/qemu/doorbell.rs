@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::{sync::watch, time::sleep};
 
 use super::{Error, News, Session};
-use crate::{config::Board, host::qmp::Qmp};
+use crate::{config::MachineType, host::qmp::Qmp};
 
 /// The type of such a device.
 const TYPE: &str = "ivshmem-doorbell";
@@ -69,7 +69,7 @@ pub(crate) struct Watched {
     /// Where its doorbell is to connect to.
     pub device: PathBuf,
     /// The board that it plays.
-    pub board: Board,
+    pub machine_type: MachineType,
     /// Who may listen there, besides root and the broker's own user.
     pub user: Option<u32>,
     /// Vectors of its doorbell.
@@ -115,7 +115,7 @@ pub(crate) async fn watch_alone(mut watched: watch::Receiver<Watched>, tell: imp
 /// Looks once, and does what is to be done.
 async fn inspect_qemu(at: &Watched) -> Result<Alone, Error> {
     let qmp = Qmp::connect(&at.path, at.user).await?;
-    let mut session = Session::new(qmp, at.device.clone(), None, at.board, super::ASK_AGAIN);
+    let mut session = Session::new(qmp, at.device.clone(), None, at.machine_type, super::ASK_AGAIN);
     let is_left = session.look_for_mark().await?;
     let is_filled = session.has_object(FILLED).await?;
     if is_left && !(is_filled && at.is_restored) {

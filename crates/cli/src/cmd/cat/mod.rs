@@ -27,7 +27,7 @@ pub use report::Report;
 use session::Session;
 
 /// How long somebody who knocks may hold up the answer to a signal.
-const KNOCK: Duration = Duration::from_millis(50);
+const CALLERS_TURN: Duration = Duration::from_millis(50);
 
 /// Does what the command line says.
 pub fn run(args: &Args) -> Result<()> {
@@ -103,7 +103,7 @@ fn accept(args: &Args, listener: &mut Listener<Stream>, signals: &Signals) -> Re
     loop {
         await_any(&[listener.as_fd(), signals.fd()], deadline.remaining())?;
         signals.check()?;
-        match listener.accept_until(Deadline::after(KNOCK)) {
+        match listener.accept_until(Deadline::after(CALLERS_TURN)) {
             Ok(stream) => return Ok(stream),
             Err(Error::TimedOut) if !deadline.expired() => {}
             Err(Error::TimedOut) => {

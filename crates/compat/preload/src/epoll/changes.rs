@@ -18,7 +18,7 @@ use super::{
     entry::EXCLUSIVE,
     registry::Registry,
     tokens,
-    wiring::{add_bell, add_own_bell, add_path, token},
+    wiring::{add_doorbell, add_own_doorbell, add_path, token},
 };
 use crate::{errno, handback, kernel};
 
@@ -122,7 +122,7 @@ fn change_joined(
         }
         (libc::EPOLL_CTL_ADD, Some(_), _) => Err(Errno::EXIST),
         (libc::EPOLL_CTL_ADD, None, Some(event)) => {
-            if !add_own_bell(epfd, set) {
+            if !add_own_doorbell(epfd, set) {
                 process.leaves(connection, Reason::Usage);
                 return Err(Errno::NOMEM);
             }
@@ -135,7 +135,7 @@ fn change_joined(
             let entry = &entries[at];
             let added = kernel::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, token(entry));
             let added = added.and_then(|()| {
-                add_bell(epfd, entry).and_then(|()| add_path(epfd, entry, paths)).inspect_err(|_| {
+                add_doorbell(epfd, entry).and_then(|()| add_path(epfd, entry, paths)).inspect_err(|_| {
                     let _ = kernel::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, epoll_event { events: 0, u64: 0 });
                 })
             });

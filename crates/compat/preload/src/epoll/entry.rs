@@ -17,8 +17,8 @@ pub(super) const ALWAYS: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
 pub(super) const EDGE: u32 = libc::EPOLLET as u32;
 pub(super) const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
 pub(super) const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
-/// In the token of a bell.
-pub(super) const BELL: u64 = 1 << 31;
+/// In the token of a doorbell.
+pub(super) const DOORBELL: u64 = 1 << 31;
 const RDNORM: u32 = libc::EPOLLRDNORM as u32;
 const WRNORM: u32 = libc::EPOLLWRNORM as u32;
 
@@ -53,8 +53,8 @@ pub(super) struct Entry {
     stalls: u64,
     /// The look in which it was last told, and what.
     told: (u64, u32),
-    /// Its bell's ring was taken, or an edge of its socket, and it was not armed since.
-    pub rung: bool,
+    /// Its doorbell's ring was taken, or an edge of its socket, and it was not armed since.
+    pub notified: bool,
     /// How often it was not wired because a thread was waiting.
     postponed: u8,
 }
@@ -91,7 +91,7 @@ impl Entry {
             arrived: 0,
             stalls: 0,
             told: (0, 0),
-            rung: false,
+            notified: false,
             postponed: 0,
         }
     }
@@ -155,7 +155,7 @@ impl Entry {
     }
 
     /// The kernel has something new to say of the socket, in the look with number `round`.
-    pub fn said(&mut self, events: u32, round: u64) {
+    pub fn note_kernel_events(&mut self, events: u32, round: u64) {
         self.connection.wiring.set_quiet(false);
         self.connection.ending.note_events(events as i16);
         self.sticky |= events & (RDHUP | ALWAYS);
@@ -164,10 +164,10 @@ impl Entry {
         let told = if self.told.0 == round { self.told.1 } else { 0 };
         self.edge |= events & (self.events | ALWAYS) & !told != 0;
         // As a ring, this has woken one thread; where the program asks for levels, others are to be told of it too.
-        self.rung = true;
+        self.notified = true;
     }
 
-    /// Whether nothing has come since this was last asked, nothing is to be told, and a bell will tell when that changes.
+    /// Whether nothing has come since this was last asked, nothing is to be told, and a doorbell will tell when that changes.
     pub fn rests(&mut self, process: &Process) -> bool {
         let (arrived, stalls) = (self.connection.pipes.arrived(), self.connection.wiring.stalls());
         if self.rested.replace(arrived) != Some(arrived) || !self.wired || self.connection.stage() != Stage::Joined {
@@ -184,15 +184,18 @@ impl Entry {
                 return false;
             }
             self.for_call(process).arm(self.reads(), false);
-            self.rung = false;
+            self.notified = false;
         }
         // What came before the peer could know is seen now.
-        !self.connection.pipes.stirs() && !self.is_stirred() && !self.is_stalled() && !self.owes(process)
+        !self.connection.pipes.has_unread()
+            && !self.may_be_notified()
+            && !self.is_stalled()
+            && !self.send_recalled(process)
     }
 
-    /// Of one that rests: whether its peer may have rung. Something came, whoever read it; something is asked for; or the
+    /// Of one that rests: whether its peer may have notified. Something came, whoever read it; something is asked for; or the
     /// peer is gone.
-    pub fn is_stirred(&self) -> bool {
+    pub fn may_be_notified(&self) -> bool {
         let connection = &self.connection;
         self.rested != Some(connection.pipes.arrived()) || connection.pipes.is_asked() || connection.pipes.are_cut_off()
     }
@@ -204,18 +207,18 @@ impl Entry {
 
     /// Before a sleep: asks the peer to ring for what is waited for.
     pub fn arm(&mut self, process: &Process) -> Unheard {
-        self.rung = false;
+        self.notified = false;
         // Where there is room already, somebody who waits for an edge has had it.
         let full = self.is_full();
         if self.is_watched() {
             self.for_call(process).arm(self.reads(), full);
         }
-        Unheard { owes: self.owes(process), full }
+        Unheard { owes: self.send_recalled(process), full }
     }
 
     /// Sends over TCP what the peer wants from there (S-2). Says whether something is left of it.
-    pub fn owes(&self, process: &Process) -> bool {
-        self.wired && self.for_call(process).owes()
+    pub fn send_recalled(&self, process: &Process) -> bool {
+        self.wired && self.for_call(process).send_recalled()
     }
 
     /// Whether room is waited for, and there is none in the pipe.
@@ -225,7 +228,7 @@ impl Entry {
 
     /// Whether its ring was taken and its peer was not asked for another. Who asks for one that is spent wakes all who sleep.
     pub fn is_unarmed(&self) -> bool {
-        self.rung && self.is_watched()
+        self.notified && self.is_watched()
     }
 
     /// The event to be told now, which is told by that: once in a `round`.
@@ -270,20 +273,20 @@ impl Entry {
             return 0;
         }
         let connection = &self.connection;
-        let mut stirs = connection.pipes.stirs();
+        let mut arrived = connection.pipes.has_unread();
         let mut ready = 0;
-        if stirs && self.for_call(process).is_readable() {
+        if arrived && self.for_call(process).is_readable() {
             ready |= IN | RDNORM;
             // Another process of this end may have read what is there, and this the end.
-            stirs = connection.pipes.stirs();
+            arrived = connection.pipes.has_unread();
         }
         // Errors, and that nothing goes either way any more, come after what is in the pipe: programs close when they hear of them.
-        let has_unread = ready != 0 && stirs;
+        let has_unread = ready != 0 && arrived;
         if has_unread {
             ready |= self.sticky & RDHUP;
         } else if !connection.is_quiet() {
             ready |= self.look_at_tcp(process);
-        } else if !stirs {
+        } else if !arrived {
             ready |= self.sticky;
         }
         if !self.reads_bytes() {
@@ -310,7 +313,7 @@ impl Entry {
             return self.sticky;
         }
         self.connection.wiring.set_quiet(false);
-        if !self.connection.pipes.stirs() {
+        if !self.connection.pipes.has_unread() {
             // An error is gone once the program has asked for it.
             let said = process.kernel().poll(self.connection.descriptors.fd(), POLLRDHUP) as u16;
             self.sticky = u32::from(said) & (RDHUP | ALWAYS);

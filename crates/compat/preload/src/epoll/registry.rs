@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The registrations of a set. Those of which nothing was heard for long *rest*: their peers are asked to ring, and until a
-//! bell of it rings nobody looks at them, so that a wait costs what is busy and not what there is.
+//! doorbell of it rings nobody looks at them, so that a wait costs what is busy and not what there is.
 
 use std::{
     collections::HashMap,
@@ -227,8 +227,8 @@ impl Registry {
         known.or_else(|| self.entries.iter().position(|entry| entry.token == token))
     }
 
-    /// The bell of the connection with this token rang.
-    pub fn wake_rung(&mut self, token: u64) {
+    /// The doorbell of the connection with this token rang.
+    pub fn wake_notified(&mut self, token: u64) {
         let Some(at) = self.find_token(token) else {
             // It was registered by a descriptor that is closed, and there may be another.
             self.miss();
@@ -236,7 +236,7 @@ impl Registry {
             return;
         };
         let entry = self.wake(at);
-        entry.rung = true;
+        entry.notified = true;
         if entry.orphan || !entry.connection.descriptors.is_single() {
             self.miss();
             self.wake_all();
@@ -271,9 +271,9 @@ impl Registry {
     }
 
     /// The kernel has something to say of one.
-    pub fn said(&mut self, at: usize, events: u32) {
+    pub fn note_kernel_events(&mut self, at: usize, events: u32) {
         let round = self.round;
-        self.wake(at).said(events, round);
+        self.wake(at).note_kernel_events(events, round);
     }
 
     /// A look begins.

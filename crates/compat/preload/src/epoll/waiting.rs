@@ -21,7 +21,7 @@ use tombolo_sockets::{
 
 use super::{
     SLEEPERS, Set,
-    entry::{BELL, Unheard},
+    entry::{DOORBELL, Unheard},
     kick, path,
     registry::Registry,
     tokens,
@@ -51,8 +51,8 @@ pub(crate) fn begin(process: &Process, set: &Set) {
     }
 }
 
-/// The set itself is watched by another, or polled. There a bell is only an edge, and who waits elsewhere does not see
-/// what a set has in shared memory: its connections go back to TCP. Until the peer has followed, the bells make the set
+/// The set itself is watched by another, or polled. There a doorbell is only an edge, and who waits elsewhere does not see
+/// what a set has in shared memory: its connections go back to TCP. Until the peer has followed, the doorbells make the set
 /// readable.
 pub(crate) fn nested(process: &Process, set: &Set) {
     set.nested.store(true, Ordering::SeqCst);
@@ -68,7 +68,7 @@ pub(crate) fn nested(process: &Process, set: &Set) {
         }
         process.before_sleep();
     });
-    if arm(process, set).owes || set.stirs() {
+    if arm(process, set).owes || set.has_unread() {
         set.kick();
     }
 }
@@ -217,15 +217,15 @@ impl SetScan<'_> {
                 self.inner.wake_all();
             } else if token == kick() {
                 self.inner.miss();
-            } else if token & BELL != 0 {
-                let token = token & !BELL;
-                self.inner.wake_rung(token);
+            } else if token & DOORBELL != 0 {
+                let token = token & !DOORBELL;
+                self.inner.wake_notified(token);
                 // One who polls and never sleeps does here what is asked of it.
                 if let Some(at) = self.inner.find_token(token) {
-                    let _ = self.inner.all()[at].owes(self.process);
+                    let _ = self.inner.all()[at].send_recalled(self.process);
                 }
             } else if let Some(at) = self.inner.find_token(token) {
-                self.inner.said(at, event.events);
+                self.inner.note_kernel_events(at, event.events);
             }
         }
         self.found += asked.plain;
@@ -261,7 +261,7 @@ impl Drop for SleepGuard<'_> {
 fn pass_on(set: &Set, found: usize, is_full: bool) {
     // ORDER SeqCst: who sleeps says so before it arms. What was taken before that it has seen; what was taken after, sees it here.
     let others = set.sleepers.load(Ordering::SeqCst) > 0 && (found > 0 && is_full || set.lock().is_unarmed());
-    if others || found > 0 && set.nested.load(Ordering::SeqCst) && set.stirs() {
+    if others || found > 0 && set.nested.load(Ordering::SeqCst) && set.has_unread() {
         set.kick();
     }
 }

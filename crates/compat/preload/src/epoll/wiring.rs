@@ -13,7 +13,7 @@ use tombolo_sockets::{Process, Reason, SingleDoorbell, aside, connection::Connec
 
 use super::{
     Set,
-    entry::{BELL, EDGE, Entry, IN, OUT, PRI, RDHUP},
+    entry::{DOORBELL, EDGE, Entry, IN, OUT, PRI, RDHUP},
     kick, path,
     registry::{Known, Paths},
 };
@@ -43,7 +43,7 @@ pub(crate) fn wire(process: &Process, connection: &Arc<Connection>) {
     // Whoever sleeps since before looks again.
     woken.iter().for_each(|set| set.kick());
     if !woken.is_empty() || connection.wiring.is_wired() {
-        connection.pipes.bell().inspect(|bell| bell.notify());
+        connection.pipes.doorbell().inspect(|doorbell| doorbell.notify());
     }
 }
 
@@ -76,7 +76,7 @@ fn wire_sets(connection: &Arc<Connection>, woken: &mut Vec<Arc<Set>>) -> Result<
         }
         inner.retain(|entry| !gone.contains(&entry.token));
         if !inner.all().iter().any(|entry| Arc::ptr_eq(&entry.connection, connection)) {
-            remove_bell(epfd, connection);
+            remove_doorbell(epfd, connection);
         }
         set.count(inner);
         woken.push(Arc::clone(&set));
@@ -97,7 +97,11 @@ enum Unwired {
 fn wire_entry(epfd: RawFd, set: &Set, entry: &mut Entry, paths: &mut Paths, known: &Known) -> Result<(), Unwired> {
     // The kernel does not let one that is exclusive be changed, nor one whose number is gone.
     let is_fixed = entry.is_exclusive() || entry.orphan || set.nested.load(Ordering::SeqCst);
-    if is_fixed || !add_own_bell(epfd, set) || add_bell(epfd, entry).is_err() || add_path(epfd, entry, paths).is_err() {
+    if is_fixed
+        || !add_own_doorbell(epfd, set)
+        || add_doorbell(epfd, entry).is_err()
+        || add_path(epfd, entry, paths).is_err()
+    {
         return Err(Unwired::Stays);
     }
     // The kernel alone knows whether one that is told once was told. Who begins to wait does so under the lock that is held here.
@@ -125,40 +129,41 @@ pub(super) fn token(entry: &Entry) -> epoll_event {
     epoll_event { events: IN | OUT | PRI | RDHUP | EDGE, u64: entry.token }
 }
 
-/// Adds the bell of a joined connection to a set.
-pub(super) fn add_bell(epfd: RawFd, entry: &Entry) -> Result<(), Errno> {
-    let bell = entry.connection.pipes.bell().ok_or(Errno::NOTCONN)?;
-    let rung = if bell.is_shared() { IN } else { OUT };
-    let event = epoll_event { events: rung | EDGE, u64: entry.token | BELL };
-    match kernel::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, bell.as_fd().as_raw_fd(), event) {
+/// Adds the doorbell of a joined connection to a set.
+pub(super) fn add_doorbell(epfd: RawFd, entry: &Entry) -> Result<(), Errno> {
+    let doorbell = entry.connection.pipes.doorbell().ok_or(Errno::NOTCONN)?;
+    let notified = if doorbell.is_shared() { IN } else { OUT };
+    let event = epoll_event { events: notified | EDGE, u64: entry.token | DOORBELL };
+    match kernel::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, doorbell.as_fd().as_raw_fd(), event) {
         // By another descriptor of the same connection.
         Err(Errno::EXIST) => Ok(()),
         answer => answer,
     }
 }
 
-/// One that another process has as well may sleep in the same set, which is one for all of them: there the bell stays, until
+/// One that another process has as well may sleep in the same set, which is one for all of them: there the doorbell stays, until
 /// its last holder goes.
-fn remove_bell(epfd: RawFd, connection: &Connection) {
-    if let Some(bell) = connection.pipes.bell().filter(|_| connection.members.is_alone()) {
+fn remove_doorbell(epfd: RawFd, connection: &Connection) {
+    if let Some(doorbell) = connection.pipes.doorbell().filter(|_| connection.members.is_alone()) {
         let none = epoll_event { events: 0, u64: 0 };
-        let _ = kernel::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, bell.as_fd().as_raw_fd(), none);
+        let _ = kernel::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, doorbell.as_fd().as_raw_fd(), none);
     }
 }
 
-pub(super) fn add_own_bell(epfd: RawFd, set: &Set) -> bool {
-    if !set.bells.load(Ordering::SeqCst) {
-        if set.bell.get().is_none()
-            && let Ok(bell) = aside::lifted(SingleDoorbell::new)
+pub(super) fn add_own_doorbell(epfd: RawFd, set: &Set) -> bool {
+    if !set.doorbells.load(Ordering::SeqCst) {
+        if set.doorbell.get().is_none()
+            && let Ok(doorbell) = aside::lifted(SingleDoorbell::new)
         {
-            let _ = set.bell.set(bell);
+            let _ = set.doorbell.set(doorbell);
         }
         // Before the kernel can report it.
-        set.bells.store(true, Ordering::SeqCst);
-        let added = set.bell.get().is_some_and(|bell| add(epfd, bell.as_fd().as_raw_fd(), OUT, kick()).is_ok());
-        set.bells.store(added, Ordering::SeqCst);
+        set.doorbells.store(true, Ordering::SeqCst);
+        let added =
+            set.doorbell.get().is_some_and(|doorbell| add(epfd, doorbell.as_fd().as_raw_fd(), OUT, kick()).is_ok());
+        set.doorbells.store(added, Ordering::SeqCst);
     }
-    set.bells.load(Ordering::SeqCst)
+    set.doorbells.load(Ordering::SeqCst)
 }
 
 /// Adds a descriptor of ours to a set, for edges.
@@ -199,7 +204,7 @@ pub(crate) fn forget(connection: &Arc<Connection>) {
             let mut inner = set.lock();
             let mut of_it = inner.all().iter().filter(|entry| Arc::ptr_eq(&entry.connection, connection));
             if of_it.any(|entry| entry.wired) {
-                remove_bell(epfd, connection);
+                remove_doorbell(epfd, connection);
             }
             inner.retain(|entry| !Arc::ptr_eq(&entry.connection, connection));
             set.count(&inner);
@@ -217,7 +222,7 @@ fn unwire(epfd: RawFd, entry: &Entry) {
         None => (libc::EPOLL_CTL_DEL, token(entry)),
     };
     let _ = kernel::epoll_ctl(epfd, operation, entry.fd, event);
-    remove_bell(epfd, &entry.connection);
+    remove_doorbell(epfd, &entry.connection);
 }
 
 /// The registrations of a connection are the kernel's alone.
@@ -237,11 +242,11 @@ pub(crate) fn give_back() {
         inner.all().iter().for_each(|entry| unwire(epfd, entry));
         inner.retain(|_| false);
         set.count(&inner);
-        if set.bells.swap(false, Ordering::SeqCst) {
+        if set.doorbells.swap(false, Ordering::SeqCst) {
             let none = epoll_event { events: 0, u64: 0 };
             let paths = inner.all_mut().1.take_live();
             let paths = paths.iter().map(|path| path.as_raw_fd());
-            for fd in paths.chain(set.bell.get().map(|bell| bell.as_fd().as_raw_fd())) {
+            for fd in paths.chain(set.doorbell.get().map(|doorbell| doorbell.as_fd().as_raw_fd())) {
                 let _ = kernel::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, none);
             }
         }

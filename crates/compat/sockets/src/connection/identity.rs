@@ -47,7 +47,7 @@ impl Identity {
     }
 
     /// Nobody finds it out while this is held.
-    pub(crate) fn hold(&self) -> MutexGuard<'_, Option<(Tuple, u64)>> {
+    pub(crate) fn lock_identity(&self) -> MutexGuard<'_, Option<(Tuple, u64)>> {
         lock(&self.found)
     }
 }

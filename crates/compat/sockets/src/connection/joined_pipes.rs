@@ -29,8 +29,8 @@ impl JoinedPipes {
     /// Whether something happened in shared memory that makes a read worth a try: a hint.
     #[inline]
     #[must_use]
-    pub fn stirs(&self) -> bool {
-        self.get().is_some_and(|pipes| pipes.hints().stirs())
+    pub fn has_unread(&self) -> bool {
+        self.get().is_some_and(|pipes| pipes.hints().has_unread())
     }
 
     /// A position that grows with every byte that arrives in the pipe.
@@ -40,7 +40,7 @@ impl JoinedPipes {
         self.get().map_or(0, |pipes| pipes.hints().arrived())
     }
 
-    /// Whether the last read ended where the sender has left a carrier: there may be more on the other one (S-15).
+    /// Whether the last read ended where the sender has left a transport: there may be more on the other one (S-15).
     #[inline]
     #[must_use]
     pub fn is_crossing(&self) -> bool {
@@ -65,31 +65,31 @@ impl JoinedPipes {
 
     /// Where who waits for this connection is woken, once it has pipes (S-13).
     #[must_use]
-    pub fn bell(&self) -> Option<&Arc<SingleDoorbell>> {
-        self.get().map(|pipes| &pipes.bell)
+    pub fn doorbell(&self) -> Option<&Arc<SingleDoorbell>> {
+        self.get().map(|pipes| &pipes.doorbell)
     }
 
     /// The path to the peer's process, while it is there: to be watched for its end (`EPOLLRDHUP`) and for nothing else.
     #[must_use]
     pub fn path(&self) -> Option<Arc<SessionPath>> {
-        self.get()?.line.path()
+        self.get()?.session.path()
     }
 
     /// The way to the peer's process is gone, perhaps with it: there will be no more rings, and no end is told but by TCP.
     #[must_use]
     pub fn are_cut_off(&self) -> bool {
-        self.get().is_some_and(|pipes| pipes.line.is_gone())
+        self.get().is_some_and(|pipes| pipes.session.is_gone())
     }
 
     /// Whether the memory that carries them may be taken away (V-9).
     #[inline]
     #[must_use]
     pub fn are_revocable(&self) -> bool {
-        self.get().is_some_and(|pipes| pipes.line.is_revocable())
+        self.get().is_some_and(|pipes| pipes.session.is_revocable())
     }
 
     /// Whether their memory will be taken away (V-9).
     pub(super) fn are_to_leave(&self) -> bool {
-        self.get().is_some_and(|pipes| pipes.line.is_leaving())
+        self.get().is_some_and(|pipes| pipes.session.is_leaving())
     }
 }

@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use crate::{direction::Direction, family::ForkGroup, kernel::Sample};
+use crate::{direction::Direction, fork_group::ForkGroup, kernel::Sample};
 
 /// Which processes an end is, whether this is one of them, and what they count together: bytes over TCP.
 #[derive(Debug, Default)]

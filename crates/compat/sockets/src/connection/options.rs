@@ -112,7 +112,7 @@ mod tests {
         let connection = Connection::new(true, -1);
         assert!(connection.has_set(Set::Nonblocking, || true));
         let group = connection.members.found_group(|| false).unwrap();
-        let _place = group.expect();
+        let _place = group.reserve_slot();
         assert!(!connection.has_set(Set::Nonblocking, || false));
     }
 }

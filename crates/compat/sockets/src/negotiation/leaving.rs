@@ -11,11 +11,11 @@ use crate::{Reason, connection::Connection, process::Process};
 impl PeerProcess {
     /// Takes its connections back to TCP where its memory will be taken away (V-9). Says whether it is left, and all of them are.
     pub(super) fn leave_memory(&mut self, process: &Process) -> bool {
-        if self.link.same_kernel() || !self.link.doorbell().is_some_and(|bell| bell.is_leaving()) {
+        if self.link.same_kernel() || !self.link.doorbell().is_some_and(|doorbell| doorbell.is_leaving()) {
             return false;
         }
-        if let Some(line) = &self.line {
-            line.begin_to_leave();
+        if let Some(session) = &self.session {
+            session.begin_to_leave();
         }
         self.joined.retain(|connection| connection.strong_count() > 0);
         let left = |connection: &Weak<Connection>| connection.upgrade().is_none_or(|it| leave_memory(&it, process));

@@ -28,7 +28,7 @@ pub(crate) struct PeerProcess {
     pub(super) service: Option<String>,
     pub(super) link: Box<dyn Endpoint>,
     pub(super) outbox: Outbox,
-    pub(super) line: Option<Arc<Session>>,
+    pub(super) session: Option<Arc<Session>>,
     /// What of the link is watched for its end.
     pub(super) path: Option<Arc<SessionPath>>,
     /// A connection was joined over it.
@@ -56,7 +56,7 @@ impl PeerProcess {
             service,
             link,
             outbox,
-            line: None,
+            session: None,
             path: None,
             proven: false,
             useless: 0,
@@ -113,12 +113,12 @@ impl PeerProcess {
 
     pub(crate) fn into_parts(self) -> (Option<Arc<Session>>, Option<Inherited>) {
         let link = self.link;
-        (self.line, self.path.map(|path| Inherited { link, _path: path }))
+        (self.session, self.path.map(|path| Inherited { link, _path: path }))
     }
 
     /// Whether connections may be talked about over it.
     pub(super) fn is_open(&self) -> bool {
-        self.line.as_ref().is_none_or(|line| !line.is_gone() && !line.is_leaving())
+        self.session.as_ref().is_none_or(|session| !session.is_gone() && !session.is_leaving())
     }
 
     /// Whether another connection may share its memory (S-18).
@@ -134,27 +134,27 @@ impl PeerProcess {
     }
 
     /// The first message came: from now on connections may go over it.
-    pub(super) fn meet(&mut self) -> Result<(), Error> {
-        if self.line.is_some() {
+    pub(super) fn begin_session(&mut self) -> Result<(), Error> {
+        if self.session.is_some() {
             return Ok(());
         }
         let path = path_of(&*self.link).map_err(|errno| Error::os("fcntl", errno))?;
-        self.line = Some(Arc::new(Session::new(&path)));
+        self.session = Some(Arc::new(Session::new(&path)));
         self.path = Some(path);
         Ok(())
     }
 
     /// A connection was joined over it.
-    pub(super) fn keep_joined(&mut self, connection: &Arc<Connection>) {
+    pub(super) fn add_joined(&mut self, connection: &Arc<Connection>) {
         if self.joined.len() == self.joined.capacity() {
             self.joined.retain(|connection| connection.strong_count() > 0);
         }
         self.joined.push(Arc::downgrade(connection));
     }
 
-    pub(super) fn lost(&self) {
-        if let Some(line) = &self.line {
-            line.end();
+    pub(super) fn end_session(&self) {
+        if let Some(session) = &self.session {
+            session.end();
         }
     }
 }

@@ -69,8 +69,8 @@ impl RingMemory {
         }
         // Bulk is found again, in this call or a later one.
         let Some(mut exchange) = exchange.try_lock_all() else { return };
-        let room = find_session(&mut exchange.neighbours, pipes).map_or(0, |peer| peer.room_for_ring());
-        offer_over(&mut exchange.neighbours, &self.quota, pipes, |offer| {
+        let room = find_session(&mut exchange.peer_processes, pipes).map_or(0, |peer| peer.room_for_ring());
+        offer_over(&mut exchange.peer_processes, &self.quota, pipes, |offer| {
             let _ = pipes.halves.with_tx(&connection.members, |tx| {
                 if !pipes.hints().is_detached() {
                     tx.grow_ring(connection, room, pipes.epochs.own, offer);
@@ -100,7 +100,7 @@ impl RingMemory {
             let Some(connection) = connection.upgrade() else { return false };
             let Some(pipes) = connection.pipes.get() else { return false };
             let mut done = true;
-            offer_over(&mut exchange.neighbours, &self.quota, pipes, |offer| {
+            offer_over(&mut exchange.peer_processes, &self.quota, pipes, |offer| {
                 let shrink = |tx: &mut Tx| {
                     pipes.hints().is_detached() || tx.shrink_idle_ring(&connection, pipes.epochs.own, offer)
                 };
@@ -115,19 +115,19 @@ impl RingMemory {
 }
 
 /// The session that `pipes` belong to, unless its memory will be taken away (S-19).
-fn find_session<'a>(neighbours: &'a mut [PeerProcess], pipes: &Pipes) -> Option<&'a mut PeerProcess> {
-    let is_its = |line: &Arc<Session>| Arc::ptr_eq(line, &pipes.line) && !line.is_leaving();
-    neighbours.iter_mut().find(|peer| peer.line.as_ref().is_some_and(is_its))
+fn find_session<'a>(peer_processes: &'a mut [PeerProcess], pipes: &Pipes) -> Option<&'a mut PeerProcess> {
+    let is_its = |session: &Arc<Session>| Arc::ptr_eq(session, &pipes.session) && !session.is_leaving();
+    peer_processes.iter_mut().find(|peer| peer.session.as_ref().is_some_and(is_its))
 }
 
 /// Has `offer` offer a ring over the session that `pipes` belong to, if there is one.
 fn offer_over(
-    neighbours: &mut [PeerProcess],
+    peer_processes: &mut [PeerProcess],
     quota: &Quota,
     pipes: &Pipes,
     offer: impl FnOnce(&mut dyn FnMut(&SegmentHeader) -> Option<(OwnCarrier<Mapped>, Lease)>),
 ) {
-    let mut peer = find_session(neighbours, pipes);
+    let mut peer = find_session(peer_processes, pipes);
     offer(&mut |header| peer.as_mut()?.send_ring(quota, header, pipes.epochs.peer));
 }
 

@@ -19,11 +19,11 @@ use crate::{
     stage::Stage,
 };
 
-/// Who knocks, and messages of one link, that are heard at once: a program's call is not for strangers to make long.
-const KNOCKS: usize = 64;
+/// Who callers, and messages of one link, that are heard at once: a program's call is not for strangers to make long.
+const CALLERS: usize = 64;
 const MESSAGES: usize = 64;
 /// Links at most, and of these ones that came and over which nothing was joined yet: each takes seven descriptors.
-const NEIGHBOURS: usize = 1024;
+const PEER_PROCESSES: usize = 1024;
 const UNPROVEN: usize = 256;
 /// Messages that led to nothing, over a link to which nothing else was ever owed: it ends.
 const USELESS: u32 = 256;
@@ -54,15 +54,16 @@ impl Negotiations {
         claims: &Claims,
         service: &str,
     ) -> Result<Dialled, Reason> {
-        let known = |neighbour: &PeerProcess| neighbour.service.as_deref() == Some(service) && neighbour.is_open();
+        let known =
+            |peer_process: &PeerProcess| peer_process.service.as_deref() == Some(service) && peer_process.is_open();
         if let Some(index) =
-            self.neighbours.iter().position(|neighbour| known(neighbour) && !neighbour.memory.is_full())
+            self.peer_processes.iter().position(|peer_process| known(peer_process) && !peer_process.memory.is_full())
         {
             return Ok(Dialled::Is(index));
         }
-        let mut full = self.neighbours.iter().filter(|neighbour| known(neighbour));
+        let mut full = self.peer_processes.iter().filter(|peer_process| known(peer_process));
         let may_have_another = full.clone().count() < SESSIONS && full.all(|it| it.memory.sharers() >= LEAST_SHARERS);
-        if self.neighbours.len() >= NEIGHBOURS || !may_have_another {
+        if self.peer_processes.len() >= PEER_PROCESSES || !may_have_another {
             return Err(Reason::Resources);
         }
         if rendezvous.scheme() == "local" && !claims.has_socket(service) {
@@ -72,8 +73,8 @@ impl Negotiations {
             Ok(None) | Err(Error::TimedOut) => Ok(Dialled::Later),
             Ok(Some(link)) if !may_be_peer(claims, &*link) => Err(Reason::User),
             Ok(Some(link)) => {
-                self.neighbours.push(PeerProcess::new(Some(service.to_owned()), link));
-                Ok(Dialled::Is(self.neighbours.len() - 1))
+                self.peer_processes.push(PeerProcess::new(Some(service.to_owned()), link));
+                Ok(Dialled::Is(self.peer_processes.len() - 1))
             }
             Err(Error::NotFound(_)) => Ok(Dialled::Dead),
             Err(Error::Denied(_)) => Err(Reason::NoPeer),
@@ -86,46 +87,46 @@ impl Negotiations {
         if !self.claims(process).is_ok_and(|claims| may_be_peer(&claims, &*link)) {
             return;
         }
-        let is_unproven = |neighbour: &PeerProcess| neighbour.service.is_none() && !neighbour.proven;
-        if self.neighbours.iter().filter(|neighbour| is_unproven(neighbour)).count() >= UNPROVEN
-            && let Some(oldest) = self.neighbours.iter().position(is_unproven)
+        let is_unproven = |peer_process: &PeerProcess| peer_process.service.is_none() && !peer_process.proven;
+        if self.peer_processes.iter().filter(|peer_process| is_unproven(peer_process)).count() >= UNPROVEN
+            && let Some(oldest) = self.peer_processes.iter().position(is_unproven)
         {
-            let oldest = self.neighbours.remove(oldest);
-            oldest.lost();
+            let oldest = self.peer_processes.remove(oldest);
+            oldest.end_session();
             self.abandon(process, oldest.number);
         }
-        if self.neighbours.len() < NEIGHBOURS {
-            self.neighbours.push(PeerProcess::new(None, link));
+        if self.peer_processes.len() < PEER_PROCESSES {
+            self.peer_processes.push(PeerProcess::new(None, link));
         }
     }
 
     /// Takes what came over the links, and lets in who knocked.
     pub(crate) fn receive_messages(&mut self, process: &Process) {
-        for _ in 0..KNOCKS {
+        for _ in 0..CALLERS {
             let Some((_, listener)) = &mut self.listener else { break };
             let Ok(Some(link)) = listener.accept() else { break };
             self.let_in(process, link);
         }
-        for _ in 0..KNOCKS {
+        for _ in 0..CALLERS {
             let Some(link) = self.machines.accept_peer() else { break };
             self.let_in(process, link);
         }
-        let mut neighbours = std::mem::take(&mut self.neighbours);
-        neighbours.retain_mut(|neighbour| {
-            if neighbour.over {
-                neighbour.lose_memory(process);
-            } else if self.hear_one(process, neighbour).is_ok() {
+        let mut peer_processes = std::mem::take(&mut self.peer_processes);
+        peer_processes.retain_mut(|peer_process| {
+            if peer_process.over {
+                peer_process.lose_memory(process);
+            } else if self.receive_from(process, peer_process).is_ok() {
                 return true;
             } else {
-                neighbour.lose_memory(process);
-                neighbour.lost();
-                self.abandon(process, neighbour.number);
+                peer_process.lose_memory(process);
+                peer_process.end_session();
+                self.abandon(process, peer_process.number);
             }
-            !neighbour.has_left_memory()
+            !peer_process.has_left_memory()
         });
-        neighbours.append(&mut self.neighbours);
-        self.neighbours = neighbours;
-        self.inherited.retain(|line| line.upgrade().is_some_and(|line| !line.peer_is_gone()));
+        peer_processes.append(&mut self.peer_processes);
+        self.peer_processes = peer_processes;
+        self.inherited.retain(|session| session.upgrade().is_some_and(|session| !session.peer_is_gone()));
     }
 
     /// What was talked about over a link that is lost stays on TCP, and what was made for it is let go.
@@ -152,10 +153,10 @@ impl Negotiations {
         }
     }
 
-    fn hear_one(&mut self, process: &Process, neighbour: &mut PeerProcess) -> Result<(), Error> {
+    fn receive_from(&mut self, process: &Process, peer_process: &mut PeerProcess) -> Result<(), Error> {
         let max = limits::CONTROL_LEN + process.settings.ring.max(SEGMENT);
         // Of a peer that is gone what it said last is heard first.
-        let _ = neighbour.send_waiting();
+        let _ = peer_process.send_waiting();
         let mut mapped = 0;
         for heard in 0.. {
             if heard == MESSAGES || mapped >= SEGMENT {
@@ -163,39 +164,39 @@ impl Negotiations {
                 process.exchange.mark_notified();
                 break;
             }
-            let Some(received) = neighbour.link.recv(max)? else { break };
-            neighbour.meet()?;
+            let Some(received) = peer_process.link.recv(max)? else { break };
+            peer_process.begin_session()?;
             let Ok(message) = Message::decode(&received.message) else { return Err(Error::PeerGone) };
             let is_proposal = matches!(message, Message::Propose(_));
-            let mut ringer = neighbour.link.take_notifier();
+            let mut notifier = peer_process.link.take_notifier();
             let segment = received.segment;
             mapped += segment.as_ref().map_or(0, |segment| segment.len() as u64);
             let brings = segment.is_some();
             let mut wanted = brings;
             let (may_bring, may_ring) = message.carries();
-            if segment.is_some() && !may_bring || ringer.is_some() && !may_ring {
-                let what = "a segment or a bell with a message that carries none".into();
+            if segment.is_some() && !may_bring || notifier.is_some() && !may_ring {
+                let what = "a segment or a doorbell with a message that carries none".into();
                 return Err(Error::Malformed { clause: "S-4", what });
             }
-            if segment.is_some() && may_ring && ringer.is_none() && !neighbour.link.same_kernel() {
-                ringer = neighbour.link.shared_bells()?.map(|(_, ringer)| ringer);
+            if segment.is_some() && may_ring && notifier.is_none() && !peer_process.link.same_kernel() {
+                notifier = peer_process.link.shared_doorbells()?.map(|(_, notifier)| notifier);
             }
             let answered = match message {
-                Message::Propose(claim) => self.proposed(process, neighbour, claim),
+                Message::Propose(claim) => self.handle_proposal(process, peer_process, claim),
                 Message::Answer { to, claim, proof } => {
-                    self.answered(process, neighbour, to, claim, &proof, PeerResources::pair(segment, ringer))
+                    self.handle_answer(process, peer_process, to, claim, &proof, PeerResources::pair(segment, notifier))
                 }
                 Message::Confirm { to, proof } => {
-                    self.confirmed(process, neighbour, to, &proof, PeerResources::pair(segment, ringer))
+                    self.handle_confirmation(process, peer_process, to, &proof, PeerResources::pair(segment, notifier))
                 }
                 Message::Refuse { to, reason } => {
-                    self.refused(process, neighbour, to, Reason::from_number(reason));
+                    self.handle_refusal(process, peer_process, to, Reason::from_number(reason));
                     Ok(())
                 }
                 Message::Ring { to, generation } => {
-                    let delivered = neighbour.line.as_ref().zip(segment).and_then(|(line, segment)| {
+                    let delivered = peer_process.session.as_ref().zip(segment).and_then(|(session, segment)| {
                         // A connection may have gone since, and another end has none that it did not look at.
-                        line.deliver_ring(to, generation, segment)
+                        session.deliver_ring(to, generation, segment)
                     });
                     if delivered == Some(false) {
                         let what = "a ring was offered beside another".into();
@@ -206,21 +207,21 @@ impl Negotiations {
                 }
             };
             wanted &= answered.is_ok();
-            neighbour.unwanted = if wanted { 0 } else { neighbour.unwanted + u32::from(brings) };
-            if neighbour.unwanted > UNWANTED {
+            peer_process.unwanted = if wanted { 0 } else { peer_process.unwanted + u32::from(brings) };
+            if peer_process.unwanted > UNWANTED {
                 let what = format!("{UNWANTED} segments that nobody wanted");
                 return Err(Error::Malformed { clause: "S-20", what });
             }
             // What was proposed and answered is no more than this process has connections.
-            neighbour.useless += u32::from(!is_proposal || answered.is_err());
-            if !neighbour.proven && neighbour.useless > USELESS {
+            peer_process.useless += u32::from(!is_proposal || answered.is_err());
+            if !peer_process.proven && peer_process.useless > USELESS {
                 return Err(Error::PeerGone);
             }
             if let Err((to, reason)) = answered {
-                neighbour.send_message(&Message::Refuse { to, reason: reason as u16 })?;
+                peer_process.send_message(&Message::Refuse { to, reason: reason as u16 })?;
             }
         }
-        if neighbour.leave_memory(process) { Err(Error::Revoked) } else { Ok(()) }
+        if peer_process.leave_memory(process) { Err(Error::Revoked) } else { Ok(()) }
     }
 }
 
@@ -276,7 +277,7 @@ impl PeerProcess {
         }
     }
 
-    /// Makes a segment and a bell, and sends both with `message`. None where there is no room for it now.
+    /// Makes a segment and a doorbell, and sends both with `message`. None where there is no room for it now.
     pub(super) fn offer(
         &mut self,
         process: &Process,
@@ -321,18 +322,18 @@ impl PeerProcess {
         // The segment has a descriptor until the peer has been sent one.
         aside::lifted(|| {
             let make = || Resources::new(process.rings.quota(), header.segment_len, |len| self.link.allocate(len));
-            let Resources { segment, offer, lease, bell, .. } = made.map_or_else(make, Ok)?;
+            let Resources { segment, offer, lease, doorbell, .. } = made.map_or_else(make, Ok)?;
             let fresh = Fresh::new(segment, &header);
             // What rings for all of a session is the peer's already.
-            let shared = self.link.shared_bells().map_err(|_| Reason::Resources)?;
-            let bell = shared.map_or(bell, |(shared, _)| Arc::new(shared));
-            let sent = self.outbox.try_send(|| match bell.is_shared() {
+            let shared = self.link.shared_doorbells().map_err(|_| Reason::Resources)?;
+            let doorbell = shared.map_or(doorbell, |(shared, _)| Arc::new(shared));
+            let sent = self.outbox.try_send(|| match doorbell.is_shared() {
                 true => self.link.send(&message.encode(), Some(&offer)),
-                false => self.link.send_with_bell(&message.encode(), Some(&offer), &bell),
+                false => self.link.send_with_doorbell(&message.encode(), Some(&offer), &doorbell),
             });
             self.link.retire(None, offer);
             let sent = sent.map_err(|_| Reason::PeerGone)?;
-            Ok(sent.then(|| OwnResources { fresh, lease, bell, id, growth }))
+            Ok(sent.then(|| OwnResources { fresh, lease, doorbell, id, growth }))
         })
     }
 }

@@ -23,7 +23,7 @@ use crate::{
 pub(crate) struct Negotiations {
     pub(super) claims: Option<Arc<Claims>>,
     pub(super) listener: Option<(String, Box<dyn Listener>)>,
-    pub(crate) neighbours: Vec<PeerProcess>,
+    pub(crate) peer_processes: Vec<PeerProcess>,
     pub(super) dials: Dials,
     pub(super) machines: Machines,
     /// Claims of connections that were joined, to be taken back when nobody waits for that.

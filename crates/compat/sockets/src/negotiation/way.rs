@@ -84,13 +84,13 @@ pub(super) fn seek_by_broker(
             return Ok(());
         }
     };
-    let neighbour = &mut all.neighbours[index];
+    let peer_process = &mut all.peer_processes[index];
     // A session that is full is passed over by the next call.
-    if !neighbour.outbox.has_room() || !neighbour.reserve(process, connection)? {
+    if !peer_process.outbox.has_room() || !peer_process.reserve(process, connection)? {
         return Ok(());
     }
-    neighbour.send_message(&Message::Propose(claim)).map_err(|_| Reason::PeerGone)?;
+    peer_process.send_message(&Message::Propose(claim)).map_err(|_| Reason::PeerGone)?;
     remember(&mut all.by_id, id, connection);
-    *talk = NegotiationStage::Proposed { claim, link: neighbour.number, _claimed: Claimed::nowhere() };
+    *talk = NegotiationStage::Proposed { claim, link: peer_process.number, _claimed: Claimed::nowhere() };
     Ok(())
 }

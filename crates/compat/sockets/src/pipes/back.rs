@@ -17,7 +17,7 @@ impl Pipes {
         }
         let owes = self.halves.with_tx(&connection.members, |tx| {
             let _ = tx.steer(connection, kernel, fd, Transport::Tcp);
-            tx.pay(connection, kernel, fd).unwrap_or(false)
+            tx.send_recalled_now(connection, kernel, fd).unwrap_or(false)
         });
         let _ = self.halves.with_rx(&connection.members, |rx| {
             rx.reader.hand_back();
@@ -29,7 +29,7 @@ impl Pipes {
         // In this order: who has ended its sending moves no more.
         let ended = connection.ending.has_peer_ended(kernel, fd);
         let _ = self.recv(connection, kernel, fd, &mut [], Read::Look);
-        let way = match self.carriers(connection) {
+        let way = match self.transports(connection) {
             [_, Transport::Pipe] if ended && self.unread(connection) > 0 => ReturnStage::Lost,
             [_, Transport::Pipe] if !ended => ReturnStage::Long,
             [Transport::Tcp, _] if !matches!(owes, Ok(true)) => ReturnStage::Done,
@@ -45,14 +45,14 @@ impl Pipes {
     }
 
     /// Sends over TCP what the peer recalled from the pipe, as far as there is room. Says whether something is left (S-2).
-    pub fn owes(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
+    pub fn send_recalled(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
         if self.hints().is_detached() {
             return false;
         }
-        if self.line.is_gone() {
+        if self.session.is_gone() {
             // Nobody will ring once the peer has followed: that it has to is something left.
             let left = !self.turn_back(connection, kernel, fd);
-            let detached = self.line.is_revocable() && self.detach(connection);
+            let detached = self.session.is_revocable() && self.detach(connection);
             return left && !detached;
         }
         if !self.hints().is_asked() {
@@ -60,7 +60,7 @@ impl Pipes {
         }
         let left = self.halves.with_tx(&connection.members, |tx| {
             let _ = tx.steer(connection, kernel, fd, Transport::Tcp);
-            tx.pay(connection, kernel, fd).unwrap_or(false)
+            tx.send_recalled_now(connection, kernel, fd).unwrap_or(false)
         });
         left.unwrap_or(false)
     }
@@ -71,7 +71,8 @@ impl Pipes {
         let left = self.halves.with_tx(&connection.members, |tx| {
             tx.ended |= self.is_over(connection, kernel, fd);
             let _ = tx.steer(connection, kernel, fd, Transport::Tcp);
-            tx.pay(connection, kernel, fd).unwrap_or(false) || !tx.ended && tx.sender.carrier() == Transport::Pipe
+            tx.send_recalled_now(connection, kernel, fd).unwrap_or(false)
+                || !tx.ended && tx.sender.transport() == Transport::Pipe
         });
         !left.unwrap_or(false)
     }
@@ -89,7 +90,7 @@ impl Pipes {
         let read_to = self.hints().read_to();
         let both_ways = self.hints().arrived() != read_to;
         let left = self.halves.with_tx(&connection.members, |tx| {
-            let is_full = !tx.ended && tx.sender.carrier() == Transport::Pipe && !tx.has_room(connection, 1);
+            let is_full = !tx.ended && tx.sender.transport() == Transport::Pipe && !tx.has_room(connection, 1);
             if !is_full {
                 tx.full = None;
                 return false;

@@ -28,12 +28,13 @@ impl Pipes {
                 tx.writer.position().wrapping_sub(from) as i64 > 0
             });
             // Zeros say that nothing was ever followed: memory that is gone is not left in order.
-            let moved = tx.sender.carrier() == Transport::Tcp && tx.sender.may_move(followed) && !tx.followed.is_lost();
+            let moved =
+                tx.sender.transport() == Transport::Tcp && tx.sender.may_move(followed) && !tx.followed.is_lost();
             moved && !owes
         });
         let reads_tcp = self.halves.with_rx(&connection.members, |rx| {
             let moves = rx.moves.load_acquire().hint();
-            rx.receiver.carrier() == Transport::Tcp && !rx.receiver.is_behind(moves) && rx.broken.is_none()
+            rx.receiver.transport() == Transport::Tcp && !rx.receiver.is_behind(moves) && rx.broken.is_none()
         });
         let done = matches!((sends_over_tcp, reads_tcp), (Ok(true), Ok(true)));
         if done {

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     connection::Membership,
     direction::Direction,
-    family::ForkGroup,
+    fork_group::ForkGroup,
     switch::{Receiver, Sender},
 };
 
@@ -31,7 +31,7 @@ pub(crate) struct Halves {
     tx: Mutex<Tx>,
     rx: Mutex<Rx>,
     pub hints: Hints,
-    ringer: SingleNotifier,
+    notifier: SingleNotifier,
 }
 
 /// Both directions, held still.
@@ -43,8 +43,8 @@ pub(crate) struct FrozenPipes<'a> {
 }
 
 impl Halves {
-    pub(super) fn new(tx: Tx, rx: Rx, hints: Hints, ringer: SingleNotifier) -> Self {
-        Self { tx: Mutex::new(tx), rx: Mutex::new(rx), hints, ringer }
+    pub(super) fn new(tx: Tx, rx: Rx, hints: Hints, notifier: SingleNotifier) -> Self {
+        Self { tx: Mutex::new(tx), rx: Mutex::new(rx), hints, notifier }
     }
 
     /// One turn at what this end sends.
@@ -79,7 +79,7 @@ impl Halves {
     ) -> Result<T, Failed> {
         let mut half = lock(half);
         match members.group() {
-            Some(family) if !family.is_alone() || *half.behind() => self.share_turn(members, family, &mut *half, f),
+            Some(group) if !group.is_alone() || *half.behind() => self.share_turn(members, group, &mut *half, f),
             _ => {
                 let result = f(&mut half);
                 half.publish_hints(&self.hints);
@@ -93,7 +93,7 @@ impl Halves {
     fn share_turn<H: Half, T>(
         &self,
         members: &Membership,
-        family: &ForkGroup,
+        group: &ForkGroup,
         half: &mut H,
         f: impl FnOnce(&mut H) -> T,
     ) -> Result<T, Failed> {
@@ -101,9 +101,9 @@ impl Halves {
             return Err(Failed::Os(Errno::BADF));
         }
         // Once alone, always: only this process could make another one, and then it has the lock.
-        let alone = family.is_alone();
-        let turn = family.turn(H::DIRECTION).map_err(|_| Failed::Os(Errno::CONNRESET))?;
-        half.resume(family, turn.record().as_ref())?;
+        let alone = group.is_alone();
+        let turn = group.turn(H::DIRECTION).map_err(|_| Failed::Os(Errno::CONNRESET))?;
+        half.resume(group, turn.record().as_ref())?;
         let result = f(half);
         half.publish_hints(&self.hints);
         let record = half.save();
@@ -120,17 +120,17 @@ impl Halves {
     }
 
     /// Before a fork, with both directions held still: the child finds them as they are now.
-    pub fn hand_on(&self, still: &mut FrozenPipes<'_>, family: &ForkGroup) -> io::Result<()> {
+    pub fn hand_on(&self, still: &mut FrozenPipes<'_>, group: &ForkGroup) -> io::Result<()> {
         if let Some(base) = still.tx.recalled {
-            family.set_recalled(base);
+            group.set_recalled(base);
         }
-        self.leave_record(family, &mut *still.tx)?;
-        self.leave_record(family, &mut *still.rx)
+        self.leave_record(group, &mut *still.tx)?;
+        self.leave_record(group, &mut *still.rx)
     }
 
-    fn leave_record<H: Half>(&self, family: &ForkGroup, half: &mut H) -> io::Result<()> {
+    fn leave_record<H: Half>(&self, group: &ForkGroup, half: &mut H) -> io::Result<()> {
         if !*half.behind() {
-            let turn = family.turn(H::DIRECTION)?;
+            let turn = group.turn(H::DIRECTION)?;
             let record = half.save();
             self.notify_if(half.take_ring());
             turn.leave(&record);
@@ -144,7 +144,7 @@ impl Halves {
     pub(super) fn notify_if(&self, owed: bool) {
         if owed {
             // One doorbell for both of the peer's waiters: they look at both directions anyway.
-            self.ringer.notify();
+            self.notifier.notify();
         }
     }
 }
@@ -154,7 +154,7 @@ trait Half {
     const DIRECTION: Direction;
     fn behind(&mut self) -> &mut bool;
     /// Goes on from what the process before left, or from what it left in the segment when it died.
-    fn resume(&mut self, family: &ForkGroup, record: Option<&Record>) -> Result<(), Error>;
+    fn resume(&mut self, group: &ForkGroup, record: Option<&Record>) -> Result<(), Error>;
     fn save(&mut self) -> Record;
     fn take_ring(&mut self) -> bool;
     /// After a turn: says to those who look without one what has changed.
@@ -168,9 +168,9 @@ impl Half for Tx {
         &mut self.behind
     }
 
-    fn resume(&mut self, family: &ForkGroup, record: Option<&Record>) -> Result<(), Error> {
+    fn resume(&mut self, group: &ForkGroup, record: Option<&Record>) -> Result<(), Error> {
         self.sender = Sender::at(self.moves.load());
-        self.recalled = family.recalled();
+        self.recalled = group.recalled();
         match record {
             Some(record) => self.writer.load(record),
             None => caught(self.writer.rebuild()),

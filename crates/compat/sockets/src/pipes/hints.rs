@@ -36,7 +36,7 @@ pub(crate) struct Hints {
     /// The peer's moves; and how many there were when nothing but the pipe was expected to have more, or [`ASTIR`].
     moves: MappedPeerWord,
     settled: AtomicU64,
-    /// The last read ended where the sender has left a carrier: there may be more on the other one.
+    /// The last read ended where the sender has left a transport: there may be more on the other one.
     crossing: AtomicBool,
     /// Both directions are on TCP, and neither end looks at the memory any more: what stands there is nobody's word (V-9).
     detached: AtomicBool,
@@ -68,10 +68,10 @@ impl Hints {
     #[inline]
     pub fn rests(&self) -> bool {
         let settled = self.settled.load(Ordering::Relaxed);
-        settled != ASTIR && self.moves.load_acquire().hint() == settled && !self.stirs() && !self.is_asked()
+        settled != ASTIR && self.moves.load_acquire().hint() == settled && !self.has_unread() && !self.is_asked()
     }
 
-    /// Whether the last read ended where the sender has left a carrier (S-15).
+    /// Whether the last read ended where the sender has left a transport (S-15).
     #[inline]
     pub fn is_crossing(&self) -> bool {
         self.crossing.load(Ordering::Relaxed)
@@ -80,7 +80,7 @@ impl Hints {
     /// Whether there is something in the pipe that was not read. Who finds a lie there, or bytes that come after others which are
     /// still under way over TCP, or that another process of this end has read, finds out when it looks.
     #[inline]
-    pub fn stirs(&self) -> bool {
+    pub fn has_unread(&self) -> bool {
         self.arrived() != self.read_to() && !self.is_detached()
     }
 
@@ -133,7 +133,7 @@ impl Hints {
         self.settled.store(moves.unwrap_or(ASTIR), Ordering::Relaxed);
     }
 
-    /// Whether the last read ended where the sender has left a carrier.
+    /// Whether the last read ended where the sender has left a transport.
     pub fn set_crossing(&self, crossing: bool) {
         self.crossing.store(crossing, Ordering::Relaxed);
     }

@@ -100,11 +100,11 @@ fn peek_pipe(reader: &mut Reader<Mapped>, to: &mut [IoSliceMut<'_>]) -> Result<u
 }
 
 impl Reading<'_, '_> {
-    /// Where all was `shown` that there is before the point at which the sender has left the carrier: shows what is there on the
+    /// Where all was `shown` that there is before the point at which the sender has left the transport: shows what is there on the
     /// next one as well, as far as there is room. Says how much. The sender moves no further before this end follows (S-15).
     pub fn peek_across(&mut self, receiver: &Receiver, shown: usize) -> Result<usize, Failed> {
-        let carrier = receiver.carrier();
-        let at = if carrier == Transport::Tcp { self.received() } else { self.position() };
+        let transport = receiver.transport();
+        let at = if transport == Transport::Tcp { self.received() } else { self.position() };
         if receiver.left_at(self)? != Some(at.wrapping_add(shown as u64)) {
             return Ok(0);
         }
@@ -121,7 +121,7 @@ impl Reading<'_, '_> {
         if rest.iter().all(|part| part.is_empty()) {
             return Ok(0);
         }
-        if carrier == Transport::Tcp {
+        if transport == Transport::Tcp {
             return peek_pipe(self.reader, &mut rest);
         }
         match self.kernel.recv(self.fd, &mut rest, true) {

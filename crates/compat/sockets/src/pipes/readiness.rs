@@ -26,13 +26,13 @@ impl Pipes {
     /// Whether a send would find room; none where TCP decides.
     pub fn has_room(&self, connection: &Connection) -> Option<bool> {
         let room = self.halves.with_tx(&connection.members, |tx| {
-            if tx.ended || connection.ending.is_over() || tx.sender.carrier() == Transport::Tcp {
+            if tx.ended || connection.ending.is_over() || tx.sender.transport() == Transport::Tcp {
                 return None;
             }
             // As with TCP, a little room is not yet worth a wake-up.
             let need = tx.writer.capacity() / 4;
             // Where the path is gone the next send goes over TCP, as soon as that can be.
-            let moves = self.line.is_gone() && tx.sender.may_move(tx.followed.load_acquire().hint());
+            let moves = self.session.is_gone() && tx.sender.may_move(tx.followed.load_acquire().hint());
             Some(moves || tx.has_room(connection, need))
         });
         room.unwrap_or(Some(true))
@@ -41,7 +41,7 @@ impl Pipes {
     /// Whether nobody will ever read what is in the pipe: TCP is over, or it says that the peer is gone, and the path to the
     /// peer is too.
     pub(super) fn is_over(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
-        connection.ending.is_over() || self.line.is_gone() && connection.ending.has_peer_ended(kernel, fd)
+        connection.ending.is_over() || self.session.is_gone() && connection.ending.has_peer_ended(kernel, fd)
     }
 
     /// Asks the peer to notify for bytes, for room, or both. Whoever called must look again before it sleeps (R-12, A1 to A3).
@@ -57,7 +57,7 @@ impl Pipes {
             others |= self.halves.with_tx(&connection.members, |tx| tx.arm(connection)).unwrap_or(false);
         }
         if others {
-            self.bell.notify();
+            self.doorbell.notify();
         }
         // Who waits may wait for something else than bytes.
         if self.halves.with_rx(&connection.members, Rx::look_for_ring).unwrap_or(false) {
@@ -73,10 +73,10 @@ impl Pipes {
     }
 
     /// What carries the two directions: sending, receiving.
-    pub fn carriers(&self, connection: &Connection) -> [Transport; 2] {
-        let tx = self.halves.with_tx(&connection.members, |tx| tx.sender.carrier());
-        let rx = self.halves.with_rx(&connection.members, |rx| rx.receiver.carrier());
-        [tx, rx].map(|carrier| carrier.unwrap_or(Transport::Tcp))
+    pub fn transports(&self, connection: &Connection) -> [Transport; 2] {
+        let tx = self.halves.with_tx(&connection.members, |tx| tx.sender.transport());
+        let rx = self.halves.with_rx(&connection.members, |rx| rx.receiver.transport());
+        [tx, rx].map(|transport| transport.unwrap_or(Transport::Tcp))
     }
 }
 
@@ -101,7 +101,7 @@ impl Rx {
         self.reader.arm(need);
         std::sync::atomic::fence(Ordering::SeqCst);
         self.reader.before_sleep();
-        connection.members.group().is_some_and(|family| family.arm(Direction::In, target))
+        connection.members.group().is_some_and(|group| group.arm(Direction::In, target))
     }
 
     /// After a read, for a thread that was asleep before it and could ask for no more than a full ring. That was there already: the
@@ -136,6 +136,6 @@ impl Tx {
         self.writer.arm(need);
         std::sync::atomic::fence(Ordering::SeqCst);
         self.writer.before_sleep();
-        connection.members.group().is_some_and(|family| family.arm(Direction::Out, target))
+        connection.members.group().is_some_and(|group| group.arm(Direction::Out, target))
     }
 }

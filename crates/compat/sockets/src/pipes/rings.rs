@@ -117,7 +117,7 @@ impl Pipes {
                 return;
             };
             let Some((generation, segment)) = self.offered.take_ring() else { return };
-            if !connection.members.is_alone() || self.line.is_leaving() || rx.over || rx.broken.is_some() {
+            if !connection.members.is_alone() || self.session.is_leaving() || rx.over || rx.broken.is_some() {
                 return;
             }
             let Some((next, tail)) = check_ring(generation, &segment, self.epochs.peer) else { return };

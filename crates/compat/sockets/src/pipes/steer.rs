@@ -11,7 +11,7 @@ use super::{Failed, Pipes, Tx, io::Sending};
 use crate::{
     connection::Connection,
     direction::Direction,
-    family::ForkGroup,
+    fork_group::ForkGroup,
     kernel::Kernel,
     switch::{Fault, Transport},
 };
@@ -23,10 +23,10 @@ impl Pipes {
             return;
         }
         let moved = self.halves.with_tx(&connection.members, |tx| {
-            let before = tx.sender.carrier();
+            let before = tx.sender.transport();
             let now = tx.steer(connection, kernel, fd, Transport::Tcp);
             // What fails here fails again where the program hears of it.
-            let _ = tx.pay(connection, kernel, fd);
+            let _ = tx.send_recalled_now(connection, kernel, fd);
             now.is_ok_and(|now| now != before)
         });
         self.halves.notify_if(matches!(moved, Ok(true)));
@@ -36,14 +36,19 @@ impl Pipes {
 impl Tx {
     /// Whether the peer wants from TCP what it has not read from the pipe (S-2).
     fn is_recalled_in_vain(&mut self) -> bool {
-        self.sender.carrier() == Transport::Pipe
+        self.sender.transport() == Transport::Pipe
             && Followed::decode(self.followed.load_acquire().hint()).recalls()
             && !self.writer.reader().is_drained().unwrap_or(true)
     }
 
     /// Sends over TCP what was recalled from the pipe, before anything else. Says whether something is left.
-    pub(super) fn pay(&mut self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> Result<bool, Failed> {
-        let Some(base) = self.recalled.filter(|_| self.sender.carrier() == Transport::Tcp) else { return Ok(false) };
+    pub(super) fn send_recalled_now(
+        &mut self,
+        connection: &Connection,
+        kernel: &dyn Kernel,
+        fd: RawFd,
+    ) -> Result<bool, Failed> {
+        let Some(base) = self.recalled.filter(|_| self.sender.transport() == Transport::Tcp) else { return Ok(false) };
         loop {
             let from = connection.members.counted(Direction::Out).wrapping_sub(base);
             if self.writer.position().wrapping_sub(from) as i64 <= 0 {

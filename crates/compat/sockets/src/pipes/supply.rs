@@ -31,12 +31,12 @@ impl Pipes {
                 connection.count(Direction::Out, n);
                 return Ok((n, Transport::Tcp, n < most));
             }
-            let carrier = tx.steer(connection, kernel, fd, wanted)?;
-            if tx.pay(connection, kernel, fd)? {
+            let transport = tx.steer(connection, kernel, fd, wanted)?;
+            if tx.send_recalled_now(connection, kernel, fd)? {
                 return Err(Failed::Os(Errno::AGAIN));
             }
             tx.ended |= connection.ending.is_over();
-            if !tx.ended && carrier == Transport::Pipe {
+            if !tx.ended && transport == Transport::Pipe {
                 tx.advance_ring(connection)?;
                 // A peer that reads no more shows before anything is taken.
                 let most_there = (most as u64).min(tx.writer.capacity());

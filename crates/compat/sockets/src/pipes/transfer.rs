@@ -33,12 +33,12 @@ impl Pipes {
             if self.hints().is_detached() {
                 return send_over_tcp(connection, kernel, fd, from);
             }
-            let carrier = tx.steer(connection, kernel, fd, wanted)?;
-            if tx.pay(connection, kernel, fd)? {
+            let transport = tx.steer(connection, kernel, fd, wanted)?;
+            if tx.send_recalled_now(connection, kernel, fd)? {
                 return Err(Failed::Os(Errno::AGAIN));
             }
             tx.ended |= connection.ending.is_over();
-            if !tx.ended && carrier == Transport::Pipe {
+            if !tx.ended && transport == Transport::Pipe {
                 tx.advance_ring(connection)?;
                 match tx.writer.write_vectored(from) {
                     Ok(Some(n)) => return Ok((n, Transport::Pipe)),
@@ -97,7 +97,7 @@ impl Pipes {
                     Err(failed) => found = Err(failed),
                 }
             }
-            let carrier = rx.receiver.carrier();
+            let transport = rx.receiver.transport();
             self.hints().set_read_to(rx.reader.position());
             let settled = matches!(found, Ok(Found::Bytes(_) | Found::Nothing)) && rx.error.is_none();
             let moves = rx.receiver.moves_within_pipe().filter(|_| settled);
@@ -115,8 +115,8 @@ impl Pipes {
                 self.offered.set_announced(true);
             }
             match found {
-                Ok(Found::Bytes(n)) => Ok((n, carrier)),
-                Ok(Found::End) => Ok((0, carrier)),
+                Ok(Found::Bytes(n)) => Ok((n, transport)),
+                Ok(Found::End) => Ok((0, transport)),
                 Ok(Found::Nothing) => Err(Failed::Os(Errno::AGAIN)),
                 Err(Failed::Broken(broken)) => {
                     rx.broken = Some(broken);
@@ -130,7 +130,7 @@ impl Pipes {
             }
         })?;
         if missed {
-            self.bell.notify();
+            self.doorbell.notify();
         }
         if matches!(received, Err(Failed::Os(Errno::AGAIN))) {
             self.comply(connection, kernel, fd);

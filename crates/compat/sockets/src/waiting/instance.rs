@@ -18,7 +18,7 @@ use crate::session::SessionPath;
 
 /// What the events of an instance are about.
 pub(super) const PATH: u64 = 0;
-const BELL: u64 = 1;
+const DOORBELL: u64 = 1;
 pub(super) const SOCKET: u64 = 2;
 
 /// The epoll instances that this process made, also those at which a thread waits now.
@@ -47,7 +47,7 @@ impl Instances {
         Self { all: all.iter().filter_map(Weak::upgrade).collect(), _no_more: all }
     }
 
-    pub(crate) fn hold(&self) -> HeldInstances<'_> {
+    pub(crate) fn lock_instances(&self) -> HeldInstances<'_> {
         HeldInstances(self.all.iter().map(|instance| lock(&instance.0)).collect())
     }
 }
@@ -60,9 +60,9 @@ impl HeldInstances<'_> {
     }
 }
 
-fn watch_bell(epoll: &ReservedFd, bell: &SingleDoorbell) -> rustix::io::Result<()> {
-    let rung = if bell.is_shared() { epoll::EventFlags::IN } else { epoll::EventFlags::OUT };
-    watch(epoll, bell.as_fd(), BELL, rung | epoll::EventFlags::ET)
+fn watch_doorbell(epoll: &ReservedFd, doorbell: &SingleDoorbell) -> rustix::io::Result<()> {
+    let notified = if doorbell.is_shared() { epoll::EventFlags::IN } else { epoll::EventFlags::OUT };
+    watch(epoll, doorbell.as_fd(), DOORBELL, notified | epoll::EventFlags::ET)
 }
 
 /// What comes over it is for those who negotiate. Its end wakes all.
@@ -81,7 +81,7 @@ pub(crate) struct Instance {
     pub(super) number: RawFd,
     pub(super) epoll: Arc<Shared>,
     /// In the order of their addresses.
-    bells: Vec<Arc<SingleDoorbell>>,
+    doorbells: Vec<Arc<SingleDoorbell>>,
     /// Paths, as long as they are there: nothing is kept open by being watched.
     paths: Vec<Weak<SessionPath>>,
 }
@@ -98,7 +98,7 @@ impl Instance {
         }
         all.push(Arc::downgrade(&epoll));
         drop(all);
-        Ok(Self { number, epoll, bells: Vec::new(), paths: Vec::new() })
+        Ok(Self { number, epoll, doorbells: Vec::new(), paths: Vec::new() })
     }
 
     /// Whether it is this process's, and none of a parent's which forked while a thread waited there.
@@ -118,15 +118,21 @@ impl Instance {
     /// Watches these and no others.
     pub(super) fn turn_to(
         &mut self,
-        bells: Vec<Arc<SingleDoorbell>>,
+        doorbells: Vec<Arc<SingleDoorbell>>,
         paths: Vec<Arc<SessionPath>>,
     ) -> rustix::io::Result<()> {
         let epoll = lock(&self.epoll.0);
         let epoll = epoll.as_ref().ok_or(Errno::BADF)?;
-        let before = std::mem::take(&mut self.bells);
-        before.iter().filter(|bell| !has(&bells, bell)).try_for_each(|bell| epoll::delete(epoll, bell.as_fd()))?;
-        bells.iter().filter(|bell| !has(&before, bell)).try_for_each(|bell| watch_bell(epoll, bell))?;
-        self.bells = bells;
+        let before = std::mem::take(&mut self.doorbells);
+        before
+            .iter()
+            .filter(|doorbell| !has(&doorbells, doorbell))
+            .try_for_each(|doorbell| epoll::delete(epoll, doorbell.as_fd()))?;
+        doorbells
+            .iter()
+            .filter(|doorbell| !has(&before, doorbell))
+            .try_for_each(|doorbell| watch_doorbell(epoll, doorbell))?;
+        self.doorbells = doorbells;
         let before: Vec<_> = std::mem::take(&mut self.paths).iter().filter_map(Weak::upgrade).collect();
         let has = |all: &[Arc<SessionPath>], path: &Arc<SessionPath>| all.iter().any(|other| Arc::ptr_eq(other, path));
         before.iter().filter(|path| !has(&paths, path)).try_for_each(|path| epoll::delete(epoll, path.as_fd()))?;
@@ -135,16 +141,17 @@ impl Instance {
         Ok(())
     }
 
-    pub(super) fn is_for(&self, bells: &[Arc<SingleDoorbell>]) -> bool {
-        self.bells.len() == bells.len() && self.bells.iter().zip(bells).all(|(one, other)| Arc::ptr_eq(one, other))
+    pub(super) fn is_for(&self, doorbells: &[Arc<SingleDoorbell>]) -> bool {
+        self.doorbells.len() == doorbells.len()
+            && self.doorbells.iter().zip(doorbells).all(|(one, other)| Arc::ptr_eq(one, other))
     }
 
-    pub fn has(&self, bell: &Arc<SingleDoorbell>) -> bool {
-        has(&self.bells, bell)
+    pub fn has(&self, doorbell: &Arc<SingleDoorbell>) -> bool {
+        has(&self.doorbells, doorbell)
     }
 }
 
-/// Whether `bell` is one of `bells`, which are in the order of their addresses.
-fn has(bells: &[Arc<SingleDoorbell>], bell: &Arc<SingleDoorbell>) -> bool {
-    bells.binary_search_by_key(&Arc::as_ptr(bell), Arc::as_ptr).is_ok()
+/// Whether `doorbell` is one of `doorbells`, which are in the order of their addresses.
+fn has(doorbells: &[Arc<SingleDoorbell>], doorbell: &Arc<SingleDoorbell>) -> bool {
+    doorbells.binary_search_by_key(&Arc::as_ptr(doorbell), Arc::as_ptr).is_ok()
 }

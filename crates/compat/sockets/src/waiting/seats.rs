@@ -35,7 +35,7 @@ impl Seats {
     }
 
     /// Nobody begins or ends to wait while this is held.
-    pub fn hold(&self) -> MutexGuard<'_, Vec<Instance>> {
+    pub fn lock_instances(&self) -> MutexGuard<'_, Vec<Instance>> {
         lock(&self.0)
     }
 }

@@ -79,7 +79,7 @@ pub struct Play {
     pub crowd: Arc<OnceLock<(Weak<Process>, Arc<Connection>)>>,
     /// How often memory was made by a link, and apart from it.
     pub made: Arc<[AtomicU32; 2]>,
-    /// How many knocks, and how many messages, the victim took.
+    /// How many callers, and how many messages, the victim took.
     pub taken: Arc<[AtomicU32; 2]>,
 }
 
@@ -256,8 +256,8 @@ pub struct Liar {
     pub history: History,
     pub control: Option<OwnControl>,
     /// What it rings, and where it would wait.
-    pub ringer: Option<SingleNotifier>,
-    pub bell: Option<SingleDoorbell>,
+    pub notifier: Option<SingleNotifier>,
+    pub doorbell: Option<SingleDoorbell>,
     listener: Option<Box<dyn tombolo_domain::Listener>>,
 }
 
@@ -292,7 +292,16 @@ impl Liar {
             counts: counts(RECEIVED, SENT),
             nonce: [9; 16],
         };
-        Self { link, claim, to: 0, history, control: None, ringer: None, bell: SingleDoorbell::new().ok(), listener }
+        Self {
+            link,
+            claim,
+            to: 0,
+            history,
+            control: None,
+            notifier: None,
+            doorbell: SingleDoorbell::new().ok(),
+            listener,
+        }
     }
 
     /// Whether nobody called it again.
@@ -301,9 +310,9 @@ impl Liar {
     }
 
     /// What the victim said, if anything.
-    pub fn hear(&mut self) -> Option<Message> {
+    pub fn receive_message(&mut self) -> Option<Message> {
         let received = self.link.recv(1 << 20).ok()??;
-        self.ringer = self.link.take_notifier().or(self.ringer.take());
+        self.notifier = self.link.take_notifier().or(self.notifier.take());
         let message = Message::decode(&received.message).expect("the victim speaks well");
         if let Message::Propose(claim) | Message::Answer { claim, .. } = &message {
             self.to = claim.id;
@@ -335,7 +344,7 @@ impl Liar {
     }
 
     /// Says `message`, changed by `lie`, with a segment that is a good one or not.
-    pub fn say(&mut self, message: &Message, mut segment: Option<SegmentHeader>, lie: &mut Option<Random>) {
+    pub fn send_message(&mut self, message: &Message, mut segment: Option<SegmentHeader>, lie: &mut Option<Random>) {
         let mut bytes = message.encode();
         if let Some(random) = lie {
             for _ in 0..random.below(4) {
@@ -347,7 +356,7 @@ impl Liar {
                 1 => bytes.extend([0; 8]),
                 2 => segment = None,
                 3 => segment = Some(header(random.word())),
-                4 => self.bell = None,
+                4 => self.doorbell = None,
                 _ => {}
             }
         }
@@ -365,8 +374,8 @@ impl Liar {
             }
             Some(offer)
         });
-        let _ = match self.bell.as_ref().filter(|_| offer.is_some()) {
-            Some(bell) => self.link.send_with_bell(&bytes, offer.as_ref(), bell),
+        let _ = match self.doorbell.as_ref().filter(|_| offer.is_some()) {
+            Some(doorbell) => self.link.send_with_doorbell(&bytes, offer.as_ref(), doorbell),
             None => self.link.send(&bytes, offer.as_ref()),
         };
     }
@@ -394,11 +403,11 @@ pub fn talk(victim: &Victim, waits: bool, knows: bool, lie: Option<Random>) -> (
 pub fn go_on(victim: &Victim, mut liar: Liar, waits: bool, mut lie: Option<Random>) -> (Liar, bool) {
     let claim = liar.claim;
     if waits {
-        liar.say(&Message::Propose(claim), None, &mut lie);
+        liar.send_message(&Message::Propose(claim), None, &mut lie);
     }
     for _ in 0..4 {
         victim.call();
-        let heard = liar.hear();
+        let heard = liar.receive_message();
         let answer = match heard.and_then(|heard| liar.reply(&heard)) {
             Some(reply) => reply,
             // Out of turn, and about nothing.
@@ -409,7 +418,7 @@ pub fn go_on(victim: &Victim, mut liar: Liar, waits: bool, mut lie: Option<Rando
                 None => break,
             },
         };
-        liar.say(&answer, liar.brings(&answer), &mut lie);
+        liar.send_message(&answer, liar.brings(&answer), &mut lie);
     }
     victim.call();
     let joined = victim.connection.stage() == Stage::Joined;
@@ -423,11 +432,11 @@ pub fn convince(victim: &Victim, secret: Secret, lie: impl Fn(&mut Claim)) -> bo
     let mut liar = Liar::meet(victim, waits, true);
     if waits {
         lie(&mut liar.claim);
-        liar.say(&Message::Propose(liar.claim), None, &mut None);
+        liar.send_message(&Message::Propose(liar.claim), None, &mut None);
     }
     for _ in 0..3 {
         victim.call();
-        let said = match liar.hear() {
+        let said = match liar.receive_message() {
             Some(Message::Propose(proposal)) => {
                 lie(&mut liar.claim);
                 let claim = liar.claim;
@@ -442,7 +451,7 @@ pub fn convince(victim: &Victim, secret: Secret, lie: impl Fn(&mut Claim)) -> bo
             }
             _ => break,
         };
-        liar.say(&said, Some(header(liar.claim.id)), &mut None);
+        liar.send_message(&said, Some(header(liar.claim.id)), &mut None);
     }
     victim.call();
     victim.connection.stage() == Stage::Joined
@@ -540,9 +549,9 @@ impl Endpoint for PosingLink {
         self.has_room()?;
         self.0.send(message, offer)
     }
-    fn send_with_bell(&mut self, message: &[u8], offer: Option<&Offer>, bell: &SingleDoorbell) -> Outcome<()> {
+    fn send_with_doorbell(&mut self, message: &[u8], offer: Option<&Offer>, doorbell: &SingleDoorbell) -> Outcome<()> {
         self.has_room()?;
-        self.0.send_with_bell(message, offer, bell)
+        self.0.send_with_doorbell(message, offer, doorbell)
     }
     fn take_notifier(&mut self) -> Option<SingleNotifier> {
         self.0.take_notifier()

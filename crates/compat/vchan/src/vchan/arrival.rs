@@ -12,7 +12,7 @@ use std::{
 use tombolo_os::{event::eventfd, lock::lock};
 
 use super::Halves;
-use crate::{bell::Bell, border::Outcome};
+use crate::{border::Outcome, poll_descriptor::PollDescriptor};
 
 /// Who came, or why nobody will, until the program's next call.
 #[derive(Debug, Default)]
@@ -29,15 +29,15 @@ pub(crate) struct Arrival {
 }
 
 impl Arrival {
-    /// Brings a peer, or the reason why there will be none, and rings `bell` for it.
-    pub(crate) fn deliver(&self, who: Outcome<Halves>, bell: &Bell) {
+    /// Brings a peer, or the reason why there will be none, and rings `poll_descriptor` for it.
+    pub(crate) fn deliver(&self, who: Outcome<Halves>, poll_descriptor: &PollDescriptor) {
         *lock(&self.who) = Some(who);
         self.is_there.store(true, Ordering::Release);
         if let Some(watch) = &*lock(&self.watch) {
             let _ = rustix::io::write(watch, &1u64.to_ne_bytes());
         }
         self.came.notify_all();
-        bell.notify();
+        poll_descriptor.notify();
     }
 
     /// Whether somebody came whom the program has not met.

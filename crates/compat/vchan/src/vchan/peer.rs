@@ -12,8 +12,8 @@ use tombolo_os::lock::lock;
 use super::{CLOSED, CallMode, OPEN, WAITING};
 use crate::{
     border::{Fault, Outcome},
-    door::ServerListener,
     place::Role,
+    server_listener::ServerListener,
 };
 
 /// Whether the peer is there, and what a server keeps for the next one.
@@ -26,7 +26,7 @@ pub(crate) struct PeerState {
     /// Why it is over.
     pub(super) reason: Mutex<Fault>,
     /// A server's.
-    pub(crate) door: Mutex<Option<ServerListener>>,
+    pub(crate) listener: Mutex<Option<ServerListener>>,
     /// With a peer that runs the original: who is there, and what is this server's in XenStore.
     pub(super) original: OnceLock<Watch>,
     pub(super) server: Mutex<Option<Server>>,
@@ -39,7 +39,7 @@ impl PeerState {
             state: AtomicU8::new(WAITING),
             lost: AtomicBool::new(false),
             reason: Mutex::new(Fault::new(libc::EPIPE, "the other end has closed")),
-            door: Mutex::default(),
+            listener: Mutex::default(),
             original: OnceLock::new(),
             server: Mutex::default(),
         }
@@ -71,9 +71,9 @@ impl PeerState {
     pub(super) fn note_end(&self, why: Fault) {
         *lock(&self.reason) = why;
         if self.state.compare_exchange(OPEN, CLOSED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-            && let Some(door) = &*lock(&self.door)
+            && let Some(listener) = &*lock(&self.listener)
         {
-            door.open();
+            listener.open();
         }
     }
 

@@ -4,8 +4,8 @@
 use std::collections::VecDeque;
 
 use crate::{
-    bell::Bell,
     border::{Fault, Outcome},
+    poll_descriptor::PollDescriptor,
     side::Incoming,
 };
 
@@ -52,7 +52,7 @@ impl Reading {
         self.seen = self.left.len();
     }
 
-    /// The bell rang, and that was taken.
+    /// The poll_descriptor rang, and that was taken.
     pub(super) fn heard(&mut self) {
         if let Some(from) = &mut self.from {
             from.heard();
@@ -63,12 +63,12 @@ impl Reading {
         self.from.take()
     }
 
-    /// Has the bell ring for what comes from now on.
-    pub(super) fn arm_bell(&mut self, bell: &Bell) -> Outcome<()> {
+    /// Has the poll_descriptor ring for what comes from now on.
+    pub(super) fn arm_poll_descriptor(&mut self, poll_descriptor: &PollDescriptor) -> Outcome<()> {
         let Some(from) = &mut self.from else { return Ok(()) };
-        bell.follow_descriptor(from.fd()?)?;
+        poll_descriptor.follow_descriptor(from.fd()?)?;
         if from.available(1)? > 0 {
-            bell.notify();
+            poll_descriptor.notify();
         }
         Ok(())
     }
@@ -85,7 +85,7 @@ impl Reading {
         }
     }
 
-    /// Reads, and where somebody polls has the bell ring for more if this was all.
+    /// Reads, and where somebody polls has the poll_descriptor ring for more if this was all.
     pub(super) fn read_into(&mut self, to: &mut [u8], whole: bool, polled: bool) -> Outcome<Took> {
         if !self.left.is_empty() {
             return self.take_left(to, whole);
@@ -103,7 +103,7 @@ impl Reading {
             None => Ok(Took::Wait),
             Some(0) => Ok(Took::End(from.end())),
             Some(mut len) => {
-                // What comes before the bell is armed for more rings nobody, so it is taken as well.
+                // What comes before the poll_descriptor is armed for more rings nobody, so it is taken as well.
                 while polled && len < to.len() && from.available_while_quiet(1)? > 0 {
                     match from.read(&mut to[len..])? {
                         Some(more @ 1..) => len += more,
@@ -164,13 +164,13 @@ impl Reading {
         self.from.as_mut().map_or(Ok(()), |from| from.wait_for(need).map(drop))
     }
 
-    /// Whether there is more than the program knows of. If not, the bell will ring for it.
+    /// Whether there is more than the program knows of. If not, the poll_descriptor will ring for it.
     pub(super) fn grew(&mut self) -> Outcome<bool> {
         let unread = self.unread();
         self.from.as_mut().map_or(Ok(false), |from| Ok(from.available_while_quiet(unread + 1)? > unread))
     }
 
-    /// How many bytes can be read: the program knows of them from now on. Where somebody polls, the bell rings for more.
+    /// How many bytes can be read: the program knows of them from now on. Where somebody polls, the poll_descriptor rings for more.
     pub(super) fn readable_bytes(&mut self, polled: bool) -> Outcome<usize> {
         let mut unread = self.unread();
         if let Some(from) = &mut self.from {

@@ -123,8 +123,9 @@ fn wait_does_not_block_where_the_descriptor_is_readable() {
     let (_pair, server, _reader, mut writer) = pair(4096, 4096);
     server.0.fd().unwrap();
     let readable = || {
-        let bell = server.0.bell.fd();
-        rustix::event::poll(&mut [PollFd::new(&bell, PollFlags::IN)], Some(&Timespec::default())).unwrap() > 0
+        let poll_descriptor = server.0.poll_descriptor.fd();
+        rustix::event::poll(&mut [PollFd::new(&poll_descriptor, PollFlags::IN)], Some(&Timespec::default())).unwrap()
+            > 0
     };
     for round in 0..200 {
         let (done, is_done) = mpsc::channel();
@@ -143,7 +144,7 @@ fn wait_does_not_block_where_the_descriptor_is_readable() {
             if waiting.is_some() {
                 let waited = is_done.recv_timeout(SOON);
                 if waited.is_err() {
-                    server.0.bell.notify();
+                    server.0.poll_descriptor.notify();
                 }
                 assert!(waited.is_ok(), "round {round}: it was readable, and wait blocks");
                 assert_eq!(server.0.data_ready().unwrap(), 0);
@@ -159,8 +160,9 @@ fn descriptor_tells_of_bytes_after_looks_in_vain_and_rings_for_room() {
     let (_pair, server, mut reader, mut writer) = pair(4096, 4096);
     server.0.fd().unwrap();
     let readable = || {
-        let bell = server.0.bell.fd();
-        rustix::event::poll(&mut [PollFd::new(&bell, PollFlags::IN)], Some(&Timespec::default())).unwrap() > 0
+        let poll_descriptor = server.0.poll_descriptor.fd();
+        rustix::event::poll(&mut [PollFd::new(&poll_descriptor, PollFlags::IN)], Some(&Timespec::default())).unwrap()
+            > 0
     };
     let in_vain = || {
         while readable() {

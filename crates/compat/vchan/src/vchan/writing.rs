@@ -2,8 +2,8 @@
 //! The direction that is written.
 
 use crate::{
-    bell::Bell,
     border::{Fault, Outcome},
+    poll_descriptor::PollDescriptor,
     side::Outgoing,
 };
 
@@ -14,7 +14,7 @@ pub(super) struct Writing {
     staged: Vec<u8>,
     /// The program found too little room, or asked how much there is, and knew of this much.
     wants: Option<usize>,
-    /// The bell rings for room.
+    /// The poll_descriptor rings for room.
     heard: bool,
     size: usize,
 }
@@ -59,8 +59,8 @@ impl Writing {
         done
     }
 
-    /// Writes what there is room for, or all or nothing. Where somebody polls and that was not all, the bell rings for room.
-    pub(super) fn put(&mut self, bytes: &[u8], whole: bool, polled: Option<&Bell>) -> Outcome<usize> {
+    /// Writes what there is room for, or all or nothing. Where somebody polls and that was not all, the poll_descriptor rings for room.
+    pub(super) fn put(&mut self, bytes: &[u8], whole: bool, polled: Option<&PollDescriptor>) -> Outcome<usize> {
         if whole && bytes.len() > self.size() {
             let text = format!("{} bytes at once, where the ring has {}", bytes.len(), self.size());
             return Err(Fault::with(libc::EMSGSIZE, text));
@@ -72,10 +72,10 @@ impl Writing {
             self.wants = None;
         } else {
             self.wants = Some(if whole { bytes.len() - 1 } else { 0 });
-            if let Some(bell) = polled
-                && self.grew(bell)?
+            if let Some(poll_descriptor) = polled
+                && self.grew(poll_descriptor)?
             {
-                bell.notify();
+                poll_descriptor.notify();
             }
         }
         Ok(done)
@@ -98,26 +98,26 @@ impl Writing {
         self.wants.is_some()
     }
 
-    /// Whether there is more room than the program knows of. If not, the bell will ring for it.
-    pub(super) fn grew(&mut self, bell: &Bell) -> Outcome<bool> {
+    /// Whether there is more room than the program knows of. If not, the poll_descriptor will ring for it.
+    pub(super) fn grew(&mut self, poll_descriptor: &PollDescriptor) -> Outcome<bool> {
         let (Some(to), Some(known)) = (&mut self.to, self.wants) else { return Ok(false) };
         if !self.heard {
-            bell.follow_descriptor(to.fd()?)?;
+            poll_descriptor.follow_descriptor(to.fd()?)?;
             self.heard = true;
         }
         // A ring that is empty has no more room to give.
         Ok(known < to.capacity() && to.room(known + 1)? > known)
     }
 
-    /// For how many bytes there is room: the program knows of it from now on. Where somebody polls, the bell rings for more.
-    pub(super) fn writable_bytes(&mut self, polled: Option<&Bell>) -> Outcome<usize> {
+    /// For how many bytes there is room: the program knows of it from now on. Where somebody polls, the poll_descriptor rings for more.
+    pub(super) fn writable_bytes(&mut self, polled: Option<&PollDescriptor>) -> Outcome<usize> {
         loop {
             let Some(to) = &mut self.to else { return Ok(self.size - self.staged.len()) };
             let room = to.room(0)?;
             self.wants = (room < to.capacity()).then_some(room);
             match polled {
-                // More came before the bell was armed for it.
-                Some(bell) if self.grew(bell)? => {}
+                // More came before the poll_descriptor was armed for it.
+                Some(poll_descriptor) if self.grew(poll_descriptor)? => {}
                 _ => return Ok(room),
             }
         }

@@ -11,7 +11,8 @@ use tombolo_mem::{Mem, OwnWord, PeerWord};
 
 use super::ReaderParts;
 use crate::{
-    Corrupt, Counters, Error, FenceMode, carrier::PeerCarrier, notify::Notifier, pause::pause, slip::Slip, wait::Waits,
+    Corrupt, Counters, Error, FenceMode, notify::Notifier, pause::pause, slip::Slip, transport::PeerCarrier,
+    wait::Waits,
 };
 
 /// Space is handed back at the latest after so many bytes.

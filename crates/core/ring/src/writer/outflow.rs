@@ -12,7 +12,7 @@ use tombolo_layout::{
 use tombolo_mem::{Mem, OwnWord, PeerWord};
 
 use super::{FlushPolicy, WriterParts};
-use crate::{Corrupt, Counters, Error, FenceMode, carrier::OwnCarrier, notify::Notifier, wait::Waits};
+use crate::{Corrupt, Counters, Error, FenceMode, notify::Notifier, transport::OwnCarrier, wait::Waits};
 
 /// Writes of more than this are published in steps, so that reader and writer copy at the same time.
 pub(super) const STEPPED_FROM: u64 = 16 << 10;

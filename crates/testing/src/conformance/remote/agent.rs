@@ -93,9 +93,9 @@ impl<W: Write + Send + 'static> Agent<W> {
     fn serve(&mut self, number: u64, op: Op, mut parts: Parts) {
         if op == Op::Wait {
             // The one call that takes its time.
-            let (bell, out) = (Arc::clone(self.bell(parts.number())), Arc::clone(&self.out));
+            let (doorbell, out) = (Arc::clone(self.doorbell(parts.number())), Arc::clone(&self.out));
             thread::spawn(move || {
-                let woken = bell.wait(parts.slot(), parts.deadline());
+                let woken = doorbell.wait(parts.slot(), parts.deadline());
                 send(&out, number, &Body::answer(woken.map(|woken| Body::default().woken(woken))));
             });
             return;
@@ -117,10 +117,10 @@ impl<W: Write + Send + 'static> Agent<W> {
         }
     }
 
-    fn bell(&self, number: u64) -> &Arc<dyn Doorbell> {
+    fn doorbell(&self, number: u64) -> &Arc<dyn Doorbell> {
         match self.things.get(&number) {
-            Some(Thing::Bell(bell)) => bell,
-            _ => panic!("{number} is no bell"),
+            Some(Thing::Bell(doorbell)) => doorbell,
+            _ => panic!("{number} is no doorbell"),
         }
     }
 
@@ -196,7 +196,7 @@ impl<W: Write + Send + 'static> Agent<W> {
                 let fd = match &self.things[&number] {
                     Thing::Listener(listener) => listener.fd(),
                     Thing::Link(link) => link.fd(),
-                    Thing::Bell(bell) => bell.fd(Slot::ALL[usize::from(which)]),
+                    Thing::Bell(doorbell) => doorbell.fd(Slot::ALL[usize::from(which)]),
                     _ => panic!("{number} has no descriptor"),
                 };
                 let is = readable(fd);
@@ -206,18 +206,18 @@ impl<W: Write + Send + 'static> Agent<W> {
                 body.byte(is.into())
             }
             Op::Doorbell => {
-                let bell = self.link(parts.number()).doorbell();
-                body.number(bell.map_or(0, |bell| self.store_thing(Thing::Bell(bell))))
+                let doorbell = self.link(parts.number()).doorbell();
+                body.number(doorbell.map_or(0, |doorbell| self.store_thing(Thing::Bell(doorbell))))
             }
             Op::Life => body.life(self.link(parts.number()).liveness()),
             Op::Peer => body.bytes(self.link(parts.number()).peer().domain.as_bytes()),
             Op::SameKernel => body.byte(self.link(parts.number()).same_kernel().into()),
             Op::Ring => {
-                self.bell(parts.number()).notify(parts.slot());
+                self.doorbell(parts.number()).notify(parts.slot());
                 body
             }
             Op::Drain => {
-                self.bell(parts.number()).drain(parts.slot());
+                self.doorbell(parts.number()).drain(parts.slot());
                 body
             }
             Op::Store => {

@@ -361,7 +361,7 @@ impl Endpoint for RemoteLink {
     fn doorbell(&self) -> Option<Arc<dyn Doorbell>> {
         let remote = Remote(Arc::clone(&self.thing.line));
         let thing = remote.thing(&self.thing.ask(Op::Doorbell)).expect("this call does not fail")?;
-        Some(Arc::new(RemoteBell { thing, events: [event(), event()] }))
+        Some(Arc::new(RemoteDoorbell { thing, events: [event(), event()] }))
     }
 
     fn liveness(&self) -> Liveness {
@@ -378,12 +378,12 @@ impl Endpoint for RemoteLink {
 }
 
 #[derive(Debug)]
-struct RemoteBell {
+struct RemoteDoorbell {
     thing: Thing,
     events: [Arc<OwnedFd>; 2],
 }
 
-impl Doorbell for RemoteBell {
+impl Doorbell for RemoteDoorbell {
     fn notify(&self, slot: Slot) {
         self.thing.line.call(&self.thing.ask(Op::Ring).slot(slot)).expect("to ring cannot fail");
     }

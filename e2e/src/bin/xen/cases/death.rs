@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tombolo_e2e::control::Job;
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
-use tombolo_e2e::lines::within;
+use tombolo_e2e::line_reader::within;
 use tombolo_e2e::wire::End;
 
 pub const CASES: &[Case] = &[

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tombolo_e2e::control::Job;
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Result};
-use tombolo_e2e::lines::within;
+use tombolo_e2e::line_reader::within;
 
 pub const PV: &[Case] =
     &[Case { name: "pv_names_of_dom0s_broker_lead_where_rules_allow_and_pauses_are_told", run: names }];

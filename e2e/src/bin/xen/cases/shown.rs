@@ -10,7 +10,7 @@ use std::time::Instant;
 use tombolo::{Options, Stream};
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
-use tombolo_e2e::lines::within;
+use tombolo_e2e::line_reader::within;
 
 pub const PV: &[Case] = &[Case { name: "ls_shows_a_channel_and_what_its_peer_keeps_mapped", run: shown }];
 

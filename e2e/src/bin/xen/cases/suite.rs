@@ -6,7 +6,7 @@ use super::{Case, Kind, Verdict};
 use crate::rig::{Pair, Rig};
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::Result;
-use tombolo_e2e::lines::within;
+use tombolo_e2e::line_reader::within;
 use tombolo_e2e::wire::End;
 use tombolo_e2e::xen::init::address_of;
 

@@ -6,7 +6,7 @@ use crate::many;
 use crate::rig::{Pair, Rig};
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
-use tombolo_e2e::lines::within;
+use tombolo_e2e::line_reader::within;
 
 pub const PV: &[Case] = &[
     Case { name: "pv_file_arrives_whole_in_the_other_domu", run: |rig| files(rig, Kind::Pv, "A", "B") },

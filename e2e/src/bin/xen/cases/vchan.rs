@@ -7,7 +7,7 @@ use std::time::Instant;
 use tombolo_e2e::control::Job;
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Result};
-use tombolo_e2e::lines::within;
+use tombolo_e2e::line_reader::within;
 use tombolo_e2e::vchan::{QUBES, TRIED, XENS, tries};
 use tombolo_e2e::wire::End;
 use tombolo_e2e::xen::vchan::{ORIGINAL, OURS};

@@ -36,12 +36,12 @@ impl Sleeper for Direct {
 struct Passed(std::os::fd::OwnedFd);
 
 impl Passed {
-    fn new(bell: &Arc<dyn Doorbell>) -> Self {
+    fn new(doorbell: &Arc<dyn Doorbell>) -> Self {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("there are descriptors");
-        let (bell, told) = (Arc::clone(bell), event.try_clone().expect("there are descriptors"));
+        let (doorbell, told) = (Arc::clone(doorbell), event.try_clone().expect("there are descriptors"));
         thread::spawn(move || {
-            while bell.wait(Slot::Data, Deadline::NEVER).is_ok_and(|woken| woken == Woken::Notified) {
-                bell.drain(Slot::Data);
+            while doorbell.wait(Slot::Data, Deadline::NEVER).is_ok_and(|woken| woken == Woken::Notified) {
+                doorbell.drain(Slot::Data);
                 rustix::io::write(&told, &1u64.to_ne_bytes()).expect("one fits");
             }
         });
@@ -57,8 +57,8 @@ impl Sleeper for Passed {
     }
 }
 
-fn sleeper(bell: &Arc<dyn Doorbell>, passed: bool) -> Box<dyn Sleeper> {
-    if passed { Box::new(Passed::new(bell)) } else { Box::new(Direct(Arc::clone(bell))) }
+fn sleeper(doorbell: &Arc<dyn Doorbell>, passed: bool) -> Box<dyn Sleeper> {
+    if passed { Box::new(Passed::new(doorbell)) } else { Box::new(Direct(Arc::clone(doorbell))) }
 }
 
 /// Rings back whenever it is rung, until the other goes.
@@ -66,12 +66,12 @@ pub fn far(mut link: Box<dyn Endpoint>) {
     link.send(b"here", None).expect("there is room");
     println!("ready");
     let told = conformance::receive(&mut *link, patience()).expect("it says how");
-    let bell = link.doorbell().expect("a message came");
-    bell.drain(Slot::Data);
-    let sleeper = sleeper(&bell, told.message == b"passed");
+    let doorbell = link.doorbell().expect("a message came");
+    doorbell.drain(Slot::Data);
+    let sleeper = sleeper(&doorbell, told.message == b"passed");
     link.send(b"go", None).expect("there is room");
     while !link.liveness().is_gone() && sleeper.sleep() {
-        bell.notify(Slot::Data);
+        doorbell.notify(Slot::Data);
     }
 }
 
@@ -80,28 +80,28 @@ pub fn run(address: &str, other: &str, count: usize) -> bool {
     let (here, there) = (Side::new(other), reach(address));
     for round in 0..5 {
         for passed in [false, true] {
-            let service = format!("bell{}-{round}-{passed}", std::process::id());
+            let service = format!("doorbell{}-{round}-{passed}", std::process::id());
             let mut listener = here.listen(&service).expect("a fresh service is free");
-            let actor = there.cast("bell", &service);
+            let actor = there.cast("doorbell", &service);
             let link = conformance::wait_for(&mut *listener, patience(), |it| it.fd(), |it| it.accept());
             let mut link = link.expect("one knocked");
             conformance::receive(&mut *link, patience()).expect("it is there");
-            let bell = link.doorbell().expect("a message came");
+            let doorbell = link.doorbell().expect("a message came");
             link.send(if passed { b"passed" } else { b"direct" }, None).expect("there is room");
             conformance::receive(&mut *link, patience()).expect("it is ready");
-            bell.drain(Slot::Data);
-            let sleeper = sleeper(&bell, passed);
+            doorbell.drain(Slot::Data);
+            let sleeper = sleeper(&doorbell, passed);
             let mut times: Vec<_> = (0..count)
                 .map(|_| {
                     let start = Instant::now();
-                    bell.notify(Slot::Data);
+                    doorbell.notify(Slot::Data);
                     assert!(sleeper.sleep(), "the other rings back");
                     start.elapsed()
                 })
                 .collect();
             times.sort();
             let way = if passed { "through a thread" } else { "directly" };
-            println!("bell: {way}: p50 {:?} p90 {:?} of {count}", times[count / 2], times[count * 9 / 10]);
+            println!("doorbell: {way}: p50 {:?} p90 {:?} of {count}", times[count / 2], times[count * 9 / 10]);
             actor.kill();
         }
     }

@@ -221,7 +221,7 @@ pub(crate) struct ReaperClient {
 impl ReaperClient {
     /// Hands a descriptor over. Where there is no keeper, or it does not hear, the kernel's own list has to do.
     pub(crate) fn entrust(&self, xen: &dyn Hypervisor, file: BorrowedFd<'_>, note: Note) -> Option<Entrusted> {
-        let path = xen.keeper()?;
+        let path = xen.grant_reaper()?;
         let id = self.last.fetch_add(1, Ordering::Relaxed);
         let request = Request::Keep(Note { id, ..note });
         let mut way = lock(&self.way);

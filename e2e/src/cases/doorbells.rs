@@ -16,7 +16,7 @@ use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::guest::sys::{self, SliceArgs, errno};
 use tombolo_e2e::guest::{Ends, Link, Slice, open_node, polled};
-use tombolo_e2e::lines::within;
+use tombolo_e2e::line_reader::within;
 
 pub const CASES: &[Case] = &[
     Case { name: "sleeper_in_a_guest_hears_the_host", run: from_host },
@@ -30,17 +30,17 @@ pub const CASES: &[Case] = &[
     Case { name: "sleepers_in_two_guests_hear_each_other", run: between_guests },
 ];
 pub const HALVES: &[Half] = &[
-    ("bells::listen", listen),
-    ("bells::ring", ring),
-    ("bells::apart", guest_apart),
-    ("bells::redirected", guest_redirected),
-    ("bells::counters", counters),
-    ("bells::doze", doze),
-    ("bells::suspend", suspend),
-    ("bells::flooded", flooded),
-    ("bells::watched", guest_watched),
-    ("bells::ping", ping),
-    ("bells::pong", pong),
+    ("doorbells::listen", listen),
+    ("doorbells::ring", ring),
+    ("doorbells::apart", guest_apart),
+    ("doorbells::redirected", guest_redirected),
+    ("doorbells::counters", counters),
+    ("doorbells::doze", doze),
+    ("doorbells::suspend", suspend),
+    ("doorbells::flooded", flooded),
+    ("doorbells::watched", guest_watched),
+    ("doorbells::ping", ping),
+    ("doorbells::pong", pong),
 ];
 
 /// Where the marks of a part begin, and which of them the slice here has.
@@ -72,7 +72,7 @@ fn notify_as_host(guest: &Guest, channel: u32) -> Result<()> {
 
 fn from_host(rig: &mut Rig) -> Result<Verdict> {
     let guest = rig.solo()?;
-    let job = guest.start("bells::listen", &["3"])?;
+    let job = guest.start("doorbells::listen", &["3"])?;
     ensure!(guest.vm.line(job, within(60))? == "ready", "not ready");
     for (channel, heard) in [(0, "1"), (1, "2"), (0, "1")] {
         notify_as_host(guest, channel)?;
@@ -99,7 +99,7 @@ fn to_host(rig: &mut Rig) -> Result<Verdict> {
     let mark = |guest: &Guest| guest.own()?.read(MARKS + u64::from(CHANNEL + 1) * 4, 4);
     let before = mark(guest)?;
     guest.quiet()?;
-    let job = guest.start("bells::ring", &[])?;
+    let job = guest.start("doorbells::ring", &[])?;
     guest.wait_notified(within(60))?;
     ensure!(mark(guest)? != before, "rung without a mark");
     guest.vm.wait(job, within(60))?.success()?;
@@ -115,7 +115,7 @@ fn redirected(rig: &mut Rig) -> Result<Verdict> {
     let mark = |guest: &Guest| guest.own()?.read(MARKS + u64::from(CHANNEL) * 4, 4);
     let before = mark(guest)?;
     guest.quiet()?;
-    let job = guest.start("bells::redirected", &[])?;
+    let job = guest.start("doorbells::redirected", &[])?;
     ensure!(guest.vm.line(job, within(60))? == "rung nobody", "not ready");
     ensure!(guest.wait_notified(Instant::now()).is_err(), "a doorbell that was taken away was rung");
     ensure!(mark(guest)? != before, "a ring was not counted");
@@ -145,7 +145,7 @@ fn guest_redirected(args: &[String]) -> Result<()> {
 
 fn apart(rig: &mut Rig) -> Result<Verdict> {
     let guest = rig.solo()?;
-    let job = guest.start("bells::apart", &[])?;
+    let job = guest.start("doorbells::apart", &[])?;
     for step in ["poll", "eventfd"] {
         let line = guest.vm.line(job, within(60))?;
         ensure!(line == step, "`{line}` instead of `{step}`");
@@ -194,9 +194,9 @@ fn nothing(slice: &Slice) -> Result<bool> {
 /// Interrupts that come while a machine is suspended to memory are lost with the state of its processors.
 fn suspended(rig: &mut Rig) -> Result<Verdict> {
     let guest = rig.solo()?;
-    let job = guest.start("bells::doze", &[])?;
+    let job = guest.start("doorbells::doze", &[])?;
     ensure!(guest.vm.line(job, within(60))? == "ready", "not ready");
-    let sleep = guest.start("bells::suspend", &[])?;
+    let sleep = guest.start("doorbells::suspend", &[])?;
     guest.vm.qmp.event(|event| event["event"] == "SUSPEND", within(60)).context("no suspend")?;
     notify_as_host(guest, 0)?;
     guest.vm.qmp.run("system_wakeup", &json!({}))?;
@@ -227,7 +227,7 @@ fn suspend(_: &[String]) -> Result<()> {
 fn storm(rig: &mut Rig) -> Result<Verdict> {
     const LONG: Duration = Duration::from_secs(3);
     let guest = rig.solo()?;
-    let job = guest.start("bells::listen", &["1"])?;
+    let job = guest.start("doorbells::listen", &["1"])?;
     ensure!(guest.vm.line(job, within(60))? == "ready", "not ready");
     let (interrupts, storms) = count(guest)?;
     let mut rings = 0_u64;
@@ -258,7 +258,7 @@ fn storm(rig: &mut Rig) -> Result<Verdict> {
 fn flood(rig: &mut Rig) -> Result<Verdict> {
     const LONG: Duration = Duration::from_secs(3);
     let guest = rig.solo()?;
-    let job = guest.start("bells::flooded", &[])?;
+    let job = guest.start("doorbells::flooded", &[])?;
     ensure!(guest.vm.line(job, within(60))? == "ready", "not ready");
     let (interrupts, storms) = count(guest)?;
     let end = Instant::now() + LONG;
@@ -286,7 +286,7 @@ const WATCHERS: usize = 20_000;
 fn watched(rig: &mut Rig) -> Result<Verdict> {
     const LONG: Duration = Duration::from_secs(3);
     let guest = rig.solo()?;
-    let job = guest.start("bells::watched", &[])?;
+    let job = guest.start("doorbells::watched", &[])?;
     let once = guest.vm.line(job, within(120))?;
     let once = Duration::from_micros(once.parse().context(once)?);
     let (interrupts, storms) = count(guest)?;
@@ -366,7 +366,7 @@ fn flooded(args: &[String]) -> Result<()> {
 }
 
 fn count(guest: &mut Guest) -> Result<(u64, u64)> {
-    let text = guest.run("bells::counters", &[])?;
+    let text = guest.run("doorbells::counters", &[])?;
     let (interrupts, storms) = text.split_once(' ').ok_or_else(|| Error::new("no counters"))?;
     Ok((interrupts.parse()?, storms.parse()?))
 }
@@ -380,11 +380,11 @@ fn counters(args: &[String]) -> Result<()> {
 /// Each side sleeps until the other rings, by turns: a ring that got lost ends it at the deadline.
 fn between_guests(rig: &mut Rig) -> Result<Verdict> {
     let (mut a, mut b, _board) = rig.pair()?;
-    for (first, second) in [("bells::ping", "bells::pong"), ("bells::pong", "bells::ping")] {
+    for (first, second) in [("doorbells::ping", "doorbells::pong"), ("doorbells::pong", "doorbells::ping")] {
         let (one, two) = (a.start(first, &["200"])?, b.start(second, &["200"])?);
-        let (pinger, job) = if first == "bells::ping" { (&mut a, one) } else { (&mut b, two) };
+        let (pinger, job) = if first == "doorbells::ping" { (&mut a, one) } else { (&mut b, two) };
         pinger.vm.wait(job, within(120))?.success()?;
-        let (ponger, job) = if first == "bells::ping" { (&mut b, two) } else { (&mut a, one) };
+        let (ponger, job) = if first == "doorbells::ping" { (&mut b, two) } else { (&mut a, one) };
         ponger.vm.wait(job, within(120))?.success()?;
     }
     a.vm.finish()?;

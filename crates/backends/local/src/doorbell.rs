@@ -22,10 +22,10 @@
 //! * The peer sets any flag: no call here looks at the flags.
 //! * The peer goes away: the same epoll instance watches the control socket for hang-up.
 //! * No ring is lost between two endpoints that follow R-12 even where the notifier issues no fence. The ready list is
-//!   locked when a ring is put on and when it is taken off. So what was published before a ring that found the bell
+//!   locked when a ring is put on and when it is taken off. So what was published before a ring that found the doorbell
 //!   already on the list is visible to the waiter that took it off.
 //!
-//! Needs Linux 5.8 (`RWF_NOWAIT` on an eventfd); [`Bell::new`] checks once that a doorbell really rings.
+//! Needs Linux 5.8 (`RWF_NOWAIT` on an eventfd); [`EventfdDoorbell::new`] checks once that a doorbell really rings.
 
 use std::{
     io,
@@ -46,12 +46,12 @@ use tombolo_os::{
 };
 
 /// What the events of a doorbell's epoll instance are about.
-const RUNG: u64 = 0;
+const NOTIFIED: u64 = 0;
 const HUNG_UP: u64 = 1;
 
 /// One slot's doorbell, on the side that waits.
 #[derive(Debug)]
-pub(crate) struct Bell {
+pub(crate) struct EventfdDoorbell {
     /// What the peer gets.
     event: ReservedFd,
     /// Where rings arrive. Never leaves this process.
@@ -64,19 +64,19 @@ pub(crate) struct Bell {
     over: AtomicBool,
 }
 
-impl Bell {
+impl EventfdDoorbell {
     /// A silent doorbell that also tells when the other side of `control` hangs up.
     pub(crate) fn new(control: BorrowedFd<'_>) -> Result<Self> {
         static WORKS: OnceLock<bool> = OnceLock::new();
-        let bell = Self::make(control)?;
+        let doorbell = Self::make(control)?;
         let works = WORKS.get_or_init(|| {
-            raise_full(&bell.event);
-            let rung = matches!(bell.wait(Deadline::after(Duration::ZERO)), Ok(Woken::Notified));
-            bell.drain();
+            raise_full(&doorbell.event);
+            let rung = matches!(doorbell.wait(Deadline::after(Duration::ZERO)), Ok(Woken::Notified));
+            doorbell.drain();
             rung
         });
         if *works {
-            Ok(bell)
+            Ok(doorbell)
         } else {
             Err(Error::os("preadv2(RWF_NOWAIT) on an eventfd (Linux 5.8)", Errno::OPNOTSUPP))
         }
@@ -91,7 +91,7 @@ impl Bell {
             epoll::add(&epoll, fd, epoll::EventData::new_u64(about), flags)
                 .map_err(|error| Error::os("epoll_ctl", error))
         };
-        watch(event.as_fd(), RUNG, epoll::EventFlags::OUT | epoll::EventFlags::ET)?;
+        watch(event.as_fd(), NOTIFIED, epoll::EventFlags::OUT | epoll::EventFlags::ET)?;
         watch(control, HUNG_UP, epoll::EventFlags::RDHUP)?;
         Ok(Self {
             event,
@@ -120,12 +120,12 @@ impl Bell {
         loop {
             let left = deadline.remaining();
             match self.take_event(left) {
-                Ok(Some(RUNG)) if self.over.load(Ordering::Relaxed) => {
+                Ok(Some(NOTIFIED)) if self.over.load(Ordering::Relaxed) => {
                     // It stays readable, as a hang-up does.
                     raise_full(&self.event);
                     return Ok(Woken::PeerGone);
                 }
-                Ok(Some(RUNG)) => {
+                Ok(Some(NOTIFIED)) => {
                     // ORDER SeqCst: with `fd`, which stores and loads the other way round; one of the two puts it back.
                     self.taken.store(true, Ordering::SeqCst);
                     if self.polled.load(Ordering::SeqCst) {
@@ -186,14 +186,14 @@ pub(crate) fn is_eventfd(fd: BorrowedFd<'_>) -> Result<bool> {
 
 /// Both endpoints' doorbells of one link.
 #[derive(Debug)]
-pub(crate) struct Bells {
+pub(crate) struct LocalDoorbells {
     /// This endpoint waits here.
-    pub own: Arc<[Bell; 2]>,
+    pub own: Arc<[EventfdDoorbell; 2]>,
     /// This endpoint rings here.
     pub peer: [ReservedFd; 2],
 }
 
-impl Doorbell for Bells {
+impl Doorbell for LocalDoorbells {
     fn notify(&self, slot: Slot) {
         raise_full(&self.peer[slot.index()]);
     }
@@ -207,7 +207,7 @@ impl Doorbell for Bells {
     }
 
     fn end_waits(&self) {
-        self.own.iter().for_each(Bell::give_up);
+        self.own.iter().for_each(EventfdDoorbell::give_up);
     }
 
     fn fd(&self, slot: Slot) -> BorrowedFd<'_> {

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Lines, over the Xen of tests: who knocks once more does it without XenStore, and who has no line still gets in.
+//! Lines, over the Xen of tests: who connect requests once more does it without XenStore, and who has no line still gets in.
 
 use std::time::Duration;
 
 use tombolo_domain::{Deadline, Endpoint, Listener, Rendezvous};
 use tombolo_domain_xen::{FakeXen, XenDomain};
-use tombolo_layout::xen::LINES;
+use tombolo_layout::xen::RECONNECT_PAGES;
 use tombolo_testing::conformance;
 
 fn patience() -> Deadline {
     Deadline::after(Duration::from_secs(20))
 }
 
-/// Whether a knock stands in XenStore.
-fn knocks(xen: &FakeXen) -> usize {
+/// Whether a connect request stands in XenStore.
+fn requests(xen: &FakeXen) -> usize {
     xen.nodes(7).iter().filter(|node| node.contains('@')).count()
 }
 
@@ -26,7 +26,7 @@ fn call(seven: &XenDomain, listener: &mut dyn Listener) -> [Box<dyn Endpoint>; 2
 fn greet(mut called: Box<dyn Endpoint>, listener: &mut dyn Listener) -> [Box<dyn Endpoint>; 2] {
     called.send(b"hello", None).expect("there is room");
     let accepted = conformance::wait_for(listener, patience(), |it| it.fd(), |it| it.accept());
-    let mut accepted = accepted.expect("somebody knocks");
+    let mut accepted = accepted.expect("somebody asks");
     assert_eq!(conformance::receive(&mut *accepted, patience()).expect("sent").message, b"hello");
     accepted.send(b"welcome", None).expect("there is room");
     assert_eq!(conformance::receive(&mut *called, patience()).expect("sent").message, b"welcome");
@@ -39,11 +39,11 @@ fn x11_only_the_first_knock_of_a_process_is_a_node() {
     let (five, seven) = (xen.domain(5), xen.domain(7));
     let mut listener = five.listen("7/door").expect("free");
     let first = seven.connect("5/door", patience()).expect("somebody listens");
-    assert_eq!(knocks(&xen), 1, "the first has no line yet");
+    assert_eq!(requests(&xen), 1, "the first has no line yet");
     let mut open = vec![greet(first, &mut *listener)];
     for _ in 0..100 {
         let called = seven.connect("5/door", patience()).expect("somebody listens");
-        assert_eq!(knocks(&xen), 0, "knocked through XenStore though there is a line");
+        assert_eq!(requests(&xen), 0, "knocked through XenStore though there is a line");
         open.push(greet(called, &mut *listener));
     }
 }
@@ -59,7 +59,7 @@ fn x11_knocks_that_come_together_are_all_answered() {
         drop(seven.connect("5/door", patience()).expect("somebody listens"));
     }
     let called: Vec<_> = (0..200).map(|_| seven.connect("5/door", patience()).expect("somebody listens")).collect();
-    assert_eq!(knocks(&xen), 0);
+    assert_eq!(requests(&xen), 0);
     let accepted: Vec<_> = (0..200)
         .map(|_| {
             conformance::wait_for(&mut *listener, patience(), |it| it.fd(), |it| it.accept()).expect("200 knocked")
@@ -73,26 +73,26 @@ fn x11_processes_beyond_the_lines_knock_through_xenstore() {
     let xen = FakeXen::new();
     let five = xen.domain(5);
     let mut listener = five.listen("7/door").expect("free");
-    let mut processes: Vec<_> = (0..=LINES)
+    let mut processes: Vec<_> = (0..=RECONNECT_PAGES)
         .map(|_| {
             let seven = xen.domain(7);
             (call(&seven, &mut *listener), seven)
         })
         .collect();
-    let knock = |seven: &XenDomain, listener: &mut dyn Listener| {
+    let request = |seven: &XenDomain, listener: &mut dyn Listener| {
         let called = seven.connect("5/door", patience()).expect("somebody listens");
-        let through_store = knocks(&xen);
+        let through_store = requests(&xen);
         greet(called, listener);
         through_store
     };
     let (last, rest) = processes.split_last().expect("25");
-    assert!(rest.iter().all(|(_, seven)| knock(seven, &mut *listener) == 0));
-    assert_eq!(knock(&last.1, &mut *listener), 1, "a line beyond those that a door listens to");
+    assert!(rest.iter().all(|(_, seven)| request(seven, &mut *listener) == 0));
+    assert_eq!(request(&last.1, &mut *listener), 1, "a page beyond those that a listener page listens to");
     // One of them goes, and its place is free for the next who comes.
     drop(processes.remove(0));
     let until = patience();
     let next = xen.domain(7);
-    while knock(&next, &mut *listener) > 0 {
+    while request(&next, &mut *listener) > 0 {
         assert!(!until.expired(), "the place of a line that went is never free again");
     }
 }
@@ -105,7 +105,7 @@ fn x11_next_listener_of_the_name_gets_a_line_of_its_own() {
         let mut listener = five.listen("7/door").expect("free");
         let _first = call(&seven, &mut *listener);
         let second = seven.connect("5/door", patience()).expect("somebody listens");
-        assert_eq!(knocks(&xen), 0, "knocked through XenStore though there is a line");
+        assert_eq!(requests(&xen), 0, "knocked through XenStore though there is a line");
         greet(second, &mut *listener);
     }
 }

@@ -17,7 +17,7 @@ use super::{
 use tombolo_domain::{Deadline, Doorbell, Result, Slot, Woken, wait_readable};
 
 #[derive(Debug)]
-pub(super) struct HarshBell {
+pub(super) struct HarshDoorbell {
     world: Arc<World>,
     id: EndId,
     domain: Arc<str>,
@@ -27,7 +27,7 @@ pub(super) struct HarshBell {
     given_up: AtomicBool,
 }
 
-impl HarshBell {
+impl HarshDoorbell {
     pub(super) fn new(
         world: &Arc<World>,
         id: EndId,
@@ -36,7 +36,7 @@ impl HarshBell {
         signals: &Signals,
     ) -> Self {
         let (domain, peer_domain) = (Arc::clone(&process.domain), Arc::clone(peer_domain));
-        let (slots, given_up) = (signals.bells.clone(), AtomicBool::new(false));
+        let (slots, given_up) = (signals.doorbells.clone(), AtomicBool::new(false));
         Self { world: Arc::clone(world), id, domain, peer_domain, slots, given_up }
     }
 
@@ -51,7 +51,7 @@ impl HarshBell {
     }
 }
 
-impl Doorbell for HarshBell {
+impl Doorbell for HarshDoorbell {
     fn notify(&self, _slot: Slot) {
         let mut state = self.world.state();
         if state.ends.contains_key(&self.id) {

@@ -33,10 +33,10 @@ use crate::{
     core::{Core, folder},
     end::PeerDomain,
     hypervisor::{DomId, Hypervisor},
-    keep::{ANSWER_MAX, Note, OrphanedGrants, Request},
     os::lock,
     page::PeerPage,
     quarantine::released,
+    reaper_client::{ANSWER_MAX, Note, OrphanedGrants, Request},
     sys,
 };
 
@@ -351,7 +351,7 @@ mod tests {
         }
 
         fn start_with(&mut self, change: impl FnOnce(&mut GrantReaper)) {
-            let mut keeper = self.xen.keeper(5, self.path());
+            let mut keeper = self.xen.grant_reaper(5, self.path());
             change(&mut keeper);
             let listener = listen(&self.path());
             let stop = Arc::clone(&self.stop);
@@ -365,7 +365,7 @@ mod tests {
             std::fs::remove_file(self.path()).unwrap();
         }
 
-        fn keepings(&self) -> ReaperListing {
+        fn reaper_listing(&self) -> ReaperListing {
             ReaperListing::ask_at(&self.path()).unwrap()
         }
 
@@ -373,7 +373,7 @@ mod tests {
         fn until(&self, what: &str, is: impl Fn(&ReaperListing) -> bool) -> ReaperListing {
             let deadline = Deadline::after(Duration::from_secs(30));
             loop {
-                let found = self.keepings();
+                let found = self.reaper_listing();
                 if is(&found) {
                     return found;
                 }
@@ -384,8 +384,8 @@ mod tests {
 
         /// What is kept once all that was said before was heard: a question may be answered before what came with it.
         fn heard(&self) -> ReaperListing {
-            self.keepings();
-            self.keepings()
+            self.reaper_listing();
+            self.reaper_listing()
         }
 
         /// Waits until no segment is granted any more.
@@ -434,7 +434,7 @@ mod tests {
             let mut listener = five.listen("7/a").unwrap();
             let mut there = seven.connect("5/a", deadline()).unwrap();
             wait_readable(listener.fd(), deadline()).unwrap();
-            let mut here = listener.accept().unwrap().expect("somebody knocked");
+            let mut here = listener.accept().unwrap().expect("somebody asked to connect");
             there.send(b"hello", None).unwrap();
             receive(&mut *here);
             let (segment, offer) = here.allocate(PAGES * at::PAGE).unwrap();
@@ -451,7 +451,7 @@ mod tests {
             let (segment, offer) = here.allocate(PAGES * at::PAGE).unwrap();
             here.send(b"ring", Some(&offer)).unwrap();
             wait_readable(listener.fd(), deadline()).unwrap();
-            let mut there = listener.accept().unwrap().expect("somebody knocked");
+            let mut there = listener.accept().unwrap().expect("somebody asked to connect");
             let mapped = receive(&mut *there).segment;
             there.send(b"hello", None).unwrap();
             receive(&mut *here);
@@ -496,7 +496,7 @@ mod tests {
         let five = ReaperFixture::new();
         let mut met = meet(&five.xen);
         assert!(met.mapped.is_some());
-        assert_eq!(five.keepings(), ReaperListing::default(), "the program lives");
+        assert_eq!(five.reaper_listing(), ReaperListing::default(), "the program lives");
         met.die();
         let found = five.until("kept", |found| !found.kept.is_empty());
         let [kept] = &found.kept[..] else { panic!("{found:?}") };
@@ -507,7 +507,7 @@ mod tests {
         assert_eq!(again.kept.len(), 1, "nobody said that it unmapped them");
         met.mapped = None;
         five.until("let go", |found| found.kept.is_empty());
-        assert_eq!(five.keepings().let_go, 0);
+        assert_eq!(five.reaper_listing().let_go, 0);
         five.until_ungranted();
     }
 
@@ -612,7 +612,7 @@ mod tests {
         for (mailbox, made) in [(end.reference, made), (end.reference, made + 1), (end.reference + 1000, made)] {
             let (place, generation, pages, service) = (1, 9, 3, "a".into());
             let note = Note { id: 0, peer: 7, mailbox, made, place, generation, pages, service };
-            let keeping = crate::keep::ReaperClient::default();
+            let keeping = crate::reaper_client::ReaperClient::default();
             std::mem::forget(keeping.entrust(&*core.xen, pipe.as_fd(), note));
             rustix::net::shutdown(&*keeping.way().unwrap(), rustix::net::Shutdown::Both).unwrap();
             five.until("kept", |found| found.kept.len() == 1);
@@ -641,6 +641,6 @@ mod tests {
             passing::send(&socket, &[io::IoSlice::new(text.as_bytes())], files, SendFlags::empty()).unwrap();
             assert_eq!(UnixStream::from(socket).read(&mut [0; 8]).unwrap(), 0, "it is heard on: {text}");
         }
-        assert_eq!(five.keepings(), ReaperListing::default());
+        assert_eq!(five.reaper_listing(), ReaperListing::default());
     }
 }

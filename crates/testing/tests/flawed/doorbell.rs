@@ -16,7 +16,7 @@ use tombolo_domain::{Deadline, Doorbell, Result, Slot, Woken};
 use super::{Flaw, Shared, block};
 
 #[derive(Debug)]
-pub struct FlawedBell {
+pub struct FlawedDoorbell {
     inner: Arc<dyn Doorbell>,
     shared: Shared,
     rings: AtomicU32,
@@ -24,15 +24,15 @@ pub struct FlawedBell {
     one_sleeper: Mutex<()>,
 }
 
-impl FlawedBell {
+impl FlawedDoorbell {
     pub fn new(inner: Arc<dyn Doorbell>, shared: &Shared) -> Self {
-        shared.bells.lock().unwrap().push(Arc::clone(&inner));
+        shared.doorbells.lock().unwrap().push(Arc::clone(&inner));
         let (rings, drain_is_due) = Default::default();
         Self { inner, shared: shared.clone(), rings, drain_is_due, one_sleeper: Mutex::default() }
     }
 }
 
-impl Doorbell for FlawedBell {
+impl Doorbell for FlawedDoorbell {
     fn notify(&self, slot: Slot) {
         let rings = self.rings.fetch_add(1, Ordering::Relaxed);
         match self.shared.flaw {
@@ -87,7 +87,7 @@ impl Doorbell for FlawedBell {
         match self.shared.flaw {
             Flaw::DrainsNothing => {}
             Flaw::DrainsLate => self.drain_is_due[slot.index()].store(true, Ordering::SeqCst),
-            Flaw::DrainsAll => self.shared.bells.lock().unwrap().iter().for_each(|bell| bell.drain(slot)),
+            Flaw::DrainsAll => self.shared.doorbells.lock().unwrap().iter().for_each(|doorbell| doorbell.drain(slot)),
             _ => self.inner.drain(slot),
         }
     }

@@ -77,15 +77,15 @@ pub(crate) enum Birth {
 }
 
 impl ForkGroup {
-    /// A family of one: this process, which has counted so much.
+    /// A group of one: this process, which has counted so much.
     pub fn new(counted: [u64; 2]) -> io::Result<Self> {
-        let family = Self { page: Common::new()?, own: AtomicUsize::new(0) };
-        family.word(COUNT).store(1, Ordering::SeqCst);
-        family.word(PIDS).store(member(std::process::id()), Ordering::SeqCst);
+        let group = Self { page: Common::new()?, own: AtomicUsize::new(0) };
+        group.word(COUNT).store(1, Ordering::SeqCst);
+        group.word(PIDS).store(member(std::process::id()), Ordering::SeqCst);
         for (at, counted) in counted.into_iter().enumerate() {
-            family.word(COUNTED + at).store(counted, Ordering::SeqCst);
+            group.word(COUNTED + at).store(counted, Ordering::SeqCst);
         }
-        Ok(family)
+        Ok(group)
     }
 
     fn word(&self, at: usize) -> &AtomicU64 {
@@ -101,7 +101,7 @@ impl ForkGroup {
     }
 
     /// Before a fork: there will be one more.
-    pub fn expect(&self) -> ChildSlot {
+    pub fn reserve_slot(&self) -> ChildSlot {
         self.word(COUNT).fetch_add(1, Ordering::SeqCst);
         let free =
             |at: &usize| self.word(PIDS + at).compare_exchange(0, UNBORN, Ordering::SeqCst, Ordering::SeqCst).is_ok();
@@ -113,7 +113,7 @@ impl ForkGroup {
     }
 
     /// After the fork, in both processes.
-    pub fn born(&self, place: ChildSlot, birth: Birth) {
+    pub fn record_birth(&self, place: ChildSlot, birth: Birth) {
         if birth == Birth::Own {
             self.own.store(place.0.unwrap_or(MEMBERS), Ordering::Relaxed);
         }
@@ -131,19 +131,19 @@ impl ForkGroup {
     }
 
     /// One has it who is not seen: nobody is ever alone again.
-    pub fn crowd(&self) {
+    pub fn set_crowded(&self) {
         self.word(CROWD).store(1, Ordering::SeqCst);
     }
 
     /// This process comes back: it meant to go, and did not.
     pub fn stay(&self) {
-        let place = self.expect();
-        self.born(place, Birth::Own);
+        let place = self.reserve_slot();
+        self.record_birth(place, Birth::Own);
     }
 
     /// This process has no descriptor of the socket any more. Says whether it was the last one.
     pub fn depart(&self) -> bool {
-        self.bury();
+        self.remove_dead();
         let own = self.own.swap(MEMBERS, Ordering::Relaxed);
         own < MEMBERS && self.remove(own, self.word(PIDS + own).load(Ordering::SeqCst))
     }
@@ -157,7 +157,7 @@ impl ForkGroup {
     }
 
     /// Strikes out those who died without saying so.
-    pub fn bury(&self) {
+    pub fn remove_dead(&self) {
         let own = self.own.load(Ordering::Relaxed);
         for at in (0..MEMBERS).filter(|at| *at != own) {
             let known = self.word(PIDS + at).load(Ordering::SeqCst);
@@ -221,7 +221,7 @@ impl ForkGroup {
     /// Begins a turn, waiting for whoever has it.
     pub fn turn(&self, direction: Direction) -> io::Result<DirectionGuard<'_>> {
         if self.word(TURNS).fetch_add(1, Ordering::Relaxed) % SELDOM == SELDOM - 1 {
-            self.bury();
+            self.remove_dead();
         }
         let held = self.page.lock(direction as usize)?;
         if held.is_orphaned() {
@@ -302,87 +302,87 @@ mod tests {
 
     #[test]
     fn r26_family_is_alone_when_all_others_have_departed_or_died() {
-        let family = ForkGroup::new([5, 7]).unwrap();
-        assert!(family.is_alone());
-        assert_eq!(family.counted(Direction::In).load(Ordering::SeqCst), 7);
-        let place = family.expect();
-        assert!(!family.is_alone());
-        family.born(place, Birth::Failed);
-        assert!(family.is_alone(), "the fork failed");
+        let group = ForkGroup::new([5, 7]).unwrap();
+        assert!(group.is_alone());
+        assert_eq!(group.counted(Direction::In).load(Ordering::SeqCst), 7);
+        let place = group.reserve_slot();
+        assert!(!group.is_alone());
+        group.record_birth(place, Birth::Failed);
+        assert!(group.is_alone(), "the fork failed");
 
         let mut child = std::process::Command::new("true").spawn().unwrap();
-        let place = family.expect();
-        family.born(place, Birth::Child(child.id()));
+        let place = group.reserve_slot();
+        group.record_birth(place, Birth::Child(child.id()));
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
-        while !family.is_alone() {
+        while !group.is_alone() {
             assert!(std::time::Instant::now() < deadline, "a dead member stays");
-            family.bury();
+            group.remove_dead();
         }
         child.wait().unwrap();
-        assert!(family.depart(), "the last one");
+        assert!(group.depart(), "the last one");
     }
 
     #[test]
     fn r26_record_of_a_holder_who_died_is_not_believed() {
-        let family = ForkGroup::new([0, 0]).unwrap();
+        let group = ForkGroup::new([0, 0]).unwrap();
         // A writer's, at the beginning.
         let mut bytes = [0; private::LEN];
         bytes[..8].copy_from_slice(&0x1_0001_u64.to_le_bytes());
         let left = Record::decode(&bytes).unwrap();
-        family.turn(Direction::Out).unwrap().leave(&left);
-        assert!(family.turn(Direction::Out).unwrap().record().is_some());
+        group.turn(Direction::Out).unwrap().leave(&left);
+        assert!(group.turn(Direction::Out).unwrap().record().is_some());
         // A thread that ends within its turn leaves the lock as a process does that is killed.
-        std::thread::scope(|scope| _ = scope.spawn(|| std::mem::forget(family.turn(Direction::Out))).join());
-        assert!(family.turn(Direction::Out).unwrap().record().is_none());
+        std::thread::scope(|scope| _ = scope.spawn(|| std::mem::forget(group.turn(Direction::Out))).join());
+        assert!(group.turn(Direction::Out).unwrap().record().is_none());
         assert!(
-            family.is_unsure(Direction::Out) && !family.is_unsure(Direction::In),
+            group.is_unsure(Direction::Out) && !group.is_unsure(Direction::In),
             "the kernel's count is what counts"
         );
-        family.turn(Direction::Out).unwrap().leave(&left);
-        assert!(family.turn(Direction::Out).unwrap().record().is_some());
+        group.turn(Direction::Out).unwrap().leave(&left);
+        assert!(group.turn(Direction::Out).unwrap().record().is_some());
     }
 
     #[test]
     fn r26_member_in_another_pid_namespace_is_not_taken_for_dead() {
-        let family = ForkGroup::new([0, 0]).unwrap();
-        let place = family.expect();
+        let group = ForkGroup::new([0, 0]).unwrap();
+        let place = group.reserve_slot();
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let id = child.id();
         child.wait().unwrap();
         // In another namespace there may be one with the number that nobody has here, or this process's own number.
         let elsewhere = (namespace() + 1) << 32;
         for number in [id, std::process::id()] {
-            family.word(PIDS + place.0.unwrap()).store(elsewhere | u64::from(number), Ordering::SeqCst);
-            family.bury();
-            assert!(!family.is_alone());
+            group.word(PIDS + place.0.unwrap()).store(elsewhere | u64::from(number), Ordering::SeqCst);
+            group.remove_dead();
+            assert!(!group.is_alone());
         }
-        assert!(!family.depart(), "the other one is left");
-        assert!(family.is_alone());
+        assert!(!group.depart(), "the other one is left");
+        assert!(group.is_alone());
         // As its parent sees it, it can be told.
-        let family = ForkGroup::new([0, 0]).unwrap();
-        let place = family.expect();
-        family.word(PIDS + place.0.unwrap()).store(elsewhere | 1, Ordering::SeqCst);
-        family.born(place, Birth::Child(id));
-        family.bury();
-        assert!(family.is_alone());
+        let group = ForkGroup::new([0, 0]).unwrap();
+        let place = group.reserve_slot();
+        group.word(PIDS + place.0.unwrap()).store(elsewhere | 1, Ordering::SeqCst);
+        group.record_birth(place, Birth::Child(id));
+        group.remove_dead();
+        assert!(group.is_alone());
     }
 
     #[test]
     fn r26_more_members_than_can_be_told_apart_are_never_alone_again() {
-        let family = ForkGroup::new([0, 0]).unwrap();
-        let places: Vec<_> = (0..MEMBERS).map(|_| family.expect()).collect();
-        places.into_iter().for_each(|place| family.born(place, Birth::Failed));
-        assert!(!family.is_alone());
-        assert!(!family.depart());
+        let group = ForkGroup::new([0, 0]).unwrap();
+        let places: Vec<_> = (0..MEMBERS).map(|_| group.reserve_slot()).collect();
+        places.into_iter().for_each(|place| group.record_birth(place, Birth::Failed));
+        assert!(!group.is_alone());
+        assert!(!group.depart());
     }
 
     #[test]
     fn r26_sleeper_that_waits_for_something_else_wakes_the_others_of_its_end() {
-        let family = ForkGroup::new([0, 0]).unwrap();
-        assert!(!family.arm(Direction::In, 9), "nobody else is there");
-        let _ = family.expect();
-        assert!(!family.arm(Direction::In, 9), "the same target");
-        assert!(family.arm(Direction::In, 12));
-        assert!(!family.arm(Direction::In, 12));
+        let group = ForkGroup::new([0, 0]).unwrap();
+        assert!(!group.arm(Direction::In, 9), "nobody else is there");
+        let _ = group.reserve_slot();
+        assert!(!group.arm(Direction::In, 9), "the same target");
+        assert!(group.arm(Direction::In, 12));
+        assert!(!group.arm(Direction::In, 12));
     }
 }

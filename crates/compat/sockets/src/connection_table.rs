@@ -10,7 +10,7 @@ use std::sync::{
 };
 
 use tombolo_domain::aside::ReservedFd;
-use tombolo_layout::roster::{self, LEN, MAGIC, MEMORY, ROWS};
+use tombolo_layout::connection_table::{self, LEN, MAGIC, MEMORY, ROWS};
 use tombolo_mem::{MappedOwnWord, OwnControl, OwnWord};
 use tombolo_os::lock::lock;
 
@@ -87,9 +87,9 @@ impl ConnectionRow {
 
     /// So many bytes went one way by now.
     #[inline]
-    pub fn count(&self, direction: Direction, carrier: Transport, bytes: u64) {
+    pub fn count(&self, direction: Direction, transport: Transport, bytes: u64) {
         if let Some(row) = self.shown() {
-            row.count(direction, carrier, bytes);
+            row.count(direction, transport, bytes);
         }
     }
 
@@ -105,20 +105,20 @@ impl Row {
     /// What is told of the connection changed.
     pub fn publish_stage(&self, stage: Stage, reason: Option<Reason>) {
         let stage = match stage {
-            Stage::Candidate => roster::Stage::Candidate,
-            Stage::Joined => roster::Stage::Joined,
-            Stage::Plain => roster::Stage::Plain,
+            Stage::Candidate => connection_table::Stage::Candidate,
+            Stage::Joined => connection_table::Stage::Joined,
+            Stage::Plain => connection_table::Stage::Plain,
         };
         if self.is_own() {
-            self.state.store_release(roster::state(stage, reason.map(|reason| reason as u16)));
+            self.state.store_release(connection_table::state(stage, reason.map(|reason| reason as u16)));
         }
     }
 
     /// So many bytes went one way by now.
     #[inline]
-    pub fn count(&self, direction: Direction, carrier: Transport, bytes: u64) {
+    pub fn count(&self, direction: Direction, transport: Transport, bytes: u64) {
         if self.is_own() {
-            self.counts[2 * direction as usize + carrier as usize].store_release(bytes);
+            self.counts[2 * direction as usize + transport as usize].store_release(bytes);
         }
     }
 
@@ -135,7 +135,7 @@ impl Row {
 impl Drop for Row {
     fn drop(&mut self) {
         if self.is_own() {
-            self.list.control.word(roster::place(self.at.into(), 0)).store_release(0);
+            self.list.control.word(connection_table::place(self.at.into(), 0)).store_release(0);
             lock(&self.list.free).push(self.at);
         }
     }

@@ -19,19 +19,19 @@ use tombolo_os::event::{eventfd, raise};
 use crate::border::Outcome;
 
 #[derive(Debug)]
-pub(crate) struct Bell {
+pub(crate) struct PollDescriptor {
     set: OwnedFd,
     /// Rung by this process alone.
     news: OwnedFd,
 }
 
-impl Bell {
+impl PollDescriptor {
     pub(crate) fn new() -> Outcome<Self> {
         let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let news = eventfd(0)?;
-        let bell = Self { set, news };
-        bell.follow_descriptor(bell.news.as_fd())?;
-        Ok(bell)
+        let poll_descriptor = Self { set, news };
+        poll_descriptor.follow_descriptor(poll_descriptor.news.as_fd())?;
+        Ok(poll_descriptor)
     }
 
     /// Rings with every change that `fd` tells of, until it is closed.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tombolo_e2e::control::Job;
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Result};
-use tombolo_e2e::lines::within;
+use tombolo_e2e::line_reader::within;
 
 pub const PV: &[Case] =
     &[Case { name: "pages_of_a_killed_sender_are_kept_until_its_peer_unmaps_them", run: |rig| kept(rig, Kind::Pv) }];

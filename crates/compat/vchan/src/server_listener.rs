@@ -16,7 +16,7 @@ static OPEN: LazyLock<OwnedFd> =
     LazyLock::new(|| epoll::create(epoll::CreateFlags::CLOEXEC).expect("a descriptor for the doors of vchans"));
 
 /// The set of all doors that are open. An event's data is the [number](ServerListener::id) of its door.
-pub(crate) fn open_doors() -> &'static OwnedFd {
+pub(crate) fn open_listeners() -> &'static OwnedFd {
     &OPEN
 }
 

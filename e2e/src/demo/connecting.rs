@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tombolo::{Options, Stream};
 use tombolo_e2e::error::{Error, Result};
 use tombolo_e2e::guest::pass;
-use tombolo_e2e::lines::within;
+use tombolo_e2e::line_reader::within;
 
 const TIMES: &str = "200";
 /// In milliseconds.
@@ -25,11 +25,11 @@ const SERIES: [(&str, &str, &str); 3] = [
 /// Prints the medians of some set-ups from a to b.
 pub fn show(site: &mut Site, goals: &mut Goals) -> Result<()> {
     for (ring, rest, named) in SERIES {
-        let listener = start(&mut site.b, "knock::open", &["vm:b/door", TIMES, ring, rest])?;
+        let listener = start(&mut site.b, "connecting::open", &["vm:b/door", TIMES, ring, rest])?;
         word(&mut site.b, listener, "listening")?;
-        let knocker = start(&mut site.a, "knock::knock", &["vm:b/door", TIMES, ring, rest])?;
-        let median = word(&mut site.a, knocker, "median")?;
-        site.a.wait(knocker, within(60))?.success()?;
+        let client = start(&mut site.a, "connecting::connect", &["vm:b/door", TIMES, ring, rest])?;
+        let median = word(&mut site.a, client, "median")?;
+        site.a.wait(client, within(60))?.success()?;
         site.b.wait(listener, within(60))?.success()?;
         let what = format!("channel set-up over a link that is there, {named}, ms");
         let goal = goals.beside(&what, median.parse()?, Some(GOAL));
@@ -57,7 +57,7 @@ impl<'a> Connects<'a> {
 }
 
 /// Connects again and again, each time with a byte there and back, and prints the median of the connecting.
-pub fn knock(args: &[String]) -> Result<()> {
+pub fn connect(args: &[String]) -> Result<()> {
     let Connects { address, count, options, rest } = Connects::of(args)?;
     let options = options.wait_for_listener(Duration::from_secs(60));
     let mut times = Vec::with_capacity(count);

@@ -7,7 +7,7 @@ use std::sync::{
 };
 
 use tombolo_domain::aside;
-use tombolo_layout::roster::{self, COUNTS, HIDDEN, STATE, WORDS};
+use tombolo_layout::connection_table::{self, COUNTS, HIDDEN, STATE, WORDS};
 use tombolo_mem::OwnWord;
 use tombolo_os::lock::lock;
 
@@ -23,10 +23,10 @@ impl ConnectionTable {
             hidden.store_release(hidden.load() + 1);
             return None;
         };
-        let word = |word| list.control.word(roster::place(at.into(), word));
-        let shown = roster::Row {
+        let word = |word| list.control.word(connection_table::place(at.into(), word));
+        let shown = connection_table::Row {
             addresses: [tuple.own, tuple.peer],
-            stage: roster::Stage::Candidate,
+            stage: connection_table::Stage::Candidate,
             // As long as nobody has answered.
             reason: Some(if connection.members.is_alone() { Reason::NoPeer } else { Reason::Shared } as u16),
             counts: [connection.members.counted(Direction::Out), 0, connection.members.counted(Direction::In), 0],
