@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `tools/install-deps.sh`: what it installs for whom, on a machine that has nothing but an `apt-get` that writes down what it is asked.
+//! What `tools/install-deps.sh` installs for each group, on a machine with nothing but an `apt-get` that records its arguments.
 
 use std::{
     fs,

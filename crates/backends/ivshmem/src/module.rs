@@ -40,7 +40,7 @@ impl Node {
         }
     }
 
-    /// Opens the device that is at `place` on this machine's PCI bus, in the broker's words (`04.0`, `1c.3/00.0`).
+    /// Opens the device at `place` on this machine's PCI bus, written as the broker does (`04.0`, `1c.3/00.0`).
     ///
     /// # Errors
     /// As [`open`](Self::open); `NotFound` while there is no such device.
@@ -56,7 +56,7 @@ impl Node {
         Err(io::ErrorKind::NotFound.into())
     }
 
-    /// The first device with interrupts: a machine has one.
+    /// Opens the first device with interrupts: a machine has one.
     ///
     /// # Errors
     /// As [`open`](Self::open); `NotFound`, saying what is missing.
@@ -76,7 +76,7 @@ impl Node {
         missing("this machine has no ivshmem-doorbell device: `tombolo link snippet` on the host says what QEMU needs")
     }
 
-    /// What the device is.
+    /// Asks what the device is.
     ///
     /// # Errors
     /// It is unplugged, or none of the module's.
@@ -84,8 +84,9 @@ impl Node {
         Ok(sys::info(self.0.as_fd())?)
     }
 
-    /// A link of which this device holds our part: `own` and `peer` are ranges as offset and length, the peer's in the
-    /// device `theirs`; rings go to `ring` (whom, at which vector) by `doorbell` and come at its vector `wait`.
+    /// Makes a link whose own region half is in this device. `own` and `peer` are ranges as offset and length, the peer's
+    /// in the device `theirs`. Notifications go through `doorbell` to `ring` (which peer, at which vector) and arrive at
+    /// its vector `wait`.
     ///
     /// # Errors
     /// As the header says.
@@ -128,7 +129,7 @@ fn is_at(path: &Path, place: &str) -> bool {
 pub struct ModuleLink(OwnedFd);
 
 impl ModuleLink {
-    /// Makes a slice.
+    /// Makes a window, which the kernel calls a slice.
     ///
     /// # Errors
     /// As the header says.
@@ -136,7 +137,7 @@ impl ModuleLink {
         Ok(sys::slice(self.0.as_fd(), args)?)
     }
 
-    /// The slices that exist.
+    /// Lists the windows that exist.
     ///
     /// # Errors
     /// What the kernel says.
@@ -152,7 +153,7 @@ impl ModuleLink {
         }
     }
 
-    /// Rings somebody else from now on: whom, at which vector.
+    /// Changes whom the link notifies: which peer, at which vector.
     ///
     /// # Errors
     /// It was hung up, or unplugged.
@@ -160,19 +161,19 @@ impl ModuleLink {
         Ok(sys::notify(self.0.as_fd(), RingArgs { peer: ring.0, vector: ring.1 })?)
     }
 
-    /// Makes `length` bytes of the own part from `offset` on zero. No program has them.
+    /// Zeroes `length` bytes of the own region half from `offset` on. No program may have them.
     ///
     /// # Errors
-    /// They are not whole pages of the part, or it is unplugged.
+    /// They are not whole pages of the region half, or the device is unplugged.
     pub fn clear(&self, offset: u64, length: u64) -> io::Result<()> {
         Ok(sys::clear(self.0.as_fd(), RangeArgs { offset, length })?)
     }
 
-    /// Copies what stands at `offset` of the own part, or of `theirs`, at most to the end of that page. Nobody is rung, and no
-    /// broker that comes later takes it for a program's.
+    /// Copies what stands at `offset` of the own region half, or of `theirs`, at most to the end of that page. Nobody is
+    /// notified, and a later broker does not take the window for a program's.
     ///
     /// # Errors
-    /// It is not within the part, or it is unplugged.
+    /// It is not within the region half, or the device is unplugged.
     pub fn peek(&self, theirs: bool, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
         let within = offset % PAGE;
         if within + bytes.len() as u64 > PAGE {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The segments within an own slice: which pages are free, which are used, and which the peer may still look at (V-6).
+//! Allocates segments within an own window: which pages are free, which are in use, and which the peer may still have
+//! mapped (V-6).
 
 use std::sync::{
     Arc,
@@ -15,9 +16,10 @@ use crate::{
     port::Port,
 };
 
-/// A segment of more than one such part of the slice is a large one.
+/// A segment is *large* if it takes more than one part in so many of the window.
 const LARGE: u64 = 32;
-/// Ranges that one end of a channel has: its first ring, the one that it uses, and one to which it goes. With more, many share.
+/// Ranges that one end of a channel has: its first ring, the one in use, and the one to which it moves. A window with
+/// more ranges is shared by many connections.
 const OF_ONE: usize = 3;
 
 /// A range in use.
@@ -26,7 +28,7 @@ pub(crate) struct Extent {
     offset: u64,
     len: u64,
     handle: usize,
-    /// Under which number it was passed to the peer; 0: not yet.
+    /// The number under which it was passed to the peer; 0: not yet.
     serial: AtomicU64,
     since: Mapping,
 }
@@ -39,11 +41,11 @@ impl Extent {
     }
 }
 
-/// What is inside an offer: the right to pass the range on.
+/// The content of an offer: the right to pass the range on.
 #[derive(Debug)]
 pub(crate) struct Token(Arc<Extent>);
 
-/// Whether either side has a range, or may.
+/// Whether either side has a range mapped, or may still map it.
 fn is_used(extent: &Arc<Extent>, port: &Port, peer: &PeerPage) -> bool {
     Arc::strong_count(extent) > 1
         || port.own().is_mapped(extent.offset)
@@ -53,15 +55,15 @@ fn is_used(extent: &Arc<Extent>, port: &Port, peer: &PeerPage) -> bool {
 
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
-    /// At each handle its range. Whoever else has the `Arc` has an offer of it.
+    /// The range of each handle. Other holders of the `Arc` are offers of it.
     extents: Vec<Option<Arc<Extent>>>,
-    /// Up to here pages were used before and are not zero any more.
+    /// Pages below this offset were used before and are no longer zero.
     used: u64,
     serial: u64,
 }
 
 impl Pool {
-    /// Takes back what neither side has any more.
+    /// Frees ranges that neither side has mapped any more.
     fn reap(&mut self, port: &Port, peer: &PeerPage) {
         for place in &mut self.extents {
             if !place.as_ref().is_some_and(|it| is_used(it, port, peer)) {
@@ -70,7 +72,7 @@ impl Pool {
         }
     }
 
-    /// Bytes of the longest segment that there is room for; none where there is no handle for one.
+    /// Bytes of the longest segment that there is room for; 0 where no handle is free.
     pub(crate) fn largest_gap(&self, port: &Port, peer: &PeerPage) -> u64 {
         let used = self.extents.iter().flatten().filter(|it| is_used(it, port, peer));
         let mut taken: Vec<_> = used.map(|it| (it.offset, it.offset + it.len)).collect();
@@ -110,8 +112,9 @@ impl Pool {
         Ok((segment, Token(extent)))
     }
 
-    /// A gap of `len` bytes: the first, where tools look for a channel's rings (B-20). Where many share the slice, a large segment
-    /// has the end of the last gap: so small ones that stay leave large ones room that come and go.
+    /// Finds a gap of `len` bytes: the first one, where tools look for a channel's rings (B-20). In a window that many share,
+    /// a large segment is put at the end of the last gap. Small segments stay long and large ones come and go, so this
+    /// keeps room for the large ones.
     fn place(&self, len: u64, slice: u64) -> Option<u64> {
         let mut taken: Vec<_> = self.extents.iter().flatten().map(|it| (it.offset, it.offset + it.len)).collect();
         let is_apart = taken.len() >= OF_ONE && len > slice / LARGE;
@@ -126,13 +129,13 @@ impl Pool {
         }
     }
 
-    /// How the range of an offer of this pool is passed; none if it is another's.
+    /// The words by which an offer of this pool is passed; none if the offer is another pool's.
     pub(crate) fn pass(&self, token: &Token) -> Option<Passed> {
         let extent = self.extents[token.0.handle].as_ref().filter(|it| Arc::ptr_eq(it, &token.0))?;
         Some(Passed { offset: extent.offset, len: extent.len, handle: extent.handle, serial: self.serial + 1 })
     }
 
-    /// It was passed.
+    /// Records that the range was passed.
     pub(crate) fn passed(&mut self, token: &Token) {
         self.serial += 1;
         token.0.serial.store(self.serial, Ordering::Relaxed);

@@ -16,7 +16,7 @@ use tombolo_os::{
 
 use crate::mailbox::malformed;
 
-/// The next message and what came with it; none while there is none.
+/// Receives the next message and its descriptors; none while there is none.
 pub(crate) fn receive(socket: BorrowedFd<'_>) -> Result<Option<(Envelope, Vec<OwnedFd>)>> {
     let mut buffer = [0; MESSAGE_MAX];
     let received = match lifted(|| passing::receive(socket, &mut buffer, SCM_MAX_FD, RecvFlags::DONTWAIT)) {
@@ -46,7 +46,7 @@ pub(crate) fn receive(socket: BorrowedFd<'_>) -> Result<Option<(Envelope, Vec<Ow
 /// What a refusal means (B-15).
 pub(crate) fn refused(code: u16, reason: &str, address: &str) -> Error {
     match code {
-        // That nobody listens the error says itself; any other cause is the broker's to name.
+        // The error itself says that nobody listens; any other cause is in the broker's text.
         code::NOT_FOUND if reason.starts_with("nobody") => Error::NotFound(address.into()),
         code::NOT_FOUND => Error::NotFound(format!("{address}, as {}", reason.escape_debug())),
         code::EXISTS => Error::InUse(address.into()),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The kernel module's interface: `kernel/ivshmem/uapi/tombolo_ivshmem.h`, where it is explained, field by field.
 
-/// Declares structures as C would, and for the test what the header must say of them.
+/// Declares structures laid out as in C, with the table that the test compares with the header.
 macro_rules! mirror {
     ($($(#[$doc:meta])* $name:ident = $c:literal { $($(#[$note:meta])* $field:ident: $type:ty,)* })*) => {
         $(
@@ -41,13 +41,13 @@ mirror! {
         /// Zero.
         reserved: [u64; 3],
     }
-    /// What two machines share.
+    /// A link: what two machines share.
     LinkArgs = "tombolo_link" {
-        /// This domain's part, in the device of the node that is asked.
+        /// This domain's region half, in the device of the node that is asked.
         own_offset: u64,
         /// Bytes.
         own_length: u64,
-        /// The peer's part, in the device of `peer_fd`.
+        /// The peer's region half, in the device of `peer_fd`.
         peer_offset: u64,
         /// Bytes.
         peer_length: u64,
@@ -55,27 +55,27 @@ mirror! {
         peer_fd: i32,
         /// A node with a doorbell.
         doorbell_fd: i32,
-        /// Whom to ring.
+        /// Which peer to notify.
         ring_peer: u16,
-        /// At which of its vectors.
+        /// At which of the peer's vectors.
         ring_vector: u16,
-        /// Where the peer rings.
+        /// The vector at which the peer's notifications arrive.
         wait_vector: u16,
         /// Zero.
         flags: u16,
     }
-    /// Whom a link rings.
+    /// Which peer a link notifies.
     RingArgs = "tombolo_ring" {
-        /// Whom, or [`NOBODY`].
+        /// The peer, or [`NOBODY`].
         peer: u16,
-        /// At which of its vectors.
+        /// At which of the peer's vectors.
         vector: u16,
     }
-    /// A range of a part.
+    /// A slice: a window into a region half.
     SliceArgs = "tombolo_slice" {
-        /// The maker's own.
+        /// A number for the caller's own use.
         cookie: u64,
-        /// Within the part.
+        /// Offset within the region half.
         offset: u64,
         /// Bytes.
         length: u64,
@@ -85,9 +85,9 @@ mirror! {
         channel: u32,
         /// How many.
         channels: u32,
-        /// What states are open; 0: no state bytes.
+        /// The state bytes that count as open; 0: no state bytes.
         below: u16,
-        /// What they become at the last close.
+        /// The value that they get at the last close.
         closed: u16,
         /// Where they are, within the slice.
         state: [u32; 2],
@@ -101,18 +101,18 @@ mirror! {
         /// Zero.
         reserved: u32,
     }
-    /// A range of this domain's part.
+    /// A range of this domain's region half.
     RangeArgs = "tombolo_range" {
-        /// Within the part.
+        /// Offset within the region half.
         offset: u64,
         /// Bytes.
         length: u64,
     }
-    /// Where an event channel's rings go.
+    /// The eventfd that an event channel raises.
     EventfdArgs = "tombolo_eventfd" {
-        /// 0 is the slice's first.
+        /// The event channel; 0 is the slice's first.
         channel: u32,
-        /// -1: nowhere.
+        /// The eventfd; -1: none.
         fd: i32,
     }
     /// A network interface.
@@ -127,7 +127,7 @@ mirror! {
         mtu: u32,
         /// Its number comes back.
         index: u32,
-        /// What it can take comes back: bits of a hello (N-4).
+        /// What it can take, which comes back as bits of a hello (N-4).
         takes: u64,
     }
     /// A channel that an interface takes over.
@@ -144,25 +144,25 @@ mirror! {
         tail: u64,
         /// the head last seen,
         head_seen: u64,
-        /// and the wait word last rung for.
+        /// and the wait word last notified for.
         rung_data: u64,
         /// The reader's: its position,
         head: u64,
         /// the tail last seen,
         tail_seen: u64,
-        /// and the wait word last rung for.
+        /// and the wait word last notified for.
         rung_space: u64,
-        /// What the peer's hello takes.
+        /// The features of the peer's hello.
         gives: u64,
-        /// What the own one does.
+        /// The features of the own hello.
         takes: u64,
         /// The longest frame that the peer takes.
         gives_most: u32,
-        /// The longest that this end does.
+        /// The longest frame that this end takes.
         takes_most: u32,
-        /// Where in the peer's slice its state is.
+        /// Offset of the state word in the peer's slice.
         life: u32,
-        /// From which state on it is over.
+        /// The first state that means that it is over.
         over: u32,
         /// The peer's address.
         source: [u8; 6],
@@ -190,30 +190,30 @@ mirror! {
     }
     /// What an interface counted.
     NetStat = "tombolo_net_stat" {
-        /// Of what went to the peer.
+        /// Counters of what went to the peer.
         sent: [u64; 16],
-        /// Of what came from it.
+        /// Counters of what came from the peer.
         received: [u64; 16],
-        /// Of both.
+        /// Counters of both directions.
         both: [u64; 8],
     }
 }
 
 /// The version of the interface.
 pub const VERSION: u32 = 2;
-/// Where a part's marks begin.
+/// Offset of a region half's sequence words.
 pub const MARKS_OFFSET: u32 = 0x800;
 /// Event channels of a link.
 pub const CHANNELS: u32 = 512;
 /// Event channels of a slice at most.
 pub const SLICE_CHANNELS: u32 = 64;
-/// Nobody is to be rung.
+/// No peer is to be notified.
 pub const NOBODY: u16 = 0xffff;
 /// The device has interrupts.
 pub const INFO_BELL: u32 = 1 << 0;
 /// Its memory is mapped write-back.
 pub const INFO_WRITE_BACK: u32 = 1 << 1;
-/// A range of the peer's part.
+/// A window into the peer's region half.
 pub const SLICE_PEER: u32 = 1 << 0;
 /// Maps for reading only.
 pub const SLICE_READ_ONLY: u32 = 1 << 1;
@@ -222,11 +222,11 @@ pub const SLICE_READ_ONLY: u32 = 1 << 1;
 pub const NET_ANY_SOURCE: u16 = 1 << 0;
 /// The peer closed.
 pub const NET_ENDED_CLOSED: u32 = 1;
-/// It gave up.
+/// The peer gave up.
 pub const NET_ENDED_ABORTED: u32 = 2;
-/// Its slice was closed.
+/// The peer's slice was closed.
 pub const NET_ENDED_GONE: u32 = 3;
-/// Its ring is corrupt.
+/// The peer's ring is corrupt.
 pub const NET_ENDED_CORRUPT: u32 = 4;
 /// The link was hung up, or a device unplugged.
 pub const NET_ENDED_REVOKED: u32 = 5;

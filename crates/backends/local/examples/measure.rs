@@ -114,7 +114,7 @@ fn wake_ups(domain: &LocalDomain) -> Result<()> {
     Ok(())
 }
 
-/// Something to wake another thread by.
+/// A way to wake another thread.
 trait Wake: Send {
     fn ring(&self) -> Result<()>;
     fn sleep(&self) -> Result<()>;
@@ -135,7 +135,7 @@ impl Wake for Bell {
     }
 }
 
-/// What others do: one to ring, one to sleep on.
+/// A bare eventfd each way, for comparison: one to raise, one to sleep on.
 struct Eventfd(OwnedFd, OwnedFd);
 
 impl Eventfd {

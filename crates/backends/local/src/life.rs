@@ -18,7 +18,7 @@ use crate::discard::{Kind, Source};
 pub(crate) struct Identity {
     pid: Option<u32>,
     uid: Option<u32>,
-    /// When this was noted, in clock ticks since boot: a process that began later is another one with its number.
+    /// When this was recorded, in clock ticks since boot. A process with the same number that began later is another one.
     noted: u64,
 }
 
@@ -32,9 +32,9 @@ impl Identity {
         Ok(Self { pid, uid, noted })
     }
 
-    /// Who is counted for what has to be closed of the peer's (L-5).
+    /// The account that descriptors of this peer are charged to until they are closed (L-5).
     pub(crate) fn source(&self, kind: Kind) -> Source {
-        // Those who have no number here have one share between them.
+        // Processes without a number in this namespace have one share between them.
         Source { pid: self.pid, uid: self.uid.unwrap_or(u32::MAX), kind }
     }
 
@@ -42,9 +42,9 @@ impl Identity {
         Peer { domain: crate::SCHEME.into(), pid: self.pid, uid: self.uid }
     }
 
-    /// A socket that was hung up on means gone; nothing else does, because the end may live on in another process than
-    /// the one that connected (L-8, L-10). Beyond that /proc tells a stopped process from a running one, if it is
-    /// visible from here.
+    /// Judges the peer's liveness (L-8, L-10). It is gone only if its socket was hung up, because the end may live on in
+    /// another process than the one that connected. Otherwise `/proc` tells a stopped process from a running one, if the
+    /// process is visible from here.
     pub(crate) fn liveness(&self, socket: BorrowedFd<'_>) -> Liveness {
         if is_hung_up(socket) {
             return Liveness::ProcessGone;

@@ -32,19 +32,19 @@ pub(crate) struct SocketPath {
     custody: Custody,
 }
 
-/// Who answers for a folder.
+/// Who is responsible for a folder.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Custody {
-    /// Whoever named it to the last letter: it must be there.
+    /// The user, who gave the full path of the socket: the folder must exist.
     Path,
-    /// Whoever named it as the folder of services: it is made when missing.
+    /// The user, who named it as the folder of services: it is made when missing.
     Folder,
-    /// This crate, because nobody named one: it is made when missing and must be this user's alone.
+    /// This crate, because no folder was named: it is made when missing and must be this user's alone.
     Ours,
 }
 
 impl SocketPath {
-    /// The place of `service` in `folder`, or in the folder that the environment names.
+    /// Finds the socket's path for `service` in `folder`, or in the folder that the environment names.
     pub(crate) fn find(service: &str, folder: Option<&Path>) -> Result<Self> {
         let bad = |why| Err(Error::BadService { service: service.into(), why });
         if service.contains('\0') {
@@ -140,7 +140,7 @@ impl SocketPath {
         })
     }
 
-    /// What the refusal of a connection means.
+    /// Translates the refusal of a connection.
     pub(crate) fn refused(&self, error: Errno) -> Error {
         match error {
             Errno::NOENT | Errno::CONNREFUSED => Error::NotFound(self.shown()),
@@ -151,7 +151,7 @@ impl SocketPath {
         }
     }
 
-    /// What an error of `call` means here.
+    /// Translates an error of the system call `call`.
     pub(crate) fn error(&self, call: &'static str, error: Errno) -> Error {
         match error {
             Errno::ACCESS | Errno::PERM | Errno::ROFS => {
@@ -165,7 +165,7 @@ impl SocketPath {
     }
 }
 
-/// The folder of services where nobody named one to the call.
+/// The folder of services where the caller named none.
 pub(crate) fn default_folder(var: impl Fn(&str) -> Option<OsString>, uid: u32) -> (PathBuf, Custody) {
     let set = |name| var(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     if let Some(folder) = set("TOMBOLO_DIR") {

@@ -104,7 +104,7 @@ impl<C: Measured> End for C {
         Ok(())
     }
 
-    /// A ring is one, a sleep three (drain, barrier, wait), at most.
+    /// An upper bound: a notification is one call, a sleep three (drain, barrier, wait).
     fn syscalls(&self) -> Option<u64> {
         let Statistics { sent, received, .. } = self.statistics();
         let calls = |c: tombolo::Counters| c.notifications_sent + 3 * c.sleeps;
@@ -128,7 +128,7 @@ impl<C: Measured> Wire for Tombolo<C> {
     fn listen(&self, context: &Context) -> Result<(Listener<C>, String)> {
         let serial = super::serial();
         let (address, said) = match &context.channels {
-            // Each machine has its own name for the other.
+            // Each machine has a name of its own for the other.
             Some(_) => (elsewhere(&format!("bench-{serial}"), context)?, format!("bench-{serial}")),
             None => {
                 let address = format!("local:{}/tombolo-{serial}.sock", context.scratch.display());
@@ -149,7 +149,7 @@ impl<C: Measured> Wire for Tombolo<C> {
     }
 }
 
-/// The address of a service between two machines, as this one says it.
+/// The address of a service between two machines, as seen from this one.
 fn elsewhere(service: &str, context: &Context) -> Result<String> {
     match context.channels.as_deref() {
         None | Some("") => Err(Error::Unsupported("no channels between the machines: see --via".into())),
@@ -157,7 +157,7 @@ fn elsewhere(service: &str, context: &Context) -> Result<String> {
     }
 }
 
-/// One who is to spin never sleeps, one who is to sleep never spins, and who was told nothing does as users do.
+/// The options of a job: always spin, always sleep, or the defaults that users get.
 fn options(job: &Job) -> Options {
     let options = Options::new().ring_size(job.ring as u64);
     match job.wait {

@@ -15,7 +15,7 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Nothing here takes this long.
+/// Longer than anything here takes.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// A folder with an address in it.
@@ -76,7 +76,7 @@ pub fn noise(len: usize) -> Vec<u8> {
     (0..len.div_ceil(8)).flat_map(|_| next().to_le_bytes()).take(len).collect()
 }
 
-/// Waits for a condition, which nobody tells of.
+/// Polls until a condition holds.
 pub fn wait_until(what: &str, mut there: impl FnMut() -> bool) {
     let deadline = Instant::now() + LIMIT;
     while !there() {
@@ -103,18 +103,18 @@ impl Running {
     /// Writes to its standard input from another thread, then closes it.
     pub fn feed(mut self, bytes: Vec<u8>) -> Self {
         let mut input = self.child.stdin.take().unwrap();
-        // Who wants no more closes: no matter.
+        // The program may close its input early.
         thread::spawn(move || drop(input.write_all(&bytes)));
         self
     }
 
-    /// Says nothing more to it.
+    /// Closes its standard input.
     pub fn hush(mut self) -> Self {
         drop(self.child.stdin.take());
         self
     }
 
-    /// Takes what it says from now on, so that it need not wait for the test.
+    /// Reads its output on a thread from now on, so that a full pipe never stops it.
     pub fn heard(mut self) -> Self {
         let gather = |pipe: Option<Box<dyn Read + Send>>| {
             thread::spawn(move || {
@@ -135,7 +135,7 @@ impl Running {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Says nothing more to it and waits for its end.
+    /// Closes its standard input and waits for its end.
     pub fn end(self) -> Ended {
         self.hush().end_with_open_input()
     }
@@ -175,7 +175,7 @@ impl Ended {
         self
     }
 
-    /// It failed, and said why in one line with all of these words.
+    /// Expects that it failed, with one line that has all of these words.
     #[track_caller]
     pub fn expect_failure(self, code: i32, words: &[&str]) -> Self {
         let ended = self.expect(code);

@@ -21,7 +21,7 @@ use crate::border::Outcome;
 #[derive(Debug)]
 pub(crate) struct PollDescriptor {
     set: OwnedFd,
-    /// Rung by this process alone.
+    /// Raised by this process alone.
     news: OwnedFd,
 }
 
@@ -34,7 +34,7 @@ impl PollDescriptor {
         Ok(poll_descriptor)
     }
 
-    /// Rings with every change that `fd` tells of, until it is closed.
+    /// Polls readable with every change that `fd` reports, until `fd` is closed.
     pub(crate) fn follow_descriptor(&self, fd: BorrowedFd<'_>) -> Outcome<()> {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         match epoll::add(&self.set, fd, epoll::EventData::new_u64(0), flags) {
@@ -43,12 +43,12 @@ impl PollDescriptor {
         }
     }
 
-    /// Rings.
+    /// Makes it readable.
     pub(crate) fn notify(&self) {
         raise(&self.news);
     }
 
-    /// Waits until it rings, and takes that.
+    /// Waits until it is readable, and clears it.
     pub(crate) fn wait(&self) -> Outcome<()> {
         let mut events = [MaybeUninit::uninit(); 8];
         loop {
@@ -60,7 +60,7 @@ impl PollDescriptor {
         }
     }
 
-    /// Takes what rang, if anything did.
+    /// Clears it. True if it was readable.
     pub(crate) fn clear(&self) -> bool {
         let mut events = [MaybeUninit::uninit(); 8];
         matches!(epoll::wait(&self.set, &mut events, Some(&Timespec::default())), Ok((rang, _)) if !rang.is_empty())

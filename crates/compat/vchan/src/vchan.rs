@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One end of a vchan.
+//! One endpoint of a vchan.
 //!
 //! A server is there before its client: what it writes meanwhile waits in its own memory. It stays there after the client,
 //! and another may come; what the last one left unread is read first, what was written for it goes with it.
@@ -34,16 +34,16 @@ use peer::PeerState;
 use reading::{Reading, Took};
 use writing::Writing;
 
-/// What a program chose by the fields that it may set.
+/// The modes that a program chose by the public fields of `struct libxenvchan`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CallMode {
-    /// Calls wait instead of returning 0.
+    /// Calls block instead of returning 0.
     pub blocking: bool,
-    /// To the server a client that went is like one that has not come.
+    /// The server persists: after a client has left it waits for the next one.
     pub persist: bool,
 }
 
-/// What `is_open` says.
+/// The values that `is_open` returns.
 pub(crate) const CLOSED: u8 = 0;
 pub(crate) const OPEN: u8 = 1;
 pub(crate) const WAITING: u8 = 2;
@@ -55,11 +55,11 @@ pub(crate) type Halves = (Box<dyn Incoming>, Box<dyn Outgoing>);
 #[derive(Debug)]
 pub(crate) struct Vchan(pub(crate) Arc<Inner>);
 
-/// What an end shares with the threads that look for its peer.
+/// What an endpoint shares with the threads that look for its peer.
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) poll_descriptor: PollDescriptor,
-    /// Somebody has the poll_descriptor's descriptor, or waits for it: the halves ring it.
+    /// The program has the poll descriptor, or waits for it: both halves must raise it.
     polled: AtomicBool,
     pub(crate) arrival: Arrival,
     pub(crate) peer: PeerState,
@@ -117,7 +117,7 @@ impl Inner {
         self.poll_descriptor.notify();
     }
 
-    /// The poll_descriptor rang: it is to ring again, for the same as well.
+    /// The poll descriptor was raised: arms it again, for the same cause as well.
     fn heard(&self) {
         match self.peer.original.get() {
             Some(watch) => watch.rung(),
@@ -165,8 +165,8 @@ impl Inner {
         Ok(())
     }
 
-    /// As [`meet`](Self::meet), by another thread than the program's: the peer is to read what was written for it, although the
-    /// program does something else. The poll_descriptor still tells the program.
+    /// Like [`meet`](Self::meet), but on a thread of the library: the peer can read what was written for it although the
+    /// program does something else. The poll descriptor still tells the program.
     pub(crate) fn meet_meanwhile(&self) {
         if self.arrival.is_there() {
             self.arrival.met_meanwhile.store(true, Ordering::Release);
@@ -220,8 +220,8 @@ impl Inner {
         }
     }
 
-    /// What nearly every call comes to: there are bytes, and nobody else has to do with them. Where somebody polls, less than
-    /// was asked for is no short work.
+    /// The fast path of a read: bytes are there, and no other thread uses this half. Not taken by a program that polls and
+    /// would get less than it asked for.
     #[inline(always)]
     fn read_at_once(&self, to: &mut [u8], whole: bool) -> usize {
         if self.arrival.is_there() {
@@ -286,7 +286,7 @@ impl Inner {
         if self.write_at_once(bytes) { Ok(bytes.len()) } else { self.write_at_length(bytes, whole, ways) }
     }
 
-    /// What nearly every call comes to: somebody is there, and there is room.
+    /// The fast path of a write: a peer is there, and there is room.
     #[inline(always)]
     fn write_at_once(&self, bytes: &[u8]) -> bool {
         let may = !bytes.is_empty() && !self.arrival.is_there() && self.peer.state.load(Ordering::Acquire) == OPEN;
@@ -346,7 +346,7 @@ impl Inner {
     /// Waits until a read or a write has more to do than when it was last tried, or the peer comes or goes.
     pub(crate) fn wait(&self) -> Outcome<()> {
         self.peer.look_who_is_there();
-        // Looked at first: who came before that is seen by what follows, who comes later rings.
+        // Cleared first: what came before is seen by the checks below, what comes later raises it again.
         let state = self.peer.state.load(Ordering::Acquire);
         if self.arrival.is_there() || self.arrival.met_meanwhile.swap(false, Ordering::AcqRel) {
             self.take_poll_descriptor();
@@ -372,7 +372,7 @@ impl Inner {
         Ok(())
     }
 
-    /// With the news that somebody came that of its first bytes may have been taken as well: who goes on to poll is told again.
+    /// Raises the poll descriptor again for data. The event of the peer's arrival may have covered its first bytes too.
     fn notify_of_data(&self) -> Outcome<()> {
         if self.polled.load(Ordering::Acquire)
             && let Some(mut reading) = self.reading.try_lock()
@@ -406,7 +406,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Takes what rang, if anything did.
+    /// Clears the poll descriptor. True if it was raised.
     fn take_poll_descriptor(&self) -> bool {
         let rang = self.poll_descriptor.clear();
         if rang {

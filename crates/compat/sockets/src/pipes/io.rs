@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the two directions touch: the words in the segments, the ring, and the kernel's connection.
+//! How the two directions reach the words in the segments, the ring, and the kernel's connection.
 
 use std::{io::IoSliceMut, os::fd::RawFd};
 
@@ -35,7 +35,7 @@ impl Outgoing for Sending<'_> {
     }
 
     fn sent_over_tcp(&mut self) -> Option<u64> {
-        // A set that is not prepared would show room by TCP, which always has some.
+        // An epoll set that is not prepared would report room by TCP, which always has some.
         if !self.connection.wiring.is_wired() || self.connection.trial.is_inside(Direction::Out) {
             return None;
         }
@@ -54,7 +54,7 @@ impl Outgoing for Sending<'_> {
     }
 
     fn recalled(&mut self) -> u64 {
-        // A lie about the head is met again where the bytes are taken back.
+        // A false head is found where the bytes are taken back.
         let _ = self.writer.reader().is_drained();
         let head = self.writer.position().wrapping_sub(self.writer.in_flight());
         let base = self.connection.members.counted(Direction::Out).wrapping_sub(head);
@@ -86,7 +86,7 @@ pub(super) struct Reading<'a, 'b> {
     pub error: &'a mut Option<Errno>,
 }
 
-/// Shows what is in the pipe. Says how much.
+/// Copies what is in the pipe without consuming it. Returns how much.
 fn peek_pipe(reader: &mut Reader<Mapped>, to: &mut [IoSliceMut<'_>]) -> Result<usize, Failed> {
     let mut copied = 0;
     for part in to.iter_mut() {
@@ -100,8 +100,9 @@ fn peek_pipe(reader: &mut Reader<Mapped>, to: &mut [IoSliceMut<'_>]) -> Result<u
 }
 
 impl Reading<'_, '_> {
-    /// Where all was `shown` that there is before the point at which the sender has left the transport: shows what is there on the
-    /// next one as well, as far as there is room. Says how much. The sender moves no further before this end follows (S-15).
+    /// Peeks across a move: once all bytes before the point where the sender left the transport were `shown`, shows those
+    /// on the next transport too, as far as there is room. Returns how much. The sender moves no further before this end
+    /// follows (S-15).
     pub fn peek_across(&mut self, receiver: &Receiver, shown: usize) -> Result<usize, Failed> {
         let transport = receiver.transport();
         let at = if transport == Transport::Tcp { self.received() } else { self.position() };
@@ -127,7 +128,7 @@ impl Reading<'_, '_> {
         match self.kernel.recv(self.fd, &mut rest, true) {
             Ok(n) => Ok(n),
             Err(error) => {
-                // The kernel says it once; the program hears it after what is there.
+                // The kernel reports an error once; the program gets it after the bytes that are there.
                 *self.error = self.error.or((error != Errno::AGAIN).then_some(error));
                 Ok(0)
             }
@@ -181,7 +182,7 @@ impl Incoming for Reading<'_, '_> {
             }
             Err(Errno::AGAIN) => Ok(Found::Nothing),
             Err(error) => {
-                // The kernel says it once; there may be something to read before the program must hear it.
+                // The kernel reports an error once; there may be bytes to read before the program must get it.
                 *self.error = Some(error);
                 Err(Failed::Os(error))
             }
@@ -190,7 +191,7 @@ impl Incoming for Reading<'_, '_> {
 
     fn look_at_tcp(&mut self) -> Result<Found, Failed> {
         if self.read == Read::Look {
-            // The kernel says an error once, to whoever asks otherwise than so: that is the program.
+            // A peek does not take the kernel's error, which is reported once: the program gets it.
             let said = self.kernel.poll(self.fd, (PollFlags::IN | PollFlags::RDHUP).bits() as i16);
             let said = PollFlags::from_bits_retain(said as _);
             if self.error.is_some() || said.contains(PollFlags::ERR) {

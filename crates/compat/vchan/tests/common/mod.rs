@@ -12,10 +12,10 @@ use std::{
 
 pub const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../..");
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
-/// What a Rust library needs of the system.
+/// System libraries that a Rust library is linked with.
 const SYSTEM: [&str; 7] = ["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl", "-lc"];
 
-/// Runs a command to its end; what it says is shown if it fails.
+/// Runs a command to its end; its output is shown if it fails.
 pub fn must(command: &mut Command) -> String {
     let Output { status, stdout, stderr } = command.stdin(Stdio::null()).output().unwrap();
     let (out, said) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
@@ -57,7 +57,7 @@ fn archive() -> &'static Path {
         let target = Path::new(TMP).join("vchan-library");
         let mut build = Command::new(env!("CARGO"));
         build.current_dir(ROOT).args(["build", "--quiet", "--package", "tombolo-vchan", "--features", "testing"]);
-        // What cargo says to a test is not for this one.
+        // Variables that cargo sets for a test are not for this cargo.
         build.arg("--target-dir").arg(&target).env_remove("RUSTFLAGS").env_remove("CARGO_TARGET_DIR");
         must(&mut build);
         target.join("debug/libtombolo_vchan.a")
@@ -132,14 +132,14 @@ impl Map {
         Self(folder)
     }
 
-    /// What is in the folder besides the map: nothing must be left there.
+    /// The files in the folder besides the map; none may be left there.
     pub fn left(&self) -> Vec<String> {
         let names = fs::read_dir(self.0.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
         names.filter(|name| name != "vchan.conf").collect()
     }
 }
 
-/// A program whose lines are heard one by one. It is killed when dropped.
+/// A program whose output is read line by line. It is killed when dropped.
 pub struct Running {
     pub child: Child,
     lines: BufReader<ChildStdout>,

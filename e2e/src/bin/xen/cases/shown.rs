@@ -14,9 +14,9 @@ use tombolo_e2e::line_reader::within;
 
 pub const PV: &[Case] = &[Case { name: "ls_shows_a_channel_and_what_its_peer_keeps_mapped", run: shown }];
 
-/// Where the one that listens is told to close.
+/// The file that tells the listening program to close.
 const WORD: &str = "/tmp/close";
-/// Its ring; with its words that are 257 pages.
+/// The size of its ring; with the words before it that is 257 pages.
 const RING: u64 = 1 << 20;
 
 fn shown(rig: &mut Rig) -> Result<Verdict> {
@@ -28,7 +28,7 @@ fn shown(rig: &mut Rig) -> Result<Verdict> {
     lists(pair, "A", &[&format!("xen:{b}/kept  open"), &format!("-> domain {b}")])?;
     lists(pair, "B", &[&format!("xen:{a}/kept  open"), &format!("domain {a} ->")])?;
     ensure!(!pair.sh("A", "tombolo ls")?.contains("quarantine"), "quarantine of a channel that is open");
-    // Who does not run does not unmap.
+    // A stopped program does not unmap.
     pair.sh("B", "killall -STOP tombolo")?;
     pair.sh("A", &format!("touch {WORD}"))?;
     ensure!(pair.at("A")?.line(keeper, within(60))? == "closed", "it does not close");
@@ -48,14 +48,14 @@ fn shown(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// The list has these words.
+/// Checks that the list has these words.
 fn lists(pair: &mut Pair, at: &str, words: &[&str]) -> Result<()> {
     let list = pair.sh(at, "tombolo ls")?;
     let missing = words.iter().find(|word| !list.contains(**word));
     missing.map_or(Ok(()), |word| Err(Error::new(format!("{at}: `{word}` was expected: {list}"))))
 }
 
-/// Who listens: keeps its channel until the file `word` is there, and lives on when it has closed it.
+/// Listens, keeps its channel until the file `word` is there, and lives on after it has closed the channel.
 pub fn hold_channel(address: &str, word: &str) -> Result<()> {
     let options = Options::new().ring_size(RING);
     let stream: Stream = tombolo::listen_with(address, &options)?.accept()?;
