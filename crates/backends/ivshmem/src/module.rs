@@ -105,7 +105,7 @@ impl Node {
             peer_offset: peer.0,
             peer_length: peer.1,
             peer_fd: theirs.0.as_raw_fd(),
-            doorbell_fd: doorbell.0.as_raw_fd(),
+            bell_fd: doorbell.0.as_raw_fd(),
             ring_peer: ring.0,
             ring_vector: ring.1,
             wait_vector: wait,

@@ -54,7 +54,7 @@ mirror! {
         /// A node.
         peer_fd: i32,
         /// A node with a doorbell.
-        doorbell_fd: i32,
+        bell_fd: i32,
         /// Which peer to notify.
         ring_peer: u16,
         /// At which of the peer's vectors.
