@@ -43,6 +43,7 @@ nice -n 19 make -j"${JOBS:-$(nproc)}" bzImage modules >"$folder/log" 2>&1 || {
 release=$(make -s kernelrelease)
 mkdir -p "$folder/root/boot" "$folder/root/usr/src" "$folder/root/lib/modules/$release/kernel"
 cp arch/x86/boot/bzImage "$folder/root/boot/vmlinuz-$release"
+cp modules.builtin "$folder/root/lib/modules/$release/" # Cases ask for a module unless the kernel has it built in.
 ln -s "$folder/source" "$folder/root/usr/src/linux-headers-$release"
 printf %s "$release" >"$folder/root/release"
 echo "$made" >"$folder/made"

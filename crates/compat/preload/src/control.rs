@@ -22,7 +22,7 @@ use crate::{
         changes::{self, Request},
         waiting, wiring,
     },
-    errno, flow, handback, inside, kernel, poll, real,
+    errno, handback, inside, kernel, plain, poll, real,
     state::{self, Watched},
 };
 
@@ -462,7 +462,7 @@ pub unsafe extern "C-unwind" fn epoll_ctl(epfd: c_int, operation: c_int, fd: c_i
     };
     match (set, found) {
         (Some(set), Some(Watched::Connection(connection))) => {
-            flow::begin(process, &connection);
+            plain::begin(process, &connection);
             changes::change(process, &set, &connection, Request { epfd, operation, fd, event }, real)
         }
         (None, Some(Watched::Connection(connection))) => {

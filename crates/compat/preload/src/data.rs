@@ -23,6 +23,7 @@ use crate::{
     ancillary,
     epoll::waiting,
     errno, flow, handback, inside,
+    plain::{self, Progress},
     poll::{self, check},
     real,
     state::{self, Watched},
@@ -265,6 +266,16 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
         return received;
     }
     ancillary::leave_for_arrivals(process, &connection, fd, header);
+    if header.msg_controllen > 0
+        && flags == libc::MSG_WAITALL
+        && let Ok(to) = &to
+    {
+        // What the kernel has to say beside the bytes it says once, for the whole of a call.
+        let moved = |plain: &Plain<'_>, n| plain.moved(n, to.iter().map(|part| &**part));
+        if let Some(n) = plain::plainly(process, &connection, Direction::In, true, real, moved) {
+            return n;
+        }
+    }
     let mut made = false;
     let real = || {
         made = true;
@@ -311,6 +322,16 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
     }
     // SAFETY: (valid) the caller's promise.
     let from = unsafe { parts(header.msg_iov, header.msg_iovlen, Errno::MSGSIZE) };
+    if header.msg_controllen > 0
+        && let Ok(from) = &from
+    {
+        // What is said beside the bytes is said of the whole of a call.
+        let moved = |plain: &Plain<'_>, n| plain.moved(n, from.iter().map(|part| &**part));
+        let counts = flags & flow::KERNEL_ONLY == 0;
+        if let Some(n) = plain::plainly(process, &connection, Direction::Out, counts, real, moved) {
+            return n;
+        }
+    }
     flow::send(process, &connection, fd, from, flags, real)
 }
 
@@ -367,7 +388,16 @@ pub unsafe extern "C-unwind" fn sendfile(to: c_int, from: c_int, offset: *mut of
         };
         moved_of_file(plain, from, end - n as off_t, n);
     };
-    if let Some(sent) = flow::plainly(process, &connection, Direction::Out, true, real, moved) {
+    let mut done = 0;
+    if plain::is_long(&connection, to, Direction::Out, count) {
+        // SAFETY: (contract) the caller's promise.
+        let piece = |_, len| unsafe { real::sendfile(to, from, offset, len) };
+        let moved = |plain: &Plain<'_>, _, n| moved(plain, n);
+        match plain::carry(process, &connection, to, Direction::Out, count, piece, moved) {
+            Progress::Over(sent) => return sent,
+            Progress::Joined(sent) => done = sent,
+        }
+    } else if let Some(sent) = plain::plainly(process, &connection, Direction::Out, true, real, moved) {
         return sent;
     }
     // SAFETY: (contract) null or an offset of the caller's.
@@ -376,8 +406,8 @@ pub unsafe extern "C-unwind" fn sendfile(to: c_int, from: c_int, offset: *mut of
         // SAFETY: (contract) any descriptor may be asked where it is.
         None => unsafe { libc::lseek(from, 0, libc::SEEK_CUR) },
     };
-    let sent = copy_file(process, &connection, to, from, begin, count);
-    if sent <= 0 {
+    let sent = copy_file(process, &connection, to, from, begin, count - done);
+    if sent <= 0 && done == 0 {
         // The kernel knows why, where it is the arguments: it looks at them also where nothing is to be sent.
         // SAFETY: (contract) the caller's promise.
         let answer = errno::kept(|| errno::result(unsafe { real::sendfile(to, from, offset, 0) }));
@@ -394,7 +424,7 @@ pub unsafe extern "C-unwind" fn sendfile(to: c_int, from: c_int, offset: *mut of
             None => drop(unsafe { libc::lseek(from, begin + sent as off_t, libc::SEEK_SET) }),
         }
     }
-    sent
+    if done > 0 { done as ssize_t + sent.max(0) } else { sent }
 }
 
 /// The kernel has sent `n` bytes of a file from `begin` on: as many as a proof may want are read once more (S-6).

@@ -2,7 +2,9 @@
 //! What a call that moves bytes does, whatever it is called and however its arguments look.
 
 use std::{
+    cell::RefCell,
     io::{IoSlice, IoSliceMut},
+    ops::Deref,
     os::fd::RawFd,
     sync::Arc,
     time::Instant,
@@ -16,53 +18,18 @@ use tombolo_sockets::{
 };
 
 use crate::{
-    closing,
-    epoll::{self, wiring},
-    errno, handback, inside, kernel,
+    closing, epoll, errno, handback, inside, kernel,
+    plain::{self, Progress, plainly},
     wait::{self, Looks, Wanted},
 };
 
 /// Flags of calls that only the kernel can carry out.
-const KERNEL_ONLY: i32 = libc::MSG_OOB | libc::MSG_ERRQUEUE;
+pub(crate) const KERNEL_ONLY: i32 = libc::MSG_OOB | libc::MSG_ERRQUEUE;
 /// Flags that make a call leave the bytes where they are.
 const LOOKS: i32 = libc::MSG_PEEK;
 
 /// Bytes that are thrown away at once.
 const DISCARD: usize = 1 << 20;
-
-/// What every call on a watched connection begins with: gets on with finding the other end.
-pub(crate) fn begin(process: &Process, connection: &Arc<Connection>) {
-    match connection.stage() {
-        Stage::Candidate => errno::kept(|| process.advance(connection)),
-        // One that cannot be wired goes back to TCP, and is not tried again.
-        Stage::Joined if !connection.wiring.is_wired() && connection.reason().is_none() => {
-            errno::kept(|| wiring::wire(process, connection));
-        }
-        Stage::Joined if connection.pipes.are_revocable() => errno::kept(|| process.advance(connection)),
-        Stage::Joined | Stage::Plain => {}
-    }
-}
-
-/// A call on a connection that has no pipes, which the kernel carries out: what it gave. `moved` remembers what it moved, if
-/// that `counts`.
-pub(crate) fn plainly(
-    process: &Process,
-    connection: &Arc<Connection>,
-    direction: Direction,
-    counts: bool,
-    real: impl FnOnce() -> isize,
-    moved: impl FnOnce(&Plain<'_>, usize),
-) -> Option<isize> {
-    begin(process, connection);
-    let plain = connection.plain(direction)?;
-    let n = real();
-    if n > 0 && counts {
-        let _inside = inside::enter();
-        moved(&plain, n as usize);
-        process.journal.count_bytes(direction, Transport::Tcp, n as usize);
-    }
-    Some(n)
-}
 
 /// A call that receives into `to`, or what is wrong with that. `real` is the call itself.
 pub(crate) fn receive<'p>(
@@ -74,16 +41,53 @@ pub(crate) fn receive<'p>(
     mut real: impl FnMut() -> isize,
 ) -> isize {
     let counts = flags & (LOOKS | KERNEL_ONLY) == 0;
-    let moved = |plain: &Plain<'_>, n| plain.moved(n, to.iter().flat_map(AsRef::as_ref).map(|part| &**part));
-    if let Some(n) = plainly(process, connection, Direction::In, counts, &mut real, moved) {
-        return n;
+    let mut done = 0;
+    if let Ok(to) = &mut to
+        && flags == libc::MSG_WAITALL
+        && plain::is_long(connection, fd, Direction::In, total(to.as_ref()))
+    {
+        match receive_long(process, connection, fd, to.as_mut(), flags) {
+            Progress::Over(n) => return n,
+            Progress::Joined(n) => done = n,
+        }
+    } else {
+        let moved = |plain: &Plain<'_>, n| plain.moved(n, to.iter().flat_map(AsRef::as_ref).map(|part| &**part));
+        if let Some(n) = plainly(process, connection, Direction::In, counts, &mut real, moved) {
+            return n;
+        }
     }
     if flags & KERNEL_ONLY != 0 {
         errno::kept(|| process.leaves(connection, Reason::Usage));
         return real();
     }
-    let got = answer(|| joined_receive(process, connection, fd, to.as_mut().map_err(|error| *error)?.as_mut(), flags));
+    let got = answer(|| {
+        let mut rest = to.as_mut().map_err(|error| *error)?.as_mut();
+        IoSliceMut::advance_slices(&mut rest, done);
+        joined_receive(process, connection, fd, rest, flags, done)
+    });
     if is_of_another(got, fd) { real() } else { got }
+}
+
+/// The beginning of a long call that receives.
+fn receive_long(
+    process: &Process,
+    connection: &Arc<Connection>,
+    fd: RawFd,
+    to: &mut [IoSliceMut<'_>],
+    flags: i32,
+) -> Progress {
+    let total = total(to);
+    let to = RefCell::new(to);
+    let piece = |at, len| kernel::recvmsg(fd, &mut plain::range_mut(&mut to.borrow_mut(), at, len), flags);
+    let moved = |plain: &Plain<'_>, at, n| {
+        plain.moved(n, plain::range_mut(&mut to.borrow_mut(), at, n).iter().map(|part| &**part));
+    };
+    plain::carry(process, connection, fd, Direction::In, total, piece, moved)
+}
+
+/// Bytes of all parts.
+fn total(parts: &[impl Deref<Target = [u8]>]) -> usize {
+    parts.iter().map(|part| part.len()).sum()
 }
 
 /// A call that receives, carried out by the kernel where the connection was joined and is back on TCP for good: what it gave.
@@ -140,7 +144,7 @@ pub(crate) fn discard(
         let mut done = 0;
         loop {
             let part = room.len().min(len - done);
-            match joined_receive(process, connection, fd, &mut [IoSliceMut::new(&mut room[..part])], flags) {
+            match joined_receive(process, connection, fd, &mut [IoSliceMut::new(&mut room[..part])], flags, 0) {
                 Ok(n) => done += n,
                 Err(errno) if done == 0 => return Err(errno),
                 Err(_) => return Ok(done),
@@ -153,23 +157,24 @@ pub(crate) fn discard(
     })
 }
 
+/// What a call does that has received `done` bytes over TCP before the connection was joined: says how many there are with those.
 fn joined_receive(
     process: &Process,
     connection: &Arc<Connection>,
     fd: RawFd,
     to: &mut [IoSliceMut<'_>],
     flags: i32,
+    mut done: usize,
 ) -> Result<usize, Errno> {
-    let total: usize = to.iter().map(|part| part.len()).sum();
+    let total = done + total(to);
     if total == 0 {
         // The kernel waits for something to come, and leaves it.
         let (mut one, flags) = ([0], flags & !libc::MSG_WAITALL | LOOKS);
-        return joined_receive(process, connection, fd, &mut [IoSliceMut::new(&mut one)], flags).map(|_| 0);
+        return joined_receive(process, connection, fd, &mut [IoSliceMut::new(&mut one)], flags, 0).map(|_| 0);
     }
     let read = if flags & LOOKS == 0 { Read::Take } else { Read::Peek };
     let all = flags & libc::MSG_WAITALL != 0;
     let mut patience = Patience::default();
-    let mut done = 0;
     let mut parts = to;
     // Whether to wait at once: where nothing is there, and who waits hears whatever comes.
     let mut rests = true;
@@ -219,9 +224,23 @@ pub(crate) fn send<'p>(
     flags: i32,
     mut real: impl FnMut() -> isize,
 ) -> isize {
-    let moved = |plain: &Plain<'_>, n| plain.moved(n, from.iter().flat_map(AsRef::as_ref).map(|part| &**part));
-    if let Some(n) = plainly(process, connection, Direction::Out, flags & KERNEL_ONLY == 0, &mut real, moved) {
-        return n;
+    let mut done = 0;
+    if let Ok(from) = &from
+        && flags & !libc::MSG_NOSIGNAL == 0
+        && plain::is_long(connection, fd, Direction::Out, total(from.as_ref()))
+    {
+        let from = from.as_ref();
+        let piece = |at, len| kernel::sendmsg(fd, &plain::range(from, at, len), flags);
+        let moved = |plain: &Plain<'_>, at, n| plain.moved(n, plain::range(from, at, n).iter().map(|part| &**part));
+        match plain::carry(process, connection, fd, Direction::Out, total(from), piece, moved) {
+            Progress::Over(n) => return n,
+            Progress::Joined(n) => done = n,
+        }
+    } else {
+        let moved = |plain: &Plain<'_>, n| plain.moved(n, from.iter().flat_map(AsRef::as_ref).map(|part| &**part));
+        if let Some(n) = plainly(process, connection, Direction::Out, flags & KERNEL_ONLY == 0, &mut real, moved) {
+            return n;
+        }
     }
     if flags & (libc::MSG_OOB | libc::MSG_ZEROCOPY) != 0 {
         // Among the bytes of a pipe an urgent one would be one of them. Who lends pages waits to hear that they are free.
@@ -232,9 +251,10 @@ pub(crate) fn send<'p>(
         return real(); // Moves nothing, but the kernel says whether the end is reached.
     }
     let sent = answer(|| {
-        let parts = from.as_mut().map_err(|error| *error)?.as_mut();
-        let total = parts.iter().map(|part| part.len()).sum();
-        let sent = joined_send(process, connection, fd, parts, flags);
+        let mut rest = from.as_mut().map_err(|error| *error)?.as_mut();
+        let total = total(rest);
+        IoSlice::advance_slices(&mut rest, done);
+        let sent = joined_send(process, connection, fd, rest, flags, done);
         match sent {
             Err(Errno::PIPE) if flags & libc::MSG_NOSIGNAL == 0 => kernel::signal_broken_pipe(),
             _ if is_short(sent, total) => errno::kept(|| epoll::found_no_room(connection)),
@@ -250,17 +270,18 @@ fn is_short(sent: Result<usize, Errno>, total: usize) -> bool {
     sent.map_or_else(|errno| errno == Errno::AGAIN, |n| n < total)
 }
 
+/// What a call does that has sent `done` bytes over TCP before the connection was joined: says how many there are with those.
 fn joined_send(
     process: &Process,
     connection: &Arc<Connection>,
     fd: RawFd,
     from: &mut [IoSlice<'_>],
     flags: i32,
+    mut done: usize,
 ) -> Result<usize, Errno> {
-    let total: usize = from.iter().map(|part| part.len()).sum();
+    let total = done + total(from);
     let mut parts = from;
     let mut patience = Patience::default();
-    let mut done = 0;
     connection.ending.ask_now_and_then(process.kernel(), fd);
     loop {
         if done > 0 && connection.ending.is_over() {

@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use libc::{epoll_event, nfds_t, pollfd, sigset_t, timespec};
+use libc::{epoll_event, iovec, msghdr, nfds_t, pollfd, sigset_t, timespec};
 use rustix::io::Errno;
 use tombolo_sockets::{
     aside, hook,
@@ -289,6 +289,26 @@ pub(crate) fn is_nonblocking(fd: RawFd) -> bool {
 pub(crate) fn patience(fd: RawFd, send: bool) -> Option<Duration> {
     use rustix::net::sockopt::{Timeout, socket_timeout};
     socket_timeout(borrow(fd), if send { Timeout::Send } else { Timeout::Recv }).ok().flatten()
+}
+
+/// Sends as the program would: waits as the socket says.
+pub(crate) fn sendmsg(fd: RawFd, from: &[IoSlice<'_>], flags: c_int) -> isize {
+    // SAFETY: (valid) all zeros is an empty message header.
+    let mut message: msghdr = unsafe { mem::zeroed() };
+    message.msg_iov = from.as_ptr().cast::<iovec>().cast_mut();
+    message.msg_iovlen = from.len();
+    // SAFETY: (valid) slices have the layout of vectors, and the call writes to none.
+    unsafe { real::sendmsg(fd, &raw const message, flags) }
+}
+
+/// Receives likewise.
+pub(crate) fn recvmsg(fd: RawFd, to: &mut [IoSliceMut<'_>], flags: c_int) -> isize {
+    // SAFETY: (valid) as above.
+    let mut message: msghdr = unsafe { mem::zeroed() };
+    message.msg_iov = to.as_mut_ptr().cast::<iovec>();
+    message.msg_iovlen = to.len();
+    // SAFETY: (valid) slices have the layout of vectors, and are this call's to write to.
+    unsafe { real::recvmsg(fd, &raw mut message, flags) }
 }
 
 /// The signal that comes with `EPIPE`: for the thread that sends, which may have blocked it.

@@ -32,6 +32,7 @@ mod handback;
 mod inside;
 mod kernel;
 mod life;
+mod plain;
 mod poll;
 mod real;
 mod splice;

@@ -23,9 +23,9 @@ use tombolo_sockets::{
 
 use crate::{
     epoll::waiting,
-    errno, flow, inside,
+    errno, inside,
     kernel::Mask,
-    real, state,
+    plain, real, state,
     wait::{self, Joined},
 };
 
@@ -54,7 +54,7 @@ fn sort<'a>(
         waiting::nested(process, &set);
     }
     for (at, connection) in all {
-        flow::begin(process, connection);
+        plain::begin(process, connection);
         match connection.stage() {
             Stage::Joined => joined.push((*at, Arc::clone(connection))),
             Stage::Candidate if fds[*at].events & (libc::POLLIN | libc::POLLRDNORM) != 0 => {

@@ -21,7 +21,7 @@ use tombolo_sockets::{
     proof::HISTORY,
 };
 
-use crate::{errno, flow, inside, kernel, real, state};
+use crate::{errno, flow, inside, kernel, plain, real, state};
 
 /// Bytes at once: what a pipe holds; and what has room in one that says that there is some (`PIPE_BUF`). No packet is longer.
 const MOST: usize = 64 << 10;
@@ -38,7 +38,7 @@ enum How {
 }
 
 fn how(process: &Process, connection: &Arc<Connection>, direction: Direction) -> How {
-    flow::begin(process, connection);
+    plain::begin(process, connection);
     match connection.plain(direction) {
         None => How::Copied,
         Some(plain) if plain.remembers() => How::Copied,
@@ -53,7 +53,7 @@ fn spliced(
     direction: Direction,
     real: impl FnOnce() -> ssize_t,
 ) -> Option<ssize_t> {
-    flow::plainly(process, connection, direction, true, real, |plain, n| plain.moved_unseen(n))
+    plain::plainly(process, connection, direction, true, real, |plain, n| plain.moved_unseen(n))
 }
 
 /// Shows what has come, hands it on, and takes what was taken.
@@ -341,7 +341,7 @@ fn first_to_connection(
         Some(seen) => plain.moved(n, std::iter::once(seen)),
         None => plain.moved_unseen(n),
     };
-    flow::plainly(process, connection, Direction::Out, true, real, count)
+    plain::plainly(process, connection, Direction::Out, true, real, count)
         .unwrap_or_else(|| to_connection(process, connection, (from, to), len, flags))
 }
 

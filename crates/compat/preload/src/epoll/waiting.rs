@@ -27,8 +27,9 @@ use super::{
     tokens,
 };
 use crate::{
-    errno, flow,
+    errno,
     kernel::{self, Mask},
+    plain,
     wait::{BLIND, Looks},
 };
 
@@ -47,7 +48,7 @@ pub(crate) fn begin(process: &Process, set: &Set) {
         unwired.map(|entry| Arc::clone(&entry.connection)).collect()
     };
     for connection in &joined {
-        flow::begin(process, connection);
+        plain::begin(process, connection);
     }
 }
 

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Calls that the kernel carries out, on a connection that has no pipes. One that moves much goes to it in pieces, and with each
+//! piece the search for the other end goes on: a program may send all that it has in one call.
+
+use std::{
+    io::{IoSlice, IoSliceMut},
+    os::fd::RawFd,
+    sync::Arc,
+};
+
+use tombolo_sockets::{
+    Process,
+    connection::{Connection, Direction, Plain, Set, Stage},
+    switch::Transport,
+};
+
+use crate::{epoll::wiring, errno, inside, kernel};
+
+/// What every call on a watched connection begins with: gets on with finding the other end.
+pub(crate) fn begin(process: &Process, connection: &Arc<Connection>) {
+    match connection.stage() {
+        Stage::Candidate => errno::kept(|| process.advance(connection)),
+        // One that cannot be wired goes back to TCP, and is not tried again.
+        Stage::Joined if !connection.wiring.is_wired() && connection.reason().is_none() => {
+            errno::kept(|| wiring::wire(process, connection));
+        }
+        Stage::Joined if connection.pipes.are_revocable() => errno::kept(|| process.advance(connection)),
+        Stage::Joined | Stage::Plain => {}
+    }
+}
+
+/// A call on a connection that has no pipes, which the kernel carries out: what it gave. `moved` remembers what it moved, if
+/// that `counts`.
+pub(crate) fn plainly(
+    process: &Process,
+    connection: &Arc<Connection>,
+    direction: Direction,
+    counts: bool,
+    real: impl FnOnce() -> isize,
+    moved: impl FnOnce(&Plain<'_>, usize),
+) -> Option<isize> {
+    begin(process, connection);
+    let plain = connection.plain(direction)?;
+    let n = real();
+    if n > 0 && counts {
+        let _inside = inside::enter();
+        moved(&plain, n as usize);
+        process.journal.count_bytes(direction, Transport::Tcp, n as usize);
+    }
+    Some(n)
+}
+
+/// The first pieces. Later ones are a quarter of what went before, so that a connection that stays on TCP pays for few.
+const PIECE: usize = 256 << 10;
+
+/// How such a call goes on.
+pub(crate) enum Progress {
+    /// The connection was joined when the kernel had moved so many bytes.
+    Joined(usize),
+    /// The call is over, and this is its answer.
+    Over(isize),
+}
+
+/// Whether a call of `total` bytes goes in pieces. It does if it waits until all is moved, for as long as that takes.
+pub(crate) fn is_long(connection: &Connection, fd: RawFd, direction: Direction, total: usize) -> bool {
+    let (limit, sends) = match direction {
+        Direction::Out => (Set::SendLimit, true),
+        Direction::In => (Set::ReceiveLimit, false),
+    };
+    total > PIECE
+        && connection.stage() == Stage::Candidate
+        && !connection.has_set(Set::Nonblocking, || kernel::is_nonblocking(fd))
+        && !connection.has_set(limit, || kernel::patience(fd, sends).is_some())
+}
+
+/// A long call of `total` bytes, carried out by the kernel for as long as the connection is not joined. `piece` moves so many bytes
+/// from an offset on, and `moved` remembers what it moved.
+pub(crate) fn carry(
+    process: &Process,
+    connection: &Arc<Connection>,
+    fd: RawFd,
+    direction: Direction,
+    total: usize,
+    mut piece: impl FnMut(usize, usize) -> isize,
+    mut moved: impl FnMut(&Plain<'_>, usize, usize),
+) -> Progress {
+    let mut done = 0;
+    while done < total {
+        if done > 0 && !is_ready(fd, direction) {
+            break;
+        }
+        let may_be_joined = connection.stage() == Stage::Candidate;
+        let len = if may_be_joined { PIECE.max(done / 4).min(total - done) } else { total - done };
+        let real = || piece(done, len);
+        let Some(n) = plainly(process, connection, direction, true, real, |plain, n| moved(plain, done, n)) else {
+            begin(process, connection); // What only a later call would do otherwise.
+            return Progress::Joined(done);
+        };
+        match usize::try_from(n) {
+            Ok(n) => done += n,
+            Err(_) if done == 0 => return Progress::Over(n),
+            Err(_) => break,
+        }
+        if n as usize != len {
+            break; // A signal, the end, an error: the call ends as it would have ended in the kernel.
+        }
+    }
+    Progress::Over(done as isize)
+}
+
+/// Waits until another piece can move at least a byte. Says whether it can: an error is for the program's next call, as the kernel
+/// keeps it where a call has moved something.
+pub(crate) fn is_ready(fd: RawFd, direction: Direction) -> bool {
+    let events = match direction {
+        Direction::Out => libc::POLLOUT,
+        Direction::In => libc::POLLIN,
+    };
+    let mut asked = [libc::pollfd { fd, events, revents: 0 }];
+    let waited = errno::kept(|| kernel::poll(&mut asked, None, None)).is_ok();
+    let said = asked[0].revents;
+    waited
+        && match direction {
+            Direction::Out => said == libc::POLLOUT,
+            Direction::In => said & libc::POLLERR == 0 || kernel::unread(fd) > 0,
+        }
+}
+
+/// `len` bytes of `parts` from `begin` on.
+pub(crate) fn range<'a>(parts: &'a [IoSlice<'_>], begin: usize, len: usize) -> Vec<IoSlice<'a>> {
+    let mut at = 0;
+    let cut = parts.iter().map(|part| {
+        let from = begin.saturating_sub(at).min(part.len());
+        let to = (begin + len).saturating_sub(at).min(part.len());
+        at += part.len();
+        IoSlice::new(&part[from..to])
+    });
+    cut.filter(|part| !part.is_empty()).collect()
+}
+
+/// The same of parts that are to be written.
+pub(crate) fn range_mut<'a>(parts: &'a mut [IoSliceMut<'_>], begin: usize, len: usize) -> Vec<IoSliceMut<'a>> {
+    let mut at = 0;
+    let cut = parts.iter_mut().map(|part| {
+        let from = begin.saturating_sub(at).min(part.len());
+        let to = (begin + len).saturating_sub(at).min(part.len());
+        at += part.len();
+        IoSliceMut::new(&mut part[from..to])
+    });
+    cut.filter(|part| !part.is_empty()).collect()
+}
