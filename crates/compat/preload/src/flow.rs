@@ -302,10 +302,18 @@ fn joined_send(
                     return if done > 0 { Ok(done) } else { Err(errno) };
                 }
             }
-            Err(_) if done > 0 => return Ok(done),
+            Err(errno) if done > 0 => return Ok(done_before(connection, errno, done)),
             Err(errno) => return Err(errno),
         }
     }
+}
+
+/// What a call gives that has sent `done` bytes and then failed: the next call fails, as in the kernel.
+fn done_before(connection: &Connection, errno: Errno, done: usize) -> usize {
+    if !matches!(errno, Errno::PIPE | Errno::AGAIN | Errno::INTR) {
+        connection.pipes.store_error(errno);
+    }
+    done
 }
 
 /// A call on a joined connection that sends what a pipe of the program's has, up to `most` bytes. Whoever makes it waits for room as
@@ -351,7 +359,7 @@ fn joined_send_from(
             Err(errno) => Some(errno),
         };
         match failed {
-            Some(_) if done > 0 => return Ok(done),
+            Some(errno) if done > 0 => return Ok(done_before(connection, errno, done)),
             Some(errno) => return Err(errno),
             None => {}
         }

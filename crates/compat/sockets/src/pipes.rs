@@ -257,11 +257,16 @@ impl Pipes {
         &self.halves.hints
     }
 
-    /// The program was not told of this error after all: its next read is.
+    /// The program was not told of this error after all: its next call is.
     pub fn store_error(&self, error: Errno) {
         let mut rx = self.halves.lock_rx();
         rx.error = Some(error);
         self.hints().set_settled(None);
+    }
+
+    /// What the program was not told of, if it is to be told now.
+    fn take_error(&self) -> Option<Errno> {
+        self.halves.lock_rx().error.take()
     }
 
     /// This end sends no more.

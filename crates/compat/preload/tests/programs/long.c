@@ -76,7 +76,7 @@ static void *sends(void *argument) {
     }
     long sent = send_all(0), more = 0;
     sprintf(said + strlen(said), "all at once: %d, some: %d\n", sent == ALL, sent > 0);
-    if (is("reset")) {
+    if (is("reset") || is("reset later")) {
         for (int at = 0; at < 3; at++) {
             sent = send(ends[0], bytes, 1, 0);
             sprintf(said + strlen(said), "then: %ld %s, signals: %d\n", sent, strerrorname_np(errno), broken);
@@ -119,8 +119,14 @@ int main(int count, char **words) {
     if (is("limit")) {
         check(setsockopt(ends[0], SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) == 0, "SO_SNDTIMEO");
     }
+    if (is("reset later")) {
+        talk(ends);
+    }
     check(pthread_create(&sender, NULL, sends, NULL) == 0, "thread");
-    if (is("reset")) {
+    if (is("reset later")) {
+        pause_ms(100);
+        close(ends[1]);
+    } else if (is("reset")) {
         receive(0, SOME, to);
         pause_ms(300);
         close(ends[1]);

@@ -28,7 +28,7 @@ impl Pipes {
         from: &[IoSlice<'_>],
         wanted: Transport,
     ) -> Result<(usize, Transport), Failed> {
-        self.halves.with_tx(&connection.members, |tx| -> Result<_, Failed> {
+        let sent = self.halves.with_tx(&connection.members, |tx| -> Result<_, Failed> {
             connection.members.recount(Direction::Out, || kernel.counts(fd, connection.dialled));
             if self.hints().is_detached() {
                 return send_over_tcp(connection, kernel, fd, from);
@@ -49,7 +49,12 @@ impl Pipes {
                 }
             }
             send_over_tcp(connection, kernel, fd, from)
-        })?
+        })?;
+        // The kernel gives an error once, and the program hears it before it hears that the end is reached.
+        sent.map_err(|failed| match failed {
+            Failed::Os(Errno::PIPE) => self.take_error().map_or(failed, Failed::Os),
+            _ => failed,
+        })
     }
 
     /// Reads what is there; 0 is the end.
