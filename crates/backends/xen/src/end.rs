@@ -180,7 +180,7 @@ impl End {
         }
     }
 
-    /// What need not be there before the first message went: the sleepers' places, and what tools read.
+    /// What need not be there before the first message went: the waiters' places, and what tools read.
     pub(crate) fn complete(&self) -> Result<()> {
         if self.slots.get().is_none() {
             let _ = self.slots.set([Waker::new(&self.port)?, Waker::new(&self.port)?]);

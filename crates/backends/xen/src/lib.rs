@@ -75,8 +75,6 @@ use crate::{
 pub struct XenDomain {
     xen: Arc<dyn Hypervisor>,
     core: Arc<Mutex<Option<Arc<Core>>>>,
-    /// Whether it may have links with itself.
-    itself: bool,
 }
 
 impl XenDomain {
@@ -87,18 +85,10 @@ impl XenDomain {
     }
 
     pub(crate) fn on(xen: Arc<dyn Hypervisor>) -> Self {
-        Self { xen, core: Arc::default(), itself: false }
+        Self { xen, core: Arc::default() }
     }
 
-    /// As [`new`](Self::new), and it may have links with itself: for tests, in a PV domain. A PVH domain's kernel
-    /// (Linux 6.1 on Xen 4.17) died with its memory corrupted while the suite ran so; why is not known.
-    #[cfg(feature = "testing")]
-    #[must_use]
-    pub fn with_itself() -> Self {
-        Self { itself: true, ..Self::new() }
-    }
-
-    /// A process of this domain that means `peer` ill.
+    /// A malicious process of this domain, aimed at `peer`.
     ///
     /// # Errors
     /// As those of [`listen`](Rendezvous::listen).
@@ -111,7 +101,7 @@ impl XenDomain {
     fn place(&self, service: &str) -> Result<(ServiceAddress, Arc<Core>)> {
         let place = ServiceAddress::parse(service)?;
         let core = self.core()?;
-        if place.peer == core.own && !self.itself {
+        if place.peer == core.own {
             let why = "that is this domain's own number: give the other's, or use local: within one";
             return Err(Error::BadService { service: service.into(), why });
         }

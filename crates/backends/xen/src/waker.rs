@@ -2,7 +2,7 @@
 //! One event channel, and three who sleep on it without taking each other's events: the reader, the writer, and whoever
 //! waits for a control message.
 //!
-//! The kernel says `EPOLLOUT` of an event channel's file always, and says it *anew* with every event. So each sleeper has
+//! The kernel says `EPOLLOUT` of an event channel's file always, and says it *anew* with every event. So each waiter has
 //! an epoll instance of its own, edge-triggered on `EPOLLOUT`: an event puts the file on the ready list of each, where it
 //! stays (sticky) until `epoll_wait` takes it off that one list. Reading the event and unmasking the port is apart from
 //! that, and whoever drains does it; until then the port is masked, so that a storm costs one interrupt for each drain.
@@ -27,10 +27,10 @@ use crate::hypervisor::Port;
 const NOTIFIED: u64 = 0;
 const ENDED: u64 = 1;
 
-/// What polls readable always: put into a sleeper's set, it says that the end came. One does for all.
+/// What polls readable always: put into a waiter's set, it says that the end came. One does for all.
 static SIGN: OnceLock<OwnedFd> = OnceLock::new();
 
-/// One sleeper's place.
+/// One waiter's place.
 #[derive(Debug)]
 pub(crate) struct Waker {
     epoll: OwnedFd,
@@ -98,7 +98,7 @@ impl Waker {
         self.epoll.as_fd()
     }
 
-    /// Tells that the end came, from now on. Says whether that could be done; if not, its sleeper is woken and looks again.
+    /// Tells that the end came, from now on. Says whether that could be done; if not, its waiter is woken and looks again.
     pub(crate) fn end(&self) -> bool {
         let sign = SIGN.get().expect("made with the first sleeper's place");
         let done = epoll::add(&self.epoll, sign, epoll::EventData::new_u64(ENDED), epoll::EventFlags::IN);

@@ -186,6 +186,7 @@ impl BrokerState {
     }
 
     /// The next number for a link, if there is one that none had.
+    #[cfg(test)]
     pub fn link_number(&mut self) -> Option<u32> {
         self.last_link = self.last_link.checked_add(1)?;
         Some(self.last_link)

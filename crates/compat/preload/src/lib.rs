@@ -2,7 +2,7 @@
 //! Layer 4. Uses: backends, sockets.
 //!
 //! The library that `tombolo run` preloads: it stands between an unmodified program and libc's socket calls, and gives
-//! TCP connections to neighbours shared memory. The descriptor that the program holds stays the real socket.
+//! TCP connections to peer processes shared memory. The descriptor that the program holds stays the real socket.
 //!
 //! One short function for each call that it stands in for; what they have in common is in `flow`, `wait` and `epoll`,
 //! and everything that is not interception is in `tombolo-sockets`. No thread lives here. A call on a descriptor that is

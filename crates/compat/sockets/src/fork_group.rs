@@ -33,7 +33,7 @@ const CROWD: usize = 1;
 const LEAVES: usize = 2;
 const ENDED: usize = 3;
 /// One word for each direction: bytes over TCP; whether those are to be asked of the kernel, because one who counted died;
-/// what the last sleeper waits for.
+/// what the last waiter waits for.
 const COUNTED: usize = 4;
 const UNSURE: usize = 6;
 const ARMED: usize = 8;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Layer 3. Uses: layout, mem, os, ring, growth, domain.
 //!
-//! TCP connections whose bytes go through shared memory where both ends are neighbours, and over TCP as ever where they
+//! TCP connections whose bytes go through shared memory where both ends can share it, and over TCP as ever where they
 //! are not. This is everything but the interception. How two ends find each other ([`claim`]) and prove that they are
 //! the ends of one connection ([`proof`]), how each direction moves between TCP and its pipe at an offset ([`switch`]),
 //! and what a program's calls then do ([`connection`]). `spec/6-sockets.md` is the normative text.

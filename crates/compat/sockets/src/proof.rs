@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! That two ends are the ends of this very connection, and not merely neighbours with the same addresses (S-5, S-6).
+//! That two ends are the ends of this very connection, and not merely two sockets with the same addresses (S-5, S-6).
 
 use sha2::{Digest, Sha256};
 use tombolo_layout::sockets::{Claim, Proof, SHORT_TAG};

@@ -77,7 +77,7 @@ impl Kernel for Sockets {
 /// Who waits where, as all brokers know it.
 type Keys = Arc<Mutex<HashMap<u32, String>>>;
 
-/// A machine's broker, which knows each address to be a neighbour's.
+/// A machine's broker, which takes each address for a peer domain's.
 #[derive(Debug)]
 struct Broker(VmDomain, Keys);
 

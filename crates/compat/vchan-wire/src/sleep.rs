@@ -14,7 +14,7 @@ use crate::{Result, ground::Event};
 /// Events in a row that brought nothing, after which naps take their place.
 const STORM: u32 = 64;
 const NAP: Duration = Duration::from_millis(2);
-/// A peer's domain that is destroyed sends no event, so the sleeper looks now and then.
+/// A peer's domain that is destroyed sends no event, so the waiter looks now and then.
 const LOOK: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]

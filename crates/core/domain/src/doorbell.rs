@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How a sleeper is woken.
+//! How a waiter is woken.
 
 use std::{os::fd::BorrowedFd, time::Duration};
 
@@ -7,7 +7,7 @@ use tombolo_ring::Spin;
 
 use crate::{Deadline, Result};
 
-/// Which of an endpoint's two possible sleepers is meant.
+/// Which of an endpoint's two possible waiters is meant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Slot {
     /// The reader, who waits for data.
@@ -48,7 +48,7 @@ pub enum Woken {
 ///
 /// At most one thread waits on a slot; both slots may be waited on at once.
 pub trait Doorbell: Send + Sync + std::fmt::Debug {
-    /// Wakes the peer's sleeper in `slot`. Never blocks; ringing a peer that is gone does nothing.
+    /// Wakes the peer's waiter in `slot`. Never blocks; notifying a peer that is gone does nothing.
     fn notify(&self, slot: Slot);
 
     /// Blocks until this endpoint's `slot` is rung, the peer is gone or `deadline` passes. A ring that is already there

@@ -2,7 +2,7 @@
 //! Layer 2. Uses: os, layout, mem, ring.
 //!
 //! What a backend is: three small traits. [`Rendezvous`] makes two endpoints meet; the [`Endpoint`] it gives them is
-//! their [`Memory`], their control path and what is known of the peer's life; a [`Doorbell`] wakes a sleeper.
+//! their [`Memory`], their control path and what is known of the peer's life; a [`Doorbell`] wakes a waiter.
 //!
 //! The rules were settled on the harsh double (crate `tombolo-testing`), which has the habits of all hypervisors at
 //! once. Nothing here presumes descriptors that can be passed, memory that can be mapped twice, mappings that survive a fork,

@@ -153,7 +153,7 @@ pub fn d6_both_slots_are_waited_on_at_once(fixture: &impl Fixture) {
     }
 }
 
-/// A sleeper without a deadline wakes when its peer goes, in both slots (D-6).
+/// A waiter without a deadline wakes when its peer goes, in both slots (D-6).
 pub fn d6_wait_for_ever_ends_when_the_peer_goes(fixture: &impl Fixture) {
     let Belled { links: [_left, gone], doorbells: [a, b] } = Belled::new(fixture);
     let sleepers = Slot::ALL.map(|slot| {

@@ -49,7 +49,7 @@ pub fn d10_peer_that_closed_is_gone(fixture: &impl Fixture) {
     assert_eq!(wait_beyond_rings(&*doorbells[0], Slot::Data, patience()), Woken::PeerGone, "D-10: the end wakes");
 }
 
-/// A peer that is killed is noticed by a sleeper, by `recv`, `send` and `life`; what it sent comes first, and what it
+/// A peer that is killed is noticed by a waiter, by `recv`, `send` and `life`; what it sent comes first, and what it
 /// shared stays readable (D-10).
 pub fn d10_killed_peer_is_noticed_and_leaves_what_it_shared(fixture: &impl Fixture) {
     let Some(mut mortal) = fixture.mortal() else {
@@ -89,7 +89,7 @@ pub fn d10_killed_peer_is_noticed_and_leaves_what_it_shared(fixture: &impl Fixtu
     assert_eq!(&read, TESTAMENT, "D-3: what it published went with it");
 }
 
-/// A paused peer costs a sleeper its deadline, is not said to be gone, and goes on where it was (D-11).
+/// A paused peer costs a waiter its deadline, is not said to be gone, and goes on where it was (D-11).
 pub fn d11_paused_peer_is_told_from_one_that_is_gone(fixture: &impl Fixture) {
     let Some(mut mortal) = fixture.mortal() else {
         return skip("d11_paused_peer_is_told_from_one_that_is_gone", "mortal");

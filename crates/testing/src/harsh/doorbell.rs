@@ -40,7 +40,7 @@ impl HarshDoorbell {
         Self { world: Arc::clone(world), id, domain, peer_domain, slots, given_up }
     }
 
-    /// Why a sleeper in `slot` need not sleep.
+    /// Why a waiter in `slot` need not sleep.
     fn woken(&self, slot: Slot) -> Option<Woken> {
         match self.world.state().ends.get(&self.id) {
             None => Some(Woken::PeerGone),

@@ -5,7 +5,7 @@
 //!
 //! * memory is passed by reference number, and each reference is mapped once only (Xen's grants);
 //! * no mapping is inherited by a child made by fork, and a store to the peer's memory faults;
-//! * two domains have one doorbell in each direction, so every ring wakes all sleepers of all channels between them
+//! * two domains have one doorbell in each direction, so every ring wakes all waiters of all channels between them
 //!   (an MSI-X vector);
 //! * a peer's life is reported by the [`Hypervisor`] and by nobody else;
 //! * memory that was retired or revoked stays in quarantine, counted against its owner, while the peer maps it;

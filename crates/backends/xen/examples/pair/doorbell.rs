@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What ADR 0041 weighs: a sleeper that its own event channel wakes, and one to whom a thread passes the event on.
+//! What ADR 0041 weighs: a waiter that its own event channel wakes, and one to whom a thread passes the event on.
 
 use std::{
     sync::Arc,

@@ -9,7 +9,7 @@
 //! pair outlive ROLE OTHER SERVICE     meets all those whom `kill` kills, in the other domain
 //! pair kill ROLE OTHER SERVICE EVERY  kills a caller or listener at every so many stops between two steps of connect
 //! pair open ADDRESS OTHER COUNT RING  that many channels at once, and how fast they open
-//! pair doorbell ADDRESS OTHER COUNT       round trips of an event channel: to a sleeper, and through a thread to a sleeper
+//! pair doorbell ADDRESS OTHER COUNT       round trips of an event channel: to a waiter, and through a thread to a waiter
 //! ```
 //! It prints what libtest prints, and fails if a test does.
 

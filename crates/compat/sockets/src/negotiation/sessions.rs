@@ -39,7 +39,7 @@ const SEGMENT: u64 = 64 << 20;
 
 /// Whether a service could be called.
 pub(super) enum Dialled {
-    /// This neighbour is its process.
+    /// The peer process at this index offers the service.
     Is(usize),
     /// Not now.
     Later,

@@ -46,7 +46,7 @@ impl Way {
 
 /// The way of a connection; none while that is not known.
 pub(super) fn find_way(all: &mut Machines, process: &Process, connection: &Connection, tuple: Tuple) -> Option<Way> {
-    // An address that each kernel has is no neighbour's.
+    // An address that each kernel has does not name a peer.
     if process.machines.is_none() || tuple.is_local() {
         return Some(Way::Folder);
     }
