@@ -277,8 +277,18 @@ fn b7_ends_of_a_link_are_told_with_their_guests_and_calls() {
         why.contains("has not opened the link").then_some(why)
     });
     assert!(why.contains("vm:a/service, as the broker of a"), "{why}");
+    vm.qmp.event("STOP");
+    until("the list says that it is paused", || note(&daemon).filter(|note| note == "a is paused"));
+    until("and a caller is told", || {
+        let why = host.connect("a/service", patience()).map(drop).unwrap_err().to_string();
+        why.contains("has not opened the link (its machine is paused)").then_some(())
+    });
+    vm.qmp.event("RESUME");
     let guest = common::host::Guest::start(&daemon, &vm, 1);
     until("its broker is there", || of_a(&daemon).filter(|end| end.0 == Stage::Closed));
+    until("the list says where to look", || {
+        note(&daemon).filter(|note| note.starts_with("a's broker runs and has not"))
+    });
     guest.plug(&daemon, &vm);
     until("it has opened the link", || of_a(&daemon).filter(|end| *end == (Stage::Open, 0, 0)));
     let mut listener = guest.domain.listen("service").unwrap();

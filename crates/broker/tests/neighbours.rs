@@ -18,8 +18,8 @@ use common::{
     },
 };
 use rustix::event::{Timespec, epoll};
-use tombolo_control::Message as Said;
-use tombolo_domain::{Rendezvous, SingleDoorbell, Sought, wait_readable};
+use tombolo_control::{Message as Said, Way};
+use tombolo_domain::{PeerFinder, Rendezvous, SingleDoorbell, Sought, wait_readable};
 use tombolo_domain_ivshmem::VmDomain;
 use tombolo_layout::sockets::{Counts, Message};
 use tombolo_sockets::{Reason, connection::Stage, tuple::key_of_sequences};
@@ -352,40 +352,95 @@ fn answer_wrongly(link: &mut dyn tombolo_domain::Endpoint, proposal: &tombolo_la
     link.send(&Message::Answer { to: proposal.id, claim, proof }.encode(), Some(&offer)).unwrap();
 }
 
+/// Who looks from `a`, in `b`.
+struct Seeker(Box<dyn PeerFinder>);
+
+impl Seeker {
+    fn new(world: &World) -> Self {
+        Self(finder(&world.a.domain, "sockets-00000000000000aa"))
+    }
+
+    /// What it is told now.
+    fn find(&mut self, key: u32) -> Sought {
+        let deadline = Instant::now() + SOON;
+        self.0.forget_key(key);
+        loop {
+            match self.0.seek_key(key, address(OF_B)) {
+                Sought::Later => assert!(Instant::now() < deadline, "no answer about {key}"),
+                sought => return sought,
+            }
+        }
+    }
+
+    /// Waits until it is told so; whoever is sought does `turn` meanwhile.
+    fn until(&mut self, key: u32, wanted: &Sought, mut turn: impl FnMut()) {
+        let deadline = Instant::now() + SOON;
+        loop {
+            turn();
+            let sought = self.find(key);
+            if sought == *wanted {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{sought:?}, and not {wanted:?}");
+        }
+    }
+}
+
+fn finder(domain: &VmDomain, service: &str) -> Box<dyn PeerFinder> {
+    domain.peer_finder(service).unwrap()
+}
+
+/// Waits until its broker has heard all that this one said so far: answers come in order.
+fn settle(finder: &mut dyn PeerFinder, fresh: u8) {
+    let deadline = Instant::now() + SOON;
+    while finder.is_near([fresh; 16]).is_none() {
+        assert!(Instant::now() < deadline, "no answer");
+    }
+}
+
 #[test]
 fn b23_key_is_told_while_its_process_waits_and_of_no_one_else_than_who_claims_it_alone() {
     let world = World::new();
     tell_addresses(&world, &[OF_A], &[OF_B]);
-    let finder = |domain: &VmDomain, service: &str| domain.peer_finder(service).unwrap();
-    let mut seeker = finder(&world.a.domain, "sockets-00000000000000aa");
+    let mut seeker = Seeker::new(&world);
     let mut one = finder(&world.b.domain, "sockets-00000000000000b1");
     let mut two = finder(&world.b.domain, "sockets-00000000000000b2");
-    let mut until = |wanted: Sought, one: &mut dyn FnMut()| {
-        let deadline = Instant::now() + SOON;
-        loop {
-            one();
-            seeker.forget_key(5);
-            let mut sought = Sought::Later;
-            while sought == Sought::Later && Instant::now() < deadline {
-                sought = seeker.seek_key(5, address(OF_B));
-            }
-            if sought == wanted {
-                break;
-            }
-            assert!(Instant::now() < deadline, "{sought:?}, and not {wanted:?}");
-        }
-    };
     let at_one = Sought::At("b/sockets-00000000000000b1".into());
-    until(Sought::Nobody, &mut || ());
+    seeker.until(5, &Sought::Nobody, || ());
     one.claim_key(5);
-    until(at_one.clone(), &mut || drop(one.accept_peer()));
+    seeker.until(5, &at_one, || drop(one.accept_peer()));
     two.claim_key(5);
-    until(Sought::Nobody, &mut || drop(two.accept_peer()));
+    seeker.until(5, &Sought::Nobody, || drop(two.accept_peer()));
+    // A third claim makes it nobody's alone.
+    let mut three = finder(&world.b.domain, "sockets-00000000000000b3");
+    three.claim_key(5);
+    settle(&mut *three, 1);
+    assert_eq!(seeker.find(5), Sought::Nobody);
     one.withdraw_key(5);
     one.claim_key(5);
-    until(at_one, &mut || drop(one.accept_peer()));
+    seeker.until(5, &at_one, || drop(one.accept_peer()));
+    // What one has now the other cannot take back.
+    two.withdraw_key(5);
+    settle(&mut *two, 2);
+    assert_eq!(seeker.find(5), at_one);
     drop(one);
-    until(Sought::Nobody, &mut || ());
+    seeker.until(5, &Sought::Nobody, || ());
+}
+
+#[test]
+fn b23_key_of_a_service_that_no_rule_lets_the_neighbour_reach_is_not_told() {
+    let world = World::under(&[(Way::In, "sockets-00000000000000b2"), (Way::Out, "*")]);
+    tell_addresses(&world, &[OF_A], &[OF_B]);
+    let mut seeker = Seeker::new(&world);
+    for (service, key, wanted) in [
+        ("sockets-00000000000000b1", 5, Sought::Nobody),
+        ("sockets-00000000000000b2", 6, Sought::At("b/sockets-00000000000000b2".into())),
+    ] {
+        let mut waits = finder(&world.b.domain, service);
+        waits.claim_key(key);
+        settle(&mut *waits, 1);
+        assert_eq!(seeker.find(key), wanted, "{service}");
+    }
 }
 
 #[test]

@@ -451,11 +451,16 @@ pub struct World {
 
 impl World {
     pub fn new() -> Self {
+        Self::under(&ALL)
+    }
+
+    /// `b` may do less: what these rules say.
+    pub fn under(rules_of_b: &[(Way, &str)]) -> Self {
         let folder = tempfile::tempdir().expect("there is a place for temporary files");
         let [to_b, to_a] = FakeRegion::pair();
         let memory = [to_b.pages.own.clone(), to_a.pages.own.clone()];
         let a = Machine::new(folder.path(), "a", ("b", 0), to_b, &ALL);
-        let b = Machine::new(folder.path(), "b", ("a", 1), to_a, &ALL);
+        let b = Machine::new(folder.path(), "b", ("a", 1), to_a, rules_of_b);
         let world = Self { a, b, memory, made: 0.into(), _folder: folder };
         world.meet();
         world

@@ -5,15 +5,24 @@
 //! ```text
 //! cargo xtask test miri
 //! ```
-#![cfg(miri)]
+//!
+//! Where there is no Miri they run over a memfd, so that what does not compile is noticed.
 
 use std::{io::IoSlice, thread};
 
 use tombolo_layout::{Features, SegmentHeader, limits, state::Phase, words};
-use tombolo_mem::{Mapped, OwnData, OwnWord, PeerData, PeerSegment, PeerWord, create_alone};
+#[cfg(miri)]
+use tombolo_mem::create_alone;
+use tombolo_mem::{Mapped, OwnData, OwnWord, PeerData, PeerSegment, PeerWord};
 use tombolo_ring::{FenceMode, Fresh, Halves, Mode, Reader, StatsPage, Writer, follow, halves};
 
 const CAPACITY: u64 = limits::CAPACITY_MIN;
+
+#[cfg(not(miri))]
+fn create_alone(len: usize) -> (tombolo_mem::OwnSegment, PeerSegment) {
+    let (own, memory) = tombolo_mem::create_sealed("tombolo-alone", len).unwrap();
+    (own, PeerSegment::map(std::os::fd::AsFd::as_fd(&memory), len).unwrap())
+}
 
 fn fresh(generation: u16, start: u64, features: Features) -> (Fresh, PeerSegment) {
     let (own, seen) = create_alone((limits::CONTROL_LEN + CAPACITY) as usize);
@@ -132,7 +141,7 @@ fn h4_pipe_that_moves_keeps_its_bytes() {
 #[test]
 fn c12_board_and_words_stand_where_they_should() {
     let [a, _b] = ends(false, 0);
-    let (board, _): &(Board, Board) = a.boards.as_ref().unwrap();
+    let (board, _): &(StatsPage, StatsPage) = a.boards.as_ref().unwrap();
     board.publish(&a.writer.counters());
     let (own, seen) = create_alone(8192);
     let (control, mut data) = own.split(4096);

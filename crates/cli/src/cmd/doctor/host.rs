@@ -83,6 +83,12 @@ mod tests {
         Message::EndRow { link: 7, name, stage, life, bell: 2, vector: 1, calls: 0, used: 0, storms: 0 }
     }
 
+    fn leaving(note: &str) -> Message {
+        let [a, b] = ["a", "b"].map(|name| name.parse().unwrap());
+        let (state, note) = (LinkState::Leaving, note.into());
+        Message::LinkRow { link: 7, generation: 1, a, b, size: 1 << 20, state, quarantined: 2 << 20, note }
+    }
+
     #[test]
     fn host_of_machines_says_which_guests_have_no_driver_and_which_qemus_are_lost() {
         assert_eq!(machines(&None).grade, Grade::Info);
@@ -100,6 +106,8 @@ mod tests {
             (domain("a", Life::Unknown, "no such file"), "the QEMU of a cannot be reached: no such file"),
             (domain("a", Life::Paused, ""), "a is paused"),
             (domain("a", Life::DomainGone, "a is ready to migrate"), "a is ready to migrate"),
+            (domain("a", Life::Running, "a rings b without end"), "a rings b without end"),
+            (leaving("not given back by a"), "link 7 is gone: not given back by a"),
         ] {
             let finding = machines(&Some(Ok(vec![row])));
             assert!(finding.grade == Grade::Warning && finding.says.contains(says), "{}", finding.says);
