@@ -391,7 +391,7 @@ fn finder(domain: &VmDomain, service: &str) -> Box<dyn PeerFinder> {
 }
 
 /// Waits until its broker has heard all that this one said so far: answers come in order.
-fn settle(finder: &mut dyn PeerFinder, fresh: u8) {
+fn settle_claims(finder: &mut dyn PeerFinder, fresh: u8) {
     let deadline = Instant::now() + SOON;
     while finder.is_near([fresh; 16]).is_none() {
         assert!(Instant::now() < deadline, "no answer");
@@ -414,14 +414,14 @@ fn b23_key_is_told_while_its_process_waits_and_of_no_one_else_than_who_claims_it
     // A third claim makes it nobody's alone.
     let mut three = finder(&world.b.domain, "sockets-00000000000000b3");
     three.claim_key(5);
-    settle(&mut *three, 1);
+    settle_claims(&mut *three, 1);
     assert_eq!(seeker.find(5), Sought::Nobody);
     one.withdraw_key(5);
     one.claim_key(5);
     seeker.until(5, &at_one, || drop(one.accept_peer()));
     // What one has now the other cannot take back.
     two.withdraw_key(5);
-    settle(&mut *two, 2);
+    settle_claims(&mut *two, 2);
     assert_eq!(seeker.find(5), at_one);
     drop(one);
     seeker.until(5, &Sought::Nobody, || ());
@@ -438,7 +438,7 @@ fn b23_key_of_a_service_that_no_rule_lets_the_neighbour_reach_is_not_told() {
     ] {
         let mut waits = finder(&world.b.domain, service);
         waits.claim_key(key);
-        settle(&mut *waits, 1);
+        settle_claims(&mut *waits, 1);
         assert_eq!(seeker.find(key), wanted, "{service}");
     }
 }
