@@ -10,6 +10,7 @@ mod death;
 mod doorbells;
 mod faults;
 mod frames;
+pub mod host_sockets;
 mod hostile;
 mod life;
 mod lifetime;
@@ -33,7 +34,7 @@ pub use tombolo_e2e::runner::{Half, Verdict};
 pub type Case = runner::Case<Rig>;
 
 /// Cheap ones first; those that leave a guest in an odd state last.
-const CASES: [&[Case]; 22] = [
+const CASES: [&[Case]; 23] = [
     build::CASES,
     lifetime::CASES,
     mapping::CASES,
@@ -54,6 +55,7 @@ const CASES: [&[Case]; 22] = [
     rage::CASES,
     network::CASES,
     sockets::CASES,
+    host_sockets::CASES,
     migration::CASES,
     boards::CASES,
 ];

@@ -6,7 +6,8 @@
 //!
 //! `vm [NAME...]` runs the cases whose names contain one of the words, `vm --module` those of the kernel module alone, `vm --list`
 //! names them all, `vm --demo [PART...]` shows two machines at work,
-//! `vm --sockets-demo [ROUNDS]` unmodified programs in them.
+//! `vm --sockets-demo [ROUNDS]` unmodified programs in them. `vm --host-sockets-demo ROUNDS` does so with those of a machine and its
+//! host.
 //!
 //! `vm up` boots two machines with a link and keeps them; then `vm run a COMMAND…`, `vm push a FILE [PATH]`, `vm log a` and
 //! `vm down`, where `a` and `b` are the machines.
@@ -56,6 +57,9 @@ fn run(words: &[&str], args: &[String]) -> Result<()> {
             demo::run(&Parts::get()?, demo::FULL, if parts.is_empty() { &demo::PARTS } else { parts })
         }
         ["--sockets-demo"] => demo::sockets::run(&Parts::get()?, demo::sockets::ROUNDS),
+        ["--host-sockets-demo", rounds] => {
+            demo::sockets::run_with_host(&Parts::get()?, rounds.parse().context("ROUNDS")?)
+        }
         ["--sockets-demo", rounds] => demo::sockets::run(&Parts::get()?, rounds.parse().context("ROUNDS")?),
         words => runner::run(cases::all(), words),
     }

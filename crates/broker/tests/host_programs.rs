@@ -85,6 +85,8 @@ fn joined(world: &World, to_host: bool) -> (Program, Program, u64) {
     let (mut client, mut server) = pair(world, to_host);
     let mut at = 0;
     until_joined(&mut client, &mut server, &mut at);
+    // Each direction moves with its next bytes.
+    talk(&mut client, &mut server, &mut at, 50, |_, _| false);
     (client, server, at)
 }
 

@@ -242,6 +242,18 @@ fn b22_connection_whose_peer_no_neighbour_may_be_is_sought_in_the_folder_alone()
     assert_eq!(client.connection.stage(), Stage::Candidate);
 }
 
+/// Where nobody has an address that is asked again soon, and then more and more seldom.
+#[test]
+fn b22_program_hears_soon_of_an_address_that_a_peer_has_since() {
+    let world = World::new();
+    let mut asks = world.a.domain.peer_finder("sockets-000000000000a5c5").unwrap();
+    common::until("an answer", || asks.is_near(address(OF_B)).filter(|near| !near));
+    let before = Instant::now();
+    world.a.host.send_message(Said::Addresses { link: LINK, addresses: vec![address(OF_B)] });
+    common::until("it is heard of", || asks.is_near(address(OF_B)).filter(|near| *near));
+    assert!(before.elapsed().as_millis() < 1900, "{:?}", before.elapsed());
+}
+
 #[test]
 fn s6_ends_with_other_numbers_or_none_never_join_over_a_link() {
     for numbers in [[Some([1, 2]), Some([3, 1])], [None, Some(NUMBERS)], [Some(NUMBERS), None], [None, None]] {

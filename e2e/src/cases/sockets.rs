@@ -24,7 +24,13 @@ pub const CASES: &[Case] = &[
     Case { name: "s18_connections_that_come_and_go_at_once_hold_nobody_up", run: come_and_go },
 ];
 
-pub const HALVES: &[Half] = &[("sockets::send", send), ("sockets::receive", receive)];
+/// The word before the name of a half.
+pub const HALF: &str = "guest";
+/// The halves of a stream: who sends, and who receives and checks.
+pub const SEND: &str = "sockets::send";
+pub const RECEIVE: &str = "sockets::receive";
+
+pub const HALVES: &[Half] = &[(SEND, send), (RECEIVE, receive)];
 
 const IPERF: &str = "/usr/bin/iperf3";
 const REDIS: [&str; 2] = ["/usr/bin/redis-server", "/usr/bin/redis-benchmark"];
@@ -68,7 +74,7 @@ impl Stream {
 const SEED: u64 = 88_172_645_463_325_252;
 const CHUNK: usize = 32 << 10;
 /// What the rings of a busy connection hold, the one before as well.
-const RING: u64 = 2 << 20;
+pub const RING: u64 = 2 << 20;
 
 /// Sends for so many milliseconds, and hears then how much came.
 fn send(args: &[String]) -> Result<()> {
@@ -116,8 +122,12 @@ fn receive(_: &[String]) -> Result<()> {
 }
 
 /// Bytes over TCP and through memory, of all processes whose counts are in a folder of a machine.
-fn counted(site: &mut Site, at: At, folder: &str) -> Result<[u64; 2]> {
-    let reports = site.vm(at).sh(&format!("for it in {folder}/*; do cat $it; echo; done"), within(60))?;
+pub fn counted(site: &mut Site, at: At, folder: &str) -> Result<[u64; 2]> {
+    sum_reports(&site.vm(at).sh(&format!("for it in {folder}/*; do cat $it; echo; done"), within(60))?)
+}
+
+/// The same of reports, each in a line.
+pub fn sum_reports(reports: &str) -> Result<[u64; 2]> {
     let mut all = [0; 2];
     for report in reports.lines().map(str::trim).filter(|line| !line.is_empty()) {
         let report: Value = serde_json::from_str(report).context(report)?;

@@ -5,9 +5,10 @@
 use super::goals::{Goal, Goals};
 use super::print_step;
 use super::table::{Row, Table, Unit, spread};
+use crate::cases::host_sockets::Place;
 use crate::cases::{migration, sockets};
 use crate::parts::Parts;
-use crate::site::{At, Purpose, Site};
+use crate::site::{At, Purpose, Site, line};
 use serde_json::Value;
 use std::path::Path;
 use tombolo_e2e::ensure;
@@ -71,6 +72,79 @@ fn requests(csv: &str) -> Option<f64> {
 fn median(text: &str) -> Option<f64> {
     let line = text.lines().find(|line| line.contains("percentile 50.0"))?;
     Some(line.rsplit(' ').next()?.parse::<f64>().ok()? * 1000.0)
+}
+
+/// Measures iperf3 between a and a program of the host, either way, in so many rounds, and prints the table.
+pub fn run_with_host(made_of: &Parts, rounds: u32) -> Result<()> {
+    ensure!(rounds > 0, "ROUNDS: at least 1");
+    if let Some(missing) = sockets::missing() {
+        return Err(Error::new(format!("{missing} is not installed (tools/install-deps.sh --for sockets)")));
+    }
+    println!("A machine with Linux {}, under QEMU, and its host.", made_of.kernel.release);
+    let mut site = sockets::boot(made_of, Purpose::Measuring)?;
+    site.link("a", "host")?;
+    let place = Place::new(&site)?;
+    println!("Each row {rounds} times, plain and under `tombolo run` in turn.\n");
+    let rows = [
+        host_row(&mut site, &place, rounds, ("iperf3, a to the host", host_from_a))?,
+        host_row(&mut site, &place, rounds, ("iperf3, the host to a", host_to_a))?,
+    ];
+    let mut goals = Goals::default();
+    print!("\n{}", Table { title: "a and the host", rows: rows.into() }.show(&mut goals));
+    println!("\n{goals}");
+    site.finish()
+}
+
+/// Runs iperf3 once, plain or counting into a folder: bytes a second, and the bytes over TCP and through memory of its client.
+type HostFigure = fn(&mut Site, &Place, Option<&str>) -> Result<(f64, [u64; 2])>;
+
+fn host_row(site: &mut Site, place: &Place, rounds: u32, (question, figure): (&str, HostFigure)) -> Result<Row> {
+    print_step("a, host", &format!("[tombolo run --] {question}"));
+    let (mut ours, mut theirs, mut shares) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 0..rounds {
+        theirs.push(figure(site, place, None)?.0);
+        let (rate, [tcp, memory]) = figure(site, place, Some(&format!("{}-{round}", question.len())))?;
+        ours.push(rate);
+        shares.push(100.0 * memory as f64 / (tcp + memory) as f64);
+    }
+    let [_, least, most] = spread(shares);
+    println!("  through memory: {least:.2} to {most:.2} % of the client's bytes");
+    let (unit, goal) = (Unit::Rate, Some(Goal::Least(1.5)));
+    Ok(Row { question: question.to_owned(), ours: spread(ours), theirs: spread(theirs), unit, goal })
+}
+
+const IPERF_SERVER: [&str; 4] = ["iperf3", "-s", "-1", "--forceflush"];
+
+fn iperf_client(address: &str) -> [&str; 8] {
+    ["iperf3", "-c", address, "-t", "2", "-i", "0", "--json"]
+}
+
+fn host_from_a(site: &mut Site, place: &Place, name: Option<&str>) -> Result<(f64, [u64; 2])> {
+    let address = site.network.as_ref().map_err(Clone::clone)?.host();
+    let server = place.start(site, name, &IPERF_SERVER)?;
+    server.wait_for_line("Server listening")?;
+    let (client, folder) = (iperf_client(&address), name.map(|name| format!("/tmp/to-{name}")));
+    let job = match &folder {
+        Some(folder) => sockets::start(site, At::A, folder, &client)?,
+        None => site.a.start(&client)?,
+    };
+    let said = site.a.wait(job, within(60))?.success().context("iperf3 in a")?;
+    server.finish()?;
+    let counts = folder.map_or(Ok([0; 2]), |folder| sockets::counted(site, At::A, &folder))?;
+    Ok((bytes_a_second(&said).ok_or_else(|| Error::new(said))?, counts))
+}
+
+fn host_to_a(site: &mut Site, place: &Place, name: Option<&str>) -> Result<(f64, [u64; 2])> {
+    let address = site.addresses[0].clone();
+    let job = match name {
+        Some(name) => sockets::start(site, At::A, &format!("/tmp/from-{name}"), &IPERF_SERVER)?,
+        None => site.a.start(&IPERF_SERVER)?,
+    };
+    line(&mut site.a, job, "Server listening", within(60))?;
+    let said = place.start(site, name, &iperf_client(&address))?.finish()?.join("\n");
+    site.a.wait(job, within(60))?.success().context("iperf3 -s in a")?;
+    let counts = name.map_or(Ok([0; 2]), |name| place.counted(name))?;
+    Ok((bytes_a_second(&said).ok_or_else(|| Error::new(said))?, counts))
 }
 
 /// Measures each pair in so many rounds, prints the table, and has a migrate.

@@ -23,8 +23,8 @@ use crate::{
 
 /// How long an answer is believed: who has an address, and where an end waits.
 const FRESH: Duration = Duration::from_secs(10);
-/// The same of an address that no neighbour has: one may have begun since.
-const FAR: Duration = Duration::from_secs(2);
+/// The same of an address that no peer has, at first and at most, each time for twice as long: one may have begun since.
+const FAR: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(2)];
 /// How long the broker may take to answer, before it is as good as none.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long a broker that is not there, or says nonsense, is left alone.
@@ -54,6 +54,17 @@ struct Known {
     pause: Duration,
 }
 
+/// What is known of an address.
+#[derive(Clone, Copy, Debug)]
+struct KnownAddress {
+    /// Whether a peer may have it.
+    is_near: bool,
+    /// Until when that is believed.
+    until: Instant,
+    /// How long it was, where none has it.
+    pause: Duration,
+}
+
 /// How far the conversation is.
 #[derive(Debug)]
 enum Talk {
@@ -77,7 +88,7 @@ pub(crate) struct VmFinder {
     asked: Option<(u32, Question, Instant)>,
     serial: u32,
     waiting: VecDeque<Question>,
-    near: HashMap<[u8; 16], (bool, Instant)>,
+    near: HashMap<[u8; 16], KnownAddress>,
     found: BTreeMap<u32, Known>,
     arrived: VecDeque<VmEndpoint>,
 }
@@ -165,8 +176,10 @@ impl VmFinder {
     fn learn(&mut self, question: Question, message: Message, now: Instant) -> Result<()> {
         match (question, message) {
             (Question::Locate(address), Message::Near { domains }) => {
-                let lasts = if domains == 0 { FAR } else { FRESH };
-                self.near.insert(address, (domains != 0, now + lasts));
+                let known = self.near.get(&address).filter(|known| !known.is_near);
+                let pause = known.map_or(FAR[0], |known| FAR[1].min(2 * known.pause));
+                let (is_near, lasts) = if domains == 0 { (false, pause) } else { (true, FRESH) };
+                self.near.insert(address, KnownAddress { is_near, until: now + lasts, pause });
             }
             (Question::Find(key, _), Message::Found { peer, service }) => {
                 let at = Some(format!("{peer}/{service}"));
@@ -245,10 +258,10 @@ fn is_full(error: &Error) -> bool {
     matches!(error, Error::Os { source, .. } if source.kind() == std::io::ErrorKind::WouldBlock)
 }
 
-/// Makes room for one more, of those that count for nothing any more or of all.
-fn make_room<K: Copy + Eq + std::hash::Hash>(all: &mut HashMap<K, (bool, Instant)>, now: Instant) {
+/// Makes room for one more address, of those that count for nothing any more or of all.
+fn make_room(all: &mut HashMap<[u8; 16], KnownAddress>, now: Instant) {
     if all.len() >= KEPT {
-        all.retain(|_, (_, until)| now < *until);
+        all.retain(|_, known| now < known.until);
     }
     if all.len() >= KEPT {
         all.clear();
@@ -259,10 +272,8 @@ impl PeerFinder for VmFinder {
     fn is_near(&mut self, address: [u8; 16]) -> Option<bool> {
         let now = Instant::now();
         let known = self.near.get(&address).copied();
-        if let Some((near, until)) = known
-            && now < until
-        {
-            return Some(near);
+        if let Some(known) = known.filter(|known| now < known.until) {
+            return Some(known.is_near);
         }
         if self.is_absent() {
             return Some(false);
@@ -270,10 +281,10 @@ impl PeerFinder for VmFinder {
         make_room(&mut self.near, now);
         self.ask(Question::Locate(address));
         match self.near.get(&address) {
-            Some((near, until)) if now < *until => Some(*near),
+            Some(known) if now < known.until => Some(known.is_near),
             // What it was is better than to wait for what it is.
             _ if self.is_absent() => Some(false),
-            _ => known.map(|(near, _)| near),
+            _ => known.map(|known| known.is_near),
         }
     }
 
