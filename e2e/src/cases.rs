@@ -48,6 +48,7 @@ const CASES: [&[Case]; 23] = [
     links::CASES,
     channels::CASES,
     net::CASES,
+    net::ENGINE_CASES,
     frames::CASES,
     looking::CASES,
     vchan::CASES,
@@ -84,7 +85,7 @@ const LONG_CASES: [&[Case]; 2] = [rage::LONG_CASES, network::LONG_CASES];
 
 /// Those that try the kernel module alone, in the order in which they run: all that a kernel which checks itself is wanted for.
 pub fn of_module() -> impl Iterator<Item = &'static Case> {
-    CASES.into_iter().skip(1).take(9).flatten()
+    CASES.into_iter().skip(1).take(9).chain([net::ENGINE_CASES, frames::CASES]).flatten()
 }
 
 /// Whether this is the long form.

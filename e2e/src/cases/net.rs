@@ -16,8 +16,11 @@ use tombolo_e2e::line_reader::within;
 pub const CASES: &[Case] = &[
     Case { name: "n7_n10_n11_packets_cross_between_machines_while_both_are_there", run: processes },
     Case { name: "b28_machines_of_a_network_find_each_other_by_the_hosts_rule_alone", run: by_rule },
-    Case { name: "n12_the_module_moves_the_frames_and_either_engine_may_be_the_other_end", run: kernel },
 ];
+
+/// Of the module's engine.
+pub const ENGINE_CASES: &[Case] =
+    &[Case { name: "n12_the_module_moves_the_frames_and_either_engine_may_be_the_other_end", run: kernel }];
 
 pub const HALVES: &[Half] = &[("net::send", send), ("net::receive", receive)];
 

@@ -230,7 +230,9 @@ pub(crate) fn send<'p>(
         && plain::is_long(connection, fd, Direction::Out, total(from.as_ref()))
     {
         let from = from.as_ref();
-        let piece = |at, len| kernel::sendmsg(fd, &plain::range(from, at, len), flags);
+        // Who has sent something is not signalled.
+        let quiet = |at| if at > 0 { libc::MSG_NOSIGNAL } else { 0 };
+        let piece = |at, len| kernel::sendmsg(fd, &plain::range(from, at, len), flags | quiet(at));
         let moved = |plain: &Plain<'_>, at, n| plain.moved(n, plain::range(from, at, n).iter().map(|part| &**part));
         match plain::carry(process, connection, fd, Direction::Out, total(from), piece, moved) {
             Progress::Over(n) => return n,

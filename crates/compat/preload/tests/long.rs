@@ -50,5 +50,5 @@ fn s4_one_call_that_receives_all_is_joined_while_it_lasts() {
 
 #[test]
 fn one_call_of_all_that_is_cut_short_answers_as_ever() {
-    ["end", "reset", "reset later", "signal", "limit", "cancel"].into_iter().for_each(|case| same(case, 0));
+    ["end", "reset", "reset later", "shut", "signal", "limit", "cancel"].into_iter().for_each(|case| same(case, 0));
 }

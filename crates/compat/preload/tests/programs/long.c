@@ -76,7 +76,7 @@ static void *sends(void *argument) {
     }
     long sent = send_all(0), more = 0;
     sprintf(said + strlen(said), "all at once: %d, some: %d\n", sent == ALL, sent > 0);
-    if (is("reset") || is("reset later")) {
+    if (is("reset") || is("reset later") || is("shut")) {
         for (int at = 0; at < 3; at++) {
             sent = send(ends[0], bytes, 1, 0);
             sprintf(said + strlen(said), "then: %ld %s, signals: %d\n", sent, strerrorname_np(errno), broken);
@@ -134,6 +134,11 @@ int main(int count, char **words) {
         got = recv(ends[1], to, ALL, MSG_WAITALL);
         printf("got: %ld, then: %d\n", got, is("both") ? 0 : (int)recv(ends[1], to, 1, 0));
         check(is("end") || memcmp(to + 1, bytes + 1, ALL - 1) == 0, "bytes");
+    } else if (is("shut")) {
+        /* This end has sent all that it will while it still sends. */
+        receive(0, SOME, to);
+        pause_ms(300);
+        check(shutdown(ends[0], SHUT_WR) == 0, "shutdown");
     } else if (is("cancel")) {
         receive(0, SOME, to);
         pause_ms(300);
