@@ -85,6 +85,7 @@ fn installed_files_are_those_and_no_others() {
         "lib/pkgconfig/tombolo-vchan.pc",
         "lib/pkgconfig/tombolo.pc",
         "lib/systemd/system/tombolo-holder.service",
+        "lib/systemd/system/tombolo-hook.service",
         "lib/systemd/system/tombolo-net.service",
         "lib/systemd/system/tombolod-guest.service",
         "lib/systemd/system/tombolod.service",
