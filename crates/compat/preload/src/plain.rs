@@ -4,6 +4,7 @@
 
 use std::{
     io::{IoSlice, IoSliceMut},
+    ops::Range,
     os::fd::RawFd,
     sync::Arc,
 };
@@ -86,12 +87,10 @@ pub(crate) fn carry(
 ) -> Progress {
     let mut done = 0;
     while done < total {
-        if done > 0 && !is_ready(fd, direction) {
-            break;
-        }
         let may_be_joined = connection.stage() == Stage::Candidate;
         let len = if may_be_joined { PIECE.max(done / 4).min(total - done) } else { total - done };
-        let real = || piece(done, len);
+        // The wait is within the call as the connection sees it: whoever joins it meanwhile leaves this direction on TCP.
+        let real = || if done == 0 || is_ready(fd, direction) { piece(done, len) } else { -1 };
         let Some(n) = plainly(process, connection, direction, true, real, |plain, n| moved(plain, done, n)) else {
             begin(process, connection); // What only a later call would do otherwise.
             return Progress::Joined(done);
@@ -110,7 +109,7 @@ pub(crate) fn carry(
 
 /// Waits until another piece can move at least a byte. Says whether it can: an error is for the program's next call, as the kernel
 /// keeps it where a call has moved something.
-pub(crate) fn is_ready(fd: RawFd, direction: Direction) -> bool {
+fn is_ready(fd: RawFd, direction: Direction) -> bool {
     let events = match direction {
         Direction::Out => libc::POLLOUT,
         Direction::In => libc::POLLIN,
@@ -127,24 +126,31 @@ pub(crate) fn is_ready(fd: RawFd, direction: Direction) -> bool {
 
 /// `len` bytes of `parts` from `begin` on.
 pub(crate) fn range<'a>(parts: &'a [IoSlice<'_>], begin: usize, len: usize) -> Vec<IoSlice<'a>> {
-    let mut at = 0;
-    let cut = parts.iter().map(|part| {
-        let from = begin.saturating_sub(at).min(part.len());
-        let to = (begin + len).saturating_sub(at).min(part.len());
-        at += part.len();
-        IoSlice::new(&part[from..to])
-    });
-    cut.filter(|part| !part.is_empty()).collect()
+    let mut cut = Cut { begin, end: begin + len };
+    parts.iter().map(|part| IoSlice::new(&part[cut.next_part(part.len())])).filter(|part| !part.is_empty()).collect()
 }
 
 /// The same of parts that are to be written.
 pub(crate) fn range_mut<'a>(parts: &'a mut [IoSliceMut<'_>], begin: usize, len: usize) -> Vec<IoSliceMut<'a>> {
-    let mut at = 0;
+    let mut cut = Cut { begin, end: begin + len };
     let cut = parts.iter_mut().map(|part| {
-        let from = begin.saturating_sub(at).min(part.len());
-        let to = (begin + len).saturating_sub(at).min(part.len());
-        at += part.len();
-        IoSliceMut::new(&mut part[from..to])
+        let within = cut.next_part(part.len());
+        IoSliceMut::new(&mut part[within])
     });
     cut.filter(|part| !part.is_empty()).collect()
+}
+
+/// What lies between two offsets, part by part: both are counted from the next part on.
+struct Cut {
+    begin: usize,
+    end: usize,
+}
+
+impl Cut {
+    /// What of the next part, of `len` bytes, lies between them.
+    fn next_part(&mut self, len: usize) -> Range<usize> {
+        let within = self.begin.min(len)..self.end.min(len);
+        (self.begin, self.end) = (self.begin.saturating_sub(len), self.end.saturating_sub(len));
+        within
+    }
 }

@@ -49,6 +49,11 @@ fn s4_one_call_that_receives_all_is_joined_while_it_lasts() {
 }
 
 #[test]
+fn s4_one_call_that_receives_all_goes_on_where_others_join_the_connection_meanwhile() {
+    (0..4).for_each(|_| same("beside", 0));
+}
+
+#[test]
 fn one_call_of_all_that_is_cut_short_answers_as_ever() {
     ["end", "reset", "reset later", "shut", "signal", "limit", "cancel"].into_iter().for_each(|case| same(case, 0));
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the `local` backend puts in front of a control message on its socket, and how it calls its memory (L-4,
-//! L-5, L-13).
+//! What the `local` backend puts in front of a control message on its socket, and how it calls its memory
+//! (L-4, L-5, L-13).
 //!
 //! ```text
 //! 0..4   magic "TMBL", for ever

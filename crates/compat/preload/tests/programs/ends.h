@@ -28,14 +28,22 @@ static inline void talk(const int ends[2]) {
     }
 }
 
-static inline void meet(int ends[2]) {
+/* `before` sees the end that connects before it does. */
+static inline void meet_with(int ends[2], void (*before)(int)) {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t len = sizeof address;
     int listener = socket(AF_INET, SOCK_STREAM, 0);
     check(bind(listener, (struct sockaddr *)&address, len) == 0 && listen(listener, 1) == 0, "listen");
     check(getsockname(listener, (struct sockaddr *)&address, &len) == 0, "getsockname");
     ends[0] = socket(AF_INET, SOCK_STREAM, 0);
+    if (before != NULL) {
+        before(ends[0]);
+    }
     check(connect(ends[0], (struct sockaddr *)&address, len) == 0, "connect");
     check((ends[1] = accept(listener, NULL, NULL)) >= 0, "accept");
     close(listener);
+}
+
+static inline void meet(int ends[2]) {
+    meet_with(ends, NULL);
 }

@@ -5,6 +5,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -64,8 +65,34 @@ static long send_all(long from) {
     return send(ends[0], bytes + from, rest, is("quiet") ? MSG_NOSIGNAL : 0);
 }
 
+/* Talks the other way while somebody waits for all. */
+static void *answers(void *argument) {
+    char bytes_back[500] = {0};
+    struct pollfd look = {.fd = ends[1], .events = POLLIN};
+    (void)argument;
+    for (int at = 0; at < TURNS; at++) {
+        check(send(ends[1], bytes_back, sizeof bytes_back, 0) == sizeof bytes_back, "send back");
+        poll(&look, 1, 0);
+        pause_ms(2);
+    }
+    return NULL;
+}
+
 static void *sends(void *argument) {
     (void)argument;
+    if (is("beside")) {
+        /* More than a piece, and then nothing until the answers are here. */
+        char back[500];
+        check(send(ends[0], bytes, SOME / 16, 0) == SOME / 16, "send");
+        for (int at = 0; at < TURNS; at++) {
+            check(recv(ends[0], back, sizeof back, MSG_WAITALL) == sizeof back, "answer");
+        }
+        for (long at = SOME / 16; at < ALL; at += PART) {
+            long len = at + PART < ALL ? PART : ALL - at;
+            check(send(ends[0], bytes + at, (size_t)len, 0) == len, "send");
+        }
+        return NULL;
+    }
     if (is("all by parts") || is("end")) {
         for (long at = 0; at < (is("end") ? SOME : ALL); at += PART) {
             long len = at + PART < ALL ? PART : ALL - at;
@@ -103,7 +130,7 @@ static long receive(long from, long most, char *to) {
 
 int main(int count, char **words) {
     struct timeval limit = {0, 200000};
-    pthread_t sender;
+    pthread_t sender, other;
     long got = 0;
     word = count > 1 ? words[1] : "";
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -123,7 +150,12 @@ int main(int count, char **words) {
         talk(ends);
     }
     check(pthread_create(&sender, NULL, sends, NULL) == 0, "thread");
-    if (is("reset later")) {
+    if (is("beside")) {
+        check(pthread_create(&other, NULL, answers, NULL) == 0, "thread");
+        got = recv(ends[1], to, ALL, MSG_WAITALL);
+        printf("got: %d\n", got == ALL && memcmp(to, bytes, ALL) == 0);
+        pthread_join(other, NULL);
+    } else if (is("reset later")) {
         pause_ms(100);
         close(ends[1]);
     } else if (is("reset")) {
