@@ -131,7 +131,7 @@ pub const TIERS: &[Tier] = &[
     Tier {
         name: "sockets",
         assumes: "root for network namespaces; Python, socat, iperf3, Redis, nginx and more, else skipped",
-        command: "cargo test --release -p tombolo-preload -p tombolo-sockets --no-fail-fast --test model --test sockets --test processes --test calls --test path --test suites --test libraries --test databases --test programs --test services --test descriptors --test memory --test registrations --test relays --test moves --test told --test webs --test strangers --test waiting --test waits --test rare --test random --test bursts",
+        command: "cargo test --release -p tombolo-preload -p tombolo-sockets --no-fail-fast --test model --test sockets --test processes --test calls --test path --test suites --test libraries --test databases --test programs --test services --test descriptors --test memory --test registrations --test relays --test moves --test told --test webs --test strangers --test waiting --test waits --test rare --test odd --test random --test long --test bursts",
         limit: 15,
         long: Some(90),
         gate: Gate::Canaries,

@@ -6,36 +6,44 @@
 
 use std::{
     ffi::{c_int, c_uint},
-    slice,
+    ptr, slice,
     time::Instant,
 };
 
 use libc::{iovec, mmsghdr, msghdr, off_t, ssize_t, timespec};
+use rustix::io::Errno;
 use tombolo_sockets::connection::Stage;
 
-use crate::{data, poll, real, state};
+use crate::{data, errno, handback, poll, real, state};
 
 /// Whether `fd` is a connection whose bytes are counted or go another way.
 fn is_watched(fd: c_int) -> bool {
     state::busy().is_some() && state::connection(fd).is_some_and(|connection| connection.stage() != Stage::Plain)
 }
 
-/// Does `one` for each message, as far as it goes; what fails after the first is said by the next call.
+/// Does `one` for each message, as far as it goes. It says what was moved, and whether another message may follow.
 ///
 /// # Safety
 /// `count` messages at `messages`, the caller's for the call, or null.
-unsafe fn each(messages: *mut mmsghdr, count: c_uint, mut one: impl FnMut(usize, &mut msghdr) -> ssize_t) -> c_int {
+unsafe fn each(
+    messages: *mut mmsghdr,
+    count: c_uint,
+    mut one: impl FnMut(usize, &mut msghdr) -> (ssize_t, bool),
+) -> c_int {
     if messages.is_null() || count == 0 {
         return 0;
     }
     // SAFETY: (valid) the caller's promise; the kernel as well looks at no more than 1024.
     let messages = unsafe { slice::from_raw_parts_mut(messages, count.min(1024) as usize) };
     for (at, message) in messages.iter_mut().enumerate() {
-        let done = one(at, &mut message.msg_hdr);
+        let (done, goes_on) = one(at, &mut message.msg_hdr);
         if done < 0 {
             return if at == 0 { -1 } else { at as c_int };
         }
         message.msg_len = done as c_uint;
+        if !goes_on {
+            return at as c_int + 1;
+        }
     }
     messages.len() as c_int
 }
@@ -56,18 +64,52 @@ pub unsafe extern "C-unwind" fn recvmmsg(
         // SAFETY: (contract) the caller's promise.
         return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
     };
+    // Before all that is there, an error: the kernel looks for one before the first message.
+    // SAFETY: (valid) no message, and no time.
+    if unsafe { real::recvmmsg(fd, messages, 0, flags, ptr::null_mut()) } < 0 {
+        return -1;
+    }
     let begun = Instant::now();
     let receive = |at: usize, message: &mut msghdr| {
-        // As the kernel does, the time is looked at after each message.
-        if at > 0 && limit.is_some_and(|limit| begun.elapsed() >= limit) {
-            return -1;
-        }
         let wait = if at > 0 && flags & libc::MSG_WAITFORONE != 0 { libc::MSG_DONTWAIT } else { 0 };
         // SAFETY: (contract) the caller's promise, for each message.
-        unsafe { data::recvmsg(fd, message, flags & !libc::MSG_WAITFORONE | wait) }
+        let got = unsafe { data::recvmsg(fd, message, flags & !libc::MSG_WAITFORONE | wait) };
+        if got < 0 && at > 0 {
+            store_error(fd);
+        }
+        // As the kernel does, the time is looked at after each message, and what is left of it is said.
+        let Some(limit) = limit.filter(|_| got >= 0) else { return (got, true) };
+        let left = limit.saturating_sub(begun.elapsed());
+        let said = timespec { tv_sec: left.as_secs() as libc::time_t, tv_nsec: left.subsec_nanos().into() };
+        // SAFETY: (valid) there is a limit, so the caller gave a time of its own.
+        unsafe { timeout.write(said) };
+        (got, !left.is_zero())
     };
     // SAFETY: (valid) the caller's promise.
     unsafe { each(messages, count, receive) }
+}
+
+/// A message after the first failed: the next call says why.
+fn store_error(fd: c_int) {
+    let error = Errno::from_raw_os_error(errno::get());
+    if error != Errno::AGAIN
+        && let Some(connection) = state::connection(fd)
+    {
+        errno::kept(|| connection.pipes.store_error(error));
+    }
+}
+
+/// Bytes of a message that the kernel, or this library, has taken.
+///
+/// # Safety
+/// As `sendmsg(2)`.
+unsafe fn len_of(message: &msghdr) -> usize {
+    let parts = match message.msg_iovlen {
+        0 => &[],
+        // SAFETY: (valid) the caller's promise.
+        count => unsafe { slice::from_raw_parts(message.msg_iov, count) },
+    };
+    parts.iter().map(|part| part.iov_len).sum()
 }
 
 /// # Safety
@@ -78,17 +120,30 @@ pub unsafe extern "C-unwind" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, coun
         // SAFETY: (contract) the caller's promise.
         return unsafe { real::sendmmsg(fd, messages, count, flags) };
     }
-    // SAFETY: (contract) the caller's promise, for each message.
-    let send = |_, message: &mut msghdr| unsafe { data::sendmsg(fd, message, flags) };
+    let send = |_, message: &mut msghdr| {
+        // SAFETY: (contract) the caller's promise, for each message.
+        let sent = unsafe { data::sendmsg(fd, message, flags) };
+        // What follows a message that went in part would be in its place.
+        // SAFETY: (valid) the message was good enough to be sent.
+        (sent, sent >= 0 && sent as usize == unsafe { len_of(message) })
+    };
     // SAFETY: (valid) the caller's promise.
     unsafe { each(messages, count, send) }
 }
 
-/// What flags of `preadv2` mean for a socket, if it can have them and is one.
+/// Flags of `preadv2` that mean nothing to a socket, which takes them nevertheless.
+const MEANINGLESS: c_int = libc::RWF_HIPRI | libc::RWF_DSYNC | libc::RWF_SYNC | libc::RWF_APPEND;
+
+/// What flags of `preadv2` mean for a socket, if it can have them and is one. What others mean, the kernel knows, if anybody does.
 fn socket_flags(fd: c_int, count: c_int, offset: off_t, flags: c_int) -> Option<c_int> {
-    let known = flags & !(libc::RWF_NOWAIT | libc::RWF_HIPRI) == 0;
-    let wait = if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
-    (offset == -1 && (1..=1024).contains(&count) && known && is_watched(fd)).then_some(wait)
+    if offset != -1 || !(1..=1024).contains(&count) || !is_watched(fd) {
+        return None;
+    }
+    if flags & !(libc::RWF_NOWAIT | MEANINGLESS) != 0 {
+        handback::bypassed(fd);
+        return None;
+    }
+    Some(if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 })
 }
 
 fn header(parts: *const iovec, count: c_int) -> msghdr {

@@ -193,11 +193,17 @@ pub unsafe extern "C-unwind" fn recvfrom(
         let to = unsafe { part_mut(to, len) };
         flow::receive(process, &connection, fd, to.map(|part| [part]), flags, real)
     };
-    if answer >= 0 && !address.is_null() && !address_len.is_null() {
-        // The messages of a stream have no addresses; the kernel says so by a length of 0.
-        // SAFETY: (valid) the caller gave a length to be written.
-        unsafe { address_len.write(0) };
+    if answer < 0 || address.is_null() || address_len.is_null() {
+        return answer;
     }
+    // SAFETY: (valid) the caller gave a length to be looked at.
+    if is_negative(unsafe { address_len.read() }) {
+        errno::set(libc::EINVAL); // The kernel looks at it once it has received.
+        return -1;
+    }
+    // The messages of a stream have no addresses; the kernel says so by a length of 0.
+    // SAFETY: (valid) the caller gave a length to be written.
+    unsafe { address_len.write(0) };
     answer
 }
 
@@ -215,9 +221,17 @@ pub unsafe extern "C-unwind" fn sendto(
     // SAFETY: (contract) the caller's promise.
     let real = || unsafe { real::sendto(fd, from, len, flags, address, address_len) };
     let (process, connection) = watched!(fd, else real());
+    if !address.is_null() && address_len as usize > size_of::<libc::sockaddr_storage>() {
+        return real(); // The kernel refuses it, and looks no further at what is shorter.
+    }
     // SAFETY: (valid) the caller's promise.
     let from = unsafe { part(from, len) };
     flow::send(process, &connection, fd, from.map(|part| [part]), flags, real)
+}
+
+/// Whether the kernel refuses this length of an address, which it takes for a number with a sign.
+fn is_negative(len: socklen_t) -> bool {
+    len.cast_signed() < 0
 }
 
 /// # Safety
@@ -256,6 +270,9 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
     let (process, connection) = watched!(fd, else real());
     // SAFETY: (contract) null or a header of the caller's.
     let Some(header) = (unsafe { message.as_mut() }) else { return real() };
+    if !header.msg_name.is_null() && is_negative(header.msg_namelen) {
+        return real();
+    }
     // SAFETY: (valid) the caller's promise.
     let to = unsafe { parts_mut(header.msg_iov, header.msg_iovlen, Errno::MSGSIZE) };
     // What the kernel says beside bytes, it says.
@@ -311,6 +328,9 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
         unsafe { given_away(header) };
     }
     let (process, connection) = watched!(fd, else real());
+    if !header.msg_name.is_null() && is_negative(header.msg_namelen) {
+        return real();
+    }
     if header.msg_controllen > 0 && connection.stage() == Stage::Joined {
         // The kernel looks at these before anything else, also where there is nothing to send.
         let alone = msghdr { msg_iov: ptr::null_mut(), msg_iovlen: 0, ..*header };

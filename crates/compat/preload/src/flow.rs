@@ -134,10 +134,13 @@ pub(crate) fn discard(
     flags: i32,
     mut real: impl FnMut() -> isize,
 ) -> isize {
-    if let Some(n) =
-        plainly(process, connection, Direction::In, flags & LOOKS == 0, &mut real, |plain, n| plain.moved_unseen(n))
-    {
+    let counts = flags & (LOOKS | KERNEL_ONLY) == 0;
+    if let Some(n) = plainly(process, connection, Direction::In, counts, &mut real, |plain, n| plain.moved_unseen(n)) {
         return n;
+    }
+    if flags & KERNEL_ONLY != 0 {
+        errno::kept(|| process.leaves(connection, Reason::Usage));
+        return real();
     }
     answer(|| {
         let mut room = vec![0; len.min(DISCARD)];
@@ -181,6 +184,9 @@ fn joined_receive(
     loop {
         let rested = std::mem::take(&mut rests) && connection.for_call(process, fd).finds_nothing();
         let rested = rested && !patience.is_nonblocking(connection, fd, flags);
+        if done > 0 && !rested && has_failed(process, connection, fd) {
+            return Ok(done); // The kernel keeps an error for who asks next, by whatever call.
+        }
         let received = if rested { Err(Errno::AGAIN) } else { connection.for_call(process, fd).recv(parts, read) };
         match received {
             Ok(n) if read == Read::Peek => {
@@ -213,6 +219,11 @@ fn joined_receive(
             Err(errno) => return Err(errno),
         }
     }
+}
+
+/// Whether TCP has an error to give, and nothing before it.
+fn has_failed(process: &Process, connection: &Connection, fd: RawFd) -> bool {
+    !connection.pipes.has_unread() && process.kernel().poll(fd, 0) & libc::POLLERR != 0 && kernel::unread(fd) == 0
 }
 
 /// A call that sends `from`, or what is wrong with that. `real` is the call itself.
@@ -249,8 +260,10 @@ pub(crate) fn send<'p>(
         errno::kept(|| handback::send_by_kernel(process, fd, connection));
         return real();
     }
-    if from.iter().flat_map(AsRef::as_ref).all(|part| part.is_empty()) && from.is_ok() {
-        return real(); // Moves nothing, but the kernel says whether the end is reached.
+    if from.iter().flat_map(AsRef::as_ref).all(|part| part.is_empty()) && from.is_ok()
+        || flags & libc::MSG_FASTOPEN != 0
+    {
+        return real(); // Moves nothing, but the kernel says whether the end is reached, or that it is connected.
     }
     let sent = answer(|| {
         let mut rest = from.as_mut().map_err(|error| *error)?.as_mut();

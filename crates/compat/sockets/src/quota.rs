@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How much memory this process may make: what its user allows, and what its cgroups have left.
+//! How much memory this process may make: what its user allows, and what its cgroups and its own limit have left.
 //!
 //! A cgroup that is full kills one of its own for a page of shared memory, where TCP would have gone on with less. So it
-//! is asked before, and never more than a part of what is left is taken at a time.
+//! is asked before, and never more than a part of what is left is taken at a time. A process whose addresses are bounded
+//! (`RLIMIT_AS`) keeps half of them for what the program allocates.
 
 use std::{
     fs,
@@ -14,6 +15,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::{
+    param::page_size,
+    process::{Resource, getrlimit},
+};
 use tombolo_domain::aside;
 use tombolo_os::lock::lock;
 
@@ -79,13 +84,22 @@ impl Quota {
             Some((until, room)) if now < until && bytes <= room => (until, room),
             _ => {
                 let room = || room(Path::new("/proc/self/cgroup"), Path::new("/sys/fs/cgroup"));
-                (now + GOOD, aside::lifted(room) / PART)
+                (now + GOOD, aside::lifted(|| (room() / PART).min(addresses())))
             }
         };
         let granted = bytes <= room;
         *left = Some((until, if granted { room - bytes } else { room }));
         granted
     }
+}
+
+/// Of the addresses that the process may have, how many bytes may be shared memory yet. The peer's is mapped as well, so only half of
+/// that is the own.
+fn addresses() -> u64 {
+    let Some(most) = getrlimit(Resource::As).current else { return u64::MAX };
+    let mapped = fs::read_to_string("/proc/self/statm").ok();
+    let pages = mapped.and_then(|text| text.split(' ').next()?.parse::<u64>().ok());
+    (most / 2).saturating_sub(pages.unwrap_or(most).saturating_mul(page_size() as u64)) / 2
 }
 
 /// What the cgroups that the process is in have left, by the one that has least; without end where none says.

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Flags, lengths, errors and limits that few programs meet (`programs/odd.c`): each gives with the library what it gives without.
+
+mod place;
+
+use std::process::Command;
+
+use place::{Place, built_with, has, output};
+
+/// That a case prints the same with the library, under which its connections are joined, as it does without: with small rings, with
+/// first rings that are smaller, and with directions that move to and fro.
+fn same(case: &str) {
+    if !has(case, &["cc"]) {
+        return;
+    }
+    for (name, value) in
+        [("TOMBOLO_SOCKETS_RING", "65536"), ("TOMBOLO_SOCKETS_FIRST_RING", "4096"), ("TOMBOLO_SOCKETS_FLIP_US", "300")]
+    {
+        let place = Place::new();
+        let program = built_with(&place, "odd.c", &["-O1"]);
+        let plain = output(Command::new(&program).arg(case), &place.path("plain"));
+        assert!(plain.ends_with("done\n"), "{case}: {plain}");
+        let mut command = Command::new(&program);
+        place.dress(command.arg(case).env("TOMBOLO_SOCKETS_AFTER", "0").env(name, value));
+        assert_eq!(output(&mut command, &place.path("with")), plain, "{case}, {name}: {}", place.log());
+        assert!(place.log().contains("joined:"), "{case}, {name}: {}", place.log());
+        place.assert_none_reset();
+    }
+}
+
+#[test]
+fn message_that_went_in_part_is_the_last_of_many() {
+    same("parts");
+}
+
+#[test]
+fn many_messages_within_a_time_say_how_much_of_it_is_left() {
+    same("times");
+}
+
+#[test]
+fn flags_and_lengths_that_mean_nothing_to_a_stream_are_taken_or_refused_alike() {
+    same("flags");
+}
+
+#[test]
+fn error_behind_bytes_is_left_for_who_asks_for_it() {
+    same("pending");
+}
+
+#[test]
+fn program_that_may_have_few_addresses_keeps_half_of_them() {
+    same("space");
+}

@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: Apache-2.0 OR MIT
+ * Flags, lengths, errors and limits that few programs meet, on a connection that is joined where the library is there.
+ *
+ *   odd CASE */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/ioctl.h>
+#include <sys/resource.h>
+#include <sys/uio.h>
+#include <time.h>
+
+#include "ends.h"
+
+enum { MESSAGES = 8, MESSAGE = 9000, BURSTS = 3000 };
+
+static int ends[2];
+static char room[256 << 10];
+
+static void pair(void) {
+    meet(ends);
+    talk(ends);
+}
+
+static void say(const char *what, long answer) {
+    printf("%s: %ld%s%s\n", what, answer, answer < 0 ? " " : "", answer < 0 ? strerrorname_np(errno) : "");
+}
+
+static void there(int fd, int n) {
+    for (int count = 0; count < n;) {
+        check(ioctl(fd, FIONREAD, &count) == 0, "FIONREAD");
+    }
+}
+
+static void come(const char *bytes) {
+    check(send(ends[0], bytes, strlen(bytes), 0) == (ssize_t)strlen(bytes), "send");
+    there(ends[1], strlen(bytes));
+}
+
+/* The byte at a place of a long stream. */
+static unsigned char at(unsigned long place) {
+    return place * 31 + place / 251;
+}
+
+static void *takes(void *wrong) {
+    static unsigned char taken[32 << 10];
+    unsigned long place = 0;
+    unsigned seed = 1;
+    long n;
+    while ((n = recv(ends[1], taken, 1 + rand_r(&seed) % sizeof taken, 0)) > 0) {
+        for (long byte = 0; byte < n; byte++) {
+            *(int *)wrong |= taken[byte] != at(place + byte);
+        }
+        place += n;
+        if (rand_r(&seed) % 3 == 0) {
+            usleep(rand_r(&seed) % 100);
+        }
+    }
+    return (void *)place;
+}
+
+/* Many messages at once, where there is no room for all while somebody makes room: none follows one that went in part. */
+static void parts(void) {
+    static unsigned char bytes[MESSAGES][MESSAGE];
+    unsigned long place = 0;
+    int wrong = 0, amid = 0;
+    pthread_t taker;
+    void *taken;
+    pair();
+    check(fcntl(ends[0], F_SETFL, O_NONBLOCK) == 0, "O_NONBLOCK");
+    check(pthread_create(&taker, NULL, takes, &wrong) == 0, "pthread_create");
+    for (int burst = 0; burst < BURSTS && !amid; burst++) {
+        struct iovec part[MESSAGES];
+        struct mmsghdr messages[MESSAGES] = {0};
+        for (int one = 0; one < MESSAGES; one++) {
+            for (int byte = 0; byte < MESSAGE; byte++) {
+                bytes[one][byte] = at(place + one * MESSAGE + byte);
+            }
+            part[one] = (struct iovec){bytes[one], MESSAGE};
+            messages[one].msg_hdr = (struct msghdr){.msg_iov = &part[one], .msg_iovlen = 1};
+        }
+        int sent = sendmmsg(ends[0], messages, MESSAGES, 0);
+        struct pollfd more = {.fd = ends[0], .events = POLLOUT};
+        check(sent > 0 || (errno == EAGAIN && poll(&more, 1, 5000) == 1), "sendmmsg");
+        for (int one = 0; one < sent; one++) {
+            amid |= messages[one].msg_len < MESSAGE && one < sent - 1;
+            place += messages[one].msg_len;
+        }
+    }
+    check(shutdown(ends[0], SHUT_WR) == 0 && pthread_join(taker, &taken) == 0, "the end");
+    printf("a message after a part of one: %d, all came: %d, in disorder: %d\n", amid, (unsigned long)taken == place, wrong);
+}
+
+static void times(void) {
+    struct iovec part[3] = {{room, 2}, {room, 2}, {room, 2}};
+    struct mmsghdr messages[3] = {0};
+    struct timespec left = {10, 0}, none = {0, 0};
+    for (int one = 0; one < 3; one++) {
+        messages[one].msg_hdr = (struct msghdr){.msg_iov = &part[one], .msg_iovlen = 1};
+    }
+    pair();
+    come("abcdef");
+    say("recvmmsg within a time", recvmmsg(ends[1], messages, 3, 0, &left));
+    printf("some is left: %d, and some is not: %d\n", left.tv_sec >= 5, left.tv_sec < 10);
+    come("abcdef");
+    say("within none", recvmmsg(ends[1], messages, 3, 0, &none));
+    say("the rest", recv(ends[1], room, 10, MSG_DONTWAIT));
+    left = (struct timespec){5, 1};
+    say("nothing", recvmmsg(ends[1], messages, 3, MSG_DONTWAIT, &left));
+    printf("the time: %ld %ld\n", (long)left.tv_sec, left.tv_nsec);
+    /* What fails after the first is said by the next call. */
+    come("ab");
+    struct linger at_once = {1, 0};
+    check(setsockopt(ends[0], SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once) == 0 && close(ends[0]) == 0, "close");
+    struct pollfd over = {.fd = ends[1]};
+    check(poll(&over, 1, 5000) == 1, "poll");
+    say("before a reset", recvmmsg(ends[1], messages, 3, 0, NULL));
+    say("the reset", recv(ends[1], room, 10, 0));
+    say("the end", recv(ends[1], room, 10, 0));
+}
+
+static void flags(void) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(1)};
+    struct sockaddr *name = (struct sockaddr *)&address;
+    struct iovec part = {room, 2};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_name = name, .msg_namelen = -1};
+    socklen_t len = -5;
+    pair();
+    come("abcdef");
+    say("urgent data, thrown away", recv(ends[1], room, 1, MSG_TRUNC | MSG_OOB));
+    say("what is beside, thrown away", recv(ends[1], room, 1, MSG_TRUNC | MSG_ERRQUEUE));
+    say("a look", recv(ends[1], NULL, 3, MSG_TRUNC | MSG_PEEK));
+    say("three", recv(ends[1], NULL, 3, MSG_TRUNC));
+    say("three more", recv(ends[1], room, 10, MSG_DONTWAIT));
+    say("to begin a connection", sendto(ends[0], "x", 1, MSG_FASTOPEN, name, sizeof address));
+    say("the same to nobody", send(ends[0], "x", 1, MSG_FASTOPEN));
+    say("to an address of less than no length", sendto(ends[0], "x", 1, 0, name, -1));
+    say("to a long one", sendto(ends[0], "x", 1, 0, name, 1000));
+    say("by a message", sendmsg(ends[0], &message, 0));
+    say("recvmsg", recvmsg(ends[1], &message, MSG_DONTWAIT));
+    say("nothing came", recv(ends[1], room, 10, MSG_DONTWAIT));
+    come("ab");
+    say("from an address of less than no length", recvfrom(ends[1], room, 1, 0, name, &len));
+    printf("it is %d\n", (int)len);
+    say("that took one", recv(ends[1], room, 10, MSG_DONTWAIT));
+    static const int all[] = {RWF_HIPRI, RWF_DSYNC, RWF_SYNC, RWF_NOWAIT, RWF_APPEND, RWF_SYNC | RWF_APPEND, 1 << 12, 1 << 30};
+    for (size_t one = 0; one < sizeof all / sizeof *all; one++) {
+        memcpy(room, "ab", 2);
+        say("pwritev2", pwritev2(ends[0], &part, 1, -1, all[one]));
+        say("preadv2", preadv2(ends[1], &part, 1, -1, all[one] & ~RWF_NOWAIT));
+        say("what is left", recv(ends[1], room, 10, MSG_DONTWAIT));
+    }
+    /* One that only some kernels know, which mean nothing by it here. */
+    long sent = pwritev2(ends[0], &part, 1, -1, 0x20);
+    usleep(20000);
+    say("as many as were sent", recv(ends[1], room, 10, MSG_DONTWAIT) == sent);
+    talk(ends);
+}
+
+/* An error that comes behind bytes is left for who asks for it. */
+static void pending(void) {
+    struct pollfd said;
+    int error = 0;
+    socklen_t len = sizeof error;
+    pair();
+    come("abc");
+    check(send(ends[1], "unread", 6, 0) == 6, "send");
+    there(ends[0], 6);
+    close(ends[0]);
+    said = (struct pollfd){.fd = ends[1], .events = POLLIN | POLLOUT | POLLRDHUP};
+    while (!(said.revents & POLLERR)) {
+        check(poll(&said, 1, 5000) == 1, "poll");
+    }
+    say("all of ten", recv(ends[1], room, 10, MSG_WAITALL));
+    check(poll(&said, 1, 0) == 1, "poll");
+    printf("poll: %x\n", said.revents);
+    check(getsockopt(ends[1], SOL_SOCKET, SO_ERROR, &error, &len) == 0, "SO_ERROR");
+    printf("the error: %s\n", strerrorname_np(error));
+    say("recv", recv(ends[1], room, 10, 0));
+    say("send", send(ends[1], "x", 1, MSG_NOSIGNAL));
+}
+
+/* A program that may have few addresses has enough of them for what it allocates. */
+static void space(void) {
+    enum { CONNECTIONS = 64, MUCH = 100000 };
+    struct rlimit few = {24 << 20, 24 << 20};
+    check(setrlimit(RLIMIT_AS, &few) == 0, "RLIMIT_AS");
+    for (int one = 0; one < CONNECTIONS; one++) {
+        pair();
+        check(send(ends[0], room, MUCH, 0) == MUCH, "send");
+        check(recv(ends[1], room + MUCH, MUCH, MSG_WAITALL) == MUCH, "recv");
+    }
+    void *own = malloc(4 << 20);
+    printf("some is left: %d\n", own != NULL);
+}
+
+int main(int count, char **words) {
+    const char *word = count > 1 ? words[1] : "";
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    if (strcmp(word, "parts") == 0) {
+        parts();
+    } else if (strcmp(word, "times") == 0) {
+        times();
+    } else if (strcmp(word, "flags") == 0) {
+        flags();
+    } else if (strcmp(word, "pending") == 0) {
+        pending();
+    } else if (strcmp(word, "space") == 0) {
+        space();
+    }
+    printf("done\n");
+    return 0;
+}
