@@ -83,7 +83,7 @@ impl Broker {
     pub fn restart(&mut self) -> Result<()> {
         let mut command = tied(&[], self.programs.path("tombolod")?);
         command.arg("--config").arg(self.folder().join("tombolod.toml"));
-        command.arg("--state").arg(self.folder()).arg("--no-holder");
+        command.arg("--state").arg(self.folder()).arg("--no-store");
         let mut process = Process::start(command.stderr(Stdio::piped()))?;
         let log = process.stderr.take().map(Console::of).ok_or_else(|| Error::new("no standard error"))?;
         let daemon = self.daemon.insert(Daemon { process, log });

@@ -28,10 +28,10 @@ const REGION: u64 = 16 << 20;
 /// Bytes of a domain's links, unless something else is said: as many as it may have, and four that are not given back.
 const MEMORY: u64 = (LINKS as u64 + 4) * 2 * REGION;
 const LINKS: u16 = 12;
-/// Bytes of a call's slice unless something else is said: a ring of 1 MiB, and room to exchange it for another.
-const SLICE: u64 = 2 << 20;
-/// What a slice may have: the least that holds a ring and what is around it, and half of the largest region.
-const SLICES: RangeInclusive<u64> = 16 << 10..=512 << 20;
+/// Bytes of a connection's window unless something else is said: a ring of 1 MiB, and room to exchange it for another.
+const WINDOW: u64 = 2 << 20;
+/// What a window may have: the least that holds a ring and what is around it, and half of the largest region.
+const WINDOWS: RangeInclusive<u64> = 16 << 10..=512 << 20;
 const PAGE: u64 = 4096;
 /// How long programs may take to leave a link, by default and at most (B-21).
 const LEAVE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -49,8 +49,8 @@ pub struct Config {
     pub group: Option<u32>,
     /// Bytes of a region where nobody asks for another size.
     pub region: u64,
-    /// Bytes of a call's slice on this host.
-    pub slice: u64,
+    /// Bytes of a connection's window on this host.
+    pub window: u64,
     /// How long programs may take to leave a link that is taken away (B-21).
     pub leave: Duration,
     /// Users of this host that are domains, too, by the name of the domain.
@@ -96,7 +96,7 @@ pub struct Domain {
     /// Most links.
     pub links: u16,
     /// Most doorbells of peers that it has at a time.
-    pub bells: u16,
+    pub doorbells: u16,
 }
 
 /// The boards that are known.
@@ -163,7 +163,8 @@ struct Host {
     name: Option<Spanned<String>>,
     group: Option<u32>,
     region: Option<Spanned<String>>,
-    slice: Option<Spanned<String>>,
+    #[serde(alias = "slice")]
+    window: Option<Spanned<String>>,
     leave: Option<Spanned<String>>,
     number: Option<Spanned<u16>>,
 }
@@ -192,7 +193,8 @@ struct FileDomain {
     vectors: Option<Spanned<u16>>,
     memory: Option<Spanned<String>>,
     links: Option<u16>,
-    bells: Option<u16>,
+    #[serde(alias = "bells")]
+    doorbells: Option<u16>,
     number: Option<Spanned<u16>>,
 }
 
@@ -344,7 +346,7 @@ pub fn is_region(size: u64) -> bool {
 
 /// A name that was checked when it came in.
 pub(crate) fn checked_name(text: &str) -> Name {
-    text.parse().expect("names in the book were checked")
+    text.parse().expect("names in the saved state were checked")
 }
 
 impl Config {
@@ -446,9 +448,9 @@ impl File {
         let default = || "host".parse().expect("a name");
         let host: Name = self.host.name.as_ref().and_then(|name| source.checked(name)).unwrap_or_else(default);
         let region = source.region(&self.host.region, REGION);
-        let slice = source.bytes(&self.host.slice, SLICE);
-        if let Some(written) = self.host.slice.as_ref().filter(|_| slice % PAGE != 0 || !SLICES.contains(&slice)) {
-            source.report(written.span(), "a slice is a multiple of 4096 bytes, from 16KiB to 512MiB");
+        let window = source.bytes(&self.host.window, WINDOW);
+        if let Some(written) = self.host.window.as_ref().filter(|_| window % PAGE != 0 || !WINDOWS.contains(&window)) {
+            source.report(written.span(), "a window is a multiple of 4096 bytes, from 16KiB to 512MiB");
         }
         let leave = source.duration(&self.host.leave, LEAVE.0, LEAVE.1);
         let own_name = || format!("{:?} is the host's own name", host.as_str());
@@ -489,7 +491,7 @@ impl File {
         let (group, rules, links, nets) = (self.host.group, Vec::new(), Vec::new(), Vec::new());
         let path = source.path.into();
         let mut config =
-            Config { path, host, group, region, slice, leave, accounts, xen, numbers, domains, rules, links, nets };
+            Config { path, host, group, region, window, leave, accounts, xen, numbers, domains, rules, links, nets };
         let has_all_rules = self.check_rules(&mut config, source);
         self.check_nets(&mut config, source);
         self.check_links(&mut config, source, has_all_rules);
@@ -675,7 +677,7 @@ impl FileDomain {
             vectors: self.vectors.as_ref().map_or(8, |vectors| *vectors.get_ref()),
             memory: source.bytes(&self.memory, MEMORY),
             links: self.links.unwrap_or(LINKS),
-            bells: self.bells.unwrap_or(64),
+            doorbells: self.doorbells.unwrap_or(64),
         }
     }
 }
@@ -701,6 +703,14 @@ mod tests {
 
     fn name(text: &str) -> Name {
         text.parse().unwrap()
+    }
+
+    #[test]
+    fn former_words_for_window_and_doorbells_still_do() {
+        for (window, doorbells) in [("window", "doorbells"), ("slice", "bells")] {
+            let config = parse(&format!("[host]\n{window} = \"64KiB\"\n[domain.a]\n{doorbells} = 5\n")).unwrap();
+            assert_eq!((config.window, config.domains["a"].doorbells), (64 << 10, 5));
+        }
     }
 
     #[test]
@@ -778,7 +788,7 @@ mod tests {
             ("[domain.a]\nmemory = \"8 MB\"\n", "t.toml:2: \"8 MB\" is no size"),
             ("[domain.a]\nports = 4\n", "t.toml:2: `ports` is for machine"),
             ("[host]\nregion = \"3MiB\"\n", "t.toml:2: a region is a power of two"),
-            ("[host]\nslice = \"5000\"\n", "t.toml:2: a slice is a multiple of 4096"),
+            ("[host]\nwindow = \"5000\"\n", "t.toml:2: a window is a multiple of 4096"),
             ("[domain.a]\n[[allow]]\nfrom = \"a\"\nto = \"b\"\nservice = \"x\"\n", "t.toml:4: no domain is called b"),
             ("[domain.a]\n[[allow]]\nfrom = \"a\"\nto = \"host\"\n", "t.toml:2: missing field `service`"),
             ("[domain.a\n", "t.toml:1: "),

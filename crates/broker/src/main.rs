@@ -11,7 +11,7 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 use clap::{Parser, Subcommand};
 use tombolo_broker::{
     config::{Config, ConfigError, parse_bytes},
-    endpoint::{self, run::SLICE},
+    endpoint::{self, run::WINDOW},
     host::{self, descriptor_store, memory_jobs::What, qemu::ASK_AGAIN},
     log, xen,
 };
@@ -36,15 +36,15 @@ struct Cli {
     /// TOMBOLO_LOG says the same
     #[arg(long, value_name = "LEVEL", global = true, value_parser = log::parse_filter)]
     log: Option<Targets>,
-    /// Do not start a holder: one is there
-    #[arg(long)]
-    no_holder: bool,
+    /// Do not start a descriptor store: one is there
+    #[arg(long, alias = "no-holder")]
+    no_store: bool,
     /// Be the broker of a virtual machine, or a domain of Xen's, not of its host: nothing is configured there
-    #[arg(long, conflicts_with_all = ["config", "no_holder", "check"])]
+    #[arg(long, conflicts_with_all = ["config", "no_store", "check"])]
     guest: bool,
     /// With --guest: what each end of a channel may use of a link's memory, a multiple of 4096
-    #[arg(long, value_name = "BYTES", requires = "guest", default_value_t = SLICE, value_parser = slice)]
-    slice: u64,
+    #[arg(long, alias = "slice", value_name = "BYTES", requires = "guest", default_value_t = WINDOW, value_parser = window)]
+    window: u64,
     /// With --guest: do not attach the program that tells TCP connections' sequence numbers (`tombolo hook`)
     #[arg(long, requires = "guest")]
     no_hook: bool,
@@ -91,9 +91,9 @@ fn run(mut line: Cli) -> ExitCode {
         Some(Role::Hold) => descriptor_store::serve(&line.state).map_err(Into::into),
         Some(Role::Memory { what }) => what.perform(std::io::stdin()).map_err(Into::into),
         None if line.guest && xen::grant_reaper::is_domain() => xen::run::run_in_domain(&line.state),
-        None if line.guest => endpoint::run::run(&line.state, line.slice, !line.no_hook).map_err(Into::into),
+        None if line.guest => endpoint::run::run(&line.state, line.window, !line.no_hook).map_err(Into::into),
         None => match Config::read(&line.config) {
-            Ok(_) => host::run::run(&line.config, &line.state, !line.no_holder, Duration::from_millis(line.ask_again)),
+            Ok(_) => host::run::run(&line.config, &line.state, !line.no_store, Duration::from_millis(line.ask_again)),
             Err(error) => return usage(&error),
         },
     };
@@ -106,8 +106,8 @@ fn run(mut line: Cli) -> ExitCode {
     }
 }
 
-/// Bytes of a slice.
-fn slice(text: &str) -> Result<u64, &'static str> {
+/// Bytes of a window.
+fn window(text: &str) -> Result<u64, &'static str> {
     let fits = |bytes: &u64| *bytes != 0 && bytes % 4096 == 0 && *bytes <= tombolo_control::REGION_MAX;
     parse_bytes(text).filter(fits).ok_or("`4096` or `2MiB`: a multiple of 4096, at most 1GiB")
 }

@@ -45,7 +45,7 @@ pub fn open_folder(folder: &Path) -> io::Result<()> {
     ))
 }
 
-/// As many files as this process may have: each call takes some.
+/// As many files as this process may have: each connection takes some.
 ///
 /// # Errors
 /// The kernel refuses what it allows.

@@ -26,11 +26,11 @@ fn reading(vm: &Vm) -> String {
 /// Waits until it is said that a region was ejected, and looks what became of it.
 fn is_told_and_not_plugged_again(daemon: &Daemon, vm: &Vm, device: &str) {
     let noted = || {
-        let told = |row: Message| match row {
+        let is_ejected = |row: Message| match row {
             Message::LinkRow { note, .. } => note.as_str().contains("ejected a region"),
             _ => false,
         };
-        daemon.client().links().into_iter().any(told)
+        daemon.client().links().into_iter().any(is_ejected)
     };
     until("it is said, or done wrongly", || (noted() || !vm.qmp.state().plugged_twice.is_empty()).then_some(()));
     let state = vm.qmp.state();

@@ -9,12 +9,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::endpoint::{ALL, FakeRegion, LINK, Machine, accept, name, patience, ring, told};
+use common::endpoint::{ALL, FakeRegion, LINK, Machine, accept, link_messages, name, patience, ring};
 use tombolo_broker::endpoint::{
     connections::Agreement,
     devices::{Pages, Region},
 };
-use tombolo_control::{Envelope, Event, Life, Message, NO_BELL, Path, SLICES_AT, Session, Side, VERSION, Way, code};
+use tombolo_control::{
+    Envelope, Event, Life, Message, NO_DOORBELL, Path, Session, Side, VERSION, WINDOWS_AT, Way, code,
+};
 use tombolo_domain::{Deadline, Endpoint, Error, Rendezvous, wait_readable};
 use tombolo_domain_ivshmem::{CLOSED, STATE_AT, VmDomain};
 use tombolo_testing::conformance::{self, eventually};
@@ -45,7 +47,7 @@ impl Victim {
         Self::resuming(rules, &[])
     }
 
-    /// One whose programs had these calls before its broker began.
+    /// One whose programs had these connections before its broker began.
     fn resuming(rules: &[(Way, &str)], held: &[Agreement]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let [to_b, mut region] = FakeRegion::pair();
@@ -106,13 +108,13 @@ impl Liar {
         assert!(matches!(&hello.message, Message::Hello { name, .. } if name.as_str() == "a"), "{hello:?}");
         self.hello("b");
         assert_eq!(self.recounted(), []);
-        self.send_message(0, Message::Calls { calls: 0 });
+        self.send_message(0, Message::Calls { connections: 0 });
     }
 
-    /// The calls that the broker says it has.
+    /// The connections that the broker says it has.
     fn recounted(&mut self) -> Vec<Envelope> {
-        let Message::Calls { calls } = self.next().message else { panic!("Calls comes behind Hello") };
-        (0..calls).map(|_| self.next()).collect()
+        let Message::Calls { connections } = self.next().message else { panic!("Calls comes behind Hello") };
+        (0..connections).map(|_| self.next()).collect()
     }
 
     fn hello(&mut self, own: &str) {
@@ -131,7 +133,7 @@ impl Liar {
     }
 
     fn connect(&mut self, serial: u32, service: &str, number: u64) {
-        let (offset, len) = (SLICES_AT + number * 4096, 4096);
+        let (offset, len) = (WINDOWS_AT + number * 4096, 4096);
         let channel = 1 + 3 * 169u16.saturating_sub(number as u16);
         self.send_message(serial, Message::Connect { peer: name("b"), service: name(service), offset, len, channel });
     }
@@ -154,7 +156,7 @@ impl Liar {
 fn b6_peer_that_breaks_the_rules_is_not_heard_until_it_begins_anew() {
     let mut victim = Victim::greeted(&ALL);
     victim.liar.is_heard();
-    let accept = Message::Accept { offset: SLICES_AT, len: 4096 };
+    let accept = Message::Accept { offset: WINDOWS_AT, len: 4096 };
     let wrong: [(u32, Message); 4] = [
         (77, accept),
         (77, Message::Close {}),
@@ -220,7 +222,7 @@ fn b13_what_no_rule_allows_is_refused_both_ways() {
     assert!(matches!(victim.a.domain.connect("b/web-1", patience()), Err(Error::Denied(_))));
 
     // When the rules change, they count from then on.
-    told("b", 0, 2, &[(Way::In, "*")]).into_iter().for_each(|message| victim.a.host.send_message(message));
+    link_messages("b", 0, 2, &[(Way::In, "*")]).into_iter().for_each(|message| victim.a.host.send_message(message));
     eventually("the new rules are there", || {
         victim.liar.connect(6, "secret", 1);
         matches!(victim.liar.next().message, Message::Accept { .. })
@@ -228,14 +230,14 @@ fn b13_what_no_rule_allows_is_refused_both_ways() {
 }
 
 #[test]
-fn b14_calls_of_a_peer_that_never_closes_are_bounded() {
+fn b14_connections_of_a_peer_that_never_closes_are_bounded() {
     let mut victim = Victim::greeted(&ALL);
     let mut listener = victim.a.domain.listen("s").unwrap();
-    let mut calls = Vec::new();
+    let mut connections = Vec::new();
     for number in 0.. {
         victim.liar.connect(2 * number + 2, "s", u64::from(number));
         match victim.liar.next().message {
-            Message::Accept { .. } => calls.push(accept(&mut *listener)),
+            Message::Accept { .. } => connections.push(accept(&mut *listener)),
             Message::Refuse { code, .. } => {
                 assert!(matches!(code, code::QUOTA | code::MALFORMED), "{code}");
                 break;
@@ -244,9 +246,9 @@ fn b14_calls_of_a_peer_that_never_closes_are_bounded() {
         }
         assert!(number < 1000, "there is no bound");
     }
-    assert!(calls.len() > 100, "{}", calls.len());
-    // Closed by the program alone, a slice stays where the peer may look at it.
-    drop(calls);
+    assert!(connections.len() > 100, "{}", connections.len());
+    // Closed by the program alone, a window stays where the peer may look at it.
+    drop(connections);
     victim.liar.connect(4000, "s", 0);
     let closes = std::iter::from_fn(|| match victim.liar.next().message {
         Message::Close {} => Some(()),
@@ -268,12 +270,12 @@ fn b14_calls_of_a_peer_that_never_closes_are_bounded() {
 fn b14_peer_that_never_answers_costs_the_caller_its_deadline() {
     let mut victim = Victim::greeted(&ALL);
     let before = Instant::now();
-    let called = victim.a.domain.connect("b/x", Deadline::after(Duration::from_millis(100)));
-    assert!(matches!(called, Err(Error::TimedOut)), "{called:?}");
+    let connected = victim.a.domain.connect("b/x", Deadline::after(Duration::from_millis(100)));
+    assert!(matches!(connected, Err(Error::TimedOut)), "{connected:?}");
     assert!(before.elapsed() < Duration::from_secs(10));
     // An answer to who has gone is answered by Close.
     let Envelope { serial, message: Message::Connect { .. } } = victim.liar.next() else { panic!() };
-    victim.liar.send_message(serial, Message::Accept { offset: SLICES_AT, len: 4096 });
+    victim.liar.send_message(serial, Message::Accept { offset: WINDOWS_AT, len: 4096 });
     eventually("Close is said", || {
         victim.liar.region.pages.drain();
         victim.liar.pump();
@@ -293,18 +295,18 @@ fn v2_what_a_caller_says_before_the_peer_accepts_is_there_when_it_looks() {
     assert_eq!((entry[..2].as_ref(), entry[0x20..].as_ref()), (&[5, 0][..], &b"hello"[..]));
     assert!(matches!(link.recv(0), Ok(None)), "nobody answered");
 
-    victim.liar.send_message(serial, Message::Accept { offset: SLICES_AT, len: 4096 });
+    victim.liar.send_message(serial, Message::Accept { offset: WINDOWS_AT, len: 4096 });
     // An answer as the peer's program would put it into its mailbox.
     let answer = [&[2, 0][..], &[0; 0x1e], b"ok"].concat();
     let head = [&b"TOMBOLO\0"[..], &1u64.to_le_bytes()].concat();
     for (at, bytes) in [(0, &head[..]), (0x400, &answer), (0x100, &1u64.to_le_bytes())] {
-        rustix::io::pwrite(&victim.liar.region.pages.own, bytes, SLICES_AT + at).unwrap();
+        rustix::io::pwrite(&victim.liar.region.pages.own, bytes, WINDOWS_AT + at).unwrap();
     }
     assert_eq!(conformance::receive(&mut *link, patience()).unwrap().message, b"ok");
 }
 
 #[test]
-fn b14_slice_of_a_refused_call_is_nobody_elses_before_its_program_let_go() {
+fn b14_window_of_a_refused_connection_is_nobody_elses_before_its_program_let_go() {
     let mut victim = Victim::greeted(&ALL);
     let ask = |victim: &mut Victim| {
         let link = victim.a.domain.connect_early("b/x", patience()).unwrap();
@@ -318,14 +320,14 @@ fn b14_slice_of_a_refused_call_is_nobody_elses_before_its_program_let_go() {
     assert!(matches!(refused, Err(Error::NotFound(_))), "{refused:?}");
     let (_other, meanwhile) = ask(&mut victim);
     assert!(meanwhile.own != made.own && meanwhile.channel != made.channel, "{meanwhile:?}");
-    // Its socket is closed, but it, or a child of it, has the slice still.
+    // Its socket is closed, but it, or a child of it, has the window still.
     victim.held.lock().unwrap().push(made);
     drop(link);
     let (_third, meanwhile) = ask(&mut victim);
     assert!(meanwhile.own != made.own && meanwhile.channel != made.channel, "{meanwhile:?}");
     victim.held.lock().unwrap().clear();
     victim.liar.region.pages.notify();
-    eventually("the slice is free again", || ask(&mut victim).1.own == made.own);
+    eventually("the window is free again", || ask(&mut victim).1.own == made.own);
     // The peer knows of none of them: that one is over is not its business.
     victim.liar.is_heard();
 }
@@ -337,8 +339,8 @@ fn b8_peer_that_rings_without_end_is_told_to_the_host() {
     assert!(!victim.a.host.heard(&storm));
     ring(&victim.storm);
     eventually("Storm is said", || victim.a.host.heard(&storm));
-    // The host takes the bell away for a while; the link goes on.
-    victim.a.host.send_message(Message::Bell { link: LINK, bell: NO_BELL });
+    // The host takes the doorbell away for a while; the link goes on.
+    victim.a.host.send_message(Message::Bell { link: LINK, doorbell: NO_DOORBELL });
     victim.liar.is_heard();
 }
 
@@ -382,7 +384,7 @@ fn b12_death_of_the_machine_and_loss_of_the_link_are_told_to_programs() {
     assert_eq!(link.liveness(), tombolo_domain::Liveness::DomainGone);
     assert!(matches!(victim.a.domain.connect("b/x", patience()), Err(Error::NotFound(_))));
 
-    victim.a.host.send_message(Message::Bell { link: LINK, bell: NO_BELL });
+    victim.a.host.send_message(Message::Bell { link: LINK, doorbell: NO_DOORBELL });
     victim.a.host.send_message(Message::Unlink { link: LINK, generation: 1 });
     let released = Message::Released { link: LINK, generation: 1 };
     assert!(!victim.a.host.heard(&released), "a program has its memory still");
@@ -415,32 +417,32 @@ fn b15_program_that_does_not_say_hello_first_is_sent_away() {
     }
 }
 
-/// A call of which both slices have the `number`-th page.
-fn call(serial: u32, number: u64, channel: u16) -> Agreement {
-    let at = (SLICES_AT + number * 4096, 4096);
+/// A connection of which both windows have the `number`-th page.
+fn connection(serial: u32, number: u64, channel: u16) -> Agreement {
+    let at = (WINDOWS_AT + number * 4096, 4096);
     Agreement { serial, own: at, theirs: at, channel }
 }
 
 /// How its other end tells of it.
-fn told_by_peer(made: &Agreement, side: Side) -> Message {
+fn recount_of(made: &Agreement, side: Side) -> Message {
     let ((peer_offset, peer_len), (offset, len)) = (made.own, made.theirs);
     Message::Call { offset, len, peer_offset, peer_len, channel: made.channel, side }
 }
 
 #[test]
-fn b18_broker_that_begins_goes_on_with_the_calls_whose_slices_are_held() {
-    let (known, lost, over) = (call(2, 0, 508), call(4, 1, 505), call(6, 2, 502));
+fn b18_broker_that_begins_goes_on_with_the_connections_whose_windows_are_held() {
+    let (known, lost, over) = (connection(2, 0, 508), connection(4, 1, 505), connection(6, 2, 502));
     let mut victim = Victim::resuming(&ALL, &[known]);
     let _listener = victim.a.domain.listen("s").unwrap();
     victim.liar.next();
     victim.liar.hello("b");
     let Message::Call { offset, channel: 508, side: Side::Open, .. } = victim.liar.recounted()[0].message else {
-        panic!("the call that is held is told of")
+        panic!("the connection that is held is told of")
     };
     assert_eq!(offset, known.own.0);
-    victim.liar.send_message(0, Message::Calls { calls: 3 });
+    victim.liar.send_message(0, Message::Calls { connections: 3 });
     for (made, side) in [(known, Side::Open), (lost, Side::Open), (over, Side::Over)] {
-        victim.liar.send_message(made.serial, told_by_peer(&made, side));
+        victim.liar.send_message(made.serial, recount_of(&made, side));
     }
     // What nobody has here any more is closed, in its memory too if the peer's program looks at that.
     let closed = [victim.liar.next(), victim.liar.next()].map(|said| (said.serial, said.message));
@@ -448,38 +450,38 @@ fn b18_broker_that_begins_goes_on_with_the_calls_whose_slices_are_held() {
     let mut state = [0];
     rustix::io::pread(&victim.liar.region.pages.peer, &mut state, lost.own.0 + u64::from(STATE_AT)).unwrap();
     assert_eq!(state, [CLOSED]);
-    // A call of now takes nothing of those that the peer's programs have.
+    // A connection of now takes nothing of those that the peer's programs have.
     let _ = victim.a.domain.connect("b/x", Deadline::after(Duration::from_millis(100)));
     let Message::Connect { offset, len, .. } = victim.liar.next().message else { panic!("it asks") };
     for made in [known, lost] {
         assert!(made.own.0 + made.own.1 <= offset || offset + len <= made.own.0, "{offset:#x} is {made:?}");
     }
     victim.liar.connect(8, "s", 0);
-    assert_eq!(victim.liar.refusal(), code::MALFORMED, "the peer's slice is one of a call");
-    // The call of before ends with its slices.
+    assert_eq!(victim.liar.refusal(), code::MALFORMED, "the peer's window is one of a connection");
+    // The connection of before ends with its windows.
     victim.held.lock().unwrap().clear();
     victim.liar.region.pages.notify();
     assert_eq!(victim.liar.next(), Envelope { serial: 2, message: Message::Close {} });
 }
 
 #[test]
-fn b18_call_outlives_the_broker_of_its_other_end() {
+fn b18_connection_outlives_the_broker_of_its_other_end() {
     let mut victim = Victim::greeted(&ALL);
     let mut listener = victim.a.domain.listen("s").unwrap();
     victim.liar.connect(2, "s", 0);
     let Message::Accept { offset, len } = victim.liar.next().message else { panic!("it is accepted") };
     let mut link: Box<dyn Endpoint> = accept(&mut *listener);
-    let made = Agreement { serial: 2, own: (offset, len), theirs: (SLICES_AT, 4096), channel: 508 };
+    let made = Agreement { serial: 2, own: (offset, len), theirs: (WINDOWS_AT, 4096), channel: 508 };
 
     victim.liar.begin_anew();
     victim.liar.next();
     victim.liar.hello("b");
-    let told = victim.liar.recounted().remove(0);
+    let recounted = victim.liar.recounted().remove(0);
     assert!(
-        matches!(told, Envelope { serial: 2, message: Message::Call { offset: at, side: Side::Open, .. } } if at == offset)
+        matches!(recounted, Envelope { serial: 2, message: Message::Call { offset: at, side: Side::Open, .. } } if at == offset)
     );
-    victim.liar.send_message(0, Message::Calls { calls: 1 });
-    victim.liar.send_message(2, told_by_peer(&made, Side::Open));
+    victim.liar.send_message(0, Message::Calls { connections: 1 });
+    victim.liar.send_message(2, recount_of(&made, Side::Open));
     victim.liar.is_heard();
     assert!(link.recv(0).unwrap().is_none());
     link.send(b"still there", None).unwrap();
@@ -489,8 +491,8 @@ fn b18_call_outlives_the_broker_of_its_other_end() {
     victim.liar.next();
     victim.liar.hello("b");
     assert_eq!(victim.liar.recounted().len(), 1);
-    victim.liar.send_message(0, Message::Calls { calls: 1 });
-    victim.liar.send_message(2, told_by_peer(&made, Side::Over));
+    victim.liar.send_message(0, Message::Calls { connections: 1 });
+    victim.liar.send_message(2, recount_of(&made, Side::Over));
     eventually("the end is told", || {
         victim.liar.pump();
         matches!(link.recv(0), Err(Error::PeerGone))
@@ -500,53 +502,53 @@ fn b18_call_outlives_the_broker_of_its_other_end() {
 }
 
 #[test]
-fn b18_calls_that_cannot_be_are_not_believed() {
-    let good = call(2, 0, 508);
+fn b18_connections_that_cannot_be_are_not_believed() {
+    let good = connection(2, 0, 508);
     let with = |change: fn(&mut Agreement)| {
-        let mut made = call(4, 1, 505);
+        let mut made = connection(4, 1, 505);
         change(&mut made);
         made
     };
     let wrong = [
         with(|it| it.serial = 0),
         with(|it| it.own = (0, 4096)),
-        with(|it| it.theirs = (SLICES_AT + 1, 4096)),
+        with(|it| it.theirs = (WINDOWS_AT + 1, 4096)),
         with(|it| it.theirs.1 = 1 << 40),
         with(|it| it.own.0 = u64::MAX - 4095),
-        with(|it| it.own.0 = SLICES_AT),
-        with(|it| it.theirs.0 = SLICES_AT),
+        with(|it| it.own.0 = WINDOWS_AT),
+        with(|it| it.theirs.0 = WINDOWS_AT),
         with(|it| it.channel = 508),
         with(|it| it.channel = 3),
         with(|it| it.serial = 2),
     ];
     let mut victim = Victim::resuming(&ALL, &[good]);
-    let greet = |victim: &mut Victim, calls: u16, told: &[Agreement]| {
+    let greet = |victim: &mut Victim, connections: u16, agreed: &[Agreement]| {
         victim.liar.next();
         victim.liar.hello("b");
         victim.liar.recounted();
-        victim.liar.send_message(0, Message::Calls { calls });
-        for made in told {
-            victim.liar.send_message(made.serial, told_by_peer(made, Side::Open));
+        victim.liar.send_message(0, Message::Calls { connections });
+        for made in agreed {
+            victim.liar.send_message(made.serial, recount_of(made, Side::Open));
         }
         victim.liar.connect(1000, "nothing", 90);
         eventually("it is not believed", || {
             victim.liar.pump();
-            let called = victim.a.domain.connect("b/x", Deadline::after(Duration::from_millis(100)));
-            matches!(called, Err(Error::NotFound(_)))
+            let connected = victim.a.domain.connect("b/x", Deadline::after(Duration::from_millis(100)));
+            matches!(connected, Err(Error::NotFound(_)))
         });
         // It may have called before it heard all of that.
         let harmless = |message: &Message| matches!(message, Message::Close {} | Message::Connect { .. });
-        assert!(victim.liar.heard.iter().all(|said| harmless(&said.message)), "{told:?}");
+        assert!(victim.liar.heard.iter().all(|said| harmless(&said.message)), "{agreed:?}");
         victim.liar.begin_anew();
     };
     wrong.iter().for_each(|made| greet(&mut victim, 2, &[good, *made]));
-    greet(&mut victim, 1, &[good, call(4, 1, 505)]);
+    greet(&mut victim, 1, &[good, connection(4, 1, 505)]);
     greet(&mut victim, 2, &[good]);
     greet(&mut victim, 171, &[good]);
     victim.liar.next();
     victim.liar.hello("b");
     victim.liar.recounted();
-    victim.liar.send_message(0, Message::Calls { calls: 0 });
+    victim.liar.send_message(0, Message::Calls { connections: 0 });
     victim.liar.is_heard();
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a broker tells tools of the calls and listeners of its programs.
+//! What a broker tells tools of the connections and listeners of its programs.
 
 mod common;
 
@@ -23,7 +23,7 @@ use rustix::{
     process::{Uid, geteuid},
 };
 use tombolo_channel::{Backends, Options, Stream};
-use tombolo_control::{CallEnd, Envelope, Message, Progress, ROW_WORDS, Seen, VERSION};
+use tombolo_control::{ConnectionEnd, Envelope, Message, Progress, ROW_WORDS, Seen, VERSION};
 use tombolo_domain::{Rendezvous, wait_readable};
 use tombolo_testing::conformance::eventually;
 
@@ -70,7 +70,7 @@ fn tail(words: &[u64; ROW_WORDS]) -> u64 {
 }
 
 #[test]
-fn b20_both_ends_are_told_of_a_call_with_the_words_of_both() {
+fn b20_both_ends_are_told_of_a_connection_with_the_words_of_both() {
     let world = World::new();
     let [a, b] = [&world.a, &world.b].map(|machine| Backends::new().with(machine.domain.clone()));
     let mut listener = a.listen::<Stream>(&"vm:a/shown".parse().unwrap(), &Options::new()).unwrap();
@@ -81,22 +81,22 @@ fn b20_both_ends_are_told_of_a_call_with_the_words_of_both() {
     };
     assert!(rows.iter().any(listens), "{rows:?}");
 
-    let (called, listened) = thread::scope(|scope| {
+    let (connected, listened) = thread::scope(|scope| {
         let accepted = scope.spawn(|| listener.accept().unwrap());
-        let called: Stream = b.connect(&"vm:a/shown".parse().unwrap(), &Options::new()).unwrap();
-        (called, accepted.join().unwrap())
+        let connected: Stream = b.connect(&"vm:a/shown".parse().unwrap(), &Options::new()).unwrap();
+        (connected, accepted.join().unwrap())
     });
-    let (reader, mut writer) = called.into_split();
+    let (reader, mut writer) = connected.into_split();
     writer.write_all(b"seven b").unwrap();
     let rows = [&world.a, &world.b].map(|machine| {
-        let rows = seen(&machine.socket, Seen::Calls);
+        let rows = seen(&machine.socket, Seen::Connections);
         let found = rows
             .into_iter()
             .filter(|row| matches!(row, Message::CallRow { service, .. } if service.as_str() == "shown"));
-        let [row] = found.collect::<Vec<_>>().try_into().expect("one call");
+        let [row] = found.collect::<Vec<_>>().try_into().expect("one connection");
         row
     });
-    for (row, wanted, other) in [(&rows[0], CallEnd::Listened, "b"), (&rows[1], CallEnd::Called, "a")] {
+    for (row, wanted, other) in [(&rows[0], ConnectionEnd::Listened, "b"), (&rows[1], ConnectionEnd::Connected, "a")] {
         let Message::CallRow {
             link,
             generation,
@@ -116,18 +116,18 @@ fn b20_both_ends_are_told_of_a_call_with_the_words_of_both() {
         assert_eq!((*link, *generation, peer.as_str(), *end, *progress), (LINK, 1, other, wanted, Progress::Up));
         assert_eq!((*process, *user, *storms), (std::process::id(), geteuid().as_raw(), 0));
         let (writers, readers) =
-            if wanted == CallEnd::Called { (own_words, their_words) } else { (their_words, own_words) };
+            if wanted == ConnectionEnd::Connected { (own_words, their_words) } else { (their_words, own_words) };
         assert_eq!((tail(writers), tail(readers)), (7, 0), "{row:?}");
     }
 
     // What is over on both sides is not told.
     drop((reader, writer, listened));
     let shown = |row: &Message| matches!(row, Message::CallRow { service, .. } if service.as_str() == "shown");
-    eventually("the call is over", || !seen(&world.a.socket, Seen::Calls).iter().any(shown));
+    eventually("the connection is over", || !seen(&world.a.socket, Seen::Connections).iter().any(shown));
 }
 
 #[test]
-fn b20_more_calls_and_listeners_than_one_answer_has_are_told_one_after_the_other() {
+fn b20_more_connections_and_listeners_than_one_answer_has_are_told_one_after_the_other() {
     let world = World::new();
     let mut listeners = Vec::new();
     for number in 0..20 {
@@ -139,16 +139,16 @@ fn b20_more_calls_and_listeners_than_one_answer_has_are_told_one_after_the_other
     for machine in [&world.a, &world.b] {
         let many =
             |row: &Message| matches!(row, Message::CallRow { service, .. } if service.as_str().starts_with("many"));
-        assert_eq!(seen(&machine.socket, Seen::Calls).into_iter().filter(many).count(), links.len());
+        assert_eq!(seen(&machine.socket, Seen::Connections).into_iter().filter(many).count(), links.len());
     }
 }
 
 #[test]
-fn b20_user_is_told_of_its_own_calls_and_listeners_alone() {
+fn b20_user_is_told_of_its_own_connections_and_listeners_alone() {
     if !geteuid().is_root() {
         let _ = writeln!(
             std::io::stderr(),
-            "SKIP b20_user_is_told_of_its_own_calls_and_listeners_alone (needs root): somebody else is to ask"
+            "SKIP b20_user_is_told_of_its_own_connections_and_listeners_alone (needs root): somebody else is to ask"
         );
         return;
     }
@@ -164,7 +164,7 @@ fn b20_user_is_told_of_its_own_calls_and_listeners_alone() {
         Message::CallRow { user, .. } | Message::ListenerRow { user, .. } => *user == SOMEBODY,
         other => panic!("{other:?}"),
     };
-    for at in [Seen::Calls, Seen::Listeners] {
+    for at in [Seen::Connections, Seen::Listeners] {
         assert_eq!(seen_by(SOMEBODY, &world.a.socket, at), []);
         assert!(!seen(&world.a.socket, at).is_empty(), "root sees what is its own");
     }
@@ -180,18 +180,18 @@ fn b20_user_is_told_of_its_own_calls_and_listeners_alone() {
     let own = thread::scope(|scope| scope.spawn(listen).join().unwrap());
     assert_eq!(seen(&world.a.socket, Seen::Listeners).iter().filter(|row| mine(row)).count(), 1);
     drop(own);
-    // So it is with a call: at its end, and not at that of root's listener.
-    let call = || {
+    // So it is with a connection: at its end, and not at that of root's listener.
+    let connection = || {
         let user = Uid::from_raw(SOMEBODY);
         rustix::thread::set_thread_res_uid(user, user, user).unwrap();
         let own = world.b.domain.connect("a/roots", patience()).unwrap();
-        let rows = seen(&world.b.socket, Seen::Calls);
+        let rows = seen(&world.b.socket, Seen::Connections);
         assert!(rows.len() == 1 && rows.iter().all(mine), "{rows:?}");
         own
     };
-    let _own = thread::scope(|scope| scope.spawn(call).join().unwrap());
-    assert_eq!(seen_by(SOMEBODY, &world.a.socket, Seen::Calls), []);
-    let rows = seen(&world.b.socket, Seen::Calls);
+    let _own = thread::scope(|scope| scope.spawn(connection).join().unwrap());
+    assert_eq!(seen_by(SOMEBODY, &world.a.socket, Seen::Connections), []);
+    let rows = seen(&world.b.socket, Seen::Connections);
     assert_eq!((rows.len(), rows.iter().filter(|row| mine(row)).count()), (2, 1), "{rows:?}");
 }
 
@@ -217,7 +217,7 @@ fn b20_user_who_looks_without_end_is_answered_after_all_who_want_something_else(
     // Those who came earlier are heard earlier.
     let asks = [connect(), connect()];
     looks.iter().chain(&asks).for_each(hear);
-    let look = Envelope { serial: 2, message: Message::Look { at: Seen::Calls, after: u64::MAX } }.encode();
+    let look = Envelope { serial: 2, message: Message::Look { at: Seen::Connections, after: u64::MAX } }.encode();
     let question = Envelope { serial: 3, message: Message::Who { number: 1 } }.encode();
     let is_first = || {
         looks.iter().for_each(|tool| _ = rustix::io::write(tool, &look).unwrap());

@@ -27,12 +27,12 @@ fn stream(world: &World) -> (Address, Listener<Stream>, [Stream; 2]) {
     let [a, b] = backends(world);
     let address: Address = format!("vm:{}", world.service()).parse().unwrap();
     let mut listener = a.listen::<Stream>(&address, &Options::new()).unwrap();
-    let called = thread::spawn({
+    let connected = thread::spawn({
         let address = address.clone();
         move || b.connect::<Stream>(&address, &Options::new()).unwrap()
     });
     let accepted = listener.accept().unwrap();
-    (address, listener, [accepted, called.join().unwrap()])
+    (address, listener, [accepted, connected.join().unwrap()])
 }
 
 fn echoes([one, other]: &mut [Stream; 2]) -> bool {
@@ -53,7 +53,7 @@ fn b27_machine_whose_devices_go_forgets_all_and_who_listens_is_reached_by_the_ne
     };
     streams.iter_mut().for_each(is_over);
     let [_, b] = backends(&world);
-    let calling = thread::spawn({
+    let client = thread::spawn({
         let address = address.clone();
         // Until there is a host again, and both brokers have met.
         move || {
@@ -71,7 +71,7 @@ fn b27_machine_whose_devices_go_forgets_all_and_who_listens_is_reached_by_the_ne
     world.b.plug_devices(to_a);
     let accepted = listener.accept().unwrap();
     drop(streams);
-    assert!(echoes(&mut [accepted, calling.join().unwrap()]));
+    assert!(echoes(&mut [accepted, client.join().unwrap()]));
     let released = Message::Released { link: LINK, generation: 1 };
     assert!(!world.a.host.heard(&released) && !world.b.host.heard(&released), "that was another host's");
 }
@@ -84,12 +84,12 @@ fn b27_host_with_another_boot_is_another_host_and_one_with_the_same_is_not() {
     // Its broker began anew twice, and knows what it knew.
     world.a.renew_host(1);
     eventually("the machine has greeted it", || {
-        world.a.host.heard_like(|said| matches!(said, Message::Usage { calls: 1, .. }))
+        world.a.host.heard_like(|said| matches!(said, Message::Usage { connections: 1, .. }))
     });
     assert!(echoes(&mut streams));
     world.a.renew_host(2);
     eventually("the machine has greeted another", || {
-        world.a.host.heard_like(|said| matches!(said, Message::Usage { calls: 0, .. }))
+        world.a.host.heard_like(|said| matches!(said, Message::Usage { connections: 0, .. }))
     });
     let ended = streams[0].read(&mut [0]);
     assert!(!matches!(ended, Ok(read) if read != 0), "{ended:?}");

@@ -130,7 +130,7 @@ fn v1_stream_between_host_and_machine_carries_every_byte_both_ways() {
     const LEN: usize = 8 << 20;
     let world = World::new();
     let [host, guest] = backends(&world);
-    for (listens, calls, domain) in [(&host, &guest, "host"), (&guest, &host, "a")] {
+    for (listens, connects, domain) in [(&host, &guest, "host"), (&guest, &host, "a")] {
         let address = format!("vm:{}", world.service(domain)).parse().unwrap();
         let mut listener = listens.listen::<Stream>(&address, &Options::new()).unwrap();
         let bytes: Vec<u8> = (0..LEN).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
@@ -139,7 +139,7 @@ fn v1_stream_between_host_and_machine_carries_every_byte_both_ways() {
                 let (mut reader, mut writer) = listener.accept().unwrap().into_split();
                 io::copy(&mut reader, &mut writer).unwrap()
             });
-            let stream: Stream = calls.connect(&address, &Options::new()).unwrap();
+            let stream: Stream = connects.connect(&address, &Options::new()).unwrap();
             assert_eq!(stream.peer().domain, domain);
             let (mut reader, mut writer) = stream.into_split();
             let sent = &bytes;
@@ -195,7 +195,7 @@ fn v4_program_of_the_host_that_is_killed_is_over_for_its_peer_at_once() {
 }
 
 #[test]
-fn b16_calls_of_the_host_outlive_a_broker_that_is_killed_again_and_again() {
+fn b16_connections_of_the_host_outlive_a_broker_that_is_killed_again_and_again() {
     let mut world = World::new();
     let options = Options::new().spin(Duration::ZERO);
     let [host, guest] = backends(&world);
@@ -226,7 +226,7 @@ fn b16_calls_of_the_host_outlive_a_broker_that_is_killed_again_and_again() {
     // One that only waits, to be asked about its peer.
     let service = world.service("host");
     let mut quiet_listener = world.host.listen(&service).unwrap();
-    let calling = world.guest.domain.connect(&service, patience()).unwrap();
+    let client = world.guest.domain.connect(&service, patience()).unwrap();
     let mut quiet = accept(&mut *quiet_listener);
     for _ in 0..3 {
         world.daemon.kill();
@@ -239,26 +239,30 @@ fn b16_calls_of_the_host_outlive_a_broker_that_is_killed_again_and_again() {
             world.vm.qmp.event(event);
             until("the new broker tells how the peer fares", || (quiet.liveness() == life).then_some(()));
         }
-        // New calls get what the old ones do not have.
+        // New connections get what the old ones do not have.
         world.meet();
     }
-    drop(calling);
+    drop(client);
     assert!(matches!(conformance::receive(&mut *quiet, patience()), Err(Error::PeerGone)));
     drop(quiet);
     ask(50);
     drop((questions, replies));
     assert_eq!(echo.join().unwrap(), rounds);
-    until("all calls are over", || (!world.daemon.kept().iter().any(|key| key.starts_with("call/"))).then_some(()));
+    until("all connections are over", || {
+        (!world.daemon.kept().iter().any(|key| key.starts_with("call/"))).then_some(())
+    });
 }
 
 #[test]
-fn b7_ends_of_a_link_are_told_with_their_guests_and_calls() {
+fn b7_ends_of_a_link_are_told_with_their_guests_and_connections() {
     let daemon = common::Daemon::start(common::host::PAIR);
     let vm = common::Vm::start(&daemon, "a");
     vm.qmp.state().unsealed = true;
     let of_a = |daemon: &common::Daemon| {
         daemon.client().ends().into_iter().find_map(|row| match row {
-            Message::EndRow { name, stage, calls, used, .. } if name.as_str() == "a" => Some((stage, calls, used)),
+            Message::EndRow { name, stage, connections, used, .. } if name.as_str() == "a" => {
+                Some((stage, connections, used))
+            }
             _ => None,
         })
     };
@@ -292,10 +296,10 @@ fn b7_ends_of_a_link_are_told_with_their_guests_and_calls() {
     guest.plug(&daemon, &vm);
     until("it has opened the link", || of_a(&daemon).filter(|end| *end == (Stage::Open, 0, 0)));
     let mut listener = guest.domain.listen("service").unwrap();
-    let calling = until("it connects", || host.connect("a/service", patience()).ok());
+    let client = until("it connects", || host.connect("a/service", patience()).ok());
     let accepted = accept(&mut *listener);
-    until("the call is counted", || of_a(&daemon).filter(|end| end.1 == 1 && end.2 > 0));
-    drop((calling, accepted));
+    until("the connection is counted", || of_a(&daemon).filter(|end| end.1 == 1 && end.2 > 0));
+    drop((client, accepted));
     until("and its end", || of_a(&daemon).filter(|end| *end == (Stage::Open, 0, 0)));
 }
 
@@ -322,7 +326,7 @@ fn b8_eventfds_that_programs_and_qemus_fill_and_make_blocking_stop_no_broker() {
     assert!(matches!(hear().0, Message::Hello { .. }));
     say(1, Message::Listen { service: "jammed".parse().unwrap() });
     assert!(matches!(hear().0, Message::Done {}));
-    let _calling = world.guest.domain.connect("host/jammed", patience()).unwrap();
+    let _client = world.guest.domain.connect("host/jammed", patience()).unwrap();
     let (stated, descriptors) = hear();
     assert!(matches!(stated, Message::Connect { .. }) && descriptors.len() == 8, "{stated:?}");
     descriptors[2..].iter().for_each(jam);
@@ -345,7 +349,7 @@ fn b8_eventfds_that_programs_and_qemus_fill_and_make_blocking_stop_no_broker() {
 }
 
 #[test]
-fn v7_calls_of_the_host_end_with_an_error_once_broker_and_holder_are_gone() {
+fn v7_connections_of_the_host_end_with_an_error_once_broker_and_store_are_gone() {
     for order in [&["holder", "broker"][..], &["broker", "holder"], &["broker", "holder", "broker again"]] {
         let mut world = World::new();
         let [host, guest] = backends(&world);
@@ -357,12 +361,12 @@ fn v7_calls_of_the_host_end_with_an_error_once_broker_and_holder_are_gone() {
             let received = receiver.recv(&mut [0; 64]).map(drop);
             (received, receiver.ending())
         });
-        let calling = guest.connect::<Messages>(&address, &options).unwrap();
+        let client = guest.connect::<Messages>(&address, &options).unwrap();
         for who in order {
             match *who {
                 "holder" => {
-                    let holder = rustix::process::Pid::from_raw(world.daemon.holder()).unwrap();
-                    rustix::process::kill_process(holder, rustix::process::Signal::KILL).unwrap();
+                    let store = rustix::process::Pid::from_raw(world.daemon.store()).unwrap();
+                    rustix::process::kill_process(store, rustix::process::Signal::KILL).unwrap();
                     // A broker that begins must not meet one that is about to die.
                     let place = world.daemon.file("holder.socket");
                     until("it is gone", || fd_passing::connect(&place, SocketType::SEQPACKET).is_err().then_some(()));
@@ -377,7 +381,7 @@ fn v7_calls_of_the_host_end_with_an_error_once_broker_and_holder_are_gone() {
         until("who waits is woken", || waits.is_finished().then_some(()));
         let (received, ending) = waits.join().unwrap();
         assert_eq!(ending, Some(Ending::Revoked), "{order:?}: {received:?}");
-        drop(calling);
+        drop(client);
         // What it finds of a broker that is gone fails: that is no matter here.
         world.guest.forget();
     }
@@ -427,10 +431,10 @@ fn b12_qemu_that_is_gone_is_told_to_programs_of_the_host_and_its_data_stays_read
     let world = World::new();
     let service = world.service("host");
     let mut listener = world.host.listen(&service).unwrap();
-    let mut calling = world.guest.domain.connect(&service, patience()).unwrap();
+    let mut client = world.guest.domain.connect(&service, patience()).unwrap();
     let mut link = accept(&mut *listener);
-    let (segment, offer) = calling.allocate(4096).unwrap();
-    calling.send(b"read me", Some(&offer)).unwrap();
+    let (segment, offer) = client.allocate(4096).unwrap();
+    client.send(b"read me", Some(&offer)).unwrap();
     let received = conformance::receive(&mut *link, patience()).unwrap();
     assert_eq!((received.message.as_slice(), received.segment.is_some()), (&b"read me"[..], true));
     let World { vm, daemon, guest, .. } = world;
@@ -440,16 +444,16 @@ fn b12_qemu_that_is_gone_is_told_to_programs_of_the_host_and_its_data_stays_read
     assert!(before.elapsed() < Duration::from_secs(5), "{:?}", before.elapsed());
     assert!(matches!(conformance::receive(&mut *link, patience()), Err(Error::PeerGone)));
     assert!(received.segment.is_some_and(|segment| !segment.is_lost()));
-    drop((segment, calling, guest, daemon));
+    drop((segment, client, guest, daemon));
 }
 
 #[test]
-fn b8_machine_that_rings_the_host_without_end_loses_that_bell_and_it_is_said() {
+fn b8_machine_that_rings_the_host_without_end_loses_that_doorbell_and_it_is_said() {
     let world = World::new();
-    let bell = world.guest.lines.lock().unwrap().values().next().unwrap().rings.try_clone().unwrap();
+    let doorbell = world.guest.lines.lock().unwrap().values().next().unwrap().rings.try_clone().unwrap();
     let (a, before) = ("a rings host without end", Instant::now());
     let said = until("the storm is noticed", || {
-        (0..10_000).for_each(|_| notify_event(&bell));
+        (0..10_000).for_each(|_| notify_event(&doorbell));
         world.daemon.client().links().into_iter().find_map(|row| match row {
             Message::LinkRow { note, .. } if note.as_str().starts_with(a) => Some(note),
             _ => None,
@@ -460,34 +464,34 @@ fn b8_machine_that_rings_the_host_without_end_loses_that_bell_and_it_is_said() {
     assert!(number >= 2 && gone.is_none());
     assert!(world.daemon.log().contains("host: a rings without end"), "{}", world.daemon.log());
     // It comes back under another number, and the programs had not noticed.
-    let (again, bell) = world.vm.device.must();
-    assert!(again > number && bell.is_some());
+    let (again, doorbell) = world.vm.device.must();
+    assert!(again > number && doorbell.is_some());
 }
 
 #[test]
 fn b19_numbers_are_told_to_who_has_a_link_and_anew_when_they_change() {
     let world = World::new();
-    let told = |domain: &tombolo_domain_ivshmem::VmDomain, number| {
+    let known = |domain: &tombolo_domain_ivshmem::VmDomain, number| {
         domain.who(number).expect("the broker answers").map(|(number, name)| (number, name.to_string()))
     };
     let (host, a) = (Some((0, "host".to_owned())), Some((7, "a".to_owned())));
     let sides = [world.host.clone(), world.guest.domain.clone()];
     for side in &sides {
         common::until("the numbers are told", || {
-            (told(side, Some(0)) == host && told(side, Some(7)) == a).then_some(())
+            (known(side, Some(0)) == host && known(side, Some(7)) == a).then_some(())
         });
-        assert_eq!(told(side, Some(8)), None);
+        assert_eq!(known(side, Some(8)), None);
     }
-    assert_eq!((told(&sides[0], None), told(&sides[1], None)), (host.clone(), a));
+    assert_eq!((known(&sides[0], None), known(&sides[1], None)), (host.clone(), a));
     world.daemon.configure(&common::host::PAIR.replace("number = 7\n", "").replace("number = 0", "number = 9"));
     world.daemon.signal(rustix::process::Signal::HUP);
     for side in &sides {
         common::until("they are told anew", || {
-            (told(side, Some(7)).is_none() && told(side, Some(0)).is_none()).then_some(())
+            (known(side, Some(7)).is_none() && known(side, Some(0)).is_none()).then_some(())
         });
-        assert_eq!(told(side, Some(9)), Some((9, "host".to_owned())));
+        assert_eq!(known(side, Some(9)), Some((9, "host".to_owned())));
     }
-    assert_eq!(told(&sides[1], None), None);
+    assert_eq!(known(&sides[1], None), None);
 }
 
 #[test]
@@ -515,13 +519,13 @@ fn b15_user_without_an_account_is_told_so() {
     // Who asks before it was greeted has something unread when it is turned away.
     for _ in 0..100 {
         let domain = domain.clone();
-        let called = thread::spawn(move || {
+        let connected = thread::spawn(move || {
             let user = rustix::fs::Uid::from_raw(12346);
             rustix::thread::set_thread_res_uid(user, user, user).unwrap();
             domain.connect("a/service", patience()).map(drop)
         });
-        let called = called.join().unwrap();
-        assert!(matches!(called, Err(Error::Denied(_))), "{called:?}");
+        let connected = connected.join().unwrap();
+        assert!(matches!(connected, Err(Error::Denied(_))), "{connected:?}");
     }
     // Names of services are each account's own.
     let _mine = domain.listen("service").unwrap();

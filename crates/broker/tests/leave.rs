@@ -41,8 +41,8 @@ fn streams(world: &World) -> (Stream, Stream) {
     let caller = on(&world.guest.domain);
     thread::scope(|scope| {
         let caller = scope.spawn(|| caller.connect::<Stream>(&address, &Options::new()).unwrap());
-        let called = listener.accept_until(Deadline::after(LIMIT)).unwrap();
-        (caller.join().unwrap(), called)
+        let connected = listener.accept_until(Deadline::after(LIMIT)).unwrap();
+        (caller.join().unwrap(), connected)
     })
 }
 
@@ -207,7 +207,7 @@ fn take_away_under_idle_programs() -> Duration {
 }
 
 #[test]
-fn b21_link_that_nobody_uses_goes_at_once_and_one_that_goes_takes_no_calls() {
+fn b21_link_that_nobody_uses_goes_at_once_and_one_that_goes_takes_no_connections() {
     let world = world(LONG);
     let held = streams(&world);
     let address: Address = format!("vm:{}", world.service("host")).parse().unwrap();
@@ -289,10 +289,10 @@ fn b21_left_that_nobody_asked_for_counts_for_nothing() {
     let Message::Link { link, generation, .. } = said else { unreachable!() };
     vm.send_message(Message::Left { link, generation });
     vm.send_message(Message::Left { link: link + 1, generation });
-    vm.send_message(Message::Usage { link, generation, calls: 3, used: 4096 });
+    vm.send_message(Message::Usage { link, generation, connections: 3, used: 4096 });
     until("it is heard", || {
         vm.listen_once();
-        daemon.client().ends().iter().any(|row| matches!(row, Message::EndRow { calls: 3, .. })).then_some(())
+        daemon.client().ends().iter().any(|row| matches!(row, Message::EndRow { connections: 3, .. })).then_some(())
     });
 }
 

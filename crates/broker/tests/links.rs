@@ -77,7 +77,7 @@ fn b7_b13_guests_are_told_of_their_link_and_its_rules() {
     daemon.client().link("a", "b");
     b.boot(4, 1);
     for (vm, peer, way, end) in [(&mut a, "b", Way::Out, 0), (&mut b, "a", Way::In, 1)] {
-        let said = vm.listen_until("the link", |said| matches!(said, Message::Link { bell: 2, .. }));
+        let said = vm.listen_until("the link", |said| matches!(said, Message::Link { doorbell: 2, .. }));
         let Message::Link { peer: named, own, theirs, size, vectors, side, allows, .. } = said else { panic!() };
         assert_eq!((named.as_str(), size, vectors, side, allows), (peer, 1 << 20, 1, end, 1));
         assert_ne!(own, theirs);
@@ -588,14 +588,17 @@ fn b8_link_with_the_host_has_a_region_each_way_and_a_doorbell_of_its_own() {
     until("the link is up", || is_up(&daemon));
     a.boot(3, 1);
     let said = a.listen_until("the link", is_link);
-    assert!(matches!(&said, Message::Link { peer, bell: 2, vectors: 1, .. } if peer.as_str() == "host"), "{said:?}");
+    assert!(
+        matches!(&said, Message::Link { peer, doorbell: 2, vectors: 1, .. } if peer.as_str() == "host"),
+        "{said:?}"
+    );
     let state = a.qmp.state();
     let peer = state.memories.iter().find(|(id, _)| id.ends_with("peer")).unwrap().1;
     assert!(peer.readonly && !peer.seals.contains(SealFlags::FUTURE_WRITE) && peer.seals.contains(SealFlags::SEAL));
     let own = state.memories.iter().find(|(id, _)| id.ends_with("own")).unwrap().1;
     assert!(rustix::fs::fcntl_get_seals(&own.fd).unwrap().contains(SealFlags::FUTURE_WRITE));
     drop(state);
-    let (number, bell) = a.device.must();
-    assert!(number == 2 && bell.is_some());
+    let (number, doorbell) = a.device.must();
+    assert!(number == 2 && doorbell.is_some());
     assert!(a.device.next(std::time::Duration::from_millis(100)).is_none(), "a host has one vector");
 }

@@ -87,7 +87,7 @@ fn b26_devices_go_in_order_and_no_qemu_is_told_to_forget_a_doorbell() {
     let _alone = alone();
     let daemon = Daemon::start(TRIO);
     let (a, b) = pair(&daemon);
-    let _ = (a.bell(), b.bell());
+    let _ = (a.doorbell(), b.doorbell());
     a.qmp.state().done.clear();
     let (said, qmp) = make_ready(&daemon, a);
     assert!(is_ready(&said), "{said:?}");
@@ -216,7 +216,7 @@ fn b26_connections_that_stay_open_are_counted_and_named() {
     let world = World::start(&config, |_| {});
     let service = world.service("host");
     let mut listener = world.host.listen(&service).unwrap();
-    let calling = world.guest.domain.connect(&service, patience()).unwrap();
+    let client = world.guest.domain.connect(&service, patience()).unwrap();
     let accepted = accept(&mut *listener);
     let asking = world.daemon.client();
     asking.send_message(7, prepare());
@@ -225,7 +225,7 @@ fn b26_connections_that_stay_open_are_counted_and_named() {
     let said = asking.receive_message().unwrap().message;
     let Message::PreparedRow { links: 1, cut: 2, took, note, .. } = &said else { panic!("{said:?}") };
     assert!(*took >= 300 && note.as_str().contains("1 connections of a and 1 connections of host"), "{said:?}");
-    drop((calling, accepted));
+    drop((client, accepted));
 }
 
 #[test]
@@ -260,7 +260,7 @@ fn b26_qemu_that_had_to_forget_a_doorbell_keeps_its_own() {
     let _alone = alone();
     let mut daemon = Daemon::start(TRIO);
     let (a, _b) = pair(&daemon);
-    let _ = a.bell();
+    let _ = a.doorbell();
     // A guest that is reset gets new memory over the same doorbells.
     a.qmp.event("RESET");
     assert_eq!(daemon.client().ask(common::remove("a", "b")), []);
@@ -284,7 +284,7 @@ fn b26_qemu_whose_doorbell_is_on_its_way_out_is_told_to_forget_none_whatever_bec
     daemon.options = vec!["--ask-again", "500"];
     daemon.restart();
     let (a, b) = pair(&daemon);
-    let _ = (a.bell(), b.bell());
+    let _ = (a.doorbell(), b.doorbell());
     a.qmp.state().stubborn = true;
     assert_eq!(daemon.client().refusal(prepare()).0, code::KEPT);
     assert_eq!(daemon.client().ask(common::remove("a", "b")), []);
@@ -302,7 +302,7 @@ fn b26_machine_whose_guest_or_peer_began_anew_can_be_made_ready() {
     let (mut a, mut b) = pair(&daemon);
     a.boot(3, 1);
     b.boot(3, 1);
-    let _ = (a.bell(), b.bell());
+    let _ = (a.doorbell(), b.doorbell());
     a.qmp.event("RESET");
     a.boot(4, 2);
     let generation = || match &daemon.client().links()[..] {
@@ -317,8 +317,8 @@ fn b26_machine_whose_guest_or_peer_began_anew_can_be_made_ready() {
     drop(b);
     let _b = Vm::start(&daemon, "b");
     until("it has other memory once more", || generation().filter(|generation| *generation == 3));
-    let (number, bell) = a.bell();
-    assert!(number == 3, "{bell:?}");
+    let (number, doorbell) = a.doorbell();
+    assert!(number == 3, "{doorbell:?}");
     assert!(is_ready(&make_ready(&daemon, a).0));
 }
 
@@ -365,7 +365,7 @@ fn b27_machine_that_arrives_gets_a_doorbell_once_it_has_arrived() {
     qmp.state().status = "running";
     let a = Vm::arrived("a", qmp);
     until_up(&daemon);
-    assert_eq!(b.bell().0, 2);
+    assert_eq!(b.doorbell().0, 2);
     let runs =
         |row: &Message| matches!(row, Message::DomainRow { name, life: Life::Running, .. } if name.as_str() == "a");
     until("it runs", || daemon.client().domains().iter().any(runs).then_some(()));

@@ -104,11 +104,11 @@ fn s18_more_connections_than_one_session_has_room_for_go_over_another() {
 }
 
 /// An epoll instance of somebody who waits for one connection, as the library makes them.
-fn waiting_at(bell: &SingleDoorbell) -> OwnedFd {
-    assert!(bell.is_shared());
+fn waiting_at(doorbell: &SingleDoorbell) -> OwnedFd {
+    assert!(doorbell.is_shared());
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
     let edges = epoll::EventFlags::IN | epoll::EventFlags::ET;
-    epoll::add(&epoll, bell, epoll::EventData::new_u64(1), edges).unwrap();
+    epoll::add(&epoll, doorbell, epoll::EventData::new_u64(1), edges).unwrap();
     // What rang before is reported once.
     while is_rung(&epoll) {}
     epoll
@@ -126,16 +126,16 @@ fn s17_ring_of_a_session_wakes_all_who_wait_for_its_connections_and_none_takes_i
     let service = world.service();
     let mut listener = world.a.domain.listen(&service).unwrap();
     let mut caller = world.b.domain.connect(&service, patience()).unwrap();
-    let mut called = accept(&mut *listener);
+    let mut connected = accept(&mut *listener);
     caller.send(b"hello", None).unwrap();
-    called.send(b"hello", None).unwrap();
+    connected.send(b"hello", None).unwrap();
     let deadline = Instant::now() + SOON;
-    for link in [&mut caller, &mut called] {
+    for link in [&mut caller, &mut connected] {
         while link.recv(0).unwrap().is_none() {
             assert!(Instant::now() < deadline, "no greeting");
         }
     }
-    let own: Vec<_> = (0..3).map(|_| called.shared_doorbells().unwrap().unwrap().0).collect();
+    let own: Vec<_> = (0..3).map(|_| connected.shared_doorbells().unwrap().unwrap().0).collect();
     let waiting: Vec<_> = own.iter().map(waiting_at).collect();
     let (theirs, notifier) = caller.shared_doorbells().unwrap().unwrap();
     let other = waiting_at(&theirs);
@@ -145,10 +145,10 @@ fn s17_ring_of_a_session_wakes_all_who_wait_for_its_connections_and_none_takes_i
             assert!(wait_readable(epoll.as_fd(), patience()).unwrap(), "round {round}: {number} sleeps on");
             assert!(is_rung(epoll) && !is_rung(epoll), "round {round}: {number}");
         }
-        // Messages have a bell of their own, and hearing them takes no ring.
+        // Messages have a doorbell of their own, and hearing them takes no ring.
         caller.send(b"more", None).unwrap();
         notifier.notify();
-        while called.recv(0).unwrap().is_none() {}
+        while connected.recv(0).unwrap().is_none() {}
         assert!(waiting.iter().all(is_rung), "round {round}: a message was heard, and a ring is gone");
     }
     assert!(!is_rung(&other), "who rings wakes the peer");
@@ -474,13 +474,13 @@ fn b22_host_tells_a_machines_neighbours_where_it_is_and_nobody_else_and_nothing_
     }
     let is_address = |said: &Said| matches!(said, Said::Addresses { .. });
     let own = |all: &[&str]| Said::Addresses { link: 0, addresses: all.iter().map(|it| address(it)).collect() };
-    for (says, is_told) in
+    for (says, wanted) in
         [(&[OF_A, "127.0.0.1", "169.254.0.9", OF_B][..], &[OF_A, OF_B][..]), (&[OF_B], &[OF_B]), (&[], &[])]
     {
         a.send_message(own(says));
         let heard = near.listen_until("the addresses", is_address);
         let Said::Addresses { addresses, .. } = &heard else { unreachable!() };
-        assert_eq!(*addresses, is_told.iter().map(|it| address(it)).collect::<Vec<_>>(), "of {says:?}");
+        assert_eq!(*addresses, wanted.iter().map(|it| address(it)).collect::<Vec<_>>(), "of {says:?}");
     }
     // They were told in the same turn, or not at all.
     for vm in [&mut old, &mut far] {

@@ -31,7 +31,7 @@ fn nets(guest: &Guest) -> Option<Vec<Message>> {
 }
 
 /// What the machine a is told by [`NET`].
-fn told() -> Vec<Message> {
+fn interfaces() -> Vec<Message> {
     let mapped = |last| std::net::Ipv4Addr::new(10, 9, 0, last).to_ipv6_mapped().octets();
     let (interface, peer, service) = ("tmb0".parse().unwrap(), "b".parse().unwrap(), "net.tmb0".parse().unwrap());
     let (role, own, theirs) = (NetRole::Listen, mapped(1), mapped(2));
@@ -43,7 +43,7 @@ fn b28_machine_is_told_of_its_interfaces_and_of_none_when_the_rule_goes() {
     let daemon = Daemon::start(&format!("{MACHINES}{NET}"));
     let vm = Vm::start(&daemon, "a");
     let guest = Guest::start(&daemon, &vm, 1);
-    until("it is told", || nets(&guest).filter(|rows| *rows == told()));
+    until("it is told", || nets(&guest).filter(|rows| *rows == interfaces()));
     // The rule stands for a link as well.
     assert_eq!(daemon.client().links().len(), 1);
     assert_eq!(ask(&guest.socket, Message::Look { at: Seen::Nets, after: 1 }), []);
@@ -53,7 +53,7 @@ fn b28_machine_is_told_of_its_interfaces_and_of_none_when_the_rule_goes() {
     until("the link goes", || daemon.client().links().is_empty().then_some(()));
     daemon.configure(&format!("{MACHINES}{NET}"));
     daemon.signal(Signal::HUP);
-    until("it is told again", || nets(&guest).filter(|rows| *rows == told()));
+    until("it is told again", || nets(&guest).filter(|rows| *rows == interfaces()));
 }
 
 #[test]
@@ -61,19 +61,19 @@ fn b28_broker_that_begins_anew_says_nothing_before_it_knows_and_the_same_then() 
     let mut daemon = Daemon::start(&format!("{MACHINES}{NET}"));
     let vm = Vm::start(&daemon, "a");
     let mut guest = Guest::start(&daemon, &vm, 1);
-    until("it is told", || nets(&guest).filter(|rows| *rows == told()));
+    until("it is told", || nets(&guest).filter(|rows| *rows == interfaces()));
     // Without the host's broker it knows what it knew.
     daemon.kill();
-    assert_eq!(nets(&guest), Some(told()));
+    assert_eq!(nets(&guest), Some(interfaces()));
     daemon.restart();
-    assert_eq!(nets(&guest), Some(told()));
+    assert_eq!(nets(&guest), Some(interfaces()));
     // Another broker in the guest knows nothing, and never says that there are none.
     guest.forget();
     drop(guest);
     let guest = Guest::start(&daemon, &vm, 1);
     until("it is told", || {
         let rows = nets(&guest)?;
-        assert_eq!(rows, told());
+        assert_eq!(rows, interfaces());
         Some(())
     });
 }
@@ -88,7 +88,7 @@ fn b28_services_of_interfaces_are_for_root_alone() {
     let daemon = Daemon::start(&format!("{MACHINES}{NET}"));
     let vm = Vm::start(&daemon, "a");
     let guest = Guest::start(&daemon, &vm, 1);
-    until("it is told", || nets(&guest).filter(|rows| *rows == told()));
+    until("it is told", || nets(&guest).filter(|rows| *rows == interfaces()));
     let listen = |service: &str| Message::Listen { service: service.parse().unwrap() };
     let (peer, service, offset, len, channel) = ("b".parse().unwrap(), "net.tmb0".parse().unwrap(), 0, 0, 0);
     let questions = [listen("net.tmb0"), Message::Connect { peer, service, offset, len, channel }];

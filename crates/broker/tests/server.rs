@@ -32,8 +32,8 @@ fn b8_b13_qemu_gets_no_doorbell_of_a_peer_without_a_link() {
     let daemon = Daemon::start(TRIO);
     let vms = ["a", "b", "c"].map(|name| Vm::start(&daemon, name));
     daemon.client().link("a", "b");
-    let (to_b, bell_b) = vms[0].bell();
-    let (to_a, _bell_a) = vms[1].bell();
+    let (to_b, doorbell_b) = vms[0].doorbell();
+    let (to_a, _doorbell_a) = vms[1].doorbell();
     assert_eq!((to_a, to_b), (2, 2), "numbers are each QEMU's own");
     assert!(vms[2].device.next(QUIET).is_none(), "c learned of somebody");
     // What a has is b's, where their link waits, and nothing else of b's.
@@ -41,7 +41,7 @@ fn b8_b13_qemu_gets_no_doorbell_of_a_peer_without_a_link() {
     let waits = usize::from(vector_of(link, VECTORS as u16));
     assert_ne!(waits, 0, "that is the host's");
     let before: u64 = vms[1].own.iter().map(rung).sum();
-    rustix::io::write(&bell_b, &1u64.to_ne_bytes()).unwrap();
+    rustix::io::write(&doorbell_b, &1u64.to_ne_bytes()).unwrap();
     assert_eq!(vms[1].own.iter().position(|own| rung(own) > 0), Some(waits), "after {before} rings");
     assert!(vms[0].device.next(QUIET).is_none() && vms[1].device.next(QUIET).is_none(), "more than one vector");
 }
@@ -79,11 +79,11 @@ fn b9_second_qemu_of_a_domain_and_one_that_talks_are_closed() {
 }
 
 #[test]
-fn b16_connections_bell_and_regions_outlive_a_killed_broker() {
+fn b16_connections_doorbell_and_regions_outlive_a_killed_broker() {
     let mut daemon = Daemon::start(TRIO);
     let (mut a, b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
     daemon.client().link("a", "b");
-    let ((_, to_b), _) = (a.bell(), b.bell());
+    let ((_, to_b), _) = (a.doorbell(), b.doorbell());
     a.boot(9, 1);
     a.listen_until("the link", |said| matches!(said, Message::Link { .. }));
     let (devices, inode) = (a.qmp.state().devices.clone(), rustix::fs::fstat(&a.memory).unwrap().st_ino);
@@ -106,7 +106,7 @@ fn b16_connections_bell_and_regions_outlive_a_killed_broker() {
     a.listen_until("the link, from the new broker", |said| matches!(said, Message::Link { .. }));
     drop(b);
     let _b = Vm::start(&daemon, "b");
-    assert_eq!(a.bell().0, 3, "a number came a second time");
+    assert_eq!(a.doorbell().0, 3, "a number came a second time");
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn b16_qemu_that_left_while_the_broker_was_away_is_missed() {
     let mut daemon = Daemon::start(TRIO);
     let (a, b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
     daemon.client().link("a", "b");
-    let _ = (a.bell(), b.bell());
+    let _ = (a.doorbell(), b.doorbell());
     daemon.kill();
     drop(b);
     daemon.restart();
@@ -152,7 +152,7 @@ fn b16_broker_that_ends_with_nothing_to_keep_leaves_nothing_behind() {
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     left.retain(|name| !["a.qmp", "log", "tombolod.toml", "lock", "holder.lock"].contains(&name.as_str()));
-    until("the holder's socket goes", || (!daemon.file("holder.socket").exists()).then_some(()));
+    until("the descriptor store's socket goes", || (!daemon.file("holder.socket").exists()).then_some(()));
     left.retain(|name| name != "holder.socket");
     assert_eq!(left, [""; 0]);
 }
@@ -165,9 +165,9 @@ fn b8_numbers_of_doorbells_are_never_used_twice_in_one_qemu() {
     let mut seen = std::collections::BTreeSet::new();
     for round in 0..20 {
         let b = Vm::start(&daemon, "b");
-        let (number, _) = a.bell();
+        let (number, _) = a.doorbell();
         assert!(seen.insert(number), "{number} came a second time");
-        let _ = b.bell();
+        let _ = b.doorbell();
         drop(b);
         // Of a QEMU that is gone a few stay: what is taken back keeps this one from losing its own (B-26).
         if round >= 8 {
@@ -181,16 +181,16 @@ fn b8_doorbell_of_a_peer_that_storms_is_taken_away() {
     let daemon = Daemon::start(TRIO);
     let (a, mut b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
     daemon.client().link("a", "b");
-    let _ = (a.bell(), b.bell());
+    let _ = (a.doorbell(), b.doorbell());
     b.boot(5, 1);
     let Message::Link { link, .. } = b.listen_until("the link", |said| matches!(said, Message::Link { .. })) else {
         panic!()
     };
     b.send_message(Message::Storm { link });
-    let (number, bell) = a.device.must();
-    assert_eq!((number, bell.is_none()), (2, true));
+    let (number, doorbell) = a.device.must();
+    assert_eq!((number, doorbell.is_none()), (2, true));
     // It comes back under another number.
-    assert_eq!(a.bell().0, 3);
+    assert_eq!(a.doorbell().0, 3);
 }
 
 #[test]
@@ -236,7 +236,7 @@ fn b13_rules_are_read_again_and_what_they_forbid_goes() {
     let daemon = Daemon::start(TRIO);
     let (a, _b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
     daemon.client().link("a", "b");
-    let _ = a.bell();
+    let _ = a.doorbell();
     daemon.configure("[domain.a]\nthis is no configuration");
     daemon.signal(Signal::HUP);
     until("the mistake is told", || daemon.log().contains("tombolod.toml:2: ").then_some(()));
@@ -253,12 +253,12 @@ fn b8_b13_domain_that_is_no_longer_configured_keeps_no_doorbell_of_others() {
     let daemon = Daemon::start(TRIO);
     let (a, _b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
     daemon.client().link("a", "b");
-    assert_eq!(a.bell().0, 2);
+    assert_eq!(a.doorbell().0, 2);
     daemon.configure("[domain.b]\n");
     daemon.signal(Signal::HUP);
     // A QEMU whose server goes away keeps what it was given.
-    let (number, bell) = a.device.must();
-    assert!(number == 2 && bell.is_none(), "the doorbell is not taken back: {number}");
+    let (number, doorbell) = a.device.must();
+    assert!(number == 2 && doorbell.is_none(), "the doorbell is not taken back: {number}");
     assert!(a.device.is_closed());
 }
 
@@ -275,21 +275,21 @@ fn b17_descriptors_that_are_used_up_cost_who_comes_and_nobody_else() {
     assert!(a.device.next(Duration::from_millis(1)).is_none(), "a was given up");
     daemon.allow_files(1024);
     let _b = Vm::start(&daemon, "b");
-    assert_eq!(a.bell().0, 2);
+    assert_eq!(a.doorbell().0, 2);
 }
 
 #[test]
-fn b16_holder_without_a_free_descriptor_refuses_and_rests() {
+fn b16_store_without_a_free_descriptor_refuses_and_rests() {
     let (daemon, null) = (Daemon::start(TRIO), std::fs::File::open("/dev/null").unwrap());
-    let holder = || DescriptorStore::find(daemon.path(), false).unwrap();
-    let (first, some) = (holder(), [null.as_fd(); 20]);
+    let store = || DescriptorStore::find(daemon.path(), false).unwrap();
+    let (first, some) = (store(), [null.as_fd(); 20]);
     first.store_descriptors("some", &some).unwrap();
-    let pid = daemon.holder();
+    let pid = daemon.store();
     let files = || std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count() as u64;
     common::allow_files(pid, files());
     let error = first.store_descriptors("more", &some).unwrap_err();
     assert!(is_refusal(&error) && error.to_string().contains("LimitNOFILE"), "{error}");
-    // One at the door finds no room. It costs no processor, and who is in is served.
+    // One that waits finds no room. It costs no processor, and who is in is served.
     let second = fd_passing::connect(&daemon.file("holder.socket"), SocketType::SEQPACKET).unwrap();
     let used = || {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
@@ -304,7 +304,7 @@ fn b16_holder_without_a_free_descriptor_refuses_and_rests() {
     first.forget("some").unwrap();
     drop(second);
     common::allow_files(pid, 1024);
-    holder().store_descriptors("more", &some).unwrap();
+    store().store_descriptors("more", &some).unwrap();
 }
 
 #[test]

@@ -133,16 +133,16 @@ fn b11_program_that_holds_the_lock_of_its_regions_stops_neither_its_account_nor_
     assert!(matches!(hear().0, Message::Hello { .. }));
     say(1, Message::Listen { service: "held".parse().unwrap() });
     assert!(matches!(hear().0, Message::Done {}));
-    let calling = world.guest.domain.clone();
-    let calls = std::thread::spawn(move || {
+    let client = world.guest.domain.clone();
+    let caller = std::thread::spawn(move || {
         use tombolo_domain::Rendezvous;
-        calling.connect("host/held", common::host::patience()).map(drop)
+        client.connect("host/held", common::host::patience()).map(drop)
     });
     let (stated, descriptors) = hear();
     assert!(matches!(stated, Message::Connect { .. }) && descriptors.len() == 8, "{stated:?}");
-    let _ = calls.join();
+    let _ = caller.join();
     let _held: Vec<Hold> = descriptors[1..2].iter().map(Hold::lock_file).collect();
-    // Marks, boxes and slices of other calls stand in the same region.
+    // Marks, boxes and windows of other connections stand in the same region.
     world.meet();
     renew(&mut world.daemon, &[&world.vm]);
     let began = Instant::now();

@@ -106,14 +106,16 @@ fn b16_broker_that_cannot_save_its_state_goes_on_with_what_it_has_and_begins_not
     a.qmp.forget_client();
     daemon.restart();
     until("the link is up", || is_up(&daemon, "a"));
-    // What goes, goes; the holder keeps it for the book that still has it.
+    // What goes, goes; the descriptor store keeps it for the state that still has it.
     let (number, why) = daemon.client().refusal(remove("a", "host"));
     assert!(number == code::FAILED && why.contains("tried again"), "{number} {why}");
     assert_eq!(daemon.client().links().len(), 1, "its memory is not given back yet");
     assert!(daemon.kept().iter().any(|key| key.starts_with("memory/")));
     fs::remove_dir(&blocked).unwrap();
     until("all of it is given back", || (daemon.client().links().is_empty()).then_some(()));
-    until("the holder forgets it", || (daemon.kept().iter().all(|key| key.starts_with("machine/a/"))).then_some(()));
+    until("the descriptor store forgets it", || {
+        (daemon.kept().iter().all(|key| key.starts_with("machine/a/"))).then_some(())
+    });
     let log = daemon.log();
     assert!(log.contains("nothing new is begun") && log.contains("saved again"), "{log}");
     let _b = Vm::start(&daemon, "b");
@@ -122,7 +124,7 @@ fn b16_broker_that_cannot_save_its_state_goes_on_with_what_it_has_and_begins_not
 }
 
 #[test]
-fn b15_account_whose_broker_fails_goes_on_with_the_calls_that_it_has() {
+fn b15_account_whose_broker_fails_goes_on_with_the_connections_that_it_has() {
     let world = World::new();
     let options = Options::new().spin(Duration::ZERO);
     let [host, guest] = [&world.host, &world.guest.domain].map(|domain| Backends::new().with(domain.clone()));
@@ -156,9 +158,9 @@ fn v7_programs_of_the_host_hear_of_a_machine_that_went_while_no_broker_was_there
         let received = receiver.recv(&mut [0; 64]).map(drop);
         (received, receiver.ending())
     });
-    let calling = guest.connect::<Messages>(&address, &options).unwrap();
+    let client = guest.connect::<Messages>(&address, &options).unwrap();
     let by_hand = ByHand::listen(&world.socket(), "kept");
-    let _called = world.guest.domain.connect("host/kept", patience()).unwrap();
+    let _connected = world.guest.domain.connect("host/kept", patience()).unwrap();
     let (stated, descriptors) = by_hand.receive_message().unwrap();
     assert!(matches!(stated, Message::Connect { .. }), "{stated:?}");
     world.daemon.kill();
@@ -169,7 +171,7 @@ fn v7_programs_of_the_host_hear_of_a_machine_that_went_while_no_broker_was_there
     until("who waits is woken", || waits.is_finished().then_some(()));
     let (received, ending) = waits.join().unwrap();
     assert_eq!(ending, Some(Ending::DomainGone), "{received:?}");
-    drop(calling);
+    drop(client);
     // One who keeps it until the machine is there again hears that this is another life.
     world.vm = Vm::start(&world.daemon, "a");
     world.vm.qmp.state().unsealed = true;
@@ -178,13 +180,13 @@ fn v7_programs_of_the_host_hear_of_a_machine_that_went_while_no_broker_was_there
     until("nothing is kept", || (!world.daemon.kept().iter().any(|key| key.starts_with("call/"))).then_some(()));
 }
 
-/// A machine `a` with a link with the account `alice`, and a program of hers that has a call with it.
+/// A machine `a` with a link with the account `alice`, and a program of hers that has a connection with it.
 struct Alice {
     daemon: Daemon,
     vm: Vm,
     guest: Guest,
     program: ByHand,
-    call: Vec<OwnedFd>,
+    connection: Vec<OwnedFd>,
     generation: u32,
 }
 
@@ -212,17 +214,17 @@ impl Alice {
             ByHand::listen(&socket, "hers")
         };
         let program = thread::scope(|scope| scope.spawn(listens).join().unwrap());
-        let called = until("the brokers meet", || guest.domain.connect("alice/hers", patience()).ok());
-        let (stated, call) = program.receive_message().unwrap();
-        assert!(matches!(stated, Message::Connect { .. }) && call.len() == 8, "{stated:?}");
-        drop(called);
+        let connected = until("the brokers meet", || guest.domain.connect("alice/hers", patience()).ok());
+        let (stated, connection) = program.receive_message().unwrap();
+        assert!(matches!(stated, Message::Connect { .. }) && connection.len() == 8, "{stated:?}");
+        drop(connected);
         assert!(daemon.kept().iter().any(|key| key.starts_with("call/")));
-        Self { daemon, vm, guest, program, call, generation }
+        Self { daemon, vm, guest, program, connection, generation }
     }
 
     /// What she has of it ends, and no broker keeps it.
     fn has_nothing(&self) {
-        while receive_message(&self.call[0]).is_some() {}
+        while receive_message(&self.connection[0]).is_some() {}
         while self.program.receive_message().is_some() {}
         until("nothing is kept", || (!self.daemon.kept().iter().any(|key| key.starts_with("call/"))).then_some(()));
     }
@@ -269,8 +271,8 @@ fn b11_account_that_becomes_another_users_leaves_nothing_of_it_to_who_had_it() {
 }
 
 #[test]
-fn b11_b16_account_that_is_no_more_leaves_no_call_to_anybody() {
-    if Alice::is_skipped("b11_b16_account_that_is_no_more_leaves_no_call_to_anybody") {
+fn b11_b16_account_that_is_no_more_leaves_no_connection_to_anybody() {
+    if Alice::is_skipped("b11_b16_account_that_is_no_more_leaves_no_connection_to_anybody") {
         return;
     }
     for is_away in [false, true] {

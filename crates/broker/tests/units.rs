@@ -60,7 +60,7 @@ fn b16_units_are_started_again_and_not_for_ever_at_once() {
     for unit in UNITS {
         let text = std::fs::read_to_string(path(unit)).unwrap();
         assert_eq!(check_limits(&text), Ok(()), "{unit}");
-        // A holder that has lost what it held has nothing to begin again with, and the hook is put in place once.
+        // A descriptor store that has lost what it held has nothing to begin again with, and the hook is put in place once.
         let restart = settings(&text).remove(&("Service".to_owned(), "Restart".to_owned()));
         assert_eq!(
             restart.as_deref() == Some("always"),

@@ -47,30 +47,30 @@ fn x22_broker_tells_names_lives_and_new_rules_and_breaks_nothing_when_it_ends() 
     let dom0 = xen.clone();
     herald.settle_on(&config(folder.path(), RULE), move || dom0.host()).expect("there is room for a thread");
     let (left, right) = (xen.domain(5).names(), xen.domain(7).names());
-    eventually("names are told", || left.are_told().unwrap() && right.are_told().unwrap());
+    eventually("names are told", || left.are_published().unwrap() && right.are_published().unwrap());
     let mut listener = right.listen("file").expect("free");
     let deadline = || Deadline::after(Duration::from_secs(30));
-    // Who listens hears of new rules and domains by its descriptor, and opens doors when it is asked whom to let in.
-    let (mut called, mut accepted) = (None, Vec::new());
+    // Who listens hears of new rules and domains by its descriptor, and opens listener pages when it is asked whom to let in.
+    let (mut connected, mut accepted) = (None, Vec::new());
     eventually("right is told", || {
         accepted.extend(listener.accept().expect("it listens"));
-        called = called.take().or_else(|| left.connect("right/file", deadline()).ok());
+        connected = connected.take().or_else(|| left.connect("right/file", deadline()).ok());
         !accepted.is_empty()
     });
-    let called = called.expect("somebody listens");
-    eventually("right runs", || called.liveness() == Liveness::Running);
+    let connected = connected.expect("somebody listens");
+    eventually("right runs", || connected.liveness() == Liveness::Running);
     list(folder.path(), "--p---");
-    eventually("right is paused", || called.liveness() == Liveness::Paused);
+    eventually("right is paused", || connected.liveness() == Liveness::Paused);
     fs::remove_file(folder.path().join("list")).unwrap();
-    eventually("nobody tells", || called.liveness() == Liveness::Unknown);
+    eventually("nobody tells", || connected.liveness() == Liveness::Unknown);
     list(folder.path(), "-b----");
-    eventually("right runs", || called.liveness() == Liveness::Running);
+    eventually("right runs", || connected.liveness() == Liveness::Running);
 
     // A domain that is renamed is another; one that has the name then is found.
     xen.name(7, "other");
     eventually("right is not there", || left.connect("right/file", deadline()).is_err());
     xen.name(7, "right");
-    eventually("right is there, with a new door", || {
+    eventually("right is there, with a new listener page", || {
         accepted.extend(listener.accept().expect("it listens"));
         left.connect("right/file", deadline()).is_ok()
     });
@@ -78,16 +78,16 @@ fn x22_broker_tells_names_lives_and_new_rules_and_breaks_nothing_when_it_ends() 
     let dom0 = xen.clone();
     herald.settle_on(&config(folder.path(), ""), move || dom0.host()).expect("there is a thread");
     eventually("left may no more", || left.connect("right/file", deadline()).is_err());
-    assert_eq!(called.liveness(), Liveness::Unknown, "nothing is told of a domain with which nothing is allowed");
+    assert_eq!(connected.liveness(), Liveness::Unknown, "nothing is told of a domain with which nothing is allowed");
     let dom0 = xen.clone();
     herald.settle_on(&config(folder.path(), RULE), move || dom0.host()).expect("there is a thread");
-    eventually("left may again, and right has a door for it", || {
+    eventually("left may again, and right has a listener page for it", || {
         accepted.extend(listener.accept().expect("it listens"));
         left.connect("right/file", deadline()).is_ok()
     });
-    eventually("right runs", || called.liveness() == Liveness::Running);
+    eventually("right runs", || connected.liveness() == Liveness::Running);
     drop(herald);
-    assert_eq!(called.liveness(), Liveness::Unknown);
+    assert_eq!(connected.liveness(), Liveness::Unknown);
     assert!(left.connect("right/file", deadline()).is_ok(), "names went with the broker");
 }
 

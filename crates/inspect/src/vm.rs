@@ -10,7 +10,7 @@ use std::{
 };
 
 use rustix::process::geteuid;
-use tombolo_control::{CallEnd, Message, NOBODY, Name, ROW_WORDS, Seen, What, code};
+use tombolo_control::{ConnectionEnd, Message, NOBODY, Name, ROW_WORDS, Seen, What, code};
 use tombolo_layout::outline;
 
 use crate::{
@@ -89,7 +89,7 @@ impl BrokerRows {
 
     fn ask_broker(&mut self, broker: Option<(Broker, Name)>) -> Result<()> {
         let Some((broker, domain)) = broker else { return Ok(()) };
-        for at in [Seen::Calls, Seen::Listeners] {
+        for at in [Seen::Connections, Seen::Listeners] {
             let mut after = 0;
             loop {
                 let rows = broker.ask(Message::Look { at, after })?;
@@ -139,9 +139,9 @@ fn connection(domain: &Name, row: Message) -> Option<(Process, RemoteConnection)
     };
     let Message::CallRow { own, theirs, storms, own_words, their_words, .. } = &row else { return None };
     let meeting = match end {
-        CallEnd::Listened => Some(domain),
-        CallEnd::Called => Some(peer),
-        CallEnd::Unknown => None,
+        ConnectionEnd::Listened => Some(domain),
+        ConnectionEnd::Connected => Some(peer),
+        ConnectionEnd::Unknown => None,
     };
     let machine = Machine {
         name: peer.to_string(),
@@ -155,7 +155,7 @@ fn connection(domain: &Name, row: Message) -> Option<(Process, RemoteConnection)
         address: meeting.map(|name| format!("vm:{name}/{service}")),
         machine,
         row: *at,
-        listened: *end == CallEnd::Listened,
+        listened: *end == ConnectionEnd::Listened,
         progress: *progress,
         made: (*age != u64::MAX).then(|| SystemTime::now().checked_sub(Duration::from_millis(*age))).flatten(),
         rings: [rings(own_words), rings(their_words)],
@@ -208,7 +208,7 @@ mod tests {
         outline::outline(4096 + 8192, read).unwrap()
     }
 
-    fn row(end: CallEnd, life: Life, progress: Progress) -> Message {
+    fn row(end: ConnectionEnd, life: Life, progress: Progress) -> Message {
         let (process, user) = (std::process::id(), geteuid().as_raw());
         Message::CallRow {
             at: 7 << 32 | 3,
@@ -238,7 +238,7 @@ mod tests {
 
     #[test]
     fn b20_channel_to_a_machine_is_put_together_from_what_the_broker_tells() {
-        let channel = channel_of(row(CallEnd::Called, Life::Running, Progress::Up));
+        let channel = channel_of(row(ConnectionEnd::Connected, Life::Running, Progress::Up));
         assert_eq!((channel.address.as_deref(), channel.state), (Some("vm:db/sql"), State::Open));
         assert_eq!((channel.mode, channel.memory), (Mode::Messages, 4 * 4096));
         let machine = channel.machine.unwrap();
@@ -256,12 +256,12 @@ mod tests {
 
     #[test]
     fn b20_state_of_a_channel_to_a_machine_is_that_of_the_machine_where_that_is_worse() {
-        let state = |life, progress| channel_of(row(CallEnd::Listened, life, progress)).state;
+        let state = |life, progress| channel_of(row(ConnectionEnd::Listened, life, progress)).state;
         assert_eq!(state(Life::Paused, Progress::Up), State::Paused);
         assert_eq!(state(Life::DomainGone, Progress::Up), State::PeerGone);
         assert_eq!(state(Life::Running, Progress::Closed), State::PeerGone);
         assert_eq!(state(Life::Running, Progress::Asked), State::Opening);
-        let unknown = channel_of(row(CallEnd::Unknown, Life::Running, Progress::Up));
+        let unknown = channel_of(row(ConnectionEnd::Unknown, Life::Running, Progress::Up));
         assert_eq!(unknown.address, None, "an earlier broker knew");
     }
 

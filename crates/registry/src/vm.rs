@@ -32,7 +32,7 @@ impl Vm {
         if self.broker.is_named() || self.no_xen.get().is_some() {
             return false;
         }
-        match self.xen.are_told() {
+        match self.xen.are_published() {
             Ok(told) => told || !self.broker.is_there(),
             // There is no XenStore to open.
             Err(Error::Os { call, source, .. }) if call.starts_with("open") && source.kind() == ErrorKind::NotFound => {

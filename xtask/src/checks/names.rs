@@ -40,15 +40,38 @@ const TYPES: [(&str, &str); 28] = [
     ("Turns", "a lock"),
 ];
 
-/// No function of a crate or of its tests has such a name, nor a type or module of a crate.
+/// Words that the glossary replaced, and the word of today.
+const REPLACED: [(&str, &str); 8] = [
+    ("bell", "doorbell"),
+    ("bells", "doorbells"),
+    ("book", "state"),
+    ("calls", "connections"),
+    ("door", "socket, or what it is"),
+    ("doors", "sockets, or what they are"),
+    ("holder", "descriptor store"),
+    ("told", "what was sent"),
+];
+/// Where no name in the code has one of them any more: locals and fields as little as functions and types.
+const RENAMED: [&str; 2] = ["crates/broker/", "crates/core/control/"];
+/// Names of messages, which are those of the specification.
+const MESSAGES: [&str; 4] = ["Bell", "Call", "CallRow", "Calls"];
+/// Names of more words than this are sentences, as those of tests, and may have all words of the language.
+const WORDS_MAX: usize = 3;
+
+/// No function of a crate or of its tests has such a name, nor a type or module of a crate. Where a crate was renamed
+/// altogether, nothing has.
 pub fn check(tree: &Tree) -> Report {
     let mut report = Report::default();
     let mut named = 0;
     for (path, source) in tree.files(&[".rs"]) {
+        let is_renamed = RENAMED.iter().any(|folder| path.starts_with(folder));
         for (row, line) in code_only(source).lines().enumerate() {
+            let row = row + 1;
+            for (name, instead) in replaced(line).filter(|_| is_renamed) {
+                report.fail(format!("{path}:{row}: {name}: the glossary has another word ({instead})"));
+            }
             let Some((kind, name)) = definition(line) else { continue };
             named += 1;
-            let row = row + 1;
             if kind == "fn" && FUNCTIONS.contains(&name) {
                 report.fail(format!("{path}:{row}: fn {name}: what does it {name}? Give the verb its object"));
             }
@@ -70,6 +93,31 @@ pub fn check(tree: &Tree) -> Report {
 fn capitalised(name: &str) -> String {
     let capital = |part: &str| part[..1].to_uppercase() + &part[1..];
     name.split('_').filter(|part| part.is_ascii() && !part.is_empty()).map(capital).collect()
+}
+
+/// Names in a line of blanked code that have a word which the glossary replaced, and the word instead of it.
+fn replaced(line: &str) -> impl Iterator<Item = (&str, &'static str)> {
+    let names = line.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|name| !MESSAGES.contains(name));
+    names.filter_map(|name| {
+        let words = words_of(name);
+        let known = REPLACED.iter().find(|(old, _)| words.iter().any(|word| word == old));
+        known.filter(|_| words.len() <= WORDS_MAX).map(|(_, instead)| (name, *instead))
+    })
+}
+
+/// The words of a name, in small letters: those of `TOLD_AT`, of `told_at` and of `ToldAt` are the same.
+fn words_of(name: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    let mut was_small = false;
+    for letter in name.chars() {
+        if letter == '_' || (was_small && letter.is_uppercase()) {
+            words.push(String::new());
+        }
+        was_small = letter.is_lowercase();
+        words.last_mut().into_iter().for_each(|word| word.extend(letter.to_lowercase().filter(|it| *it != '_')));
+    }
+    words.retain(|word| !word.is_empty());
+    words
 }
 
 /// What a line of blanked code defines: the keyword and the name.
@@ -134,6 +182,30 @@ mod tests {
             "mod lines {",
         ] {
             of(source).assert_only_failure("the glossary has another word");
+        }
+    }
+
+    #[test]
+    fn canary_replaced_word_in_a_renamed_crate_fails_whatever_has_it() {
+        for source in ["fn f(told: u8) {}", "struct S { own_bell: u8 }", "use x::CALLS_MAX;", "enum E { OwnDoor }"] {
+            for path in ["crates/broker/src/lib.rs", "crates/core/control/tests/t.rs"] {
+                check(&Tree::of(&[(path, &format!("{source}\nfn found() {{}}"))]))
+                    .assert_only_failure("the glossary has another word");
+            }
+        }
+    }
+
+    #[test]
+    fn replaced_word_passes_elsewhere_in_messages_in_sentences_and_as_a_part_of_another() {
+        for (path, source) in [
+            ("crates/x/src/lib.rs", "fn f(told: u8) {}"),
+            (
+                "crates/broker/src/lib.rs",
+                "fn f() { Message::CallRow(told_apart_by_name_and_number, doorbell, recall) }",
+            ),
+            ("crates/broker/src/lib.rs", "fn f() {} // told"),
+        ] {
+            check(&Tree::of(&[(path, source)])).assert_passed();
         }
     }
 

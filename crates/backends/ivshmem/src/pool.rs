@@ -96,7 +96,7 @@ impl Pool {
         }
         let offset = self.place(wanted, port.own().len()).ok_or(Error::Limit {
             what: "the memory that the broker gave this channel",
-            remedy: "use smaller rings, or raise `slice` in the configuration of the guest's tombolod",
+            remedy: "use smaller rings, or raise `window` in the configuration of the guest's tombolod",
         })?;
         let end = offset + wanted;
         if offset < self.used {

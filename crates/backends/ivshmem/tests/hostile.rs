@@ -6,7 +6,7 @@ mod support;
 use std::{os::fd::OwnedFd, time::Duration};
 
 use support::{SLICE, World, accept};
-use tombolo_control::{Life as Told, SLICES_AT};
+use tombolo_control::{Life as Told, WINDOWS_AT};
 use tombolo_domain::{Deadline, Endpoint, Error, Liveness, Received, Rendezvous, Slot, Woken, wait_readable};
 use tombolo_mem::{OwnWord, PeerWord};
 use tombolo_testing::{
@@ -35,7 +35,7 @@ impl Victim {
     }
 
     fn write(&self, at: u64, bytes: &[u8]) {
-        assert_eq!(rustix::io::pwrite(&self.memory, bytes, SLICES_AT + at), Ok(bytes.len()));
+        assert_eq!(rustix::io::pwrite(&self.memory, bytes, WINDOWS_AT + at), Ok(bytes.len()));
     }
 
     fn word(&self, at: u64, word: u64) {
@@ -138,7 +138,7 @@ fn v6_segment_that_may_not_be_passed_is_refused_and_given_back() {
         assert_eq!(victim.clause(), Some("V-6"), "{offset:#x} {len:#x}");
         let [_, own] = victim.world.memories();
         let mut let_go = [0; 8];
-        rustix::io::pread(&own, &mut let_go[..], SLICES_AT + 0x200).unwrap();
+        rustix::io::pread(&own, &mut let_go[..], WINDOWS_AT + 0x200).unwrap();
         assert_eq!(u64::from_le_bytes(let_go), 77, "{offset:#x} {len:#x}");
     }
 }

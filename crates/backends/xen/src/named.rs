@@ -41,15 +41,15 @@ impl XenNames {
     ///
     /// # Errors
     /// Where this is no domain of Xen's, or XenStore does not answer.
-    pub fn are_told(&self) -> Result<bool> {
+    pub fn are_published(&self) -> Result<bool> {
         let core = self.0.core()?;
-        core.names().are_told(&core.store)
+        core.names().are_published(&core.store)
     }
 
     /// Where a broker told this domain something; else what to do.
     fn told(&self) -> Result<Arc<Core>> {
         let core = self.0.core()?;
-        if core.names().are_told(&core.store)? {
+        if core.names().are_published(&core.store)? {
             return Ok(core);
         }
         let why = "dom0's tombolod has told this domain no names: start it there, with this domain in the [xen] section of \

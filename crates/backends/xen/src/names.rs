@@ -175,7 +175,7 @@ impl Names {
     }
 
     /// Whether anything is told, which is looked up once; the watch tells of what changes.
-    pub(crate) fn are_told(&self, store: &Mutex<Store>) -> Result<bool> {
+    pub(crate) fn are_published(&self, store: &Mutex<Store>) -> Result<bool> {
         if !self.loaded.load(Ordering::Acquire) {
             let (mut store, _turn) = (lock(store), lock(&self.turn));
             self.load(&mut store)?;

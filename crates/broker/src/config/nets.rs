@@ -180,7 +180,7 @@ mod tests {
         let net = Net { name: name("tmb0"), machines, is_pair: true, mtu: Some(9000) };
         let [a, b] = ["a", "b"].map(|own| messages(std::slice::from_ref(&net), &name(own)));
         let mapped = |last| std::net::Ipv4Addr::new(10, 9, 0, last).to_ipv6_mapped().octets();
-        let told = |peer: &str, role, own, theirs| Message::Net {
+        let row = |peer: &str, role, own, theirs| Message::Net {
             at: 1,
             interface: name("tmb0"),
             peer: name(peer),
@@ -191,8 +191,8 @@ mod tests {
             prefix: 120,
             theirs: mapped(theirs),
         };
-        assert_eq!(a, [told("b", NetRole::Listen, 1, 2)]);
-        assert_eq!(b, [told("a", NetRole::Connect, 2, 1)]);
+        assert_eq!(a, [row("b", NetRole::Listen, 1, 2)]);
+        assert_eq!(b, [row("a", NetRole::Connect, 2, 1)]);
         assert_eq!(messages(&[net], &name("c")), []);
     }
 
@@ -201,8 +201,8 @@ mod tests {
         let machines = ["a", "b", "c"].map(|it| (name(it), None)).into();
         let net = Net { name: name("lan"), machines, is_pair: false, mtu: None };
         let all = ["a", "b", "c"].map(|own| messages(std::slice::from_ref(&net), &name(own)));
-        let shown = all.map(|told| {
-            let shown = told.into_iter().map(|it| match it {
+        let shown = all.map(|rows| {
+            let shown = rows.into_iter().map(|it| match it {
                 Message::Net { at, interface, service, role, .. } => format!("{at} {interface} {service} {role:?}"),
                 other => panic!("{other:?}"),
             });

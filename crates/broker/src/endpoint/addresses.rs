@@ -77,7 +77,7 @@ pub fn addresses_of(process: u32) -> Vec<[u8; 16]> {
     let v6 = read("if_inet6").map(|text| v6_of(&text)).unwrap_or_default();
     let mut all: Vec<_> = v4.into_iter().map(|it| it.to_ipv6_mapped().octets()).collect();
     all.extend(v6.into_iter().map(|it| it.octets()));
-    all.retain(is_told);
+    all.retain(is_published);
     all.sort_unstable();
     all.dedup();
     all.truncate(ADDRESSES_MAX);
@@ -93,7 +93,7 @@ pub fn namespace_of(process: u32) -> Option<u64> {
 
 /// Whether an address means the same to a peer: those that each kernel has (loopback, link-local) do not (B-22).
 #[must_use]
-pub fn is_told(address: &[u8; 16]) -> bool {
+pub fn is_published(address: &[u8; 16]) -> bool {
     match Ipv6Addr::from(*address).to_canonical() {
         IpAddr::V4(v4) => {
             !v4.is_loopback() && !v4.is_link_local() && !v4.is_unspecified() && !v4.is_multicast() && !v4.is_broadcast()
@@ -135,22 +135,24 @@ mod tests {
         assert_eq!(v4_of(trie), ["10.9.0.2", "127.0.0.1"].map(|it| it.parse::<Ipv4Addr>().unwrap()));
         let inet6 = "00000000000000000000000000000001 01 80 10 80       lo\nfd000000000000000000000000000002 02 40 00 80     eth0\n";
         assert_eq!(v6_of(inet6), ["::1", "fd00::2"].map(|it| it.parse::<Ipv6Addr>().unwrap()));
-        let told = |text: &str| {
+        let published = |text: &str| {
             let address: IpAddr = text.parse().unwrap();
             let v6 = match address {
                 IpAddr::V4(v4) => v4.to_ipv6_mapped(),
                 IpAddr::V6(v6) => v6,
             };
-            is_told(&v6.octets())
+            is_published(&v6.octets())
         };
-        assert!(["10.9.0.2", "192.0.2.1", "fd00::2", "2001:db8::1"].into_iter().all(told));
-        assert!(!["127.0.0.1", "169.254.0.1", "0.0.0.0", "224.0.0.1", "::1", "fe80::1", "::"].into_iter().any(told));
+        assert!(["10.9.0.2", "192.0.2.1", "fd00::2", "2001:db8::1"].into_iter().all(published));
+        assert!(
+            !["127.0.0.1", "169.254.0.1", "0.0.0.0", "224.0.0.1", "::1", "fe80::1", "::"].into_iter().any(published)
+        );
     }
 
     #[test]
     fn b22_own_addresses_are_in_order_and_few() {
         let own = own_addresses();
-        assert!(own.is_sorted() && own.len() <= ADDRESSES_MAX && own.iter().all(is_told));
+        assert!(own.is_sorted() && own.len() <= ADDRESSES_MAX && own.iter().all(is_published));
         let watch = AddressWatch::new().unwrap();
         watch.drain();
         assert!(!tombolo_os::poll::polls_as(watch.fd(), rustix::event::PollFlags::IN));

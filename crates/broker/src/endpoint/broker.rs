@@ -69,15 +69,15 @@ const FINDING_SERVICES: &str = "sockets-";
 pub struct Settings {
     /// Identifies this boot: the same for as long as this kernel runs (B-6).
     pub boot: [u8; 16],
-    /// Bytes of a slice, a multiple of 4096.
-    pub slice: u64,
+    /// Bytes of a window, a multiple of 4096.
+    pub window: u64,
 }
 
 /// Who has something to say.
 #[derive(Clone, Copy, Debug)]
 enum Source {
     Stop,
-    Door,
+    NewProgram,
     /// The addresses of this kernel may have changed.
     Addresses,
     /// The host's broker rang.
@@ -86,11 +86,11 @@ enum Source {
     Peer(u32),
     /// Interrupts of a link had to be held back.
     Alarm(u32),
-    /// Slices went, or a device came; [`Broker::reconcile`] looks.
+    /// Windows went, or a device came; [`Broker::reconcile`] looks.
     Devices,
     Program(u64),
-    /// Of which link, in which generation, which call.
-    Call(u32, u32, u32),
+    /// Of which link, in which generation, which connection.
+    Connection(u32, u32, u32),
 }
 
 /// The broker of a machine.
@@ -102,7 +102,7 @@ pub struct Broker<D: Devices> {
     /// Domains by their numbers, this one's among them (B-19).
     numbers: BTreeMap<u16, Name>,
     devices: D,
-    door: ProgramSocket,
+    program_socket: ProgramSocket,
     host: Host,
     links: BTreeMap<u32, Link<D::Region>>,
     /// Links that were replaced and are not let go yet.
@@ -126,23 +126,23 @@ pub struct Broker<D: Devices> {
 }
 
 impl<D: Devices> Broker<D> {
-    /// Begins, to serve programs at `door`.
+    /// Begins, to serve programs at `program_socket`.
     ///
     /// # Errors
     /// The devices cannot be reached.
-    pub fn begin(settings: Settings, mut devices: D, door: impl Into<ProgramSocket>) -> io::Result<Self> {
+    pub fn begin(settings: Settings, mut devices: D, program_socket: impl Into<ProgramSocket>) -> io::Result<Self> {
         let host = Host::begin(random()?, settings.boot, devices.host())?;
         devices.host().notify();
         let (links, old, programs) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
         let numbers = BTreeMap::new();
-        let (name, door, looks, number, shut) = (None, door.into(), VecDeque::new(), 0, None);
+        let (name, program_socket, looks, number, shut) = (None, program_socket.into(), VecDeque::new(), 0, None);
         let (usage_later, is_hostless) = (false, false);
         Ok(Self {
             settings,
             name,
             numbers,
             devices,
-            door,
+            program_socket,
             host,
             links,
             old,
@@ -199,7 +199,7 @@ impl<D: Devices> Broker<D> {
         }
     }
 
-    /// Ends for good what programs have: they hear that each of their calls is over, and no later broker takes one up.
+    /// Ends for good what programs have: they hear that each of their connections is over, and no later broker takes one up.
     pub fn dismiss(mut self) {
         for link in self.links.values_mut().chain(&mut self.old) {
             link.dismiss(&mut self.programs);
@@ -232,11 +232,11 @@ impl<D: Devices> Broker<D> {
         let shut =
             self.shut.map(|until| until.saturating_duration_since(Instant::now())).filter(|left| !left.is_zero());
         if shut.is_none() {
-            fds.push((Source::Door, self.door.fd()));
+            fds.push((Source::NewProgram, self.program_socket.fd()));
         }
         for link in self.links.values().chain(&self.old) {
-            let LinkNews { link: number, generation, .. } = link.told;
-            let who = |serial: &u32| Source::Call(number, generation, *serial);
+            let LinkNews { link: number, generation, .. } = link.news;
+            let who = |serial: &u32| Source::Connection(number, generation, *serial);
             fds.extend(link.sockets.iter().map(|(serial, socket)| (who(serial), socket.as_fd())));
             if let Some((region, _)) = link.memory.as_ref().filter(|_| !link.departing.is_empty()) {
                 fds.extend(region.departures().map(|fd| (Source::Devices, fd)));
@@ -296,7 +296,7 @@ impl<D: Devices> Broker<D> {
                     self.host.storm(number);
                 }
             }
-            Source::Door => self.let_in(),
+            Source::NewProgram => self.admit_program(),
             Source::Program(id) => {
                 for _ in 0..TURN {
                     match self.hear_program(id) {
@@ -309,11 +309,11 @@ impl<D: Devices> Broker<D> {
                     }
                 }
             }
-            Source::Call(link, generation, serial) => {
+            Source::Connection(link, generation, serial) => {
                 let links = self.links.values_mut().chain(&mut self.old);
                 links
-                    .filter(|it| it.told.link == link && it.told.generation == generation)
-                    .for_each(|link| link.hear_call(serial));
+                    .filter(|it| it.news.link == link && it.news.generation == generation)
+                    .for_each(|link| link.read_connection_socket(serial));
             }
         }
     }
@@ -331,16 +331,16 @@ impl<D: Devices> Broker<D> {
         }
         let (now, mut later, mut said_left) = (Instant::now(), false, false);
         for link in self.links.values().filter(|link| link.memory.is_some() && !link.leaving) {
-            let (calls, used) = link.usage();
-            later |= self.host.usage(link.told.link, link.told.generation, calls, used, now);
+            let (connections, used) = link.usage();
+            later |= self.host.usage(link.news.link, link.news.generation, connections, used, now);
         }
-        if let Some(addresses) = self.whereabouts.told() {
+        if let Some(addresses) = self.whereabouts.published() {
             later |= self.host.send_addresses(addresses);
         }
         self.usage_later = later;
         for link in self.links.values_mut() {
             if link::take_drained(link) {
-                self.host.left(link.told.link, link.told.generation);
+                self.host.left(link.news.link, link.news.generation);
                 said_left = true;
             }
         }
@@ -348,7 +348,7 @@ impl<D: Devices> Broker<D> {
         let mut keep = |link: &Link<D::Region>| {
             let gone = link.leaving && link.sockets.is_empty() && link.departing.is_empty();
             if gone && !link.is_orphan {
-                host.released(link.told.link, link.told.generation);
+                host.released(link.news.link, link.news.generation);
                 said = true;
             }
             !gone
@@ -369,17 +369,17 @@ impl<D: Devices> Broker<D> {
                     self.numbers.insert(number, name);
                 }
             }
-            News::Link(told) => {
-                let same = |it: &&mut Link<_>| it.told.generation == told.generation && !it.leaving;
-                if let Some(link) = self.links.get_mut(&told.link).filter(same) {
+            News::Link(news) => {
+                let same = |it: &&mut Link<_>| it.news.generation == news.generation && !it.leaving;
+                if let Some(link) = self.links.get_mut(&news.link).filter(same) {
                     if let Some((region, _)) = &mut link.memory {
-                        region.set_bell(told.bell);
+                        region.set_doorbell(news.doorbell);
                     }
-                    link.told = told;
+                    link.news = news;
                     link.draining.stop();
                     return;
                 }
-                if let Some(mut old) = self.links.insert(told.link, Link::new(told, self.settings.slice)) {
+                if let Some(mut old) = self.links.insert(news.link, Link::new(news, self.settings.window)) {
                     old.leave(&mut self.programs);
                     self.old.push(old);
                 }
@@ -388,45 +388,45 @@ impl<D: Devices> Broker<D> {
             News::Addresses(number, addresses) => self.finding.learn(number, addresses),
             News::Unlink(number, generation) => {
                 self.finding.forget_link(number);
-                if let Some(link) = self.links.get_mut(&number).filter(|link| link.told.generation == generation) {
+                if let Some(link) = self.links.get_mut(&number).filter(|link| link.news.generation == generation) {
                     link.leave(&mut self.programs);
                 }
             }
             News::Leave(number, generation, wait) => {
-                if let Some(link) = self.links.get_mut(&number).filter(|link| link.told.generation == generation) {
+                if let Some(link) = self.links.get_mut(&number).filter(|link| link.news.generation == generation) {
                     link::drain(link, wait, &mut self.programs);
                 }
             }
             News::Life(number, life) => {
                 if let Some(link) = self.links.get_mut(&number) {
-                    link.told.life = life;
+                    link.news.life = life;
                     link.tell_life();
                     if life == Life::DomainGone {
                         link.fail_waiting(&mut self.programs, "its machine is gone");
                     }
                 }
             }
-            News::Bell(number, bell) => {
+            News::Doorbell(number, doorbell) => {
                 if let Some(link) = self.links.get_mut(&number) {
-                    link.told.bell = bell;
+                    link.news.doorbell = doorbell;
                     if let Some((region, _)) = &mut link.memory {
-                        region.set_bell(bell);
+                        region.set_doorbell(doorbell);
                     }
                 }
             }
         }
     }
 
-    /// Opens the memory of a link as soon as it is there, with the calls that an earlier broker left (B-16).
+    /// Opens the memory of a link as soon as it is there, with the connections that an earlier broker left (B-16).
     fn open(&mut self, number: u32) {
         let Some(link) = self.links.get_mut(&number).filter(|link| link.memory.is_none() && !link.leaving) else {
             return;
         };
         // The host says who is who before it tells of links (B-6).
         let Some(own) = self.name.clone() else { return };
-        let begun = self.devices.open(&link.told).and_then(|mut region| {
+        let begun = self.devices.open(&link.news).and_then(|mut region| {
             let (held, sockets) = (region.held()?, region.sockets());
-            let peer = link.told.peer.clone();
+            let peer = link.news.peer.clone();
             let peer = Peer::begin(random()?, own, peer, self.settings.boot, region.pages())?;
             region.pages().notify();
             Ok((region, peer, held, sockets))
@@ -438,7 +438,7 @@ impl<D: Devices> Broker<D> {
                 link.tell_life();
                 let alone = held.iter().map(|made| made.serial).filter(|serial| !link.sockets.contains_key(serial));
                 link.departing.extend(alone);
-                held.into_iter().for_each(|made| link.calls.restore(made));
+                held.into_iter().for_each(|made| link.connections.restore(made));
                 link.memory = Some((region, peer));
                 link.make_ahead();
             }
@@ -458,15 +458,15 @@ impl<D: Devices> Broker<D> {
         link.tell_programs(programs) | more
     }
 
-    fn let_in(&mut self) {
+    fn admit_program(&mut self) {
         self.shut = None;
         if discard::is_crowded() {
             self.shut = Some(Instant::now() + SHUT);
             return;
         }
-        let program = match self.door.next().and_then(Program::new) {
+        let program = match self.program_socket.next().and_then(Program::new) {
             Ok(program) => program,
-            Err(error) => return self.not_let_in(&error),
+            Err(error) => return self.postpone_admission(&error),
         };
         let mine = |it: &Program| it.user == program.user;
         let own = self.programs.values().filter(|it| mine(it)).count() + discard::waiting_of(program.user);
@@ -481,8 +481,8 @@ impl<D: Devices> Broker<D> {
         self.programs.insert(self.number, program);
     }
 
-    /// For want of descriptors: who waits at the door stays there, and would be looked for without end.
-    fn not_let_in(&mut self, error: &io::Error) {
+    /// For want of descriptors: who waits at the socket stays there, and would be looked for without end.
+    fn postpone_admission(&mut self, error: &io::Error) {
         let short = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS];
         if short.iter().any(|it| error.raw_os_error() == Some(it.raw_os_error())) {
             self.shut = Some(Instant::now() + SHUT);
@@ -563,10 +563,10 @@ impl<D: Devices> Broker<D> {
                 }
             }
             (ProgramState::Greeted | ProgramState::Idle, Message::Connect { peer, service, .. }) => {
-                let called = self.call(id, &peer, service);
+                let connected = self.connect_program(id, &peer, service);
                 let Some(program) = self.programs.get_mut(&id) else { return Ok(()) };
-                match called {
-                    Ok(()) => program.doing = ProgramState::Calling,
+                match connected {
+                    Ok(()) => program.doing = ProgramState::Connecting,
                     Err(no) => program.refuse(no),
                 }
                 Ok(())
@@ -605,23 +605,23 @@ impl<D: Devices> Broker<D> {
     }
 
     /// Asks the peer for a connection (B-14).
-    fn call(&mut self, id: u64, peer: &Name, service: Name) -> Result<(), Refusal> {
+    fn connect_program(&mut self, id: u64, peer: &Name, service: Name) -> Result<(), Refusal> {
         let no = |code, why: String| Err(Refusal(code, why));
         let Some(program) = self.programs.get(&id) else { return Ok(()) };
-        let Some(link) = self.links.values_mut().find(|link| link.told.peer == *peer && !link.leaving) else {
+        let Some(link) = self.links.values_mut().find(|link| link.news.peer == *peer && !link.leaving) else {
             return no(code::NOT_FOUND, format!("there is no link with {peer}"));
         };
         if link.draining.is_on() {
             return no(code::NOT_FOUND, format!("the link with {peer} is being taken away"));
         }
-        if !link.told.allows(Way::Out, &service) {
+        if !link.news.allows(Way::Out, &service) {
             return no(code::DENIED, format!("no rule of the host lets this machine connect to {peer}/{service}"));
         }
-        if link.told.life == Life::DomainGone {
+        if link.news.life == Life::DomainGone {
             return no(code::NOT_FOUND, format!("the machine {peer} is gone"));
         }
         if !link.memory.as_ref().is_some_and(|(_, broker)| broker.is_there()) {
-            let paused = if link.told.life == Life::Paused { " (its machine is paused)" } else { "" };
+            let paused = if link.news.life == Life::Paused { " (its machine is paused)" } else { "" };
             return no(
                 code::NOT_FOUND,
                 format!(
@@ -630,7 +630,7 @@ impl<D: Devices> Broker<D> {
                 ),
             );
         }
-        link.call(id, program, service)
+        link.request_connection(id, program, service)
     }
 }
 
@@ -652,7 +652,7 @@ fn converse<D: Devices>(
         let (heard, ring, more) = match peer.turn(region.pages()) {
             Ok(turned) => turned,
             Err(error) => {
-                let peer = &link.told.peer;
+                let peer = &link.news.peer;
                 tracing::error!(stranger = peer.as_str(), "the link with {peer} cannot be reached: {error}");
                 link.leave(programs);
                 return true;

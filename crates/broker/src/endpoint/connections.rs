@@ -6,30 +6,30 @@
 
 use std::collections::BTreeMap;
 
-use tombolo_control::{CALL_CHANNELS, CHANNELS, SLICES_AT, channel_is_sound, code, slice_is_sound};
+use tombolo_control::{CHANNELS, CONNECTION_CHANNELS, WINDOWS_AT, channel_is_sound, code, window_is_sound};
 
-/// Most calls of a link: channel 0 is the brokers'.
-pub(crate) const CALLS_MAX: u16 = (CHANNELS - 1) / CALL_CHANNELS;
+/// Most connections of a link: channel 0 is the brokers'.
+pub(crate) const CONNECTIONS_MAX: u16 = (CHANNELS - 1) / CONNECTION_CHANNELS;
 
-/// Most calls that programs of one user have on a link: some are left for the others.
-const CALLS_OF_ONE: usize = 3 * CALLS_MAX as usize / 4;
+/// Most connections that programs of one user have on a link: some are left for the others.
+const CONNECTIONS_OF_ONE: usize = 3 * CONNECTIONS_MAX as usize / 4;
 
 /// In whole pages.
 const PAGE: u64 = 4096;
 /// A connection gets one part in so many of what is left of the region (V-8).
 const SHARE: u64 = 8;
 /// The least that a connection gets: room for a mailbox and a segment with a ring of 64 KiB (V-8).
-const SLICE_MIN: u64 = 72 << 10;
+const WINDOW_MIN: u64 = 72 << 10;
 
 /// A range of a region: offset and bytes.
 pub type Range = (u64, u64);
 
-/// What was agreed of a call.
+/// What was agreed of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Agreement {
     /// Its number on this link (B-14).
     pub serial: u32,
-    /// This end's slice of its own region.
+    /// This end's window of its own region.
     pub own: Range,
     /// The peer's of its region; empty until it said so.
     pub theirs: Range,
@@ -37,14 +37,14 @@ pub struct Agreement {
     pub channel: u16,
 }
 
-/// How far a call is.
+/// How far a connection is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stage {
     /// Connect was sent.
     Asked,
     /// Connect was sent, and the program does not wait.
     GivenUp,
-    /// The peer refused, or forgot that it was asked. The program may have its slice still.
+    /// The peer refused, or forgot that it was asked. The program may have its window still.
     Refused,
     /// Both sides agreed.
     Up,
@@ -65,7 +65,7 @@ pub enum ResumeAction {
     ClosedThere,
     /// It is over on both sides.
     Ended,
-    /// This side does not know it: its state is to be closed in its slice, if that is known, and Close to be said.
+    /// This side does not know it: its state is to be closed in its window, if that is known, and Close to be said.
     Lost(Agreement),
 }
 
@@ -77,104 +77,106 @@ fn no<T>(code: u16, why: impl Into<String>) -> Result<T, Refusal> {
     Err(Refusal(code, why.into()))
 }
 
-/// The calls of one link.
+/// The connections of one link.
 #[derive(Debug)]
 pub struct Connections {
     /// Which side of the link this is, 0 or 1 (B-14).
     side: u8,
     region: u64,
-    slice: u64,
+    window: u64,
     serial: u32,
-    calls: BTreeMap<u32, (Agreement, Stage)>,
-    /// Whose programs have which. Of a call that an earlier broker left it is not known.
+    connections: BTreeMap<u32, (Agreement, Stage)>,
+    /// Whose programs have which. Of a connection that an earlier broker left it is not known.
     users: BTreeMap<u32, u32>,
 }
 
 impl Connections {
-    /// None yet. `side` is the host's word; slices are of `slice` bytes at most, a multiple of 4096.
+    /// None yet. `side` is the host's word; windows are of `window` bytes at most, a multiple of 4096.
     #[must_use]
-    pub fn new(side: u8, region: u64, slice: u64) -> Self {
+    pub fn new(side: u8, region: u64, window: u64) -> Self {
         let serial = if side == 0 { 1 } else { 2 };
-        Self { side, region, slice, serial, calls: BTreeMap::new(), users: BTreeMap::new() }
+        Self { side, region, window, serial, connections: BTreeMap::new(), users: BTreeMap::new() }
     }
 
-    /// A call and how far it is.
+    /// A connection and how far it is.
     #[must_use]
     pub fn get(&self, serial: u32) -> Option<(Agreement, Stage)> {
-        self.calls.get(&serial).copied()
+        self.connections.get(&serial).copied()
     }
 
     /// All of them.
     pub fn iter(&self) -> impl Iterator<Item = (Agreement, Stage)> {
-        self.calls.values().copied()
+        self.connections.values().copied()
     }
 
     /// Restores a connection that programs had when an earlier broker ended, as far as its windows tell (B-16).
     pub fn restore(&mut self, made: Agreement) {
-        self.calls.insert(made.serial, (made, Stage::Up));
+        self.connections.insert(made.serial, (made, Stage::Up));
     }
 
-    /// Whether programs of `user` may have one more call.
+    /// Whether programs of `user` may have one more connection.
     ///
     /// # Errors
     /// They have as many as one user may.
     pub fn room_for(&mut self, user: u32) -> Result<(), Refusal> {
-        self.users.retain(|serial, _| self.calls.contains_key(serial));
+        self.users.retain(|serial, _| self.connections.contains_key(serial));
         match self.users.values().filter(|it| **it == user).count() {
-            CALLS_OF_ONE.. => no(code::QUOTA, format!("user {user} has {CALLS_OF_ONE} calls on this link: close some")),
+            CONNECTIONS_OF_ONE.. => {
+                no(code::QUOTA, format!("user {user} has {CONNECTIONS_OF_ONE} connections on this link: close some"))
+            }
             _ => Ok(()),
         }
     }
 
-    /// A call is of a program of `user`.
+    /// A connection is of a program of `user`.
     pub fn belongs(&mut self, serial: u32, user: u32) {
         self.users.insert(serial, user);
     }
 
-    /// A program calls: what to ask the peer for.
+    /// A program connects: what to ask the peer for.
     ///
     /// # Errors
     /// Something is used up.
     pub fn ask(&mut self) -> Result<Agreement, Refusal> {
         let channel = self.free_channel()?;
         let own = self.free_range()?;
-        while self.calls.contains_key(&self.serial) {
+        while self.connections.contains_key(&self.serial) {
             self.serial = self.serial.wrapping_add(2).max(if self.side == 0 { 1 } else { 2 });
         }
         let made = Agreement { serial: self.serial, own, theirs: (0, 0), channel };
-        self.calls.insert(self.serial, (made, Stage::Asked));
+        self.connections.insert(self.serial, (made, Stage::Asked));
         self.serial = self.serial.wrapping_add(2).max(if self.side == 0 { 1 } else { 2 });
         Ok(made)
     }
 
-    /// The peer asks for a call, with its slice and the first of its event channels.
+    /// The peer asks for a connection, with its window and the first of its event channels.
     ///
     /// # Errors
     /// It may not have that, or something is used up.
     pub fn asked(&mut self, serial: u32, theirs: Range, channel: u16) -> Result<Agreement, Refusal> {
-        if (serial % 2 == 1) == (self.side == 0) || serial == 0 || self.calls.contains_key(&serial) {
+        if (serial % 2 == 1) == (self.side == 0) || serial == 0 || self.connections.contains_key(&serial) {
             return no(code::MALFORMED, format!("serial {serial} is not the caller's to use (B-14)"));
         }
         self.check_theirs(theirs)?;
         if !channel_is_sound(channel) {
             return no(code::MALFORMED, format!("event channel {channel} (B-14)"));
         }
-        if self.calls.values().any(|(made, _)| made.channel == channel) {
-            return no(code::QUOTA, format!("event channel {channel} is taken: the link has too many calls"));
+        if self.connections.values().any(|(made, _)| made.channel == channel) {
+            return no(code::QUOTA, format!("event channel {channel} is taken: the link has too many connections"));
         }
         let made = Agreement { serial, own: self.free_range()?, theirs, channel };
-        self.calls.insert(serial, (made, Stage::Up));
+        self.connections.insert(serial, (made, Stage::Up));
         Ok(made)
     }
 
-    /// The peer accepted. What was agreed; none if the program does not wait: then the call is to be ended.
+    /// The peer accepted. What was agreed; none if the program does not wait: then the connection is to be ended.
     ///
     /// # Errors
     /// It was not asked, or says what cannot be.
     pub fn accepted(&mut self, serial: u32, theirs: Range) -> Result<Option<Agreement>, Refusal> {
         self.check_theirs(theirs)?;
-        let Some((made, stage @ (Stage::Asked | Stage::GivenUp))) = self.calls.get_mut(&serial) else {
-            return no(code::MALFORMED, format!("call {serial} was not asked for (B-14)"));
+        let Some((made, stage @ (Stage::Asked | Stage::GivenUp))) = self.connections.get_mut(&serial) else {
+            return no(code::MALFORMED, format!("connection {serial} was not asked for (B-14)"));
         };
         made.theirs = theirs;
         let agreed = (*stage == Stage::Asked).then_some(*made);
@@ -182,28 +184,28 @@ impl Connections {
         Ok(agreed)
     }
 
-    /// The peer refused; whether anybody waits for that. The call is to be closed once no program has its slice.
+    /// The peer refused; whether anybody waits for that. The connection is to be closed once no program has its window.
     ///
     /// # Errors
     /// It was not asked.
     pub fn refused(&mut self, serial: u32) -> Result<bool, Refusal> {
-        match self.calls.get_mut(&serial) {
+        match self.connections.get_mut(&serial) {
             Some((_, stage @ (Stage::Asked | Stage::GivenUp))) => {
                 Ok(std::mem::replace(stage, Stage::Refused) == Stage::Asked)
             }
-            _ => no(code::MALFORMED, format!("call {serial} was not asked for (B-14)")),
+            _ => no(code::MALFORMED, format!("connection {serial} was not asked for (B-14)")),
         }
     }
 
-    /// This side is done with a call; whether Close is to be said.
+    /// This side is done with a connection; whether Close is to be said.
     pub fn close(&mut self, serial: u32) -> bool {
-        let Some((_, stage)) = self.calls.get_mut(&serial) else { return false };
+        let Some((_, stage)) = self.connections.get_mut(&serial) else { return false };
         match *stage {
             Stage::Up => *stage = Stage::ClosedHere,
-            Stage::ClosedThere => drop(self.calls.remove(&serial)),
-            // Close is said to an Accept: a peer that refuses knows of no call.
+            Stage::ClosedThere => drop(self.connections.remove(&serial)),
+            // Close is said to an Accept: a peer that refuses knows of no connection.
             Stage::Refused => {
-                self.calls.remove(&serial);
+                self.connections.remove(&serial);
                 return false;
             }
             Stage::Asked => {
@@ -215,26 +217,26 @@ impl Connections {
         true
     }
 
-    /// The call does not come about, and the peer was not told that it does.
+    /// The connection does not come about, and the peer was not told that it does.
     pub fn forget(&mut self, serial: u32) {
-        self.calls.remove(&serial);
+        self.connections.remove(&serial);
     }
 
-    /// The peer is done with a call; what there was of it until then, if a program still has it.
+    /// The peer is done with a connection; what there was of it until then, if a program still has it.
     ///
     /// # Errors
     /// There is none.
     pub fn closed(&mut self, serial: u32) -> Result<Option<Agreement>, Refusal> {
-        match self.calls.get_mut(&serial) {
+        match self.connections.get_mut(&serial) {
             Some((_, Stage::ClosedHere)) => {
-                self.calls.remove(&serial);
+                self.connections.remove(&serial);
                 Ok(None)
             }
             Some((made, stage @ Stage::Up)) => {
                 *stage = Stage::ClosedThere;
                 Ok(Some(*made))
             }
-            _ => no(code::MALFORMED, format!("call {serial} is not there to close (B-14)")),
+            _ => no(code::MALFORMED, format!("connection {serial} is not there to close (B-14)")),
         }
     }
 
@@ -242,7 +244,7 @@ impl Connections {
     /// were asked for: they are refused now.
     pub fn forgotten(&mut self) -> Vec<u32> {
         let mut refused = Vec::new();
-        for (serial, (_, stage)) in &mut self.calls {
+        for (serial, (_, stage)) in &mut self.connections {
             match *stage {
                 Stage::Asked | Stage::GivenUp => {
                     *stage = Stage::Refused;
@@ -260,47 +262,47 @@ impl Connections {
     ///
     /// # Errors
     /// The peer's statement contradicts this side's record.
-    pub fn resumed(&mut self, told: Agreement, is_over: bool) -> Result<ResumeAction, Refusal> {
-        let serial = told.serial;
-        let others = self.calls.values().filter(|(made, _)| made.serial != serial);
+    pub fn resumed(&mut self, claim: Agreement, is_over: bool) -> Result<ResumeAction, Refusal> {
+        let serial = claim.serial;
+        let others = self.connections.values().filter(|(made, _)| made.serial != serial);
         let clash = |a: Range, b: Range| a.1 != 0 && b.1 != 0 && a.0 < b.0.saturating_add(b.1) && b.0 < a.0 + a.1;
-        let bad = |range: Range| range.1 != 0 && !slice_is_sound(self.region, range.0, range.1);
+        let bad = |range: Range| range.1 != 0 && !window_is_sound(self.region, range.0, range.1);
         let taken = others.into_iter().any(|(made, _)| {
-            clash(made.own, told.own)
-                || clash(made.theirs, told.theirs)
-                || (made.channel == told.channel && told.channel != 0)
+            clash(made.own, claim.own)
+                || clash(made.theirs, claim.theirs)
+                || (made.channel == claim.channel && claim.channel != 0)
         });
-        if serial == 0 || taken || bad(told.own) || bad(told.theirs) {
-            return no(code::MALFORMED, format!("there cannot be a call {serial} with these slices (B-18)"));
+        if serial == 0 || taken || bad(claim.own) || bad(claim.theirs) {
+            return no(code::MALFORMED, format!("there cannot be a connection {serial} with these windows (B-18)"));
         }
-        if told.channel != 0 && !channel_is_sound(told.channel) {
-            return no(code::MALFORMED, format!("event channel {} (B-18)", told.channel));
+        if claim.channel != 0 && !channel_is_sound(claim.channel) {
+            return no(code::MALFORMED, format!("event channel {} (B-18)", claim.channel));
         }
-        let Some((made, stage)) = self.calls.get_mut(&serial) else {
-            if self.calls.len() >= usize::from(CALLS_MAX) {
-                return no(code::MALFORMED, "there cannot be so many calls (B-18)");
+        let Some((made, stage)) = self.connections.get_mut(&serial) else {
+            if self.connections.len() >= usize::from(CONNECTIONS_MAX) {
+                return no(code::MALFORMED, "there cannot be so many connections (B-18)");
             }
             if !is_over {
-                self.calls.insert(serial, (told, Stage::ClosedHere));
+                self.connections.insert(serial, (claim, Stage::ClosedHere));
             }
-            return Ok(ResumeAction::Lost(told));
+            return Ok(ResumeAction::Lost(claim));
         };
-        let agree = |known: Range, told: Range| known.1 == 0 || told.1 == 0 || known == told;
-        let same_channel = made.channel == 0 || told.channel == 0 || made.channel == told.channel;
-        if !agree(made.own, told.own) || !agree(made.theirs, told.theirs) || !same_channel {
-            return no(code::MALFORMED, format!("call {serial} is another one (B-18)"));
+        let agree = |known: Range, claim: Range| known.1 == 0 || claim.1 == 0 || known == claim;
+        let same_channel = made.channel == 0 || claim.channel == 0 || made.channel == claim.channel;
+        if !agree(made.own, claim.own) || !agree(made.theirs, claim.theirs) || !same_channel {
+            return no(code::MALFORMED, format!("connection {serial} is another one (B-18)"));
         }
         let unknown = made.theirs.1 == 0;
-        let known = |known: Range, told: Range| if known.1 == 0 { told } else { known };
-        (made.own, made.theirs) = (known(made.own, told.own), known(made.theirs, told.theirs));
-        made.channel = made.channel.max(told.channel);
+        let known = |known: Range, claim: Range| if known.1 == 0 { claim } else { known };
+        (made.own, made.theirs) = (known(made.own, claim.own), known(made.theirs, claim.theirs));
+        made.channel = made.channel.max(claim.channel);
         match (*stage, is_over) {
             (Stage::Up, true) => {
                 *stage = Stage::ClosedThere;
                 Ok(ResumeAction::ClosedThere)
             }
             (Stage::ClosedHere, true) => {
-                self.calls.remove(&serial);
+                self.connections.remove(&serial);
                 Ok(ResumeAction::Ended)
             }
             // It was accepted after all, which was not heard here.
@@ -308,7 +310,9 @@ impl Connections {
                 *stage = if over { Stage::ClosedThere } else { Stage::Up };
                 Ok(ResumeAction::AsItWas)
             }
-            (Stage::Asked | Stage::GivenUp, _) => no(code::MALFORMED, format!("call {serial} is not agreed (B-18)")),
+            (Stage::Asked | Stage::GivenUp, _) => {
+                no(code::MALFORMED, format!("connection {serial} is not agreed (B-18)"))
+            }
             (Stage::Up, false) if unknown => Ok(ResumeAction::Agreed(*made)),
             _ => Ok(ResumeAction::AsItWas),
         }
@@ -316,24 +320,25 @@ impl Connections {
 
     fn check_theirs(&self, theirs: Range) -> Result<(), Refusal> {
         let overlaps = |(at, len): Range| at < theirs.0.saturating_add(theirs.1) && theirs.0 < at + len;
-        if !slice_is_sound(self.region, theirs.0, theirs.1) {
-            return no(code::MALFORMED, format!("slice of {:#x} bytes at {:#x} (B-14)", theirs.1, theirs.0));
+        if !window_is_sound(self.region, theirs.0, theirs.1) {
+            return no(code::MALFORMED, format!("window of {:#x} bytes at {:#x} (B-14)", theirs.1, theirs.0));
         }
-        if self.calls.values().any(|(made, _)| made.theirs.1 != 0 && overlaps(made.theirs)) {
-            return no(code::MALFORMED, format!("slice at {:#x} is that of another call (B-14)", theirs.0));
+        if self.connections.values().any(|(made, _)| made.theirs.1 != 0 && overlaps(made.theirs)) {
+            return no(code::MALFORMED, format!("window at {:#x} is that of another connection (B-14)", theirs.0));
         }
         Ok(())
     }
 
     fn free_channel(&self) -> Result<u16, Refusal> {
         let free = |number: &u16| {
-            let channel = 1 + number * CALL_CHANNELS;
-            self.calls.values().all(|(made, _)| made.channel != channel)
+            let channel = 1 + number * CONNECTION_CHANNELS;
+            self.connections.values().all(|(made, _)| made.channel != channel)
         };
-        let number = if self.side == 0 { (0..CALLS_MAX).find(free) } else { (0..CALLS_MAX).rev().find(free) };
+        let number =
+            if self.side == 0 { (0..CONNECTIONS_MAX).find(free) } else { (0..CONNECTIONS_MAX).rev().find(free) };
         match number {
-            Some(number) => Ok(1 + number * CALL_CHANNELS),
-            None => no(code::QUOTA, format!("the link has {CALLS_MAX} calls, the most there can be")),
+            Some(number) => Ok(1 + number * CONNECTION_CHANNELS),
+            None => no(code::QUOTA, format!("the link has {CONNECTIONS_MAX} connections, the most there can be")),
         }
     }
 
@@ -342,25 +347,27 @@ impl Connections {
         let mut taken: Vec<Range> = self.iter().map(|(made, _)| made.own).filter(|own| own.1 != 0).collect();
         taken.sort_unstable();
         taken.push((self.region, 0));
-        let mut from = SLICES_AT;
+        let mut from = WINDOWS_AT;
         let mut gaps = Vec::new();
         for (at, len) in taken {
             gaps.push((from, at.saturating_sub(from)));
             from = at + len;
         }
         let left: u64 = gaps.iter().map(|gap| gap.1).sum();
-        let least = self.slice.min(SLICE_MIN);
-        let len = ((left / SHARE) & !(PAGE - 1)).clamp(least, self.slice);
-        // Where what is left is in pieces, a small slice is better than none.
+        let least = self.window.min(WINDOW_MIN);
+        let len = ((left / SHARE) & !(PAGE - 1)).clamp(least, self.window);
+        // Where what is left is in pieces, a small window is better than none.
         for len in [len, least] {
             if let Some((at, _)) = gaps.iter().find(|gap| gap.1 >= len) {
                 return Ok((*at, len));
             }
         }
-        let (region, count) = (self.region, self.calls.len());
+        let (region, count) = (self.region, self.connections.len());
         no(
             code::QUOTA,
-            format!("{region} bytes of the link are used up by {count} calls: make it larger, or `slice` smaller"),
+            format!(
+                "{region} bytes of the link are used up by {count} connections: make it larger, or `window` smaller"
+            ),
         )
     }
 }
@@ -370,10 +377,10 @@ mod tests {
     use super::*;
 
     const REGION: u64 = 1 << 20;
-    const SLICE: u64 = 64 << 10;
+    const WINDOW: u64 = 64 << 10;
 
     fn pair() -> [Connections; 2] {
-        [Connections::new(0, REGION, SLICE), Connections::new(1, REGION, SLICE)]
+        [Connections::new(0, REGION, WINDOW), Connections::new(1, REGION, WINDOW)]
     }
 
     fn agree(from: &mut Connections, to: &mut Connections) -> Agreement {
@@ -383,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn b14_ends_that_call_each_other_at_once_choose_different_numbers() {
+    fn b14_ends_that_connection_each_other_at_once_choose_different_numbers() {
         let [mut a, mut b] = pair();
         let (from_a, from_b) = (a.ask().unwrap(), b.ask().unwrap());
         assert!(from_a.serial != from_b.serial && from_a.channel != from_b.channel);
@@ -392,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn b14_slice_is_used_again_once_both_sides_closed() {
+    fn b14_window_is_used_again_once_both_sides_closed() {
         let [mut a, mut b] = pair();
         let first = agree(&mut a, &mut b);
         assert!(a.close(first.serial));
@@ -408,26 +415,26 @@ mod tests {
 
     /// What is left is shared out, so that nobody who comes early leaves nothing to those who come later.
     #[test]
-    fn v8_link_of_the_default_size_holds_more_than_25_calls_the_first_with_much_memory() {
-        let (region, slice) = (16 << 20, 2 << 20);
-        let [mut a, mut b] = [Connections::new(0, region, slice), Connections::new(1, region, slice)];
-        let mut calls = Vec::new();
+    fn v8_link_of_the_default_size_holds_more_than_25_connections_the_first_with_much_memory() {
+        let (region, window) = (16 << 20, 2 << 20);
+        let [mut a, mut b] = [Connections::new(0, region, window), Connections::new(1, region, window)];
+        let mut connections = Vec::new();
         while let Ok(asked) = a.ask() {
             let answer = b.asked(asked.serial, asked.own, asked.channel).unwrap();
-            calls.push(a.accepted(asked.serial, answer.own).unwrap().unwrap());
+            connections.push(a.accepted(asked.serial, answer.own).unwrap().unwrap());
         }
-        assert_eq!(calls.len(), 33);
-        assert_eq!([0, 5, 32].map(|call| calls[call].own.1), [2044 << 10, 1048 << 10, 72 << 10]);
+        assert_eq!(connections.len(), 33);
+        assert_eq!([0, 5, 32].map(|connection| connections[connection].own.1), [2044 << 10, 1048 << 10, 72 << 10]);
         let Refusal(code, why) = a.ask().unwrap_err();
-        assert!(code == code::QUOTA && why.contains("used up by 33 calls"), "{why}");
+        assert!(code == code::QUOTA && why.contains("used up by 33 connections"), "{why}");
         // Where there is no gap of an eighth, the next one gets what there is for sure.
-        for made in calls.into_iter().step_by(2).skip(1) {
+        for made in connections.into_iter().step_by(2).skip(1) {
             assert!(a.close(made.serial));
             assert!(b.closed(made.serial).unwrap().is_some() && b.close(made.serial));
             a.closed(made.serial).unwrap();
         }
         while let Ok(asked) = a.ask() {
-            assert!(slice_is_sound(region, asked.own.0, asked.own.1), "{asked:?}");
+            assert!(window_is_sound(region, asked.own.0, asked.own.1), "{asked:?}");
             let answer = b.asked(asked.serial, asked.own, asked.channel).unwrap();
             a.accepted(asked.serial, answer.own).unwrap();
         }
@@ -438,12 +445,12 @@ mod tests {
     fn b14_what_the_peer_may_not_say_is_refused() {
         let [mut a, mut b] = pair();
         let up = agree(&mut b, &mut a);
-        let sound = (SLICES_AT + 8 * SLICE, SLICE);
+        let sound = (WINDOWS_AT + 8 * WINDOW, WINDOW);
         for (serial, theirs, channel) in [
             (0, sound, 4),
             (3, sound, 4),
             (up.serial, sound, 4),
-            (4, (0, SLICE), 4),
+            (4, (0, WINDOW), 4),
             (4, (sound.0, 0), 4),
             (4, (sound.0, REGION), 4),
             (4, (u64::MAX - 4095, 8192), 4),
@@ -459,8 +466,8 @@ mod tests {
         assert!(a.asked(4, sound, 4).is_ok());
         let asked = a.ask().unwrap();
         assert!(a.accepted(asked.serial, (0, 1)).is_err());
-        assert!(a.accepted(asked.serial, sound).is_err(), "it is another call's");
-        assert!(a.accepted(9, (SLICES_AT + 12 * SLICE, SLICE)).is_err());
+        assert!(a.accepted(asked.serial, sound).is_err(), "it is another connection's");
+        assert!(a.accepted(9, (WINDOWS_AT + 12 * WINDOW, WINDOW)).is_err());
         for serial in [9, asked.serial] {
             assert!(a.closed(serial).is_err(), "{serial}");
         }
@@ -468,14 +475,14 @@ mod tests {
     }
 
     #[test]
-    fn b17_calls_are_bounded_by_memory_and_by_event_channels() {
+    fn b17_connections_are_bounded_by_memory_and_by_event_channels() {
         let [mut a, mut b] = pair();
         for _ in 0..15 {
             agree(&mut a, &mut b);
         }
         assert_eq!(a.ask().unwrap_err().0, code::QUOTA);
         let (mut a, mut b) = (Connections::new(0, 1 << 30, 4096), Connections::new(1, 1 << 30, 4096));
-        for turn in 0..CALLS_MAX {
+        for turn in 0..CONNECTIONS_MAX {
             if turn % 2 == 0 {
                 agree(&mut a, &mut b)
             } else {
@@ -486,44 +493,44 @@ mod tests {
     }
 
     #[test]
-    fn b14_one_user_cannot_take_all_calls_of_a_link() {
-        let mut calls = Connections::new(0, 1 << 30, 4096);
-        let ask = |calls: &mut Connections, user| -> Result<u32, Refusal> {
-            calls.room_for(user)?;
-            let serial = calls.ask()?.serial;
-            calls.belongs(serial, user);
+    fn b14_one_user_cannot_take_all_connections_of_a_link() {
+        let mut connections = Connections::new(0, 1 << 30, 4096);
+        let ask = |connections: &mut Connections, user| -> Result<u32, Refusal> {
+            connections.room_for(user)?;
+            let serial = connections.ask()?.serial;
+            connections.belongs(serial, user);
             Ok(serial)
         };
-        let greedy: Vec<u32> = std::iter::from_fn(|| ask(&mut calls, 1000).ok()).collect();
-        assert_eq!(greedy.len(), CALLS_OF_ONE);
-        assert_eq!(ask(&mut calls, 1000).unwrap_err().0, code::QUOTA);
-        assert!(ask(&mut calls, 1001).is_ok() && ask(&mut calls, 0).is_ok());
-        calls.forget(greedy[0]);
-        assert!(ask(&mut calls, 1000).is_ok());
+        let greedy: Vec<u32> = std::iter::from_fn(|| ask(&mut connections, 1000).ok()).collect();
+        assert_eq!(greedy.len(), CONNECTIONS_OF_ONE);
+        assert_eq!(ask(&mut connections, 1000).unwrap_err().0, code::QUOTA);
+        assert!(ask(&mut connections, 1001).is_ok() && ask(&mut connections, 0).is_ok());
+        connections.forget(greedy[0]);
+        assert!(ask(&mut connections, 1000).is_ok());
     }
 
     #[test]
-    fn b18_call_that_was_accepted_unheard_ends_with_its_program() {
+    fn b18_connection_that_was_accepted_unheard_ends_with_its_program() {
         for over in [false, true] {
-            let (mut calls, theirs) = (Connections::new(0, REGION, SLICE), (SLICES_AT, SLICE));
-            let asked = calls.ask().unwrap();
-            assert_eq!(calls.forgotten(), [asked.serial]);
-            assert_ne!(calls.ask().unwrap().own, asked.own, "its program may have it still");
-            let told = Agreement { theirs, ..asked };
-            assert_eq!(calls.resumed(told, over), Ok(ResumeAction::AsItWas));
-            assert!(calls.close(asked.serial), "Close is said: the peer has it");
-            assert_eq!(calls.get(asked.serial).is_some(), !over);
+            let (mut connections, theirs) = (Connections::new(0, REGION, WINDOW), (WINDOWS_AT, WINDOW));
+            let asked = connections.ask().unwrap();
+            assert_eq!(connections.forgotten(), [asked.serial]);
+            assert_ne!(connections.ask().unwrap().own, asked.own, "its program may have it still");
+            let claim = Agreement { theirs, ..asked };
+            assert_eq!(connections.resumed(claim, over), Ok(ResumeAction::AsItWas));
+            assert!(connections.close(asked.serial), "Close is said: the peer has it");
+            assert_eq!(connections.get(asked.serial).is_some(), !over);
         }
-        // A broker that begins has a call of which its own slice alone is known, and learns the rest.
-        let mut calls = Connections::new(0, REGION, SLICE);
-        let whole = Agreement { serial: 1, own: (SLICES_AT, SLICE), theirs: (SLICES_AT, SLICE), channel: 1 };
-        calls.restore(Agreement { theirs: (0, 0), ..whole });
-        assert_eq!(calls.resumed(whole, false), Ok(ResumeAction::Agreed(whole)));
-        assert_eq!(calls.resumed(whole, false), Ok(ResumeAction::AsItWas));
+        // A broker that begins has a connection of which its own window alone is known, and learns the rest.
+        let mut connections = Connections::new(0, REGION, WINDOW);
+        let whole = Agreement { serial: 1, own: (WINDOWS_AT, WINDOW), theirs: (WINDOWS_AT, WINDOW), channel: 1 };
+        connections.restore(Agreement { theirs: (0, 0), ..whole });
+        assert_eq!(connections.resumed(whole, false), Ok(ResumeAction::Agreed(whole)));
+        assert_eq!(connections.resumed(whole, false), Ok(ResumeAction::AsItWas));
     }
 
     #[test]
-    fn b14_call_given_up_before_its_answer_ends_with_it() {
+    fn b14_connection_given_up_before_its_answer_ends_with_it() {
         let [mut a, mut b] = pair();
         let asked = a.ask().unwrap();
         assert!(!a.close(asked.serial));

@@ -49,7 +49,7 @@ pub trait Devices {
     /// # Errors
     /// `NotFound`, `PermissionDenied` and `ResourceBusy` while its devices are not there, not ours or not free yet; what
     /// the system says.
-    fn open(&mut self, told: &LinkNews) -> io::Result<Self::Region>;
+    fn open(&mut self, news: &LinkNews) -> io::Result<Self::Region>;
 }
 
 /// Which of a link's two regions.
@@ -73,7 +73,7 @@ pub trait Region {
     fn fd(&self) -> BorrowedFd<'_>;
 
     /// The number by which the peer is rung is another one now.
-    fn set_bell(&mut self, bell: u16);
+    fn set_doorbell(&mut self, doorbell: u16);
 
     /// Makes `len` bytes of the own part from `offset` on zero.
     ///
@@ -81,16 +81,16 @@ pub trait Region {
     /// The memory cannot be reached.
     fn clear(&mut self, offset: u64, len: u64) -> io::Result<()>;
 
-    /// The same for a call that is over, while nobody waits: where it costs little to be done twice.
+    /// The same for a connection that is over, while nobody waits: where it costs little to be done twice.
     fn clear_ahead(&mut self, _offset: u64, _len: u64) {}
 
-    /// What a program gets of its own side of a call, in the order of V-2, without the socket.
+    /// What a program gets of its own side of a connection, in the order of V-2, without the socket.
     ///
     /// # Errors
     /// What the system says.
     fn own(&mut self, made: &Agreement) -> io::Result<Vec<OwnedFd>>;
 
-    /// The peer's slice.
+    /// The peer's window.
     ///
     /// # Errors
     /// What the system says.
@@ -105,12 +105,12 @@ pub trait Region {
         Ok(())
     }
 
-    /// Sockets of calls that an earlier broker left, by serial. Asked for once.
+    /// Sockets of connections that an earlier broker left, by serial. Asked for once.
     fn sockets(&mut self) -> BTreeMap<u32, OwnedFd> {
         BTreeMap::new()
     }
 
-    /// The calls of which programs have slices, as far as the slices say: what is not known is 0.
+    /// The connections of which programs have windows, as far as the windows say: what is not known is 0.
     ///
     /// # Errors
     /// What the system says.

@@ -15,9 +15,9 @@ use crate::endpoint::program;
 pub(crate) struct Draining {
     /// What programs are told, and whether the host was told that all have left.
     state: Option<(Message, bool)>,
-    /// Calls of programs that understand it.
+    /// Connections of programs that understand it.
     hear: BTreeSet<u32>,
-    /// Calls of which they were told to leave them, and which they have ended since.
+    /// Connections of which they were told to leave them, and which they have ended since.
     left: BTreeSet<u32>,
 }
 
@@ -37,24 +37,24 @@ impl Draining {
         self.left.clear();
     }
 
-    /// The program of a call understands it.
+    /// The program of a connection understands it.
     pub(crate) fn admit(&mut self, serial: u32) {
         self.hear.insert(serial);
     }
 
-    /// The program of a call has ended it.
+    /// The program of a connection has ended it.
     pub(crate) fn forget(&mut self, serial: u32) {
         if self.hear.remove(&serial) && self.is_on() {
             self.left.insert(serial);
         }
     }
 
-    /// Whether a call's program was told and has ended it: it looks at that memory no more, though it may have it mapped.
+    /// Whether a connection's program was told and has ended it: it looks at that memory no more, though it may have it mapped.
     pub(crate) fn has_left(&self, serial: u32) -> bool {
         self.left.contains(&serial)
     }
 
-    /// Tells the program of a call, if there is something to tell and it understands that.
+    /// Tells the program of a connection, if there is something to tell and it understands that.
     pub(crate) fn tell_leave(&self, serial: u32, socket: &OwnedFd) {
         if let Some((leave, _)) = self.state.as_ref().filter(|_| self.hear.contains(&serial)) {
             // One that has gone is heard of by its socket.

@@ -149,12 +149,12 @@ impl Finding {
                 return true;
             }
             Inquiry::Found(serial, service) => {
-                if let Some(pending) = self.answered(serial, link.told.link) {
-                    answer_program(&pending, Message::Found { peer: link.told.peer.clone(), service }, programs);
+                if let Some(pending) = self.answered(serial, link.news.link) {
+                    answer_program(&pending, Message::Found { peer: link.news.peer.clone(), service }, programs);
                 }
             }
             Inquiry::Nobody(serial) => {
-                let number = link.told.link;
+                let number = link.news.link;
                 let last = self
                     .pending
                     .iter_mut()
@@ -172,7 +172,7 @@ impl Finding {
     fn claimant<R: Region>(&self, key: u32, link: &Link<R>, programs: &BTreeMap<u64, Program>) -> Option<Name> {
         let program = programs.get(&(*self.claims.get(&key)?)?)?;
         let ProgramState::Listening(service) = &program.doing else { return None };
-        let may = link.told.allows(Way::In, service) && !link.draining.is_on();
+        let may = link.news.allows(Way::In, service) && !link.draining.is_on();
         may.then(|| service.clone())
     }
 

@@ -41,7 +41,7 @@ pub struct LinkNews {
     /// Which side of the link this one is (B-14).
     pub side: u8,
     /// The number of the peer's doorbell (B-8).
-    pub bell: u16,
+    pub doorbell: u16,
     /// Vectors of the peer's device.
     pub vectors: u16,
     /// What the rules allow (B-13).
@@ -82,7 +82,7 @@ pub enum News {
     /// A peer fares otherwise.
     Life(u32, Life),
     /// A peer is rung otherwise.
-    Bell(u32, u16),
+    Doorbell(u32, u16),
     /// A peer may be reached at these addresses (B-22).
     Addresses(u32, Vec<[u8; 16]>),
     /// These are the interfaces that this domain is to have: each a [`Message::Net`] (B-28).
@@ -103,7 +103,7 @@ pub struct Host {
     finds: bool,
     addresses: Option<Vec<[u8; 16]>>,
     links: BTreeMap<u32, LinkNews>,
-    /// What was said of links: generation, calls, bytes, and when.
+    /// What was said of links: generation, connections, bytes, and when.
     usage: BTreeMap<u32, (u32, u16, u64, Instant)>,
     /// A link whose rules are still to come, and how many.
     half: Option<(LinkNews, u16)>,
@@ -159,7 +159,7 @@ impl Host {
                     });
                 }
                 Some(Event::Said(said)) => match self.understand(said.message) {
-                    Some(told) => news.extend(told),
+                    Some(more) => news.extend(more),
                     None => self.session.spoil(),
                 },
                 Some(Event::Broke(fault)) => tracing::warn!("the host's broker: {fault}"),
@@ -186,17 +186,17 @@ impl Host {
 
     /// Reports how many connections and bytes are in use on an open link, when that changed and now and then (B-7).
     /// True if it is still to be said.
-    pub fn usage(&mut self, link: u32, generation: u32, calls: u16, used: u64, now: Instant) -> bool {
+    pub fn usage(&mut self, link: u32, generation: u32, connections: u16, used: u64, now: Instant) -> bool {
         let known = self.usage.get(&link).filter(|known| known.0 == generation);
-        if known.is_some_and(|known| (known.1, known.2) == (calls, used)) {
+        if known.is_some_and(|known| (known.1, known.2) == (connections, used)) {
             return false;
         }
         let due = known.is_none_or(|known| now.duration_since(known.3) >= USAGE_AGAIN);
         if !due || !self.named || self.session.room() < QUEUE_MAX {
             return true;
         }
-        self.usage.insert(link, (generation, calls, used, now));
-        self.send_message(Message::Usage { link, generation, calls, used });
+        self.usage.insert(link, (generation, connections, used, now));
+        self.send_message(Message::Usage { link, generation, connections, used });
         true
     }
 
@@ -233,11 +233,11 @@ impl Host {
             return matches!(message, Message::Net { .. }).then(|| self.complete_nets(nets, message, left));
         }
         match (self.half.take(), message) {
-            (Some((mut told, left)), Message::Allow { link, way, service }) if link == told.link => {
-                told.rules.push((way, service));
-                Some(self.complete(told, left - 1))
+            (Some((mut news, left)), Message::Allow { link, way, service }) if link == news.link => {
+                news.rules.push((way, service));
+                Some(self.complete(news, left - 1))
             }
-            (None, Message::Link { link, generation, peer, own, theirs, size, bell, vectors, side, allows }) => {
+            (None, Message::Link { link, generation, peer, own, theirs, size, doorbell, vectors, side, allows }) => {
                 let room = self.links.contains_key(&link) || self.links.len() < LINKS_MAX;
                 if allows > RULES_MAX
                     || !room
@@ -248,7 +248,7 @@ impl Host {
                 }
                 let (rules, life) = (Vec::new(), self.links.get(&link).map_or(Life::Unknown, |old| old.life));
                 Some(self.complete(
-                    LinkNews { link, generation, peer, own, theirs, size, side, bell, vectors, rules, life },
+                    LinkNews { link, generation, peer, own, theirs, size, side, doorbell, vectors, rules, life },
                     allows,
                 ))
             }
@@ -258,19 +258,19 @@ impl Host {
                 Some(Some(News::Unlink(link, generation)))
             }
             (None, Message::Leave { link, generation, wait }) => {
-                let told = self.links.get(&link).filter(|told| told.generation == generation);
-                Some(told.map(|_| News::Leave(link, generation, wait)))
+                let news = self.links.get(&link).filter(|news| news.generation == generation);
+                Some(news.map(|_| News::Leave(link, generation, wait)))
             }
             (None, Message::Life { link, generation, life }) => {
-                let told = self.links.get_mut(&link).filter(|told| told.generation == generation);
-                Some(told.map(|told| {
-                    told.life = life;
+                let news = self.links.get_mut(&link).filter(|news| news.generation == generation);
+                Some(news.map(|news| {
+                    news.life = life;
                     News::Life(link, life)
                 }))
             }
-            (None, Message::Bell { link, bell }) => Some(self.links.get_mut(&link).map(|told| {
-                told.bell = bell;
-                News::Bell(link, bell)
+            (None, Message::Bell { link, doorbell }) => Some(self.links.get_mut(&link).map(|news| {
+                news.doorbell = doorbell;
+                News::Doorbell(link, doorbell)
             })),
             (None, Message::Addresses { link, addresses }) => {
                 Some(self.links.contains_key(&link).then_some(News::Addresses(link, addresses)))
@@ -319,12 +319,12 @@ impl Host {
     }
 
     /// Completes a link once all its rules have come: both take effect together (B-7).
-    fn complete(&mut self, told: LinkNews, left: u16) -> Option<News> {
+    fn complete(&mut self, news: LinkNews, left: u16) -> Option<News> {
         if left != 0 {
-            self.half = Some((told, left));
+            self.half = Some((news, left));
             return None;
         }
-        self.links.insert(told.link, told.clone());
-        Some(News::Link(told))
+        self.links.insert(news.link, news.clone());
+        Some(News::Link(news))
     }
 }

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tombolo_control::{CallEnd, Life, Message, NOBODY, Name, Way, code};
+use tombolo_control::{ConnectionEnd, Life, Message, NOBODY, Name, Way, code};
 use tracing::Span;
 
 use crate::{
@@ -28,28 +28,28 @@ use crate::{
 /// The host is not told more often that a peer rings without end.
 const STORM_AGAIN: Duration = Duration::from_secs(1);
 
-/// A call of which its program is still to hear: that which asked for it, or that which listens.
+/// A connection of which its program is still to hear: that which asked for it, or that which listens.
 #[derive(Debug)]
 struct Fresh {
     serial: u32,
     program: u64,
-    /// As what it is told of it.
-    told_as: u32,
+    /// The serial of the request that this answers.
+    request_serial: u32,
     service: Name,
 }
 
-/// A link and the calls on it.
+/// A link and the connections on it.
 #[derive(Debug)]
 pub(crate) struct Link<R> {
-    pub told: LinkNews,
+    pub news: LinkNews,
     /// Names it in the log.
     pub span: Span,
     /// None until the devices are there.
     pub memory: Option<(R, Peer)>,
-    pub calls: Connections,
-    /// This side's end of each program's call socket.
+    pub connections: Connections,
+    /// This side's end of each program's connection socket.
     pub sockets: BTreeMap<u32, OwnedFd>,
-    /// Calls whose program closed the socket, or had one of an earlier broker, and may have the slices still.
+    /// Connections whose program closed the socket, or had one of an earlier broker, and may have the windows still.
     pub departing: BTreeSet<u32>,
     /// Those whose peer is told, and whose program is not.
     fresh: Vec<Fresh>,
@@ -69,22 +69,22 @@ pub(crate) struct Link<R> {
     spare: Option<(OwnedFd, OwnedFd)>,
     /// That its memory cannot be opened yet was said.
     complained: bool,
-    /// That a call could not be given to its program was said.
+    /// That a connection could not be given to its program was said.
     failed: bool,
 }
 
 impl<R: Region> Link<R> {
-    /// A link that the host told of; slices on it are of `slice` bytes.
-    pub(crate) fn new(told: LinkNews, slice: u64) -> Self {
-        let calls = Connections::new(told.side, told.size, slice);
+    /// A link that the host told of; windows on it are of `window` bytes.
+    pub(crate) fn new(news: LinkNews, window: u64) -> Self {
+        let connections = Connections::new(news.side, news.size, window);
         // Of the highest level, so that it is there whatever is written.
-        let (number, generation, peer) = (told.link, told.generation, told.peer.as_str());
+        let (number, generation, peer) = (news.link, news.generation, news.peer.as_str());
         let span = tracing::error_span!("link", number, generation, peer);
         Self {
-            told,
+            news,
             span,
             memory: None,
-            calls,
+            connections,
             sockets: BTreeMap::new(),
             departing: BTreeSet::new(),
             fresh: Vec::new(),
@@ -100,16 +100,16 @@ impl<R: Region> Link<R> {
         }
     }
 
-    /// Calls, and bytes of this end's region that they have.
+    /// Connections, and bytes of this end's region that they have.
     pub(crate) fn usage(&self) -> (u16, u64) {
-        let calls = self.calls.iter().filter(|(_, stage)| *stage != Stage::Refused);
-        calls.fold((0, 0), |(calls, used), (made, _)| (calls + 1, used + made.own.1))
+        let connections = self.connections.iter().filter(|(_, stage)| *stage != Stage::Refused);
+        connections.fold((0, 0), |(connections, used), (made, _)| (connections + 1, used + made.own.1))
     }
 
-    /// Makes ahead what the next call will want, while nobody waits for it.
+    /// Makes ahead what the next connection will want, while nobody waits for it.
     pub(crate) fn make_ahead(&mut self) {
         if self.spare.is_none() && !self.leaving && !self.draining.is_on() {
-            self.spare = program::call_socket().ok();
+            self.spare = program::connection_socket().ok();
         }
     }
 
@@ -134,49 +134,49 @@ impl<R: Region> Link<R> {
             // The broker of programs answers these itself.
             PeerRequest::Hello | PeerRequest::Inquire(_) => {}
             PeerRequest::Began => {
-                for serial in self.calls.forgotten() {
+                for serial in self.connections.forgotten() {
                     self.refuse(serial, Refusal(code::NOT_FOUND, "its broker began anew".into()), programs);
                 }
-                let known = self.calls.iter().filter(|(_, stage)| *stage != Stage::Refused);
-                let calls: Vec<_> = known.map(|(made, stage)| (made, stage == Stage::ClosedHere)).collect();
+                let known = self.connections.iter().filter(|(_, stage)| *stage != Stage::Refused);
+                let connections: Vec<_> = known.map(|(made, stage)| (made, stage == Stage::ClosedHere)).collect();
                 if let Some((_, peer)) = &mut self.memory {
-                    peer.recount(&calls);
+                    peer.recount(&connections);
                 }
             }
-            PeerRequest::Call(told, is_over) => match self.calls.resumed(told, is_over)? {
+            PeerRequest::Recount(claim, is_over) => match self.connections.resumed(claim, is_over)? {
                 ResumeAction::AsItWas | ResumeAction::Ended => {}
                 ResumeAction::Agreed(made) => self.agree(&made),
-                ResumeAction::ClosedThere => self.tell_close(told.serial),
+                ResumeAction::ClosedThere => self.tell_close(claim.serial),
                 ResumeAction::Lost(made) => {
                     if let Some((region, _)) = &mut self.memory {
                         region.bequeath(&made);
                     }
-                    say_close(self, told.serial);
+                    say_close(self, claim.serial);
                 }
             },
             PeerRequest::Connect(serial, service, theirs, channel) => {
-                let answer = self.called(serial, service, theirs, channel, programs);
+                let answer = self.accept_connection(serial, service, theirs, channel, programs);
                 let Some((_, peer)) = &mut self.memory else { return Ok(()) };
                 match answer {
                     Ok(made) => peer.accept(&made),
                     Err(no) => peer.refuse(serial, no),
                 };
             }
-            PeerRequest::Accept(serial, theirs) => match self.calls.accepted(serial, theirs)? {
+            PeerRequest::Accept(serial, theirs) => match self.connections.accepted(serial, theirs)? {
                 Some(made) => self.agree(&made),
                 None => self.end_unless_out(serial),
             },
             PeerRequest::Refuse(0, ..) => {}
             PeerRequest::Refuse(serial, code, reason) => {
-                if self.calls.refused(serial)? {
+                if self.connections.refused(serial)? {
                     self.refuse(serial, Refusal(code, reason.as_str().into()), programs);
                 } else {
                     self.end_unless_out(serial);
                 }
             }
             PeerRequest::Close(serial) => {
-                let before = self.calls.get(serial);
-                if self.calls.closed(serial)?.is_some() {
+                let before = self.connections.get(serial);
+                if self.connections.closed(serial)?.is_some() {
                     self.tell_close(serial);
                 } else if let Some((made, _)) = before {
                     self.clean(&made);
@@ -187,7 +187,7 @@ impl<R: Region> Link<R> {
     }
 
     /// Answers a program of the peer that connects to a service of this machine (B-14).
-    fn called(
+    fn accept_connection(
         &mut self,
         serial: u32,
         service: Name,
@@ -195,8 +195,8 @@ impl<R: Region> Link<R> {
         channel: u16,
         programs: &BTreeMap<u64, Program>,
     ) -> Result<Agreement, Refusal> {
-        if !self.told.allows(Way::In, &service) {
-            return Err(Refusal(code::DENIED, format!("no rule lets {} connect to {service}", self.told.peer)));
+        if !self.news.allows(Way::In, &service) {
+            return Err(Refusal(code::DENIED, format!("no rule lets {} connect to {service}", self.news.peer)));
         }
         if self.draining.is_on() {
             return Err(Refusal(code::NOT_FOUND, "the link is being taken away".into()));
@@ -206,45 +206,48 @@ impl<R: Region> Link<R> {
         let Some((id, program)) = programs.iter().find(|(_, program)| listens(program)) else {
             return Err(Refusal(code::NOT_FOUND, format!("nobody listens at {service}")));
         };
-        self.calls.room_for(program.user)?;
-        let made = self.calls.asked(serial, theirs, channel)?;
-        let about = About::new(&self.span, serial, service.clone(), CallEnd::Listened, program);
-        self.begin(made, Fresh { serial, program: *id, told_as: serial, service }, program.user)?;
+        self.connections.room_for(program.user)?;
+        let made = self.connections.asked(serial, theirs, channel)?;
+        let about = About::new(&self.span, serial, service.clone(), ConnectionEnd::Listened, program);
+        self.begin(made, Fresh { serial, program: *id, request_serial: serial, service }, program.user)?;
         self.about.insert(serial, about);
         Ok(made)
     }
 
     /// Begins a connection for a program of `user`, and queues the question to the peer (B-14).
-    pub(crate) fn call(&mut self, id: u64, program: &Program, service: Name) -> Result<(), Refusal> {
-        self.calls.room_for(program.user)?;
-        let made = self.calls.ask()?;
-        let fresh = Fresh { serial: made.serial, program: id, told_as: program.asked, service: service.clone() };
+    pub(crate) fn request_connection(&mut self, id: u64, program: &Program, service: Name) -> Result<(), Refusal> {
+        self.connections.room_for(program.user)?;
+        let made = self.connections.ask()?;
+        let fresh = Fresh { serial: made.serial, program: id, request_serial: program.asked, service: service.clone() };
         self.begin(made, fresh, program.user)?;
-        self.about.insert(made.serial, About::new(&self.span, made.serial, service.clone(), CallEnd::Called, program));
+        self.about.insert(
+            made.serial,
+            About::new(&self.span, made.serial, service.clone(), ConnectionEnd::Connected, program),
+        );
         if let Some((_, peer)) = &mut self.memory {
             peer.connect(&made, service);
         }
         Ok(())
     }
 
-    /// Clears the memory of a new call.
+    /// Clears the memory of a new connection.
     fn begin(&mut self, made: Agreement, fresh: Fresh, user: u32) -> Result<Agreement, Refusal> {
-        self.about.retain(|serial, _| self.calls.get(*serial).is_some());
+        self.about.retain(|serial, _| self.connections.get(*serial).is_some());
         let cleared = match &mut self.memory {
             Some((region, _)) => region.clear(made.own.0, made.own.1),
             None => Err(io::ErrorKind::NotFound.into()),
         };
         if let Err(error) = cleared {
-            self.calls.forget(made.serial);
+            self.connections.forget(made.serial);
             return Err(Refusal(code::FAILED, format!("the link's memory cannot be reached: {error}")));
         }
-        self.calls.belongs(made.serial, user);
+        self.connections.belongs(made.serial, user);
         self.fresh.push(fresh);
         Ok(made)
     }
 
-    /// Tells programs of the calls that they asked for, and of those that were accepted for them, after the peer was told: it
-    /// need not wait for what is made for them, and for what they do about it. A call that cannot be told is over. True if
+    /// Tells programs of the connections that they asked for, and of those that were accepted for them, after the peer was told: it
+    /// need not wait for what is made for them, and for what they do about it. A connection that cannot be told is over. True if
     /// the peer is to hear of one.
     pub(crate) fn tell_programs(&mut self, programs: &mut BTreeMap<u64, Program>) -> bool {
         let mut over = false;
@@ -255,16 +258,16 @@ impl<R: Region> Link<R> {
                 continue;
             };
             let left = [io::ErrorKind::NotFound, io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset];
-            // Once: the peer may call as often as it likes.
+            // Once: the peer may connect as often as it likes.
             if !left.contains(&error.kind()) && !std::mem::replace(&mut self.failed, true) {
                 tracing::error!(
-                    stranger = self.told.peer.as_str(),
-                    "a call between here and {} cannot be given to its program: {error}",
-                    self.told.peer
+                    stranger = self.news.peer.as_str(),
+                    "a connection between here and {} cannot be given to its program: {error}",
+                    self.news.peer
                 );
             }
-            if let Some(caller) = programs.get_mut(&fresh.program).filter(|it| it.doing == ProgramState::Calling) {
-                caller.refuse(Refusal(code::FAILED, format!("slices cannot be made: {error}")));
+            if let Some(caller) = programs.get_mut(&fresh.program).filter(|it| it.doing == ProgramState::Connecting) {
+                caller.refuse(Refusal(code::FAILED, format!("windows cannot be made: {error}")));
             }
             self.finish(fresh.serial);
             over = true;
@@ -278,8 +281,8 @@ impl<R: Region> Link<R> {
         let gone = || io::Error::from(io::ErrorKind::NotFound);
         let program = programs.get_mut(&fresh.program).ok_or_else(gone)?;
         let (region, _) = self.memory.as_mut().ok_or_else(gone)?;
-        let (made, stage) = self.calls.get(fresh.serial).ok_or_else(gone)?;
-        let (ours, socket) = self.spare.take().map_or_else(program::call_socket, Ok)?;
+        let (made, stage) = self.connections.get(fresh.serial).ok_or_else(gone)?;
+        let (ours, socket) = self.spare.take().map_or_else(program::connection_socket, Ok)?;
         let own = region.own(&made)?;
         region.store_connection(&made, ours.as_fd())?;
         if matches!(stage, Stage::Up | Stage::ClosedThere) {
@@ -289,13 +292,13 @@ impl<R: Region> Link<R> {
             program::send(ours.as_fd(), 0, Message::Close {}, &[])?;
         }
         let descriptors: Vec<_> = [&socket].into_iter().chain(&own).map(AsFd::as_fd).collect();
-        program.state(fresh.told_as, (self.told.peer.clone(), fresh.service.clone()), &made, &descriptors)?;
-        if program.doing == ProgramState::Calling {
+        program.state(fresh.request_serial, (self.news.peer.clone(), fresh.service.clone()), &made, &descriptors)?;
+        if program.doing == ProgramState::Connecting {
             program.rest();
         }
         // A program assumes that its peer runs, so Running need not be told (V-7).
-        if !matches!(self.told.life, Life::Unknown | Life::Running) {
-            self.told.send_life(&ours);
+        if !matches!(self.news.life, Life::Unknown | Life::Running) {
+            self.news.send_life(&ours);
         }
         if program.hears_leave {
             self.draining.admit(made.serial);
@@ -320,13 +323,13 @@ impl<R: Region> Link<R> {
             .and_then(|()| region.theirs(made))
             .and_then(|theirs| program::accept(socket, made.theirs, &theirs));
         if let Err(error) = given {
-            let reason = format!("slices cannot be made: {error}").into();
+            let reason = format!("windows cannot be made: {error}").into();
             // One that has gone is heard of by its socket.
             let _ = program::send(socket.as_fd(), 0, Message::Refuse { code: code::FAILED, reason }, &[]);
         }
     }
 
-    /// Tells the program that waits for a call that it does not get it.
+    /// Tells the program that waits for a connection that it does not get it.
     fn refuse(&mut self, serial: u32, Refusal(code, why): Refusal, programs: &mut BTreeMap<u64, Program>) {
         if let Some(socket) = self.sockets.get(&serial) {
             let _ = program::send(socket.as_fd(), 0, Message::Refuse { code, reason: why.into() }, &[]);
@@ -334,14 +337,14 @@ impl<R: Region> Link<R> {
         }
         if let Some(at) = self.fresh.iter().position(|fresh| fresh.serial == serial) {
             let caller = programs.get_mut(&self.fresh.remove(at).program);
-            if let Some(caller) = caller.filter(|it| it.doing == ProgramState::Calling) {
+            if let Some(caller) = caller.filter(|it| it.doing == ProgramState::Connecting) {
                 caller.refuse(Refusal(code, why));
             }
         }
         self.end_unless_out(serial);
     }
 
-    /// Ends a call that nobody wants, unless a program may have its slices: then it ends with these.
+    /// Ends a connection that nobody wants, unless a program may have its windows: then it ends with these.
     fn end_unless_out(&mut self, serial: u32) {
         if !self.sockets.contains_key(&serial) && !self.departing.contains(&serial) {
             self.finish(serial);
@@ -350,22 +353,22 @@ impl<R: Region> Link<R> {
 
     /// Tells all who wait for an answer of the peer that none will come.
     pub(crate) fn fail_waiting(&mut self, programs: &mut BTreeMap<u64, Program>, why: &str) {
-        let asked = self.calls.iter().filter(|(_, stage)| *stage == Stage::Asked).map(|(made, _)| made.serial);
+        let asked = self.connections.iter().filter(|(_, stage)| *stage == Stage::Asked).map(|(made, _)| made.serial);
         for serial in asked.collect::<Vec<_>>() {
-            self.calls.close(serial);
+            self.connections.close(serial);
             self.refuse(serial, Refusal(code::NOT_FOUND, why.into()), programs);
         }
     }
 
-    /// Tells all programs with calls on this link how the peer's machine fares.
+    /// Tells all programs with connections on this link how the peer's machine fares.
     pub(crate) fn tell_life(&self) {
-        if self.told.life != Life::Unknown {
-            self.sockets.values().for_each(|socket| self.told.send_life(socket));
+        if self.news.life != Life::Unknown {
+            self.sockets.values().for_each(|socket| self.news.send_life(socket));
         }
     }
 
-    /// A program closed its call's socket, or says something on it, which it has no reason to.
-    pub(crate) fn hear_call(&mut self, serial: u32) {
+    /// A program closed its connection's socket, or says something on it, which it has no reason to.
+    pub(crate) fn read_connection_socket(&mut self, serial: u32) {
         let Some(socket) = self.sockets.get(&serial) else { return };
         if !matches!(program::receive(socket.as_fd()), Ok(None)) {
             if let Some(socket) = self.sockets.remove(&serial) {
@@ -377,13 +380,13 @@ impl<R: Region> Link<R> {
         }
     }
 
-    /// Ends the calls that no program has any more.
+    /// Ends the connections that no program has any more.
     pub(crate) fn depart(&mut self) {
         if self.departing.is_empty() {
             return;
         }
         let held = self.memory.as_mut().map_or(Ok(Vec::new()), |(region, _)| region.held());
-        // What cannot be asked for is gone: the module lists the slices of a device that was unplugged as well.
+        // What cannot be asked for is gone: the module lists the windows of a device that was unplugged as well.
         let held: BTreeSet<u32> = held.unwrap_or_default().iter().map(|made| made.serial).collect();
         let (stay, gone) = self.departing.iter().partition::<BTreeSet<u32>, _>(|serial| held.contains(serial));
         self.departing = stay;
@@ -394,27 +397,27 @@ impl<R: Region> Link<R> {
     }
 
     pub(crate) fn finish(&mut self, serial: u32) {
-        let Some((made, stage)) = self.calls.get(serial) else { return };
+        let Some((made, stage)) = self.connections.get(serial) else { return };
         let ended = matches!(stage, Stage::GivenUp | Stage::ClosedHere);
         if let Some((region, _)) = self.memory.as_mut().filter(|_| !ended) {
             region.bequeath(&made);
         }
-        if self.calls.close(serial) {
+        if self.connections.close(serial) {
             say_close(self, serial);
         }
         self.clean(&made);
     }
 
-    /// Clears the memory of a call that is over on both sides, so that the next one need not wait for that.
+    /// Clears the memory of a connection that is over on both sides, so that the next one need not wait for that.
     fn clean(&mut self, made: &Agreement) {
-        if self.calls.get(made.serial).is_none()
+        if self.connections.get(made.serial).is_none()
             && let Some((region, _)) = self.memory.as_mut().filter(|_| made.own.1 != 0)
         {
             region.clear_ahead(made.own.0, made.own.1);
         }
     }
 
-    /// Tells the program that has a call that the peer's side of it is over.
+    /// Tells the program that has a connection that the peer's side of it is over.
     fn tell_close(&self, serial: u32) {
         self.connection_span(serial).in_scope(|| tracing::debug!("the peer's side is over"));
         if let Some(socket) = self.sockets.get(&serial) {
@@ -425,7 +428,7 @@ impl<R: Region> Link<R> {
     /// Its memory cannot be opened; later perhaps, if that is worth to `wait` for.
     pub(crate) fn complain(&mut self, error: &io::Error, wait: bool) {
         if !wait || (error.kind() != io::ErrorKind::NotFound && !self.complained) {
-            let peer = &self.told.peer;
+            let peer = &self.news.peer;
             tracing::error!(stranger = peer.as_str(), "the link with {peer} cannot be opened: {error}");
             self.complained = true;
         }
@@ -445,7 +448,7 @@ impl<R: Region> Link<R> {
         self.sockets.keys().for_each(|serial| self.tell_close(*serial));
     }
 
-    /// The same where no program is to have it any more: ends all calls, and nothing of them is kept.
+    /// The same where no program is to have it any more: ends all connections, and nothing of them is kept.
     pub(crate) fn dismiss(&mut self, programs: &mut BTreeMap<u64, Program>) {
         self.leave(programs);
         let mut over = std::mem::take(&mut self.departing);
@@ -457,7 +460,7 @@ impl<R: Region> Link<R> {
     }
 }
 
-/// Tells the peer that this side of a call is over.
+/// Tells the peer that this side of a connection is over.
 fn say_close<R: Region>(link: &mut Link<R>, serial: u32) {
     if let Some((_, peer)) = &mut link.memory {
         peer.queue_message(serial, Message::Close {});
@@ -469,7 +472,7 @@ pub(crate) fn drain<R: Region>(link: &mut Link<R>, wait: u32, programs: &mut BTr
     if link.leaving || link.draining.is_on() {
         return;
     }
-    link.draining.begin((link.told.link, link.told.generation), wait);
+    link.draining.begin((link.news.link, link.news.generation), wait);
     link.spare = None;
     link.fail_waiting(programs, "the link is being taken away");
     let open = link.sockets.len();
@@ -500,7 +503,7 @@ fn name_what_is_open<R: Region>(link: &Link<R>) {
 mod tests {
     use std::os::fd::{AsRawFd, BorrowedFd};
 
-    use tombolo_control::{Boxes, Envelope, MESSAGE_MAX, Path, SLICES_AT};
+    use tombolo_control::{Boxes, Envelope, MESSAGE_MAX, Path, WINDOWS_AT};
 
     use super::*;
     use crate::endpoint::devices::Pages;
@@ -536,7 +539,7 @@ mod tests {
             unreachable!("nobody waits")
         }
 
-        fn set_bell(&mut self, _bell: u16) {}
+        fn set_doorbell(&mut self, _doorbell: u16) {}
 
         fn clear(&mut self, _offset: u64, _len: u64) -> io::Result<()> {
             Ok(())
@@ -569,7 +572,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    fn told() -> LinkNews {
+    fn link_news() -> LinkNews {
         let place = || "04.0".parse().unwrap();
         LinkNews {
             link: 1,
@@ -579,7 +582,7 @@ mod tests {
             theirs: place(),
             size: 1 << 20,
             side: 0,
-            bell: 2,
+            doorbell: 2,
             vectors: 1,
             rules: vec![(Way::In, "*".parse().unwrap())],
             life: Life::Running,
@@ -588,7 +591,7 @@ mod tests {
 
     #[test]
     fn v2_socket_made_ahead_is_one_and_goes_with_the_link() {
-        let mut link = Link::<Nothing>::new(told(), 4096);
+        let mut link = Link::<Nothing>::new(link_news(), 4096);
         assert!(link.spare.is_none());
         link.make_ahead();
         let made = link.spare.as_ref().map(|(ours, _)| ours.as_raw_fd());
@@ -597,11 +600,11 @@ mod tests {
         link.leave(&mut BTreeMap::new());
         assert!(link.spare.is_none());
         link.make_ahead();
-        assert!(link.spare.is_none(), "no call will want it");
+        assert!(link.spare.is_none(), "no connection will want it");
     }
 
     fn linked() -> Link<Nothing> {
-        let mut link = Link::new(told(), 4096);
+        let mut link = Link::new(link_news(), 4096);
         let mut boxes = Nothing::default();
         let peer = Peer::begin(1, name("a"), name("b"), [0; 16], &mut boxes).unwrap();
         link.memory = Some((boxes, peer));
@@ -609,11 +612,11 @@ mod tests {
     }
 
     #[test]
-    fn b21_call_is_left_once_its_program_was_told_and_has_ended_it_whoever_has_its_slices() {
+    fn b21_connection_is_left_once_its_program_was_told_and_has_ended_it_whoever_has_its_windows() {
         let mut link = linked();
         let mut ends = BTreeMap::new();
         for serial in [2, 4, 6, 8] {
-            let (ours, theirs) = program::call_socket().unwrap();
+            let (ours, theirs) = program::connection_socket().unwrap();
             link.sockets.insert(serial, ours);
             ends.insert(serial, theirs);
         }
@@ -621,7 +624,7 @@ mod tests {
         [2, 4, 6].into_iter().for_each(|serial| link.draining.admit(serial));
         let mut end = |link: &mut Link<Nothing>, serial| {
             ends.remove(&serial);
-            link.hear_call(serial);
+            link.read_connection_socket(serial);
         };
         // Nobody told this one.
         end(&mut link, 2);
@@ -629,7 +632,7 @@ mod tests {
         [4, 8].into_iter().for_each(|serial| end(&mut link, serial));
         assert!(!take_drained(&mut link), "6 is still open");
         end(&mut link, 6);
-        assert!(!take_drained(&mut link), "who was not told may look at its slices");
+        assert!(!take_drained(&mut link), "who was not told may look at its windows");
         assert_eq!(link.departing, [2, 4, 6, 8].into());
         link.departing.retain(|serial| [4, 6].contains(serial));
         assert!(take_drained(&mut link) && !take_drained(&mut link), "said once");
@@ -639,25 +642,25 @@ mod tests {
     }
 
     fn listener() -> (Program, OwnedFd) {
-        let (ours, theirs) = program::call_socket().unwrap();
+        let (ours, theirs) = program::connection_socket().unwrap();
         let mut listener = Program::new(ours).unwrap();
         listener.doing = ProgramState::Listening(name("s"));
         (listener, theirs)
     }
 
-    fn called() -> PeerRequest {
-        PeerRequest::Connect(2, name("s"), (SLICES_AT, 4096), 1)
+    fn connect_request() -> PeerRequest {
+        PeerRequest::Connect(2, name("s"), (WINDOWS_AT, 4096), 1)
     }
 
     #[test]
-    fn v7_program_hears_of_an_end_that_came_before_it_was_told_of_the_call() {
+    fn v7_program_hears_of_an_end_that_came_before_it_was_told_of_the_connection() {
         let mut link = linked();
-        let (ours, theirs) = program::call_socket().unwrap();
+        let (ours, theirs) = program::connection_socket().unwrap();
         let heard = theirs.try_clone().unwrap();
         link.spare = Some((ours, theirs));
         let (listener, _program) = listener();
         let mut programs = BTreeMap::from([(7, listener)]);
-        link.understand(called(), &mut programs).unwrap();
+        link.understand(connect_request(), &mut programs).unwrap();
         link.understand(PeerRequest::Close(2), &mut programs).unwrap();
         assert!(!link.tell_programs(&mut programs), "the peer knows");
         // What comes with it is not received here.
@@ -666,20 +669,20 @@ mod tests {
             let len = rustix::io::read(&heard, &mut bytes).unwrap();
             Envelope::decode(Path::Socket, &bytes[..len]).unwrap().message
         };
-        assert_eq!(next(), Message::Accept { offset: SLICES_AT, len: 4096 });
+        assert_eq!(next(), Message::Accept { offset: WINDOWS_AT, len: 4096 });
         assert_eq!(next(), Message::Close {});
     }
 
     #[test]
-    fn v2_call_of_a_listener_that_has_gone_is_over_once_it_was_accepted() {
+    fn v2_connection_of_a_listener_that_has_gone_is_over_once_it_was_accepted() {
         let mut link = linked();
         let (listener, _program) = listener();
         let mut programs = BTreeMap::from([(7, listener)]);
-        link.understand(called(), &mut programs).unwrap();
-        assert!(link.calls.get(2).is_some_and(|(_, stage)| stage == Stage::Up), "accepted");
+        link.understand(connect_request(), &mut programs).unwrap();
+        assert!(link.connections.get(2).is_some_and(|(_, stage)| stage == Stage::Up), "accepted");
         programs.clear();
         assert!(link.tell_programs(&mut programs), "there is Close to be said");
-        assert!(link.calls.get(2).is_some_and(|(_, stage)| stage == Stage::ClosedHere));
+        assert!(link.connections.get(2).is_some_and(|(_, stage)| stage == Stage::ClosedHere));
         assert_eq!(link.memory.as_ref().map(|(region, _)| &region.0), Some(&vec![2]), "its state is closed");
         assert!(link.sockets.is_empty() && !link.tell_programs(&mut programs), "and that was all");
     }

@@ -12,7 +12,7 @@ use rustix::{
     event::{Timespec, epoll},
     fs::inotify,
 };
-use tombolo_control::{HOST_BELL, vector_of};
+use tombolo_control::{HOST_DOORBELL, vector_of};
 use tombolo_domain_ivshmem::{
     CLOSED, ModuleBoxes, STATE_AT,
     module::{ModuleLink, Node},
@@ -36,7 +36,7 @@ const NODES: &str = "/dev";
 /// The devices.
 #[derive(Debug)]
 pub struct Machine {
-    bell: Node,
+    doorbell: Node,
     vectors: u16,
     host: ModuleBoxes,
     /// Tells of new nodes.
@@ -49,11 +49,11 @@ impl Machine {
     /// # Errors
     /// What is missing, and what to do about it.
     pub fn begin() -> io::Result<Self> {
-        let (bell, vectors, host) = open_doorbell()?;
+        let (doorbell, vectors, host) = open_doorbell()?;
         let arrivals = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
         // A node that udev has not given to the group yet comes a second time.
         inotify::add_watch(&arrivals, NODES, inotify::WatchFlags::CREATE | inotify::WatchFlags::ATTRIB)?;
-        Ok(Self { bell, vectors, host, arrivals })
+        Ok(Self { doorbell, vectors, host, arrivals })
     }
 
     fn drain_arrivals(&self) {
@@ -66,7 +66,7 @@ impl Machine {
 fn open_doorbell() -> io::Result<(Node, u16, ModuleBoxes)> {
     let doorbell = Node::doorbell()?;
     let vectors = u16::try_from(doorbell.info()?.vectors).map_err(io::Error::other)?;
-    let link = doorbell.link(OWN_PAGE, &doorbell, HOST_PAGE, &doorbell, (HOST_BELL, HOST_VECTOR), HOST_VECTOR)?;
+    let link = doorbell.link(OWN_PAGE, &doorbell, HOST_PAGE, &doorbell, (HOST_DOORBELL, HOST_VECTOR), HOST_VECTOR)?;
     let host = ModuleBoxes::open(&link)?;
     Ok((doorbell, vectors, host))
 }
@@ -101,8 +101,8 @@ impl Devices for Machine {
         self.drain_arrivals();
         let gone = Some(rustix::io::Errno::NODEV.raw_os_error());
         Some(match open_doorbell() {
-            Ok((bell, vectors, host)) => {
-                (self.bell, self.vectors, self.host) = (bell, vectors, host);
+            Ok((doorbell, vectors, host)) => {
+                (self.doorbell, self.vectors, self.host) = (doorbell, vectors, host);
                 Ok(())
             }
             // One that goes while it is looked at.
@@ -111,18 +111,18 @@ impl Devices for Machine {
         })
     }
 
-    fn open(&mut self, told: &LinkNews) -> io::Result<ModuleRegion> {
+    fn open(&mut self, news: &LinkNews) -> io::Result<ModuleRegion> {
         self.drain_arrivals();
-        let (own, theirs) = (Node::at(told.own.as_str())?, Node::at(told.theirs.as_str())?);
+        let (own, theirs) = (Node::at(news.own.as_str())?, Node::at(news.theirs.as_str())?);
         for node in [&own, &theirs] {
             let size = node.info()?.size;
-            if size != told.size {
-                return Err(io::Error::other(format!("a region has {size} bytes, the host said {}", told.size)));
+            if size != news.size {
+                return Err(io::Error::other(format!("a region has {size} bytes, the host said {}", news.size)));
             }
         }
         let (whole, vector, wait) =
-            ((0, told.size), vector_of(told.link, told.vectors), vector_of(told.link, self.vectors));
-        let link = own.link(whole, &theirs, whole, &self.bell, (told.bell, vector), wait)?;
+            ((0, news.size), vector_of(news.link, news.vectors), vector_of(news.link, self.vectors));
+        let link = own.link(whole, &theirs, whole, &self.doorbell, (news.doorbell, vector), wait)?;
         ModuleRegion::begin(link, vector)
     }
 }
@@ -138,8 +138,8 @@ pub struct ModuleRegion {
     departures: OwnedFd,
     /// Readable once each time that interrupts had to be held back.
     alarm: OwnedFd,
-    /// Calls whose own slice was made: the kernel tells their ends.
-    told: BTreeSet<u32>,
+    /// Connections whose own window was made: the kernel tells their ends.
+    announced: BTreeSet<u32>,
 }
 
 /// A descriptor that is readable once for each time that `link` has such an event.
@@ -160,18 +160,18 @@ impl ModuleRegion {
     fn begin(link: ModuleLink, vector: u16) -> io::Result<Self> {
         let boxes = ModuleBoxes::open(&link)?;
         let (departures, alarm) = (once(&link, epoll::EventFlags::IN)?, once(&link, epoll::EventFlags::PRI)?);
-        Ok(Self { link, boxes, vector, departures, alarm, told: BTreeSet::new() })
+        Ok(Self { link, boxes, vector, departures, alarm, announced: BTreeSet::new() })
     }
 
-    /// The own slice of a call, whose end the kernel tells the peer.
-    fn own_slice(&self, made: &Agreement) -> io::Result<OwnedFd> {
+    /// The own window of a connection, whose end the kernel tells the peer.
+    fn own_window(&self, made: &Agreement) -> io::Result<OwnedFd> {
         self.link.slice(SliceArgs {
             cookie: made.serial.into(),
             offset: made.own.0,
             length: made.own.1,
             flags: 0,
             channel: made.channel.into(),
-            channels: tombolo_control::CALL_CHANNELS.into(),
+            channels: tombolo_control::CONNECTION_CHANNELS.into(),
             below: CLOSED.into(),
             closed: CLOSED.into(),
             state: [STATE_AT; 2],
@@ -190,8 +190,8 @@ impl Region for ModuleRegion {
         self.boxes.fd()
     }
 
-    fn set_bell(&mut self, bell: u16) {
-        if let Err(error) = self.link.notify_other((bell, self.vector)) {
+    fn set_doorbell(&mut self, doorbell: u16) {
+        if let Err(error) = self.link.notify_other((doorbell, self.vector)) {
             tracing::error!("a doorbell cannot be changed: {error}");
         }
     }
@@ -206,8 +206,8 @@ impl Region for ModuleRegion {
     }
 
     fn own(&mut self, made: &Agreement) -> io::Result<Vec<OwnedFd>> {
-        let own = self.own_slice(made)?;
-        self.told.insert(made.serial);
+        let own = self.own_window(made)?;
+        self.announced.insert(made.serial);
         Ok(vec![own])
     }
 
@@ -219,7 +219,7 @@ impl Region for ModuleRegion {
 
     fn held(&mut self) -> io::Result<Vec<Agreement>> {
         came(&self.departures);
-        Ok(calls_of(&self.link.slices()?))
+        Ok(connections_of(&self.link.slices()?))
     }
 
     fn departures(&self) -> Option<BorrowedFd<'_>> {
@@ -238,10 +238,10 @@ impl Region for ModuleRegion {
         self.link.peek(part == Part::Theirs, offset, bytes)
     }
 
-    /// The kernel did it, unless the slices were never given to anybody: then what it does at their end is done now.
+    /// The kernel did it, unless the windows were never given to anybody: then what it does at their end is done now.
     fn bequeath(&mut self, made: &Agreement) {
-        if !self.told.remove(&made.serial) && made.own.1 != 0 && made.channel != 0 {
-            drop(self.own_slice(made));
+        if !self.announced.remove(&made.serial) && made.own.1 != 0 && made.channel != 0 {
+            drop(self.own_window(made));
         }
     }
 
@@ -251,24 +251,24 @@ impl Region for ModuleRegion {
     }
 }
 
-/// The calls whose slices these are, as far as the slices say. What the broker has itself has no cookie.
-fn calls_of(slices: &[SliceArgs]) -> Vec<Agreement> {
-    let mut calls: Vec<Agreement> = Vec::new();
-    for slice in slices {
-        let Some(serial) = u32::try_from(slice.cookie).ok().filter(|serial| *serial != 0) else { continue };
-        let place = calls.iter().position(|made| made.serial == serial).unwrap_or_else(|| {
-            calls.push(Agreement { serial, own: (0, 0), theirs: (0, 0), channel: 0 });
-            calls.len() - 1
+/// The connections whose windows these are, as far as the windows say. What the broker has itself has no cookie.
+fn connections_of(windows: &[SliceArgs]) -> Vec<Agreement> {
+    let mut connections: Vec<Agreement> = Vec::new();
+    for window in windows {
+        let Some(serial) = u32::try_from(window.cookie).ok().filter(|serial| *serial != 0) else { continue };
+        let place = connections.iter().position(|made| made.serial == serial).unwrap_or_else(|| {
+            connections.push(Agreement { serial, own: (0, 0), theirs: (0, 0), channel: 0 });
+            connections.len() - 1
         });
-        let made = &mut calls[place];
-        if slice.flags & SLICE_PEER != 0 {
-            made.theirs = (slice.offset, slice.length);
+        let made = &mut connections[place];
+        if window.flags & SLICE_PEER != 0 {
+            made.theirs = (window.offset, window.length);
         } else {
-            made.own = (slice.offset, slice.length);
-            made.channel = u16::try_from(slice.channel).unwrap_or_default();
+            made.own = (window.offset, window.length);
+            made.channel = u16::try_from(window.channel).unwrap_or_default();
         }
     }
-    calls
+    connections
 }
 
 #[cfg(test)]
@@ -276,12 +276,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn b16_calls_are_found_again_by_their_slices() {
+    fn b16_connections_are_found_again_by_their_windows() {
         let own = SliceArgs { cookie: 7, offset: 4096, length: 8192, channel: 4, channels: 3, ..SliceArgs::default() };
         let theirs = SliceArgs { cookie: 7, offset: 12288, length: 4096, flags: SLICE_PEER, ..SliceArgs::default() };
         let brokers = SliceArgs { length: 1 << 20, channels: 1, ..SliceArgs::default() };
         let lone = SliceArgs { cookie: 9, offset: 0x10000, length: 4096, flags: SLICE_PEER, ..SliceArgs::default() };
-        let found = calls_of(&[theirs, brokers, own, lone]);
+        let found = connections_of(&[theirs, brokers, own, lone]);
         let whole = Agreement { serial: 7, own: (4096, 8192), theirs: (12288, 4096), channel: 4 };
         assert_eq!(found, [whole, Agreement { serial: 9, own: (0, 0), theirs: (0x10000, 4096), channel: 0 }]);
     }

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Whose a call is.
+//! Whose a connection is.
 
 use std::time::Instant;
 
-use tombolo_control::{CallEnd, Name};
+use tombolo_control::{ConnectionEnd, Name};
 use tracing::Span;
 
 use crate::endpoint::program::Program;
 
-/// What is known of a call besides what was agreed.
+/// What is known of a connection besides what was agreed.
 #[derive(Clone, Debug)]
 pub(crate) struct About {
     pub service: Name,
-    pub end: CallEnd,
+    pub end: ConnectionEnd,
     pub process: u32,
     pub user: u32,
     pub since: Instant,
@@ -22,7 +22,7 @@ pub(crate) struct About {
 
 impl About {
     /// The connection `serial` to `service` begins, of which `program` is this `end`, on the link that `link` names in the log.
-    pub(crate) fn new(link: &Span, serial: u32, service: Name, end: CallEnd, program: &Program) -> Self {
+    pub(crate) fn new(link: &Span, serial: u32, service: Name, end: ConnectionEnd, program: &Program) -> Self {
         // Of the highest level, so that it is there whatever is written.
         let span = tracing::error_span!(parent: link, "connection", serial, service = service.as_str());
         Self { span, service, end, process: program.process, user: program.user, since: Instant::now() }

@@ -7,24 +7,24 @@ use tombolo_control::{
     Boxes, Envelope, Event, Message, Name, Path, Reason, Session, Side, VERSION, VERSION_FIND, code,
 };
 
-use crate::endpoint::connections::{Agreement, CALLS_MAX, Refusal};
+use crate::endpoint::connections::{Agreement, CONNECTIONS_MAX, Refusal};
 
 /// What the peer's broker wants.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PeerRequest {
     /// It began anew: what was asked is forgotten.
     Began,
-    /// It is there, and is going to tell of its calls.
+    /// It is there, and is going to tell of its connections.
     Hello,
     /// The peer has this connection; true if it is over on its side (B-18).
-    Call(Agreement, bool),
-    /// Its program wants a channel: serial, service, slice, first event channel.
+    Recount(Agreement, bool),
+    /// Its program wants a channel: serial, service, window, first event channel.
     Connect(u32, Name, (u64, u64), u16),
-    /// It agrees: serial, slice.
+    /// It agrees: serial, window.
     Accept(u32, (u64, u64)),
     /// It does not.
     Refuse(u32, u16, Reason),
-    /// Its side of a call is over.
+    /// Its side of a connection is over.
     Close(u32),
     /// The peer asks who waits for a TCP connection, or answers such a question (B-23).
     Inquire(Inquiry),
@@ -55,7 +55,7 @@ pub struct Peer {
     /// It understands Seek.
     finds: bool,
     /// How many connections the peer is still to list; none: it has not said how many there are (B-18).
-    untold: Option<u16>,
+    unrecounted: Option<u16>,
     complaints: u32,
 }
 
@@ -66,7 +66,7 @@ impl Peer {
     /// The memory cannot be reached.
     pub fn begin(epoch: u64, own: Name, peer: Name, boot: [u8; 16], boxes: &mut impl Boxes) -> io::Result<Self> {
         let session = Session::begin(Path::Link, epoch, boxes)?;
-        Ok(Self { session, own, peer, boot, greeted: false, finds: false, untold: None, complaints: 0 })
+        Ok(Self { session, own, peer, boot, greeted: false, finds: false, unrecounted: None, complaints: 0 })
     }
 
     /// Hears at most one message, and says at most one. Whether the peer is to be rung, and whether there may be more.
@@ -77,7 +77,7 @@ impl Peer {
         let (event, changed) = self.session.turn(boxes)?;
         let heard = match event {
             Some(Event::Began) => {
-                (self.greeted, self.finds, self.untold) = (false, false, None);
+                (self.greeted, self.finds, self.unrecounted) = (false, false, None);
                 let (name, boot, epoch) = (self.own.clone(), self.boot, self.session.epoch());
                 let (version_min, version_max) = (VERSION, VERSION_FIND);
                 self.queue_message(0, Message::Hello { version_min, version_max, epoch, boot, name });
@@ -118,10 +118,10 @@ impl Peer {
         self.session.is_broken()
     }
 
-    /// Whether it is there, makes sense and has told of its calls.
+    /// Whether it is there, makes sense and has told of its connections.
     #[must_use]
     pub fn is_there(&self) -> bool {
-        self.untold == Some(0) && !self.is_broken()
+        self.unrecounted == Some(0) && !self.is_broken()
     }
 
     /// Whether the peer's broker understands Seek (B-23).
@@ -136,9 +136,9 @@ impl Peer {
     }
 
     /// Lists the connections of this side, each with whether it is over here (B-18).
-    pub fn recount(&mut self, calls: &[(Agreement, bool)]) {
-        self.queue_message(0, Message::Calls { calls: calls.len() as u16 });
-        for &(Agreement { serial, own, theirs, channel }, is_over) in calls {
+    pub fn recount(&mut self, connections: &[(Agreement, bool)]) {
+        self.queue_message(0, Message::Calls { connections: connections.len() as u16 });
+        for &(Agreement { serial, own, theirs, channel }, is_over) in connections {
             let ((offset, len), (peer_offset, peer_len)) = (own, theirs);
             let side = if is_over { Side::Over } else { Side::Open };
             self.queue_message(serial, Message::Call { offset, len, peer_offset, peer_len, channel, side });
@@ -174,18 +174,18 @@ impl Peer {
                 self.greeted.then_some(PeerRequest::Hello)
             }
             _ if !self.greeted => None,
-            Message::Calls { calls } if self.untold.is_none() && calls <= CALLS_MAX => {
-                self.untold = Some(calls);
+            Message::Calls { connections } if self.unrecounted.is_none() && connections <= CONNECTIONS_MAX => {
+                self.unrecounted = Some(connections);
                 Some(PeerRequest::Hello)
             }
             Message::Call { offset, len, peer_offset, peer_len, channel, side } => {
-                self.untold = Some(self.untold?.checked_sub(1)?);
+                self.unrecounted = Some(self.unrecounted?.checked_sub(1)?);
                 let (own, theirs) = ((peer_offset, peer_len), (offset, len));
-                Some(PeerRequest::Call(Agreement { serial, own, theirs, channel }, side == Side::Over))
+                Some(PeerRequest::Recount(Agreement { serial, own, theirs, channel }, side == Side::Over))
             }
             Message::Refuse { code, reason } => Some(PeerRequest::Refuse(serial, code, reason)),
-            _ if self.untold != Some(0) => None,
-            // Who calls is who the host says is at the other end, whatever stands here.
+            _ if self.unrecounted != Some(0) => None,
+            // Who connects is who the host says is at the other end, whatever stands here.
             Message::Connect { peer, service, offset, len, channel } if peer == self.peer => {
                 Some(PeerRequest::Connect(serial, service, (offset, len), channel))
             }

@@ -41,7 +41,7 @@ impl ProgramSocket {
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         match self {
-            Self::Listening(door) | Self::Passed(door) => door.as_fd(),
+            Self::Listening(socket) | Self::Passed(socket) => socket.as_fd(),
         }
     }
 
@@ -51,9 +51,11 @@ impl ProgramSocket {
     /// Nobody does, or no descriptor is to be had.
     pub fn next(&self) -> io::Result<OwnedFd> {
         match self {
-            Self::Listening(door) => Ok(rustix::net::accept_with(door, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?),
-            Self::Passed(door) => {
-                let passed = passing::receive(door, &mut [0], 1, RecvFlags::DONTWAIT)?.descriptors;
+            Self::Listening(socket) => {
+                Ok(rustix::net::accept_with(socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?)
+            }
+            Self::Passed(socket) => {
+                let passed = passing::receive(socket, &mut [0], 1, RecvFlags::DONTWAIT)?.descriptors;
                 passed.into_iter().next().ok_or_else(|| io::ErrorKind::NotFound.into())
             }
         }
@@ -81,10 +83,10 @@ pub enum ProgramState {
     Idle,
     /// It wants to see something, and its turn will come.
     Looking,
-    /// It waits for calls to a service.
+    /// It waits for connections to a service.
     Listening(Name),
-    /// It called, and is about to be answered.
-    Calling,
+    /// It asked to connect, and is about to be answered.
+    Connecting,
 }
 
 /// A connected program.
@@ -192,11 +194,11 @@ pub fn accept(socket: &OwnedFd, (offset, len): Range, theirs: &OwnedFd) -> io::R
     send(socket.as_fd(), 0, Message::Accept { offset, len }, &[theirs.as_fd()])
 }
 
-/// A socket for one call: the broker's side, and the program's.
+/// A socket for one connection: the broker's side, and the program's.
 ///
 /// # Errors
 /// No descriptors are to be had.
-pub fn call_socket() -> io::Result<(OwnedFd, OwnedFd)> {
+pub fn connection_socket() -> io::Result<(OwnedFd, OwnedFd)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
@@ -247,7 +249,7 @@ mod tests {
     #[test]
     fn b15_descriptors_that_nobody_asked_for_are_never_had() {
         for _ in 0..200 {
-            let (ours, theirs) = call_socket().unwrap();
+            let (ours, theirs) = connection_socket().unwrap();
             let (reads, writes) = rustix::pipe::pipe().unwrap();
             send(theirs.as_fd(), 0, Message::Close {}, &[writes.as_fd()]).unwrap();
             drop(writes);

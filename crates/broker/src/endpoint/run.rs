@@ -28,16 +28,16 @@ use crate::{
 /// The socket for programs, in the broker's folder.
 pub const SOCKET: &str = "broker.sock";
 /// Bytes of a connection's window: a ring of the usual size, and room to exchange it for another (B-14).
-pub const SLICE: u64 = 2 << 20;
+pub const WINDOW: u64 = 2 << 20;
 /// Programs that connect while the broker is busy.
 const BACKLOG: i32 = 128;
 
-/// Serves programs at [`SOCKET`] in `folder` until a signal says to end. `slice` is what a program gets for a call. With `hook` the
+/// Serves programs at [`SOCKET`] in `folder` until a signal says to end. `window` is what a program gets for a connection. With `hook` the
 /// kernel tells programs the sequence numbers of their connections, by which those prove themselves to other machines' (S-6).
 ///
 /// # Errors
 /// It cannot begin, or what it depends on is gone.
-pub fn run(folder: &Path, slice: u64, hook: bool) -> io::Result<()> {
+pub fn run(folder: &Path, window: u64, hook: bool) -> io::Result<()> {
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
     signals.thread_block()?;
     let stop = SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC)?;
@@ -46,7 +46,8 @@ pub fn run(folder: &Path, slice: u64, hook: bool) -> io::Result<()> {
     let machine = Machine::begin()?;
     open_folder(folder)?;
     let path = folder.join(SOCKET);
-    let broker = Broker::begin(Settings { boot: boot()?, slice }, machine, open_door(&path)?)?.with_addresses();
+    let broker =
+        Broker::begin(Settings { boot: boot()?, window }, machine, listen_for_programs(&path)?)?.with_addresses();
     if hook {
         attach_hook();
     }
@@ -70,17 +71,17 @@ fn attach_hook() {
 }
 
 /// The listening socket. All users of the machine may connect; what the kernel says of them is what counts (B-15).
-fn open_door(path: &Path) -> io::Result<OwnedFd> {
+fn listen_for_programs(path: &Path) -> io::Result<OwnedFd> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let door = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    rustix::net::bind(&door, &SocketAddrUnix::new(path)?)?;
+    let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    rustix::net::bind(&listener, &SocketAddrUnix::new(path)?)?;
     std::fs::set_permissions(path, PermissionsExt::from_mode(0o666))?;
-    rustix::net::listen(&door, BACKLOG)?;
-    Ok(door)
+    rustix::net::listen(&listener, BACKLOG)?;
+    Ok(listener)
 }
 
 /// Reads the identifier that the kernel gave this boot (B-6).

@@ -39,25 +39,25 @@ struct Namespace {
 #[derive(Debug, Default)]
 pub(crate) struct Whereabouts {
     /// Whether anybody is told of any of this.
-    is_told: bool,
+    is_published: bool,
     /// None: the kernel is not asked.
     watch: Option<AddressWatch>,
     /// Of the broker's own namespace.
     own: Vec<[u8; 16]>,
     /// By the kernel's numbers.
     others: BTreeMap<u64, Namespace>,
-    told: Vec<[u8; 16]>,
+    published: Vec<[u8; 16]>,
 }
 
 impl Whereabouts {
     /// These, which never change.
     pub(crate) fn fixed(own: Vec<[u8; 16]>) -> Self {
-        Self { is_told: true, told: own.clone(), own, ..Self::default() }
+        Self { is_published: true, published: own.clone(), own, ..Self::default() }
     }
 
     /// Begins to look.
     pub(crate) fn begin(&mut self) {
-        self.is_told = true;
+        self.is_published = true;
         self.watch = AddressWatch::new().inspect_err(|error| tracing::warn!("addresses: {error}")).ok();
         self.look_at_own();
     }
@@ -81,7 +81,7 @@ impl Whereabouts {
     /// A program looks for the other ends of its connections. Looks at its namespace, if that is another one, at most once in a
     /// second.
     pub(crate) fn look_at_program(&mut self, program: &mut Program, now: Instant) {
-        if !self.is_told {
+        if !self.is_published {
             return;
         }
         program.namespace = namespace_of(program.process).filter(|it| Some(*it) != namespace_of(std::process::id()));
@@ -125,18 +125,18 @@ impl Whereabouts {
     }
 
     /// What the host is to be told: those of the broker's own namespace first.
-    pub(crate) fn told(&self) -> Option<&[[u8; 16]]> {
-        self.is_told.then_some(&self.told[..])
+    pub(crate) fn published(&self) -> Option<&[[u8; 16]]> {
+        self.is_published.then_some(&self.published[..])
     }
 
     fn collect(&mut self) {
-        self.told.clone_from(&self.own);
+        self.published.clone_from(&self.own);
         for address in self.others.values().flat_map(|known| known.addresses.iter().take(EACH_MAX)) {
-            if !self.told.contains(address) {
-                self.told.push(*address);
+            if !self.published.contains(address) {
+                self.published.push(*address);
             }
         }
-        self.told.truncate(ADDRESSES_MAX);
+        self.published.truncate(ADDRESSES_MAX);
     }
 
     /// Whether an address is this kernel's own, for a program: one of the broker's namespace, or of the program's.
@@ -164,16 +164,16 @@ mod tests {
             all.look_at_namespace(namespace, 1000, now, || many.clone());
         }
         assert_eq!(all.others.len(), NAMESPACES_MAX / 2);
-        assert_eq!(all.told().unwrap(), [&[address(0)], &many[..EACH_MAX]].concat());
+        assert_eq!(all.published().unwrap(), [&[address(0)], &many[..EACH_MAX]].concat());
         all.look_at_namespace(101, 1001, now, || vec![address(5)]);
-        assert!(all.told().unwrap().contains(&address(5)));
+        assert!(all.published().unwrap().contains(&address(5)));
         for namespace in 1..=100 {
             all.look_at_namespace(200 + namespace, 0, now, || {
                 (0..100).map(|at| address(1000 * namespace + at)).collect()
             });
         }
-        assert_eq!((all.others.len(), all.told().unwrap().len()), (NAMESPACES_MAX, ADDRESSES_MAX));
-        assert_eq!(all.told().unwrap()[0], address(0));
+        assert_eq!((all.others.len(), all.published().unwrap().len()), (NAMESPACES_MAX, ADDRESSES_MAX));
+        assert_eq!(all.published().unwrap()[0], address(0));
     }
 
     #[test]
@@ -182,10 +182,10 @@ mod tests {
         all.look_at_namespace(1, 1000, now, || vec![address(1)]);
         all.look_at_namespace(1, 1000, now + AGAIN / 2, || unreachable!("it was looked at just now"));
         all.look_at_namespace(1, 1000, now + AGAIN, || vec![address(2)]);
-        assert_eq!(all.told().unwrap(), [address(2)]);
+        assert_eq!(all.published().unwrap(), [address(2)]);
         all.forget_unused(now + KEPT, &BTreeMap::new());
-        assert_eq!(all.told().unwrap(), [address(2)]);
+        assert_eq!(all.published().unwrap(), [address(2)]);
         all.forget_unused(now + AGAIN + KEPT, &BTreeMap::new());
-        assert!(all.told().unwrap().is_empty() && all.late_at().is_none());
+        assert!(all.published().unwrap().is_empty() && all.late_at().is_none());
     }
 }

@@ -54,10 +54,10 @@ pub(crate) struct Local {
     pub lines: RelayedLinks,
     /// Machines that may not notify it for now, because they did so without end (B-8).
     pub stormed_by: BTreeSet<String>,
-    /// Calls that an earlier broker left, as far as they were not taken up.
+    /// Connections that an earlier broker left, as far as they were not taken up.
     pub kept: StoredConnections,
     rings: OwnedFd,
-    door: OwnedFd,
+    program_socket: OwnedFd,
     stop: OwnedFd,
     /// It is not served any more, by no broker.
     dismissed: Arc<AtomicBool>,
@@ -65,16 +65,17 @@ pub(crate) struct Local {
 }
 
 impl Local {
-    /// Begins to serve the programs of an account; `slice` is what each call gets, and `kept` those that it has.
+    /// Begins to serve the programs of an account; `window` is what each connection gets, and `kept` those that it has.
     ///
     /// # Errors
     /// Descriptors, memory or threads are used up.
-    pub fn start(name: &Name, slice: u64, kept: StoredConnections, events: &mpsc::Sender<Event>) -> io::Result<Self> {
+    pub fn start(name: &Name, window: u64, kept: StoredConnections, events: &mpsc::Sender<Event>) -> io::Result<Self> {
         let memory = memory::create("tombolo-account", DEVICE_LEN)?;
         let boxes = Mapped::new(&memory)?;
         let (rings, heard, stop) = (event()?, event()?, event()?);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let (door, inside) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        let (program_socket, inside) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         let (lines, mut tasks) = (RelayedLinks::default(), Tasks::default());
         tasks.push(listen(name.as_str(), 0, heard.try_clone()?, events)?);
         let (account, teller) = (name.as_str().to_owned(), events.clone());
@@ -82,7 +83,7 @@ impl Local {
         let lane = Lane::named(&format!("account/{name}"));
         let (copy, dismissed) = (rings.try_clone()?, Arc::new(AtomicBool::new(false)));
         let devices = HostDevices::new(memory, heard, copy, Arc::clone(&lines), kept.clone(), storms, lane);
-        let settings = Settings { boot: guest::boot(), slice };
+        let settings = Settings { boot: guest::boot(), window };
         let guest = Guest::begin(name.clone(), &boxes)?;
         let mut broker = Broker::begin(settings, devices, ProgramSocket::Passed(inside))?.with_addresses();
         let (what, ended) = (format!("programs of {name} are not served"), stop.try_clone()?);
@@ -96,10 +97,21 @@ impl Local {
                 left.end_all();
             }
         })?;
-        Ok(Self { guest, boxes, lines, stormed_by: BTreeSet::new(), kept, rings, door, stop, dismissed, _tasks: tasks })
+        Ok(Self {
+            guest,
+            boxes,
+            lines,
+            stormed_by: BTreeSet::new(),
+            kept,
+            rings,
+            program_socket,
+            stop,
+            dismissed,
+            _tasks: tasks,
+        })
     }
 
-    /// Serves its programs no more, and leaves nothing of them to a later broker: their calls end.
+    /// Serves its programs no more, and leaves nothing of them to a later broker: their connections end.
     pub fn dismiss(self) {
         // ORDER Release: with the acquire of its thread, which looks once it is told to end.
         self.dismissed.store(true, Ordering::Release);
@@ -112,7 +124,7 @@ impl Local {
 
     /// Lets a program in; one for whom there is no room is closed.
     pub fn admit(&self, program: &OwnedFd) {
-        if !fd_passing::send(&self.door, b"p", &[program.as_fd()]).unwrap_or(false) {
+        if !fd_passing::send(&self.program_socket, b"p", &[program.as_fd()]).unwrap_or(false) {
             discard::end(program.as_fd());
         }
     }

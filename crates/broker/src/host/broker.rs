@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The broker: one loop that hears of everything, changes its book, and then makes the world agree with it.
+//! The broker: one loop that hears of everything, changes its state, and then makes the world agree with it.
 
 mod answers;
 mod reconcile;
@@ -58,24 +58,24 @@ impl Broker {
     /// Begins, with all that an earlier broker left (B-16).
     ///
     /// # Errors
-    /// The book cannot be read, or the holder does not answer.
+    /// The saved state cannot be read, or the descriptor store does not answer.
     pub fn begin(
         folder: &Path,
         config: Config,
-        holder: DescriptorStore,
+        store: DescriptorStore,
         events: mpsc::Sender<Event>,
         ask_again: Duration,
     ) -> io::Result<Self> {
-        let book = BrokerState::read(folder)?;
-        let kept = holder.all()?;
-        let journal = Journal::new(folder.into(), book.clone(), holder);
+        let state = BrokerState::read(folder)?;
+        let kept = store.all()?;
+        let journal = Journal::new(folder.into(), state.clone(), store);
         let mut broker = Self {
-            memory: LinkMemory::new(Arc::clone(&journal.holder), Chores::new(events.clone())),
+            memory: LinkMemory::new(Arc::clone(&journal.store), Chores::new(events.clone())),
             storms: Storms::default(),
-            programs: Programs::new(Arc::clone(&journal.holder)),
+            programs: Programs::new(Arc::clone(&journal.store)),
             leaving: LeavingLinks::default(),
             migrations: Migrations::new(folder.into(), events.clone()),
-            domains: Domains { config, book, vms: BTreeMap::new(), locals: BTreeMap::new() },
+            domains: Domains { config, state, vms: BTreeMap::new(), locals: BTreeMap::new() },
             journal,
             schedule: Schedule::new(events),
             unmade: BTreeSet::new(),
@@ -90,19 +90,19 @@ impl Broker {
 
     /// What is kept and known goes on; what is only one of the two is dropped (B-16).
     fn take_up_descriptors(&mut self, mut kept: BTreeMap<String, Vec<OwnedFd>>) -> io::Result<()> {
-        let known = self.domains.book.keys();
-        self.programs.take_up_calls(&mut kept, &self.domains);
+        let known = self.domains.state.keys();
+        self.programs.restore_connections(&mut kept, &self.domains);
         let stray: BTreeMap<_, _> = kept.extract_if(.., |key, _| !known.contains(key)).collect();
         for (key, descriptors) in &stray {
-            // Somebody may have filled a socket, and the holder is not to close it last.
+            // Somebody may have filled a socket, and the descriptor store is not to close it last.
             discard::end_all(descriptors);
-            self.journal.holder.forget(key)?;
+            self.journal.store.forget(key)?;
         }
         drop_aside(stray);
         let (config, events, mut lost) = (&self.domains.config, &self.schedule.events, Vec::new());
-        for (name, machine) in &self.domains.book.machines {
+        for (name, machine) in &self.domains.state.machines {
             let device = kept.remove(&machine_key(name, machine.process));
-            // Of one that is not served somebody may have filled the socket, and neither this broker nor the holder is to
+            // Of one that is not served somebody may have filled the socket, and neither this broker nor the descriptor store is to
             // close it last.
             let copies: Vec<_> = device.iter().flatten().take(1).filter_map(|socket| socket.try_clone().ok()).collect();
             let device = device.map_or(Ok(None), |descriptors| Device::from_descriptors(name, descriptors));
@@ -125,20 +125,20 @@ impl Broker {
                 }
             }
         }
-        self.memory.take_up_regions(&mut kept, &mut self.domains.book);
+        self.memory.take_up_regions(&mut kept, &mut self.domains.state);
         for (name, process) in lost {
             let left = self.remove_qemu(&name, process);
             self.journal.defer_unsaved(left, &mut self.schedule)?;
         }
         // What programs of the host still map of it is theirs: who would say that they let go is no more.
-        let Domains { config, book, .. } = &mut self.domains;
-        book.quarantine.iter_mut().for_each(|old| old.held_by.retain(|holder, _| !config.is_local(holder)));
+        let Domains { config, state, .. } = &mut self.domains;
+        state.quarantine.iter_mut().for_each(|old| old.held_by.retain(|domain, _| !config.is_local(domain)));
         // Whether QEMU was told all of such a doorbell nobody knows: it is taken back, and a new number given.
         for name in self.domains.vms.keys().cloned().collect::<Vec<_>>() {
-            let bells = self.domains.book.machines[&name].bells.iter();
-            let half: Vec<u16> = bells.filter(|(_, bell)| !bell.given).map(|(number, _)| *number).collect();
+            let doorbells = self.domains.state.machines[&name].doorbells.iter();
+            let half: Vec<u16> = doorbells.filter(|(_, doorbell)| !doorbell.given).map(|(number, _)| *number).collect();
             let mut doorbells = self.doorbells();
-            let withdrawn = half.into_iter().try_for_each(|number| doorbells.withdraw_bell(&name, number));
+            let withdrawn = half.into_iter().try_for_each(|number| doorbells.withdraw_doorbell(&name, number));
             self.journal.defer_unsaved(withdrawn, &mut self.schedule)?;
         }
         Ok(())
@@ -147,7 +147,7 @@ impl Broker {
     /// Hears of something; [`reconcile`](Self::reconcile) draws the consequences.
     ///
     /// # Errors
-    /// The holder is gone, or a part that all need: the broker cannot go on.
+    /// The descriptor store is gone, or a part that all need: the broker cannot go on.
     pub fn handle_event(&mut self, event: Event) -> io::Result<()> {
         let is_reload = matches!(event, Event::Reload);
         let handled = self.dispatch_event(event);
@@ -183,7 +183,7 @@ impl Broker {
             }
             Event::ProgramConnected(program, user) => admit_program(program, user, &self.domains),
             Event::Entered(client, account) => admit_administrator(client, &account, &self.domains),
-            Event::Told(name, process, news) if self.domains.is_current(&name, process) => {
+            Event::Qemu(name, process, news) if self.domains.is_current(&name, process) => {
                 self.schedule.pace.request();
                 self.apply_news(&name, news);
             }
@@ -205,7 +205,7 @@ impl Broker {
                 let Self { memory, domains, migrations, schedule, .. } = self;
                 memory.store_created((link, generation), made, domains, migrations, schedule)?;
             }
-            Event::Mapped(region, mapped) => self.memory.finish_mapping(region, mapped, &self.domains.book),
+            Event::Mapped(region, mapped) => self.memory.finish_mapping(region, mapped, &self.domains.state),
             // Others go on; what it has it keeps, and a QEMU that is started anew is served again.
             Event::Faulty(name, _) if self.domains.locals.contains_key(&name) => {
                 return Err(io::Error::other(format!(
@@ -225,7 +225,7 @@ impl Broker {
             }
             Event::Unsettled => self.schedule.pace.request(),
             // Of a QEMU that is no more.
-            Event::Room(..) | Event::Rang(..) | Event::Loud(..) | Event::Told(..) => {}
+            Event::Room(..) | Event::Rang(..) | Event::Loud(..) | Event::Qemu(..) => {}
         }
         Ok(())
     }
@@ -242,10 +242,10 @@ impl Broker {
                 discard::end(socket.as_fd());
                 return Ok(());
             }
-            self.remove_qemu(name, self.domains.book.machines[name].process)
+            self.remove_qemu(name, self.domains.state.machines[name].process)
                 .inspect_err(|_| discard::end(socket.as_fd()))?;
         }
-        let machine = Machine::new(self.domains.book.number(), self.domains.book.number());
+        let machine = Machine::new(self.domains.state.number(), self.domains.state.number());
         let process = machine.process;
         let copy = match socket.try_clone() {
             Ok(copy) => copy,
@@ -263,22 +263,22 @@ impl Broker {
         tracing::error!(stranger = name, "{name}: its QEMU cannot be served: {error}");
         discard::end(copy.as_fd());
         self.domains.vms.remove(name);
-        self.domains.book.machines.remove(name);
-        self.journal.give_up(&self.domains.book, machine_key(name, process))
+        self.domains.state.machines.remove(name);
+        self.journal.give_up(&self.domains.state, machine_key(name, process))
     }
 
     /// A device for a QEMU, in safe keeping before the QEMU hears of it (B-9, B-16).
     fn serve_qemu(&mut self, name: &str, machine: Machine, socket: OwnedFd, vectors: u16) -> io::Result<()> {
         let device = Device::new(name, socket, vectors)?;
-        self.journal.holder.store_descriptors(&machine_key(name, machine.process), &device.descriptors())?;
+        self.journal.store.store_descriptors(&machine_key(name, machine.process), &device.descriptors())?;
         let (config, folder, events) = (&self.domains.config, &self.journal.folder, &self.schedule.events);
         let mut vm = start(name, &machine, device, config, folder, events, self.ask_again)?;
         vm.outbound.push(vm.device.greeting()?);
-        self.domains.book.machines.insert(name.into(), machine);
-        self.journal.save(&self.domains.book)?;
+        self.domains.state.machines.insert(name.into(), machine);
+        self.journal.save(&self.domains.state)?;
         self.domains.vms.insert(name.into(), vm);
         self.domains.flush_messages(name, &self.schedule.events);
-        self.journal.save(&self.domains.book)
+        self.journal.save(&self.domains.state)
     }
 
     /// The doorbells of all QEMUs, to change them.
@@ -297,13 +297,13 @@ impl Broker {
             vm.device.own.iter().for_each(|own| _ = crate::host::eventfd::drain(own));
             discard::end(vm.device.socket.as_fd());
         }
-        self.domains.book.machines.remove(name);
-        for old in &mut self.domains.book.quarantine {
-            old.held_by.retain(|holder, held| holder != name || *held != process);
+        self.domains.state.machines.remove(name);
+        for old in &mut self.domains.state.quarantine {
+            old.held_by.retain(|domain, held| domain != name || *held != process);
         }
         self.migrations.finish_departure(name, &self.domains);
         tracing::info!(stranger = name, "{name}: QEMU is gone");
-        self.journal.give_up(&self.domains.book, machine_key(name, process))
+        self.journal.give_up(&self.domains.state, machine_key(name, process))
     }
 
     /// Exchanges messages with a guest, or the broker of an account: hears at most `limit`, and sends what there is room for. What
@@ -340,7 +340,7 @@ impl Broker {
                 }
                 // The broker of an account is this process, so it is believed.
                 GuestRequest::Released(link, generation) if is_account => {
-                    self.memory.apply_release(name, link, generation, &mut self.domains.book);
+                    self.memory.apply_release(name, link, generation, &mut self.domains.state);
                 }
                 // What a machine has QEMU knows better; what follows of the others is drawn with all the rest.
                 GuestRequest::Released(..) | GuestRequest::Left | GuestRequest::Moved => {}
@@ -350,7 +350,7 @@ impl Broker {
 
     fn apply_news(&mut self, name: &str, news: News) {
         self.migrations.apply_news(name, &news);
-        let (Some(vm), Some(machine)) = (self.domains.vms.get_mut(name), self.domains.book.machines.get_mut(name))
+        let (Some(vm), Some(machine)) = (self.domains.vms.get_mut(name), self.domains.state.machines.get_mut(name))
         else {
             return;
         };
@@ -394,9 +394,11 @@ impl Broker {
                 for name in gone {
                     tracing::info!("{name}: it is not configured any more");
                     // A QEMU whose server goes away keeps what it was given.
-                    let machine = &self.domains.book.machines[&name];
-                    let (process, bells) = (machine.process, machine.bells.keys().copied().collect::<Vec<_>>());
-                    bells.into_iter().try_for_each(|bell| self.doorbells().withdraw_bell(&name, bell))?;
+                    let machine = &self.domains.state.machines[&name];
+                    let (process, doorbells) = (machine.process, machine.doorbells.keys().copied().collect::<Vec<_>>());
+                    doorbells
+                        .into_iter()
+                        .try_for_each(|doorbell| self.doorbells().withdraw_doorbell(&name, doorbell))?;
                     self.remove_qemu(&name, process)?;
                 }
                 for (name, vm) in &self.domains.vms {
@@ -422,17 +424,17 @@ impl Broker {
         &self.domains.config
     }
 
-    /// The broker ends. What has nothing to keep goes: the book, and the holder if this broker may end it.
-    pub fn end(mut self, with_holder: bool) {
+    /// The broker ends. What has nothing to keep goes: the saved state, and the descriptor store if this broker may end it.
+    pub fn end(mut self, with_store: bool) {
         self.domains.vms.clear();
         self.migrations.stop_watching();
         self.domains.locals.clear();
-        if self.domains.book.keys().is_empty() {
-            if self.domains.book.links.is_empty() {
+        if self.domains.state.keys().is_empty() {
+            if self.domains.state.links.is_empty() {
                 let _ = std::fs::remove_file(self.journal.folder.join("state.json"));
             }
-            if with_holder {
-                let _ = self.journal.holder.leave();
+            if with_store {
+                let _ = self.journal.store.leave();
             }
         }
     }

@@ -270,7 +270,7 @@ mod tests {
                 (mpsc::channel(16), QuestionLocks::default(), "host".parse::<Name>().unwrap());
             let mut ends = Vec::new();
             for user in [71, 71, 72] {
-                let (ours, theirs) = program::call_socket().unwrap();
+                let (ours, theirs) = program::connection_socket().unwrap();
                 let (version_min, version_max, epoch, boot, name) = (VERSION, VERSION, 0, [0; 16], host.clone());
                 let hello = Message::Hello { version_min, version_max, epoch, boot, name };
                 for message in [hello, Message::Who { number: 7 }, Message::Who { number: 7 }] {

@@ -51,13 +51,13 @@ const NO: u8 = b'n';
 /// What a refusal is as an error.
 const REFUSED: io::ErrorKind = io::ErrorKind::QuotaExceeded;
 
-/// Whether the holder is there, and does not want to.
+/// Whether the descriptor store is there, and does not want to.
 #[must_use]
 pub fn is_refusal(error: &io::Error) -> bool {
     error.kind() == REFUSED
 }
 
-/// Where the holder listens.
+/// Where the descriptor store listens.
 fn socket_in(folder: &Path) -> PathBuf {
     folder.join("holder.socket")
 }
@@ -70,7 +70,7 @@ pub struct DescriptorStore {
 }
 
 impl DescriptorStore {
-    /// Finds the holder of `folder`, and starts one if there is none and `start` says so.
+    /// Finds the descriptor store of `folder`, and starts one if there is none and `start` says so.
     ///
     /// # Errors
     /// There is none, or it does not answer.
@@ -126,7 +126,7 @@ impl DescriptorStore {
             match bytes[0] {
                 ITEM => drop(items.insert(text, descriptors)),
                 OK => return Ok(items),
-                _ => return Err(io::Error::new(REFUSED, format!("the holder refuses: {text}"))),
+                _ => return Err(io::Error::new(REFUSED, format!("the descriptor store refuses: {text}"))),
             }
         }
     }
@@ -134,7 +134,7 @@ impl DescriptorStore {
     /// Keeps `descriptors` under `key`, in place of what was kept there. When this returns they are safe.
     ///
     /// # Errors
-    /// The holder is gone, or full.
+    /// The descriptor store is gone, or full.
     pub fn store_descriptors(&self, key: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         self.ask(KEEP, key, descriptors).map(drop)
     }
@@ -142,7 +142,7 @@ impl DescriptorStore {
     /// Forgets what is kept under `key`, if anything.
     ///
     /// # Errors
-    /// The holder is gone.
+    /// The descriptor store is gone.
     pub fn forget(&self, key: &str) -> io::Result<()> {
         self.ask(FORGET, key, &[]).map(drop)
     }
@@ -150,12 +150,12 @@ impl DescriptorStore {
     /// Copies of all that is kept.
     ///
     /// # Errors
-    /// The holder is gone.
+    /// The descriptor store is gone.
     pub fn all(&self) -> io::Result<BTreeMap<String, Vec<OwnedFd>>> {
         self.ask(GIVE, "", &[])
     }
 
-    /// Lets the holder end if it keeps nothing.
+    /// Lets the descriptor store end if it keeps nothing.
     ///
     /// # Errors
     /// It keeps something, or is gone already.
@@ -164,7 +164,7 @@ impl DescriptorStore {
     }
 }
 
-/// Starts a holder that outlives this process.
+/// Starts a descriptor store that outlives this process.
 fn spawn(folder: &Path) -> io::Result<std::process::Child> {
     Command::new("/proc/self/exe")
         .arg0("tombolod")
@@ -179,10 +179,10 @@ fn spawn(folder: &Path) -> io::Result<std::process::Child> {
         .spawn()
 }
 
-/// The holder itself: serves until it is told to leave with nothing to keep.
+/// The descriptor store itself: serves until it is told to leave with nothing to keep.
 ///
 /// # Errors
-/// The socket cannot be made, or another holder has it.
+/// The socket cannot be made, or another process has it.
 pub fn serve(folder: &Path) -> io::Result<()> {
     let path = socket_in(folder);
     open_folder(folder)?;
@@ -193,8 +193,8 @@ pub fn serve(folder: &Path) -> io::Result<()> {
     let mut store = Store::default();
     let (mut clients, mut shut): (Vec<OwnedFd>, bool) = (Vec::new(), false);
     while !store.over {
-        let door = (!shut).then_some(&listener);
-        let mut polled: Vec<_> = clients.iter().chain(door).map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+        let waiting = (!shut).then_some(&listener);
+        let mut polled: Vec<_> = clients.iter().chain(waiting).map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
         match poll(&mut polled, shut.then_some(&SHUT)) {
             Ok(_) => {}
             Err(rustix::io::Errno::INTR) => continue,
@@ -214,7 +214,7 @@ pub fn serve(folder: &Path) -> io::Result<()> {
                     clients.push(client);
                 }
                 Ok(_) => {}
-                // Who waits at the door stays there, and would be looked for without end.
+                // Who waits at the socket stays there, and would be looked for without end.
                 Err(_) => shut = true,
             }
         }
@@ -223,7 +223,7 @@ pub fn serve(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a client is of this user. One that stops in the middle of its answer must not stop the holder.
+/// Whether a client is of this user. One that stops in the middle of its answer must not stop the descriptor store.
 fn is_welcome(client: &OwnedFd) -> bool {
     let this = rustix::process::geteuid().as_raw();
     fd_passing::user_of(client).is_ok_and(|user| user == this || user == 0)
@@ -293,12 +293,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn b16_holder_that_is_about_to_listen_is_waited_for() {
+    fn b16_store_that_is_about_to_listen_is_waited_for() {
         let folder = tempfile::tempdir().unwrap();
         let path = socket_in(folder.path());
-        assert!(DescriptorStore::find(folder.path(), false).is_err(), "a holder that nobody started");
-        let door = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-        bind(&door, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        assert!(DescriptorStore::find(folder.path(), false).is_err(), "a descriptor store that nobody started");
+        let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
         let refused = fd_passing::connect(&path, SocketType::SEQPACKET).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
         std::thread::scope(|scope| {
@@ -308,7 +308,7 @@ mod tests {
             while !finds.is_finished() && Instant::now() < until {
                 let _ = poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: 1_000_000 }));
             }
-            listen(&door, 1).unwrap();
+            listen(&listener, 1).unwrap();
             finds.join().unwrap().expect("found once it listens");
         });
     }
@@ -318,9 +318,9 @@ mod tests {
         let flags = SocketFlags::CLOEXEC;
         let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
         sockopt::set_socket_timeout(&ours, sockopt::Timeout::Recv, Some(Duration::from_millis(20))).unwrap();
-        let holder = DescriptorStore { socket: Mutex::new(ours) };
-        assert!(!is_refusal(&holder.forget("first").unwrap_err()));
+        let store = DescriptorStore { socket: Mutex::new(ours) };
+        assert!(!is_refusal(&store.forget("first").unwrap_err()));
         let _ = fd_passing::send(&theirs, &[OK], &[]);
-        holder.forget("second").expect_err("nobody answered this");
+        store.forget("second").expect_err("nobody answered this");
     }
 }

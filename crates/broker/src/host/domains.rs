@@ -30,7 +30,7 @@ pub(crate) type Refusal = (u16, String);
 #[derive(Debug)]
 pub(crate) struct Domains {
     pub config: Config,
-    pub book: BrokerState,
+    pub state: BrokerState,
     /// The connected QEMUs.
     pub vms: BTreeMap<String, Vm>,
     /// The host and its accounts.
@@ -40,7 +40,7 @@ pub(crate) struct Domains {
 impl Domains {
     /// Whether this process is the QEMU of a domain.
     pub fn is_current(&self, name: &str, process: u64) -> bool {
-        self.book.machines.get(name).is_some_and(|machine| machine.process == process)
+        self.state.machines.get(name).is_some_and(|machine| machine.process == process)
     }
 
     /// How a domain fares (B-12).
@@ -48,7 +48,7 @@ impl Domains {
         if self.config.is_local(name) {
             return Life::Running;
         }
-        match (self.book.machines.get(name), self.vms.get(name)) {
+        match (self.state.machines.get(name), self.vms.get(name)) {
             (Some(machine), Some(_)) if machine.ended => Life::DomainGone,
             (Some(_), Some(vm)) if vm.is_stopped => Life::Paused,
             (Some(_), Some(vm)) => match vm.running {
@@ -62,7 +62,7 @@ impl Domains {
 
     /// A guest's broker is there; in a new boot it is a new life (B-6).
     pub fn begin_life(&mut self, name: &str, boot: [u8; 16]) {
-        let Some(machine) = self.book.machines.get_mut(name) else { return };
+        let Some(machine) = self.state.machines.get_mut(name) else { return };
         if machine.boot == Some(boot) {
             return;
         }
@@ -72,8 +72,8 @@ impl Domains {
             vm.booted = Some(Instant::now());
         }
         if !first {
-            let life = self.book.number();
-            if let Some(machine) = self.book.machines.get_mut(name) {
+            let life = self.state.number();
+            if let Some(machine) = self.state.machines.get_mut(name) {
                 machine.life = life;
             }
         }
@@ -99,7 +99,7 @@ impl Domains {
 
     /// The lives of both ends of a link, if both are there.
     pub fn lives(&self, link: &Link) -> Option<[u64; 2]> {
-        let lives = link.ends.each_ref().map(|end| match self.book.machines.get(end) {
+        let lives = link.ends.each_ref().map(|end| match self.state.machines.get(end) {
             _ if self.config.is_local(end) => Some(0),
             machine => machine.map(|machine| machine.life),
         });
@@ -128,7 +128,7 @@ impl Domains {
 
     /// Whether both ends of a link have both regions.
     pub fn is_up(&self, number: u32) -> bool {
-        let link = &self.book.links[&number];
+        let link = &self.state.links[&number];
         let has = |end: &String, own| match self.has_region(end, number, link.generation, own) {
             _ if self.config.is_local(end) => true,
             Some(has) => has,
@@ -141,7 +141,7 @@ impl Domains {
 
     /// Links that are up, as one end sees them: number and peer.
     pub fn up_links(&self, domain: &str) -> Vec<(u32, String)> {
-        let up = self.book.links_of(domain).filter(|(number, _)| self.is_up(*number));
+        let up = self.state.links_of(domain).filter(|(number, _)| self.is_up(*number));
         up.filter_map(|(number, link)| Some((number, link.ends[1 - link.side(domain)?].clone()))).collect()
     }
 
@@ -149,7 +149,7 @@ impl Domains {
     pub fn apply_returns(&mut self, domain: &str, version: u64, holds: &BTreeSet<String>) {
         let Some(vm) = self.vms.get(domain) else { return };
         let wanted = vm.wanted.borrow();
-        for old in &mut self.book.quarantine {
+        for old in &mut self.state.quarantine {
             let names = [true, false].map(|own| plug_name(old.link, old.generation, own));
             let had = names.iter().any(|name| holds.contains(name));
             // A report on an older list than the one that leaves it out says nothing.
@@ -175,16 +175,16 @@ impl Domains {
     /// The ends that have not left a link yet, and how many connections each said last that it has. One that cannot be told, as
     /// its broker is not there or of before Leave, is not waited for, and neither is one that is no more.
     pub fn open_on(&self, number: u32) -> Vec<(String, u16)> {
-        let Some(link) = self.book.links.get(&number).filter(|link| link.has_memory) else { return Vec::new() };
+        let Some(link) = self.state.links.get(&number).filter(|link| link.has_memory) else { return Vec::new() };
         // Whether an end still lives the life for which the link's memory is.
         let has_its_life = |end: &String| {
             let life = link.side(end).map(|side| link.lives[side]);
-            self.config.is_local(end) || self.book.machines.get(end).map(|machine| machine.life) == life
+            self.config.is_local(end) || self.state.machines.get(end).map(|machine| machine.life) == life
         };
         let open = |end: &String| {
             let guest = self.guest_of(end).filter(|it| it.is_to_leave(number, link.generation))?;
-            let calls = guest.usage(number, link.generation).map_or(0, |(calls, _)| calls);
-            (has_its_life(end) && self.liveness(end) != Life::DomainGone).then(|| (end.clone(), calls))
+            let connections = guest.usage(number, link.generation).map_or(0, |(connections, _)| connections);
+            (has_its_life(end) && self.liveness(end) != Life::DomainGone).then(|| (end.clone(), connections))
         };
         link.ends.iter().filter_map(open).collect()
     }
@@ -197,7 +197,7 @@ impl Domains {
 
     /// Why a domain may not have one more link (B-17).
     pub fn check_quota(&self, name: &Name, size: u64) -> Option<Refusal> {
-        let links = self.book.links_of(name.as_str()).count();
+        let links = self.state.links_of(name.as_str()).count();
         let Some(domain) = self.config.domains.get(name.as_str()) else {
             let full = links >= LINKS_MAX;
             return full.then(|| (code::QUOTA, format!("{name} has {links} links, the most there can be")));
@@ -205,7 +205,7 @@ impl Domains {
         if links >= usize::from(domain.links) {
             return Some((code::QUOTA, format!("{name} has {links} links of {}", domain.links)));
         }
-        let (used, more) = (self.book.memory_of(name.as_str()), 2 * size);
+        let (used, more) = (self.state.memory_of(name.as_str()), 2 * size);
         if used + more > domain.memory {
             let [used, all, more] = [used, domain.memory, more].map(bytes);
             return Some((code::QUOTA, format!("{name} uses {used} of {all}; the link would take {more}")));
@@ -223,7 +223,7 @@ impl Domains {
 
     /// Slots that links to come may have: those that QEMU says are free, less what is to be plugged into them.
     pub fn free_slots(&self, name: &str) -> u16 {
-        let needed = 2 * self.book.links_of(name).count() as u16;
+        let needed = 2 * self.state.links_of(name).count() as u16;
         match self.vms.get(name).and_then(|vm| Some((vm, vm.has.as_ref()?))) {
             Some((vm, (places, free))) => {
                 let there = vm.wanted.borrow().plugs.iter().filter(|plug| places.contains_key(&plug.name)).count();
@@ -243,12 +243,12 @@ impl Domains {
 
     /// Sends what waits for a QEMU.
     pub fn flush_messages(&mut self, name: &str, events: &mpsc::Sender<Event>) {
-        if let (Some(vm), Some(machine)) = (self.vms.get_mut(name), self.book.machines.get_mut(name)) {
+        if let (Some(vm), Some(machine)) = (self.vms.get_mut(name), self.state.machines.get_mut(name)) {
             vm.flush_messages(name, machine, events);
         }
     }
 
-    /// Writes a link into the book, or says why not.
+    /// Writes a link into the state, or says why not.
     pub fn insert_link(
         &mut self,
         ends: [&Name; 2],
@@ -260,15 +260,15 @@ impl Domains {
             return Ok(Some(refusal));
         }
         let vectors = ends.map(|name| self.config.domains.get(name.as_str()).map(|domain| domain.vectors));
-        let Some(number) = self.book.link_number_for(ends.map(Name::as_str), vectors) else {
+        let Some(number) = self.state.link_number_for(ends.map(Name::as_str), vectors) else {
             return Ok(Some((code::QUOTA, "all numbers of links are used up".into())));
         };
         let ends = ends.map(|name| name.as_str().to_owned());
         let (has_memory, generation, sealed, up, lives) = (false, 0, [false; 2], false, [0; 2]);
-        self.book.links.insert(number, Link { ends, size, configured, has_memory, generation, sealed, up, lives });
-        match journal.save(&self.book) {
+        self.state.links.insert(number, Link { ends, size, configured, has_memory, generation, sealed, up, lives });
+        match journal.save(&self.state) {
             Err(error) if is_unsaved(&error) => {
-                self.book.links.remove(&number);
+                self.state.links.remove(&number);
                 Ok(Some((code::FAILED, error.to_string())))
             }
             saved => saved.map(|()| None),
@@ -277,10 +277,10 @@ impl Domains {
 
     /// The link of two domains that may be taken away on demand, or why there is none.
     pub fn removable_link(&self, a: &Name, b: &Name) -> Result<u32, Vec<Message>> {
-        let Some(number) = self.book.link_between(a, b) else {
+        let Some(number) = self.state.link_between(a, b) else {
             return Err(refuse(code::NOT_FOUND, format!("{a} and {b} have no link")));
         };
-        if self.book.links[&number].configured {
+        if self.state.links[&number].configured {
             let path = self.config.path.display();
             return Err(refuse(
                 code::DENIED,

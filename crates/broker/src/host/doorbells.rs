@@ -25,49 +25,49 @@ pub(crate) struct Doorbells<'a> {
 
 impl Doorbells<'_> {
     /// Gives each QEMU the doorbells of those peers that it has a link with, and no other (B-8).
-    pub fn update_bells(&mut self) -> io::Result<()> {
+    pub fn update_doorbells(&mut self) -> io::Result<()> {
         for viewer in self.domains.vms.keys().cloned().collect::<Vec<_>>() {
             let mut wanted: BTreeMap<String, (u64, u32)> = BTreeMap::new();
             for (number, peer) in self.domains.up_links(&viewer) {
-                let process = match self.domains.book.machines.get(&peer) {
+                let process = match self.domains.state.machines.get(&peer) {
                     Some(machine) => machine.process,
-                    // Other memory has another bell.
-                    None => u64::from(self.domains.book.links[&number].generation),
+                    // Other memory has another doorbell.
+                    None => u64::from(self.domains.state.links[&number].generation),
                 };
                 if self.domains.stormed_by(&peer).is_some_and(|stormed_by| !stormed_by.contains(&viewer)) {
                     wanted.insert(peer, (process, number));
                 }
             }
             let mut stale = Vec::new();
-            for (number, bell) in &self.domains.book.machines[&viewer].bells {
-                if wanted.get(&bell.peer) == Some(&(bell.process, bell.link)) {
-                    wanted.remove(&bell.peer);
-                } else if !(self.migrations.is_departing(&viewer) || keeps_bell(&viewer, bell, self.domains)) {
-                    let process = self.domains.book.machines.get(&bell.peer).map(|peer| peer.process);
-                    stale.push((*number, process != Some(bell.process)));
+            for (number, doorbell) in &self.domains.state.machines[&viewer].doorbells {
+                if wanted.get(&doorbell.peer) == Some(&(doorbell.process, doorbell.link)) {
+                    wanted.remove(&doorbell.peer);
+                } else if !(self.migrations.is_departing(&viewer) || keeps_doorbell(&viewer, doorbell, self.domains)) {
+                    let process = self.domains.state.machines.get(&doorbell.peer).map(|peer| peer.process);
+                    stale.push((*number, process != Some(doorbell.process)));
                 }
             }
             for (number, is_dead) in stale {
-                let peer = self.domains.book.machines[&viewer].bells[&number].peer.clone();
+                let peer = self.domains.state.machines[&viewer].doorbells[&number].peer.clone();
                 let is_dead = is_dead && !self.domains.config.is_local(&peer);
-                let machine = self.domains.book.machines.get_mut(&viewer);
-                if !(is_dead && machine.is_some_and(|machine| machine.bury_bell(number))) {
-                    self.withdraw_bell(&viewer, number)?;
+                let machine = self.domains.state.machines.get_mut(&viewer);
+                if !(is_dead && machine.is_some_and(|machine| machine.bury_doorbell(number))) {
+                    self.withdraw_doorbell(&viewer, number)?;
                 }
             }
             for (peer, (process, link)) in wanted {
-                self.give_bell(&viewer, GrantedDoorbell { peer, process, link, given: false })?;
+                self.give_doorbell(&viewer, GrantedDoorbell { peer, process, link, given: false })?;
             }
         }
         Ok(())
     }
 
     /// Gives a QEMU a doorbell once that is written down.
-    pub fn give_bell(&mut self, viewer: &str, bell: GrantedDoorbell) -> io::Result<()> {
-        let (peer, link) = (bell.peer.clone(), bell.link);
+    pub fn give_doorbell(&mut self, viewer: &str, doorbell: GrantedDoorbell) -> io::Result<()> {
+        let (peer, link) = (doorbell.peer.clone(), doorbell.link);
         let rings = match self.domains.vms.get(&peer) {
-            Some(vm) => Some(&**vm.device.bell(link)),
-            None => self.memory.regions.get(&link).and_then(|memory| memory.bell.as_deref()),
+            Some(vm) => Some(&**vm.device.doorbell(link)),
+            None => self.memory.regions.get(&link).and_then(|memory| memory.doorbell.as_deref()),
         };
         // Without a descriptor there is a doorbell later.
         let rings = match rings.map(OwnedFd::try_clone) {
@@ -78,19 +78,20 @@ impl Doorbells<'_> {
             }
             None => return Ok(()),
         };
-        let most = self.domains.config.domains.get(viewer).map_or(0, |domain| usize::from(domain.bells));
-        let Some(machine) = self.domains.book.machines.get_mut(viewer) else { return Ok(()) };
-        let number = if machine.bells.len() < most { machine.number_for(&peer) } else { None };
+        let most = self.domains.config.domains.get(viewer).map_or(0, |domain| usize::from(domain.doorbells));
+        let Some(machine) = self.domains.state.machines.get_mut(viewer) else { return Ok(()) };
+        let number = if machine.doorbells.len() < most { machine.number_for(&peer) } else { None };
         let Some(number) = number else {
             if let Some(vm) = self.domains.vms.get_mut(viewer) {
-                vm.trouble = Some(format!("it gets no doorbell of {peer}: it has {} of {most}", machine.bells.len()));
+                vm.trouble =
+                    Some(format!("it gets no doorbell of {peer}: it has {} of {most}", machine.doorbells.len()));
             }
             return Ok(());
         };
-        machine.bells.insert(number, bell);
-        if let Err(error) = self.journal.save(&self.domains.book) {
+        machine.doorbells.insert(number, doorbell);
+        if let Err(error) = self.journal.save(&self.domains.state) {
             // It was not given.
-            self.domains.book.machines.get_mut(viewer).map(|machine| machine.bells.remove(&number));
+            self.domains.state.machines.get_mut(viewer).map(|machine| machine.doorbells.remove(&number));
             return Err(error);
         }
         self.domains.send_message(viewer, (number.into(), Some(rings)), &self.schedule.events);
@@ -98,20 +99,20 @@ impl Doorbells<'_> {
     }
 
     /// Takes a doorbell away, whose number is not used again (B-8).
-    pub fn withdraw_bell(&mut self, viewer: &str, number: u16) -> io::Result<()> {
-        if let Some(bell) =
-            self.domains.book.machines.get_mut(viewer).and_then(|machine| machine.bells.get_mut(&number))
+    pub fn withdraw_doorbell(&mut self, viewer: &str, number: u16) -> io::Result<()> {
+        if let Some(doorbell) =
+            self.domains.state.machines.get_mut(viewer).and_then(|machine| machine.doorbells.get_mut(&number))
         {
             // Until it is done, a broker that begins does it again.
-            bell.given = false;
-            if let Some(machine) = self.domains.book.machines.get_mut(viewer) {
+            doorbell.given = false;
+            if let Some(machine) = self.domains.state.machines.get_mut(viewer) {
                 machine.is_spent = true;
             }
-            self.journal.save(&self.domains.book)?;
+            self.journal.save(&self.domains.state)?;
         }
         self.domains.send_message(viewer, (number.into(), None), &self.schedule.events);
-        if let Some(machine) = self.domains.book.machines.get_mut(viewer) {
-            machine.bells.remove(&number);
+        if let Some(machine) = self.domains.state.machines.get_mut(viewer) {
+            machine.doorbells.remove(&number);
         }
         Ok(())
     }
@@ -124,7 +125,7 @@ pub(crate) struct Storms(BTreeMap<(u32, String), u32>);
 impl Storms {
     /// Takes the doorbell away for a while from the peer on `link`, which rang without end (B-8).
     pub fn begin_storm(&mut self, name: &str, link: u32, domains: &mut Domains, schedule: &Schedule) {
-        let peer = domains.book.links.get(&link).and_then(|link| Some(link.ends[1 - link.side(name)?].clone()));
+        let peer = domains.state.links.get(&link).and_then(|link| Some(link.ends[1 - link.side(name)?].clone()));
         let Some(peer) = peer else { return };
         if domains.stormed_by_mut(name).is_some_and(|stormed_by| stormed_by.insert(peer.clone())) {
             let times = self.0.entry((link, peer.clone())).or_default();
@@ -151,13 +152,13 @@ impl Storms {
 }
 
 /// Whether a domain keeps a doorbell that it would not be given now: to take one back is what its QEMU does not forget (B-8, B-26).
-fn keeps_bell(viewer: &str, bell: &GrantedDoorbell, domains: &Domains) -> bool {
-    let Some(link) = domains.book.links.get(&bell.link).filter(|link| link.side(viewer).is_some()) else {
+fn keeps_doorbell(viewer: &str, doorbell: &GrantedDoorbell, domains: &Domains) -> bool {
+    let Some(link) = domains.state.links.get(&doorbell.link).filter(|link| link.side(viewer).is_some()) else {
         return false;
     };
-    let is_same = match domains.book.machines.get(&bell.peer) {
-        Some(machine) => machine.process == bell.process,
-        None => domains.config.is_local(&bell.peer) && u64::from(link.generation) == bell.process,
+    let is_same = match domains.state.machines.get(&doorbell.peer) {
+        Some(machine) => machine.process == doorbell.process,
+        None => domains.config.is_local(&doorbell.peer) && u64::from(link.generation) == doorbell.process,
     };
-    is_same && domains.stormed_by(&bell.peer).is_some_and(|stormed_by| !stormed_by.contains(viewer))
+    is_same && domains.stormed_by(&doorbell.peer).is_some_and(|stormed_by| !stormed_by.contains(viewer))
 }

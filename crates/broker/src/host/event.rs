@@ -35,7 +35,7 @@ pub enum Event {
     /// An administrator wants to be served as the programs of this account are.
     Entered(OwnedFd, Name),
     /// QEMU told something.
-    Told(String, u64, News),
+    Qemu(String, u64, News),
     /// What was seen of a machine whose QEMU is not connected (B-27).
     Alone(String, Alone),
     /// A storm is over: the domain that was rung, and who rang.
@@ -64,7 +64,7 @@ impl Event {
     pub(crate) fn has_consequences(&self) -> bool {
         match self {
             Self::ProgramConnected(..) | Self::Entered(..) => false,
-            Self::Joined(..) | Self::Left(..) | Self::Room(..) | Self::Rang(..) | Self::Loud(..) | Self::Told(..) => {
+            Self::Joined(..) | Self::Left(..) | Self::Room(..) | Self::Rang(..) | Self::Loud(..) | Self::Qemu(..) => {
                 false
             }
             Self::Unsettled => false,
@@ -123,7 +123,7 @@ mod tests {
             asked(Message::Who { number: 1 }),
             Event::Rang("a".into(), 1),
             Event::Loud("a".into(), 1),
-            Event::Told("a".into(), 1, News::Running(true)),
+            Event::Qemu("a".into(), 1, News::Running(true)),
             Event::Room("a".into(), 1),
             Event::Joined("a".into(), socket()),
             Event::Left("a".into(), 1),

@@ -11,7 +11,7 @@ use tombolo_control::{
     VERSION_LEAVE, VERSION_NET, Way,
 };
 
-use crate::{endpoint::addresses::is_told, host::mapped::Mapped};
+use crate::{endpoint::addresses::is_published, host::mapped::Mapped};
 
 /// Where the guest's page is in the device's memory.
 const GUEST_AT: u64 = 4096;
@@ -44,7 +44,7 @@ pub struct LinkNews {
     /// Bytes of each.
     pub size: u64,
     /// What to ring.
-    pub bell: u16,
+    pub doorbell: u16,
     /// Which end the guest is.
     pub side: u8,
     /// What is allowed.
@@ -60,12 +60,12 @@ pub struct Guest {
     name: Name,
     /// The guest said Hello in this session.
     greeted: bool,
-    told: BTreeMap<u32, LinkNews>,
+    sent_links: BTreeMap<u32, LinkNews>,
     /// What it is told, as far as the session has no room yet.
     waiting: VecDeque<Message>,
     /// Domain numbers that the guest was told (B-19).
     numbers: BTreeMap<Name, u16>,
-    /// Links that it has open, by number and generation: calls, and bytes that these have.
+    /// Links that it has open, by number and generation: connections, and bytes that these have.
     usage: BTreeMap<(u32, u32), (u16, u64)>,
     /// The guest understands Leave (B-21).
     hears_leave: bool,
@@ -73,10 +73,10 @@ pub struct Guest {
     /// link (B-22).
     finds: bool,
     addresses: Vec<[u8; 16]>,
-    told_addresses: BTreeMap<u32, Vec<[u8; 16]>>,
+    sent_addresses: BTreeMap<u32, Vec<[u8; 16]>>,
     /// It understands Nets; and what it was told of its interfaces, if it was (B-28).
     hears_nets: bool,
-    told_nets: Option<Vec<Message>>,
+    sent_nets: Option<Vec<Message>>,
     /// Links that the guest was told to leave, by number and generation, and whether it has (B-21).
     leaving: BTreeMap<(u32, u32), bool>,
 }
@@ -103,24 +103,25 @@ impl Guest {
     /// The memory cannot be written.
     pub fn begin(name: Name, memory: &Mapped) -> io::Result<Self> {
         let session = Session::begin(Path::Host, random()?, &mut DeviceBoxes(memory))?;
-        let (told, waiting, numbers, usage) = (BTreeMap::new(), VecDeque::new(), BTreeMap::new(), BTreeMap::new());
+        let (sent_links, waiting, numbers, usage) =
+            (BTreeMap::new(), VecDeque::new(), BTreeMap::new(), BTreeMap::new());
         let (hears_leave, leaving) = (false, BTreeMap::new());
-        let (finds, addresses, told_addresses) = (false, Vec::new(), BTreeMap::new());
+        let (finds, addresses, sent_addresses) = (false, Vec::new(), BTreeMap::new());
         let greeted = false;
         Ok(Self {
             session,
             name,
             greeted,
-            told,
+            sent_links,
             waiting,
             numbers,
             usage,
             hears_leave,
             finds,
             addresses,
-            told_addresses,
+            sent_addresses,
             hears_nets: false,
-            told_nets: None,
+            sent_nets: None,
             leaving,
         })
     }
@@ -143,12 +144,12 @@ impl Guest {
             match event {
                 Some(tombolo_control::Event::Began) => {
                     self.greeted = false;
-                    self.told.clear();
+                    self.sent_links.clear();
                     self.waiting.clear();
                     self.numbers.clear();
                     self.usage.clear();
                     self.leaving.clear();
-                    (self.addresses, self.told_addresses, self.told_nets) = (Vec::new(), BTreeMap::new(), None);
+                    (self.addresses, self.sent_addresses, self.sent_nets) = (Vec::new(), BTreeMap::new(), None);
                     self.send_message(hello(self.session.epoch(), host));
                     self.send_message(Message::You { name: self.name.clone() });
                 }
@@ -180,17 +181,17 @@ impl Guest {
                 *left = true;
                 Some(GuestRequest::Left)
             }
-            Message::Usage { link, generation, calls, used } if self.greeted => {
+            Message::Usage { link, generation, connections, used } if self.greeted => {
                 // Of nothing but what it was told of: it says as much as it likes.
-                if self.told.get(&link).is_some_and(|told| told.generation == generation) {
-                    self.usage.retain(|(it, _), _| *it != link && self.told.contains_key(it));
-                    self.usage.insert((link, generation), (calls, used));
+                if self.sent_links.get(&link).is_some_and(|sent| sent.generation == generation) {
+                    self.usage.retain(|(it, _), _| *it != link && self.sent_links.contains_key(it));
+                    self.usage.insert((link, generation), (connections, used));
                 }
                 None
             }
             Message::Addresses { link: 0, mut addresses } if self.greeted => {
                 // Of those that each kernel has it says nothing to others, whatever they do with it.
-                addresses.retain(is_told);
+                addresses.retain(is_published);
                 let moved = self.addresses != addresses;
                 self.addresses = addresses;
                 moved.then_some(GuestRequest::Moved)
@@ -230,10 +231,11 @@ impl Guest {
         if !self.finds || !self.is_there() || !self.has_sent_all() {
             return false;
         }
-        let known = |link: &u32| self.told_addresses.get(link).map_or(&[][..], Vec::as_slice);
-        let news = peers.iter().filter(|(link, now)| self.told.contains_key(link) && known(link) != now.as_slice());
+        let known = |link: &u32| self.sent_addresses.get(link).map_or(&[][..], Vec::as_slice);
+        let news =
+            peers.iter().filter(|(link, now)| self.sent_links.contains_key(link) && known(link) != now.as_slice());
         let messages: Vec<_> = news.map(|(&link, now)| Message::Addresses { link, addresses: now.clone() }).collect();
-        self.told_addresses = peers;
+        self.sent_addresses = peers;
         let any = !messages.is_empty();
         self.waiting.extend(messages);
         any
@@ -241,25 +243,25 @@ impl Guest {
 
     /// Says which interfaces it is to have, if that is news (B-28). True if something was said.
     pub fn send_nets(&mut self, nets: Vec<Message>) -> bool {
-        if !self.hears_nets || !self.is_there() || !self.has_sent_all() || self.told_nets.as_ref() == Some(&nets) {
+        if !self.hears_nets || !self.is_there() || !self.has_sent_all() || self.sent_nets.as_ref() == Some(&nets) {
             return false;
         }
         self.waiting.push_back(Message::Nets { count: nets.len() as u16 });
         self.waiting.extend(nets.iter().cloned());
-        self.told_nets = Some(nets);
+        self.sent_nets = Some(nets);
         true
     }
 
     /// The links that it was told of.
     #[must_use]
-    pub fn told(&self) -> &BTreeMap<u32, LinkNews> {
-        &self.told
+    pub fn sent_links(&self) -> &BTreeMap<u32, LinkNews> {
+        &self.sent_links
     }
 
     /// Whether the guest has this memory, understands Leave, and has not yet answered that it left (B-21).
     #[must_use]
     pub fn is_to_leave(&self, link: u32, generation: u32) -> bool {
-        let has_it = self.told.get(&link).is_some_and(|told| told.generation == generation);
+        let has_it = self.sent_links.get(&link).is_some_and(|sent| sent.generation == generation);
         let left = self.leaving.get(&(link, generation)).copied().unwrap_or_default();
         self.is_there() && self.hears_leave && has_it && !left
     }
@@ -292,19 +294,19 @@ impl Guest {
         let fresh = numbers.iter().filter(|(name, number)| self.numbers.get(*name) != Some(*number));
         messages.extend(fresh.map(|(name, &number)| Message::Number { name: name.clone(), number }));
         self.numbers = numbers;
-        for (&link, old) in &self.told {
+        for (&link, old) in &self.sent_links {
             if links.get(&link).is_none_or(|new| new.generation != old.generation) {
                 messages.push(Message::Unlink { link, generation: old.generation });
             }
         }
         for (&link, new) in links {
-            let old = self.told.get(&link).filter(|old| old.generation == new.generation);
+            let old = self.sent_links.get(&link).filter(|old| old.generation == new.generation);
             new.append_changes(link, old, &mut messages);
         }
-        self.told.clone_from(links);
+        self.sent_links.clone_from(links);
         self.leaving.retain(|(link, generation), _| links.get(link).is_some_and(|new| new.generation == *generation));
         for (&link, &wait) in leaving.iter().filter(|_| self.hears_leave) {
-            if let Some(generation) = links.get(&link).map(|told| told.generation)
+            if let Some(generation) = links.get(&link).map(|sent| sent.generation)
                 && !self.leaving.contains_key(&(link, generation))
             {
                 self.leaving.insert((link, generation), false);
@@ -320,22 +322,33 @@ impl Guest {
 impl LinkNews {
     /// What is to be said of it to a guest that knows `old`.
     fn append_changes(&self, link: u32, old: Option<&Self>, messages: &mut Vec<Message>) {
-        let same = |old: &Self| Self { bell: self.bell, life: self.life, ..old.clone() } == *self;
+        let same = |old: &Self| Self { doorbell: self.doorbell, life: self.life, ..old.clone() } == *self;
         let life = Message::Life { link, generation: self.generation, life: self.life };
         match old {
             Some(old) if same(old) => {
-                if old.bell != self.bell {
-                    messages.push(Message::Bell { link, bell: self.bell });
+                if old.doorbell != self.doorbell {
+                    messages.push(Message::Bell { link, doorbell: self.doorbell });
                 }
                 if old.life != self.life {
                     messages.push(life);
                 }
             }
             _ => {
-                let Self { generation, peer, own, theirs, size, bell, side, rules, .. } = self.clone();
+                let Self { generation, peer, own, theirs, size, doorbell, side, rules, .. } = self.clone();
                 // A peer's doorbell has one vector: the one at which it waits for this link (B-8).
                 let (allows, vectors) = (rules.len() as u16, 1);
-                messages.push(Message::Link { link, generation, peer, own, theirs, size, bell, vectors, side, allows });
+                messages.push(Message::Link {
+                    link,
+                    generation,
+                    peer,
+                    own,
+                    theirs,
+                    size,
+                    doorbell,
+                    vectors,
+                    side,
+                    allows,
+                });
                 let allows = rules.into_iter().map(|(way, service)| Message::Allow { link, way, service });
                 messages.extend(allows);
                 messages.push(life);

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use tombolo_control::{FIRST_BELL, NO_BELL, Name, Pattern, Place, Way};
+use tombolo_control::{FIRST_DOORBELL, NO_DOORBELL, Name, Pattern, Place, Way};
 
 use super::{
     domains::Domains,
@@ -26,27 +26,27 @@ impl GuestView<'_> {
     /// end; only the peer's life is another.
     pub fn links(&self) -> BTreeMap<u32, LinkNews> {
         let up = self.domains.up_links(self.name);
-        let mut told: BTreeMap<u32, LinkNews> =
+        let mut shown: BTreeMap<u32, LinkNews> =
             up.iter().filter_map(|(number, peer)| Some((*number, self.link_news(*number, peer)?))).collect();
-        for (number, old) in self.guest.told() {
+        for (number, old) in self.guest.sent_links() {
             let link =
-                self.domains.book.links.get(number).filter(|it| it.has_memory && it.generation == old.generation);
+                self.domains.state.links.get(number).filter(|it| it.has_memory && it.generation == old.generation);
             if link.is_some() && self.leaving.contains_key(number) {
                 // Its rules may be gone: the link stays as it is until it goes (B-21).
                 let life = self.domains.liveness(old.peer.as_str());
-                told.insert(*number, LinkNews { life, ..old.clone() });
-            } else if link.is_some() && !told.contains_key(number) {
+                shown.insert(*number, LinkNews { life, ..old.clone() });
+            } else if link.is_some() && !shown.contains_key(number) {
                 let life = self.domains.liveness(old.peer.as_str());
-                told.insert(*number, LinkNews { life, bell: NO_BELL, ..old.clone() });
+                shown.insert(*number, LinkNews { life, doorbell: NO_DOORBELL, ..old.clone() });
             }
         }
-        told
+        shown
     }
 
     /// A link as one end is to see it.
     fn link_news(&self, number: u32, peer: &str) -> Option<LinkNews> {
         let domain = self.name;
-        let link = &self.domains.book.links[&number];
+        let link = &self.domains.state.links[&number];
         let place = |own| -> Option<Place> {
             if self.domains.config.is_local(domain) {
                 return "".parse().ok();
@@ -55,26 +55,26 @@ impl GuestView<'_> {
             places.get(&plug_name(number, link.generation, own))?.parse().ok()
         };
         let (me, peer_name): (Name, Name) = (checked_name(domain), checked_name(peer));
-        let bell = match self.domains.book.machines.get(domain) {
+        let doorbell = match self.domains.state.machines.get(domain) {
             Some(machine) => {
-                let mut bells = machine.bells.iter();
-                bells.find(|(_, bell)| bell.peer == peer).map_or(NO_BELL, |(number, _)| *number)
+                let mut doorbells = machine.doorbells.iter();
+                doorbells.find(|(_, doorbell)| doorbell.peer == peer).map_or(NO_DOORBELL, |(number, _)| *number)
             }
             // An account has the eventfds themselves; it heeds whether it may ring.
-            None if self.domains.vms.get(peer)?.stormed_by.contains(domain) => NO_BELL,
-            None => FIRST_BELL,
+            None if self.domains.vms.get(peer)?.stormed_by.contains(domain) => NO_DOORBELL,
+            None => FIRST_DOORBELL,
         };
         let allow = |way: Way| move |service: &Pattern| (way, service.clone());
         let mut rules: Vec<_> = self.domains.config.services(&peer_name, &me).map(allow(Way::In)).collect();
         rules.extend(self.domains.config.services(&me, &peer_name).map(allow(Way::Out)));
         let (own, theirs, life) = (place(true)?, place(false)?, self.domains.liveness(peer));
         let (generation, size, side) = (link.generation, link.size, link.side(domain)? as u8);
-        Some(LinkNews { generation, peer: peer_name, own, theirs, size, bell, side, rules, life })
+        Some(LinkNews { generation, peer: peer_name, own, theirs, size, doorbell, side, rules, life })
     }
 
     /// Where the peers of its links may be reached, as each machine and each account says of itself (B-22).
     pub fn addresses(&self, links: &BTreeMap<u32, LinkNews>) -> BTreeMap<u32, Vec<[u8; 16]>> {
         let of = |peer: &str| self.domains.guest_of(peer).map_or_else(Vec::new, |guest| guest.addresses().to_vec());
-        links.iter().map(|(&link, told)| (link, of(told.peer.as_str()))).collect()
+        links.iter().map(|(&link, shown)| (link, of(shown.peer.as_str()))).collect()
     }
 }

@@ -19,7 +19,7 @@ use std::{
 };
 
 use rustix::event::EventfdFlags;
-use tombolo_control::{HOST_BELL, MARKS_AT, OWN_BELL, vector_of};
+use tombolo_control::{HOST_DOORBELL, MARKS_AT, OWN_DOORBELL, vector_of};
 
 use crate::{
     fd_passing,
@@ -58,11 +58,11 @@ impl Device {
     /// # Errors
     /// Memory or descriptors are used up.
     pub fn new(name: &str, socket: OwnedFd, vectors: u16) -> io::Result<Self> {
-        let bell = || rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let own = (0..vectors).map(|_| bell().map(Arc::new)).collect::<Result<Vec<_>, _>>()?;
+        let doorbell = || rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let own = (0..vectors).map(|_| doorbell().map(Arc::new)).collect::<Result<Vec<_>, _>>()?;
         let (lanes, memory) = (lanes(name, own.len()), memory::create_device("tombolo-device")?);
         let boxes = Mapped::new(&memory)?;
-        Ok(Self { socket, memory, boxes, host: bell()?, own, lanes, mark: 0, is_muted: false })
+        Ok(Self { socket, memory, boxes, host: doorbell()?, own, lanes, mark: 0, is_muted: false })
     }
 
     /// From safe keeping; none if something is missing.
@@ -96,10 +96,10 @@ impl Device {
     /// # Errors
     /// Descriptors are used up.
     pub fn greeting(&self) -> io::Result<Vec<Message>> {
-        let mut all = vec![(PROTOCOL, None), (OWN_BELL.into(), None), (MEMORY, Some(self.memory.try_clone()?))];
-        all.push((HOST_BELL.into(), Some(self.host.try_clone()?)));
+        let mut all = vec![(PROTOCOL, None), (OWN_DOORBELL.into(), None), (MEMORY, Some(self.memory.try_clone()?))];
+        all.push((HOST_DOORBELL.into(), Some(self.host.try_clone()?)));
         for own in &self.own {
-            all.push((OWN_BELL.into(), Some(own.try_clone()?)));
+            all.push((OWN_DOORBELL.into(), Some(own.try_clone()?)));
         }
         Ok(all)
     }
@@ -112,11 +112,11 @@ impl Device {
 
     /// The doorbell of this device for the peer on `link`, who can notify no other of its vectors (B-8).
     #[must_use]
-    pub fn bell(&self, link: u32) -> &Arc<OwnedFd> {
+    pub fn doorbell(&self, link: u32) -> &Arc<OwnedFd> {
         &self.own[usize::from(self.vector(link))]
     }
 
-    /// What rings [`bell`](Self::bell).
+    /// What rings [`doorbell`](Self::doorbell).
     #[must_use]
     pub fn lane(&self, link: u32) -> &Lane {
         &self.lanes[usize::from(self.vector(link))]

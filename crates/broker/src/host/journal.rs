@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The order in which the broker's state is written down and the holder forgets what it leaves out (B-16).
+//! The order in which the broker's state is written down and the descriptor store forgets what it leaves out (B-16).
 
 use std::{io, path::PathBuf, sync::Arc};
 
@@ -14,38 +14,38 @@ use super::{
 pub(crate) struct Journal {
     pub folder: PathBuf,
     saved: BrokerState,
-    /// The book could not be saved, and that was said.
+    /// The broker's state could not be saved, and that was said.
     is_unsaved: bool,
-    /// What the holder is to forget once the book that leaves it out is saved.
+    /// What the descriptor store is to forget once the broker's state that leaves it out is saved.
     given_up: Vec<String>,
-    pub holder: Arc<DescriptorStore>,
+    pub store: Arc<DescriptorStore>,
 }
 
 impl Journal {
-    /// Of a book as it is saved in `folder`.
-    pub fn new(folder: PathBuf, saved: BrokerState, holder: DescriptorStore) -> Self {
-        Self { folder, saved, is_unsaved: false, given_up: Vec::new(), holder: Arc::new(holder) }
+    /// Of a state as it is saved in `folder`.
+    pub fn new(folder: PathBuf, saved: BrokerState, store: DescriptorStore) -> Self {
+        Self { folder, saved, is_unsaved: false, given_up: Vec::new(), store: Arc::new(store) }
     }
 
-    /// Writes the book down if it changed.
-    pub fn save(&mut self, book: &BrokerState) -> io::Result<()> {
-        if *book != self.saved {
-            book.save(&self.folder)?;
-            self.saved = book.clone();
+    /// Writes the state down if it changed.
+    pub fn save(&mut self, state: &BrokerState) -> io::Result<()> {
+        if *state != self.saved {
+            state.save(&self.folder)?;
+            self.saved = state.clone();
         }
         if std::mem::take(&mut self.is_unsaved) {
             tracing::info!("the broker's state is saved again");
         }
-        std::mem::take(&mut self.given_up).iter().try_for_each(|key| self.holder.forget(key))
+        std::mem::take(&mut self.given_up).iter().try_for_each(|key| self.store.forget(key))
     }
 
-    /// Writes the book down, which has something no more, and then has the holder forget that.
-    pub fn give_up(&mut self, book: &BrokerState, key: String) -> io::Result<()> {
+    /// Writes the state down, which has something no more, and then has the descriptor store forget that.
+    pub fn give_up(&mut self, state: &BrokerState, key: String) -> io::Result<()> {
         self.given_up.push(key);
-        self.save(book)
+        self.save(state)
     }
 
-    /// Where the book cannot be saved, on a disk that is full for instance, what was to be done is given up for now and tried
+    /// Where the state cannot be saved, on a disk that is full for instance, what was to be done is given up for now and tried
     /// again: all that was begun before goes on.
     pub fn defer_unsaved(&mut self, done: io::Result<()>, schedule: &mut Schedule) -> io::Result<()> {
         match done {

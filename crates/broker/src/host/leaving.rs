@@ -104,7 +104,7 @@ impl LeavingLinks {
         let cut = connections(open);
         let wait = domains.config.leave.as_millis();
         tracing::warn!("link {number} goes, as {why}: {cut} still open after {wait} ms");
-        if let Some(link) = domains.book.links.get(&number) {
+        if let Some(link) = domains.state.links.get(&number) {
             self.cut.insert((number, link.generation), cut);
         }
     }
@@ -146,6 +146,6 @@ fn millis(time: Duration) -> u32 {
 /// The connections of each end, in words.
 fn connections(open: &[(String, u16)]) -> String {
     // Who has not answered has one at least, whatever it said last.
-    let of = |(end, calls): &(String, u16)| format!("{} connections of {end}", (*calls).max(1));
+    let of = |(end, connections): &(String, u16)| format!("{} connections of {end}", (*connections).max(1));
     open.iter().map(of).collect::<Vec<_>>().join(" and ")
 }

@@ -56,26 +56,26 @@ pub(crate) struct LinkMemory {
     /// Regions that could not be sealed, and of which that was said.
     unsealed: BTreeSet<RegionKey>,
     pub chores: Chores,
-    holder: Arc<DescriptorStore>,
+    store: Arc<DescriptorStore>,
 }
 
 impl LinkMemory {
-    pub fn new(holder: Arc<DescriptorStore>, chores: Chores) -> Self {
+    pub fn new(store: Arc<DescriptorStore>, chores: Chores) -> Self {
         let (regions, retired, making, short) = Default::default();
         let (paces, mapping, sealing, unsealed) = Default::default();
-        Self { regions, retired, making, short, paces, mapping, sealing, unsealed, chores, holder }
+        Self { regions, retired, making, short, paces, mapping, sealing, unsealed, chores, store }
     }
 
-    /// Takes up what an earlier broker left of what the holder kept. A link whose memory is not there has none.
-    pub fn take_up_regions(&mut self, kept: &mut BTreeMap<String, Vec<OwnedFd>>, book: &mut BrokerState) {
-        for (number, link) in book.links.iter_mut().filter(|(_, link)| link.has_memory) {
+    /// Takes up what an earlier broker left of what the descriptor store kept. A link whose memory is not there has none.
+    pub fn take_up_regions(&mut self, kept: &mut BTreeMap<String, Vec<OwnedFd>>, state: &mut BrokerState) {
+        for (number, link) in state.links.iter_mut().filter(|(_, link)| link.has_memory) {
             let memory = kept.remove(&memory_key(*number, link.generation)).and_then(Regions::from_descriptors);
             match memory {
                 Some(memory) => drop(self.regions.insert(*number, memory)),
                 None => (link.has_memory, link.sealed, link.up) = (false, [false; 2], false),
             }
         }
-        for old in &book.quarantine {
+        for old in &state.quarantine {
             let memory = kept.remove(&memory_key(old.link, old.generation)).and_then(Regions::from_descriptors);
             self.retired.extend(memory.map(|memory| ((old.link, old.generation), memory)));
         }
@@ -95,7 +95,7 @@ impl LinkMemory {
         migrations: &Migrations,
         schedule: &mut Schedule,
     ) {
-        let link = &domains.book.links[&number];
+        let link = &domains.state.links[&number];
         let Some(lives) = domains.lives(link) else { return };
         // A region that was handed over and is not there any more cannot be had again: it is sealed.
         let lost = |side: usize| {
@@ -104,7 +104,7 @@ impl LinkMemory {
         if link.has_memory && (link.lives != lives || lost(0) || lost(1)) {
             self.retire_memory(number, domains);
         }
-        if !domains.book.links[&number].has_memory && may_have_memory(number, domains, migrations) {
+        if !domains.state.links[&number].has_memory && may_have_memory(number, domains, migrations) {
             self.begin_creation(number, domains, schedule);
         }
     }
@@ -123,7 +123,7 @@ impl LinkMemory {
             schedule.remind_after(wait);
             return;
         }
-        let link = &domains.book.links[&number];
+        let link = &domains.state.links[&number];
         let (ends, size, generation) = (link.ends.clone(), link.size, link.generation + 1);
         let local = ends.each_ref().map(|end| domains.config.is_local(end));
         self.making.insert(number);
@@ -144,29 +144,29 @@ impl LinkMemory {
         schedule: &mut Schedule,
     ) -> io::Result<()> {
         self.making.remove(&number);
-        let link = domains.book.links.get(&number).filter(|it| !it.has_memory && it.generation + 1 == generation);
+        let link = domains.state.links.get(&number).filter(|it| !it.has_memory && it.generation + 1 == generation);
         let lives = link.and_then(|link| domains.lives(link)).filter(|_| may_have_memory(number, domains, migrations));
         let (Some(link), Some(lives)) = (link, lives) else {
             memory::drop_aside(made);
             return Ok(());
         };
         let key = memory_key(number, generation);
-        let regions =
-            match made.and_then(|made| self.holder.store_descriptors(&key, &made.descriptors()).map(|()| made)) {
-                Ok(regions) => regions,
-                Err(error) => {
-                    if self.short.insert(number, Instant::now()).is_none() {
-                        let size = bytes(link.size);
-                        tracing::warn!("link {number}: no memory for two regions of {size} yet: {error}");
-                    }
-                    schedule.remind_after(RETRY);
-                    // If not even that is to be had the holder is gone.
-                    return self.holder.forget(&key);
+        let regions = match made.and_then(|made| self.store.store_descriptors(&key, &made.descriptors()).map(|()| made))
+        {
+            Ok(regions) => regions,
+            Err(error) => {
+                if self.short.insert(number, Instant::now()).is_none() {
+                    let size = bytes(link.size);
+                    tracing::warn!("link {number}: no memory for two regions of {size} yet: {error}");
                 }
-            };
+                schedule.remind_after(RETRY);
+                // If not even that is to be had the descriptor store is gone.
+                return self.store.forget(&key);
+            }
+        };
         self.short.remove(&number);
         let sealed = link.ends.each_ref().map(|end| domains.config.is_local(end));
-        if let Some(link) = domains.book.links.get_mut(&number) {
+        if let Some(link) = domains.state.links.get_mut(&number) {
             (link.has_memory, link.generation, link.sealed, link.lives) = (true, generation, sealed, lives);
         }
         self.regions.insert(number, regions);
@@ -175,7 +175,7 @@ impl LinkMemory {
 
     /// Once the owner's QEMU has its region nobody else will write it (B-10).
     pub fn begin_sealing(&mut self, number: u32, domains: &Domains, schedule: &mut Schedule) {
-        let link = &domains.book.links[&number];
+        let link = &domains.state.links[&number];
         let Some(own) = self.regions.get(&number).map(|memory| memory.own.clone()) else { return };
         for (side, memory) in own.into_iter().enumerate() {
             let (owner, region) = (&link.ends[side], (number, link.generation, side));
@@ -207,7 +207,7 @@ impl LinkMemory {
         self.sealing.remove(&region);
         let (number, generation, side) = region;
         let has_it = |link: &&mut Link| link.has_memory && link.generation == generation;
-        let Some(link) = domains.book.links.get_mut(&number).filter(has_it) else { return };
+        let Some(link) = domains.state.links.get_mut(&number).filter(has_it) else { return };
         match done {
             Ok(()) => {
                 link.sealed[side] = true;
@@ -228,9 +228,9 @@ impl LinkMemory {
     pub fn update_plugs(&self, domains: &Domains, migrations: &Migrations) {
         for (domain, vm) in &domains.vms {
             let mut plugs = Vec::new();
-            for (number, link) in domains.book.links_of(domain) {
+            for (number, link) in domains.state.links_of(domain) {
                 let (Some(side), Some(memory)) = (link.side(domain), self.regions.get(&number)) else { continue };
-                if link.lives[side] != domains.book.machines[domain].life {
+                if link.lives[side] != domains.state.machines[domain].life {
                     continue;
                 }
                 let mut plug = |own: bool, memory: &Arc<_>| {
@@ -256,15 +256,16 @@ impl LinkMemory {
 
     /// A link's memory goes out of use (B-11).
     pub fn retire_memory(&mut self, number: u32, domains: &mut Domains) {
-        let Some(link) = domains.book.links.get_mut(&number).filter(|link| link.has_memory) else { return };
+        let Some(link) = domains.state.links.get_mut(&number).filter(|link| link.has_memory) else { return };
         (link.has_memory, link.sealed, link.up, link.lives) = (false, [false; 2], false, [0; 2]);
-        let process = |end: &String| Some((end.clone(), domains.book.machines.get(end)?.process));
+        let process = |end: &String| Some((end.clone(), domains.state.machines.get(end)?.process));
         // An account that was told of it says when its programs let go.
-        let knows = |told: &LinkNews| told.generation == link.generation;
-        let told =
-            |end: &&String| domains.locals.get(*end).is_some_and(|it| it.guest.told().get(&number).is_some_and(knows));
-        let local = link.ends.iter().filter(told).map(|end| (end.clone(), 0)).collect::<Vec<_>>();
-        domains.book.quarantine.push(Quarantined {
+        let knows = |sent: &LinkNews| sent.generation == link.generation;
+        let has_it = |end: &&String| {
+            domains.locals.get(*end).is_some_and(|it| it.guest.sent_links().get(&number).is_some_and(knows))
+        };
+        let local = link.ends.iter().filter(has_it).map(|end| (end.clone(), 0)).collect::<Vec<_>>();
+        domains.state.quarantine.push(Quarantined {
             link: number,
             generation: link.generation,
             ends: link.ends.clone(),
@@ -279,15 +280,15 @@ impl LinkMemory {
             memory::drop_aside(std::mem::take(&mut memory.mapped));
             self.retired.insert((number, generation), memory);
         }
-        // Of calls that an earlier broker left, and that its account has not taken up, nobody else hears.
+        // Of connections that an earlier broker left, and that its account has not taken up, nobody else hears.
         for local in ends.iter().filter_map(|end| domains.locals.get(end)) {
-            local.kept.end_calls((number, generation));
+            local.kept.end_connections((number, generation));
         }
     }
 
     /// An account's programs have let go (B-11).
-    pub fn apply_release(&mut self, account: &str, link: u32, generation: u32, book: &mut BrokerState) {
-        for old in book.quarantine.iter_mut().filter(|old| (old.link, old.generation) == (link, generation)) {
+    pub fn apply_release(&mut self, account: &str, link: u32, generation: u32, state: &mut BrokerState) {
+        for old in state.quarantine.iter_mut().filter(|old| (old.link, old.generation) == (link, generation)) {
             old.held_by.remove(account);
             if let Some(memory) = self.retired.get_mut(&(link, generation)) {
                 memory.is_known = true;
@@ -303,19 +304,19 @@ impl LinkMemory {
         journal: &mut Journal,
         schedule: &mut Schedule,
     ) -> io::Result<()> {
-        let free: Vec<_> = domains.book.quarantine.extract_if(.., |old| old.held_by.is_empty()).collect();
+        let free: Vec<_> = domains.state.quarantine.extract_if(.., |old| old.held_by.is_empty()).collect();
         if free.is_empty() {
             return Ok(());
         }
-        if let Err(error) = journal.save(&domains.book) {
-            domains.book.quarantine.extend(free);
+        if let Err(error) = journal.save(&domains.state) {
+            domains.state.quarantine.extend(free);
             return Err(error);
         }
         // Whoever waited for room may have it now, and was looked at before.
         schedule.pace.request();
         for old in free {
             leaving.forget_cut(&old);
-            self.holder.forget(&memory_key(old.link, old.generation))?;
+            self.store.forget(&memory_key(old.link, old.generation))?;
             let Some(memory) = self.retired.remove(&(old.link, old.generation)) else { continue };
             let local = |side: &usize| memory.is_known && domains.config.is_local(&old.ends[*side]);
             for side in (0..2).filter(local) {
@@ -329,8 +330,8 @@ impl LinkMemory {
     }
 
     /// Maps what this broker writes of a region, beside this thread.
-    fn begin_mapping(&mut self, number: u32, side: usize, book: &BrokerState, schedule: &mut Schedule) {
-        let (Some(link), Some(memory)) = (book.links.get(&number), self.regions.get(&number)) else { return };
+    fn begin_mapping(&mut self, number: u32, side: usize, state: &BrokerState, schedule: &mut Schedule) {
+        let (Some(link), Some(memory)) = (state.links.get(&number), self.regions.get(&number)) else { return };
         let region = (number, link.generation, side);
         match self.mapping.get(&region) {
             Some(None) => return,
@@ -346,10 +347,10 @@ impl LinkMemory {
     }
 
     /// What this broker writes of a region was mapped.
-    pub fn finish_mapping(&mut self, region: RegionKey, mapped: io::Result<Mapped>, book: &BrokerState) {
+    pub fn finish_mapping(&mut self, region: RegionKey, mapped: io::Result<Mapped>, state: &BrokerState) {
         let (number, generation, side) = region;
         self.mapping.remove(&region);
-        let is_current = book.has((number, generation));
+        let is_current = state.has((number, generation));
         match (self.regions.get_mut(&number).filter(|_| is_current), mapped) {
             (Some(memory), Ok(mapped)) => memory.mapped[side] = Some(mapped),
             (Some(_), Err(error)) => {
@@ -366,19 +367,21 @@ impl LinkMemory {
         for (account, local) in &domains.locals {
             let mut lines = local.lines.lock().unwrap_or_else(PoisonError::into_inner);
             let links: BTreeMap<u32, u32> =
-                domains.book.links_of(account).map(|(number, link)| (number, link.generation)).collect();
+                domains.state.links_of(account).map(|(number, link)| (number, link.generation)).collect();
             let gone = lines.extract_if(.., |(number, generation), _| links.get(number) != Some(generation));
             // To unmap much takes long, too.
             gone.for_each(|(_, line)| memory::drop_aside(line));
             let mut is_new = false;
             for (number, peer) in domains.up_links(account) {
-                let link = &domains.book.links[&number];
+                let link = &domains.state.links[&number];
                 let (Some(side), Some(memory), Some(vm)) =
                     (link.side(account), self.regions.get(&number), domains.vms.get(&peer))
                 else {
                     continue;
                 };
-                if let (Entry::Vacant(line), Some(bell)) = (lines.entry((number, link.generation)), &memory.bell) {
+                if let (Entry::Vacant(line), Some(doorbell)) =
+                    (lines.entry((number, link.generation)), &memory.doorbell)
+                {
                     let Some(own_memory) = memory.mapped[side].clone() else {
                         unmapped.push((number, side));
                         continue;
@@ -388,9 +391,9 @@ impl LinkMemory {
                             own: memory.own[side].try_clone()?,
                             own_memory,
                             peer: memory.readonly[1 - side].try_clone()?,
-                            rings: Arc::clone(vm.device.bell(number)),
+                            rings: Arc::clone(vm.device.doorbell(number)),
                             lane: vm.device.lane(number).clone(),
-                            heard: bell.try_clone()?,
+                            heard: doorbell.try_clone()?,
                         })
                     };
                     // Without descriptors there are some later.
@@ -409,7 +412,7 @@ impl LinkMemory {
                 local.notify();
             }
         }
-        unmapped.into_iter().for_each(|(number, side)| self.begin_mapping(number, side, &domains.book, schedule));
+        unmapped.into_iter().for_each(|(number, side)| self.begin_mapping(number, side, &domains.state, schedule));
         if is_short {
             schedule.remind_after(RETRY);
         }
@@ -418,10 +421,10 @@ impl LinkMemory {
 
 /// Whether there is room for new memory beside what is not given back (B-17).
 fn may_have_memory(number: u32, domains: &Domains, migrations: &Migrations) -> bool {
-    let old = domains.book.quarantine.iter().filter(|old| old.link == number).count();
+    let old = domains.state.quarantine.iter().filter(|old| old.link == number).count();
     let over = |end: &String| {
-        domains.config.domains.get(end).is_some_and(|domain| domains.book.memory_of(end) > domain.memory)
+        domains.config.domains.get(end).is_some_and(|domain| domains.state.memory_of(end) > domain.memory)
     };
-    let ends = &domains.book.links[&number].ends;
+    let ends = &domains.state.links[&number].ends;
     old < OLD_MAX && !ends.iter().any(over) && ends.iter().all(|end| migrations.why_without_links(end).is_none())
 }

@@ -19,7 +19,7 @@ pub struct Regions {
     /// The same for the other end: open for reading alone.
     pub readonly: [Arc<OwnedFd>; 2],
     /// Rung by a machine for programs of the host.
-    pub bell: Option<Arc<OwnedFd>>,
+    pub doorbell: Option<Arc<OwnedFd>>,
     /// What this broker writes of it, by the side whose it is, once that is mapped: it takes long where there is much of it.
     pub mapped: [Option<Mapped>; 2],
     /// No program of the host has it but those that this broker knows of; once it is out of use and they let go, none has.
@@ -31,12 +31,12 @@ impl Regions {
     ///
     /// # Errors
     /// They cannot be opened once more.
-    pub fn new(own: [OwnedFd; 2], bell: Option<OwnedFd>) -> io::Result<Self> {
+    pub fn new(own: [OwnedFd; 2], doorbell: Option<OwnedFd>) -> io::Result<Self> {
         let [Ok(a), Ok(b)] = own.each_ref().map(readonly) else { return Err(io::ErrorKind::NotFound.into()) };
         Ok(Self {
             own: own.map(Arc::new),
             readonly: [Arc::new(a), Arc::new(b)],
-            bell: bell.map(Arc::new),
+            doorbell: doorbell.map(Arc::new),
             mapped: [None, None],
             is_known: true,
         })
@@ -54,7 +54,7 @@ impl Regions {
     /// For safe keeping.
     #[must_use]
     pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        self.own.iter().chain(&self.bell).map(|fd| fd.as_fd()).collect()
+        self.own.iter().chain(&self.doorbell).map(|fd| fd.as_fd()).collect()
     }
 }
 
@@ -102,8 +102,8 @@ pub fn create_pair(number: u32, ends: &[String; 2], size: u64, local: [bool; 2])
         }
         io::Result::Ok(region)
     };
-    let bell = if local.contains(&true) { Some(super::eventfd::event()?) } else { None };
-    Regions::new([make(0)?, make(1)?], bell)
+    let doorbell = if local.contains(&true) { Some(super::eventfd::event()?) } else { None };
+    Regions::new([make(0)?, make(1)?], doorbell)
 }
 
 /// No new mapping will ever write it; those that are there go on.

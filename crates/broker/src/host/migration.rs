@@ -122,7 +122,7 @@ impl Migrations {
             return Some(refuse(code::NO_QEMU, format!("{name}: its QEMU takes no commands: {why}")));
         }
         // It has freed what it would free once more with its doorbell.
-        domains.book.machines.get(name).is_some_and(|machine| machine.is_spent).then(|| {
+        domains.state.machines.get(name).is_some_and(|machine| machine.is_spent).then(|| {
             let why = "its QEMU had to forget a doorbell (a link that was removed, a storm): it would end with its own. Start it anew";
             refuse(code::QEMU_REFUSES, format!("{name}: {why}"))
         })
@@ -184,7 +184,7 @@ impl Migrations {
 
     /// Whether nothing of a machine's links is left that its QEMU is to have, and its doorbell is to go.
     pub fn is_to_be_bare(&self, name: &str, domains: &Domains) -> bool {
-        self.is_departing(name) && domains.book.links_of(name).all(|(_, link)| !link.has_memory)
+        self.is_departing(name) && domains.state.links_of(name).all(|(_, link)| !link.has_memory)
     }
 
     /// A doorbell that is to go is not rung any more.
@@ -212,7 +212,7 @@ impl Migrations {
         let now = Instant::now();
         for name in self.departures.keys().cloned().collect::<Vec<_>>() {
             let links: Vec<u32> =
-                domains.book.links_of(&name).filter(|(_, link)| link.has_memory).map(|(number, _)| number).collect();
+                domains.state.links_of(&name).filter(|(_, link)| link.has_memory).map(|(number, _)| number).collect();
             let is_asked = domains.vms.get(&name).is_some_and(|vm| vm.wanted.borrow().bare);
             let version = domains.vms.get(&name).map_or(0, |vm| vm.wanted.borrow().version);
             let Some(departure) = self.departures.get_mut(&name) else { continue };
@@ -284,9 +284,12 @@ impl Migrations {
             return;
         };
         let took = u32::try_from(departure.began.elapsed().as_millis()).unwrap_or(u32::MAX);
-        let cut = departure.cut.iter().map(|(_, calls)| u32::from(*calls).max(1)).sum();
-        let ends: Vec<String> =
-            departure.cut.iter().map(|(end, calls)| format!("{} connections of {end}", (*calls).max(1))).collect();
+        let cut = departure.cut.iter().map(|(_, connections)| u32::from(*connections).max(1)).sum();
+        let ends: Vec<String> = departure
+            .cut
+            .iter()
+            .map(|(end, connections)| format!("{} connections of {end}", (*connections).max(1)))
+            .collect();
         let mut note = if ends.is_empty() { String::new() } else { format!("{} were cut", ends.join(" and ")) };
         if !is_filled {
             note += if note.is_empty() { "" } else { "; " };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What tools are shown of domains and links (B-15).
 
-use tombolo_control::{Life, LinkState, Message, NO_BELL, Stage};
+use tombolo_control::{Life, LinkState, Message, NO_DOORBELL, Stage};
 
 use super::{
     accounts::relay::CALM, domains::Domains, doorbells::Storms, leaving::LeavingLinks, link_memory::LinkMemory,
@@ -24,8 +24,8 @@ pub(crate) struct Overview<'a> {
 impl Overview<'_> {
     pub fn list_links(&self) -> Vec<Message> {
         let mut rows = Vec::new();
-        for (&number, link) in &self.domains.book.links {
-            let old = self.domains.book.quarantine.iter().filter(|old| old.link == number);
+        for (&number, link) in &self.domains.state.links {
+            let old = self.domains.state.quarantine.iter().filter(|old| old.link == number);
             let short = !link.has_memory
                 && link.ends.iter().all(|end| self.domains.is_there(end))
                 && !self.memory.making.contains(&number);
@@ -55,7 +55,8 @@ impl Overview<'_> {
             });
             rows.extend(link.ends.iter().map(|end| self.end_row(number, link, end)));
         }
-        for old in self.domains.book.quarantine.iter().filter(|old| !self.domains.book.links.contains_key(&old.link)) {
+        for old in self.domains.state.quarantine.iter().filter(|old| !self.domains.state.links.contains_key(&old.link))
+        {
             let [a, b] = old.ends.each_ref().map(|end| checked_name(end));
             rows.push(Message::LinkRow {
                 link: old.link,
@@ -78,7 +79,7 @@ impl Overview<'_> {
             life: self.domains.liveness(name),
             slots_used,
             slots,
-            memory_used: self.domains.book.memory_of(name),
+            memory_used: self.domains.state.memory_of(name),
             memory,
             note: self.trouble(name).unwrap_or(who).into(),
         };
@@ -95,7 +96,7 @@ impl Overview<'_> {
 
     /// How far a link is (B-7).
     fn link_state(&self, number: u32) -> LinkState {
-        let link = &self.domains.book.links[&number];
+        let link = &self.domains.state.links[&number];
         if self.domains.is_up(number) {
             LinkState::Up
         } else if !link.ends.iter().all(|end| self.domains.is_there(end))
@@ -111,30 +112,32 @@ impl Overview<'_> {
     fn stage(&self, number: u32, link: &Link, end: &str) -> Stage {
         let Some(guest) = self.domains.guest_of(end) else { return Stage::Absent };
         let is_plugged = self.domains.config.is_local(end) || self.has_both(number, link, end);
-        let is_told = guest.told().get(&number).is_some_and(|told| told.generation == link.generation);
+        let is_sent = guest.sent_links().get(&number).is_some_and(|sent| sent.generation == link.generation);
         match guest.usage(number, link.generation) {
             _ if !is_plugged => Stage::Unplugged,
             _ if !guest.is_there() => Stage::Silent,
             Some(_) => Stage::Open,
-            None if is_told => Stage::Closed,
+            None if is_sent => Stage::Closed,
             // It may not know of it yet.
             None => Stage::Unplugged,
         }
     }
 
     fn end_row(&self, number: u32, link: &Link, end: &String) -> Message {
-        let (vm, machine) = (self.domains.vms.get(end), self.domains.book.machines.get(end));
+        let (vm, machine) = (self.domains.vms.get(end), self.domains.state.machines.get(end));
         let guest = self.domains.guest_of(end);
-        let (calls, used) = guest.and_then(|guest| guest.usage(number, link.generation)).unwrap_or_default();
-        let bell = machine.and_then(|it| it.bells.iter().find(|(_, bell)| bell.link == number).map(|(bell, _)| *bell));
+        let (connections, used) = guest.and_then(|guest| guest.usage(number, link.generation)).unwrap_or_default();
+        let doorbell = machine.and_then(|it| {
+            it.doorbells.iter().find(|(_, doorbell)| doorbell.link == number).map(|(doorbell, _)| *doorbell)
+        });
         Message::EndRow {
             link: number,
             name: checked_name(end),
             stage: self.stage(number, link, end),
             life: self.domains.liveness(end),
-            bell: bell.unwrap_or(NO_BELL),
+            doorbell: doorbell.unwrap_or(NO_DOORBELL),
             vector: vm.map_or(0, |vm| vm.device.vector(number)),
-            calls,
+            connections,
             used,
             storms: self.storms.count_storms(number, end),
         }
@@ -156,7 +159,7 @@ impl Overview<'_> {
 
     /// What an administrator should know of a domain.
     fn trouble(&self, name: &str) -> Option<String> {
-        if let Some((kept, seconds)) = self.domains.book.owed_by(name).filter(|(_, seconds)| *seconds >= OVERDUE) {
+        if let Some((kept, seconds)) = self.domains.state.owed_by(name).filter(|(_, seconds)| *seconds >= OVERDUE) {
             let kept = bytes(kept);
             return Some(format!("{name} has not given back {kept} for {seconds} s"));
         }

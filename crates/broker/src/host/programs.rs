@@ -21,24 +21,25 @@ use crate::config::checked_name;
 /// What accounts are served with.
 #[derive(Debug)]
 pub(crate) struct Programs {
-    /// Calls of programs of the host that an earlier broker left, until their account takes them up.
-    calls: BTreeMap<Key, Vec<StoredConnection>>,
-    holder: Arc<DescriptorStore>,
+    /// Connections of programs of the host that an earlier broker left, until their account takes them up.
+    connections: BTreeMap<Key, Vec<StoredConnection>>,
+    store: Arc<DescriptorStore>,
 }
 
 impl Programs {
-    pub fn new(holder: Arc<DescriptorStore>) -> Self {
-        Self { calls: BTreeMap::new(), holder }
+    pub fn new(store: Arc<DescriptorStore>) -> Self {
+        Self { connections: BTreeMap::new(), store }
     }
 
-    /// Takes up the calls that an earlier broker left on memory that links have still, out of what the holder kept.
-    pub fn take_up_calls(&mut self, kept: &mut BTreeMap<String, Vec<OwnedFd>>, domains: &Domains) {
-        let calls = kept.extract_if(.., |key, _| stored::parse(key).is_some_and(|(link, _)| domains.book.has(link)));
-        for (key, descriptors) in calls.collect::<Vec<_>>() {
+    /// Takes up the connections that an earlier broker left on memory that links have still, out of what the descriptor store kept.
+    pub fn restore_connections(&mut self, kept: &mut BTreeMap<String, Vec<OwnedFd>>, domains: &Domains) {
+        let connections =
+            kept.extract_if(.., |key, _| stored::parse(key).is_some_and(|(link, _)| domains.state.has(link)));
+        for (key, descriptors) in connections.collect::<Vec<_>>() {
             if let Some((link, made)) = stored::parse(&key)
-                && let Some(call) = StoredConnection::from_descriptors(made, descriptors)
+                && let Some(connection) = StoredConnection::from_descriptors(made, descriptors)
             {
-                self.calls.entry(link).or_default().push(call);
+                self.connections.entry(link).or_default().push(connection);
             }
         }
     }
@@ -53,36 +54,36 @@ impl Programs {
         let gone: Vec<_> = domains.locals.keys().filter(|name| !domains.config.is_local(name)).cloned().collect();
         gone.iter().for_each(|name| dismiss(name, domains));
         let given =
-            domains.book.accounts.iter().filter(|(name, user)| domains.config.accounts.get(*name) != Some(*user));
+            domains.state.accounts.iter().filter(|(name, user)| domains.config.accounts.get(*name) != Some(*user));
         for name in given.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
             dismiss(&name, domains);
             // What programs of another user have of it, also from before this broker, is not for those that come now.
-            let links: Vec<_> = domains.book.links_of(&name).map(|(number, _)| number).collect();
+            let links: Vec<_> = domains.state.links_of(&name).map(|(number, _)| number).collect();
             links.into_iter().for_each(|number| memory.retire_memory(number, domains));
         }
-        domains.book.accounts.clone_from(&domains.config.accounts);
+        domains.state.accounts.clone_from(&domains.config.accounts);
         self.end_orphans(domains);
         for name in domains.config.accounts.keys().map(String::as_str).chain([domains.config.host.as_str()]) {
             if !domains.locals.contains_key(name) {
-                let mine = |key: &Key| domains.book.links.get(&key.0).is_some_and(|link| link.side(name).is_some());
+                let mine = |key: &Key| domains.state.links.get(&key.0).is_some_and(|link| link.side(name).is_some());
                 let kept = StoredConnections::new(
-                    Arc::clone(&self.holder),
-                    self.calls.extract_if(.., |key, _| mine(key)).collect(),
+                    Arc::clone(&self.store),
+                    self.connections.extract_if(.., |key, _| mine(key)).collect(),
                 );
-                let local = Local::start(&checked_name(name), domains.config.slice, kept, &schedule.events)?;
+                let local = Local::start(&checked_name(name), domains.config.window, kept, &schedule.events)?;
                 domains.locals.insert(name.into(), local);
             }
         }
         Ok(())
     }
 
-    /// Ends calls that an earlier broker left and no account will take up: it is none any more, or the memory is not that of its link.
+    /// Ends connections that an earlier broker left and no account will take up: it is none any more, or the memory is not that of its link.
     fn end_orphans(&mut self, domains: &Domains) {
-        let (book, config) = (&domains.book, &domains.config);
-        let has_account = |key: &Key| book.links[&key.0].ends.iter().any(|end| config.is_local(end));
-        let orphans = self.calls.extract_if(.., |key, _| !book.has(*key) || !has_account(key));
-        for (link, calls) in orphans.collect::<Vec<_>>() {
-            stored::end_calls(Some(&self.holder), link, calls);
+        let (state, config) = (&domains.state, &domains.config);
+        let has_account = |key: &Key| state.links[&key.0].ends.iter().any(|end| config.is_local(end));
+        let orphans = self.connections.extract_if(.., |key, _| !state.has(*key) || !has_account(key));
+        for (link, connections) in orphans.collect::<Vec<_>>() {
+            stored::end_connections(Some(&self.store), link, connections);
         }
     }
 }
@@ -93,14 +94,14 @@ fn dismiss(name: &str, domains: &mut Domains) {
         local.dismiss();
     }
     // Nobody would say that its programs let go. What they map is theirs.
-    domains.book.quarantine.iter_mut().for_each(|old| _ = old.held_by.remove(name));
+    domains.state.quarantine.iter_mut().for_each(|old| _ = old.held_by.remove(name));
 }
 
 /// Programs hear of a machine that went while no broker was there: their accounts are not told of a link with it (V-7).
 pub(crate) fn report_lost_peers(domains: &Domains) {
     for (account, local) in &domains.locals {
         let is_lost = |(number, generation): Key| {
-            let link = domains.book.links.get(&number).filter(|_| domains.book.has((number, generation)));
+            let link = domains.state.links.get(&number).filter(|_| domains.state.has((number, generation)));
             link.is_some_and(|link| link.ends.iter().any(|end| end != account && domains.is_gone(end)))
         };
         let (link, generation, life) = (0, 0, Life::DomainGone);

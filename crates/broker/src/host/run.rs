@@ -47,7 +47,7 @@ const GAP: Duration = Duration::from_millis(10);
 pub fn run(
     config_path: &Path,
     folder: &Path,
-    start_holder: bool,
+    start_store: bool,
     ask_again: Duration,
 ) -> Result<(), Box<dyn std::error::Error>> {
     let config = Config::read(config_path)?;
@@ -55,22 +55,22 @@ pub fn run(
     let _lock = startup::lock_soon(&folder.join("lock"))?;
     raise_limit()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(2).build()?;
-    runtime.block_on(serve(folder, config, start_holder, ask_again))?;
+    runtime.block_on(serve(folder, config, start_store, ask_again))?;
     Ok(())
 }
 
-async fn serve(folder: &Path, config: Config, start_holder: bool, ask_again: Duration) -> io::Result<()> {
+async fn serve(folder: &Path, config: Config, start_store: bool, ask_again: Duration) -> io::Result<()> {
     let (mut end, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let mut hangup = signal(SignalKind::hangup())?;
-    let holder = DescriptorStore::find(folder, start_holder)?;
+    let store = DescriptorStore::find(folder, start_store)?;
     let (events, mut heard) = mpsc::channel(EVENTS_MAX);
     let (host, group) = (config.host.clone(), config.group);
-    let mut broker = Broker::begin(folder, config, holder, events.clone(), ask_again)?;
+    let mut broker = Broker::begin(folder, config, store, events.clone(), ask_again)?;
     let mut herald = XenThread::default();
     herald.reconcile(broker.config())?;
     let _keep = ReaperThread::begin(folder)?;
-    let mut doors = DeviceSockets::default();
-    doors.reconcile_sockets(&broker, folder, &events)?;
+    let mut device_sockets = DeviceSockets::default();
+    device_sockets.reconcile_sockets(&broker, folder, &events)?;
     let mode = if group.is_some() { 0o660 } else { 0o600 };
     let control = fd_passing::listen(&control_path(folder), SocketType::SEQPACKET, mode, None, group)?;
     let serves = control_socket::serve(async_fd::watch(control)?, host, events.clone());
@@ -105,7 +105,7 @@ async fn serve(folder: &Path, config: Config, start_holder: bool, ask_again: Dur
             broker.reconcile_in_turn()?;
         }
         if reload {
-            let met = herald.reconcile(broker.config()).and(doors.reconcile_sockets(&broker, folder, &events));
+            let met = herald.reconcile(broker.config()).and(device_sockets.reconcile_sockets(&broker, folder, &events));
             if let Err(error) = met {
                 tracing::warn!("not all of the configuration can be met, read it again later: {error}");
             }
@@ -115,9 +115,9 @@ async fn serve(folder: &Path, config: Config, start_holder: bool, ask_again: Dur
     control.abort();
     programs.abort();
     let _ = std::fs::remove_file(program_socket(folder));
-    doors.close(folder);
+    device_sockets.close(folder);
     let _ = std::fs::remove_file(control_path(folder));
-    broker.end(start_holder);
+    broker.end(start_store);
     Ok(())
 }
 
@@ -129,10 +129,10 @@ impl DeviceSockets {
     /// One for each domain that is configured. An error is that of the last one that cannot be had; the others are there.
     fn reconcile_sockets(&mut self, broker: &Broker, folder: &Path, events: &mpsc::Sender<Event>) -> io::Result<()> {
         let domains = &broker.config().domains;
-        self.0.retain(|name, (user, door)| {
+        self.0.retain(|name, (user, task)| {
             let stays = domains.get(name).is_some_and(|domain| domain.user == *user);
             if !stays {
-                door.abort();
+                task.abort();
                 let _ = std::fs::remove_file(device_socket(folder, name));
             }
             stays
@@ -144,9 +144,9 @@ impl DeviceSockets {
                 let listener = fd_passing::listen(&path, SocketType::STREAM, 0o600, domain.user, None);
                 match listener.and_then(async_fd::watch) {
                     Ok(listener) => {
-                        let door = attend(name.clone(), listener, domain.user, events.clone());
-                        let door = tasks::begin_watched(events, Event::Broken("what lets a QEMU in"), door);
-                        self.0.insert(name.clone(), (domain.user, door));
+                        let task = attend(name.clone(), listener, domain.user, events.clone());
+                        let task = tasks::begin_watched(events, Event::Broken("what lets a QEMU in"), task);
+                        self.0.insert(name.clone(), (domain.user, task));
                     }
                     Err(error) => done = Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
                 }
@@ -156,8 +156,8 @@ impl DeviceSockets {
     }
 
     fn close(self, folder: &Path) {
-        for (name, (_, door)) in self.0 {
-            door.abort();
+        for (name, (_, task)) in self.0 {
+            task.abort();
             let _ = std::fs::remove_file(device_socket(folder, &name));
         }
     }

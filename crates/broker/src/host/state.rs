@@ -15,7 +15,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use tombolo_control::{FIRST_BELL, NO_BELL, Name, vector_of};
+use tombolo_control::{FIRST_DOORBELL, NO_DOORBELL, Name, vector_of};
 
 /// All of it.
 #[derive(Serialize, Deserialize, Default, Debug, Clone, PartialEq)]
@@ -50,9 +50,11 @@ pub struct Machine {
     /// The greeting of B-9 went out whole.
     pub greeted: bool,
     /// The next number for a doorbell (B-8).
-    pub next_bell: u16,
+    #[serde(rename = "next_bell")]
+    pub next_doorbell: u16,
     /// Doorbells that it was given.
-    pub bells: BTreeMap<u16, GrantedDoorbell>,
+    #[serde(rename = "bells")]
+    pub doorbells: BTreeMap<u16, GrantedDoorbell>,
     /// Numbers that each peer used up (B-17).
     pub spent: BTreeMap<String, u16>,
     /// Doorbells that it has still of peers whose QEMU is gone, of each so many (B-8).
@@ -63,7 +65,7 @@ pub struct Machine {
     pub is_spent: bool,
 }
 
-/// Why the book is not saved. A broker goes on then, and nothing that is to be in the book first is done before it is.
+/// Why the broker's state is not saved. A broker goes on then, and nothing that is to be in the state first is done before it is.
 #[derive(Debug, thiserror::Error)]
 #[error("the broker's state cannot be saved in {folder}: {why}")]
 struct Unsaved {
@@ -71,7 +73,7 @@ struct Unsaved {
     why: io::Error,
 }
 
-/// Whether an error is that the book could not be saved.
+/// Whether an error is that the broker's state could not be saved.
 #[must_use]
 pub fn is_unsaved(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|error| error.is::<Unsaved>())
@@ -96,8 +98,8 @@ impl Machine {
             ended: false,
             boot: None,
             greeted: false,
-            next_bell: FIRST_BELL,
-            bells: BTreeMap::new(),
+            next_doorbell: FIRST_DOORBELL,
+            doorbells: BTreeMap::new(),
             spent: BTreeMap::new(),
             dead: BTreeMap::new(),
             is_spent: false,
@@ -105,25 +107,25 @@ impl Machine {
     }
 
     /// Leaves it a doorbell of a peer whose QEMU is gone, which rings nobody any more, if there is room for that (B-8).
-    pub fn bury_bell(&mut self, number: u16) -> bool {
-        let Some(bell) = self.bells.get(&number) else { return false };
-        let dead = self.dead.entry(bell.peer.clone()).or_default();
+    pub fn bury_doorbell(&mut self, number: u16) -> bool {
+        let Some(doorbell) = self.doorbells.get(&number) else { return false };
+        let dead = self.dead.entry(doorbell.peer.clone()).or_default();
         if *dead >= DEAD_MAX {
             return false;
         }
         *dead += 1;
-        self.bells.remove(&number).is_some()
+        self.doorbells.remove(&number).is_some()
     }
 
     /// A number for the doorbell of `peer`, which is never given again; none if it had its share (B-8).
     pub fn number_for(&mut self, peer: &str) -> Option<u16> {
         let spent = self.spent.entry(peer.into()).or_default();
-        if *spent >= SHARE || self.next_bell == NO_BELL {
+        if *spent >= SHARE || self.next_doorbell == NO_DOORBELL {
             return None;
         }
         *spent += 1;
-        self.next_bell += 1;
-        Some(self.next_bell - 1)
+        self.next_doorbell += 1;
+        Some(self.next_doorbell - 1)
     }
 }
 
@@ -210,30 +212,32 @@ impl BrokerState {
         Some(best)
     }
 
-    /// Reads the book in `folder`; an empty one where there is none.
+    /// Reads the broker's state in `folder`; an empty one where there is none.
     ///
     /// # Errors
-    /// It cannot be read, or is no book.
+    /// It cannot be read, or is something else.
     pub fn read(folder: &Path) -> io::Result<Self> {
         let path = folder.join("state.json");
         match std::fs::read(&path) {
             Ok(bytes) => {
-                let mut book: Self = serde_json::from_slice(&bytes).map_err(|error| {
+                let mut state: Self = serde_json::from_slice(&bytes).map_err(|error| {
                     let path = path.display();
-                    io::Error::other(format!("{path} is no book of mine: {error}; remove it once no QEMU is connected"))
+                    io::Error::other(format!(
+                        "{path} is not the state of a broker: {error}; remove it once no QEMU is connected"
+                    ))
                 })?;
                 // One of before links had numbers of their own.
-                if book.last_link == 0 {
-                    book.last_link = u32::try_from(book.last).unwrap_or(u32::MAX);
+                if state.last_link == 0 {
+                    state.last_link = u32::try_from(state.last).unwrap_or(u32::MAX);
                 }
-                Ok(book)
+                Ok(state)
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
             Err(error) => Err(error),
         }
     }
 
-    /// Replaces the book in `folder`.
+    /// Replaces the state in `folder`.
     ///
     /// # Errors
     /// What the file system says; then the old one is still there, and [`is_unsaved`] knows the error.
@@ -256,7 +260,7 @@ impl BrokerState {
         self.links.get(&link).is_some_and(|link| link.has_memory && link.generation == generation)
     }
 
-    /// Names under which descriptors are kept for this book.
+    /// Names under which descriptors are kept for this state.
     #[must_use]
     pub fn keys(&self) -> BTreeSet<String> {
         let machines = self.machines.iter().map(|(name, machine)| machine_key(name, machine.process));
@@ -335,14 +339,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn b16_book_comes_back_as_it_was_saved() {
+    fn b16_state_comes_back_as_it_was_saved() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(BrokerState::read(folder.path()).unwrap(), BrokerState::default());
-        let mut book = BrokerState::default();
-        assert_eq!((book.number(), book.number(), book.link_number()), (1, 2, Some(1)));
+        let mut state = BrokerState::default();
+        assert_eq!((state.number(), state.number(), state.link_number()), (1, 2, Some(1)));
         let ends = ["a".to_owned(), "b".to_owned()];
         let (sealed, lives, up) = ([true, false], [4, 0], false);
-        book.links.insert(
+        state.links.insert(
             7,
             Link {
                 ends: ends.clone(),
@@ -356,25 +360,25 @@ mod tests {
             },
         );
         let held_by = BTreeMap::from([("a".to_owned(), 5)]);
-        book.quarantine.push(Quarantined { link: 7, generation: 2, ends, bytes: 2 << 20, held_by, since: 9 });
+        state.quarantine.push(Quarantined { link: 7, generation: 2, ends, bytes: 2 << 20, held_by, since: 9 });
         std::fs::write(folder.path().join("state.json.new"), "left by one that died").unwrap();
-        book.save(folder.path()).unwrap();
+        state.save(folder.path()).unwrap();
         let mode = std::fs::metadata(folder.path().join("state.json")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600, "others read it");
-        assert_eq!(BrokerState::read(folder.path()).unwrap(), book);
-        assert_eq!(book.keys(), ["memory/7/2", "memory/7/3"].map(String::from).into());
-        let uses = ["a", "b", "c"].map(|domain| book.memory_of(domain));
+        assert_eq!(BrokerState::read(folder.path()).unwrap(), state);
+        assert_eq!(state.keys(), ["memory/7/2", "memory/7/3"].map(String::from).into());
+        let uses = ["a", "b", "c"].map(|domain| state.memory_of(domain));
         assert_eq!(uses, [4 << 20, 2 << 20, 0], "what a keeps is not b's");
     }
 
     #[test]
     fn b17_guest_that_begins_lives_without_end_uses_up_no_numbers_of_links() {
-        let mut book = BrokerState { last: u64::from(u32::MAX), ..BrokerState::default() };
-        book.number();
-        assert_eq!(book.link_number(), Some(1));
-        book.last_link = u32::MAX;
-        assert_eq!(book.link_number(), None);
-        // A book of before knows the last of all numbers alone.
+        let mut state = BrokerState { last: u64::from(u32::MAX), ..BrokerState::default() };
+        state.number();
+        assert_eq!(state.link_number(), Some(1));
+        state.last_link = u32::MAX;
+        assert_eq!(state.link_number(), None);
+        // The state of an earlier broker knows the last of all numbers alone.
         let folder = tempfile::tempdir().unwrap();
         BrokerState { last: 7, ..BrokerState::default() }.save(folder.path()).unwrap();
         assert_eq!(BrokerState::read(folder.path()).unwrap().link_number(), Some(8));
@@ -382,22 +386,22 @@ mod tests {
 
     #[test]
     fn b8_links_share_a_vector_only_where_none_is_free() {
-        let mut book = BrokerState::default();
+        let mut state = BrokerState::default();
         let vectors = [Some(8), Some(4)];
         for nth in 0..14 {
             // Others make links in between.
-            book.last_link += 6;
+            state.last_link += 6;
             let peer = format!("b{nth}");
-            let number = book.link_number_for(["a", &peer], vectors).unwrap();
+            let number = state.link_number_for(["a", &peer], vectors).unwrap();
             let ends = ["a".to_owned(), peer];
             let (has_memory, configured, sealed, up, lives) = (false, false, [false; 2], false, [0; 2]);
             let link = Link { ends, size: 1 << 20, has_memory, configured, generation: 0, sealed, up, lives };
-            book.links.insert(number, link);
-            let used: BTreeSet<u16> = book.links.keys().map(|number| vector_of(*number, 8)).collect();
-            assert_eq!(used.len(), 7.min(nth + 1), "{:?}", book.links.keys());
+            state.links.insert(number, link);
+            let used: BTreeSet<u16> = state.links.keys().map(|number| vector_of(*number, 8)).collect();
+            assert_eq!(used.len(), 7.min(nth + 1), "{:?}", state.links.keys());
         }
-        book.last_link = u32::MAX;
-        assert_eq!(book.link_number_for(["a", "b"], vectors), None);
+        state.last_link = u32::MAX;
+        assert_eq!(state.link_number_for(["a", "b"], vectors), None);
     }
 
     #[test]
@@ -406,7 +410,7 @@ mod tests {
         let used: Vec<_> = std::iter::from_fn(|| machine.number_for("b")).collect();
         assert_eq!((used.len(), used[0], used[1023]), (1024, 2, 1025));
         assert_eq!((machine.number_for("b"), machine.number_for("c")), (None, Some(1026)));
-        machine.next_bell = NO_BELL;
+        machine.next_doorbell = NO_DOORBELL;
         assert_eq!(machine.number_for("d"), None);
     }
 }

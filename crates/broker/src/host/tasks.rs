@@ -70,24 +70,24 @@ impl Drop for Alarm {
     }
 }
 
-/// Tells whenever a bell rang, at a rate that the broker can bear.
+/// Tells whenever a doorbell rang, at a rate that the broker can bear.
 pub(crate) fn listen(
     name: &str,
     process: u64,
-    bell: OwnedFd,
+    doorbell: OwnedFd,
     events: &mpsc::Sender<Event>,
 ) -> io::Result<JoinHandle<()>> {
-    let (owner, sender, bell) = (name.to_owned(), events.clone(), async_fd::watch(bell)?);
+    let (owner, sender, doorbell) = (name.to_owned(), events.clone(), async_fd::watch(doorbell)?);
     let loss = Event::Faulty(owner.clone(), process);
     Ok(begin_watched(events, loss, async move {
         let (mut since, mut rings) = (Instant::now(), 0u64);
         loop {
-            let Ok(mut ready) = bell.readable().await else { return };
+            let Ok(mut ready) = doorbell.readable().await else { return };
             ready.clear_ready();
             if since.elapsed() > Duration::from_secs(1) {
                 (since, rings) = (Instant::now(), 0);
             }
-            rings = rings.saturating_add(eventfd::drain(&bell));
+            rings = rings.saturating_add(eventfd::drain(&doorbell));
             let loud = rings > LOUD;
             let what = if loud { Event::Loud } else { Event::Rang };
             if sender.send(what(owner.clone(), process)).await.is_err() {

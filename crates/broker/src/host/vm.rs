@@ -25,7 +25,7 @@ use crate::{
     },
 };
 
-/// A connected QEMU, beside what the book says of it.
+/// A connected QEMU, beside what the broker's state says of it.
 #[derive(Debug)]
 pub(crate) struct Vm {
     pub device: Device,
@@ -58,7 +58,7 @@ impl Vm {
         match self.outbound.flush(&self.device.socket) {
             Ok(true) => {
                 machine.greeted = true;
-                machine.bells.values_mut().for_each(|bell| bell.given = true);
+                machine.doorbells.values_mut().for_each(|doorbell| doorbell.given = true);
             }
             Ok(false) => {
                 let (name, process) = (name.to_owned(), machine.process);
@@ -82,7 +82,7 @@ impl Vm {
         }
     }
 
-    /// Says that the guest rings the host without end. That bell it keeps: without it nobody hears of its links.
+    /// Says that the guest rings the host without end. That doorbell it keeps: without it nobody hears of its links.
     pub fn report_loud(&mut self, name: &str) {
         let now = Instant::now();
         if self.loud.replace(now).is_none_or(|last| now.duration_since(last) > CALM) {
@@ -122,18 +122,18 @@ pub(crate) fn start(
     let (owner, sender) = (name.to_owned(), events.clone());
     let (user, users) = watch::channel(config.domains[name].user);
     let machine_type = config.domains[name].machine;
-    let (path, door) = (qmp_socket(folder, config, name), device_socket(folder, name));
+    let (path, socket) = (qmp_socket(folder, config, name), device_socket(folder, name));
     let pid = crate::fd_passing::process_of(&device.socket);
-    let target = qemu::Target { path, device: door, process: pid, machine_type, user: users, ask_again };
+    let target = qemu::Target { path, device: socket, process: pid, machine_type, user: users, ask_again };
     let supervised = qemu::supervise(target, watched, async move |news| {
-        let _ = sender.send(Event::Told(owner.clone(), process, news)).await;
+        let _ = sender.send(Event::Qemu(owner.clone(), process, news)).await;
     });
     tasks.push(tasks::begin_watched(events, loss(), supervised));
 
     if let Some(pid) = pid {
         let (owner, sender) = (name.to_owned(), events.clone());
         let watched = qemu::watch_process(pid, async move |is_stopped| {
-            let _ = sender.send(Event::Told(owner.clone(), process, News::Stopped(is_stopped))).await;
+            let _ = sender.send(Event::Qemu(owner.clone(), process, News::Stopped(is_stopped))).await;
         });
         tasks.push(tasks::begin_watched(events, loss(), watched));
     }

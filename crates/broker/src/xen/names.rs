@@ -118,7 +118,7 @@ struct Orders {
     /// None: it is to end.
     config: Mutex<Option<Config>>,
     /// Rung when that changed.
-    bell: OwnedFd,
+    doorbell: OwnedFd,
 }
 
 impl Orders {
@@ -128,7 +128,7 @@ impl Orders {
 
     fn give(&self, config: Option<Config>) {
         *self.config() = config;
-        event::raise(&self.bell);
+        event::raise(&self.doorbell);
     }
 }
 
@@ -158,8 +158,8 @@ impl XenThread {
             (Some((orders, _)), Some(_)) => orders.give(Some(config.clone())),
             (_, None) => self.end(),
             (None, Some(_)) => {
-                let bell = event::eventfd(0)?;
-                let orders = Arc::new(Orders { config: Mutex::new(Some(config.clone())), bell });
+                let doorbell = event::eventfd(0)?;
+                let orders = Arc::new(Orders { config: Mutex::new(Some(config.clone())), doorbell });
                 let given = Arc::clone(&orders);
                 let thread = thread::Builder::new().name("tombolod-xen".into()).spawn(move || run(&given, begin))?;
                 self.0 = Some((orders, thread));
@@ -199,8 +199,8 @@ fn run<E: std::error::Error>(orders: &Orders, begin: impl Fn() -> Result<XenHost
             tracing::warn!("domains of Xen's are told nothing: {why}");
             trouble = why;
         }
-        let _ = wait(&mut [PollFd::new(&orders.bell, PollFlags::IN)], Some(AGAIN));
-        let _ = rustix::io::read(&orders.bell, &mut [0; 8]);
+        let _ = wait(&mut [PollFd::new(&orders.doorbell, PollFlags::IN)], Some(AGAIN));
+        let _ = rustix::io::read(&orders.doorbell, &mut [0; 8]);
         if orders.config().is_none() {
             return;
         }
@@ -233,8 +233,8 @@ fn serve(orders: &Orders, host: &mut XenHost) -> Result<(), Box<dyn std::error::
         let asks = host.has_listeners();
         let limit = asks.then(|| asked.map_or(Duration::ZERO, left));
         let fd = host.fd();
-        wait(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN), PollFd::new(&orders.bell, PollFlags::IN)], limit)?;
-        let _ = rustix::io::read(&orders.bell, &mut [0; 8]);
+        wait(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN), PollFd::new(&orders.doorbell, PollFlags::IN)], limit)?;
+        let _ = rustix::io::read(&orders.doorbell, &mut [0; 8]);
         if asks && asked.is_none_or(|asked| left(asked).is_zero()) {
             let xl = config.xen.map(|xen| xen.xl).unwrap_or_default();
             let (found, now) = match ask(&xl) {
@@ -271,14 +271,14 @@ mod tests {
     fn x20_domain_is_told_of_those_with_which_a_rule_lets_it_speak() {
         let there = domains(&[(0, "Domain-0"), (3, "left"), (4, "right"), (9, "stranger")]);
         let all = views(&config(), &there, &BTreeMap::from([(4, State::Paused)]));
-        let told = |id: u16| all[&id].1.iter().map(|(id, view)| (*id, view.name.as_str())).collect::<Vec<_>>();
+        let view = |id: u16| all[&id].1.iter().map(|(id, view)| (*id, view.name.as_str())).collect::<Vec<_>>();
         assert_eq!(
             all.keys().copied().collect::<Vec<_>>(),
             [0, 3, 4],
             "a domain that the configuration has not is told"
         );
-        assert_eq!((all[&0].0.as_str(), told(0)), ("base", vec![(3, "left"), (4, "right")]));
-        assert_eq!((told(3), told(4)), (vec![(0, "base"), (4, "right")], vec![(0, "base"), (3, "left")]));
+        assert_eq!((all[&0].0.as_str(), view(0)), ("base", vec![(3, "left"), (4, "right")]));
+        assert_eq!((view(3), view(4)), (vec![(0, "base"), (4, "right")], vec![(0, "base"), (3, "left")]));
         let (to, from) = (&all[&3].1[&4], &all[&4].1[&3]);
         assert_eq!((to.theirs.len(), to.ours.len(), to.state), (1, 0, State::Paused));
         assert_eq!((&from.ours, from.theirs.len(), from.state), (&to.theirs, 0, State::Unknown));

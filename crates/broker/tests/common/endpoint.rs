@@ -25,14 +25,14 @@ use tombolo_broker::endpoint::{
     devices::{Devices, Pages, Part, Region},
     host_session::LinkNews,
 };
-use tombolo_control::{BOX_LEN, Boxes, Envelope, Event, Life, Message, Name, Path, SLICES_AT, Session, VERSION, Way};
+use tombolo_control::{BOX_LEN, Boxes, Envelope, Event, Life, Message, Name, Path, Session, VERSION, WINDOWS_AT, Way};
 use tombolo_domain::{Deadline, Endpoint, Listener, Rendezvous, wait_readable};
 use tombolo_domain_ivshmem::{CLOSED, DOORBELLS, STATE_AT, VmDomain};
 use tombolo_testing::conformance::{self, Actor, eventually};
 
 /// Bytes of a region of the link: sparse, so that they cost nothing before they are used.
 pub const REGION: u64 = 512 << 20;
-pub const SLICE: u64 = 2 << 20;
+pub const WINDOW: u64 = 2 << 20;
 pub const LINK: u32 = 7;
 
 pub fn name(text: &str) -> Name {
@@ -103,7 +103,7 @@ impl Pages for FakePages {
     }
 }
 
-/// The eventfds of calls, by serial, that one side has fetched and the other is to fetch.
+/// The eventfds of connections, by serial, that one side has fetched and the other is to fetch.
 type Wires = Arc<Mutex<BTreeMap<u32, [Vec<Arc<OwnedFd>>; 2]>>>;
 
 /// A link as one of its machines has it.
@@ -113,7 +113,7 @@ pub struct FakeRegion {
     side: usize,
     wires: Wires,
     rings: BTreeMap<u32, Vec<Arc<OwnedFd>>>,
-    /// Calls that programs of an earlier broker have.
+    /// Connections that programs of an earlier broker have.
     pub held: Arc<Mutex<Vec<Agreement>>>,
     /// Rung when the peer rings without end.
     pub storm: Arc<OwnedFd>,
@@ -145,7 +145,7 @@ impl Region for FakeRegion {
         self.pages.heard.as_fd()
     }
 
-    fn set_bell(&mut self, _bell: u16) {}
+    fn set_doorbell(&mut self, _doorbell: u16) {}
 
     fn clear(&mut self, offset: u64, len: u64) -> io::Result<()> {
         let zeros = vec![0; len as usize];
@@ -155,8 +155,8 @@ impl Region for FakeRegion {
 
     /// As a host's holder does: programs here have eventfds as those of a host.
     fn store_connection(&mut self, _made: &Agreement, socket: BorrowedFd<'_>) -> io::Result<()> {
-        static HOLDER: Mutex<Vec<OwnedFd>> = Mutex::new(Vec::new());
-        lock(&HOLDER).push(socket.try_clone_to_owned()?);
+        static STORE: Mutex<Vec<OwnedFd>> = Mutex::new(Vec::new());
+        lock(&STORE).push(socket.try_clone_to_owned()?);
         Ok(())
     }
 
@@ -246,8 +246,8 @@ impl Devices for FakeDevices {
         }))
     }
 
-    fn open(&mut self, told: &LinkNews) -> io::Result<FakeRegion> {
-        if told.link == LINK { Ok(self.link.clone()) } else { Err(io::ErrorKind::NotFound.into()) }
+    fn open(&mut self, news: &LinkNews) -> io::Result<FakeRegion> {
+        if news.link == LINK { Ok(self.link.clone()) } else { Err(io::ErrorKind::NotFound.into()) }
     }
 }
 
@@ -344,11 +344,12 @@ fn lock<T>(it: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// What the host tells of the link to a machine whose peer is `peer`.
-pub fn told(peer: &str, side: u8, bell: u16, rules: &[(Way, &str)]) -> Vec<Message> {
+pub fn link_messages(peer: &str, side: u8, doorbell: u16, rules: &[(Way, &str)]) -> Vec<Message> {
     let (own, theirs) = ("04.0".parse().expect("a place"), "05.0".parse().expect("a place"));
     let allows = rules.len() as u16;
     let (link, generation, peer, size, vectors) = (LINK, 1, name(peer), REGION, 2);
-    let mut messages = vec![Message::Link { link, generation, peer, own, theirs, size, bell, vectors, side, allows }];
+    let mut messages =
+        vec![Message::Link { link, generation, peer, own, theirs, size, doorbell, vectors, side, allows }];
     messages.extend(rules.iter().map(|(way, service)| Message::Allow {
         link,
         way: *way,
@@ -397,26 +398,26 @@ impl Machine {
 
     pub fn new(folder: &File, own: &str, (peer, side): (&str, u8), link: FakeRegion, rules: &[(Way, &str)]) -> Self {
         let mut says = vec![Message::You { name: name(own) }];
-        says.extend(told(peer, side, 2, rules));
-        Self::told(folder, own, link, says)
+        says.extend(link_messages(peer, side, 2, rules));
+        Self::begin_with(folder, own, link, says)
     }
 
     /// One to which the host says nothing but Hello.
     pub fn unnamed(folder: &File, own: &str, link: FakeRegion) -> Self {
-        Self::told(folder, own, link, Vec::new())
+        Self::begin_with(folder, own, link, Vec::new())
     }
 
-    fn told(folder: &File, own: &str, link: FakeRegion, says: Vec<Message>) -> Self {
+    fn begin_with(folder: &File, own: &str, link: FakeRegion, says: Vec<Message>) -> Self {
         let socket = folder.join(own);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let door = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-        rustix::net::bind(&door, &SocketAddrUnix::new(&socket).unwrap()).unwrap();
-        rustix::net::listen(&door, 128).unwrap();
+        let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        rustix::net::bind(&listener, &SocketAddrUnix::new(&socket).unwrap()).unwrap();
+        rustix::net::listen(&listener, 128).unwrap();
         let [hosts, host] = FakePages::pair(BOX_LEN as u64);
-        let settings = Settings { boot: [1; 16], slice: SLICE };
+        let settings = Settings { boot: [1; 16], window: WINDOW };
         let (doorbell, next) = (host.clone(), NextDevices::default());
         let devices = FakeDevices { host, link, next: next.clone() };
-        let broker = Broker::begin(settings, devices, door).expect("memory");
+        let broker = Broker::begin(settings, devices, listener).expect("memory");
         let stop = event();
         let ended = stop.clone();
         let thread = thread::spawn(move || broker.run(ended.as_fd()));
@@ -466,12 +467,12 @@ impl World {
         world
     }
 
-    /// Waits until the brokers have met, which is when a call gets through.
+    /// Waits until the brokers have met, which is when a connection gets through.
     fn meet(&self) {
         let mut listener = self.a.domain.listen("meet").expect("it is free");
         eventually("the brokers meet", || self.b.domain.connect("a/meet", patience()).is_ok());
         while !matches!(listener.accept(), Ok(Some(_))) {
-            assert!(wait_readable(listener.fd(), patience()).expect("polling works"), "the call arrives");
+            assert!(wait_readable(listener.fd(), patience()).expect("polling works"), "the connection arrives");
         }
     }
 
@@ -483,7 +484,7 @@ impl World {
     pub fn take_memory(&self) {
         let zeros = vec![0; 16 << 20];
         for memory in &self.memory {
-            rustix::io::pwrite(memory, &zeros, SLICES_AT).expect("memory");
+            rustix::io::pwrite(memory, &zeros, WINDOWS_AT).expect("memory");
         }
     }
 

@@ -41,7 +41,7 @@ pub const PAIR: &str = r#"
 [host]
 number = 0
 region = "128MiB"
-slice = "1280KiB"
+window = "1280KiB"
 [domain.a]
 number = 7
 memory = "1GiB"
@@ -71,7 +71,7 @@ impl Guest {
     /// The same in a machine that may be reached at these addresses.
     pub fn start_at(daemon: &Daemon, vm: &Vm, boot: u8, addresses: Option<Vec<[u8; 16]>>) -> Self {
         let socket = daemon.file(&format!("{}.guest", vm.name));
-        let door = fd_passing::listen(&socket, SocketType::SEQPACKET, 0o600, None, None).unwrap();
+        let listener = fd_passing::listen(&socket, SocketType::SEQPACKET, 0o600, None, None).unwrap();
         let copy = |fd: &OwnedFd| fd.try_clone().unwrap();
         let lines = RelayedLinks::default();
         let devices = HostDevices::new(
@@ -83,8 +83,8 @@ impl Guest {
             Arc::new(|_| {}),
             Lane::default(),
         );
-        let settings = Settings { boot: [boot; 16], slice: 1280 << 10 };
-        let broker = Broker::begin(settings, devices, door).unwrap();
+        let settings = Settings { boot: [boot; 16], window: 1280 << 10 };
+        let broker = Broker::begin(settings, devices, listener).unwrap();
         let broker = if let Some(all) = addresses { broker.with_addresses_of(all) } else { broker };
         let stop = event().unwrap();
         let ended = copy(&stop);
@@ -92,7 +92,7 @@ impl Guest {
         Self { domain: VmDomain::through(&socket), socket, lines, stop, thread: Some(thread) }
     }
 
-    /// Finds the devices of the link that is up, and the bell that comes with it.
+    /// Finds the devices of the link that is up, and the doorbell that comes with it.
     pub fn plug(&self, daemon: &Daemon, vm: &Vm) -> (u32, u32) {
         let (link, generation) = until("the link is up", || {
             daemon.client().links().iter().find_map(|row| match row {
@@ -100,7 +100,7 @@ impl Guest {
                 _ => None,
             })
         });
-        let (number, bell) = vm.device.must();
+        let (number, doorbell) = vm.device.must();
         assert!(number >= 2, "the host's own doorbell is for the brokers");
         let state = vm.qmp.state();
         let memory = |side: &str| {
@@ -108,7 +108,7 @@ impl Guest {
             state.memories.iter().find(|(id, _)| id.ends_with(&end)).unwrap().1.fd.try_clone().unwrap()
         };
         let heard = vm.own[usize::from(vector_of(link, VECTORS as u16))].try_clone().unwrap();
-        let rings = Arc::new(bell.expect("an eventfd"));
+        let rings = Arc::new(doorbell.expect("an eventfd"));
         let own = memory("own");
         let own_memory = Mapped::new(&own).unwrap();
         let line = RelayedLink { own, own_memory, peer: memory("peer"), rings, lane: Lane::default(), heard };
@@ -167,7 +167,7 @@ impl World {
         world
     }
 
-    /// Waits until the brokers have met, which is when a call gets through.
+    /// Waits until the brokers have met, which is when a connection gets through.
     pub fn meet(&self) {
         use tombolo_domain::Rendezvous;
         let service = format!("meet{}", self.made.fetch_add(1, Ordering::Relaxed));

@@ -153,20 +153,20 @@ impl Daemon {
         allow_files(Pid::from_child(self.child.as_ref().unwrap()).as_raw_nonzero().get(), most);
     }
 
-    /// The process that is the holder: who has the lock.
-    pub fn holder(&self) -> i32 {
+    /// The process that is the descriptor store: who has the lock.
+    pub fn store(&self) -> i32 {
         let holds = |pid: &i32| {
             let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             let line = String::from_utf8_lossy(&line).into_owned();
             line.contains("\0hold\0") && line.contains(self.path().to_str().unwrap())
         };
         let pids = fs::read_dir("/proc").unwrap().flatten();
-        pids.filter_map(|it| it.file_name().to_str()?.parse().ok()).find(holds).expect("the holder runs")
+        pids.filter_map(|it| it.file_name().to_str()?.parse().ok()).find(holds).expect("the descriptor store runs")
     }
 
-    /// What the holder keeps.
+    /// What the descriptor store keeps.
     pub fn kept(&self) -> Vec<String> {
-        DescriptorStore::find(self.path(), false).and_then(|holder| holder.all()).unwrap().into_keys().collect()
+        DescriptorStore::find(self.path(), false).and_then(|store| store.all()).unwrap().into_keys().collect()
     }
 }
 
@@ -188,11 +188,11 @@ impl Drop for Daemon {
             let _ = child.kill();
             let _ = child.wait();
         }
-        if let Ok(holder) = DescriptorStore::find(self.path(), false) {
-            for key in holder.all().unwrap_or_default().into_keys() {
-                let _ = holder.forget(&key);
+        if let Ok(store) = DescriptorStore::find(self.path(), false) {
+            for key in store.all().unwrap_or_default().into_keys() {
+                let _ = store.forget(&key);
             }
-            let _ = holder.leave();
+            let _ = store.leave();
         }
     }
 }
@@ -383,7 +383,7 @@ impl Vm {
         let (number, host) = device.must();
         assert_eq!(number, 0, "the host's doorbell");
         let own = (0..VECTORS).map(|_| match device.must() {
-            (1, Some(bell)) => bell,
+            (1, Some(doorbell)) => doorbell,
             other => panic!("{other:?}"),
         });
         let own = own.collect();
@@ -462,23 +462,23 @@ impl Vm {
         })
     }
 
-    /// The bell that the server gives next: its number and eventfd.
+    /// The doorbell that the server gives next: its number and eventfd.
     #[track_caller]
-    pub fn bell(&self) -> (i64, OwnedFd) {
-        let (number, bell) = self.device.must();
-        (number, bell.expect("an eventfd"))
+    pub fn doorbell(&self) -> (i64, OwnedFd) {
+        let (number, doorbell) = self.device.must();
+        (number, doorbell.expect("an eventfd"))
     }
 }
 
 /// How often an eventfd was rung since it was asked last.
-pub fn rung(bell: &OwnedFd) -> u64 {
-    let mut polled = [PollFd::new(bell, PollFlags::IN)];
+pub fn rung(doorbell: &OwnedFd) -> u64 {
+    let mut polled = [PollFd::new(doorbell, PollFlags::IN)];
     poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap();
     if polled[0].revents().is_empty() {
         return 0;
     }
     let mut count = [0; 8];
-    rustix::io::read(bell, &mut count).unwrap();
+    rustix::io::read(doorbell, &mut count).unwrap();
     u64::from_ne_bytes(count)
 }
 

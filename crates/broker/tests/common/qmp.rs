@@ -91,9 +91,9 @@ impl Fake {
     pub fn start(path: &Path) -> Self {
         let _ = std::fs::remove_file(path);
         let listener = UnixListener::bind(path).unwrap();
-        let bell = "tombolo".to_owned();
-        let chardevs = BTreeMap::from([(bell.clone(), path.with_extension("ivshmem").display().to_string())]);
-        let doorbell = Some((bell.clone(), bell));
+        let doorbell = "tombolo".to_owned();
+        let chardevs = BTreeMap::from([(doorbell.clone(), path.with_extension("ivshmem").display().to_string())]);
+        let doorbell = Some((doorbell.clone(), doorbell));
         let fake = Self(Arc::new(Mutex::new(State { status: "running", doorbell, chardevs, ..State::default() })));
         let weak = Arc::downgrade(&fake.0);
         // The thread ends with the listener's last client; the listener itself is the test's process's.

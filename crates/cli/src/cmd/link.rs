@@ -9,7 +9,7 @@ use std::{
 use clap::Subcommand;
 use rustix::event::{Timespec, poll};
 use tombolo_bench::size;
-use tombolo_control::{Form, LinkState, Message, NO_BELL, Name, Stage, What};
+use tombolo_control::{Form, LinkState, Message, NO_DOORBELL, Name, Stage, What};
 use tombolo_inspect::{ADMIN_SOCKET, Broker, life_name};
 
 use crate::{
@@ -167,20 +167,24 @@ fn table(what: What, rows: &[Message]) -> Vec<String> {
     }];
     for row in rows {
         match row {
-            Message::LinkRow { link, a, b, size, generation, quarantined, note, .. } => cells.push(vec![
-                link.to_string(),
-                a.to_string(),
-                b.to_string(),
-                human::bytes(*size),
-                generation.to_string(),
-                shown_state(row, rows).into(),
-                of_ends(*link, rows, |end| if end.bell == NO_BELL { "-".into() } else { end.bell.to_string() }),
-                of_ends(*link, rows, |end| end.calls.to_string()),
-                of_ends(*link, rows, |end| human::bytes(end.used)),
-                of_ends(*link, rows, |end| end.storms.to_string()),
-                if *quarantined == 0 { "-".into() } else { human::bytes(*quarantined) },
-                note.to_string(),
-            ]),
+            Message::LinkRow { link, a, b, size, generation, quarantined, note, .. } => {
+                cells.push(vec![
+                    link.to_string(),
+                    a.to_string(),
+                    b.to_string(),
+                    human::bytes(*size),
+                    generation.to_string(),
+                    shown_state(row, rows).into(),
+                    of_ends(*link, rows, |end| {
+                        if end.doorbell == NO_DOORBELL { "-".into() } else { end.doorbell.to_string() }
+                    }),
+                    of_ends(*link, rows, |end| end.connections.to_string()),
+                    of_ends(*link, rows, |end| human::bytes(end.used)),
+                    of_ends(*link, rows, |end| end.storms.to_string()),
+                    if *quarantined == 0 { "-".into() } else { human::bytes(*quarantined) },
+                    note.to_string(),
+                ])
+            }
             Message::DomainRow { name, life, slots_used, slots, memory_used, memory, note } => cells.push(vec![
                 name.to_string(),
                 life_name(*life).into(),
@@ -201,9 +205,9 @@ struct End<'a> {
     name: &'a Name,
     stage: Stage,
     life: tombolo_control::Life,
-    bell: u16,
+    doorbell: u16,
     vector: u16,
-    calls: u16,
+    connections: u16,
     used: u64,
     storms: u32,
 }
@@ -211,8 +215,10 @@ struct End<'a> {
 /// The ends of a link: A, then B.
 fn ends(link: u32, rows: &[Message]) -> Vec<End<'_>> {
     let end = |row| match row {
-        &Message::EndRow { link: it, ref name, stage, life, bell, vector, calls, used, storms } if it == link => {
-            Some(End { name, stage, life, bell, vector, calls, used, storms })
+        &Message::EndRow { link: it, ref name, stage, life, doorbell, vector, connections, used, storms }
+            if it == link =>
+        {
+            Some(End { name, stage, life, doorbell, vector, connections, used, storms })
         }
         _ => None,
     };
@@ -253,7 +259,7 @@ fn object(row: &Message, rows: &[Message]) -> Option<String> {
     let end = |end: &End<'_>| {
         serde_json::json!({
             "domain": end.name.as_str(), "stage": stage_name(end.stage), "life": life_name(end.life),
-            "bell": Some(end.bell).filter(|bell| *bell != NO_BELL), "vector": end.vector, "channels": end.calls,
+            "doorbell": Some(end.doorbell).filter(|doorbell| *doorbell != NO_DOORBELL), "vector": end.vector, "channels": end.connections,
             "used": end.used, "storms": end.storms,
         })
     };

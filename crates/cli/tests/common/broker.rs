@@ -4,7 +4,7 @@
 use std::{io::IoSlice, os::fd::OwnedFd, path::PathBuf, thread};
 
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
-use tombolo_control::{CallEnd, Envelope, Life, MESSAGE_MAX, Message, Path, Progress, ROW_WORDS, Seen, VERSION};
+use tombolo_control::{ConnectionEnd, Envelope, Life, MESSAGE_MAX, Message, Path, Progress, ROW_WORDS, Seen, VERSION};
 
 use super::Place;
 
@@ -36,7 +36,7 @@ fn serve(tool: &OwnedFd) {
                 let (version_min, version_max, epoch, boot) = (VERSION, VERSION, 1, [1; 16]);
                 vec![Message::Hello { version_min, version_max, epoch, boot, name: "web".parse().unwrap() }]
             }
-            Message::Look { at: Seen::Calls, after: 0 } => vec![call(), Message::Done {}],
+            Message::Look { at: Seen::Connections, after: 0 } => vec![call(), Message::Done {}],
             Message::Look { at: Seen::Listeners, after: 0 } => vec![listener(), Message::Done {}],
             _ => vec![Message::Done {}],
         };
@@ -60,7 +60,7 @@ fn call() -> Message {
         peer: "db".parse().unwrap(),
         life: Life::Running,
         service: "sql".into(),
-        end: CallEnd::Called,
+        end: ConnectionEnd::Connected,
         progress: Progress::Up,
         process,
         user,

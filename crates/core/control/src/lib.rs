@@ -14,7 +14,7 @@ mod text;
 
 pub use field::{ADDRESSES_MAX, Fault};
 pub use message::{
-    CallEnd, Envelope, Form, HEAD_LEN, Head, Life, LinkState, MAGIC, MESSAGE_MAX, Message, NOBODY, NetRole, Path,
+    ConnectionEnd, Envelope, Form, HEAD_LEN, Head, Life, LinkState, MAGIC, MESSAGE_MAX, Message, NOBODY, NetRole, Path,
     Progress, ROW_WORDS, Seen, Side, Stage, Way, What,
 };
 pub use outbox::{BOX_LEN, Boxes, Event, MARKS_AT, QUEUE_MAX, Session};
@@ -38,18 +38,18 @@ pub const DEVICE_LEN: u64 = 64 << 10;
 pub const REGION_MIN: u64 = 64 << 10;
 /// Largest region (B-7).
 pub const REGION_MAX: u64 = 1 << 30;
-/// Where slices begin in a region (B-14).
-pub const SLICES_AT: u64 = 4096;
+/// Where windows begin in a region (B-14).
+pub const WINDOWS_AT: u64 = 4096;
 /// Event channels of a link (B-3).
 pub const CHANNELS: u16 = 512;
 /// The host's doorbell, in every domain (B-8).
-pub const HOST_BELL: u16 = 0;
+pub const HOST_DOORBELL: u16 = 0;
 /// A domain's own number (B-8).
-pub const OWN_BELL: u16 = 1;
+pub const OWN_DOORBELL: u16 = 1;
 /// The first number for a peer (B-8).
-pub const FIRST_BELL: u16 = 2;
+pub const FIRST_DOORBELL: u16 = 2;
 /// No doorbell (B-8).
-pub const NO_BELL: u16 = 0xffff;
+pub const NO_DOORBELL: u16 = 0xffff;
 /// No number (B-19).
 pub const NO_NUMBER: u16 = 0xffff;
 /// Numbers are below this, as under Xen (B-19).
@@ -85,21 +85,21 @@ pub mod code {
     pub const MIGRATES: u16 = 43;
 }
 
-/// Whether `len` bytes at `offset` may be a slice of a region of `region` bytes (B-14).
+/// Whether `len` bytes at `offset` may be a window of a region of `region` bytes (B-14).
 #[must_use]
-pub const fn slice_is_sound(region: u64, offset: u64, len: u64) -> bool {
+pub const fn window_is_sound(region: u64, offset: u64, len: u64) -> bool {
     let page = tombolo_layout::limits::PAGE;
     let Some(end) = offset.checked_add(len) else { return false };
-    offset >= SLICES_AT && end <= region && len != 0 && offset % page == 0 && len % page == 0
+    offset >= WINDOWS_AT && end <= region && len != 0 && offset % page == 0 && len % page == 0
 }
 
-/// Event channels of a call (B-14).
-pub const CALL_CHANNELS: u16 = 3;
+/// Event channels of a connection (B-14).
+pub const CONNECTION_CHANNELS: u16 = 3;
 
-/// Whether a call may take `channel` and those behind it; the first of all is the brokers' (B-14).
+/// Whether a connection may take `channel` and those behind it; the first of all is the brokers' (B-14).
 #[must_use]
 pub const fn channel_is_sound(channel: u16) -> bool {
-    channel != 0 && channel <= CHANNELS - CALL_CHANNELS && (channel - 1) % CALL_CHANNELS == 0
+    channel != 0 && channel <= CHANNELS - CONNECTION_CHANNELS && (channel - 1) % CONNECTION_CHANNELS == 0
 }
 
 /// The vector that a peer on `link` rings, of a device with so many (B-8).
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn b14_calls_have_channels_of_their_own_behind_that_of_the_brokers() {
+    fn b14_connections_have_channels_of_their_own_behind_that_of_the_brokers() {
         let sound: Vec<u16> = (0..600).filter(|&channel| channel_is_sound(channel)).collect();
         assert_eq!((sound.len(), sound[0], sound[1], sound[169]), (170, 1, 4, 508));
     }
@@ -125,20 +125,20 @@ mod tests {
     }
 
     #[test]
-    fn b14_slice_outside_its_region_or_off_its_pages_is_unsound() {
+    fn b14_window_outside_its_region_or_off_its_pages_is_unsound() {
         let region = 1 << 20;
-        assert!(slice_is_sound(region, SLICES_AT, 4096) && slice_is_sound(region, SLICES_AT, region - SLICES_AT));
+        assert!(window_is_sound(region, WINDOWS_AT, 4096) && window_is_sound(region, WINDOWS_AT, region - WINDOWS_AT));
         for (offset, len) in [
             (0, 4096),
-            (SLICES_AT, 0),
-            (SLICES_AT, 4095),
-            (SLICES_AT + 1, 4096),
-            (SLICES_AT, region),
+            (WINDOWS_AT, 0),
+            (WINDOWS_AT, 4095),
+            (WINDOWS_AT + 1, 4096),
+            (WINDOWS_AT, region),
             (region, 4096),
             (u64::MAX - 4095, 8192),
-            (SLICES_AT, u64::MAX - 4095),
+            (WINDOWS_AT, u64::MAX - 4095),
         ] {
-            assert!(!slice_is_sound(region, offset, len), "{offset:#x} {len:#x}");
+            assert!(!window_is_sound(region, offset, len), "{offset:#x} {len:#x}");
         }
     }
 }

@@ -178,7 +178,7 @@ messages! {
         /// Bytes of each.
         size: u64,
         /// What to ring (B-8).
-        bell: u16,
+        doorbell: u16,
         /// Vectors that the peer's device has.
         vectors: u16,
         /// Which of the two endpoints this one is.
@@ -222,8 +222,8 @@ messages! {
     7 Bell (Host) {
         /// On which link.
         link: u32,
-        /// The number, or [`NO_BELL`](crate::NO_BELL).
-        bell: u16,
+        /// The number, or [`NO_DOORBELL`](crate::NO_DOORBELL).
+        doorbell: u16,
     }
     /// This domain's peer rings without end: take its doorbell away (B-8).
     8 Storm (Host) {
@@ -248,8 +248,8 @@ messages! {
         link: u32,
         /// Which memory.
         generation: u32,
-        /// Calls on it.
-        calls: u16,
+        /// Connections on it.
+        connections: u16,
         /// Bytes of this domain's region that they have.
         used: u64,
     }
@@ -282,7 +282,7 @@ messages! {
         peer: Name,
         /// What to connect to.
         service: Name,
-        /// Where the caller's slice begins in its region.
+        /// Where the caller's window begins in its region.
         offset: u64,
         /// Bytes of it.
         len: u64,
@@ -291,7 +291,7 @@ messages! {
     }
     /// The channel is agreed (B-14).
     17 Accept (Link Socket) {
-        /// Where the slice of who accepts begins in its region.
+        /// Where the window of who accepts begins in its region.
         offset: u64,
         /// Bytes of it.
         len: u64,
@@ -303,20 +303,20 @@ messages! {
         /// Why, for people.
         reason: Reason,
     }
-    /// The call is over on this side (B-14).
+    /// The connection is over on this side (B-14).
     19 Close (Link Socket) {}
-    /// How many calls of this link the sender has; each follows (B-18).
+    /// How many connections of this link the sender has; each follows (B-18).
     20 Calls (Link) {
         /// How many.
-        calls: u16,
+        connections: u16,
     }
-    /// A call that the sender has, named by the serial (B-18). What it does not know of it is 0.
+    /// A connection that the sender has, named by the serial (B-18). What it does not know of it is 0.
     21 Call (Link) {
-        /// Where the sender's slice begins in its region.
+        /// Where the sender's window begins in its region.
         offset: u64,
         /// Bytes of it.
         len: u64,
-        /// Where the receiver's slice begins in its region.
+        /// Where the receiver's window begins in its region.
         peer_offset: u64,
         /// Bytes of it.
         peer_len: u64,
@@ -451,12 +451,12 @@ messages! {
         stage: Stage,
         /// How it fares.
         life: Life,
-        /// The number by which it rings the peer, or [`NO_BELL`](crate::NO_BELL) (B-8).
-        bell: u16,
+        /// The number by which it rings the peer, or [`NO_DOORBELL`](crate::NO_DOORBELL) (B-8).
+        doorbell: u16,
         /// The vector at which it waits (B-8).
         vector: u16,
-        /// Calls on the link, as this endpoint says.
-        calls: u16,
+        /// Connections on the link, as this endpoint says.
+        connections: u16,
         /// Bytes of its region that these have.
         used: u64,
         /// How often it rang the peer without end.
@@ -474,9 +474,9 @@ messages! {
         /// What comes behind this one; 0: from the first on.
         after: u64,
     }
-    /// A call, as an answer to Look (B-20).
+    /// A connection, as an answer to Look (B-20).
     44 CallRow (Socket) {
-        /// Its place among the calls.
+        /// Its place among the connections.
         at: u64,
         /// The link that it is on.
         link: u32,
@@ -489,7 +489,7 @@ messages! {
         /// What was connected to; empty: not known.
         service: Reason,
         /// Who met whom.
-        end: CallEnd,
+        end: ConnectionEnd,
         /// How far it is.
         progress: Progress,
         /// The process that asked for it or listened; 0: not known.
@@ -498,7 +498,7 @@ messages! {
         user: u32,
         /// Milliseconds since it began; all ones: not known.
         age: u64,
-        /// Bytes of this endpoint's slice.
+        /// Bytes of this endpoint's window.
         own: u64,
         /// Bytes of the peer's.
         theirs: u64,
@@ -612,7 +612,7 @@ codes! {
         /// This domain to a service of the peer.
         Out = 2,
     }
-    /// How a side of a call is (B-18).
+    /// How a side of a connection is (B-18).
     Side {
         /// A program has it.
         Open = 1,
@@ -663,8 +663,8 @@ codes! {
     }
     /// What to look at (B-20).
     Seen {
-        /// Calls.
-        Calls = 0,
+        /// Connections.
+        Connections = 0,
         /// Programs that listen.
         Listeners = 1,
         /// Interfaces that this domain is to have (B-28).
@@ -677,16 +677,16 @@ codes! {
         /// This domain connects to the peer.
         Connect = 2,
     }
-    /// Which endpoint of a call this is (B-20).
-    CallEnd {
+    /// Which endpoint of a connection this is (B-20).
+    ConnectionEnd {
         /// Not known: an earlier broker made it.
         Unknown = 0,
-        /// Its program called.
-        Called = 1,
+        /// Its program connected.
+        Connected = 1,
         /// Its program listened.
         Listened = 2,
     }
-    /// How far a call is (B-20).
+    /// How far a connection is (B-20).
     Progress {
         /// The peer has not agreed yet.
         Asked = 1,

@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use serde_json::Value;
 use tombolo_control::{
-    CallEnd, Envelope, Form, HEAD_LEN, Life, LinkState, MAGIC, MESSAGE_MAX, Message, NetRole, Path, Progress,
+    ConnectionEnd, Envelope, Form, HEAD_LEN, Life, LinkState, MAGIC, MESSAGE_MAX, Message, NetRole, Path, Progress,
     ROW_WORDS, Seen, Side, Stage, Way, What,
 };
 
@@ -40,25 +40,39 @@ fn expected(kind: u16) -> (u32, Message) {
         ),
         2 => {
             let (own, theirs) = ("04.0".parse().unwrap(), "1c.3/00.0".parse().unwrap());
-            let (link, generation, size, bell, vectors, side, allows) = (7, 3, 1 << 20, 5, 2, 1, 1);
-            (0, Message::Link { link, generation, peer: name("db"), own, theirs, size, bell, vectors, side, allows })
+            let (link, generation, size, doorbell, vectors, side, allows) = (7, 3, 1 << 20, 5, 2, 1, 1);
+            (
+                0,
+                Message::Link {
+                    link,
+                    generation,
+                    peer: name("db"),
+                    own,
+                    theirs,
+                    size,
+                    doorbell,
+                    vectors,
+                    side,
+                    allows,
+                },
+            )
         }
         3 => (0, Message::Allow { link: 7, way: Way::Out, service: "sql-*".parse().unwrap() }),
         4 => (0, Message::Unlink { link: 7, generation: 3 }),
         5 => (0, Message::Released { link: 7, generation: 3 }),
         6 => (0, Message::Life { link: 7, generation: 3, life: Life::Paused }),
-        7 => (0, Message::Bell { link: 7, bell: 0xffff }),
+        7 => (0, Message::Bell { link: 7, doorbell: 0xffff }),
         8 => (0, Message::Storm { link: 7 }),
         9 => (0, Message::You { name: name("web-1") }),
         10 => (0, Message::Number { name: name("web-1"), number: 7 }),
-        11 => (0, Message::Usage { link: 7, generation: 3, calls: 2, used: 1 << 21 }),
+        11 => (0, Message::Usage { link: 7, generation: 3, connections: 2, used: 1 << 21 }),
         12 => (0, Message::Leave { link: 7, generation: 3, wait: 1000 }),
         13 => (0, Message::Left { link: 7, generation: 3 }),
         16 => (9, Message::Connect { peer: name("web-1"), service: name("sql-main"), offset, len, channel }),
         17 => (9, Message::Accept { offset, len }),
         18 => (9, Message::Refuse { code: 6, reason: "nein, tut uns leid: ä".into() }),
         19 => (9, Message::Close {}),
-        20 => (0, Message::Calls { calls: 2 }),
+        20 => (0, Message::Calls { connections: 2 }),
         21 => {
             let (peer_offset, peer_len, side) = (0x4000, 0x3000, Side::Over);
             (9, Message::Call { offset, len, peer_offset, peer_len, channel, side })
@@ -82,13 +96,13 @@ fn expected(kind: u16) -> (u32, Message) {
         40 => (5, Message::Done {}),
         41 => (6, Message::Who { number: 7 }),
         42 => {
-            let (stage, life, bell, vector) = (Stage::Closed, Life::Paused, 5, 3);
-            let (link, calls, used, storms) = (7, 2, 1 << 21, 9);
-            (4, Message::EndRow { link, name: name("a"), stage, life, bell, vector, calls, used, storms })
+            let (stage, life, doorbell, vector) = (Stage::Closed, Life::Paused, 5, 3);
+            let (link, connections, used, storms) = (7, 2, 1 << 21, 9);
+            (4, Message::EndRow { link, name: name("a"), stage, life, doorbell, vector, connections, used, storms })
         }
         43 => (7, Message::Look { at: Seen::Listeners, after: 5 }),
         44 => {
-            let (life, end, progress) = (Life::Paused, CallEnd::Listened, Progress::Closed);
+            let (life, end, progress) = (Life::Paused, ConnectionEnd::Listened, Progress::Closed);
             let (own_words, their_words) = (Box::new(std::array::from_fn(|at| at as u64)), Box::new([0; ROW_WORDS]));
             let row = Message::CallRow {
                 at: 7 << 32 | 3,

@@ -20,7 +20,7 @@ use rustix::{
     fs::{MemfdFlags, Mode, OFlags},
     net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType},
 };
-use tombolo_control::{Envelope, Life, MESSAGE_MAX, Message, Name, Path, SLICES_AT, VERSION, code};
+use tombolo_control::{Envelope, Life, MESSAGE_MAX, Message, Name, Path, VERSION, WINDOWS_AT, code};
 use tombolo_domain::{Deadline, Endpoint, Listener, Rendezvous};
 use tombolo_domain_ivshmem::{CLOSED, DOORBELLS, STATE_AT, VmDomain};
 use tombolo_os::{lock::lock, passing};
@@ -47,7 +47,7 @@ impl End {
         let (ours, theirs) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let memory = rustix::fs::memfd_create("tombolo-test", MemfdFlags::CLOEXEC)?;
-        rustix::fs::ftruncate(&memory, SLICES_AT + slice)?;
+        rustix::fs::ftruncate(&memory, WINDOWS_AT + slice)?;
         let event = || rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let events = (0..EVENTS).map(|_| event()).collect::<Result<_, _>>()?;
         Ok((Self { domain, socket: ours, memory, events }, theirs))
@@ -256,7 +256,7 @@ fn call(
     let (caller, caller_socket) = End::new(domain, slice).map_err(drop)?;
     let (called, called_socket) = End::new("a", slice).map_err(drop)?;
     let peer: Name = domain.parse().expect("a name");
-    let (offset, len, channel) = (SLICES_AT, slice, 4);
+    let (offset, len, channel) = (WINDOWS_AT, slice, 4);
     let connect = Message::Connect { peer, service, offset, len, channel };
     let accept = Message::Accept { offset, len };
     let accept_it = |end: &End, other: &End| -> Result<(), ()> {
@@ -286,7 +286,7 @@ fn call(
                 return;
             }
             // What the kernel module does when nobody has a slice any more.
-            let at = SLICES_AT + u64::from(STATE_AT);
+            let at = WINDOWS_AT + u64::from(STATE_AT);
             let _ = rustix::io::pwrite(&ends[end].memory, &[CLOSED], at);
             ends[other].ring();
             ends[other].send_message(Message::Close {});

@@ -6,7 +6,7 @@ use std::{
     io,
 };
 
-use tombolo_control::{CallEnd, Message, NOBODY, Progress, Seen, code};
+use tombolo_control::{ConnectionEnd, Message, NOBODY, Progress, Seen, code};
 use tombolo_domain_ivshmem::outline::{OUTLINE, outline};
 
 use super::Broker;
@@ -43,7 +43,7 @@ impl<D: Devices> Broker<D> {
         let Some(user) = self.programs.get(&id).map(|program| program.user) else { return Ok(()) };
         let all = user == 0 || user == rustix::process::geteuid().as_raw();
         let rows = match at {
-            Seen::Calls => self.call_rows(after, |it| all || it == user),
+            Seen::Connections => self.connection_rows(after, |it| all || it == user),
             Seen::Listeners => self.listener_rows(after, |it| all || it == user),
             Seen::Nets => match net_rows(self.nets.as_deref(), after) {
                 Ok(rows) => rows,
@@ -75,7 +75,7 @@ impl<D: Devices> Broker<D> {
         behind.filter_map(row).take(ROWS).collect()
     }
 
-    fn call_rows(&mut self, after: u64, may_see: impl Fn(u32) -> bool) -> Vec<Message> {
+    fn connection_rows(&mut self, after: u64, may_see: impl Fn(u32) -> bool) -> Vec<Message> {
         let mut rows = Vec::new();
         for (number, link) in self.links.range_mut((after >> 32) as u32..) {
             let place = |made: &Agreement| u64::from(*number) << 32 | u64::from(made.serial);
@@ -86,10 +86,10 @@ impl<D: Devices> Broker<D> {
                 // No program has it any more.
                 Stage::GivenUp | Stage::Refused | Stage::ClosedHere => None,
             };
-            let calls = link.calls.iter().filter_map(|(made, stage)| Some((made, progress(stage)?)));
-            let mut calls: Vec<_> = calls.filter(|(made, _)| place(made) > after).collect();
-            calls.sort_unstable_by_key(|(made, _)| made.serial);
-            for (made, progress) in calls {
+            let connections = link.connections.iter().filter_map(|(made, stage)| Some((made, progress(stage)?)));
+            let mut connections: Vec<_> = connections.filter(|(made, _)| place(made) > after).collect();
+            connections.sort_unstable_by_key(|(made, _)| made.serial);
+            for (made, progress) in connections {
                 let about = link.about.get(&made.serial);
                 if may_see(about.map_or(NOBODY, |about| about.user)) {
                     rows.push(row(link, place(&made), &made, progress));
@@ -124,12 +124,12 @@ fn row<R: Region>(link: &mut Link<R>, at: u64, made: &Agreement, progress: Progr
     let alarmed = link.memory.as_ref().is_some_and(|(region, _)| region.alarm().is_some());
     Message::CallRow {
         at,
-        link: link.told.link,
-        generation: link.told.generation,
-        peer: link.told.peer.clone(),
-        life: link.told.life,
+        link: link.news.link,
+        generation: link.news.generation,
+        peer: link.news.peer.clone(),
+        life: link.news.life,
         service: about.map_or("", |about| about.service.as_str()).into(),
-        end: about.map_or(CallEnd::Unknown, |about| about.end),
+        end: about.map_or(ConnectionEnd::Unknown, |about| about.end),
         progress,
         process: about.map_or(0, |about| about.process),
         user: about.map_or(NOBODY, |about| about.user),

@@ -14,24 +14,25 @@ use rustix::{
     net::{AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType},
 };
 use tombolo_control::{
-    BOX_LEN, Boxes, CALL_CHANNELS, Envelope, Event, Path, SLICES_AT, Session, Side, channel_is_sound, slice_is_sound,
+    BOX_LEN, Boxes, CONNECTION_CHANNELS, Envelope, Event, Path, Session, Side, WINDOWS_AT, channel_is_sound,
+    window_is_sound,
 };
 
 use super::*;
 use crate::endpoint::{
-    connections::{Agreement, CALLS_MAX, Range, Stage},
+    connections::{Agreement, CONNECTIONS_MAX, Range, Stage},
     program,
 };
 
-/// What the kernel module would have: which slices there are, each with a descriptor that tells when it was closed.
+/// What the kernel module would have: which windows there are, each with a descriptor that tells when it was closed.
 #[derive(Debug, Default)]
-struct Slices(Vec<(Agreement, OwnedFd)>);
+struct Windows(Vec<(Agreement, OwnedFd)>);
 
-impl Slices {
+impl Windows {
     /// Those that programs have.
     fn live(&mut self) -> Vec<Agreement> {
-        self.0.retain(|(_, told)| {
-            let mut polled = [PollFd::new(told, PollFlags::empty())];
+        self.0.retain(|(_, closed)| {
+            let mut polled = [PollFd::new(closed, PollFlags::empty())];
             poll(&mut polled, Some(&Timespec::default())).unwrap();
             !polled[0].revents().contains(PollFlags::HUP)
         });
@@ -51,7 +52,7 @@ impl Slices {
 struct Memory {
     boxes: Arc<Mutex<[Vec<u8>; 2]>>,
     side: usize,
-    slices: Arc<Mutex<Slices>>,
+    windows: Arc<Mutex<Windows>>,
     never: Arc<OwnedFd>,
 }
 
@@ -61,15 +62,15 @@ impl Memory {
     fn new() -> Self {
         let never = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         let boxes = Arc::new(Mutex::new([vec![0; 2 * BOX_LEN], vec![0; 2 * BOX_LEN]]));
-        Self { boxes, side: 0, slices: Arc::default(), never: Arc::new(never) }
+        Self { boxes, side: 0, windows: Arc::default(), never: Arc::new(never) }
     }
 
     fn other(&self) -> Self {
         Self { side: 1 - self.side, ..self.clone() }
     }
 
-    fn slices(&self) -> MutexGuard<'_, Slices> {
-        self.slices.lock().unwrap()
+    fn windows(&self) -> MutexGuard<'_, Windows> {
+        self.windows.lock().unwrap()
     }
 }
 
@@ -101,31 +102,31 @@ impl Region for Memory {
         self.never.as_fd()
     }
 
-    fn set_bell(&mut self, _bell: u16) {}
+    fn set_doorbell(&mut self, _doorbell: u16) {}
 
     fn clear(&mut self, offset: u64, len: u64) -> Result<()> {
-        assert!(slice_is_sound(REGION, offset, len), "{offset:#x} {len:#x}");
-        self.slices().is_free((offset, len), 0);
+        assert!(window_is_sound(REGION, offset, len), "{offset:#x} {len:#x}");
+        self.windows().is_free((offset, len), 0);
         Ok(())
     }
 
     fn own(&mut self, made: &Agreement) -> Result<Vec<OwnedFd>> {
-        assert!(slice_is_sound(REGION, made.own.0, made.own.1) && channel_is_sound(made.channel), "{made:?}");
-        let mut slices = self.slices();
-        slices.is_free(made.own, 0);
-        assert!(slices.live().iter().all(|it| it.channel != made.channel), "{made:?} has a channel of another");
-        let (told, slice) = rustix::pipe::pipe().unwrap();
-        slices.0.push((*made, told));
-        Ok(vec![slice])
+        assert!(window_is_sound(REGION, made.own.0, made.own.1) && channel_is_sound(made.channel), "{made:?}");
+        let mut windows = self.windows();
+        windows.is_free(made.own, 0);
+        assert!(windows.live().iter().all(|it| it.channel != made.channel), "{made:?} has a channel of another");
+        let (closed, window) = rustix::pipe::pipe().unwrap();
+        windows.0.push((*made, closed));
+        Ok(vec![window])
     }
 
     fn theirs(&mut self, made: &Agreement) -> Result<OwnedFd> {
-        assert!(slice_is_sound(REGION, made.theirs.0, made.theirs.1), "{made:?}");
+        assert!(window_is_sound(REGION, made.theirs.0, made.theirs.1), "{made:?}");
         self.never.try_clone()
     }
 
     fn held(&mut self) -> Result<Vec<Agreement>> {
-        Ok(self.slices().live())
+        Ok(self.windows().live())
     }
 
     fn departures(&self) -> Option<BorrowedFd<'_>> {
@@ -133,8 +134,8 @@ impl Region for Memory {
     }
 
     fn bequeath(&mut self, made: &Agreement) {
-        assert!(made.own.1 == 0 || slice_is_sound(REGION, made.own.0, made.own.1), "{made:?}");
-        self.slices().is_free(made.own, made.serial);
+        assert!(made.own.1 == 0 || window_is_sound(REGION, made.own.0, made.own.1), "{made:?}");
+        self.windows().is_free(made.own, made.serial);
     }
 
     fn hang_up(&mut self) {}
@@ -163,9 +164,9 @@ impl Devices for Fake {
         None
     }
 
-    fn open(&mut self, told: &LinkNews) -> Result<Memory> {
+    fn open(&mut self, news: &LinkNews) -> Result<Memory> {
         let mut regions = self.regions.lock().unwrap();
-        Ok(regions.entry((told.link, told.generation)).or_insert_with(Memory::new).clone())
+        Ok(regions.entry((news.link, news.generation)).or_insert_with(Memory::new).clone())
     }
 }
 
@@ -183,12 +184,12 @@ fn name(text: &str) -> Name {
     text.parse().unwrap()
 }
 
-/// How far a call is at the peer.
+/// How far a connection is at the peer.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum At {
     /// The broker asked for it, or the peer did.
     Asked,
-    Calling,
+    Connecting,
     Up,
     /// Who said Close.
     Ended,
@@ -200,22 +201,22 @@ struct Peer {
     memory: Memory,
     session: Session,
     epoch: u64,
-    /// Its calls, as the peer sees them: `own` is in its own region.
-    calls: BTreeMap<u32, (Agreement, At)>,
+    /// Its connections, as the peer sees them: `own` is in its own region.
+    connections: BTreeMap<u32, (Agreement, At)>,
 }
 
 impl Peer {
     fn new(memory: &Memory) -> Self {
         let mut memory = memory.other();
         let session = Session::begin(Path::Link, 1, &mut memory).unwrap();
-        Self { memory, session, epoch: 1, calls: BTreeMap::new() }
+        Self { memory, session, epoch: 1, connections: BTreeMap::new() }
     }
 
-    /// A new broker, which has its calls from before or has none.
+    /// A new broker, which has its connections from before or has none.
     fn begin_anew(&mut self, forgets: bool) {
         self.epoch += 1;
         self.session = Session::begin(Path::Link, self.epoch, &mut self.memory).unwrap();
-        self.calls.retain(|_, (_, at)| !forgets && !matches!(at, At::Asked | At::Calling));
+        self.connections.retain(|_, (_, at)| !forgets && !matches!(at, At::Asked | At::Connecting));
     }
 
     fn send_message(&mut self, serial: u32, message: Message) {
@@ -225,8 +226,8 @@ impl Peer {
     fn hello(&mut self) {
         let (epoch, boot, own) = (self.epoch, [2; 16], name("b"));
         self.send_message(0, Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot, name: own });
-        self.send_message(0, Message::Calls { calls: self.calls.len() as u16 });
-        for (made, at) in self.calls.clone().into_values() {
+        self.send_message(0, Message::Calls { connections: self.connections.len() as u16 });
+        for (made, at) in self.connections.clone().into_values() {
             let side = if at == At::Closed { Side::Over } else { Side::Open };
             let ((offset, len), (peer_offset, peer_len)) = (made.own, made.theirs);
             let channel = made.channel;
@@ -249,72 +250,72 @@ impl Peer {
     }
 
     fn handle_message(&mut self, Envelope { serial, message }: Envelope) {
-        let known = self.calls.get_mut(&serial);
+        let known = self.connections.get_mut(&serial);
         match (message, known) {
             (Message::Connect { offset, len, channel, .. }, _) => {
                 let made = Agreement { serial, own: (0, 0), theirs: (offset, len), channel };
-                self.calls.insert(serial, (made, At::Asked));
+                self.connections.insert(serial, (made, At::Asked));
             }
-            (Message::Accept { offset, len }, Some((made, at @ At::Calling))) => {
+            (Message::Accept { offset, len }, Some((made, at @ At::Connecting))) => {
                 (made.theirs, *at) = ((offset, len), At::Up);
             }
-            (Message::Refuse { .. }, Some((_, At::Calling))) => drop(self.calls.remove(&serial)),
-            (Message::Close {}, Some((_, At::Closed))) => drop(self.calls.remove(&serial)),
+            (Message::Refuse { .. }, Some((_, At::Connecting))) => drop(self.connections.remove(&serial)),
+            (Message::Close {}, Some((_, At::Closed))) => drop(self.connections.remove(&serial)),
             (Message::Close {}, Some((_, at))) => *at = At::Ended,
             // One that it does not know.
             (Message::Call { .. }, None) => self.send_message(serial, Message::Close {}),
             (Message::Call { side: Side::Over, .. }, Some((_, at))) => match at {
-                At::Closed => drop(self.calls.remove(&serial)),
+                At::Closed => drop(self.connections.remove(&serial)),
                 at => *at = At::Ended,
             },
             _ => {}
         }
     }
 
-    /// Ends a call as it should be ended.
+    /// Ends a connection as it should be ended.
     fn close(&mut self, serial: u32) {
-        match self.calls.get_mut(&serial) {
+        match self.connections.get_mut(&serial) {
             Some((_, at @ At::Up)) => *at = At::Closed,
-            Some((_, At::Ended)) => drop(self.calls.remove(&serial)),
+            Some((_, At::Ended)) => drop(self.connections.remove(&serial)),
             _ => return,
         }
         self.send_message(serial, Message::Close {});
     }
 
-    fn slice(&self, dice: &mut Dice) -> Range {
-        let at = SLICES_AT + dice.below(100) * 8192;
-        let used = self.calls.values().any(|(made, _)| made.own.0 == at);
-        if used { self.slice(dice) } else { (at, 8192) }
+    fn window(&self, dice: &mut Dice) -> Range {
+        let at = WINDOWS_AT + dice.below(100) * 8192;
+        let used = self.connections.values().any(|(made, _)| made.own.0 == at);
+        if used { self.window(dice) } else { (at, 8192) }
     }
 
     /// Says something that may be said by now, or, seldom, anything.
     fn act(&mut self, dice: &mut Dice) {
-        let nth = dice.below(self.calls.len().max(1) as u64) as usize;
-        let (serial, at) = self.calls.iter().nth(nth).map_or((0, At::Closed), |(serial, (_, at))| (*serial, *at));
+        let nth = dice.below(self.connections.len().max(1) as u64) as usize;
+        let (serial, at) = self.connections.iter().nth(nth).map_or((0, At::Closed), |(serial, (_, at))| (*serial, *at));
         match dice.below(40) {
             0 => self.lie(dice, serial),
             1 => {
                 let forgets = dice.below(4) == 0;
                 self.begin_anew(forgets);
             }
-            2..14 if self.calls.len() < 90 => {
+            2..14 if self.connections.len() < 90 => {
                 let serial = 2 + 2 * dice.below(1000) as u32;
-                let (own, channel) = (self.slice(dice), 1 + CALL_CHANNELS * dice.below(170) as u16);
-                if self.calls.values().any(|(made, _)| made.serial == serial || made.channel == channel) {
+                let (own, channel) = (self.window(dice), 1 + CONNECTION_CHANNELS * dice.below(170) as u16);
+                if self.connections.values().any(|(made, _)| made.serial == serial || made.channel == channel) {
                     return;
                 }
                 let made = Agreement { serial, own, theirs: (0, 0), channel };
-                self.calls.insert(serial, (made, At::Calling));
+                self.connections.insert(serial, (made, At::Connecting));
                 let (peer, service) = (name("b"), name(["s", "t", "none"][dice.below(3) as usize]));
                 self.send_message(serial, Message::Connect { peer, service, offset: own.0, len: own.1, channel });
             }
             14..30 if at == At::Asked => {
                 if dice.below(4) == 0 {
-                    self.calls.remove(&serial);
+                    self.connections.remove(&serial);
                     return self.send_message(serial, Message::Refuse { code: code::NOT_FOUND, reason: "no".into() });
                 }
-                let own = self.slice(dice);
-                if let Some((made, at)) = self.calls.get_mut(&serial) {
+                let own = self.window(dice);
+                if let Some((made, at)) = self.connections.get_mut(&serial) {
                     (made.own, *at) = (own, At::Up);
                 }
                 self.send_message(serial, Message::Accept { offset: own.0, len: own.1 });
@@ -334,13 +335,13 @@ impl Peer {
         let channel = dice.below(600) as u16;
         let side = if dice.below(2) == 0 { Side::Open } else { Side::Over };
         match dice.below(6) {
-            0 => self.send_message(serial, Message::Calls { calls: channel }),
+            0 => self.send_message(serial, Message::Calls { connections: channel }),
             1 => {
-                // Calls that nobody made, where they may be told of.
+                // Connections that nobody made, where they may be told of.
                 self.begin_anew(true);
                 self.turn();
                 let made = Agreement { serial, own: (offset, len), theirs: (peer_offset, peer_len), channel };
-                self.calls.insert(serial, (made, At::Up));
+                self.connections.insert(serial, (made, At::Up));
             }
             2 => self
                 .send_message(serial, Message::Connect { peer: name("b"), service: name("s"), offset, len, channel }),
@@ -354,7 +355,7 @@ impl Peer {
 /// A program: its conversation, and what it was given.
 struct Client {
     socket: OwnedFd,
-    /// The socket of each call, and the slices.
+    /// The socket of each connection, and the windows.
     given: Vec<OwnedFd>,
 }
 
@@ -387,7 +388,7 @@ struct World {
     host_memory: Memory,
     regions: Arc<Mutex<BTreeMap<(u32, u32), Memory>>>,
     generation: u32,
-    door: OwnedFd,
+    program_socket: OwnedFd,
     clients: Vec<Client>,
     peer: Peer,
 }
@@ -404,8 +405,8 @@ impl World {
     fn new() -> Self {
         let (host_memory, regions) = (Memory::new(), Arc::default());
         let devices = Fake { host: host_memory.clone(), regions: Arc::clone(&regions) };
-        let (door, inside) = pair();
-        let settings = Settings { boot: [1; 16], slice: 64 << 10 };
+        let (program_socket, inside) = pair();
+        let settings = Settings { boot: [1; 16], window: 64 << 10 };
         let broker = Broker::begin(settings, devices, ProgramSocket::Passed(inside)).unwrap();
         let mut host_memory = host_memory.other();
         let mut host = Session::begin(Path::Host, 1, &mut host_memory).unwrap();
@@ -423,7 +424,7 @@ impl World {
         regions.lock().unwrap().insert((LIED_TO, 1), memory.clone());
         let peer = Peer::new(&memory);
         let (generation, clients) = (1, Vec::new());
-        let mut world = Self { broker, host, host_memory, regions, generation, door, clients, peer };
+        let mut world = Self { broker, host, host_memory, regions, generation, program_socket, clients, peer };
         world.link(LIED_TO, 1, "b");
         world.link(OTHER, 1, "c");
         (0..20).for_each(|_| world.step());
@@ -437,7 +438,7 @@ impl World {
 
     fn link(&mut self, link: u32, generation: u32, peer: &str) {
         let (own, theirs) = ("04.0".parse().unwrap(), "05.0".parse().unwrap());
-        let (size, bell, vectors, side, allows) = (REGION, 2, 1, 0, 2);
+        let (size, doorbell, vectors, side, allows) = (REGION, 2, 1, 0, 2);
         self.send_from_host(Message::Link {
             link,
             generation,
@@ -445,7 +446,7 @@ impl World {
             own,
             theirs,
             size,
-            bell,
+            doorbell,
             vectors,
             side,
             allows,
@@ -460,14 +461,14 @@ impl World {
         for _ in 0..4 {
             let _ = self.host.turn(&mut self.host_memory);
             self.broker.reconcile().unwrap();
-            self.broker.receive_from(Source::Door);
+            self.broker.receive_from(Source::NewProgram);
             let programs: Vec<u64> = self.broker.programs.keys().copied().collect();
             programs.into_iter().for_each(|id| self.broker.receive_from(Source::Program(id)));
             let links = self.broker.links.values().chain(&self.broker.old);
-            let calls = links.flat_map(|link| {
-                link.sockets.keys().map(|serial| Source::Call(link.told.link, link.told.generation, *serial))
+            let connections = links.flat_map(|link| {
+                link.sockets.keys().map(|serial| Source::Connection(link.news.link, link.news.generation, *serial))
             });
-            calls.collect::<Vec<_>>().into_iter().for_each(|call| self.broker.receive_from(call));
+            connections.collect::<Vec<_>>().into_iter().for_each(|connection| self.broker.receive_from(connection));
         }
     }
 
@@ -486,7 +487,8 @@ impl World {
                 let theirs = [theirs.as_fd()];
                 control.push(rustix::net::SendAncillaryMessage::ScmRights(&theirs));
                 let flags = rustix::net::SendFlags::DONTWAIT;
-                rustix::net::sendmsg(&self.door, &[std::io::IoSlice::new(b"p")], &mut control, flags).unwrap();
+                rustix::net::sendmsg(&self.program_socket, &[std::io::IoSlice::new(b"p")], &mut control, flags)
+                    .unwrap();
                 let (epoch, boot) = (0, [0; 16]);
                 let client = Client { socket, given: Vec::new() };
                 let own = name("program");
@@ -533,45 +535,48 @@ impl World {
     /// What must hold at any time.
     fn check(&self) {
         for link in self.broker.links.values().chain(&self.broker.old) {
-            let calls: Vec<(Agreement, Stage)> = link.calls.iter().collect();
-            assert!(calls.len() <= usize::from(CALLS_MAX) && link.sockets.len() <= calls.len(), "{calls:?}");
-            for (at, (made, _)) in calls.iter().enumerate() {
-                assert!(made.own.1 == 0 || slice_is_sound(REGION, made.own.0, made.own.1), "{made:?}");
-                for (other, _) in &calls[at + 1..] {
+            let connections: Vec<(Agreement, Stage)> = link.connections.iter().collect();
+            assert!(
+                connections.len() <= usize::from(CONNECTIONS_MAX) && link.sockets.len() <= connections.len(),
+                "{connections:?}"
+            );
+            for (at, (made, _)) in connections.iter().enumerate() {
+                assert!(made.own.1 == 0 || window_is_sound(REGION, made.own.0, made.own.1), "{made:?}");
+                for (other, _) in &connections[at + 1..] {
                     let clash = made.own.0 < other.own.0 + other.own.1 && other.own.0 < made.own.0 + made.own.1;
                     assert!(!clash || made.own.1 == 0 || other.own.1 == 0, "{made:?} and {other:?}");
                     assert!(made.channel == 0 || made.channel != other.channel, "{made:?} and {other:?}");
                 }
             }
-            assert!(link.told.link == LIED_TO || calls.is_empty(), "a link that nobody called has {calls:?}");
+            assert!(link.news.link == LIED_TO || connections.is_empty(), "a link without a peer has {connections:?}");
         }
     }
 }
 
-/// A door at which somebody waits for whom there is no descriptor stays readable: it is left alone for a while.
+/// A socket at which somebody waits for whom there is no descriptor stays readable: it is left alone for a while.
 #[test]
 fn b15_door_is_left_alone_while_there_is_no_descriptor_for_who_comes() {
     let mut broker = World::new().broker;
     let (stop, _rings) = pair();
     // Nobody is there.
-    broker.receive_from(Source::Door);
+    broker.receive_from(Source::NewProgram);
     assert!(broker.shut.is_none());
     let (reads, writes) = pair();
-    broker.door = ProgramSocket::Passed(reads);
+    broker.program_socket = ProgramSocket::Passed(reads);
     rustix::io::write(&writes, b"p").unwrap();
-    let door = |ready: Option<Vec<Source>>| ready.unwrap().iter().any(|who| matches!(who, Source::Door));
-    assert!(door(broker.wait(stop.as_fd(), false).unwrap()), "somebody waits");
+    let is_awaited = |ready: Option<Vec<Source>>| ready.unwrap().iter().any(|who| matches!(who, Source::NewProgram));
+    assert!(is_awaited(broker.wait(stop.as_fd(), false).unwrap()), "somebody waits");
     for error in [Errno::MFILE, Errno::NFILE, Errno::NOMEM] {
         broker.shut = None;
-        broker.not_let_in(&error.into());
+        broker.postpone_admission(&error.into());
         assert!(broker.shut.is_some(), "{error}");
     }
     broker.shut = Some(Instant::now() + Duration::from_secs(60));
-    assert!(!door(broker.wait(stop.as_fd(), true).unwrap()), "it is looked for without end");
+    assert!(!is_awaited(broker.wait(stop.as_fd(), true).unwrap()), "it is looked for without end");
     broker.shut = Some(Instant::now());
-    assert!(door(broker.wait(stop.as_fd(), true).unwrap()), "and then again");
+    assert!(is_awaited(broker.wait(stop.as_fd(), true).unwrap()), "and then again");
     broker.shut = None;
-    broker.not_let_in(&Errno::CONNABORTED.into());
+    broker.postpone_admission(&Errno::CONNABORTED.into());
     assert!(broker.shut.is_none(), "a client that is gone is no reason");
 }
 
@@ -587,8 +592,8 @@ fn b14_b17_b18_whatever_peer_and_programs_do_in_whatever_order_nothing_is_shared
             world.step();
             world.check();
             let link = &world.broker.links[&LIED_TO];
-            most = most.max(link.calls.iter().count());
-            up += link.calls.iter().filter(|(_, stage)| *stage == Stage::Up).count();
+            most = most.max(link.connections.iter().count());
+            up += link.connections.iter().filter(|(_, stage)| *stage == Stage::Up).count();
             departing += link.departing.len();
         }
         // All programs go, and the peer begins anew and behaves: then nothing is left.
@@ -596,20 +601,23 @@ fn b14_b17_b18_whatever_peer_and_programs_do_in_whatever_order_nothing_is_shared
         world.peer.begin_anew(true);
         let quiet = |world: &World| {
             let broker = &world.broker;
-            let done = |link: &Link<Memory>| link.calls.iter().count() == 0 && link.sockets.is_empty();
+            let done = |link: &Link<Memory>| link.connections.iter().count() == 0 && link.sockets.is_empty();
             broker.programs.is_empty() && broker.old.is_empty() && broker.links.values().all(done)
         };
         for _ in 0..400 {
             world.peer.turn();
-            let calls: Vec<u32> = world.peer.calls.keys().copied().collect();
-            calls.into_iter().for_each(|serial| world.peer.close(serial));
+            let connections: Vec<u32> = world.peer.connections.keys().copied().collect();
+            connections.into_iter().for_each(|serial| world.peer.close(serial));
             world.step();
         }
         assert!(quiet(&world), "seed {seed}: {:?}", world.broker);
         assert!(world.broker.links.values().all(|link| link.departing.is_empty()), "seed {seed}");
         let regions = world.regions.lock().unwrap();
-        assert!(regions.values().all(|region| region.slices().live().is_empty()), "seed {seed}: slices are left");
+        assert!(regions.values().all(|region| region.windows().live().is_empty()), "seed {seed}: windows are left");
     }
-    // It is a test of calls: there are many of them, also agreed ones, and such that are about to end.
-    assert!(most >= 8 && up > 10_000 && departing > 1000, "{most} calls at most, {up} agreed, {departing} departing");
+    // It is a test of connections: there are many of them, also agreed ones, and such that are about to end.
+    assert!(
+        most >= 8 && up > 10_000 && departing > 1000,
+        "{most} connections at most, {up} agreed, {departing} departing"
+    );
 }

@@ -9,7 +9,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use tombolo_control::{Boxes, CALL_CHANNELS, NO_BELL};
+use tombolo_control::{Boxes, CONNECTION_CHANNELS, NO_DOORBELL};
 use tombolo_domain_ivshmem::{CLOSED, STATE_AT};
 
 use super::{
@@ -139,23 +139,23 @@ impl Devices for HostDevices {
         None
     }
 
-    fn open(&mut self, told: &LinkNews) -> io::Result<HostRegion> {
+    fn open(&mut self, news: &LinkNews) -> io::Result<HostRegion> {
         let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
-        let line = lines.get(&(told.link, told.generation)).map(Arc::clone).ok_or(io::ErrorKind::NotFound)?;
+        let line = lines.get(&(news.link, news.generation)).map(Arc::clone).ok_or(io::ErrorKind::NotFound)?;
         // The host's broker wants it, too.
         drop(lines);
         let heard = Arc::new(event()?);
-        let (storms, link) = (Arc::clone(&self.storms), told.link);
+        let (storms, link) = (Arc::clone(&self.storms), news.link);
         let relay = Relay::begin(Arc::clone(&line), Arc::clone(&heard), self.lane.clone(), move || storms(link))?;
         let relay = Arc::new(relay);
-        relay.mute(told.bell == NO_BELL);
-        let (key, kept) = ((told.link, told.generation), self.kept.clone());
+        relay.mute(news.doorbell == NO_DOORBELL);
+        let (key, kept) = ((news.link, news.generation), self.kept.clone());
         let (mut left, mut sockets) = (Vec::new(), BTreeMap::new());
         for StoredConnection { made, socket, wire } in kept.take_stored(key) {
             // Who rang while nobody carried it: all are rung once, on both sides.
             wire.to.iter().for_each(|event| self.lane.notify_event(event));
             relay.connect(made.channel, wire)?;
-            relay.notify_channels(made.channel..made.channel + CALL_CHANNELS);
+            relay.notify_channels(made.channel..made.channel + CONNECTION_CHANNELS);
             sockets.insert(made.serial, socket);
             left.push(made);
         }
@@ -164,13 +164,13 @@ impl Devices for HostDevices {
     }
 }
 
-/// Memory of a link, and the rings of its calls.
+/// Memory of a link, and the rings of its connections.
 #[derive(Debug)]
 pub struct HostRegion {
     pages: HostPages,
     key: Key,
     kept: StoredConnections,
-    /// Calls of an earlier broker, and their sockets, until they are asked for.
+    /// Connections of an earlier broker, and their sockets, until they are asked for.
     left: Vec<Agreement>,
     sockets: BTreeMap<u32, OwnedFd>,
 }
@@ -195,8 +195,8 @@ impl Region for HostRegion {
         self.pages.heard.as_fd()
     }
 
-    fn set_bell(&mut self, bell: u16) {
-        self.parts().1.mute(bell == NO_BELL);
+    fn set_doorbell(&mut self, doorbell: u16) {
+        self.parts().1.mute(doorbell == NO_DOORBELL);
     }
 
     fn clear(&mut self, offset: u64, len: u64) -> io::Result<()> {
@@ -228,7 +228,7 @@ impl Region for HostRegion {
         self.parts().0.peer.try_clone()
     }
 
-    /// A program has its slices for as long as its socket, or is no more.
+    /// A program has its windows for as long as its socket, or is no more.
     fn held(&mut self) -> io::Result<Vec<Agreement>> {
         Ok(std::mem::take(&mut self.left))
     }
@@ -262,12 +262,12 @@ impl Region for HostRegion {
 
     fn bequeath(&mut self, made: &Agreement) {
         let (line, relay) = self.parts();
-        // Of a call that the peer alone knows it may not know where it is here (B-18).
+        // Of a connection that the peer alone knows it may not know where it is here (B-18).
         if made.own.1 != 0 {
             let _ = line.own_memory.store(made.own.0 + u64::from(STATE_AT), &[CLOSED]);
         }
         if made.channel != 0 {
-            relay.notify_channels(made.channel..made.channel + CALL_CHANNELS);
+            relay.notify_channels(made.channel..made.channel + CONNECTION_CHANNELS);
             relay.disconnect(made.channel);
         }
         self.kept.forget(self.key, made);

@@ -17,7 +17,7 @@ use std::{
 };
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
-use tombolo_control::{BOX_LEN, CALL_CHANNELS, CHANNELS, MARKS_AT};
+use tombolo_control::{BOX_LEN, CHANNELS, CONNECTION_CHANNELS, MARKS_AT};
 
 use crate::{
     host::{
@@ -35,11 +35,11 @@ const WASTE: u64 = 16;
 const WINDOW: Duration = Duration::from_secs(1);
 /// How long a doorbell that was taken away for a storm stays away (B-8).
 pub const CALM: Duration = Duration::from_secs(10);
-/// How often marks are looked at while the machine's bell is taken away.
+/// How often marks are looked at while the machine's doorbell is taken away.
 const PATROL: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 
 /// What an event is about: a channel, or one of these.
-const BELL: u64 = 1 << 32;
+const DOORBELL: u64 = 1 << 32;
 const WAKE: u64 = 2 << 32;
 
 /// One link in one generation, as the host has it.
@@ -59,13 +59,13 @@ pub struct RelayedLink {
     pub heard: OwnedFd,
 }
 
-/// The eventfds of a call.
+/// The eventfds of a connection.
 #[derive(Debug)]
 pub struct ConnectionEvents {
     /// Ring the program.
-    pub to: [Arc<OwnedFd>; CALL_CHANNELS as usize],
+    pub to: [Arc<OwnedFd>; CONNECTION_CHANNELS as usize],
     /// Rung by the program.
-    pub from: [OwnedFd; CALL_CHANNELS as usize],
+    pub from: [OwnedFd; CONNECTION_CHANNELS as usize],
 }
 
 /// The broker's side of the thread. It ends when this is dropped.
@@ -83,7 +83,7 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Orders {
-    /// Calls by their first channel.
+    /// Connections by their first channel.
     wires: BTreeMap<u16, Arc<ConnectionEvents>>,
     /// Channels that the broker rings.
     pending: BTreeSet<u16>,
@@ -104,7 +104,7 @@ impl Relay {
         storm: impl Fn() + Send + 'static,
     ) -> io::Result<Self> {
         let (epoll, wake) = (epoll::create(epoll::CreateFlags::CLOEXEC)?, event()?);
-        epoll::add(&epoll, &line.heard, epoll::EventData::new_u64(BELL), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, &line.heard, epoll::EventData::new_u64(DOORBELL), epoll::EventFlags::IN)?;
         epoll::add(&epoll, &wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
         let shared = Arc::new(Shared { line, epoll, wake, orders: Mutex::default() });
         // What the machine rang before this is for nobody; what it is owed goes on where it stopped.
@@ -126,7 +126,7 @@ impl Relay {
         done
     }
 
-    /// Carries the rings of a call from now on.
+    /// Carries the rings of a connection from now on.
     ///
     /// # Errors
     /// The program's eventfds cannot be polled.
@@ -139,13 +139,13 @@ impl Relay {
         Ok(())
     }
 
-    /// The eventfds of a call.
+    /// The eventfds of a connection.
     #[must_use]
     pub fn wire(&self, channel: u16) -> Option<Arc<ConnectionEvents>> {
         self.0.orders().wires.get(&channel).cloned()
     }
 
-    /// Forgets a call.
+    /// Forgets a connection.
     pub fn disconnect(&self, channel: u16) {
         if let Some(wire) = self.0.orders().wires.remove(&channel) {
             // The program may have copies: to close ours does not take them out.
@@ -200,7 +200,7 @@ fn marks(region: &OwnedFd) -> io::Result<Marks> {
 struct Account {
     since: Instant,
     spent: u64,
-    /// It spent too much: until then its bell is away.
+    /// It spent too much: until then its doorbell is away.
     stormed: Option<Instant>,
 }
 
@@ -255,7 +255,7 @@ impl<S: Fn()> Thread<S> {
             }
             for about in events {
                 match about {
-                    BELL => {
+                    DOORBELL => {
                         let rings = drain(&self.shared.line.heard);
                         self.forward_notifications(rings);
                     }
@@ -276,9 +276,9 @@ impl<S: Fn()> Thread<S> {
         }
     }
 
-    /// The call that a channel belongs to, and which of its channels it is.
+    /// The connection that a channel belongs to, and which of its channels it is.
     fn wire(&self, channel: u16) -> Option<(Arc<ConnectionEvents>, usize)> {
-        let nth = channel.checked_sub(1)? % CALL_CHANNELS;
+        let nth = channel.checked_sub(1)? % CONNECTION_CHANNELS;
         let wire = self.shared.orders().wires.get(&(channel - nth))?.clone();
         Some((wire, nth.into()))
     }
@@ -317,7 +317,7 @@ impl<S: Fn()> Thread<S> {
                 woke += u64::from(is_silent(&self.broker));
                 notify_event(&*self.broker);
             } else {
-                let nth = (channel - 1) % CALL_CHANNELS;
+                let nth = (channel - 1) % CONNECTION_CHANNELS;
                 let wire = self.shared.orders().wires.get(&(channel - nth)).cloned();
                 if let Some(event) = wire.as_ref().map(|wire| &wire.to[usize::from(nth)]) {
                     woke += u64::from(is_silent(event));
@@ -371,15 +371,15 @@ mod tests {
             let own_memory = Mapped::new(&own).unwrap();
             let line = Arc::new(RelayedLink { own, own_memory, peer: region(), rings, lane: Lane::default(), heard });
             let (broker, storms) = (Arc::new(event().unwrap()), Arc::new(event().unwrap()));
-            let told = Arc::clone(&storms);
+            let storm = Arc::clone(&storms);
             let relay =
-                Relay::begin(Arc::clone(&line), Arc::clone(&broker), Lane::default(), move || notify_event(&*told));
+                Relay::begin(Arc::clone(&line), Arc::clone(&broker), Lane::default(), move || notify_event(&*storm));
             let relay = relay.unwrap();
             Self { relay, line, broker, storms, marks: [0; 512] }
         }
 
         /// A program's eventfds: those that it rings, and those that ring it.
-        fn call(&self, channel: u16) -> [[OwnedFd; 3]; 2] {
+        fn open_connection(&self, channel: u16) -> [[OwnedFd; 3]; 2] {
             let events = || [(); 3].map(|()| event().unwrap());
             let (to, from) = (events(), events());
             let mine = [from.each_ref().map(copy), to.each_ref().map(copy)];
@@ -402,8 +402,8 @@ mod tests {
     #[test]
     fn v2_v3_rings_reach_the_channel_that_was_meant_both_ways() {
         let mut world = World::new();
-        let [rings, heard] = world.call(4);
-        let [_, other] = world.call(7);
+        let [rings, heard] = world.open_connection(4);
+        let [_, other] = world.open_connection(7);
         world.machine_rings(5);
         assert!(wait(&heard[1]));
         world.machine_rings(0);
@@ -415,7 +415,7 @@ mod tests {
         world.relay.notify_channels([0]);
         assert!(wait(&world.line.rings));
         assert_eq!(marks(&world.line.own).unwrap()[0], 1);
-        // A call that is over is heard no more, though its program goes on.
+        // A connection that is over is heard no more, though its program goes on.
         world.relay.disconnect(4);
         notify_event(&rings[0]);
         world.machine_rings(4);
@@ -425,9 +425,9 @@ mod tests {
     }
 
     #[test]
-    fn b8_machine_that_storms_is_noticed_once_and_its_calls_go_on() {
+    fn b8_machine_that_storms_is_noticed_once_and_its_connections_go_on() {
         let mut world = World::new();
-        let [_, heard] = world.call(1);
+        let [_, heard] = world.open_connection(1);
         let mut polled = [PollFd::new(&*world.storms, PollFlags::IN)];
         let began = Instant::now();
         while poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 0 {
@@ -435,7 +435,7 @@ mod tests {
             assert!(began.elapsed() < Duration::from_secs(20), "nobody notices");
         }
         assert_eq!(drain(&world.storms), 1);
-        // Its bell is taken away: only its marks are left, and they are looked at.
+        // Its doorbell is taken away: only its marks are left, and they are looked at.
         world.mark(1);
         assert!(wait(&heard[0]));
     }
@@ -449,7 +449,7 @@ mod tests {
         assert!((0..BUDGET / WASTE).all(|_| !account.charge(1, 0, now)));
         assert!(account.charge(1, 0, now) && !account.charge(1, 0, now));
         assert!(Account::new().charge(u64::MAX, 1, now), "one that fills its eventfd");
-        // What it rings before its bell is back belongs to this storm.
+        // What it rings before its doorbell is back belongs to this storm.
         assert!(!account.charge(BUDGET, 0, now + CALM));
         assert!(account.charge(BUDGET, 0, now + CALM + 2 * WINDOW));
     }
@@ -457,8 +457,8 @@ mod tests {
     #[test]
     fn v2_program_that_makes_its_eventfds_block_does_not_stop_the_others_reads() {
         let mut world = World::new();
-        let [rings, _] = world.call(1);
-        let [_, heard] = world.call(4);
+        let [rings, _] = world.open_connection(1);
+        let [_, heard] = world.open_connection(4);
         rustix::io::ioctl_fionbio(&rings[0], false).unwrap();
         notify_event(&rings[0]);
         assert!(wait(&world.line.rings));
@@ -470,7 +470,7 @@ mod tests {
     fn b8_machine_that_complained_is_not_rung_and_once_it_may_be_is() {
         let world = World::new();
         world.relay.mute(true);
-        let [rings, _] = world.call(1);
+        let [rings, _] = world.open_connection(1);
         notify_event(&rings[0]);
         let mut polled = [PollFd::new(&rings[0], PollFlags::IN)];
         while poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1 {

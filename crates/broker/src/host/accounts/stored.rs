@@ -23,7 +23,7 @@ const PREFIX: &str = "call/";
 /// A link and one of its generations.
 pub type Key = (u32, u32);
 
-/// A call that an earlier broker left.
+/// A connection that an earlier broker left.
 #[derive(Debug)]
 pub struct StoredConnection {
     /// What was agreed.
@@ -34,18 +34,18 @@ pub struct StoredConnection {
     pub wire: ConnectionEvents,
 }
 
-/// The calls of one account. Without a holder none is kept.
+/// The connections of one account. Without a descriptor store none is kept.
 #[derive(Clone, Debug, Default)]
 pub struct StoredConnections {
-    holder: Option<Arc<DescriptorStore>>,
+    store: Option<Arc<DescriptorStore>>,
     left: Arc<Mutex<BTreeMap<Key, Vec<StoredConnection>>>>,
 }
 
 impl StoredConnections {
-    /// Calls are kept by `holder`; `left` are those of an earlier broker.
+    /// Connections are kept by `store`; `left` are those of an earlier broker.
     #[must_use]
-    pub fn new(holder: Arc<DescriptorStore>, left: BTreeMap<Key, Vec<StoredConnection>>) -> Self {
-        Self { holder: Some(holder), left: Arc::new(Mutex::new(left)) }
+    pub fn new(store: Arc<DescriptorStore>, left: BTreeMap<Key, Vec<StoredConnection>>) -> Self {
+        Self { store: Some(store), left: Arc::new(Mutex::new(left)) }
     }
 
     /// Takes what an earlier broker left of a link.
@@ -54,28 +54,28 @@ impl StoredConnections {
         self.left.lock().unwrap_or_else(PoisonError::into_inner).remove(&link).unwrap_or_default()
     }
 
-    /// Says something of the other end to the programs of all calls that nobody took up yet, of links that `are_meant`.
+    /// Says something of the other end to the programs of all connections that nobody took up yet, of links that `are_meant`.
     pub fn tell_programs(&self, message: &Message, are_meant: impl Fn(Key) -> bool) {
         let left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
-        let calls = left.iter().filter(|(link, _)| are_meant(**link)).flat_map(|(_, calls)| calls);
-        calls.for_each(|call| _ = program::send(call.socket.as_fd(), 0, message.clone(), &[]));
+        let connections = left.iter().filter(|(link, _)| are_meant(**link)).flat_map(|(_, connections)| connections);
+        connections.for_each(|connection| _ = program::send(connection.socket.as_fd(), 0, message.clone(), &[]));
     }
 
-    /// Ends the calls of a link that nobody took up yet, and never will.
-    pub fn end_calls(&self, link: Key) {
-        end_calls(self.holder.as_deref(), link, self.take_stored(link));
+    /// Ends the connections of a link that nobody took up yet, and never will.
+    pub fn end_connections(&self, link: Key) {
+        end_connections(self.store.as_deref(), link, self.take_stored(link));
     }
 
     /// The same for those of all links.
     pub fn end_all(&self) {
         let left = std::mem::take(&mut *self.left.lock().unwrap_or_else(PoisonError::into_inner));
-        left.into_iter().for_each(|(link, calls)| end_calls(self.holder.as_deref(), link, calls));
+        left.into_iter().for_each(|(link, connections)| end_connections(self.store.as_deref(), link, connections));
     }
 
-    /// Keeps a call. When this returns it is safe.
+    /// Keeps a connection. When this returns it is safe.
     ///
     /// # Errors
-    /// The holder is gone, or full.
+    /// The descriptor store is gone, or full.
     pub fn store_connection(
         &self,
         link: Key,
@@ -83,43 +83,43 @@ impl StoredConnections {
         socket: BorrowedFd<'_>,
         wire: &ConnectionEvents,
     ) -> io::Result<()> {
-        let Some(holder) = &self.holder else { return Ok(()) };
+        let Some(store) = &self.store else { return Ok(()) };
         let to = wire.to.iter().map(|event| event.as_fd());
         let descriptors: Vec<_> = to.chain(wire.from.iter().map(AsFd::as_fd)).collect();
-        holder.store_descriptors(&name(link, made), &[&[socket][..], &descriptors].concat())
+        store.store_descriptors(&name(link, made), &[&[socket][..], &descriptors].concat())
     }
 
-    /// The call is over.
+    /// The connection is over.
     pub fn forget(&self, link: Key, made: &Agreement) {
-        forget(self.holder.as_deref(), link, made);
+        forget(self.store.as_deref(), link, made);
     }
 }
 
-fn forget(holder: Option<&DescriptorStore>, link: Key, made: &Agreement) {
-    if let Some(Err(error)) = holder.map(|holder| holder.forget(&name(link, made))) {
-        tracing::warn!("a call that is over stays with the holder: {error}");
+fn forget(store: Option<&DescriptorStore>, link: Key, made: &Agreement) {
+    if let Some(Err(error)) = store.map(|store| store.forget(&name(link, made))) {
+        tracing::warn!("a connection that is over stays with the descriptor store: {error}");
     }
 }
 
 /// Ends connections that an earlier broker left and that no account takes up (V-7). Their programs hear that they are
 /// over, and the descriptor store forgets them.
-pub(crate) fn end_calls(holder: Option<&DescriptorStore>, link: Key, calls: Vec<StoredConnection>) {
-    for StoredConnection { made, socket, wire } in calls {
+pub(crate) fn end_connections(store: Option<&DescriptorStore>, link: Key, connections: Vec<StoredConnection>) {
+    for StoredConnection { made, socket, wire } in connections {
         let _ = program::send(socket.as_fd(), 0, Message::Close {}, &[]);
         discard::end(socket.as_fd());
         // A write that the program made wait would wait for ever, as nobody reads any more.
         wire.to.iter().for_each(|to| _ = drain(to));
-        forget(holder, link, &made);
+        forget(store, link, &made);
     }
 }
 
-/// Under which name a call is kept.
+/// Under which name a connection is kept.
 fn name((link, generation): Key, made: &Agreement) -> String {
     let Agreement { serial, own, theirs, channel } = made;
     format!("{PREFIX}{link}/{generation}/{serial}/{}/{}/{}/{}/{channel}", own.0, own.1, theirs.0, theirs.1)
 }
 
-/// Which call is kept under a name; none if it is something else.
+/// Which connection is kept under a name; none if it is something else.
 #[must_use]
 pub fn parse(name: &str) -> Option<(Key, Agreement)> {
     let numbers = name.strip_prefix(PREFIX)?.split('/').map(|number| number.parse().ok());
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn b16_name_of_a_call_says_all_that_was_agreed() {
+    fn b16_name_of_a_connection_says_all_that_was_agreed() {
         let made = Agreement { serial: 7, own: (4096, 8192), theirs: (1 << 29, 1 << 20), channel: 508 };
         assert_eq!(parse(&name((3, 2), &made)), Some(((3, 2), made)));
         for other in [

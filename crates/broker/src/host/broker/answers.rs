@@ -106,7 +106,7 @@ impl Broker {
         if let Some(why) = [a, b].into_iter().find_map(|name| self.migrations.why_without_links(name.as_str())) {
             return Ok(refuse(code::MIGRATES, why));
         }
-        if self.domains.book.link_between(a, b).is_some() {
+        if self.domains.state.link_between(a, b).is_some() {
             return Ok(refuse(code::EXISTS, format!("{a} and {b} have a link already")));
         }
         Ok(match self.domains.insert_link([a, b], size, false, &mut self.journal)? {

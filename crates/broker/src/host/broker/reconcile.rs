@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What follows from the book: memory, regions, doorbells, and what the guests are told. Each step makes the world agree
-//! with the book, and does nothing where it does already.
+//! What follows from the broker's state: memory, regions, doorbells, and what the guests are told. Each step makes the world agree
+//! with the state, and does nothing where it does already.
 
 use std::{io, time::Instant};
 
@@ -15,7 +15,7 @@ impl Broker {
     /// Draws the consequences of all that was heard.
     ///
     /// # Errors
-    /// The holder is gone.
+    /// The descriptor store is gone.
     pub fn reconcile(&mut self) -> io::Result<()> {
         let began = Instant::now();
         self.schedule.pace.begin();
@@ -31,7 +31,7 @@ impl Broker {
     /// Draws those of what guests and QEMUs said, or has that done once it is their turn (B-17).
     ///
     /// # Errors
-    /// The holder is gone.
+    /// The descriptor store is gone.
     pub fn reconcile_in_turn(&mut self) -> io::Result<()> {
         if !self.schedule.pace.is_due() {
             return Ok(());
@@ -49,30 +49,30 @@ impl Broker {
         self.migrations.watch_machines(&self.domains);
         self.migrations.advance_departures(&self.domains, &mut self.leaving, &mut self.schedule);
         self.remove_left_links()?;
-        for link in self.domains.book.links.keys().copied().collect::<Vec<_>>() {
+        for link in self.domains.state.links.keys().copied().collect::<Vec<_>>() {
             if !self.leaving.contains(link) {
                 self.memory.renew_memory(link, &mut self.domains, &self.migrations, &mut self.schedule);
             }
             self.memory.begin_sealing(link, &self.domains, &mut self.schedule);
             let up = self.domains.is_up(link);
-            if let Some(link) = self.domains.book.links.get_mut(&link) {
+            if let Some(link) = self.domains.state.links.get_mut(&link) {
                 link.up = up;
             }
         }
-        self.journal.save(&self.domains.book)?;
+        self.journal.save(&self.domains.state)?;
         self.memory.update_plugs(&self.domains, &self.migrations);
-        self.doorbells().update_bells()?;
+        self.doorbells().update_doorbells()?;
         self.memory.update_relays(&self.domains, &mut self.schedule);
         self.update_guests();
         self.migrations.mute_departing(&mut self.domains);
         self.memory.free_returned(&mut self.domains, &mut self.leaving, &mut self.journal, &mut self.schedule)?;
-        self.journal.save(&self.domains.book)
+        self.journal.save(&self.domains.state)
     }
 
     /// Links that the configuration has are there; those that it does not allow, or had and has no more, go (B-13).
     fn reconcile_links(&mut self) -> io::Result<()> {
         for (ends, size) in self.domains.config.links.clone() {
-            if self.domains.book.link_between(&ends[0], &ends[1]).is_none()
+            if self.domains.state.link_between(&ends[0], &ends[1]).is_none()
                 && let Some((_, why)) = self.domains.insert_link(ends.each_ref(), size, true, &mut self.journal)?
                 && self.unmade.insert(ends.clone())
             {
@@ -80,7 +80,7 @@ impl Broker {
             }
         }
         let allowed = |end: &String| self.domains.config.knows(end);
-        let forbidden = self.domains.book.links.iter().filter(|(_, link)| {
+        let forbidden = self.domains.state.links.iter().filter(|(_, link)| {
             let [a, b] = &link.ends;
             let (a_name, b_name) = (checked_name(a), checked_name(b));
             let listed = |(ends, _): &([Name; 2], u64)| ends.contains(&a_name) && ends.contains(&b_name);
@@ -110,7 +110,7 @@ impl Broker {
             let Some((leaving, open)) = self.leaving.remove_due(number, &self.domains, &mut self.schedule) else {
                 continue;
             };
-            let removed = match self.domains.book.links.get(&number).map(|link| (link.ends.clone(), link.has_memory)) {
+            let removed = match self.domains.state.links.get(&number).map(|link| (link.ends.clone(), link.has_memory)) {
                 Some((ends, has_memory)) => {
                     // One that was left already is not left once more.
                     if has_memory {
@@ -119,11 +119,11 @@ impl Broker {
                     // Its memory waits until it is given back. A link that stays gets other memory once its ends are there again.
                     self.memory.retire_memory(number, &mut self.domains);
                     if !leaving.stays {
-                        self.domains.book.links.remove(&number);
+                        self.domains.state.links.remove(&number);
                         self.memory.forget_link(number);
                         self.storms.forget_link(number);
                     }
-                    self.journal.save(&self.domains.book)
+                    self.journal.save(&self.domains.state)
                 }
                 None => Ok(()),
             };

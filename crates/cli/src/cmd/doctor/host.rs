@@ -80,7 +80,7 @@ mod tests {
 
     fn end(name: &str, stage: Stage) -> Message {
         let (name, life) = (name.parse().unwrap(), Life::Running);
-        Message::EndRow { link: 7, name, stage, life, bell: 2, vector: 1, calls: 0, used: 0, storms: 0 }
+        Message::EndRow { link: 7, name, stage, life, doorbell: 2, vector: 1, connections: 0, used: 0, storms: 0 }
     }
 
     fn leaving(note: &str) -> Message {

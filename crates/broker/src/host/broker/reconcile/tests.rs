@@ -82,19 +82,19 @@ fn play_on(test: impl FnOnce(World)) {
     });
 }
 
-/// A broker in `folder`, whose holder begins.
+/// A broker in `folder`, whose descriptor store begins.
 fn begin(folder: &Path, text: &str) -> (Broker, mpsc::Receiver<Event>) {
     let config = Config::parse(&folder.join("t"), text).unwrap();
     let began = Instant::now();
-    let holder = loop {
+    let store = loop {
         match descriptor_store::DescriptorStore::find(folder, false) {
-            Ok(holder) => break holder,
-            Err(error) => assert!(began.elapsed() < Duration::from_secs(20), "no holder: {error}"),
+            Ok(store) => break store,
+            Err(error) => assert!(began.elapsed() < Duration::from_secs(20), "no descriptor store: {error}"),
         }
         thread::yield_now();
     };
     let (sender, events) = mpsc::channel(1024);
-    (Broker::begin(folder, config, holder, sender, qemu::ASK_AGAIN).unwrap(), events)
+    (Broker::begin(folder, config, store, sender, qemu::ASK_AGAIN).unwrap(), events)
 }
 
 impl World {
@@ -113,7 +113,7 @@ impl World {
 
     /// The same with another configuration.
     fn restart_with(mut self, text: &str) -> Self {
-        self.broker.journal.save(&self.broker.domains.book).unwrap();
+        self.broker.journal.save(&self.broker.domains.state).unwrap();
         let Self { broker, sockets, folder, .. } = self;
         drop(broker);
         let (broker, events) = begin(folder.path(), text);
@@ -134,8 +134,8 @@ impl World {
     }
 
     fn send_news(&mut self, name: &str, news: News) {
-        let process = self.broker.domains.book.machines[name].process;
-        self.handle_event(Event::Told(name.into(), process, news));
+        let process = self.broker.domains.state.machines[name].process;
+        self.handle_event(Event::Qemu(name.into(), process, news));
     }
 
     /// Its QEMU does all that it should.
@@ -159,7 +159,7 @@ impl World {
         memory.finish_sealing(region, done, domains, schedule);
     }
 
-    /// What the account's broker said is heard, as the ring of its bell does it.
+    /// What the account's broker said is heard, as the ring of its doorbell does it.
     fn hear_account(&mut self) {
         self.handle_event(Event::Rang("host".into(), 0));
     }
@@ -179,10 +179,10 @@ impl World {
     }
 
     fn is_up(&self) -> bool {
-        let told = self.broker.domains.locals["host"].guest.told();
-        self.broker.domains.book.links.iter().all(|(number, link)| {
-            let is_told = told.get(number).is_some_and(|told| told.generation == link.generation);
-            self.broker.domains.is_up(*number) && is_told
+        let sent = self.broker.domains.locals["host"].guest.sent_links();
+        self.broker.domains.state.links.iter().all(|(number, link)| {
+            let is_sent = sent.get(number).is_some_and(|sent| sent.generation == link.generation);
+            self.broker.domains.is_up(*number) && is_sent
         })
     }
 
@@ -203,7 +203,7 @@ impl World {
     }
 
     fn is_held_by_host(&self) -> bool {
-        self.broker.domains.book.quarantine.iter().any(|old| old.held_by.contains_key("host"))
+        self.broker.domains.state.quarantine.iter().any(|old| old.held_by.contains_key("host"))
     }
 }
 
@@ -214,8 +214,8 @@ fn b11_released_that_comes_while_the_account_is_told_other_news_counts() {
         for _ in 0..3 {
             world.until("the account heard all", World::is_quiet);
             let before = world.said_by_account();
-            let life = world.broker.domains.book.number();
-            world.broker.domains.book.machines.get_mut("a").unwrap().life = life;
+            let life = world.broker.domains.state.number();
+            world.broker.domains.state.machines.get_mut("a").unwrap().life = life;
             world.broker.reconcile().unwrap();
             assert!(world.is_held_by_host());
             let began = Instant::now();
@@ -229,7 +229,7 @@ fn b11_released_that_comes_while_the_account_is_told_other_news_counts() {
             world.until("the account gave it back", |world| !world.is_held_by_host());
             world.until("the links are up", World::is_up);
         }
-        assert!(world.broker.domains.book.quarantine.is_empty());
+        assert!(world.broker.domains.state.quarantine.is_empty());
     });
 }
 
@@ -238,7 +238,7 @@ fn b8_storm_that_is_told_while_the_guest_is_told_other_news_is_heard_and_has_con
     play(|world| {
         let mut boxes = Inside(world.broker.domains.vms["a"].device.memory.try_clone().unwrap());
         let mut guest = Session::begin(tombolo_control::Path::Host, 7, &mut boxes).unwrap();
-        let process = world.broker.domains.book.machines["a"].process;
+        let process = world.broker.domains.state.machines["a"].process;
         assert!(matches!(guest.turn(&mut boxes), Ok((Some(tombolo_control::Event::Began), _))));
         let (boot, name) = ([1; 16], checked_name("a"));
         guest.queue_message(&Envelope::statement(Message::Hello {
@@ -254,7 +254,7 @@ fn b8_storm_that_is_told_while_the_guest_is_told_other_news_is_heard_and_has_con
         }
         assert!(world.broker.domains.vms["a"].guest.is_there());
         let link =
-            world.broker.domains.book.link_between(&super::checked_name("a"), &super::checked_name("host")).unwrap();
+            world.broker.domains.state.link_between(&super::checked_name("a"), &super::checked_name("host")).unwrap();
         guest.queue_message(&Envelope::statement(Message::Storm { link }));
         guest.turn(&mut boxes).unwrap();
         // It stands in the box; what comes first is a change of what the guest is told.
@@ -268,7 +268,7 @@ fn b8_storm_that_is_told_while_the_guest_is_told_other_news_is_heard_and_has_con
 #[test]
 fn b17_guest_that_rings_or_begins_sessions_without_end_has_the_broker_reconcile_a_tenth_of_the_time() {
     play(|world| {
-        let process = world.broker.domains.book.machines["a"].process;
+        let process = world.broker.domains.state.machines["a"].process;
         world.broker.reconcile().unwrap();
         for _ in 0..1000 {
             world.broker.handle_event(Event::Rang("a".into(), process)).unwrap();
@@ -306,18 +306,18 @@ fn b17_guest_that_rings_or_begins_sessions_without_end_has_the_broker_reconcile_
 #[test]
 fn b11_memory_of_which_an_account_was_never_told_does_not_wait_for_it() {
     play(|world| {
-        let link = world.broker.domains.book.link_between(&checked_name("a"), &checked_name("host")).unwrap();
+        let link = world.broker.domains.state.link_between(&checked_name("a"), &checked_name("host")).unwrap();
         // New memory, which the account is not told of before it goes again: it was told of another generation.
-        let generation = world.broker.domains.book.links[&link].generation + 1;
+        let generation = world.broker.domains.state.links[&link].generation + 1;
         world.broker.memory.retire_memory(link, &mut world.broker.domains);
-        let ends = world.broker.domains.book.links[&link].ends.clone();
+        let ends = world.broker.domains.state.links[&link].ends.clone();
         let made = memory::create_pair(link, &ends, 64 << 10, [false, true]).unwrap();
         world.broker.memory.regions.insert(link, made);
-        let new = world.broker.domains.book.links.get_mut(&link).unwrap();
+        let new = world.broker.domains.state.links.get_mut(&link).unwrap();
         (new.has_memory, new.generation) = (true, generation);
         world.broker.memory.retire_memory(link, &mut world.broker.domains);
         let held: Vec<_> =
-            world.broker.domains.book.quarantine.iter().map(|old| old.held_by.contains_key("host")).collect();
+            world.broker.domains.state.quarantine.iter().map(|old| old.held_by.contains_key("host")).collect();
         assert_eq!(held, [true, false]);
     });
 }
@@ -325,8 +325,8 @@ fn b11_memory_of_which_an_account_was_never_told_does_not_wait_for_it() {
 #[test]
 fn b10_region_that_cannot_be_sealed_is_told_of_once_and_not_each_time_that_it_is_tried() {
     play(|world| {
-        let link = world.broker.domains.book.link_between(&checked_name("a"), &checked_name("host")).unwrap();
-        let state = &world.broker.domains.book.links[&link];
+        let link = world.broker.domains.state.link_between(&checked_name("a"), &checked_name("host")).unwrap();
+        let state = &world.broker.domains.state.links[&link];
         let region = (link, state.generation, state.side("a").unwrap());
         let fail = |world: &mut World| world.finish_sealing(region, Err(io::ErrorKind::WouldBlock.into()));
         let lines = crate::log::tests::written(false, "info", || (0..3).for_each(|_| fail(world)));
@@ -340,16 +340,16 @@ fn b10_region_that_cannot_be_sealed_is_told_of_once_and_not_each_time_that_it_is
 #[test]
 fn b17_memory_is_made_beside_the_thread_that_serves_all_others() {
     play(|world| {
-        let life = world.broker.domains.book.number();
-        world.broker.domains.book.machines.get_mut("a").unwrap().life = life;
+        let life = world.broker.domains.state.number();
+        world.broker.domains.state.machines.get_mut("a").unwrap().life = life;
         world.broker.reconcile().unwrap();
-        let link = world.broker.domains.book.link_between(&checked_name("a"), &checked_name("host")).unwrap();
-        assert!(world.broker.memory.making.contains(&link) && !world.broker.domains.book.links[&link].has_memory);
+        let link = world.broker.domains.state.link_between(&checked_name("a"), &checked_name("host")).unwrap();
+        assert!(world.broker.memory.making.contains(&link) && !world.broker.domains.state.links[&link].has_memory);
         // Its end begins once more before it is there: then it is for that life.
-        let life = world.broker.domains.book.number();
-        world.broker.domains.book.machines.get_mut("a").unwrap().life = life;
+        let life = world.broker.domains.state.number();
+        world.broker.domains.state.machines.get_mut("a").unwrap().life = life;
         world.until("the links are up", World::is_up);
-        assert_eq!(world.broker.domains.book.links[&link].lives[0], life);
+        assert_eq!(world.broker.domains.state.links[&link].lives[0], life);
         assert!(world.broker.memory.making.is_empty());
     });
 }
@@ -357,8 +357,8 @@ fn b17_memory_is_made_beside_the_thread_that_serves_all_others() {
 #[test]
 fn b17_thread_that_serves_all_others_does_not_spend_the_time_that_memory_takes() {
     play(|world| {
-        let link = world.broker.domains.book.link_between(&checked_name("a"), &checked_name("host")).unwrap();
-        let entry = world.broker.domains.book.links.get_mut(&link).unwrap();
+        let link = world.broker.domains.state.link_between(&checked_name("a"), &checked_name("host")).unwrap();
+        let entry = world.broker.domains.state.links.get_mut(&link).unwrap();
         entry.size = 64 << 20;
         let ends = entry.ends.clone();
         // Of this thread alone: whatever else runs meanwhile counts for nothing.
@@ -383,20 +383,20 @@ fn b16_machine_whose_device_cannot_be_written_is_lost_and_no_other() {
         let sealed = memory::create("sealed", tombolo_control::DEVICE_LEN).unwrap();
         memory::seal_against_writing(&sealed).unwrap();
         let (process, device) =
-            (world.broker.domains.book.machines["a"].process, &world.broker.domains.vms["a"].device);
+            (world.broker.domains.state.machines["a"].process, &world.broker.domains.vms["a"].device);
         let mut descriptors = device.descriptors();
         descriptors[1] = std::os::fd::AsFd::as_fd(&sealed);
         world
             .broker
             .journal
-            .holder
+            .store
             .store_descriptors(&crate::host::state::machine_key("a", process), &descriptors)
             .unwrap();
         let world = world.restart();
         assert_eq!(world.broker.domains.vms.keys().collect::<Vec<_>>(), ["b"]);
-        assert!(world.broker.domains.is_gone("a") && !world.broker.domains.book.machines.contains_key("a"));
-        let b = world.broker.domains.book.link_between(&checked_name("b"), &checked_name("host")).unwrap();
-        assert!(world.broker.domains.book.links[&b].has_memory, "what others have stays");
+        assert!(world.broker.domains.is_gone("a") && !world.broker.domains.state.machines.contains_key("a"));
+        let b = world.broker.domains.state.link_between(&checked_name("b"), &checked_name("host")).unwrap();
+        assert!(world.broker.domains.state.links[&b].has_memory, "what others have stays");
     });
 }
 
@@ -407,15 +407,15 @@ fn allocated(memory: &OwnedFd) -> i64 {
 
 /// The memory of the link between `a` and the host, by whose it is: `a`, and the host.
 fn regions(world: &World) -> [OwnedFd; 2] {
-    let link = world.broker.domains.book.link_between(&checked_name("a"), &checked_name("host")).unwrap();
-    let side = world.broker.domains.book.links[&link].side("a").unwrap();
+    let link = world.broker.domains.state.link_between(&checked_name("a"), &checked_name("host")).unwrap();
+    let side = world.broker.domains.state.links[&link].side("a").unwrap();
     [side, 1 - side].map(|side| world.broker.memory.regions[&link].own[side].try_clone().unwrap())
 }
 
 /// The link between `a` and the host gets other memory.
 fn begin_life(world: &mut World) {
-    let life = world.broker.domains.book.number();
-    world.broker.domains.book.machines.get_mut("a").unwrap().life = life;
+    let life = world.broker.domains.state.number();
+    world.broker.domains.state.machines.get_mut("a").unwrap().life = life;
     world.broker.reconcile().unwrap();
 }
 
@@ -423,12 +423,12 @@ fn begin_life(world: &mut World) {
 fn b11_pages_of_an_accounts_region_are_given_back_once_its_programs_let_go_and_a_machines_are_not_touched() {
     play(|world| {
         // The machine has vhost-user backends: its region is not sealed against writing, and so it could be done.
-        let link = world.broker.domains.book.link_between(&checked_name("a"), &checked_name("host")).unwrap();
-        let ends = world.broker.domains.book.links[&link].ends.clone();
+        let link = world.broker.domains.state.link_between(&checked_name("a"), &checked_name("host")).unwrap();
+        let ends = world.broker.domains.state.links[&link].ends.clone();
         world.broker.memory.regions.insert(link, memory::create_pair(link, &ends, 64 << 10, [true; 2]).unwrap());
         let [theirs, own] = regions(world);
         begin_life(world);
-        world.until("the account gave it back", |world| world.broker.domains.book.quarantine.is_empty());
+        world.until("the account gave it back", |world| world.broker.domains.state.quarantine.is_empty());
         world.until("its pages are there no more", |_| allocated(&own) == 0);
         assert_eq!(allocated(&theirs), 64 << 10, "the machine's may be its vhost-user backends'");
     });
@@ -441,18 +441,18 @@ fn b11_b16_pages_that_programs_got_from_an_earlier_broker_stay_whatever_becomes_
         begin_life(&mut world);
         // Nobody is left who would say that they let go.
         let mut world = world.restart();
-        world.until("the old memory is out of the book", |world| world.broker.domains.book.quarantine.is_empty());
+        world.until("the old memory is out of the state", |world| world.broker.domains.state.quarantine.is_empty());
         world.until("the links are up", World::is_up);
         let again = regions(&world);
         // This time the link itself goes, before the account was told of it.
         let mut world = {
-            world.broker.domains.book.links.values_mut().for_each(|link| link.configured = true);
+            world.broker.domains.state.links.values_mut().for_each(|link| link.configured = true);
             let text = TEXT.replace("[[link]]\nbetween = [\"a\", \"host\"]\n", "");
             assert_ne!(text, TEXT);
             world.restart_with(&text)
         };
-        assert!(world.broker.domains.book.link_between(&checked_name("a"), &checked_name("host")).is_none());
-        world.until("that memory is out of the book, too", |world| world.broker.domains.book.quarantine.is_empty());
+        assert!(world.broker.domains.state.link_between(&checked_name("a"), &checked_name("host")).is_none());
+        world.until("that memory is out of the state, too", |world| world.broker.domains.state.quarantine.is_empty());
         // What is done to memory is done one after the other.
         let done = memory::create("done", 64 << 10).map(Arc::new).unwrap();
         let free = Chore { what: What::Free, memory: Arc::clone(&done), region: None };
@@ -477,11 +477,11 @@ fn b11_account_that_is_configured_no_more_holds_no_memory() {
         };
         world.broker.domains.config.accounts.insert("alice".into(), 12345);
         world.serve_accounts();
-        world.broker.domains.book.quarantine.push(old);
+        world.broker.domains.state.quarantine.push(old);
         world.broker.domains.config.accounts.clear();
         world.serve_accounts();
         world.broker.reconcile().unwrap();
-        assert!(world.broker.domains.book.quarantine.is_empty());
+        assert!(world.broker.domains.state.quarantine.is_empty());
     });
 }
 
@@ -552,7 +552,7 @@ fn b17_memory_that_is_not_wanted_any_more_is_dropped_beside_the_thread_that_serv
 #[test]
 fn b16_machine_whose_task_fails_is_lost_and_no_other_and_what_all_need_ends_the_broker() {
     play(|world| {
-        let process = world.broker.domains.book.machines["a"].process;
+        let process = world.broker.domains.state.machines["a"].process;
         world.handle_event(Event::Faulty("a".into(), process - 1));
         assert!(world.broker.domains.vms.contains_key("a"), "that was another QEMU");
         world.handle_event(Event::Faulty("a".into(), process));
@@ -563,20 +563,20 @@ fn b16_machine_whose_task_fails_is_lost_and_no_other_and_what_all_need_ends_the_
 }
 
 #[test]
-fn b8_b16_bell_that_is_not_written_down_is_not_given_and_is_given_later() {
+fn b8_b16_doorbell_that_is_not_written_down_is_not_given_and_is_given_later() {
     play(|world| {
-        let (number, bell) =
-            world.broker.domains.book.machines["a"].bells.first_key_value().expect("it may ring the host");
-        let (number, bell) = (*number, bell.clone());
+        let (number, doorbell) =
+            world.broker.domains.state.machines["a"].doorbells.first_key_value().expect("it may ring the host");
+        let (number, doorbell) = (*number, doorbell.clone());
         let blocked = world.folder.path().join("state.json.new");
         std::fs::create_dir(&blocked).unwrap();
-        world.broker.domains.book.machines.get_mut("a").unwrap().bells.remove(&number);
-        assert!(is_unsaved(&world.broker.doorbells().give_bell("a", bell).unwrap_err()));
-        assert!(world.broker.domains.book.machines["a"].bells.is_empty());
+        world.broker.domains.state.machines.get_mut("a").unwrap().doorbells.remove(&number);
+        assert!(is_unsaved(&world.broker.doorbells().give_doorbell("a", doorbell).unwrap_err()));
+        assert!(world.broker.domains.state.machines["a"].doorbells.is_empty());
         // What is wanted stays wanted.
         world.broker.reconcile().unwrap();
-        assert!(world.broker.domains.book.machines["a"].bells.is_empty());
+        assert!(world.broker.domains.state.machines["a"].doorbells.is_empty());
         std::fs::remove_dir(&blocked).unwrap();
-        world.until("it may ring again", |world| !world.broker.domains.book.machines["a"].bells.is_empty());
+        world.until("it may ring again", |world| !world.broker.domains.state.machines["a"].doorbells.is_empty());
     });
 }
