@@ -23,8 +23,9 @@ use crate::{Error, Result, end::End, os, pollable::Pollable};
 const STORM: u32 = 64;
 /// First nap, and the longest.
 const NAP: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(16));
-/// Longest sleep without another look where the barrier before it was refused.
-const UNSURE: Duration = Duration::from_millis(2);
+/// Longest sleep without another look where a barrier came before it: once where it was issued, always where it was
+/// refused. By then a store that it missed is visible.
+const LATE: Duration = Duration::from_millis(2);
 /// Non-blocking calls between two looks whether the peer lives, where nobody ever waits.
 const CALLS_PER_LOOK: u32 = 1024;
 /// Time between two such looks of one who rings.
@@ -47,8 +48,9 @@ pub(crate) struct Waiter {
     looked: Duration,
     /// Set up once somebody asks for a descriptor to poll.
     pollable: OnceLock<Pollable>,
-    /// There was no barrier before this sleep: the peer may have missed that it was asked to ring.
-    unsure: bool,
+    asked: Asked,
+    /// The late look of this wait is over.
+    looked_late: bool,
     /// If something is there now or comes later, the doorbell holds a ring or will: true after an arming that found
     /// nothing, false once the doorbell was drained.
     promised: bool,
@@ -81,7 +83,8 @@ impl Waiter {
             calls: 0,
             looked: coarse_time(),
             pollable,
-            unsure: false,
+            asked: Asked::Fenced,
+            looked_late: false,
             promised: false,
             rung_unnoticed: false,
             polling: Polling::default(),
@@ -109,6 +112,7 @@ impl Waiter {
     /// Waits until `side` has `need` bytes or something else to look at.
     pub(crate) fn wait(&mut self, side: &mut impl Side, need: u64, deadline: Deadline) -> Result<Waited> {
         self.fruitless.begin(self.end.served_beside(self.slot));
+        self.looked_late = false;
         let rings = self.rings;
         // The spin is lent out so that the rest of the waiter can be the sleeper.
         let mut spin = std::mem::replace(&mut self.spin, Spin::new(Duration::ZERO));
@@ -195,6 +199,17 @@ impl Waiter {
     }
 }
 
+/// How sure it is that a peer who publishes something now sees that it was asked to ring.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Asked {
+    /// Both ends fence.
+    Fenced,
+    /// The kernel's barrier, which can leave a CPU out (ADR 0086): what was published just before may be seen late.
+    ByBarrier,
+    /// The barrier was refused.
+    Unheard,
+}
+
 /// Rings in a row that brought nothing, to anybody. Where one event stands for both halves of an end, each
 /// wakes the half that it is not for as well: what brought the other half something is no storm.
 #[derive(Clone, Copy, Debug, Default)]
@@ -241,7 +256,7 @@ impl WaitContext for Waiter {
     }
 
     fn barrier(&mut self) {
-        self.unsure = !os::barrier();
+        self.asked = if os::barrier() { Asked::ByBarrier } else { Asked::Unheard };
     }
 
     #[cold]
@@ -259,7 +274,12 @@ impl WaitContext for Waiter {
             self.count_fruitless();
             return Ok(if self.gone_now() { Woken::PeerGone } else { napped });
         }
-        let until = if self.unsure { deadline.min(Deadline::after(UNSURE)) } else { deadline };
+        let looks_late = match self.asked {
+            Asked::Fenced => false,
+            Asked::ByBarrier => !self.looked_late,
+            Asked::Unheard => true,
+        };
+        let until = if looks_late { deadline.min(Deadline::after(LATE)) } else { deadline };
         Ok(match self.bell.wait(self.slot, until)? {
             Bell::Notified => {
                 self.maybe_rung = true;
@@ -267,7 +287,10 @@ impl WaitContext for Waiter {
                 self.count_fruitless();
                 Woken::Rung
             }
-            Bell::TimedOut if self.unsure && !deadline.expired() => Woken::Rung,
+            Bell::TimedOut if looks_late && !deadline.expired() => {
+                self.looked_late = true;
+                Woken::LookDue
+            }
             Bell::TimedOut => Woken::TimedOut,
             Bell::PeerGone => Woken::PeerGone,
         })

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A sleeper whose barrier fails does not rely on being rung: it looks again by itself, and not all the time.
 //! The barrier is forbidden here after the channel was agreed upon, to one thread.
+//!
+//! Where the barrier works it may have missed the peer all the same: one look for each wait is late. A peer that is played
+//! by hand publishes and never rings, as one does who was missed.
 
 mod common;
 
@@ -12,11 +15,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{SOON, World};
+use common::{SOON, World, let_pass, raw};
 use rustix::thread::{MembarrierCommand, membarrier};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
-use tombolo_channel::{Deadline, Error, ReadHalf};
-use tombolo_domain::wait_readable;
+use tombolo_channel::{Deadline, Error, ReadHalf, Stream};
+use tombolo_domain::{Endpoint, wait_readable};
+use tombolo_layout::{
+    Features,
+    handshake::{Greeting, Message},
+    words,
+};
+use tombolo_mem::{OwnControl, OwnWord};
 
 /// How long nothing comes.
 const QUIET: Duration = Duration::from_millis(300);
@@ -148,4 +157,102 @@ fn r13_poller_is_quiet_again_once_its_barrier_works() {
         assert!(matches!(read.try_read(&mut [0; 8]), Ok(None)));
     }
     assert!(wakes <= 2, "{wakes} wake-ups");
+}
+
+/// A stream whose peer is played by hand, and what the peer publishes with.
+struct Silent {
+    stream: Stream,
+    control: OwnControl,
+    _link: Box<dyn Endpoint>,
+}
+
+impl Silent {
+    fn new(features: Features) -> Self {
+        let world = World::local();
+        let mut listener = world.listen::<Stream>();
+        let mut link = world.knock();
+        let offered = Features(Features::HANDOVER.0 | features.0);
+        let hello = Message::Hello(Greeting { offered, ..raw::greeting() });
+        let (control, _offer) = raw::send_with_segment(&mut *link, &hello.encode(), 0);
+        let stream = listener.accept_until(Deadline::after(SOON)).unwrap();
+        assert!(matches!(raw::receive_message(&mut *link), Ok(Message::Welcome(_))));
+        Self { stream, control, _link: link }
+    }
+
+    /// Publishes bytes up to `tail`, and rings nobody.
+    fn publish(&self, tail: u64) {
+        self.control.word(words::TAIL).store_release(tail);
+    }
+
+    /// Publishes a byte about when the stream has fallen asleep. Says whether it was found; nothing where it came sooner.
+    fn is_found_asleep(features: Features) -> Option<bool> {
+        let silent = Self::new(features);
+        thread::scope(|scope| {
+            let Self { stream, control, _link } = silent;
+            let reader = scope.spawn(move || {
+                let (mut read, _write) = stream.into_split();
+                let since = Instant::now();
+                let got = read.read_until(&mut [0; 8], Deadline::after(QUIET)).unwrap();
+                (sleeps(&read), got, since.elapsed())
+            });
+            let_pass(Duration::from_micros(700));
+            control.word(words::TAIL).store_release(1);
+            match reader.join().unwrap() {
+                (0, ..) => None,
+                // Who gives up looks a last time.
+                (_, got, waited) => {
+                    assert_eq!(got, 1);
+                    Some(waited < QUIET)
+                }
+            }
+        })
+    }
+}
+
+#[test]
+fn r13_what_the_barrier_missed_is_found_by_a_late_look() {
+    if !has_barrier("r13_what_the_barrier_missed_is_found_by_a_late_look") {
+        return;
+    }
+    // On a busy machine the byte may come after the look; then the peer would have seen that it was asked to ring.
+    let mut rounds = (0..40).map(|_| Silent::is_found_asleep(Features::MEMBARRIER));
+    assert!(rounds.any(|found| found == Some(true)), "never found");
+    // Canary: where both ends fence nobody looks late.
+    let fenced: Vec<_> = (0..40).filter_map(|_| Silent::is_found_asleep(Features::NONE)).take(2).collect();
+    assert_eq!(fenced, [false; 2]);
+}
+
+#[test]
+fn r13_who_polls_is_woken_for_a_late_look() {
+    if !has_barrier("r13_who_polls_is_woken_for_a_late_look") {
+        return;
+    }
+    let mut silent = Silent::new(Features::MEMBARRIER);
+    let is_readable = |silent: &mut Silent, time| {
+        let (read, _write) = silent.stream.split();
+        wait_readable(read.poll_fd().unwrap(), Deadline::after(time)).unwrap()
+    };
+    let try_read = |silent: &mut Silent| silent.stream.split().0.try_read(&mut [0; 8]).unwrap();
+    assert!(is_readable(&mut silent, SOON), "a new descriptor sends to look");
+    let mut was_quiet = false;
+    for tail in 1..=3 {
+        assert_eq!(try_read(&mut silent), None);
+        // The look of the wait before is over; on a busy machine that of this one may be due already.
+        was_quiet |= tail > 1 && !is_readable(&mut silent, Duration::ZERO);
+        silent.publish(tail);
+        assert!(is_readable(&mut silent, SOON), "what was published right after the arming");
+        assert_eq!(try_read(&mut silent), Some(1));
+    }
+    assert!(was_quiet, "readable all the time");
+    assert_eq!(try_read(&mut silent), None);
+    // The clock of an arming before this one may run down first.
+    let mut looks = 0;
+    while is_readable(&mut silent, QUIET) {
+        assert_eq!(try_read(&mut silent), None);
+        looks += 1;
+    }
+    assert!((1..=2).contains(&looks), "{looks} looks");
+    // After that look the peer would ring.
+    silent.publish(4);
+    assert!(!is_readable(&mut silent, QUIET), "looks on and on");
 }

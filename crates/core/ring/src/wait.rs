@@ -75,6 +75,8 @@ pub trait WaitContext {
 pub enum Woken {
     /// Rung, perhaps for nothing.
     Rung,
+    /// Nobody rang, and it is time to look all the same: the barrier may have missed the peer.
+    LookDue,
     /// The deadline passed.
     TimedOut,
     /// Nobody is left to ring.
@@ -167,6 +169,7 @@ pub fn wait<S: Side, Z: WaitContext>(
         }
         match woken {
             Woken::Rung => side.waits().spurious += 1,
+            Woken::LookDue => {}
             Woken::TimedOut => return Ok(Waited::TimedOut),
             Woken::PeerGone => return Ok(Waited::PeerGone),
         }

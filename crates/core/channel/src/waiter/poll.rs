@@ -2,13 +2,16 @@
 //! What a half of a channel does for one who polls: it arms before a call says would-block, and listens less to a
 //! doorbell that rings for nothing.
 
-use std::{os::fd::BorrowedFd, time::Instant};
+use std::{
+    os::fd::BorrowedFd,
+    time::{Duration, Instant},
+};
 
 use tombolo_domain::Woken as Bell;
 use tombolo_os::clock::coarse_time;
 use tombolo_ring::{Deadline, Side, arm};
 
-use super::{STORM, UNSURE, Waiter, nap_after};
+use super::{Asked, LATE, STORM, Waiter, nap_after};
 use crate::{Result, pollable::Pollable};
 
 /// What arming for one who polls came to.
@@ -29,10 +32,37 @@ pub(super) struct Polling {
     idle_at: Option<u64>,
     /// As [`idle_at`](Self::idle_at); it is still armed, and the descriptor was quiet then.
     armed: Option<u64>,
+    /// The late look for [`idle_at`](Self::idle_at).
+    late: LateLook,
     /// The doorbell is not listened to before then.
     nap_until: Option<Instant>,
-    /// The descriptor's clock may be running, or have run down.
-    clocked: bool,
+    /// When the descriptor's clock runs down, or did.
+    clock: Option<Instant>,
+}
+
+/// The look after a barrier that may have missed the peer. Nobody is there to look but who polls: the descriptor
+/// polls readable for it once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum LateLook {
+    #[default]
+    NotAsked,
+    /// The descriptor's clock runs down then, or sooner for an earlier arming.
+    DueAt(Instant),
+    /// What the barrier missed would have been seen.
+    Over,
+}
+
+impl LateLook {
+    fn is_due(self) -> bool {
+        matches!(self, Self::DueAt(then) if Instant::now() >= then)
+    }
+}
+
+impl Polling {
+    /// Whether the descriptor polls readable for its clock.
+    fn has_run_down(&self) -> bool {
+        self.clock.is_some_and(|then| Instant::now() >= then)
+    }
 }
 
 impl Waiter {
@@ -120,8 +150,13 @@ impl Waiter {
             Bell::PeerGone => return Ok(Armed::PeerGone),
             woken => woken == Bell::Notified,
         };
-        if again && !rung && self.is_armed(position) && !napped {
-            return Ok(Armed::Quiet);
+        match self.polling.late {
+            _ if !again => self.polling.late = LateLook::NotAsked,
+            late if late.is_due() => self.polling.late = LateLook::Over,
+            _ if !rung && self.is_armed(position) && !napped && !self.polling.has_run_down() => {
+                return Ok(Armed::Quiet);
+            }
+            _ => {}
         }
         match (again, rung) {
             (true, true) => self.count_fruitless(),
@@ -142,7 +177,8 @@ impl Waiter {
         }
         self.polling.idle_at = Some(position);
         self.promise_quietly();
-        self.polling.armed = (self.promised && !self.polling.clocked).then_some(position);
+        let is_quiet = self.polling.clock.is_none() || matches!(self.polling.late, LateLook::DueAt(_));
+        self.polling.armed = (self.promised && is_quiet).then_some(position);
         self.publish(&side.counted());
         Ok(Armed::Quiet)
     }
@@ -152,23 +188,42 @@ impl Waiter {
     fn promise_quietly(&mut self) {
         let Some(pollable) = self.pollable.get() else { return };
         // Without the barrier nobody can promise that the peer notifies.
-        let heard = !self.unsure && pollable.is_listening();
+        let heard = self.asked != Asked::Unheard && pollable.is_listening();
         let storm = self.fruitless.count >= STORM;
         self.promised = heard;
         self.polling.nap_until = None;
         if storm || !heard {
-            let nap = if storm { nap_after(self.fruitless.count) } else { UNSURE };
+            self.polling.late = LateLook::NotAsked;
+            let nap = if storm { nap_after(self.fruitless.count) } else { LATE };
             // Taken before the clock is set: what is asked after it has run down finds the nap over.
             let until = Instant::now() + nap;
             // Where there is no clock to be had, a doorbell that rings for nothing is listened to, and for want of both
             // the descriptor stays readable.
             if pollable.wake_after(nap, storm.then(|| self.bell.fd(self.slot))) {
-                (self.promised, self.polling.clocked) = (true, true);
+                (self.promised, self.polling.clock) = (true, Some(until));
                 self.polling.nap_until = storm.then_some(until);
             }
-        } else if self.polling.clocked {
+        } else if self.asked == Asked::ByBarrier && self.polling.late != LateLook::Over {
+            self.promise_late_look();
+        } else if self.polling.clock.take().is_some() {
             pollable.stop_clock();
-            self.polling.clocked = false;
+        }
+    }
+
+    /// Has the descriptor poll readable once the late look is due. A clock that runs already runs on, and is set for the rest
+    /// when it has run down: to set it at every arming costs each round trip a microsecond.
+    fn promise_late_look(&mut self) {
+        let Some(pollable) = self.pollable.get() else { return };
+        let now = Instant::now();
+        let due = match self.polling.late {
+            LateLook::DueAt(then) => then,
+            LateLook::NotAsked | LateLook::Over => now + LATE,
+        };
+        self.polling.late = LateLook::DueAt(due);
+        if self.polling.clock.is_none_or(|then| then <= now) {
+            let left = due.saturating_duration_since(now).max(Duration::from_nanos(1));
+            self.promised = pollable.wake_after(left, None);
+            self.polling.clock = self.promised.then_some(due);
         }
     }
 
@@ -193,8 +248,6 @@ impl Waiter {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]

@@ -59,6 +59,9 @@ loom::lazy_static! {
 pub enum Barrier {
     /// What the kernel promises.
     Sound,
+    /// It reaches no CPU but the caller's (ADR 0086). The sleep after it ends with a look, and the next one is sound: what the
+    /// first one missed has become visible by then.
+    LeavesOut,
     /// A mutant: it fails, and is slept on all the same.
     Failed,
     /// A mutant: it reaches no CPU but the caller's.
@@ -165,6 +168,13 @@ fn r13_both_directions_at_once_over_one_pair_of_bells() {
         talk(there.writer_of::<Light<0>>(order), back.reader_of::<Light<0>>(order), a);
         other.join().unwrap();
     });
+}
+
+#[test]
+fn r13_late_look_finds_what_a_barrier_missed() {
+    let missed = [Barrier::LeavesOut; 2];
+    check("missed, ring of one", 3, move || records::<true, true>(messages(TIGHT), missed, 2));
+    check("missed, wide ring", 3, move || records::<true, true>(messages(WIDE), missed, 2));
 }
 
 #[test]

@@ -112,6 +112,10 @@ impl WaitContext for Bells {
         if !self.sticky {
             self.drain();
         }
+        if self.barrier == Barrier::LeavesOut {
+            self.barrier = Barrier::Sound;
+            return Ok(Woken::LookDue);
+        }
         while !self.own.rung.swap(false, Ordering::Relaxed) {
             self.park();
         }
