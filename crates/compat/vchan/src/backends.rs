@@ -3,13 +3,17 @@
 
 use tombolo::{Channel, Listener, Options, Result};
 
+/// With the kernel's barrier a descriptor that is polled tells of a late look (ADR 0086); that of the original is quiet until
+/// something changes.
+const BARRIER: bool = false;
+
 /// As [`tombolo::connect_with`].
 pub(crate) fn connect<C: Channel>(address: &str, options: &Options) -> Result<C> {
     #[cfg(feature = "testing")]
     if address.starts_with("harsh:") {
         return harsh::client(address).connect(&address.parse()?, options);
     }
-    tombolo::connect_with(address, options)
+    tombolo::connect_with(address, &options.clone().membarrier(BARRIER))
 }
 
 /// As [`tombolo::listen_with`].
@@ -18,7 +22,7 @@ pub(crate) fn listen<C: Channel>(address: &str, options: &Options) -> Result<Lis
     if address.starts_with("harsh:") {
         return harsh::server(address).listen(&address.parse()?, options);
     }
-    tombolo::listen_with(address, options)
+    tombolo::listen_with(address, &options.clone().membarrier(BARRIER))
 }
 
 /// Hypervisors in this process: at an address `harsh:NAME/SERVICE` whoever listens is in the domain NAME, and whoever

@@ -63,6 +63,22 @@ impl Polling {
     fn has_run_down(&self) -> bool {
         self.clock.is_some_and(|then| Instant::now() >= then)
     }
+
+    /// Has `pollable` poll readable once the late look is due; says whether that could be done. A clock that runs already runs
+    /// on, and is set for the rest when it has run down: to set it at every arming costs each round trip a microsecond.
+    fn promise_late_look(&mut self, pollable: &Pollable) -> bool {
+        let now = Instant::now();
+        let due = match self.late {
+            LateLook::DueAt(then) => then,
+            LateLook::NotAsked | LateLook::Over => now + LATE,
+        };
+        self.late = LateLook::DueAt(due);
+        if self.clock.is_none_or(|then| then <= now) {
+            let left = due.saturating_duration_since(now).max(Duration::from_nanos(1));
+            self.clock = pollable.wake_after(left, None).then_some(due);
+        }
+        self.clock.is_some()
+    }
 }
 
 impl Waiter {
@@ -204,26 +220,9 @@ impl Waiter {
                 self.polling.nap_until = storm.then_some(until);
             }
         } else if self.asked == Asked::ByBarrier && self.polling.late != LateLook::Over {
-            self.promise_late_look();
+            self.promised = self.polling.promise_late_look(pollable);
         } else if self.polling.clock.take().is_some() {
             pollable.stop_clock();
-        }
-    }
-
-    /// Has the descriptor poll readable once the late look is due. A clock that runs already runs on, and is set for the rest
-    /// when it has run down: to set it at every arming costs each round trip a microsecond.
-    fn promise_late_look(&mut self) {
-        let Some(pollable) = self.pollable.get() else { return };
-        let now = Instant::now();
-        let due = match self.polling.late {
-            LateLook::DueAt(then) => then,
-            LateLook::NotAsked | LateLook::Over => now + LATE,
-        };
-        self.polling.late = LateLook::DueAt(due);
-        if self.polling.clock.is_none_or(|then| then <= now) {
-            let left = due.saturating_duration_since(now).max(Duration::from_nanos(1));
-            self.promised = pollable.wake_after(left, None);
-            self.polling.clock = self.promised.then_some(due);
         }
     }
 
