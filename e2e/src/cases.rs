@@ -18,7 +18,8 @@ mod links;
 mod looking;
 mod mapping;
 pub mod migration;
-mod net;
+pub mod net;
+mod net_load;
 mod network;
 mod rage;
 pub mod sockets;
@@ -34,7 +35,7 @@ pub use tombolo_e2e::runner::{Half, Verdict};
 pub type Case = runner::Case<Rig>;
 
 /// Cheap ones first; those that leave a guest in an odd state last.
-const CASES: [&[Case]; 24] = [
+const CASES: [&[Case]; 25] = [
     build::CASES,
     lifetime::CASES,
     mapping::CASES,
@@ -50,6 +51,7 @@ const CASES: [&[Case]; 24] = [
     net::CASES,
     net::ENGINE_CASES,
     frames::CASES,
+    net_load::CASES,
     looking::CASES,
     vchan::CASES,
     life::CASES,
@@ -60,7 +62,7 @@ const CASES: [&[Case]; 24] = [
     migration::CASES,
     boards::CASES,
 ];
-const HALVES: [&[Half]; 17] = [
+const HALVES: [&[Half]; 18] = [
     lifetime::HALVES,
     mapping::HALVES,
     doorbells::HALVES,
@@ -73,6 +75,7 @@ const HALVES: [&[Half]; 17] = [
     channels::HALVES,
     net::HALVES,
     frames::HALVES,
+    net_load::HALVES,
     crate::demo::HALVES,
     life::HALVES,
     rage::HALVES,
@@ -85,7 +88,7 @@ const LONG_CASES: [&[Case]; 2] = [rage::LONG_CASES, network::LONG_CASES];
 
 /// Those that try the kernel module alone, in the order in which they run: all that a kernel which checks itself is wanted for.
 pub fn of_module() -> impl Iterator<Item = &'static Case> {
-    CASES.into_iter().skip(1).take(9).chain([net::ENGINE_CASES, frames::CASES]).flatten()
+    CASES.into_iter().skip(1).take(9).chain([net::ENGINE_CASES, frames::CASES, net_load::CASES]).flatten()
 }
 
 /// Whether this is the long form.

@@ -7,6 +7,7 @@
 #include <linux/module.h>
 #include <linux/nsproxy.h>
 #include <linux/poll.h>
+#include <linux/proc_fs.h>
 #include <linux/rtnetlink.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
@@ -325,6 +326,30 @@ static long file_stat(struct net_file *own, struct tombolo_net_stat __user *user
 	return copy_to_user(user, &stat, sizeof(stat)) ? -EFAULT : 0;
 }
 
+static long file_place(struct net_file *own, struct tombolo_net_place __user *user)
+{
+	struct tombolo_net_place place = {};
+	struct net *space = NULL;
+	long err;
+
+	rtnl_lock();
+	if (own->net) {
+		space = get_net(dev_net(own->net->dev));
+		memcpy(place.name, own->net->dev->name, sizeof(place.name));
+		place.index = own->net->dev->ifindex;
+	}
+	rtnl_unlock();
+	if (!space)
+		return -ENXIO;
+	err = -EPERM;
+	if (ns_capable(space->user_ns, CAP_NET_ADMIN))
+		err = copy_to_user(user, &place, sizeof(place)) ? -EFAULT : 0;
+	if (!err)
+		err = open_related_ns(&space->ns, get_net_ns);
+	put_net(space);
+	return err;
+}
+
 static long file_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 {
 	struct net_file *own = file->private_data;
@@ -338,6 +363,8 @@ static long file_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 		return file_unlink(own, (void __user *)arg);
 	case TOMBOLO_IOC_NET_STAT:
 		return file_stat(own, (void __user *)arg);
+	case TOMBOLO_IOC_NET_PLACE:
+		return file_place(own, (void __user *)arg);
 	default:
 		return -ENOTTY;
 	}

@@ -23,7 +23,7 @@ use tombolo_net::{
     Config, Engine, EngineKind, FRAME_MOST, Features, HEADER, HELLO_LEN, Hello, Mac, NicConfig, Place as Net,
     RING_DEFAULT,
 };
-use wires::{ADDRESSES, PATIENCE, Wires, can_run, echo_udp, run, wait_carrier};
+use wires::{ADDRESSES, Netns, PATIENCE, Wires, can_run, echo_udp, run, wait_carrier};
 
 /// Frames that went no further, in both directions of both ends.
 fn assert_nothing_dropped(wires: &Wires) {
@@ -178,6 +178,37 @@ fn n6_interfaces_new_address_is_told_anew() {
     wires.netns[0].ip(&["link", "set", "tmb0", "address", "02:00:00:00:00:12"]);
     wires.wait_for(1, "the new address", |status| status["peer"]["mac"] == "02:00:00:00:00:12");
     wires.assert_joined();
+}
+
+#[test]
+fn n6_interface_that_is_moved_to_another_namespace_and_renamed_keeps_its_link() {
+    if !can_run("n6_interface_that_is_moved_to_another_namespace_and_renamed_keeps_its_link") {
+        return;
+    }
+    let wires = Wires::new();
+    let [moved, _peer] = wires.pair([&[], &[]]);
+    let other = Netns::new();
+    wires.netns[0].ip(&["link", "set", "tmb0", "netns", &other.0, "name", "moved0"]);
+    other.ip(&["addr", "add", &format!("{}/24", ADDRESSES[0]), "dev", "moved0"]);
+    other.ip(&["link", "set", "moved0", "up"]);
+    echo_udp(&other.udp(0), &wires.netns[1].udp(1), b"from there");
+    assert_eq!(wires.status(0)["links"], 1, "nothing was told anew");
+    // It is looked at where it is now.
+    other.ip(&["link", "set", "moved0", "mtu", "1400"]);
+    wires.wait_for(0, "another link", |status| status["links"] == 2 && status["mtu"] == 1400);
+    wait_until("the peer's MTU", || wires.netns[1].has_mtu(1400));
+    echo_udp(&other.udp(0), &wires.netns[1].udp(1), b"from there");
+    other.ip(&["link", "set", "moved0", "netns", &wires.netns[0].0, "name", "tmb0"]);
+    wires.netns[0].ip(&["link", "set", "tmb0", "up"]);
+    wires.add_address(0);
+    wires.assert_joined();
+    wires.netns[0].ip(&["link", "set", "tmb0", "mtu", "1500"]);
+    wires.wait_for(0, "another link", |status| status["links"] == 3 && status["mtu"] == 1500);
+    wires.assert_joined();
+    // One that is taken away is gone for good, wherever that was.
+    wires.netns[0].ip(&["link", "set", "tmb0", "netns", &other.0]);
+    drop(other);
+    moved.end().expect(1);
 }
 
 #[test]

@@ -303,7 +303,7 @@ impl Supervisor {
         if let Ok(End::Interface(error)) = &end
             && Errno::from_io_error(error) == Some(Errno::BADFD)
         {
-            return Err(Error::Removed(handle.name.clone()));
+            return Err(Error::Removed(handle.name()));
         }
         // What the link wanted ends with it; what the administrator did meanwhile stays (N-5).
         let restore_mtu = || match handle.link()?.mtu {
@@ -452,7 +452,7 @@ impl Supervisor {
     fn report_line(&mut self, state: State, line: &str) {
         self.set_state(state, line);
         if self.told != line {
-            (self.report)(&format!("{}: {line}", self.shared.nic.handle().name));
+            (self.report)(&format!("{}: {line}", self.shared.nic.handle().name()));
             self.told = line.into();
         }
     }

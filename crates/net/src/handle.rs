@@ -5,8 +5,9 @@ use std::{
     fs::{self, File},
     io,
     net::IpAddr,
-    os::fd::AsFd,
+    os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
+    sync::Mutex,
     thread,
 };
 
@@ -15,8 +16,10 @@ use rustix::{
     thread::{LinkNameSpaceType, move_into_link_name_space},
 };
 
+use tombolo_os::lock::lock;
+
 use crate::{
-    error::{Error, Result},
+    error::{Error, Os, Result},
     mac::Mac,
     netlink::{Link, Netlink},
 };
@@ -61,18 +64,79 @@ impl IpConfig {
     }
 }
 
-/// An interface by its number, in its namespace.
+/// Who knows where an interface is: the file that it belongs to.
+pub trait Finder: std::fmt::Debug + Send + Sync {
+    /// The network namespace that it is in, and what it is called there.
+    fn find(&self) -> io::Result<(OwnedFd, String)>;
+}
+
+/// An interface, wherever its administrator has moved it.
 #[derive(Debug)]
 pub struct Handle {
-    /// The tables of its namespace.
-    pub netlink: Netlink,
-    /// What it is called.
-    pub name: String,
-    /// Its number.
-    pub index: i32,
+    place: Mutex<Place>,
+    finder: Box<dyn Finder>,
+}
+
+/// An interface by its number, in its namespace.
+#[derive(Debug)]
+struct Place {
+    netlink: Netlink,
+    name: String,
+    index: i32,
+}
+
+impl Place {
+    /// Looks for the interface `name` in the namespace that `netlink` asks.
+    fn of(netlink: Netlink, name: String) -> io::Result<Self> {
+        match netlink.find(&name)? {
+            Some(link) => Ok(Self { netlink, name, index: link.index }),
+            None => Err(Errno::NODEV.into()),
+        }
+    }
 }
 
 impl Handle {
+    /// Of the interface `name`, which is in this thread's namespace now.
+    pub fn new(name: &str, finder: Box<dyn Finder>) -> Result<Self> {
+        let netlink = Netlink::open().os("socket")?;
+        let place = Place::of(netlink, name.to_owned()).map_err(|error| match Errno::from_io_error(&error) {
+            Some(Errno::NODEV) => Error::Removed(name.to_owned()),
+            _ => Error::Os { call: "RTM_GETLINK", source: error },
+        })?;
+        Ok(Self { place: Mutex::new(place), finder })
+    }
+
+    /// What it is called.
+    pub fn name(&self) -> String {
+        lock(&self.place).name.clone()
+    }
+
+    /// Asks the kernel about it. Where it is not any more, looks where it is.
+    fn ask<T>(&self, question: impl Fn(&Netlink, i32) -> io::Result<T>) -> io::Result<T> {
+        let mut place = lock(&self.place);
+        let answer = question(&place.netlink, place.index);
+        match &answer {
+            Err(error) if Errno::from_io_error(error) == Some(Errno::NODEV) => {}
+            _ => return answer,
+        }
+        // Nobody knows where: it was removed.
+        let Ok(found) = self.find() else { return answer };
+        *place = found;
+        question(&place.netlink, place.index)
+    }
+
+    fn find(&self) -> io::Result<Place> {
+        let (namespace, name) = self.finder.find()?;
+        // A namespace is a thread's: this one ends with it.
+        thread::scope(|scope| {
+            let found = scope.spawn(|| {
+                move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
+                Place::of(Netlink::open()?, name)
+            });
+            found.join().expect("the thread that looks for an interface does not panic")
+        })
+    }
+
     /// Gives a new interface its MTU, switches it on, and gives it its address of IP.
     pub fn begin(&self, mtu: Option<u32>, ip: Option<IpConfig>) -> Result<()> {
         if let Some(mtu) = mtu {
@@ -83,14 +147,14 @@ impl Handle {
         }
         self.switch_on()?;
         let Some(IpConfig { own, reached: (reached, bits) }) = ip else { return Ok(()) };
-        let failed = |source| Error::Ip { name: self.name.clone(), address: own, source };
-        self.netlink.add_address(self.index, own, reached, bits).map_err(failed)
+        let failed = |source| Error::Ip { name: self.name(), address: own, source };
+        self.ask(|netlink, index| netlink.add_address(index, own, reached, bits)).map_err(failed)
     }
 
     /// From the moment in which the carrier goes the kernel takes other routes (N-13). Of the namespace of this thread.
     fn ignore_routes_without_carrier(&self, own: IpAddr) -> Result<()> {
         let family = if own.is_ipv4() { "ipv4" } else { "ipv6" };
-        let path = format!("/proc/sys/net/{family}/conf/{}/ignore_routes_with_linkdown", self.name);
+        let path = format!("/proc/sys/net/{family}/conf/{}/ignore_routes_with_linkdown", self.name());
         fs::write(&path, "1").map_err(|source| Error::Setting { path: path.into(), source })
     }
 
@@ -98,15 +162,21 @@ impl Handle {
         if self.link()?.up {
             return Ok(());
         }
-        self.netlink.set_up(self.index).map_err(|error| match Errno::from_io_error(&error) {
-            Some(Errno::PERM) => Error::NotPermitted(self.name.clone()),
+        self.ask(Netlink::set_up).map_err(|error| match Errno::from_io_error(&error) {
+            Some(Errno::PERM) => Error::NotPermitted(self.name()),
             _ => Error::Os { call: "RTM_NEWLINK", source: error },
         })
     }
 
     /// What it is like now: its administrator may change that at any time.
     pub fn link(&self) -> Result<Link> {
-        self.netlink.link(self.index).map_err(|error| self.failed("RTM_GETLINK", error))
+        self.ask(Netlink::link).map_err(|error| self.failed("RTM_GETLINK", error))
+    }
+
+    /// Changes its address.
+    pub fn set_mac(&self, mac: Mac) -> Result<()> {
+        let set = self.ask(|netlink, index| netlink.set_mac(index, mac));
+        set.map_err(|source| Error::Mac { name: self.name(), mac, source })
     }
 
     /// Changes its MTU.
@@ -115,9 +185,9 @@ impl Handle {
         if self.link()?.mtu == mtu {
             return Ok(());
         }
-        self.netlink.set_mtu(self.index, mtu).map_err(|source| match Errno::from_io_error(&source) {
-            Some(Errno::NODEV) => Error::Removed(self.name.clone()),
-            _ => Error::Mtu { name: self.name.clone(), mtu, source },
+        self.ask(|netlink, index| netlink.set_mtu(index, mtu)).map_err(|source| match Errno::from_io_error(&source) {
+            Some(Errno::NODEV) => Error::Removed(self.name()),
+            _ => Error::Mtu { name: self.name(), mtu, source },
         })
     }
 
@@ -125,7 +195,7 @@ impl Handle {
     pub fn failed(&self, call: &'static str, source: io::Error) -> Error {
         match Errno::from_io_error(&source) {
             // The descriptor has no interface any more.
-            Some(Errno::BADFD | Errno::NODEV | Errno::NXIO | Errno::NOTCONN) => Error::Removed(self.name.clone()),
+            Some(Errno::BADFD | Errno::NODEV | Errno::NXIO | Errno::NOTCONN) => Error::Removed(self.name()),
             _ => Error::Os { call, source },
         }
     }

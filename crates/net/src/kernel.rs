@@ -3,7 +3,7 @@
 
 use std::{
     io,
-    os::fd::{AsFd, BorrowedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
 use rustix::io::Errno;
@@ -18,10 +18,9 @@ use crate::{
     counters::{Dropped, Figures},
     error::{Error, Os, Result},
     features::Features,
-    handle::{Handle, NicConfig, in_namespace},
+    handle::{Finder, Handle, NicConfig, in_namespace},
     hello::Hello,
     mac::Mac,
-    netlink::Netlink,
     pump::End,
 };
 
@@ -65,9 +64,7 @@ impl Kernel {
             Some(Errno::INVAL) => Error::Mac { name: name.clone(), mac, source },
             _ => Error::Os { call: "TOMBOLO_IOC_NET", source },
         })?;
-        let netlink = Netlink::open().os("socket")?;
-        let index = netlink.find(&name).os("RTM_GETLINK")?.ok_or_else(|| Error::Removed(name.clone()))?.index;
-        let handle = Handle { netlink, name, index };
+        let handle = Handle::new(&name, Box::new(interface.try_clone().os("dup")?))?;
         handle.begin(None, config.ip)?;
         Ok(Self { interface, handle, takes: Features::from_bits(takes) })
     }
@@ -130,6 +127,12 @@ impl Kernel {
     /// What was counted since the interface was made: sent and received.
     pub fn figures(&self) -> Option<[Figures; 2]> {
         self.interface.counted().ok().map(|stat| figures(&stat))
+    }
+}
+
+impl Finder for Interface {
+    fn find(&self) -> io::Result<(OwnedFd, String)> {
+        self.place()
     }
 }
 

@@ -8,13 +8,15 @@
 #![allow(unsafe_code)]
 
 use std::{
+    ffi::c_void,
     io,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd},
+    ptr,
 };
 
 use rustix::{
     fs::{Mode, OFlags},
-    ioctl::{IntegerSetter, Opcode, Setter, Updater, ioctl, opcode},
+    ioctl::{IntegerSetter, Ioctl, IoctlOutput, Opcode, Setter, Updater, ioctl, opcode},
 };
 
 const SET_INTERFACE: Opcode = opcode::write::<i32>(b'T', 202);
@@ -22,6 +24,8 @@ const SET_OFFLOAD: Opcode = opcode::write::<u32>(b'T', 208);
 const SET_HEADER_LEN: Opcode = opcode::write::<i32>(b'T', 216);
 const SET_LITTLE_ENDIAN: Opcode = opcode::write::<i32>(b'T', 220);
 const SET_CARRIER: Opcode = opcode::write::<i32>(b'T', 226);
+const GET_INTERFACE: Opcode = opcode::read::<u32>(b'T', 210);
+const GET_NAMESPACE: Opcode = opcode::none(b'T', 227);
 
 /// An Ethernet interface, frames without a prefix of the driver's own, with virtio's header.
 const TAP: u16 = 0x0002;
@@ -33,6 +37,30 @@ const NAME_ROOM: usize = 16;
 /// An open file of `/dev/net/tun`: an interface once it has one.
 #[derive(Debug)]
 pub struct TunFile(OwnedFd);
+
+/// Asks for a descriptor of the namespace.
+struct Namespace;
+
+// SAFETY: (opcode) the call reads and writes nothing of ours; (output) its number is a descriptor that the driver has just
+// made for us.
+unsafe impl Ioctl for Namespace {
+    type Output = OwnedFd;
+
+    const IS_MUTATING: bool = false;
+
+    fn opcode(&self) -> Opcode {
+        GET_NAMESPACE
+    }
+
+    fn as_ptr(&mut self) -> *mut c_void {
+        ptr::null_mut()
+    }
+
+    unsafe fn output_from_ptr(number: IoctlOutput, _: *mut c_void) -> rustix::io::Result<OwnedFd> {
+        // SAFETY: (owned) see above.
+        Ok(unsafe { OwnedFd::from_raw_fd(number) })
+    }
+}
 
 impl AsFd for TunFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
@@ -70,6 +98,28 @@ impl TunFile {
         let call = unsafe { Updater::<SET_INTERFACE, [u8; 40]>::new(&mut request) };
         // SAFETY: (file) a file of the driver, see the module.
         Ok(unsafe { ioctl(&self.0, call) }?)
+    }
+
+    /// Another value of the same file, which goes with the last of them.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        self.0.try_clone().map(Self)
+    }
+
+    /// What its interface is called now.
+    pub fn name(&self) -> io::Result<String> {
+        let mut request = [0_u8; 40];
+        // SAFETY: (code and type) the driver copies a `struct ifreq`, 40 bytes, in and out.
+        let call = unsafe { Updater::<GET_INTERFACE, [u8; 40]>::new(&mut request) };
+        // SAFETY: (file) a file of the driver, see the module.
+        unsafe { ioctl(&self.0, call) }?;
+        let len = request[..NAME_ROOM].iter().position(|byte| *byte == 0).unwrap_or(NAME_ROOM);
+        Ok(String::from_utf8_lossy(&request[..len]).into_owned())
+    }
+
+    /// The network namespace that its interface is in now. It takes CAP_NET_ADMIN there, and Linux 5.8.
+    pub fn namespace(&self) -> io::Result<OwnedFd> {
+        // SAFETY: (file) a file of the driver, see the module; (code) it takes no argument.
+        Ok(unsafe { ioctl(&self.0, Namespace) }?)
     }
 
     /// Says what may come from the interface: bits `TUN_F_…`.

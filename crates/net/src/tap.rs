@@ -3,7 +3,7 @@
 
 use std::{
     io::{self, IoSliceMut},
-    os::fd::{AsFd, BorrowedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
 use rustix::io::Errno;
@@ -13,7 +13,7 @@ use crate::{
     error::{Error, Os, Result},
     features::Features,
     frame::HEADER,
-    handle::{Handle, NicConfig, in_namespace},
+    handle::{Finder, Handle, NicConfig, in_namespace},
     netlink::Netlink,
     sys::TunFile,
 };
@@ -44,8 +44,7 @@ impl Tap {
 
     fn open_here(config: &NicConfig) -> Result<Self> {
         let name = config.name.clone();
-        let netlink = Netlink::open().os("socket")?;
-        let before = netlink.find(&name).os("RTM_GETLINK")?;
+        let before = Netlink::open().os("socket")?.find(&name).os("RTM_GETLINK")?;
         let file = TunFile::open().map_err(|error| match Errno::from_io_error(&error) {
             Some(Errno::NOENT | Errno::NODEV | Errno::NXIO) => Error::NoTun,
             Some(Errno::ACCESS | Errno::PERM) => Error::NotPermitted(name.clone()),
@@ -65,12 +64,11 @@ impl Tap {
             .find(|features| file.set_offload(offload_bits(*features)).is_ok())
             .unwrap_or(Features::none());
         file.set_offload(0).os("TUNSETOFFLOAD")?;
-        let index = netlink.find(&name).os("RTM_GETLINK")?.ok_or_else(|| Error::Removed(name.clone()))?.index;
+        let handle = Handle::new(&name, Box::new(file.try_clone().os("dup")?))?;
         let default_mac = config.default_mac.filter(|_| before.is_none());
         if let Some(mac) = config.mac.or(default_mac) {
-            netlink.set_mac(index, mac).map_err(|source| Error::Mac { name: name.clone(), mac, source })?;
+            handle.set_mac(mac)?;
         }
-        let handle = Handle { netlink, name, index };
         handle.begin(config.mtu, config.ip)?;
         Ok(Self { file, handle, takes })
     }
@@ -117,6 +115,12 @@ impl Tap {
         let mut buffer = [0; 2048];
         // As many as its queue holds at most, so that a flood cannot keep this from ending.
         (0..4096).take_while(|_| matches!(self.read(&mut buffer, &mut []), Ok(Some(_)))).count() as u64
+    }
+}
+
+impl Finder for TunFile {
+    fn find(&self) -> io::Result<(OwnedFd, String)> {
+        Ok((self.namespace()?, self.name()?))
     }
 }
 

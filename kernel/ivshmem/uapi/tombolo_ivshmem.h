@@ -277,6 +277,16 @@ struct tombolo_net_stat {
 	__u64 both[8];
 };
 
+/*
+ * Where an interface is now: it may have been moved and renamed. The call
+ * returns a descriptor of its network namespace. It takes CAP_NET_ADMIN there.
+ */
+struct tombolo_net_place {
+	__u8 name[16];
+	__u32 index;
+	__u32 reserved;		/* 0 */
+};
+
 #define TOMBOLO_IOC_MAGIC	0xE7
 #define TOMBOLO_IOC_INFO	_IOR(TOMBOLO_IOC_MAGIC, 0, struct tombolo_info)
 #define TOMBOLO_IOC_LINK	_IOW(TOMBOLO_IOC_MAGIC, 1, struct tombolo_link)
@@ -290,5 +300,6 @@ struct tombolo_net_stat {
 #define TOMBOLO_IOC_NET_LINK	_IOW(TOMBOLO_IOC_MAGIC, 9, struct tombolo_net_link)
 #define TOMBOLO_IOC_NET_UNLINK	_IOR(TOMBOLO_IOC_MAGIC, 10, struct tombolo_net_turn)
 #define TOMBOLO_IOC_NET_STAT	_IOR(TOMBOLO_IOC_MAGIC, 11, struct tombolo_net_stat)
+#define TOMBOLO_IOC_NET_PLACE	_IOR(TOMBOLO_IOC_MAGIC, 12, struct tombolo_net_place)
 
 #endif /* _UAPI_TOMBOLO_IVSHMEM_H */

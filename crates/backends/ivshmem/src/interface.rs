@@ -4,7 +4,7 @@
 use std::{
     fs::{File, OpenOptions},
     io,
-    os::fd::{AsFd, AsRawFd, BorrowedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
 };
 
 use tombolo_domain::DriverParts;
@@ -35,7 +35,7 @@ pub struct FrameLimits {
     pub any_source: bool,
 }
 
-/// An interface, which goes with this value.
+/// An interface, which goes with this value and those that are [cloned](Self::try_clone) of it.
 #[derive(Debug)]
 pub struct Interface(File);
 
@@ -110,6 +110,24 @@ impl Interface {
             ..reader
         };
         Ok((turn, [writer, reader]))
+    }
+
+    /// The network namespace that it is in, and what it is called there: it may have been moved and renamed.
+    ///
+    /// # Errors
+    /// It was removed; or the module is an older one.
+    pub fn place(&self) -> io::Result<(OwnedFd, String)> {
+        let (namespace, place) = sys::net_place(self.0.as_fd())?;
+        let len = place.name.iter().position(|byte| *byte == 0).unwrap_or(place.name.len());
+        Ok((namespace, String::from_utf8_lossy(&place.name[..len]).into_owned()))
+    }
+
+    /// Another value of the same interface, which goes with the last of them.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        self.0.try_clone().map(Self)
     }
 
     /// What it has counted.

@@ -22,8 +22,8 @@ use tombolo_mem::OwnSegment;
 use tombolo_os::{lock::lock, reserved::ReservedFd};
 
 use crate::uapi::{
-    self, EventfdArgs, Info, LinkArgs, NetArgs, NetLinkArgs, NetStat, NetTurn, RangeArgs, RingArgs, SliceArgs,
-    SlicesArgs,
+    self, EventfdArgs, Info, LinkArgs, NetArgs, NetLinkArgs, NetPlace, NetStat, NetTurn, RangeArgs, RingArgs,
+    SliceArgs, SlicesArgs,
 };
 
 /// Any call: its number and its argument, which the kernel may read and write.
@@ -113,6 +113,12 @@ pub(crate) fn net_unlink(file: BorrowedFd<'_>) -> Result<NetTurn> {
 
 pub(crate) fn net_stat(file: BorrowedFd<'_>) -> Result<NetStat> {
     call(file, uapi::IOC_NET_STAT, NetStat::default()).map(|(_, stat)| stat)
+}
+
+/// Where an interface is, and a descriptor of its network namespace.
+pub(crate) fn net_place(file: BorrowedFd<'_>) -> Result<(OwnedFd, NetPlace)> {
+    let answer = call(file, uapi::IOC_NET_PLACE, NetPlace::default())?;
+    Ok((made(answer), answer.1))
 }
 
 /// A range of shared memory that this program alone writes: a slice of the module's, or a range of a memfd.
@@ -211,5 +217,6 @@ mod tests {
         assert_eq!(net_link(file.as_fd(), NetLinkArgs::default()), Err(Errno::NOTTY));
         assert_eq!(net_unlink(file.as_fd()), Err(Errno::NOTTY));
         assert_eq!(net_stat(file.as_fd()), Err(Errno::NOTTY));
+        assert_eq!(net_place(file.as_fd()).unwrap_err(), Errno::NOTTY);
     }
 }

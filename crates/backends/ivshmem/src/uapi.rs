@@ -197,6 +197,15 @@ mirror! {
         /// Counters of both directions.
         both: [u64; 8],
     }
+    /// Where an interface is.
+    NetPlace = "tombolo_net_place" {
+        /// What it is called.
+        name: [u8; 16],
+        /// Its number there.
+        index: u32,
+        /// Zero.
+        reserved: u32,
+    }
 }
 
 /// The version of the interface.
@@ -257,6 +266,7 @@ pub(crate) const IOC_NET: u32 = opcode(Way::Both, 8, size_of::<NetArgs>());
 pub(crate) const IOC_NET_LINK: u32 = opcode(Way::Write, 9, size_of::<NetLinkArgs>());
 pub(crate) const IOC_NET_UNLINK: u32 = opcode(Way::Read, 10, size_of::<NetTurn>());
 pub(crate) const IOC_NET_STAT: u32 = opcode(Way::Read, 11, size_of::<NetStat>());
+pub(crate) const IOC_NET_PLACE: u32 = opcode(Way::Read, 12, size_of::<NetPlace>());
 
 #[cfg(test)]
 mod tests {
