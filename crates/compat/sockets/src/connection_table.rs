@@ -104,11 +104,6 @@ impl ConnectionRow {
 impl Row {
     /// What is told of the connection changed.
     pub fn publish_stage(&self, stage: Stage, reason: Option<Reason>) {
-        let stage = match stage {
-            Stage::Candidate => connection_table::Stage::Candidate,
-            Stage::Joined => connection_table::Stage::Joined,
-            Stage::Plain => connection_table::Stage::Plain,
-        };
         if self.is_own() {
             self.state.store_release(connection_table::state(stage, reason.map(|reason| reason as u16)));
         }

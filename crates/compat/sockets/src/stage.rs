@@ -3,18 +3,9 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::Reason;
+pub use tombolo_layout::connection_table::Stage;
 
-/// How far a connection is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Stage {
-    /// It may come to be carried by shared memory.
-    Candidate = 0,
-    /// It has pipes.
-    Joined = 1,
-    /// It stays on TCP.
-    Plain = 2,
-}
+use crate::Reason;
 
 /// How far a connection is on its way back to TCP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

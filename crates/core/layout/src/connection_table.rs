@@ -30,15 +30,15 @@ pub const STATE: usize = 6;
 /// Sent over TCP, sent through the pipe, received over TCP, received through the pipe.
 pub const COUNTS: usize = 7;
 
-/// How a connection is carried.
+/// How far a connection is, and so what carries it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Stage {
-    /// By TCP; the other endpoint is looked for.
+    /// TCP: the other endpoint is looked for.
     Candidate = 0,
-    /// By the pipe, or on the way back from it if there is a reason.
+    /// It has pipes, or is on the way back from them if there is a reason.
     Joined = 1,
-    /// By TCP, for good.
+    /// TCP, for good.
     Plain = 2,
 }
 
