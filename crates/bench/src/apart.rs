@@ -43,7 +43,7 @@ impl Peer {
 
     /// Both connections to a fresh worker over there: for orders, and the cord.
     pub(crate) fn reach(&self) -> Result<[OwnedFd; 2]> {
-        let connect = |kind| {
+        let connect = |kind| -> Result<OwnedFd> {
             let mut stream = TcpStream::connect_timeout(&self.address, LIMIT).os("connecting to the other machine")?;
             stream.set_nodelay(true).os("setting TCP_NODELAY")?;
             stream.write_all(&[kind]).os("writing to the other machine")?;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What can go wrong while measuring.
 
-use std::io;
+pub(crate) use tombolo_os::failed_call::{FailedCall, Os};
 
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -11,13 +11,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// A system call failed.
-    #[error("{call} failed")]
-    Os {
-        /// The call and what it was meant for.
-        call: &'static str,
-        /// What the kernel said.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Os(#[from] FailedCall),
     /// This machine, or this transport, cannot do what was asked; the measurement is skipped.
     #[error("{0}")]
     Unsupported(String),
@@ -33,7 +28,7 @@ pub enum Error {
         /// Which.
         path: std::path::PathBuf,
         /// What the kernel said.
-        source: io::Error,
+        source: std::io::Error,
     },
     /// The other end left in the middle of a measurement.
     #[error("the other end closed in the middle of a message: {got} of {size} bytes arrived")]
@@ -60,17 +55,4 @@ pub enum Error {
     /// The command line asks for something that does not exist.
     #[error("{0}")]
     Usage(String),
-}
-
-/// Names the system call in an error.
-pub(crate) trait Os<T> {
-    /// Turns the error into [`Error::Os`].
-    fn os(self, call: &'static str) -> Result<T>;
-}
-
-impl<T, E: Into<io::Error>> Os<T> for std::result::Result<T, E> {
-    #[inline]
-    fn os(self, call: &'static str) -> Result<T> {
-        self.map_err(|e| Error::Os { call, source: e.into() })
-    }
 }

@@ -34,7 +34,7 @@ impl ControlPipe {
     pub fn send_line(&self, text: &str) -> Result<()> {
         let length = u16::try_from(text.len())
             .map_err(|_| Error::Worker(format!("{} bytes are too long for the link", text.len())))?;
-        (&self.0).write_all(&[&length.to_le_bytes(), text.as_bytes()].concat()).os("writing to the other worker")
+        Ok((&self.0).write_all(&[&length.to_le_bytes(), text.as_bytes()].concat()).os("writing to the other worker")?)
     }
 
     /// Receives the next text from the other worker.
@@ -66,7 +66,9 @@ impl ControlPipe {
     /// # Errors
     /// [`Error::Os`] if the other worker is gone.
     pub fn pass(&self, fd: BorrowedFd<'_>) -> Result<()> {
-        passing::send(&self.0, &[IoSlice::new(b"F")], &[fd], SendFlags::empty()).map(drop).os("passing a descriptor")
+        Ok(passing::send(&self.0, &[IoSlice::new(b"F")], &[fd], SendFlags::empty())
+            .map(drop)
+            .os("passing a descriptor")?)
     }
 
     /// Receives the descriptor that the other worker passes.
@@ -110,6 +112,6 @@ mod tests {
     #[test]
     fn link_silent_peer_ends_at_the_limit() {
         let (a, _b) = links();
-        assert!(matches!(a.receive_line(), Err(Error::Os { .. })));
+        assert!(matches!(a.receive_line(), Err(Error::Os(_))));
     }
 }

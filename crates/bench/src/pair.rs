@@ -198,7 +198,7 @@ impl Worker {
 
     fn send_order(&mut self, order: &Order) -> Result<()> {
         let text = serde_json::to_string(order).map_err(|e| Error::Worker(e.to_string()))?;
-        writeln!(self.control, "{text}").os("writing to a worker")
+        Ok(writeln!(self.control, "{text}").os("writing to a worker")?)
     }
 
     /// The next reply, or `None` at the deadline.
@@ -218,7 +218,7 @@ impl Worker {
                 Ok(0) => return Err(Error::Worker("it ended before it replied".into())),
                 Ok(n) => self.heard.extend(&buffer[..n]),
                 Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
-                Err(e) => return Err(e).os("reading from a worker"),
+                Err(e) => return Ok(Err(e).os("reading from a worker")?),
             }
         }
     }

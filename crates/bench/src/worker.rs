@@ -204,7 +204,7 @@ fn pin(context: &Context, free: bool) -> Result<()> {
     for cpu in if free { vec![left, right] } else { vec![mine] } {
         set.set(cpu);
     }
-    sched_setaffinity(None, &set).os("sched_setaffinity")
+    Ok(sched_setaffinity(None, &set).os("sched_setaffinity")?)
 }
 
 fn run(command: &[String]) -> Result<()> {

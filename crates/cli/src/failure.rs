@@ -8,6 +8,7 @@ use std::{
 };
 
 use tombolo::Ending;
+pub use tombolo_os::failed_call::{FailedCall, Os};
 
 pub type Result<T, E = Failure> = std::result::Result<T, E>;
 
@@ -44,8 +45,8 @@ pub enum Failure {
     Outcome(String),
     #[error("{why}")]
     Machine { exit: u8, why: String },
-    #[error("{call} failed")]
-    Os { call: &'static str, source: io::Error },
+    #[error(transparent)]
+    Os(#[from] FailedCall),
     #[error(transparent)]
     Inspect(#[from] tombolo_inspect::Error),
     #[error(transparent)]
@@ -90,22 +91,10 @@ impl Failure {
             Self::Machine { exit, .. } => *exit,
             Self::Inspect(tombolo_inspect::Error::NoBroker { .. } | tombolo_inspect::Error::Folder { .. }) => 2,
             Self::Bench(tombolo_bench::Error::Usage(_)) => 2,
-            Self::Net(tombolo_net::Error::Removed(_) | tombolo_net::Error::Os { .. }) => 1,
+            Self::Net(tombolo_net::Error::Removed(_) | tombolo_net::Error::Os(_)) => 1,
             Self::Net(_) => 2,
             _ => 1,
         })
-    }
-}
-
-/// Names the system call in an error.
-pub trait Os<T> {
-    /// Turns the error into [`Failure::Os`].
-    fn os(self, call: &'static str) -> Result<T>;
-}
-
-impl<T, E: Into<io::Error>> Os<T> for std::result::Result<T, E> {
-    fn os(self, call: &'static str) -> Result<T> {
-        self.map_err(|error| Failure::Os { call, source: error.into() })
     }
 }
 

@@ -91,7 +91,7 @@ pub fn await_any(fds: &[BorrowedFd<'_>], time: Option<Duration>) -> Result<Vec<b
         match poll(&mut polled, left.and_then(|left| left.try_into().ok()).as_ref()) {
             Ok(_) => return Ok(polled.iter().map(|fd| !fd.revents().is_empty()).collect()),
             Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error).os("poll"),
+            Err(error) => return Ok(Err(error).os("poll")?),
         }
     }
 }

@@ -104,7 +104,8 @@ impl Broker {
     /// The broker is gone.
     pub fn send_message(&self, message: Message) -> Result<()> {
         let bytes = Envelope { serial: 1, message }.encode();
-        passing::send(&self.socket, &[IoSlice::new(&bytes)], &[], SendFlags::empty()).map(drop).os("sendmsg")
+        passing::send(&self.socket, &[IoSlice::new(&bytes)], &[], SendFlags::empty()).os("sendmsg")?;
+        Ok(())
     }
 
     /// Receives the next message.
@@ -123,7 +124,7 @@ impl Broker {
             }
             Ok(_) => Err(Error::Closed),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(Error::Silent(self.patience)),
-            Err(error) => Err(error).os("recvmsg"),
+            Err(error) => Ok(Err(error).os("recvmsg")?),
         }
     }
 

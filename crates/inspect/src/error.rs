@@ -4,6 +4,7 @@
 use std::{io, path::PathBuf, time::Duration};
 
 use tombolo_control::{Fault, Message};
+pub(crate) use tombolo_os::failed_call::{FailedCall, Os};
 
 /// Why it was not possible to look, or to ask a broker.
 #[derive(Debug, thiserror::Error)]
@@ -57,26 +58,9 @@ pub enum Error {
     #[error("the broker does not answer within {} s", .0.as_secs())]
     Silent(Duration),
     /// A call that should not fail.
-    #[error("{call} failed")]
-    Os {
-        /// Which.
-        call: &'static str,
-        /// What the kernel said.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Os(#[from] FailedCall),
 }
 
 /// What this crate's calls return.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
-
-/// Names the system call in an error.
-pub(crate) trait Os<T> {
-    /// Turns the error into [`Error::Os`].
-    fn os(self, call: &'static str) -> Result<T>;
-}
-
-impl<T, E: Into<io::Error>> Os<T> for std::result::Result<T, E> {
-    fn os(self, call: &'static str) -> Result<T> {
-        self.map_err(|error| Error::Os { call, source: error.into() })
-    }
-}

@@ -370,7 +370,7 @@ impl Supervisor {
         };
         let waited = wait_any(&[kernel.as_fd(), self.shared.stop.as_fd()], Some(rest));
         let ended = kernel.finish(&mut channel, &lent)?;
-        let looked = looked.and_then(|end| waited.os("poll").map(|()| end))?;
+        let looked = looked.and_then(|end| Ok(waited.os("poll").map(|()| end)?))?;
         let end = ended.or(looked).unwrap_or(End::Stopped);
         Ok(end.judged_by(channel.split().1))
     }

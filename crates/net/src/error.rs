@@ -3,6 +3,8 @@
 
 use std::{io, path::PathBuf};
 
+pub(crate) use tombolo_os::failed_call::{FailedCall, Os};
+
 use crate::mac::Mac;
 
 /// Why an interface could not be made, or has to end.
@@ -110,26 +112,9 @@ pub enum Error {
         source: io::Error,
     },
     /// A call that should not fail.
-    #[error("{call} failed")]
-    Os {
-        /// Which.
-        call: &'static str,
-        /// What the kernel said.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Os(#[from] FailedCall),
 }
 
 /// What this crate's calls return.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
-
-/// Names the system call in an error.
-pub(crate) trait Os<T> {
-    /// Turns the error into [`Error::Os`].
-    fn os(self, call: &'static str) -> Result<T>;
-}
-
-impl<T, E: Into<io::Error>> Os<T> for std::result::Result<T, E> {
-    fn os(self, call: &'static str) -> Result<T> {
-        self.map_err(|error| Error::Os { call, source: error.into() })
-    }
-}

@@ -19,7 +19,7 @@ use rustix::{
 use tombolo_os::lock::lock;
 
 use crate::{
-    error::{Error, Os, Result},
+    error::{Error, FailedCall, Os, Result},
     mac::Mac,
     netlink::{Link, Netlink},
 };
@@ -101,7 +101,7 @@ impl Handle {
         let netlink = Netlink::open().os("socket")?;
         let place = Place::of(netlink, name.to_owned()).map_err(|error| match Errno::from_io_error(&error) {
             Some(Errno::NODEV) => Error::Removed(name.to_owned()),
-            _ => Error::Os { call: "RTM_GETLINK", source: error },
+            _ => FailedCall { call: "RTM_GETLINK", source: error }.into(),
         })?;
         Ok(Self { place: Mutex::new(place), finder })
     }
@@ -164,7 +164,7 @@ impl Handle {
         }
         self.ask(Netlink::set_up).map_err(|error| match Errno::from_io_error(&error) {
             Some(Errno::PERM) => Error::NotPermitted(self.name()),
-            _ => Error::Os { call: "RTM_NEWLINK", source: error },
+            _ => FailedCall { call: "RTM_NEWLINK", source: error }.into(),
         })
     }
 
@@ -196,7 +196,7 @@ impl Handle {
         match Errno::from_io_error(&source) {
             // The descriptor has no interface any more.
             Some(Errno::BADFD | Errno::NODEV | Errno::NXIO | Errno::NOTCONN) => Error::Removed(self.name()),
-            _ => Error::Os { call, source },
+            _ => FailedCall { call, source }.into(),
         }
     }
 }

@@ -16,7 +16,7 @@ use tombolo_channel::driver::{Lend, Lent};
 
 use crate::{
     counters::{Dropped, Figures},
-    error::{Error, Os, Result},
+    error::{Error, FailedCall, Os, Result},
     features::Features,
     handle::{Finder, Handle, NicConfig, in_namespace},
     hello::Hello,
@@ -51,7 +51,7 @@ impl Kernel {
         let interface = Interface::open().map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => Error::NoModule,
             io::ErrorKind::PermissionDenied => Error::NotPermitted(name.clone()),
-            _ => Error::Os { call: "open /dev/net/tombolo", source: error },
+            _ => FailedCall { call: "open /dev/net/tombolo", source: error }.into(),
         })?;
         let mac = match config.mac.or(config.default_mac) {
             Some(mac) => mac,
@@ -62,7 +62,7 @@ impl Kernel {
             Some(Errno::PERM) => Error::NotPermitted(name.clone()),
             Some(Errno::EXIST) => Error::NameTaken(name.clone()),
             Some(Errno::INVAL) => Error::Mac { name: name.clone(), mac, source },
-            _ => Error::Os { call: "TOMBOLO_IOC_NET", source },
+            _ => FailedCall { call: "TOMBOLO_IOC_NET", source }.into(),
         })?;
         let handle = Handle::new(&name, Box::new(interface.try_clone().os("dup")?))?;
         handle.begin(None, config.ip)?;

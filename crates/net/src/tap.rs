@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use tombolo::SharedSlice;
 
 use crate::{
-    error::{Error, Os, Result},
+    error::{Error, FailedCall, Os, Result},
     features::Features,
     frame::HEADER,
     handle::{Finder, Handle, NicConfig, in_namespace},
@@ -48,13 +48,13 @@ impl Tap {
         let file = TunFile::open().map_err(|error| match Errno::from_io_error(&error) {
             Some(Errno::NOENT | Errno::NODEV | Errno::NXIO) => Error::NoTun,
             Some(Errno::ACCESS | Errno::PERM) => Error::NotPermitted(name.clone()),
-            _ => Error::Os { call: "open /dev/net/tun", source: error },
+            _ => FailedCall { call: "open /dev/net/tun", source: error }.into(),
         })?;
         file.set_interface(&name).map_err(|error| match Errno::from_io_error(&error) {
             Some(Errno::PERM | Errno::ACCESS) => Error::NotPermitted(name.clone()),
             Some(Errno::BUSY | Errno::EXIST) => Error::NameTaken(name.clone()),
             Some(Errno::INVAL) if before.is_some() => Error::NameTaken(name.clone()),
-            _ => Error::Os { call: "TUNSETIFF", source: error },
+            _ => FailedCall { call: "TUNSETIFF", source: error }.into(),
         })?;
         file.set_carrier(false).os("TUNSETCARRIER")?;
         file.set_header(HEADER).os("TUNSETVNETHDRSZ")?;

@@ -71,7 +71,7 @@ impl End for FdEnd {
                         "a message of {size} bytes is longer than the socket buffer; raise net.core.wmem_max"
                     )));
                 }
-                Err(e) => return Err(e).os("write"),
+                Err(e) => return Ok(Err(e).os("write")?),
             }
         }
         Ok(())
@@ -85,7 +85,7 @@ impl End for FdEnd {
                 Ok(n) => return Ok(n),
                 Err(Errno::AGAIN) => std::hint::spin_loop(),
                 Err(Errno::INTR) => {}
-                Err(e) => return Err(e).os("read"),
+                Err(e) => return Ok(Err(e).os("read")?),
             }
         }
     }
@@ -95,7 +95,7 @@ impl End for FdEnd {
         match rustix::net::shutdown(&tx, Shutdown::Write) {
             // A pipe ends when its descriptor goes.
             Err(Errno::NOTSOCK) => Ok(()),
-            other => other.os("shutdown"),
+            other => Ok(other.os("shutdown")?),
         }
     }
 

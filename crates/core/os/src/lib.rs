@@ -7,12 +7,13 @@
 //! Last are who is at the other end of a socket ([`credentials`]), and descriptors out of a program's way
 //! ([`reserved`]).
 //!
-//! Errors are [`std::io::Error`]: who calls says what the call was for.
+//! Errors are [`std::io::Error`]: who calls says what the call was for, by [`failed_call`] for one.
 #![forbid(unsafe_code)]
 
 pub mod clock;
 pub mod credentials;
 pub mod event;
+pub mod failed_call;
 pub mod files;
 pub mod lock;
 pub mod passing;

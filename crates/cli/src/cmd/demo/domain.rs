@@ -84,7 +84,7 @@ impl Domain {
     }
 
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
-        self.child.try_wait().os("wait")
+        Ok(self.child.try_wait().os("wait")?)
     }
 
     /// Its report, once it ended.
@@ -113,5 +113,5 @@ impl Drop for Domain {
 
 /// A second handle on `file`, for a child.
 pub fn handle(file: &File) -> Result<Stdio> {
-    file.try_clone().map(Stdio::from).os("dup")
+    Ok(file.try_clone().map(Stdio::from).os("dup")?)
 }

@@ -109,5 +109,5 @@ async fn serve(args: &Args, signals: &Signals) -> Result<()> {
 fn watched(signals: &Signals) -> Result<UnixStream> {
     let bell = std::os::unix::net::UnixStream::from(signals.fd().try_clone_to_owned().os("dup")?);
     bell.set_nonblocking(true).os("fcntl")?;
-    UnixStream::from_std(bell).os("epoll_ctl")
+    Ok(UnixStream::from_std(bell).os("epoll_ctl")?)
 }

@@ -46,5 +46,5 @@ pub fn check(name: &OsStr, folder: Option<&Path>, library: Option<&Path>) -> Res
 }
 
 fn print_line(line: &str) -> Result<()> {
-    writeln!(std::io::stdout(), "{line}").os("write")
+    Ok(writeln!(std::io::stdout(), "{line}").os("write")?)
 }

@@ -163,5 +163,5 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// The program may change its folder.
 fn absolute(path: &Path) -> Result<PathBuf> {
-    std::path::absolute(path).os("getcwd")
+    Ok(std::path::absolute(path).os("getcwd")?)
 }

@@ -102,5 +102,5 @@ fn owner(path: &Path) -> Result<u32> {
 }
 
 fn print_line(line: &str) -> Result<()> {
-    writeln!(io::stdout(), "{line}").os("write")
+    Ok(writeln!(io::stdout(), "{line}").os("write")?)
 }

@@ -137,7 +137,7 @@ impl Screen {
                     Ok(0) | Err(rustix::io::Errno::IO) => return Ok(Event::Gone),
                     Ok(len) => self.keys = keys(&bytes[..len]),
                     Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
-                    Err(error) => return Err(error).os("reading the terminal"),
+                    Err(error) => return Ok(Err(error).os("reading the terminal")?),
                 }
             } else {
                 return Ok(Event::Due);
