@@ -299,7 +299,7 @@ fn v2_what_a_caller_says_before_the_peer_accepts_is_there_when_it_looks() {
     // An answer as the peer's program would put it into its mailbox.
     let answer = [&[2, 0][..], &[0; 0x1e], b"ok"].concat();
     let head = [&b"TOMBOLO\0"[..], &1u64.to_le_bytes()].concat();
-    for (at, bytes) in [(0, &head[..]), (0x400, &answer), (0x100, &1u64.to_le_bytes())] {
+    for (at, bytes) in [(0, &head[..]), (0x80, &1u64.to_le_bytes()), (0x400, &answer), (0x100, &1u64.to_le_bytes())] {
         rustix::io::pwrite(&victim.liar.region.pages.own, bytes, WINDOWS_AT + at).unwrap();
     }
     assert_eq!(conformance::receive(&mut *link, patience()).unwrap().message, b"ok");

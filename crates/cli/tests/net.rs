@@ -140,6 +140,33 @@ fn n4_frames_are_plain_where_the_peer_takes_no_others() {
 }
 
 #[test]
+fn n4_n5_peer_that_takes_segments_and_no_long_frames_gets_what_this_kernel_divided() {
+    if !can_run("n4_n5_peer_that_takes_segments_and_no_long_frames_gets_what_this_kernel_divided") {
+        return;
+    }
+    let wires = Wires::new();
+    let _running = wires.up(0, &[]);
+    let mut peer = join(&wires, &Hello { frame_most: 1518, ..hello() });
+    wires.wait_for(0, "a link", |status| status["state"] == "linked");
+    wires.add_address(0);
+    let socket = wires.netns[0].udp(0);
+    socket.set_broadcast(true).unwrap();
+    nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::UdpGsoSegment, &1000).unwrap();
+    let bytes = noise(8000);
+    let mut buffer = vec![0; 70_000];
+    let (mut packets, until) = (0, Instant::now() + PATIENCE);
+    while packets < 16 {
+        assert!(Instant::now() < until, "{packets} packets came: {:#}", wires.status(0));
+        let _ = socket.send_to(&bytes, "10.77.0.255:9");
+        while let Ok(Some(len)) = peer.split().1.recv_until(&mut buffer, Deadline::after(Duration::from_millis(200))) {
+            assert!(len <= HEADER + 1518, "a frame of {len} bytes");
+            packets += usize::from(buffer[HEADER + 12..HEADER + 14] == [8, 0]);
+        }
+    }
+    assert_eq!(wires.status(0)["sent"]["dropped"]["long"], 0);
+}
+
+#[test]
 fn n5_link_has_the_smaller_mtu_and_each_interface_its_own_again_afterwards() {
     if !can_run("n5_link_has_the_smaller_mtu_and_each_interface_its_own_again_afterwards") {
         return;

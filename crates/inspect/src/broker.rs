@@ -69,7 +69,7 @@ impl Broker {
     pub fn connect(path: &Path, patience: Duration) -> Result<Self> {
         let broker = Self::reach(path, patience)?;
         match broker.receive_message()? {
-            Message::Hello { name, .. } => Ok(Self { domain: name, ..broker }),
+            hello @ Message::Hello { .. } => Ok(Self { domain: name_in(hello)?, ..broker }),
             other => Err(unexpected(other)),
         }
     }
@@ -145,6 +145,17 @@ impl Broker {
                 message => answers.push(message),
             }
         }
+    }
+}
+
+/// What the broker that says so calls its domain, if it speaks a version that this tool speaks (B-6).
+pub(crate) fn name_in(hello: Message) -> Result<Name> {
+    match hello {
+        Message::Hello { version_min, version_max, name, .. } if (version_min..=version_max).contains(&VERSION) => {
+            Ok(name)
+        }
+        Message::Hello { version_min: oldest, version_max: newest, .. } => Err(Error::Version { oldest, newest }),
+        other => Err(Error::NoHello(Box::new(other))),
     }
 }
 

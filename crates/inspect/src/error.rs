@@ -3,7 +3,7 @@
 
 use std::{io, path::PathBuf, time::Duration};
 
-use tombolo_control::{Fault, Message};
+use tombolo_control::{Fault, Message, VERSION};
 pub(crate) use tombolo_os::failed_call::{FailedCall, Os};
 
 /// Why it was not possible to look, or to ask a broker.
@@ -48,6 +48,14 @@ pub enum Error {
     /// The broker did not begin with Hello.
     #[error("it begins with {0:?}")]
     NoHello(Box<Message>),
+    /// The broker speaks no version that this tool speaks.
+    #[error("the broker speaks versions {oldest} to {newest} and this tool {VERSION}: upgrade the older one")]
+    Version {
+        /// Its oldest (B-6).
+        oldest: u16,
+        /// Its newest.
+        newest: u16,
+    },
     /// What the broker sent is no message.
     #[error("the broker is not understood: {0}")]
     Malformed(Fault),

@@ -14,7 +14,7 @@ use tombolo_control::{ConnectionEnd, Message, NOBODY, Name, ROW_WORDS, Seen, Wha
 use tombolo_layout::outline;
 
 use crate::{
-    broker::{ADMIN_SOCKET, Broker, life_name, programs_socket},
+    broker::{ADMIN_SOCKET, Broker, life_name, name_in, programs_socket},
     channel::{self, Channel},
     error::{Error, Result},
     listener::{Listener, ListenerState},
@@ -58,10 +58,9 @@ fn reach(socket: &Path, enter: Option<&Name>) -> Result<Option<(Broker, Name)>> 
         name = broker.receive_message()?;
     }
     match name {
-        Message::Hello { name, .. } => Ok(Some((broker, name))),
         Message::Refuse { code: code::DENIED | code::NOT_FOUND, .. } => Ok(None),
         Message::Refuse { code, reason } => Err(Error::Refused { code, why: reason.to_string() }),
-        other => Err(Error::NoHello(Box::new(other))),
+        hello => name_in(hello).map(|name| Some((broker, name))),
     }
 }
 
@@ -182,7 +181,9 @@ fn whose(pid: u32, uid: u32) -> Process {
 
 #[cfg(test)]
 mod tests {
-    use tombolo_control::{Life, Progress};
+    use std::path::PathBuf;
+
+    use tombolo_control::{Envelope, Life, MESSAGE_MAX, Progress};
     use tombolo_layout::{Features, SegmentHeader, words};
     use tombolo_mem::{OwnWord, create_sealed};
 
@@ -272,6 +273,64 @@ mod tests {
         let other = whose(std::process::id(), 54321);
         assert_eq!((other.pid, other.command.as_str(), other.user.as_deref()), (0, "?", Some("54321")));
         assert_eq!(whose(0, NOBODY).user, None);
+    }
+
+    /// A broker for one program, which says Hello with these versions and then answers each question likewise.
+    fn broker(
+        versions: (u16, u16),
+        answer: impl Fn() -> Vec<Message> + Send + 'static,
+    ) -> (tempfile::TempDir, PathBuf) {
+        use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept, bind, listen, socket_with};
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("broker.sock");
+        let door = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        bind(&door, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        listen(&door, 1).unwrap();
+        std::thread::spawn(move || {
+            let tool = accept(&door).unwrap();
+            let (version_min, version_max) = versions;
+            let hello = Message::Hello { version_min, version_max, epoch: 1, boot: [0; 16], name: name("web") };
+            let mut said = vec![hello];
+            loop {
+                let mut question = [0; MESSAGE_MAX];
+                if rustix::io::read(&tool, &mut question[..]).unwrap_or(0) == 0 {
+                    return;
+                }
+                for message in said {
+                    let _ = rustix::io::write(&tool, &Envelope { serial: 1, message }.encode());
+                }
+                said = answer();
+            }
+        });
+        (folder, path)
+    }
+
+    #[test]
+    fn b20_broker_that_answers_one_row_for_ever_is_asked_no_more() {
+        let (process, user) = (std::process::id(), geteuid().as_raw());
+        let row = move |at| Message::ListenerRow { at, service: name("log"), process, user };
+        let (_folder, path) = broker((1, 4), move || vec![row(7), row(3), Message::Done {}]);
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let mut rows = BrokerRows::default();
+            let asked = rows.ask_broker(reach(&path, None).unwrap());
+            let _ = tell.send((asked.is_ok(), rows.listeners.len()));
+        });
+        let told = told.recv_timeout(Duration::from_secs(20)).expect("the tool comes back");
+        assert_eq!(told, (true, 4), "two rows for each of the two questions");
+    }
+
+    #[test]
+    fn b6_broker_of_other_versions_is_asked_nothing() {
+        let reached = |versions| {
+            let (_folder, path) = broker(versions, || panic!("a question"));
+            reach(&path, None).map(|broker| broker.is_some())
+        };
+        assert!(matches!(reached((1, 9)), Ok(true)));
+        for versions in [(2, 9), (0, 0), (2, 1)] {
+            let refused = reached(versions);
+            assert!(matches!(refused, Err(Error::Version { .. })), "{refused:?}");
+        }
     }
 
     #[test]

@@ -201,7 +201,7 @@ fn link(page: &Page) -> Option<Link> {
 /// A message that the endpoint sent.
 fn message(page: &Page, number: u64) -> Option<Message> {
     let base = at::AT_MESSAGES + number as usize * at::MESSAGE_STRIDE;
-    let head = at::MessageHead::decode([0, 8, 16].map(|offset| word_at(&page[..], base + offset))).ok()?;
+    let head = at::MessageHead::decode([0, 8, 16, 24].map(|offset| word_at(&page[..], base + offset))).ok()?;
     let bytes = page.get(base + at::MESSAGE_HEAD..)?.get(..usize::from(head.len))?;
     Message::decode(bytes).ok()
 }

@@ -315,7 +315,7 @@ impl Supervisor {
     }
 
     fn run_tap(&mut self, tap: &Tap, channel: Messages, own: &Hello, peer: &Hello) -> Result<End> {
-        tap.set_offload(peer.features)?;
+        tap.set_offload(peer.gives())?;
         let shared = Arc::clone(&self.shared);
         let counters = &shared.counters;
         counters.sent.stale.add(tap.discard_waiting());

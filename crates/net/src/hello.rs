@@ -127,6 +127,13 @@ impl Hello {
         Ok(Self { features: Features::from_bits(features), mtu, frame_most, mac })
     }
 
+    /// Returns what may be sent to the end whose hello this is. Segments are only for one that takes the longest of them: to
+    /// another the sender's stack sends what it has divided itself (N-4, N-5).
+    #[must_use]
+    pub fn gives(&self) -> Features {
+        if self.frame_most >= FRAME_MOST { self.features } else { self.features.among(Features::CHECKSUM) }
+    }
+
     /// Checks that this end and its peer make a link.
     ///
     /// # Errors
@@ -197,6 +204,15 @@ mod tests {
         assert_eq!(changed(0x1c, &1518_u32.to_le_bytes()).map(|hello| hello.frame_most), Ok(1518));
         assert_eq!(changed(0x1c, &[0xff; 4]).map(|hello| hello.frame_most), Ok(u32::MAX));
         assert_eq!(changed(0x18, &68_u32.to_le_bytes()).map(|hello| hello.mtu), Ok(68));
+    }
+
+    #[test]
+    fn n4_n5_end_that_takes_no_frame_as_long_as_a_segment_is_sent_none() {
+        let gives = |frame_most| Hello { frame_most, ..hello() }.gives();
+        assert_eq!([FRAME_MOST, u32::MAX].map(gives), [Features::all(); 2]);
+        assert_eq!([1518, 9018, FRAME_MOST - 1].map(gives), [Features::CHECKSUM; 3]);
+        let plain = Hello { features: Features::none(), frame_most: 1518, ..hello() };
+        assert_eq!(plain.gives(), Features::none());
     }
 
     #[test]

@@ -34,6 +34,14 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Who one is to a broker, which knows it from when the socket was connected.
 type Credentials = (Pid, Uid, Gid);
 
+/// Nothing that such a broker says means what it would here (B-6).
+fn other_version(oldest: u16, newest: u16) -> Error {
+    let why = format!(
+        "it speaks versions {oldest} to {newest} and this program {VERSION} to {VERSION_FIND}: upgrade the older one"
+    );
+    Error::Os { call: "the broker", path: None, source: io::Error::new(io::ErrorKind::Unsupported, why) }
+}
+
 fn myself() -> Credentials {
     (rustix::process::getpid(), rustix::process::geteuid(), rustix::process::getegid())
 }
@@ -103,6 +111,9 @@ impl Client {
 
     fn greeted(&mut self, deadline: Deadline) -> Result<()> {
         match self.answer(0, deadline, "the broker")? {
+            (Message::Hello { version_min, version_max, .. }, _) if !(version_min..=version_max).contains(&VERSION) => {
+                return Err(other_version(version_min, version_max));
+            }
             (Message::Hello { name, .. }, _) => self.domain = name,
             _ => return Err(malformed("B-15", "the broker does not answer Hello")),
         }
@@ -481,6 +492,28 @@ mod tests {
             assert!(begun.len() < 100, "the backlog is never full");
         };
         assert!(matches!(refused, Error::TimedOut), "{refused}");
+    }
+
+    #[test]
+    fn b6_broker_of_other_versions_is_believed_nothing_and_a_newer_one_that_speaks_ours_is_heard() {
+        let ask = |versions: (u16, u16)| {
+            let (door, idle) = (TestBroker::new(), Arc::default());
+            let mut call = door.begin(&idle).unwrap();
+            let program = door.accept();
+            let (version_min, version_max) = versions;
+            let (epoch, boot, name) = (1, [0; 16], "here".parse().unwrap());
+            let hello = Message::Hello { version_min, version_max, epoch, boot, name };
+            rustix::io::write(&program, &Envelope { serial: 0, message: hello }.encode()).unwrap();
+            let _socket = state_call(&program, 1);
+            call.finish_connect().map(|link| link.is_some())
+        };
+        for versions in [(1, 1), (1, 9), (0, 1), (1, u16::MAX)] {
+            assert!(matches!(ask(versions), Ok(true)), "{versions:?}");
+        }
+        for versions in [(2, 9), (0, 0), (9, 9), (2, 1)] {
+            let refused = ask(versions).unwrap_err();
+            assert!(matches!(refused, Error::Os { call: "the broker", .. }), "{versions:?}: {refused}");
+        }
     }
 
     const AT: u64 = 4096;

@@ -215,6 +215,10 @@ impl Mailbox {
             if head[..8] != MAGIC || head[8..] != VERSION.to_le_bytes() {
                 return Err(malformed("V-4", "the peer's slice does not begin with magic and version"));
             }
+            // Over it may be by now: what was sent before is still to be read.
+            if peer.word(STATE_AT as usize).load_acquire().hint() == 0 {
+                return Err(malformed("V-4", "a message of an end that has not begun"));
+            }
             self.begun = true;
         }
         Ok(waits)

@@ -63,8 +63,8 @@ fn child_process() {
 }
 
 #[test]
-fn v4_page_without_magic_or_with_another_version_is_refused() {
-    for (at, wrong) in [(0, 0), (0, 1), (8, 2)] {
+fn v4_page_without_magic_or_state_or_with_another_version_is_refused() {
+    for (at, wrong) in [(0, 0), (0, 1), (8, 2), (0x80, 0)] {
         let mut victim = Victim::new();
         victim.word(at, wrong);
         assert!(matches!(victim.link.recv(0), Ok(None)), "nothing was said yet");

@@ -114,7 +114,7 @@ impl PeerPage {
     /// The `number`th message.
     pub(crate) fn message(&self, number: u64) -> Result<PeerMessage> {
         let base = message_at(number);
-        let words = [0, 1, 2].map(|index| self.word(base + 8 * index).hint());
+        let words = [0, 1, 2, 3].map(|index| self.word(base + 8 * index).hint());
         let head = at::MessageHead::decode(words).map_err(|what| malformed("X-6", what))?;
         let small = head.segment.filter(|name| name.list == 0).map_or(0, |name| name.pages as usize);
         let references = self.references(references_at(number), small).collect();

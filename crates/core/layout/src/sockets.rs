@@ -233,6 +233,11 @@ impl Message {
             RING => Self::Ring { to, generation: u16_at(bytes, AT_REASON) },
             _ => return Err("message of an unknown kind"),
         };
+        if let Self::Propose(claim) | Self::Answer { claim, .. } = &message
+            && claim.id == 0
+        {
+            return Err("a claim of an end without a number");
+        }
         // One encoding for each message: what has no meaning is zero.
         if message.encode() == bytes { Ok(message) } else { Err("message with reserved bytes set") }
     }
@@ -366,5 +371,10 @@ mod tests {
         assert_eq!((u16_at(&ring, AT_KIND), u16_at(&ring, AT_REASON)), (5, 0x0203));
         ring[AT_CLAIM] = 1;
         assert!(Message::decode(&ring).is_err(), "a ring has no claim");
+        for message in &all()[..2] {
+            let mut nobodys = message.encode();
+            nobodys[AT_CLAIM..AT_CLAIM + 8].fill(0);
+            assert!(Message::decode(&nobodys).is_err(), "the number of an end is never 0: {message:?}");
+        }
     }
 }

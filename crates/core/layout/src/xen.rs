@@ -161,14 +161,14 @@ impl MessageHead {
     ///
     /// # Errors
     /// What is wrong with them; the clause is X-6.
-    pub fn decode(words: [u64; 3]) -> Result<Self, &'static str> {
-        let [first, pages, generation] = words;
+    pub fn decode(words: [u64; 4]) -> Result<Self, &'static str> {
+        let [first, pages, generation, reserved] = words;
         let len = (first & 0xffff) as u16;
         if usize::from(len) > crate::limits::CONTROL_MESSAGE_MAX {
             return Err("a message is longer than messages are");
         }
         let (kind, place) = (first >> 16 & 0xff, (first >> 24 & 0xff) as u8);
-        if first >> 32 != 0 || kind > 1 || generation >> 32 != 0 {
+        if first >> 32 != 0 || kind > 1 || generation >> 32 != 0 || reserved != 0 {
             return Err("reserved bits of a message's head are set");
         }
         if kind == 0 {
@@ -198,7 +198,8 @@ mod tests {
         let small = SegmentName { list: 0, pages: 24, place: 0, generation: 1 };
         for segment in [None, Some(name), Some(small)] {
             let head = MessageHead { len: 256, segment };
-            assert_eq!(MessageHead::decode(head.encode()), Ok(head));
+            let [first, pages, generation] = head.encode();
+            assert_eq!(MessageHead::decode([first, pages, generation, 0]), Ok(head));
         }
     }
 
@@ -218,8 +219,13 @@ mod tests {
             [1, 1, 0],
             [1 | 1 << 24, 0, 0],
         ];
-        for words in bad {
+        for [first, pages, generation] in bad {
+            let words = [first, pages, generation, 0];
             assert!(MessageHead::decode(words).is_err(), "{words:x?}");
+        }
+        for fourth in [1, 1 << 63] {
+            assert!(MessageHead::decode([first, pages, generation, fourth]).is_err(), "{fourth:x}");
+            assert!(MessageHead::decode([1, 0, 0, fourth]).is_err(), "{fourth:x}");
         }
     }
 

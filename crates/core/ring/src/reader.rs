@@ -160,14 +160,15 @@ impl<M: Mem> Reader<M> {
         self.flow.check_memory()
     }
 
-    /// Loads the tail again, whatever is cached, and says how many bytes there are.
+    /// Loads the tail again, whatever is cached, and says how many bytes there are. Where there are none, all that was read is
+    /// handed back.
     ///
     /// # Errors
     /// [`Error::Corrupt`] where it is impossible.
     pub fn refresh(&mut self) -> Result<u64, Error> {
         self.flow.look_at_tail()?;
-        if self.flow.available() == 0 {
-            self.flow.follow()?;
+        if self.flow.available() == 0 && !self.flow.follow()? {
+            self.flow.release();
         }
         Ok(self.flow.available())
     }

@@ -430,6 +430,21 @@ fn r3_head_is_handed_back_by_an_eighth_and_by_an_empty_look() {
 }
 
 #[test]
+fn r3_look_that_finds_nothing_hands_back_all_whoever_looks() {
+    type Look = fn(&mut Reader<Mapped>) -> Result<u64, Error>;
+    for look in [(|reader| reader.refresh()) as Look, |reader| reader.handover().find_unread()] {
+        let Pair { mut writer, mut reader } = pair(4096, false);
+        assert_eq!(writer.write(&[7; 100]), Ok(Some(100)));
+        assert_eq!(reader.read(&mut [0; 60]), Ok(Some(60)));
+        assert_eq!(look(&mut reader), Ok(40));
+        assert_eq!(writer.reader().is_drained().map(|_| writer.in_flight()), Ok(100), "some is left: nothing is due");
+        assert_eq!(reader.read(&mut [0; 40]), Ok(Some(40)));
+        assert_eq!(look(&mut reader), Ok(0));
+        assert_eq!(writer.reader().is_drained(), Ok(true));
+    }
+}
+
+#[test]
 fn r6_what_was_checked_once_is_decided_by_until_it_is_not_enough() {
     let (mut halves, pages) = common::victim(4096, false, 0);
     pages.set_tail(100);

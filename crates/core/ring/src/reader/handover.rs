@@ -49,8 +49,8 @@ impl<M: Mem> Handover<'_, M> {
     pub fn find_unread(&mut self) -> Result<u64, Error> {
         self.flow.look_at_writer()?;
         self.flow.load_tail()?;
-        if self.flow.available() == 0 {
-            self.flow.follow()?;
+        if self.flow.available() == 0 && !self.flow.follow()? {
+            self.flow.release();
         }
         Ok(self.available_later()? + self.flow.available())
     }
