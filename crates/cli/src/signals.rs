@@ -31,19 +31,19 @@ const ENDING: [i32; 3] = [SIGHUP, SIGINT, SIGTERM];
 pub struct Signals {
     caught: Arc<AtomicUsize>,
     let_through: Arc<AtomicBool>,
-    bell: UnixStream,
+    wake: UnixStream,
 }
 
 impl Signals {
     pub fn hold() -> Result<Self> {
-        let (bell, theirs) = UnixStream::pair().os("socketpair")?;
+        let (wake, theirs) = UnixStream::pair().os("socketpair")?;
         let (caught, let_through) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
         for signal in ENDING {
             flag::register_conditional_default(signal, Arc::clone(&let_through)).os("sigaction")?;
             flag::register_usize(signal, Arc::clone(&caught), signal as usize).os("sigaction")?;
             low_level::pipe::register(signal, theirs.try_clone().os("dup")?).os("sigaction")?;
         }
-        Ok(Self { caught, let_through, bell })
+        Ok(Self { caught, let_through, wake })
     }
 
     /// The signal that came, if one did.
@@ -67,7 +67,7 @@ impl Signals {
 
     /// Polls readable once a signal came.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+        self.wake.as_fd()
     }
 
     /// From now on they end the program at once: there is nothing left to clean up.

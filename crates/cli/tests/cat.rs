@@ -391,17 +391,17 @@ fn lying_caller(address: &str) -> impl Sized {
         Message::Hello(Greeting { version_min, version_max, offered, required, epoch, map_limit: 1 << 31 }).encode();
     let head = Head { doorbells: true, single: false, segment: true, len: hello.len() as u16 }.encode();
     let flags = EventfdFlags::SEMAPHORE | EventfdFlags::NONBLOCK;
-    let bells = [eventfd(1 << 20, flags).unwrap(), eventfd(1 << 20, flags).unwrap()];
+    let doorbells = [eventfd(1 << 20, flags).unwrap(), eventfd(1 << 20, flags).unwrap()];
     let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
     let path = address.strip_prefix("local:").unwrap();
     wait_until("the listener is there", || rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).is_ok());
-    let files = [bells[0].as_fd(), bells[1].as_fd(), memory.as_fd()];
+    let files = [doorbells[0].as_fd(), doorbells[1].as_fd(), memory.as_fd()];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
     let mut rights = SendAncillaryBuffer::new(&mut space);
     assert!(rights.push(SendAncillaryMessage::ScmRights(&files)));
     let parts = [IoSlice::new(&head), IoSlice::new(&hello)];
     rustix::net::sendmsg(&socket, &parts, &mut rights, SendFlags::NOSIGNAL).unwrap();
-    (socket, control, bells)
+    (socket, control, doorbells)
 }
 
 #[test]

@@ -432,19 +432,19 @@ fn n10_engine_ends_at_once_whatever_its_peer_does_not_say() {
     assert_eq!(silent.split().1.recv_until(&mut [0; 100], Deadline::after(PATIENCE)).unwrap(), Some(HELLO_LEN));
     stops(listening, "a silent caller");
     assert!(!wires.place.socket_is_there(), "a socket stays behind");
-    let mut door = tombolo::listen_with::<Messages>(&address, &Options::new()).unwrap();
+    let mut listener = tombolo::listen_with::<Messages>(&address, &Options::new()).unwrap();
     let connecting = engine(&wires, Net::Connect(address.clone()));
-    let mut silent = door.accept_until(Deadline::after(PATIENCE)).unwrap();
+    let mut silent = listener.accept_until(Deadline::after(PATIENCE)).unwrap();
     assert_eq!(silent.split().1.recv_until(&mut [0; 100], Deadline::after(PATIENCE)).unwrap(), Some(HELLO_LEN));
     stops(connecting, "a silent listener");
     // A listener that does not even make a channel.
     let connecting = engine(&wires, Net::Connect(address));
-    wait_until("it knocks", || is_readable(&door));
+    wait_until("it connects", || is_readable(&listener));
     stops(connecting, "a listener that does not answer");
 }
 
-fn is_readable(door: &impl AsFd) -> bool {
-    let mut polled = [PollFd::new(door, PollFlags::IN)];
+fn is_readable(listener: &impl AsFd) -> bool {
+    let mut polled = [PollFd::new(listener, PollFlags::IN)];
     poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() > 0
 }
 

@@ -26,7 +26,7 @@ type Nets = Arc<Mutex<(Option<Vec<Message>>, u32)>>;
 
 /// A broker that lets everybody listen, whom nobody calls.
 struct Broker {
-    door: Arc<OwnedFd>,
+    listener: Arc<OwnedFd>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
@@ -34,11 +34,11 @@ impl Broker {
     fn start(socket: &Path, nets: Nets) -> Self {
         let _ = std::fs::remove_file(socket);
         let flags = SocketFlags::CLOEXEC;
-        let door = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-        rustix::net::bind(&door, &SocketAddrUnix::new(socket).unwrap()).unwrap();
-        rustix::net::listen(&door, 16).unwrap();
-        let door = Arc::new(door);
-        let ears = Arc::clone(&door);
+        let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        rustix::net::bind(&listener, &SocketAddrUnix::new(socket).unwrap()).unwrap();
+        rustix::net::listen(&listener, 16).unwrap();
+        let listener = Arc::new(listener);
+        let ears = Arc::clone(&listener);
         let thread = thread::spawn(move || {
             let mut programs = Vec::new();
             while let Ok(program) = rustix::net::accept_with(&*ears, SocketFlags::CLOEXEC) {
@@ -52,13 +52,13 @@ impl Broker {
                 let _ = rustix::net::shutdown(&*program, rustix::net::Shutdown::Both);
             }
         });
-        Self { door, thread: Some(thread) }
+        Self { listener, thread: Some(thread) }
     }
 }
 
 impl Drop for Broker {
     fn drop(&mut self) {
-        let _ = rustix::net::shutdown(&*self.door, rustix::net::Shutdown::Both);
+        let _ = rustix::net::shutdown(&*self.listener, rustix::net::Shutdown::Both);
         let _ = self.thread.take().map(thread::JoinHandle::join);
     }
 }

@@ -283,11 +283,11 @@ mod tests {
         use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept, bind, listen, socket_with};
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("broker.sock");
-        let door = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-        bind(&door, &SocketAddrUnix::new(&path).unwrap()).unwrap();
-        listen(&door, 1).unwrap();
+        let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        listen(&listener, 1).unwrap();
         std::thread::spawn(move || {
-            let tool = accept(&door).unwrap();
+            let tool = accept(&listener).unwrap();
             let (version_min, version_max) = versions;
             let hello = Message::Hello { version_min, version_max, epoch: 1, boot: [0; 16], name: name("web") };
             let mut said = vec![hello];

@@ -72,7 +72,7 @@ impl Engine {
         let failed = |source| Error::Address { address: address.into(), source };
         tombolo::address(address).map_err(failed)?;
         let options = options(config.ring);
-        let door = match &config.place {
+        let listener = match &config.place {
             Place::Connect(_) => None,
             Place::Listen(_) => Some(tombolo::listen_with::<Messages>(address, &options).map_err(failed)?),
         };
@@ -92,7 +92,7 @@ impl Engine {
             told: String::new(),
             config,
             options,
-            door,
+            listener,
             callers: Callers::default(),
             complained: None,
             report,
@@ -149,7 +149,7 @@ struct Supervisor {
     shared: Arc<Shared>,
     config: Config,
     options: Options,
-    door: Option<Listener<Messages>>,
+    listener: Option<Listener<Messages>>,
     /// Who has called and not said hello yet.
     callers: Callers,
     /// When a caller's fault was last told.
@@ -237,7 +237,7 @@ impl Supervisor {
             let is_watched = self.is_listening() && self.let_in(own)?;
             let most = if self.is_listening() && !is_watched { left.min(PAUSES[0]) } else { left };
             let mut fds = self.callers.fds();
-            fds.extend(self.door.as_ref().filter(|_| is_watched).map(AsFd::as_fd));
+            fds.extend(self.listener.as_ref().filter(|_| is_watched).map(AsFd::as_fd));
             fds.push(self.shared.stop.as_fd());
             wait_any(&fds, Some(most)).map_err(|error| Failed::Meeting(BackendError::os("poll", error).into()))?;
         }
@@ -267,21 +267,21 @@ impl Supervisor {
         gets.try_recv().map_or(Ok(None), |met| met.map(Some).map_err(Failed::Meeting))
     }
 
-    /// Lets in who knocks, as long as there is room. Says whether it is of use to watch the door meanwhile.
+    /// Accepts who connects, as long as there is room. Says whether it is of use to watch the listener meanwhile.
     fn let_in(&mut self, own: &Hello) -> Result<bool, Failed> {
-        let door = match self.door.take() {
-            Some(door) => door,
+        let listener = match self.listener.take() {
+            Some(listener) => listener,
             None => tombolo::listen_with(self.config.place.address(), &self.options).map_err(Failed::Meeting)?,
         };
-        let door = self.door.insert(door);
+        let listener = self.listener.insert(listener);
         while self.callers.make_room() {
-            match door.try_accept() {
+            match listener.try_accept() {
                 Ok(Some(channel)) => self.callers.add(channel, own),
                 Ok(None) => return Ok(true),
                 Err(ChannelError::Domain(BackendError::Crowded(_) | BackendError::Limit { .. })) => break,
                 Err(error) => {
                     // Such as a broker that was started again: it is to be told anew.
-                    self.door = None;
+                    self.listener = None;
                     return Err(Failed::Meeting(error));
                 }
             }
@@ -384,7 +384,7 @@ impl Supervisor {
     ) -> Result<Option<End>> {
         let shared = Arc::clone(&self.shared);
         let mtu = own.mtu.min(peer.mtu);
-        LinkWatch { handle: shared.nic.handle(), over, stop: &shared.stop, watch, own, mtu }.run(&mut self.door)
+        LinkWatch { handle: shared.nic.handle(), over, stop: &shared.stop, watch, own, mtu }.run(&mut self.listener)
     }
 
     fn report_link(&mut self, peer: &tombolo::Peer, own: &Hello, hello: &Hello) {
@@ -471,7 +471,7 @@ struct LinkWatch<'a> {
 
 impl LinkWatch<'_> {
     /// Waits until the link is over; an end if this is what ends it.
-    fn run(&self, door: &mut Option<Listener<Messages>>) -> Result<Option<End>> {
+    fn run(&self, listener: &mut Option<Listener<Messages>>) -> Result<Option<End>> {
         for looks in 1_u32.. {
             wait_any(&[self.over, self.stop.as_fd()], Some(LOOK)).os("poll")?;
             if self.stop.is_raised() || is_ready(self.over).os("poll")? {
@@ -485,9 +485,9 @@ impl LinkWatch<'_> {
                 _ => {}
             }
             // Another peer hears at once that there is one (N-11).
-            if let Some(door) = door {
+            if let Some(listener) = listener {
                 // Each channel closes as it is dropped.
-                let _ = (0..CALLERS_EACH).find(|_| !matches!(door.try_accept(), Ok(Some(_))));
+                let _ = (0..CALLERS_EACH).find(|_| !matches!(listener.try_accept(), Ok(Some(_))));
             }
             if looks % LOOKS_EACH == 0 {
                 let link = self.handle.link()?;

@@ -102,9 +102,9 @@ mod tests {
     /// A broker that states each call as it was asked for, with a slice of a page, and whose peers never accept one. It
     /// ends with its programs.
     fn state_all(path: &Path, programs: usize) -> impl FnOnce() + use<> {
-        let door = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
-        rustix::net::bind(&door, &SocketAddrUnix::new(path).expect("a path")).expect("a name");
-        rustix::net::listen(&door, 2).expect("a door");
+        let listener = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
+        rustix::net::bind(&listener, &SocketAddrUnix::new(path).expect("a path")).expect("a name");
+        rustix::net::listen(&listener, 2).expect("a socket that listens");
         let serve = move |program: OwnedFd, calls: &mut Vec<OwnedFd>| {
             let hear = |bytes: &mut [u8]| {
                 let heard = rustix::net::recvmsg(
@@ -144,7 +144,7 @@ mod tests {
         move || {
             let mut calls = Vec::new();
             for _ in 0..programs {
-                let program = rustix::net::accept_with(&door, SocketFlags::CLOEXEC).expect("a program");
+                let program = rustix::net::accept_with(&listener, SocketFlags::CLOEXEC).expect("a program");
                 serve(program, &mut calls);
             }
         }

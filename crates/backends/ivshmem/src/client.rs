@@ -340,9 +340,9 @@ mod tests {
     use super::*;
 
     /// A broker that refuses as many questions in each conversation as is said, and then ends it.
-    fn refuse_all(door: &OwnedFd, conversations: &[u32]) {
+    fn refuse_all(listener: &OwnedFd, conversations: &[u32]) {
         for questions in conversations {
-            let program = rustix::net::accept_with(door, SocketFlags::CLOEXEC).unwrap();
+            let program = rustix::net::accept_with(listener, SocketFlags::CLOEXEC).unwrap();
             let hear = || {
                 assert!(wait_readable(program.as_fd(), Deadline::after(PATIENCE)).unwrap(), "nothing is asked");
                 receive(program.as_fd()).unwrap().unwrap().0
@@ -374,9 +374,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("broker.sock");
         let flags = SocketFlags::CLOEXEC;
-        let door = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-        rustix::net::bind(&door, &SocketAddrUnix::new(&path).unwrap()).unwrap();
-        rustix::net::listen(&door, 1).unwrap();
+        let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        rustix::net::bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        rustix::net::listen(&listener, 1).unwrap();
         let idle = Idle::default();
         let ask = |path: &Path| {
             let deadline = Deadline::after(PATIENCE);
@@ -384,7 +384,7 @@ mod tests {
         };
         std::thread::scope(|scope| {
             // The third question finds the conversation ended.
-            scope.spawn(|| refuse_all(&door, &[2, 1]));
+            scope.spawn(|| refuse_all(&listener, &[2, 1]));
             for _ in 0..3 {
                 let error = ask(&path);
                 assert!(matches!(error, Error::NotFound(_)), "{error}");
@@ -408,17 +408,17 @@ mod tests {
         }
     }
 
-    /// A broker of a test: where programs knock, and what is said to whom.
+    /// A broker of a test: where programs connect, and what is said to whom.
     struct TestBroker(tempfile::TempDir, OwnedFd);
 
     impl TestBroker {
         fn new() -> Self {
             let folder = tempfile::tempdir().unwrap();
             let flags = SocketFlags::CLOEXEC;
-            let door = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-            rustix::net::bind(&door, &SocketAddrUnix::new(folder.path().join("broker.sock")).unwrap()).unwrap();
-            rustix::net::listen(&door, 1).unwrap();
-            Self(folder, door)
+            let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+            rustix::net::bind(&listener, &SocketAddrUnix::new(folder.path().join("broker.sock")).unwrap()).unwrap();
+            rustix::net::listen(&listener, 1).unwrap();
+            Self(folder, listener)
         }
 
         fn begin(&self, idle: &Arc<Idle>) -> Result<PendingCall> {
@@ -450,11 +450,11 @@ mod tests {
     /// One thread plays both: who waits for the broker here waits in vain.
     #[test]
     fn v2_call_that_is_begun_waits_for_the_broker_in_no_step_and_is_there_once_it_was_stated() {
-        let (door, idle, began) = (TestBroker::new(), Arc::default(), std::time::Instant::now());
-        let mut call = door.begin(&idle).unwrap();
+        let (broker, idle, began) = (TestBroker::new(), Arc::default(), std::time::Instant::now());
+        let mut call = broker.begin(&idle).unwrap();
         let nothing = |call: &mut PendingCall| assert!(call.finish_connect().unwrap().is_none());
         nothing(&mut call);
-        let program = door.accept();
+        let program = broker.accept();
         let hear = || receive(program.as_fd()).unwrap().map(|(said, _)| said);
         let (hello, question) = (hear().unwrap(), hear().unwrap());
         assert!(matches!(question.message, Message::Connect { .. }), "{question:?}");
@@ -466,26 +466,26 @@ mod tests {
         link.send(b"hello", None).expect("room for what is said before the peer accepted");
         nothing(&mut call);
         // The next one asks in the same conversation, until the broker ends that.
-        let mut call = door.begin(&idle).unwrap();
+        let mut call = broker.begin(&idle).unwrap();
         assert!(matches!(hear().unwrap().message, Message::Connect { .. }));
         nothing(&mut call);
         let message = Message::Refuse { code: code::NOT_FOUND, reason: "nobody".into() };
         rustix::io::write(&program, &Envelope { serial: 2, message }.encode()).unwrap();
         assert!(matches!(call.finish_connect(), Err(Error::NotFound(_))));
-        let mut call = door.begin(&idle).unwrap();
+        let mut call = broker.begin(&idle).unwrap();
         drop(program);
         nothing(&mut call);
-        let program = door.accept();
+        let program = broker.accept();
         assert!(matches!(receive(program.as_fd()).unwrap().unwrap().0.message, Message::Hello { .. }), "anew");
         assert!(began.elapsed() < 4 * PATIENCE, "each of six looks may have waited");
     }
 
     #[test]
     fn v2_call_that_the_broker_has_no_time_for_is_for_later() {
-        let (door, idle) = (TestBroker::new(), Arc::default());
+        let (broker, idle) = (TestBroker::new(), Arc::default());
         let mut begun = Vec::new();
         let refused = loop {
-            match door.begin(&idle) {
+            match broker.begin(&idle) {
                 Ok(call) => begun.push(call),
                 Err(error) => break error,
             }
@@ -497,9 +497,9 @@ mod tests {
     #[test]
     fn b6_broker_of_other_versions_is_believed_nothing_and_a_newer_one_that_speaks_ours_is_heard() {
         let ask = |versions: (u16, u16)| {
-            let (door, idle) = (TestBroker::new(), Arc::default());
-            let mut call = door.begin(&idle).unwrap();
-            let program = door.accept();
+            let (listener, idle) = (TestBroker::new(), Arc::default());
+            let mut call = listener.begin(&idle).unwrap();
+            let program = listener.accept();
             let (version_min, version_max) = versions;
             let (epoch, boot, name) = (1, [0; 16], "here".parse().unwrap());
             let hello = Message::Hello { version_min, version_max, epoch, boot, name };

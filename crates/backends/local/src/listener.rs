@@ -26,7 +26,7 @@ use crate::{
     place::SocketPath,
 };
 
-/// Peers that may knock before they are let in; the kernel lowers it to `net.core.somaxconn`.
+/// Peers that may wait before they are let in; the kernel lowers it to `net.core.somaxconn`.
 const BACKLOG: i32 = 1024;
 /// How long others may hold the folder's lock. They hold it for microseconds, unless one is hostile.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
@@ -131,7 +131,7 @@ impl LocalListener {
         }
     }
 
-    /// Who knocks while this process may open no more files is told at once that nobody is there for him. Left at the door he
+    /// Who connects while this process may open no more files is told at once that nobody is there for him. Left waiting he
     /// would wait in vain, and whoever polls it would be sent to look again and again.
     fn turn_away(&mut self) {
         drop(self.spare.take());

@@ -24,7 +24,7 @@ fn l12_callers_beyond_the_limit_of_descriptors_are_turned_away_and_the_door_is_q
         assert!(matches!(refused, Err(Error::Limit { .. })), "{refused:?}");
         assert_eq!(caller.liveness(), Liveness::ProcessGone);
     }
-    assert!(!wait_readable(listener.fd(), Deadline::NOW).unwrap(), "nobody is left at the door");
+    assert!(!wait_readable(listener.fd(), Deadline::NOW).unwrap(), "nobody is left waiting");
     assert!(listener.accept().unwrap().is_none());
 
     drop(full);

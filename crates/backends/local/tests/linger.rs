@@ -50,10 +50,10 @@ fn l5_descriptors_that_do_not_close_cost_a_listener_few_threads_and_descriptors_
     let folder = Folder::new();
     let service = folder.service();
     let mut listener = folder.domain.listen(&service).unwrap();
-    let door = TcpListener::bind("127.0.0.1:0").unwrap();
+    let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
     let (mut refused, mut quota, mut longest, mut readers) = (0, 0, Duration::ZERO, Vec::new());
     for turn in 0..CALLS {
-        let (stuck, reader) = lingering(&door);
+        let (stuck, reader) = lingering(&tcp);
         let (head, times) = match turn % 3 {
             0 => (Head { doorbells: true, single: false, segment: true, len: 1 }, 3),
             1 => (Head { doorbells: true, single: false, segment: true, len: 1 }, 50),
@@ -81,7 +81,7 @@ fn l5_descriptors_that_do_not_close_cost_a_listener_few_threads_and_descriptors_
     let mut link: Box<dyn Endpoint> = support::accept(&mut *listener);
     eventually("an honest caller is heard", || link.recv(1 << 20).is_ok_and(|got| got.is_some()));
     honest.kill();
-    drop((link, listener, readers, door));
+    drop((link, listener, readers, tcp));
     eventually("all is closed once nobody is waited for", || count("/proc/self/task") <= 4);
 }
 

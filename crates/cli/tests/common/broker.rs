@@ -12,11 +12,11 @@ use super::Place;
 pub fn of_web(place: &Place) -> PathBuf {
     let path = place.path("broker.sock");
     let kind = SocketType::SEQPACKET;
-    let door = rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
-    rustix::net::bind(&door, &SocketAddrUnix::new(&path).unwrap()).unwrap();
-    rustix::net::listen(&door, 8).unwrap();
+    let listener = rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+    rustix::net::bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    rustix::net::listen(&listener, 8).unwrap();
     thread::spawn(move || {
-        while let Ok(tool) = rustix::net::accept_with(&door, SocketFlags::CLOEXEC) {
+        while let Ok(tool) = rustix::net::accept_with(&listener, SocketFlags::CLOEXEC) {
             thread::spawn(move || serve(&tool));
         }
     });

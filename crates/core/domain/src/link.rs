@@ -201,7 +201,7 @@ pub trait Endpoint: Memory + Send + fmt::Debug {
     ///
     /// # Errors
     /// As [`send`](Self::send).
-    fn send_with_doorbell(&mut self, message: &[u8], offer: Option<&Offer>, _bell: &SingleDoorbell) -> Result<()> {
+    fn send_with_doorbell(&mut self, message: &[u8], offer: Option<&Offer>, _doorbell: &SingleDoorbell) -> Result<()> {
         self.send(message, offer)
     }
 

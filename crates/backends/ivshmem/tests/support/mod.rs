@@ -76,7 +76,7 @@ struct State {
 pub struct World {
     folder: tempfile::TempDir,
     state: Arc<Mutex<State>>,
-    doors: Vec<Arc<OwnedFd>>,
+    program_sockets: Vec<Arc<OwnedFd>>,
     made: AtomicU32,
     pub a: VmDomain,
     pub b: VmDomain,
@@ -92,17 +92,18 @@ impl World {
         let folder = tempfile::tempdir().expect("there is a place for temporary files");
         let state = State { listeners: BTreeMap::new(), calls: Vec::new(), serial: 0, slices, lives: BTreeMap::new() };
         let state = Arc::new(Mutex::new(state));
-        let mut doors = Vec::new();
+        let mut program_sockets = Vec::new();
         let mut open = |name: &'static str| {
             let path = folder.path().join(name);
             let flags = SocketFlags::CLOEXEC;
-            let door = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-            rustix::net::bind(&door, &SocketAddrUnix::new(&path).unwrap()).unwrap();
-            rustix::net::listen(&door, 128).unwrap();
-            let (door, state) = (Arc::new(door), Arc::clone(&state));
-            doors.push(Arc::clone(&door));
+            let program_socket =
+                rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+            rustix::net::bind(&program_socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+            rustix::net::listen(&program_socket, 128).unwrap();
+            let (program_socket, state) = (Arc::new(program_socket), Arc::clone(&state));
+            program_sockets.push(Arc::clone(&program_socket));
             thread::spawn(move || {
-                while let Ok(client) = rustix::net::accept_with(&door, SocketFlags::CLOEXEC) {
+                while let Ok(client) = rustix::net::accept_with(&program_socket, SocketFlags::CLOEXEC) {
                     let state = Arc::clone(&state);
                     thread::spawn(move || converse(name, client, &state));
                 }
@@ -110,7 +111,7 @@ impl World {
             VmDomain::through(path)
         };
         let (a, b) = (open("a"), open("b"));
-        Self { folder, state, doors, made: 0.into(), a, b }
+        Self { folder, state, program_sockets, made: 0.into(), a, b }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -194,8 +195,8 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        for door in &self.doors {
-            let _ = rustix::net::shutdown(door, Shutdown::Both);
+        for program_socket in &self.program_sockets {
+            let _ = rustix::net::shutdown(program_socket, Shutdown::Both);
         }
     }
 }

@@ -26,7 +26,7 @@ use files::{Input, Output};
 pub use report::Report;
 use session::Session;
 
-/// How long somebody who knocks may hold up the answer to a signal.
+/// How long somebody who connects may hold up the answer to a signal.
 const CALLERS_TURN: Duration = Duration::from_millis(50);
 
 /// Does what the command line says.
@@ -58,7 +58,7 @@ pub fn run(args: &Args) -> Result<()> {
                 return serve(args, &mut listener, &signals, input, &output);
             }
             let stream = accept(args, &mut listener, &signals)?;
-            // Nobody else is listened to: the next to knock is told so at once.
+            // Nobody else is listened to: the next to connect is told so at once.
             drop(listener);
             output.begin()?;
             Session { args, signals: &signals, output: &output }.run(stream, input)

@@ -110,7 +110,7 @@ pub fn probe() -> Facts {
         kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
         proc: said(fs::read_link("/proc/self/fd/0").or_else(|_| fs::read_link("/proc/self/exe")).map(drop)),
         memfd: said(memfd()),
-        eventfd: said(bell()),
+        eventfd: said(eventfd_as_doorbell()),
         membarrier: barriers(),
         channel: said(channel()),
         folder: folder(),
@@ -148,13 +148,13 @@ fn memfd() -> io::Result<()> {
 }
 
 /// A full eventfd that is rung by reading it (L-7).
-fn bell() -> io::Result<()> {
-    let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE)?;
-    rustix::io::write(&bell, &(u64::MAX - 1).to_ne_bytes())?;
+fn eventfd_as_doorbell() -> io::Result<()> {
+    let doorbell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE)?;
+    rustix::io::write(&doorbell, &(u64::MAX - 1).to_ne_bytes())?;
     let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    epoll::add(&set, &bell, epoll::EventData::new_u64(0), epoll::EventFlags::OUT | epoll::EventFlags::ET)?;
+    epoll::add(&set, &doorbell, epoll::EventData::new_u64(0), epoll::EventFlags::OUT | epoll::EventFlags::ET)?;
     let mut count = [0; 8];
-    rustix::io::preadv2(&bell, &mut [IoSliceMut::new(&mut count)], u64::MAX, ReadWriteFlags::NOWAIT)?;
+    rustix::io::preadv2(&doorbell, &mut [IoSliceMut::new(&mut count)], u64::MAX, ReadWriteFlags::NOWAIT)?;
     let mut events = Vec::with_capacity(1);
     let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
     epoll::wait(&set, rustix::buffer::spare_capacity(&mut events), Some(&now))?;

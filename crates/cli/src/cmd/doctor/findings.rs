@@ -205,18 +205,18 @@ mod tests {
         *,
     };
 
-    fn bell() -> Device {
+    fn doorbell() -> Device {
         Device {
             address: "0000:00:02.0".into(),
             driver: Some("tombolo_ivshmem".into()),
-            is_bell: true,
+            is_doorbell: true,
             memory: 1 << 30,
             driven: Some(Driven { node: "tombolo0".into(), write_back: true, interrupts: 9, storms: 0 }),
         }
     }
 
     fn region(memory: u64) -> Device {
-        Device { address: "0000:00:1e.0".into(), is_bell: false, memory, ..bell() }
+        Device { address: "0000:00:1e.0".into(), is_doorbell: false, memory, ..doorbell() }
     }
 
     fn healthy() -> Facts {
@@ -243,7 +243,7 @@ mod tests {
             shm: true,
             host: None,
             guest: Guest {
-                devices: vec![bell(), region(1 << 40)],
+                devices: vec![doorbell(), region(1 << 40)],
                 module: true,
                 closed: None,
                 broker: Some(Ok("a".into())),

@@ -21,7 +21,7 @@ pub struct Device {
     /// Which driver has it.
     pub driver: Option<String>,
     /// It has interrupts: it is the doorbell, and not memory.
-    pub is_bell: bool,
+    pub is_doorbell: bool,
     /// Where its memory is.
     pub memory: u64,
     /// What the driver says of it, if it is ours.
@@ -47,7 +47,7 @@ pub struct Guest {
     pub devices: Vec<Device>,
     /// The module is loaded.
     pub module: bool,
-    /// Who may open the bell's node, if this user may not.
+    /// Who may open the doorbell's node, if this user may not.
     pub closed: Option<String>,
     /// The broker's name for this machine, or why it does not answer; none: there are no devices to ask for.
     pub broker: Option<Result<String, String>>,
@@ -61,8 +61,8 @@ pub fn probe(sys: &Path) -> Guest {
     devices.sort_by(|a, b| a.address.cmp(&b.address));
     let module = bus.join("drivers").join(DRIVER).is_dir();
     let broker = (!devices.is_empty()).then(|| link::name_of(&programs_socket()).map_err(|error| error.to_string()));
-    let bell = devices.iter().filter(|device| device.is_bell).find_map(|device| device.driven.as_ref());
-    let closed = bell.and_then(|bell| closed(&Path::new("/dev").join(&bell.node)));
+    let doorbell = devices.iter().filter(|device| device.is_doorbell).find_map(|device| device.driven.as_ref());
+    let closed = doorbell.and_then(|doorbell| closed(&Path::new("/dev").join(&doorbell.node)));
     Guest { devices, module, closed, broker }
 }
 
@@ -101,8 +101,8 @@ fn device(folder: &Path) -> Option<Device> {
     let driver = fs::read_link(folder.join("driver")).ok();
     let driver = driver.and_then(|driver| Some(driver.file_name()?.to_string_lossy().into_owned()));
     let address = folder.file_name()?.to_string_lossy().into_owned();
-    let (is_bell, memory) = (first(1).is_some_and(|at| at != 0), first(2).unwrap_or(0));
-    Some(Device { address, driver, is_bell, memory, driven: driven(folder) })
+    let (is_doorbell, memory) = (first(1).is_some_and(|at| at != 0), first(2).unwrap_or(0));
+    Some(Device { address, driver, is_doorbell, memory, driven: driven(folder) })
 }
 
 /// The devices and their driver.
@@ -127,13 +127,13 @@ pub fn ivshmem(guest: &Guest) -> Finding {
             unbind.unwrap_or_default()
         ));
     }
-    if !guest.devices.iter().any(|device| device.is_bell) {
+    if !guest.devices.iter().any(|device| device.is_doorbell) {
         return wrong(format!("{}: memory, and no ivshmem-doorbell device to ring with", named(those(&|_| true))))
             .mend("`tombolo link snippet NAME` on the host says what QEMU needs");
     }
     let is_cached =
         |device: &Device| device.driven.as_ref().map_or(device.memory >= CACHED_FROM, |driven| driven.write_back);
-    let uncached = those(&|device| !device.is_bell && !is_cached(device));
+    let uncached = those(&|device| !device.is_doorbell && !is_cached(device));
     if let Some(first) = uncached.first() {
         let why = match first.memory < CACHED_FROM {
             true => "it is below 4 GiB, where firmware forbids to cache it",
@@ -149,8 +149,8 @@ pub fn ivshmem(guest: &Guest) -> Finding {
 
 /// What comes in by the doorbell.
 pub fn interrupts(guest: &Guest) -> Finding {
-    let bell = guest.devices.iter().filter(|device| device.is_bell).find_map(|device| device.driven.as_ref());
-    let (grade, says) = match bell {
+    let doorbell = guest.devices.iter().filter(|device| device.is_doorbell).find_map(|device| device.driven.as_ref());
+    let (grade, says) = match doorbell {
         None => (Grade::Info, "no doorbell of the driver's, so no interrupts".into()),
         Some(Driven { interrupts, storms: 0, .. }) => {
             (Grade::Ok, format!("{interrupts} interrupts came, none too many"))
@@ -226,17 +226,17 @@ mod tests {
         fs::create_dir_all(&driver).unwrap();
         std::os::unix::fs::symlink(&driver, bus.join("devices/0000:00:05.0/driver")).unwrap();
         let guest = probe(sys.path());
-        let device = |address: &str, driver: Option<&str>, is_bell, memory| Device {
+        let device = |address: &str, driver: Option<&str>, is_doorbell, memory| Device {
             address: address.into(),
             driver: driver.map(Into::into),
-            is_bell,
+            is_doorbell,
             memory,
             driven: None,
         };
         let driven = Driven { node: "tombolo0".into(), write_back: true, interrupts: 12, storms: 3 };
-        let bell = device("0000:00:05.0", Some(DRIVER), true, 0xc0_0000_0000);
-        let bell = Device { driven: Some(driven), ..bell };
-        assert_eq!(guest.devices, [bell, device("0000:00:06.0", None, false, 0xfebd_1000)]);
+        let doorbell = device("0000:00:05.0", Some(DRIVER), true, 0xc0_0000_0000);
+        let doorbell = Device { driven: Some(driven), ..doorbell };
+        assert_eq!(guest.devices, [doorbell, device("0000:00:06.0", None, false, 0xfebd_1000)]);
         assert!(guest.module && probe(Path::new("/nowhere")) == Guest::default());
         assert!(guest.broker.is_some_and(|broker| broker.is_err()));
     }

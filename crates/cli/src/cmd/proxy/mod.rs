@@ -105,9 +105,9 @@ async fn serve(args: &Args, signals: &Signals) -> Result<()> {
     signals.check()
 }
 
-/// The signals' bell, known to the runtime.
+/// The signals' descriptor, known to the runtime.
 fn watched(signals: &Signals) -> Result<UnixStream> {
-    let bell = std::os::unix::net::UnixStream::from(signals.fd().try_clone_to_owned().os("dup")?);
-    bell.set_nonblocking(true).os("fcntl")?;
-    Ok(UnixStream::from_std(bell).os("epoll_ctl")?)
+    let wake = std::os::unix::net::UnixStream::from(signals.fd().try_clone_to_owned().os("dup")?);
+    wake.set_nonblocking(true).os("fcntl")?;
+    Ok(UnixStream::from_std(wake).os("epoll_ctl")?)
 }

@@ -21,7 +21,7 @@ use tombolo::{
 
 use super::{
     join::End,
-    vchan::{Doors, Vchans},
+    vchan::{VchanListeners, Vchans},
 };
 
 /// An address of any kind.
@@ -94,7 +94,7 @@ pub enum Listening {
     Tcp(TcpListener),
     Unix(UnixListener, Socket),
     Channel(AsyncListener<Stream>, Address),
-    Vchans(Doors),
+    Vchans(VchanListeners),
 }
 
 impl Listening {
@@ -106,7 +106,7 @@ impl Listening {
                 let listener = tombolo::listen_with::<Stream>(&address.to_string(), options)?;
                 Self::Channel(AsyncListener::new(listener)?, address.clone())
             }
-            Place::Vchans(vchans) => Self::Vchans(Doors::open(vchans)?),
+            Place::Vchans(vchans) => Self::Vchans(VchanListeners::open(vchans)?),
         })
     }
 
@@ -116,7 +116,7 @@ impl Listening {
             Self::Tcp(listener) => Place::Tcp(listener.local_addr().map_or_else(|_| "?".into(), |at| at.to_string())),
             Self::Unix(_, socket) => Place::Unix(socket.0.clone()),
             Self::Channel(_, address) => Place::Channel(address.clone()),
-            Self::Vchans(doors) => Place::Vchans(doors.place()),
+            Self::Vchans(listeners) => Place::Vchans(listeners.place()),
         }
     }
 
@@ -125,7 +125,7 @@ impl Listening {
             Self::Tcp(listener) => undelayed(listener.accept().await?.0),
             Self::Unix(listener, _) => Ok(listener.accept().await?.0.into()),
             Self::Channel(listener, _) => Ok(AsyncStream::new(listener.accept().await?)?.into()),
-            Self::Vchans(doors) => Ok(doors.accept().await?.into()),
+            Self::Vchans(listeners) => Ok(listeners.accept().await?.into()),
         }
     }
 }

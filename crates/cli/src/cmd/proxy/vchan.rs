@@ -119,7 +119,7 @@ impl Drop for Number {
 
 /// A server whose next client is waited for.
 #[derive(Debug)]
-pub struct Doors {
+pub struct VchanListeners {
     at: Vchans,
     /// The next client, or why there is none.
     next: Receiver<io::Result<Ends>>,
@@ -127,7 +127,7 @@ pub struct Doors {
     thread: Option<thread::JoinHandle<()>>,
 }
 
-impl Drop for Doors {
+impl Drop for VchanListeners {
     /// The server that nobody came to is taken away before this process ends.
     fn drop(&mut self) {
         self.next.close();
@@ -138,7 +138,7 @@ impl Drop for Doors {
     }
 }
 
-impl Doors {
+impl VchanListeners {
     /// Serves at once: the first server is there when this returns.
     pub fn open(at: &Vchans) -> io::Result<Self> {
         let (ask, asked) = mpsc::channel(1);
@@ -147,7 +147,7 @@ impl Doors {
         let first = serve(at, &used)?;
         let here = at.clone();
         let answer = move || answer(&here, &used, first, asked, &tell);
-        let thread = Some(thread::Builder::new().name("vchan-doors".into()).spawn(answer)?);
+        let thread = Some(thread::Builder::new().name("vchan-listeners".into()).spawn(answer)?);
         Ok(Self { at: at.clone(), next, ask: Some(ask), thread })
     }
 

@@ -78,13 +78,13 @@ pub fn run(mut command: Command, reports: Option<&Path>) -> Result<()> {
 /// Signals that came, each by its own flag.
 struct Signals {
     came: Vec<(i32, Arc<AtomicBool>)>,
-    bell: UnixStream,
+    wake: UnixStream,
 }
 
 impl Signals {
     fn hold() -> Result<Self> {
-        let (bell, theirs) = UnixStream::pair().os("socketpair")?;
-        bell.set_nonblocking(true).os("fcntl")?;
+        let (wake, theirs) = UnixStream::pair().os("socketpair")?;
+        wake.set_nonblocking(true).os("fcntl")?;
         theirs.set_nonblocking(true).os("fcntl")?;
         let mut came = Vec::new();
         for signal in HANDED_ON {
@@ -93,7 +93,7 @@ impl Signals {
             low_level::pipe::register(signal, theirs.try_clone().os("dup")?).os("sigaction")?;
             came.push((signal, flag));
         }
-        Ok(Self { came, bell })
+        Ok(Self { came, wake })
     }
 
     /// Until the program has ended; what is sent to this process meanwhile is sent to it.
@@ -105,8 +105,8 @@ impl Signals {
                 return Ok(status);
             }
             use std::os::fd::AsFd;
-            await_any(&[life.as_fd(), self.bell.as_fd()], None)?;
-            while matches!((&self.bell).read(&mut [0; 64]), Ok(64)) {}
+            await_any(&[life.as_fd(), self.wake.as_fd()], None)?;
+            while matches!((&self.wake).read(&mut [0; 64]), Ok(64)) {}
             for (signal, came) in &self.came {
                 let is_theirs_already = OF_THE_TERMINAL.contains(signal) && is_in_front();
                 if came.swap(false, Ordering::SeqCst)

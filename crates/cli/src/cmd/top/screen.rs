@@ -57,7 +57,7 @@ pub enum Event {
 pub struct Screen {
     before: Termios,
     /// Polls readable when one of the signals below came.
-    bell: UnixStream,
+    wake: UnixStream,
     stopped: Arc<AtomicBool>,
     /// Keys that were read and not acted on, last first.
     keys: Vec<Key>,
@@ -66,15 +66,15 @@ pub struct Screen {
 impl Screen {
     /// Takes the terminal over.
     pub fn enter() -> Result<Self> {
-        let (bell, theirs) = UnixStream::pair().os("socketpair")?;
-        bell.set_nonblocking(true).os("fcntl")?;
+        let (wake, theirs) = UnixStream::pair().os("socketpair")?;
+        wake.set_nonblocking(true).os("fcntl")?;
         let stopped = Arc::new(AtomicBool::new(false));
         flag::register(SIGTSTP, Arc::clone(&stopped)).os("sigaction")?;
         for signal in [SIGWINCH, SIGTSTP, SIGCONT] {
             low_level::pipe::register(signal, theirs.try_clone().os("dup")?).os("sigaction")?;
         }
         let before = tcgetattr(stdin()).os("tcgetattr")?;
-        let screen = Self { before, bell, stopped, keys: Vec::new() };
+        let screen = Self { before, wake, stopped, keys: Vec::new() };
         screen.enter_screen()?;
         // What a panic has to say must not vanish with the screen.
         let (before, hook) = (screen.before.clone(), panic::take_hook());
@@ -120,12 +120,12 @@ impl Screen {
             }
             let left = due.saturating_duration_since(Instant::now());
             let input = stdin();
-            let ready = await_any(&[signals.fd(), self.bell.as_fd(), input.as_fd()], Some(left))?;
+            let ready = await_any(&[signals.fd(), self.wake.as_fd(), input.as_fd()], Some(left))?;
             if let Some(signal) = signals.caught() {
                 return Ok(Event::Signal(signal));
             }
             if ready[1] {
-                self.forget_bell();
+                self.drain_wake();
                 if self.stopped.swap(false, Ordering::SeqCst) {
                     self.stop()?;
                 }
@@ -145,9 +145,9 @@ impl Screen {
         }
     }
 
-    fn forget_bell(&self) {
+    fn drain_wake(&self) {
         let mut bytes = [0; 64];
-        while matches!(rustix::io::read(&self.bell, &mut bytes), Ok(1..)) {}
+        while matches!(rustix::io::read(&self.wake, &mut bytes), Ok(1..)) {}
     }
 
     /// Ctrl-Z: the shell gets its terminal back, until it lets this program go on.
