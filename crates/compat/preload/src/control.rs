@@ -6,6 +6,7 @@
 
 use std::{
     ffi::{c_int, c_long, c_uint, c_ulong, c_void},
+    ops::RangeInclusive,
     os::fd::RawFd,
     slice,
     sync::Arc,
@@ -25,6 +26,9 @@ use crate::{
     errno, handback, inside, kernel, plain, poll, real,
     state::{self, Watched},
 };
+
+/// Numbers that libc has a stream for from the beginning: whatever they become, standard I/O may read and write it past this library.
+const STREAMS: RangeInclusive<RawFd> = libc::STDIN_FILENO..=libc::STDERR_FILENO;
 
 /// What the kernel refuses to give more events than (`EP_MAX_EVENTS`).
 const MOST_EVENTS: c_int = c_int::MAX / size_of::<epoll_event>() as c_int;
@@ -298,7 +302,12 @@ fn watch_duplicate(from: RawFd, to: RawFd) {
         Some(Watched::Connection(connection)) if (0..state::bound()).contains(&to) => {
             connection.descriptors.add(to);
             wiring::note_number(to, &connection, true);
-            state::watch(to, Watched::Connection(connection));
+            state::watch(to, Watched::Connection(Arc::clone(&connection)));
+            if STREAMS.contains(&to)
+                && let Some(process) = state::busy()
+            {
+                handback::use_kernel(process, to, &connection);
+            }
         }
         Some(Watched::Connection(connection)) => {
             // A descriptor that the table cannot hold would be read behind our back.

@@ -52,3 +52,8 @@ fn error_behind_bytes_is_left_for_who_asks_for_it() {
 fn program_that_may_have_few_addresses_keeps_half_of_them() {
     same("space");
 }
+
+#[test]
+fn streams_that_libc_has_from_the_beginning_read_and_write_a_socket_that_takes_their_number() {
+    same("streams");
+}

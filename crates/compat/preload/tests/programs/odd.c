@@ -12,6 +12,7 @@
 #include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/uio.h>
+#include <sys/wait.h>
 #include <time.h>
 
 #include "ends.h"
@@ -198,6 +199,50 @@ static void space(void) {
     printf("some is left: %d\n", own != NULL);
 }
 
+/* A peer in another process: it says "early", waits as long as it is told, takes what comes, and says "late". */
+static pid_t meet_peer(int *end, long us) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof address;
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    check(bind(listener, (struct sockaddr *)&address, len) == 0 && listen(listener, 1) == 0, "listen");
+    check(getsockname(listener, (struct sockaddr *)&address, &len) == 0, "getsockname");
+    pid_t peer = fork();
+    *end = peer ? accept(listener, NULL, NULL) : socket(AF_INET, SOCK_STREAM, 0);
+    check(peer || connect(*end, (struct sockaddr *)&address, len) == 0, "connect");
+    close(listener);
+    for (int round = 0; round < TURNS; round++) {
+        check(!peer || send(*end, room, LEN, 0) == LEN, "send");
+        check(recv(*end, room, LEN, MSG_WAITALL) == LEN, "recv");
+        check(peer || send(*end, room, LEN, 0) == LEN, "send");
+    }
+    if (!peer) {
+        check(send(*end, "early\n", 6, 0) == 6, "send");
+        usleep(us);
+        int wrong = recv(*end, room, 5, MSG_WAITALL) != 5 || memcmp(room, "back\n", 5) != 0;
+        check(send(*end, "late\n", 5, 0) == 5, "send");
+        _exit(recv(*end, room, 1, 0) != 0 || wrong);
+    }
+    return peer;
+}
+
+/* Streams that libc has from the beginning, whose numbers become the socket: of a peer that makes calls, and of one that makes none
+ * for longer than anybody waits. */
+static void streams(void) {
+    for (int silent = 0; silent < 2; silent++) {
+        int end, status, was[2] = {dup(0), dup(1)};
+        pid_t peer = meet_peer(&end, silent ? 1500000 : 100000);
+        usleep(50000);
+        check(fflush(stdout) == 0 && dup2(end, 0) == 0 && dup2(end, 1) == 1, "dup2");
+        close(end);
+        int first = fgets(room, 100, stdin) != NULL && strcmp(room, "early\n") == 0;
+        int told = printf("back\n") == 5 && fflush(stdout) == 0;
+        int next = fgets(room, 100, stdin) != NULL && strcmp(room, "late\n") == 0;
+        check(shutdown(0, SHUT_WR) == 0 && waitpid(peer, &status, 0) == peer, "the end");
+        check(dup2(was[0], 0) == 0 && dup2(was[1], 1) == 1, "dup2");
+        printf("first %d, told %d, next %d, the peer %d\n", first, told, next, status);
+    }
+}
+
 int main(int count, char **words) {
     const char *word = count > 1 ? words[1] : "";
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -211,6 +256,8 @@ int main(int count, char **words) {
         pending();
     } else if (strcmp(word, "space") == 0) {
         space();
+    } else if (strcmp(word, "streams") == 0) {
+        streams();
     }
     printf("done\n");
     return 0;
