@@ -375,8 +375,12 @@ extern "C" fn end() {
         let mut all = state::connections();
         all.sort_by_key(|(_, connection)| Arc::as_ptr(connection));
         all.dedup_by_key(|(_, connection)| Arc::as_ptr(connection));
-        for (_, connection) in all {
-            connection.depart();
+        for (fd, connection) in all {
+            handback::drain_before_close(fd, &connection);
+            // The kernel is about to close it, and sees nothing unread.
+            if connection.depart() && connection.unread() > 0 && state::is_still(fd) {
+                kernel::reset_at_close(fd);
+            }
             process.ended(&connection);
         }
         process.end();

@@ -57,3 +57,8 @@ fn program_that_may_have_few_addresses_keeps_half_of_them() {
 fn streams_that_libc_has_from_the_beginning_read_and_write_a_socket_that_takes_their_number() {
     same("streams");
 }
+
+#[test]
+fn process_that_ends_with_bytes_unread_resets_its_connections() {
+    same("exits");
+}

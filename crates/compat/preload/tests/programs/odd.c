@@ -199,8 +199,8 @@ static void space(void) {
     printf("some is left: %d\n", own != NULL);
 }
 
-/* A peer in another process: it says "early", waits as long as it is told, takes what comes, and says "late". */
-static pid_t meet_peer(int *end, long us) {
+/* A peer in another process, which has 0. */
+static pid_t meet_peer(int *end) {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t len = sizeof address;
     int listener = socket(AF_INET, SOCK_STREAM, 0);
@@ -215,14 +215,44 @@ static pid_t meet_peer(int *end, long us) {
         check(recv(*end, room, LEN, MSG_WAITALL) == LEN, "recv");
         check(peer || send(*end, room, LEN, 0) == LEN, "send");
     }
-    if (!peer) {
-        check(send(*end, "early\n", 6, 0) == 6, "send");
-        usleep(us);
-        int wrong = recv(*end, room, 5, MSG_WAITALL) != 5 || memcmp(room, "back\n", 5) != 0;
-        check(send(*end, "late\n", 5, 0) == 5, "send");
-        _exit(recv(*end, room, 1, 0) != 0 || wrong);
-    }
     return peer;
+}
+
+/* Says "early", waits as long as it is told, takes what comes, and says "late". */
+static void answer(int end, long us) {
+    check(send(end, "early\n", 6, 0) == 6, "send");
+    usleep(us);
+    int wrong = recv(end, room, 5, MSG_WAITALL) != 5 || memcmp(room, "back\n", 5) != 0;
+    check(send(end, "late\n", 5, 0) == 5, "send");
+    _exit(recv(end, room, 1, 0) != 0 || wrong);
+}
+
+/* A process that ends with bytes unread resets its connections, however it ends. */
+static void exits(void) {
+    static const char *const ways[] = {"close", "exit", "_exit"};
+    for (int way = 0; way < 3; way++) {
+        int end;
+        pid_t peer = meet_peer(&end);
+        if (!peer) {
+            check(send(end, "last", 4, 0) == 4, "send");
+            there(end, 6);
+            if (way == 0) {
+                close(end);
+            } else if (way == 1) {
+                exit(0);
+            }
+            _exit(0);
+        }
+        check(send(end, "unread", 6, 0) == 6 && waitpid(peer, NULL, 0) == peer, "the end");
+        struct pollfd said = {.fd = end, .events = POLLRDHUP};
+        check(poll(&said, 1, 5000) == 1, "poll");
+        printf("%s: %x\n", ways[way], said.revents);
+        say("what was said last", recv(end, room, 100, 0));
+        say("then", recv(end, room, 100, 0));
+        say("and then", recv(end, room, 100, 0));
+        say("send", send(end, "x", 1, MSG_NOSIGNAL));
+        close(end);
+    }
 }
 
 /* Streams that libc has from the beginning, whose numbers become the socket: of a peer that makes calls, and of one that makes none
@@ -230,7 +260,10 @@ static pid_t meet_peer(int *end, long us) {
 static void streams(void) {
     for (int silent = 0; silent < 2; silent++) {
         int end, status, was[2] = {dup(0), dup(1)};
-        pid_t peer = meet_peer(&end, silent ? 1500000 : 100000);
+        pid_t peer = meet_peer(&end);
+        if (!peer) {
+            answer(end, silent ? 1500000 : 100000);
+        }
         usleep(50000);
         check(fflush(stdout) == 0 && dup2(end, 0) == 0 && dup2(end, 1) == 1, "dup2");
         close(end);
@@ -256,6 +289,8 @@ int main(int count, char **words) {
         pending();
     } else if (strcmp(word, "space") == 0) {
         space();
+    } else if (strcmp(word, "exits") == 0) {
+        exits();
     } else if (strcmp(word, "streams") == 0) {
         streams();
     }

@@ -157,9 +157,11 @@ impl Pipes {
     pub fn close(&self, connection: &Connection) -> bool {
         let _ = self.halves.with_tx(&connection.members, |tx| tx.writer.close());
         let unread = self.halves.with_rx(&connection.members, |rx| {
-            // What was recalled comes over TCP, to whoever has the socket then.
-            let reads = rx.receiver.reads_pipe();
-            let unread = reads && matches!(rx.reader.ready(1), Ok(true)) && rx.reader.available() > 0;
+            // What was recalled comes over TCP, to whoever has the socket then. This end may not have followed into the pipe yet.
+            let moves = rx.moves.load_acquire().hint();
+            let is_ahead = rx.receiver.transport() == Transport::Tcp && !rx.receiver.is_paid(moves);
+            let is_here = rx.receiver.reads_pipe() || is_ahead;
+            let unread = is_here && matches!(rx.reader.ready(1), Ok(true)) && rx.reader.available() > 0;
             rx.reader.close();
             unread
         });
