@@ -63,10 +63,19 @@ fn offered(link: &dyn Endpoint, messages: bool, options: &Options) -> Features {
     if messages {
         offered = offered.or(Features::MESSAGES);
     }
+    if !messages && can_go_ahead(link) {
+        offered = offered.or(Features::AHEAD);
+    }
     if options.barrier && link.same_kernel() && os::membarrier_registered() {
         offered = offered.or(Features::MEMBARRIER);
     }
     offered
+}
+
+/// Whether a writer on `link` can go on in a ring that its reader has not taken yet (H-9): taking it costs the reader nothing
+/// that may be used up, and it can do so when the writer is gone.
+fn can_go_ahead(link: &dyn Endpoint) -> bool {
+    link.same_kernel() && link.outlives_owner()
 }
 
 /// The largest segment that this endpoint maps for a peer on `link` (C-2). Other backends do not depend on what the
@@ -159,10 +168,14 @@ impl Agreed {
     /// The two endpoints become a channel.
     fn join(self, link: Box<dyn Endpoint>, options: &Options) -> Result<Parts> {
         let Self { halves, offer, agreement } = self;
-        let Halves { mut writer, reader, own_cpu, peer_cpu, boards, growth: board } = halves;
+        let Halves { mut writer, mut reader, own_cpu, peer_cpu, boards, growth: board } = halves;
         let bell =
             link.doorbell().ok_or(Error::Malformed { clause: "C-3", what: "a greeting without a doorbell".into() })?;
         writer.set_flush_policy(options.flush);
+        let goes_ahead = agreement.features.has(Features::HANDOVER.or(Features::AHEAD));
+        if goes_ahead {
+            reader.handover().allow_ahead();
+        }
         let growth = options.growth.as_ref().filter(|_| !agreement.features.has(Features::MESSAGES)).map(|budget| {
             let peer_maps = if agreement.features.has(Features::HANDOVER) { agreement.peer_map_limit } else { 0 };
             let rule = GrowthRule { idle: options.idle_time, ..GrowthRule::STREAM };
@@ -173,7 +186,7 @@ impl Agreed {
         let waiter = |slot, board| Waiter::new(Arc::clone(&bell), slot, Arc::clone(&end), spin, board);
         let (sending, receiving) = boards.unzip();
         Ok(Parts {
-            sending: Sending::new(writer, waiter(Slot::Space, sending), RingMoves::new(growth, board)),
+            sending: Sending::new(writer, waiter(Slot::Space, sending), RingMoves::new(growth, goes_ahead, board)),
             receiving: Receiving::new(reader, waiter(Slot::Data, receiving)),
         })
     }

@@ -125,7 +125,7 @@ impl<M: Mode> Rx<M> {
     /// # Errors
     /// [`Error::TimedOut`](crate::Error::TimedOut) at the deadline; [`Error::Corrupt`](crate::Error::Corrupt).
     pub fn wait_until(&mut self, deadline: Deadline) -> Result<bool> {
-        self.0.complete(|reader| Ok(M::is_ready(reader)?.then_some(())), deadline, || {}).map(|there| there.is_some())
+        self.0.complete(|reader| Ok(M::is_ready(reader)?.then_some(())), deadline, || None).map(|there| there.is_some())
     }
 
     /// Returns the room of all that was read to the peer at once. Never blocks.

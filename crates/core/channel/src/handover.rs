@@ -26,8 +26,8 @@ impl Outgoing {
         !matches!(self, Self::Settled)
     }
 
-    /// Makes a ring of `capacity` bytes and offers it (H-1).
-    pub(crate) fn begin(&mut self, capacity: u64, writer: &mut Writer<Mapped>, end: &End) -> Result<()> {
+    /// Makes a ring of `capacity` bytes and offers it (H-1). With `ahead` the writer goes on there at once (H-9).
+    pub(crate) fn begin(&mut self, capacity: u64, ahead: bool, writer: &mut Writer<Mapped>, end: &End) -> Result<()> {
         if !end.features.has(Features::HANDOVER) {
             return Err(Error::Handover("the peer does not follow hand-overs"));
         }
@@ -49,8 +49,14 @@ impl Outgoing {
             shared.link.retire(None, offer);
             return Err(error.into());
         }
-        writer.handover().announce();
-        *self = Self::Offered(carrier, offer);
+        *self = if ahead {
+            writer.handover().go_ahead(carrier);
+            shared.offers.push(offer);
+            Self::Moved
+        } else {
+            writer.handover().announce();
+            Self::Offered(carrier, offer)
+        };
         Ok(())
     }
 
@@ -99,7 +105,8 @@ fn retire_before_last(end: &End) {
 
 /// Takes the ring that the peer's writer announced off the control path and declares the reader ready for it (H-2).
 /// Says whether it did: an offer can be withdrawn, by a writer that closed or went before anybody took it, or be too
-/// much for this process; then the writer never switches.
+/// much for this process; then the writer never switches. Where the writer went ahead, what is too much now is an error, and
+/// may be tried again (H-9).
 pub(crate) fn follow(reader: &mut Reader<Mapped>, end: &End, announced: u16) -> Result<bool> {
     let malformed = |what: &str| Error::Malformed { clause: "H-1", what: what.into() };
     if !end.features.has(Features::HANDOVER) {
@@ -108,12 +115,15 @@ pub(crate) fn follow(reader: &mut Reader<Mapped>, end: &End, announced: u16) -> 
     let mut shared = end.link();
     let received = shared.receive(end.own_map_limit);
     drop(shared);
+    let is_behind = reader.handover().is_behind();
     let received = match received {
         Ok(Some(received)) => received,
         Ok(None) => return Err(malformed("a ring was announced that was not offered")),
         Err(DomainError::Revoked | DomainError::PeerGone) => return Ok(false),
         // No room to map it here: the pipe stays where it is (H-2).
-        Err(DomainError::Limit { .. } | DomainError::Quota(_) | DomainError::Os { .. }) => return Ok(false),
+        Err(DomainError::Limit { .. } | DomainError::Quota(_) | DomainError::Os { .. }) if !is_behind => {
+            return Ok(false);
+        }
         Err(error) => return Err(error.into()),
     };
     let Message::Ring { generation, epoch } = Message::decode(&received.message)? else {

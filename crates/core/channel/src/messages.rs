@@ -102,7 +102,14 @@ impl Messages {
     #[inline]
     pub fn recv(&mut self, buffer: &mut [u8]) -> Result<Option<usize>> {
         let (sender, receiver) = (&mut self.sender.0, &mut self.receiver.0);
-        receiver.complete(|reader| reader.recv(buffer), Deadline::NEVER, || sender.push())
+        receiver.complete(
+            |reader| reader.recv(buffer),
+            Deadline::NEVER,
+            || {
+                sender.push();
+                None
+            },
+        )
     }
 
     /// Returns the counters of both directions, as this endpoint counts them.
@@ -239,7 +246,7 @@ impl MessageReceiver {
     /// [`Error::TimedOut`](crate::Error::TimedOut), and as [`recv`](Self::recv).
     #[inline]
     pub fn recv_until(&mut self, buffer: &mut [u8], deadline: Deadline) -> Result<Option<usize>> {
-        self.0.complete(|reader| reader.recv(buffer), deadline, || {})
+        self.0.complete(|reader| reader.recv(buffer), deadline, || None)
     }
 
     /// Receives the next message if there is one. Never blocks.

@@ -18,6 +18,11 @@ const LOOK: Duration = Duration::from_millis(1);
 /// So often an idle end looks whether its peer goes along with a move, each time after twice the time.
 const LOOKS_MOST: u32 = 10;
 
+/// A reader that hands nothing back for so long keeps no writer waiting who may go on in a larger ring.
+const STUCK: Duration = Duration::from_millis(1);
+/// So often a writer that waits looks whether there is memory for one by now.
+const STARVED: Duration = Duration::from_secs(1);
+
 type Ring = SignalledRing<Writer<Mapped>>;
 
 /// The move that is under way, and the policy that begins moves.
@@ -26,6 +31,8 @@ pub(crate) struct RingMoves {
     outgoing: Outgoing,
     /// Where the ring follows its load.
     growth: Option<Box<Growth>>,
+    /// The writer goes on in a larger ring at once (H-9).
+    goes_ahead: bool,
     /// Where it is published how (C-12).
     board: Option<MappedOwnWord>,
     /// Looks whether an idle peer has taken its part of a move, since somebody wrote.
@@ -44,9 +51,9 @@ enum Attempt {
 }
 
 impl RingMoves {
-    pub(crate) fn new(growth: Option<Growth>, board: Option<MappedOwnWord>) -> Self {
+    pub(crate) fn new(growth: Option<Growth>, goes_ahead: bool, board: Option<MappedOwnWord>) -> Self {
         let growth = growth.map(Box::new);
-        let moves = Self { outgoing: Outgoing::default(), growth, board, looks: 0, may_be_idle: false };
+        let moves = Self { outgoing: Outgoing::default(), growth, goes_ahead, board, looks: 0, may_be_idle: false };
         moves.publish_growth();
         moves
     }
@@ -123,6 +130,28 @@ impl RingMoves {
         }
     }
 
+    /// Whether a writer that finds no room may go on in a larger ring, and does not have to wait for its reader.
+    #[inline]
+    pub(crate) fn may_make_room(&self, ring: &Ring) -> bool {
+        self.goes_ahead
+            && !self.is_under_way()
+            && self.growth.as_ref().is_some_and(|growth| growth.may_grow(ring.half.capacity(), coarse_time()))
+    }
+
+    /// After which time a writer that waits for room makes some itself, if it may.
+    pub(crate) fn room_look(&self, ring: &Ring) -> Option<Duration> {
+        let growth = self.growth.as_ref().filter(|_| self.goes_ahead && !self.is_under_way())?;
+        let wants = growth.state().target > ring.half.capacity();
+        wants.then(|| if growth.may_grow(ring.half.capacity(), coarse_time()) { STUCK } else { STARVED })
+    }
+
+    /// There is less room than somebody counts on: goes on in a larger ring, if it may and can. Says whether it did.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn make_room(&mut self, ring: &mut Ring) -> Result<bool> {
+        Ok(self.may_make_room(ring) && self.grow(ring, coarse_time())?)
+    }
+
     /// The ring was found full: if bulk fills it, a larger one is offered, and where memory is scarce a small one. Says whether.
     #[cold]
     #[inline(never)]
@@ -138,7 +167,12 @@ impl RingMoves {
         if !growth.is_bulk(capacity, ring.half.position(), now) {
             return Ok(false);
         }
-        let mut most = u64::MAX;
+        self.grow(ring, now)
+    }
+
+    /// Offers the largest ring that there is memory for. Says whether there is one.
+    fn grow(&mut self, ring: &mut Ring, now: Duration) -> Result<bool> {
+        let (capacity, mut most) = (ring.half.capacity(), u64::MAX);
         while let Some(size) = self.growth.as_mut().and_then(|growth| growth.choose_ring(capacity, most, now)) {
             match self.offer(size, ring)? {
                 Attempt::NoMemory if size / 2 > capacity => most = size / 2,
@@ -151,7 +185,12 @@ impl RingMoves {
 
     /// Offers a ring of `size` bytes. Where that cannot be, the pipe stays where it is for now.
     fn offer(&mut self, size: u64, ring: &mut Ring) -> Result<Attempt> {
-        let begun = self.outgoing.begin(size, &mut ring.half, ring.waiter.end());
+        // A smaller ring is entered once the reader is ready: until then there is room in this one.
+        let ahead = self.goes_ahead && size > ring.half.capacity();
+        let begun = self.outgoing.begin(size, ahead, &mut ring.half, ring.waiter.end());
+        if ahead && begun.is_ok() {
+            ring.waiter.forget_armed();
+        }
         let attempt = match begun {
             Ok(()) => {
                 self.looks = 0;
@@ -171,7 +210,7 @@ impl RingMoves {
 
     /// Offers a ring of `capacity` bytes, as the program wants: it answers for the ring from now on.
     pub(crate) fn resize(&mut self, capacity: u64, ring: &mut Ring) -> Result<()> {
-        self.outgoing.begin(capacity, &mut ring.half, ring.waiter.end())
+        self.outgoing.begin(capacity, false, &mut ring.half, ring.waiter.end())
     }
 
     /// No ring follows its load any more.

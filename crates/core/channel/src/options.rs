@@ -92,7 +92,9 @@ impl Options {
     /// changes only in calls of this endpoint: a blocking read of a [`Stream`](crate::Stream) is one, and whoever has
     /// the halves apart calls [`follow_load`](crate::WriteHalf::follow_load).
     ///
-    /// A piece that is [reserved](crate::Tx::reserve_until) must fit the ring of the moment, as must what a peer
+    /// On one kernel it grows as well where a writer finds no room and its reader hands none back, or where more is
+    /// [reserved](crate::Tx::reserve_until) than it holds. So a program can count on the room of the largest ring, while the
+    /// budget has it. Elsewhere a piece that is reserved must fit the ring of the moment, as must what a peer
     /// [waits for](crate::ReadHalf::wait_for). Messages keep a ring of one size, as it bounds their length.
     ///
     /// # Example

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The reading half of a channel's end: the ring's reader, its waiter, the end of file, and following to other rings.
 
-use std::task::Poll;
+use std::{task::Poll, time::Duration};
 
 use tombolo_domain::Error as DomainError;
 use tombolo_mem::Mapped;
@@ -10,7 +10,7 @@ use tombolo_ring::{Deadline, Error as RingError, Reader, Waited};
 use crate::{
     Ending, Error, Result, handover,
     signalled::SignalledRing,
-    waiter::{Armed, Waiter},
+    waiter::{Armed, LimitedWaiter, Waiter},
 };
 
 /// Calls between two looks for a ring to follow to, where there is always something to read.
@@ -45,7 +45,7 @@ impl Receiving {
         &mut self,
         mut call: impl FnMut(&mut Reader<Mapped>) -> std::result::Result<Option<T>, RingError>,
     ) -> Result<Poll<Option<T>>> {
-        let mut looked = false;
+        let (mut looked, mut followed) = (false, false);
         loop {
             if let Some(done) = call(&mut self.ring.half)? {
                 self.after()?;
@@ -57,7 +57,9 @@ impl Receiving {
                 self.ring.waiter.rearm_poll_fd();
                 return Ok(Poll::Ready(None));
             }
-            self.follow()?;
+            if self.follow()? && !std::mem::replace(&mut followed, true) {
+                continue;
+            }
             if !looked && self.ring.waiter.is_polled() {
                 let need = self.ring.half.need()?;
                 if self.arm_for_poll(need)? != Armed::Quiet {
@@ -89,13 +91,13 @@ impl Receiving {
     }
 
     /// Does `call`, waiting for something until `deadline`; `None` is the end of file. Whoever has both halves lets the
-    /// other do what the peer may be waiting for before this one waits.
+    /// other do what the peer may be waiting for before this one waits, and says how long this one may sleep at most.
     #[inline]
     pub(crate) fn complete<T>(
         &mut self,
         call: impl FnMut(&mut Reader<Mapped>) -> std::result::Result<Option<T>, RingError>,
         deadline: Deadline,
-        before_wait: impl FnMut(),
+        before_wait: impl FnMut() -> Option<Duration>,
     ) -> Result<Option<T>> {
         let done = self.call_until(call, deadline, before_wait);
         self.conclude(done, None)
@@ -132,15 +134,15 @@ impl Receiving {
         &mut self,
         mut call: impl FnMut(&mut Reader<Mapped>) -> std::result::Result<Option<T>, RingError>,
         deadline: Deadline,
-        mut before_wait: impl FnMut(),
+        mut before_wait: impl FnMut() -> Option<Duration>,
     ) -> Result<Option<T>> {
         loop {
             if let Some(done) = call(&mut self.ring.half)? {
                 self.after()?;
                 return Ok(Some(done));
             }
-            before_wait();
-            if self.wait(deadline)? {
+            let longest = before_wait();
+            if self.wait(deadline, longest)? {
                 self.ring.waiter.rearm_poll_fd();
                 return Ok(None);
             }
@@ -159,15 +161,17 @@ impl Receiving {
         if self.ring.half.available() >= need {
             return Ok(self.ring.half.available());
         }
-        let mut there = self.ring.half.refresh()?;
-        self.ring.notify_if_owed();
         self.follow()?;
+        let mut there = self.unread()?;
         let wanted = self.ring.half.position().wrapping_add(need);
         // Whoever rings for that has published it before, and it is not here: the ring is still to come.
         let armed = quiet && self.ring.waiter.is_armed(wanted);
         if there < need && !armed && self.ring.waiter.is_polled() && !self.will_not_grow()? {
-            self.arm_for_poll(need)?;
-            there = self.ring.half.refresh()?;
+            // What there is to look at after all may be a ring to follow to.
+            if self.arm_for_poll(need)? == Armed::Ready {
+                self.follow()?;
+            }
+            there = self.unread()?;
         }
         if there >= need {
             self.ring.waiter.end_nap();
@@ -194,15 +198,14 @@ impl Receiving {
 
     fn await_bytes(&mut self, need: u64, deadline: Deadline) -> Result<u64> {
         loop {
-            let there = self.ring.half.refresh()?;
-            if there >= need || self.will_not_grow()? {
-                // What was published before the end is visible with it.
-                let there = self.ring.half.refresh()?;
+            self.follow()?;
+            if self.unread()? >= need || self.will_not_grow()? {
+                // What was published before the end is visible with it, and so is a ring that the writer went ahead to.
+                self.follow()?;
+                let there = self.unread()?;
                 self.ring.waiter.rearm_poll_fd();
                 return Ok(there);
             }
-            self.ring.notify_if_owed();
-            self.follow()?;
             match self.ring.waiter.wait(&mut self.ring.half, need, deadline)? {
                 Waited::Ready => {}
                 Waited::TimedOut => {
@@ -236,14 +239,20 @@ impl Receiving {
     /// Waits for something to read. Says whether the end was found instead.
     #[cold]
     #[inline(never)]
-    fn wait(&mut self, deadline: Deadline) -> Result<bool> {
+    fn wait(&mut self, deadline: Deadline, longest: Option<Duration>) -> Result<bool> {
         self.ring.notify_if_owed();
         if self.ended(false)? {
             return Ok(true);
         }
         self.follow()?;
         let need = self.ring.half.need()?;
-        match self.ring.waiter.wait(&mut self.ring.half, need, deadline)? {
+        let waited = match longest {
+            None => self.ring.waiter.wait(&mut self.ring.half, need, deadline),
+            Some(longest) => {
+                LimitedWaiter::new(&mut self.ring.waiter, longest).wait(&mut self.ring.half, need, deadline)
+            }
+        };
+        match waited? {
             // If it was a ring to follow to, the next look finds nothing to read and comes back here.
             Waited::Ready => Ok(false),
             Waited::TimedOut => {
@@ -281,6 +290,10 @@ impl Receiving {
         if there >= self.ring.half.need()? {
             return Ok(false);
         }
+        // So is what it published in a ring that it went ahead to.
+        if self.ring.half.handover().is_behind() && !self.withdrawn {
+            return Ok(false);
+        }
         // The other half may have caught it since, and ended this wait.
         self.ring.waiter.end().check_honest()?;
         self.ending = Some(match self.ring.half.finished()? {
@@ -302,25 +315,41 @@ impl Receiving {
         self.ring.notify_if_owed();
         self.calls += 1;
         if self.calls >= CALLS_PER_LOOK {
-            self.calls = 0;
-            self.ring.publish();
-            self.ring.waiter.end().check_honest()?;
-            self.follow()?;
+            self.look_around()?;
         }
         self.ring.waiter.end_nap();
         self.ring.waiter.rearm_poll_fd();
         Ok(())
     }
 
+    /// Apart from [`after`](Self::after), which is then short enough to be a part of each call.
+    #[cold]
     #[inline(never)]
-    fn follow(&mut self) -> Result<()> {
-        if let Some(generation) = self.ring.half.handover().announced()?
-            && !self.withdrawn
-        {
-            self.withdrawn = !handover::follow(&mut self.ring.half, self.ring.waiter.end(), generation)?;
-            self.ring.notify_if_owed();
+    fn look_around(&mut self) -> Result<()> {
+        self.calls = 0;
+        self.ring.publish();
+        self.ring.waiter.end().check_honest()?;
+        self.follow().map(drop)
+    }
+
+    /// How many bytes were published and not read, looked at afresh, in whichever ring.
+    fn unread(&mut self) -> Result<u64> {
+        let there = self.ring.half.handover().find_unread()?;
+        self.ring.notify_if_owed();
+        Ok(there)
+    }
+
+    /// Takes the ring that the writer offers, if it does. Says whether the writer is there already (H-9).
+    #[inline(never)]
+    fn follow(&mut self) -> Result<bool> {
+        let Some(generation) = self.ring.half.handover().announced()? else { return Ok(false) };
+        if self.withdrawn {
+            return Ok(false);
         }
-        Ok(())
+        let is_behind = self.ring.half.handover().is_behind();
+        self.withdrawn = !handover::follow(&mut self.ring.half, self.ring.waiter.end(), generation)?;
+        self.ring.notify_if_owed();
+        Ok(is_behind && !self.withdrawn)
     }
 
     /// Hands back what was read, so that a peer that waits for space can go on.

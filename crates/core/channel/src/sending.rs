@@ -11,7 +11,7 @@ use crate::{
     Error, Result,
     moves::RingMoves,
     signalled::SignalledRing,
-    waiter::{Armed, Waiter},
+    waiter::{Armed, LimitedWaiter, Waiter},
 };
 
 /// For so long an endpoint that goes waits for a peer that has not begun, and so often it looks (C-9).
@@ -55,7 +55,10 @@ impl Sending {
             if self.gone || self.moves.is_due(&mut self.ring)? {
                 self.go_on()?;
             }
-            let done = call(&mut self.ring.half)?;
+            let done = match call(&mut self.ring.half) {
+                Err(RingError::TooLarge { .. }) if make_room(self)? => continue,
+                done => done?,
+            };
             if done.is_some() {
                 self.ring.waiter.end_nap();
                 self.after();
@@ -64,6 +67,9 @@ impl Sending {
             self.ring.waiter.end().check_honest()?;
             if self.seal_if_leaving() {
                 return Err(DomainError::Leaving.into());
+            }
+            if make_room(self)? {
+                continue;
             }
             if self.moves.grow_for_bulk(&mut self.ring)? {
                 self.after();
@@ -126,21 +132,34 @@ impl Sending {
             if self.gone || self.moves.is_due(&mut self.ring)? {
                 self.go_on()?;
             }
-            if let Some(done) = call(&mut self.ring.half)? {
+            let done = match call(&mut self.ring.half) {
+                Err(RingError::TooLarge { .. }) if make_room(self)? => continue,
+                done => done?,
+            };
+            if let Some(done) = done {
                 self.after();
                 return Ok(done);
             }
             before_wait()?;
             if self.moves.grow_for_bulk(&mut self.ring)? {
                 self.after();
+                continue;
             }
-            self.wait(need(), deadline)?;
+            let longest = self.moves.room_look(&self.ring);
+            match self.wait(need(), deadline, longest) {
+                Err(Error::TimedOut) if longest.is_some() && !deadline.expired() => _ = make_room(self)?,
+                waited => waited?,
+            }
         }
     }
 
     /// How many bytes there is room for, looked at afresh. Where that is less than `need`, one who polls is woken once there
     /// is so much.
     pub(crate) fn room_for(&mut self, need: u64) -> Result<u64> {
+        if need > self.ring.half.capacity() {
+            let made = make_room(self);
+            self.conclude(made)?;
+        }
         // The ring may become another one in the middle of this.
         let most = Cell::new(need);
         self.attempt(
@@ -221,9 +240,15 @@ impl Sending {
 
     #[cold]
     #[inline(never)]
-    fn wait(&mut self, need: u64, deadline: Deadline) -> Result<()> {
+    fn wait(&mut self, need: u64, deadline: Deadline, longest: Option<Duration>) -> Result<()> {
         self.ring.waiter.end().check_honest()?;
-        match self.ring.waiter.wait(&mut self.ring.half, need, deadline)? {
+        let waited = match longest {
+            None => self.ring.waiter.wait(&mut self.ring.half, need, deadline),
+            Some(longest) => {
+                LimitedWaiter::new(&mut self.ring.waiter, longest).wait(&mut self.ring.half, need, deadline)
+            }
+        };
+        match waited? {
             Waited::Ready => Ok(()),
             Waited::TimedOut => {
                 self.ring.waiter.rearm_poll_fd();
@@ -263,7 +288,7 @@ impl Sending {
                 self.go_on()?;
             }
             let whole = self.ring.half.capacity();
-            match self.wait(whole, deadline) {
+            match self.wait(whole, deadline, None) {
                 Err(Error::PeerGone) => (self.gone, over) = (true, true),
                 Err(Error::Domain(DomainError::Leaving)) => {}
                 waited => waited?,
@@ -349,6 +374,17 @@ impl Sending {
             self.ring.close();
         }
     }
+}
+
+/// There is less room than the program counts on: goes on in a larger ring, if that can be. Says whether it did.
+#[cold]
+#[inline(never)]
+fn make_room(sending: &mut Sending) -> Result<bool> {
+    let made = sending.moves.make_room(&mut sending.ring)?;
+    if made {
+        sending.after();
+    }
+    Ok(made)
 }
 
 /// Notifies the peer if it asked for that, and looks whether it lives. Apart from [`Sending::after`]: within it, what is seldom

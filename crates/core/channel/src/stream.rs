@@ -119,12 +119,15 @@ impl Stream {
         mut call: impl FnMut(&mut Reader<Mapped>) -> std::result::Result<Option<usize>, RingError>,
     ) -> Result<usize> {
         let (read, write) = (&mut self.read.0, &mut self.write.0);
-        let mut next = write.moves.next_look(&write.ring);
+        let mut again = None;
         loop {
-            let deadline = next.map_or(Deadline::NEVER, Deadline::after);
-            match read.complete(&mut call, deadline, || write.push()) {
+            let before_wait = || {
+                write.push();
+                again.take().unwrap_or_else(|| write.moves.next_look(&write.ring))
+            };
+            match read.complete(&mut call, Deadline::NEVER, before_wait) {
                 // What is wrong there is for who writes.
-                Err(Error::TimedOut) if next.is_some() => next = write.follow_load().unwrap_or_default(),
+                Err(Error::TimedOut) => again = Some(write.follow_load().unwrap_or_default()),
                 done => return done.map(Option::unwrap_or_default),
             }
         }
@@ -162,7 +165,7 @@ impl ReadHalf {
     /// ```
     #[inline]
     pub fn read_until(&mut self, buffer: &mut [u8], deadline: Deadline) -> Result<usize> {
-        self.0.complete(|reader| reader.read(buffer), deadline, || {}).map(Option::unwrap_or_default)
+        self.0.complete(|reader| reader.read(buffer), deadline, || None).map(Option::unwrap_or_default)
     }
 
     /// Reads what is there into `buffer`, at least one byte. Never blocks.
@@ -203,7 +206,7 @@ impl ReadHalf {
     /// # Errors
     /// As there.
     pub fn read_vectored_until(&mut self, buffers: &mut [IoSliceMut<'_>], deadline: Deadline) -> Result<usize> {
-        self.0.complete(|reader| reader.read_vectored(buffers), deadline, || {}).map(Option::unwrap_or_default)
+        self.0.complete(|reader| reader.read_vectored(buffers), deadline, || None).map(Option::unwrap_or_default)
     }
 
     /// Reads as [`try_read`](Self::try_read) into several buffers, each filled before the next. Never blocks.
@@ -230,7 +233,7 @@ impl ReadHalf {
 
     /// Waits until `need` bytes can be read. Returns how many there are; fewer only where no more will come.
     ///
-    /// `need` must not exceed the peer's ring.
+    /// `need` must not exceed the peer's ring, or what that [may grow to](crate::Options::ring_growth).
     ///
     /// # Blocking
     /// Until they are there or the peer has closed or died, at most until `deadline`.
@@ -354,9 +357,14 @@ impl WriteHalf {
 
     #[inline(never)]
     fn try_write_at_length(&mut self, bytes: &[u8]) -> Result<Option<usize>> {
-        let written = self.0.attempt(|writer| writer.write(bytes), || 1)?;
-        self.0.note_written(written.unwrap_or(bytes.len()), bytes.len());
-        Ok(written)
+        let Some(mut written) = self.0.attempt(|writer| writer.write(bytes), || 1)? else { return Ok(None) };
+        // Into a larger ring there goes more. What is wrong with the rest is for the next call to tell.
+        if written < bytes.len() && self.0.moves.may_make_room(&self.0.ring) {
+            let more = self.0.attempt(|writer| writer.write(&bytes[written..]), || 1);
+            written += more.ok().flatten().unwrap_or_default();
+        }
+        self.0.note_written(written, bytes.len());
+        Ok(Some(written))
     }
 
     /// Writes as [`write_until`](Self::write_until) from several buffers, in order.
@@ -393,7 +401,7 @@ impl WriteHalf {
 impl WriteHalf {
     /// Lets the ring follow its load while nothing is written: an idle ring shrinks. Never blocks.
     ///
-    /// Only where [`Options::ring_growth`](crate::Options::ring_growth) was asked for; else it does nothing. Returns after
+    /// Only where the ring [follows its load](crate::Options::ring_growth); else it does nothing. Returns after
     /// which time to call again, if nothing is written or read meanwhile; `None` where the next write is soon enough.
     ///
     /// # Errors

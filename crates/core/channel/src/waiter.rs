@@ -111,17 +111,7 @@ impl Waiter {
 
     /// Waits until `side` has `need` bytes or something else to look at.
     pub(crate) fn wait(&mut self, side: &mut impl Side, need: u64, deadline: Deadline) -> Result<Waited> {
-        self.fruitless.begin(self.end.served_beside(self.slot));
-        self.looked_late = false;
-        let rings = self.rings;
-        // The spin is lent out so that the rest of the waiter can be the sleeper.
-        let mut spin = std::mem::replace(&mut self.spin, Spin::new(Duration::ZERO));
-        let waited = wait(side, self, &mut spin, need, deadline);
-        self.spin = spin;
-        if self.rings != rings && matches!(waited, Ok(Waited::Ready)) {
-            self.end.note_served(self.slot);
-        }
-        waited
+        lend_spin(self, |waiter, spin| wait(side, waiter, spin, need, deadline))
     }
 
     /// Rings the peer's sleeper of the other kind.
@@ -208,6 +198,22 @@ enum Asked {
     ByBarrier,
     /// The barrier was refused.
     Unheard,
+}
+
+/// Has a half wait by `wait`, and counts what brought something. The spin is lent out so that the rest of the waiter can be the
+/// sleeper.
+#[inline]
+fn lend_spin(waiter: &mut Waiter, wait: impl FnOnce(&mut Waiter, &mut Spin) -> Result<Waited>) -> Result<Waited> {
+    waiter.fruitless.begin(waiter.end.served_beside(waiter.slot));
+    waiter.looked_late = false;
+    let rings = waiter.rings;
+    let mut spin = std::mem::replace(&mut waiter.spin, Spin::new(Duration::ZERO));
+    let waited = wait(waiter, &mut spin);
+    waiter.spin = spin;
+    if waiter.rings != rings && matches!(waited, Ok(Waited::Ready)) {
+        waiter.end.note_served(waiter.slot);
+    }
+    waited
 }
 
 /// Rings in a row that brought nothing, to anybody. Where one event stands for both halves of an end, each
@@ -310,6 +316,64 @@ impl WaitContext for Waiter {
             self.end.own_cpu.store_relaxed(cpu);
         }
         self.end.peer_cpu.load_relaxed().hint() != cpu
+    }
+}
+
+/// A waiter that sleeps for the `longest` time at most, from when it begins to.
+pub(crate) struct LimitedWaiter<'a> {
+    waiter: &'a mut Waiter,
+    longest: Duration,
+    until: Option<Deadline>,
+}
+
+impl<'a> LimitedWaiter<'a> {
+    pub(crate) fn new(waiter: &'a mut Waiter, longest: Duration) -> Self {
+        Self { waiter, longest, until: None }
+    }
+
+    /// Waits as [`Waiter::wait`], as if `deadline` had passed once it has slept for that time. Who does not sleep looks at no
+    /// clock for that.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn wait(self, side: &mut impl Side, need: u64, deadline: Deadline) -> Result<Waited> {
+        let longest = self.longest;
+        let deadline = if self.waiter.spin.always() { deadline.min(Deadline::after(longest)) } else { deadline };
+        lend_spin(self.waiter, |waiter, spin| {
+            wait(side, &mut LimitedWaiter::new(waiter, longest), spin, need, deadline)
+        })
+    }
+}
+
+impl WaitContext for LimitedWaiter<'_> {
+    type Error = Error;
+
+    fn notify(&mut self) {
+        self.waiter.notify();
+    }
+
+    fn drain(&mut self) {
+        self.waiter.drain();
+    }
+
+    fn barrier(&mut self) {
+        self.waiter.barrier();
+    }
+
+    fn publish_counters(&mut self, counters: &Counters) {
+        self.waiter.publish_counters(counters);
+    }
+
+    fn sleep(&mut self, deadline: Deadline) -> Result<Woken> {
+        let until = *self.until.get_or_insert_with(|| Deadline::after(self.longest));
+        self.waiter.sleep(deadline.min(until))
+    }
+
+    fn may_offer(&mut self) -> bool {
+        self.waiter.may_offer()
+    }
+
+    fn may_spin(&mut self) -> bool {
+        self.waiter.may_spin()
     }
 }
 

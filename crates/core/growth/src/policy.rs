@@ -142,7 +142,7 @@ impl Growth {
 
     /// The writer, at byte `moved`, found its ring of `capacity` bytes full: whether that is bulk, and the ring too small.
     pub fn is_bulk(&mut self, capacity: u64, moved: u64, now: Duration) -> bool {
-        if capacity >= self.most || now < self.hold || self.offered.is_some() {
+        if !self.may_grow(capacity, now) {
             return false;
         }
         let (since, from, full) = self.busy;
@@ -153,6 +153,12 @@ impl Growth {
         self.busy.2 = full + 1;
         let is_stuck = self.rule.stuck.is_some_and(|time| now.saturating_sub(since) >= time);
         full + 1 >= self.rule.full && (moved.wrapping_sub(from) >= self.rule.rounds * capacity || is_stuck)
+    }
+
+    /// Whether a ring of `capacity` bytes may grow now, for bulk or not.
+    #[must_use]
+    pub fn may_grow(&self, capacity: u64, now: Duration) -> bool {
+        capacity < self.most && now >= self.hold && self.offered.is_none()
     }
 
     /// The ring to grow to from `capacity`: the target, but at most `most`, or what budget and memory have. It is taken there.

@@ -17,6 +17,8 @@ impl Features {
     pub const HANDOVER: Self = Self(1 << 2);
     /// This endpoint publishes on its stats page what it counts, for whoever looks at its segment from outside (C-12).
     pub const STATISTICS: Self = Self(1 << 3);
+    /// This endpoint reads on where its peer's writer went ahead to a ring that was offered and not taken yet (H-9).
+    pub const AHEAD: Self = Self(1 << 4);
     /// Reserved: several reader pages on one pipe.
     pub const MULTICAST: Self = Self(1 << 8);
     /// Reserved: records that describe buffers in a shared pool.
@@ -25,7 +27,8 @@ impl Features {
     pub const CONTIGUOUS: Self = Self(1 << 10);
 
     /// Bits that this version knows how to honour.
-    pub const KNOWN: Self = Self(Self::MESSAGES.0 | Self::MEMBARRIER.0 | Self::HANDOVER.0 | Self::STATISTICS.0);
+    pub const KNOWN: Self =
+        Self(Self::MESSAGES.0 | Self::MEMBARRIER.0 | Self::HANDOVER.0 | Self::STATISTICS.0 | Self::AHEAD.0);
 
     /// Whether all bits of `other` are set.
     #[must_use]

@@ -211,6 +211,10 @@ impl<M: Mem> Reader<M> {
         if self.flow.available() == 0 && self.flow.follow()? {
             return Ok(None);
         }
+        // The rest is in a ring that is to be taken first (H-9).
+        if self.handover().is_behind() {
+            return Ok(None);
+        }
         Ok(match (self.flow.available(), self.flow.partial_record()?) {
             (0, _) => Some(self.flow.writer.phase),
             (_, true) => Some(Phase::Aborted),
@@ -251,11 +255,11 @@ impl<M: Mem> Side for Reader<M> {
         }
         // The end, or a ring to follow to, is something to tell the caller.
         self.flow.look_at_writer()?;
-        let following = self.flow.next.is_some() && self.flow.writer.current == self.flow.state.ready;
+        if self.flow.next.is_some() && self.handover().is_ready_beyond(need)? {
+            return Ok(true);
+        }
         let offered = self.flow.writer.ready != self.flow.told;
-        Ok((following && self.flow.follow()?)
-            || offered
-            || !matches!(self.flow.writer.phase, Phase::Fresh | Phase::Open))
+        Ok(offered || !matches!(self.flow.writer.phase, Phase::Fresh | Phase::Open))
     }
 
     fn arm(&mut self, need: u64) {

@@ -184,7 +184,9 @@ impl Spin {
         passed: 0,
     };
 
-    pub(crate) fn always(&self) -> bool {
+    /// Whether it never sleeps.
+    #[must_use]
+    pub fn always(&self) -> bool {
         self.most == Self::ALWAYS
     }
 

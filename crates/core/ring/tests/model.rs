@@ -38,6 +38,8 @@ enum Op {
     Peek(Size),
     /// The next step of a move to a ring of so many bytes.
     Move(u64),
+    /// The writer goes ahead to a ring of so many bytes, and the reader takes it.
+    Ahead(u64),
     /// Resume from so far behind the reader's position.
     Resume,
     Flush,
@@ -64,6 +66,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => prop::collection::vec(size(), 0..4).prop_map(Op::ReadVectored),
         2 => size().prop_map(Op::Peek),
         3 => select(vec![4096, 8192, 65_536]).prop_map(Op::Move),
+        1 => select(vec![4096, 8192, 65_536]).prop_map(Op::Ahead),
         1 => Just(Op::Resume),
         1 => Just(Op::Flush),
         1 => (0u64..10_000).prop_map(Op::Batch),
@@ -144,6 +147,7 @@ impl Model {
             Op::ReadVectored(sizes) => self.read(&sizes.iter().map(|size| self.len(*size)).collect::<Vec<_>>()),
             Op::Peek(size) => self.peek(self.len(*size)),
             Op::Move(capacity) => self.go_on(*capacity),
+            Op::Ahead(capacity) => self.go_ahead(*capacity),
             Op::Resume => self.resume(),
             Op::Flush => self.writer.flush(),
             Op::Batch(0) => self.writer.set_flush_policy(FlushPolicy::Immediate),
@@ -310,6 +314,19 @@ impl Model {
         } else if self.writer.handover().reader_ready().unwrap() {
             self.switch_point = self.writer.position();
             self.writer.handover().switch_to(self.offered.take().unwrap());
+        }
+    }
+
+    /// The writer goes on in a ring at once, and the reader takes it then (H-9).
+    fn go_ahead(&mut self, capacity: u64) {
+        if self.offered.is_none() && self.writer.handover().can_offer().unwrap() {
+            let generation = self.writer.handover().next_generation();
+            let (own, seen) = next_ring(capacity, generation);
+            self.switch_point = self.writer.position();
+            self.reader.handover().allow_ahead();
+            self.writer.handover().go_ahead(own);
+            assert_eq!(self.reader.handover().announced(), Ok(Some(generation)));
+            self.reader.handover().prepare(generation, seen).unwrap();
         }
     }
 
@@ -563,6 +580,60 @@ fn h5_next_ring_is_taken_also_by_a_reader_that_stopped_at_the_switch_point() {
         // Reads, and hands back, exactly up to the switch point; has no reason to look further.
         assert_eq!(reader.read(&mut [0; 4096]), Ok(Some(4096)));
     }
+}
+
+#[test]
+fn h9_writer_that_goes_ahead_writes_on_and_its_reader_finds_all_once_it_has_the_ring() {
+    let Pair { mut writer, mut reader } = pair(4096, false);
+    reader.handover().allow_ahead();
+    assert_eq!(writer.write(&[1; 5000]), Ok(Some(4096)));
+    let (own, seen) = next_ring(8192, 1);
+    writer.handover().go_ahead(own);
+    assert!(writer.take_ring(), "H-9: rung");
+    assert_eq!(writer.write(&[2; 9000]), Ok(Some(8192)), "nobody has read yet");
+    assert_eq!(writer.handover().can_offer(), Ok(false), "H-5");
+    writer.close();
+    // Before it has the ring it reads what is in its own, and that is not the end.
+    let mut got = vec![0; 20_000];
+    assert_eq!(reader.ready(4097), Ok(true), "something to tell");
+    assert_eq!(reader.read(&mut got), Ok(Some(4096)));
+    assert_eq!((reader.read(&mut got), reader.finished()), (Ok(None), Ok(None)));
+    assert!(reader.handover().is_behind());
+    assert_eq!(
+        writer.handover().can_offer(),
+        Ok(false),
+        "H-9: all was read of the old ring, and the new one is not taken"
+    );
+    assert_eq!(reader.handover().announced(), Ok(Some(1)));
+    reader.handover().prepare(1, seen).unwrap();
+    assert_eq!(reader.handover().find_unread(), Ok(8192));
+    assert_eq!((reader.read(&mut got), reader.finished()), (Ok(Some(8192)), Ok(Some(Phase::Closed))));
+    assert!(got[..8192].iter().all(|byte| *byte == 2));
+}
+
+#[test]
+fn h9_writer_may_go_ahead_from_a_ring_that_the_reader_is_ready_for_and_has_not_entered() {
+    let Pair { mut writer, mut reader } = pair(8192, false);
+    reader.handover().allow_ahead();
+    let (small, seen) = next_ring(4096, 1);
+    writer.handover().announce();
+    assert_eq!(reader.handover().announced(), Ok(Some(1)));
+    reader.handover().prepare(1, seen).unwrap();
+    assert_eq!(writer.handover().reader_ready(), Ok(true));
+    writer.handover().switch_to(small);
+    assert_eq!((writer.handover().can_offer(), writer.write(&[1; 5000])), (Ok(true), Ok(Some(4096))));
+    let (large, seen) = next_ring(8192, 2);
+    writer.handover().go_ahead(large);
+    assert_eq!(writer.write(&[2; 5000]), Ok(Some(5000)));
+    assert_eq!(reader.handover().find_unread(), Ok(4096));
+    assert_eq!(reader.handover().announced(), Ok(Some(2)));
+    reader.handover().prepare(2, seen).unwrap();
+    assert_eq!(reader.handover().find_unread(), Ok(9096));
+    assert_eq!(reader.ready(9096), Ok(true));
+    assert_eq!(reader.ready(9097), Ok(false), "nobody is kept busy by what is there");
+    let mut got = vec![0; 9096];
+    assert_eq!(reader.read(&mut got), Ok(Some(9096)));
+    assert!(got[..4096].iter().all(|byte| *byte == 1) && got[4096..].iter().all(|byte| *byte == 2));
 }
 
 #[test]

@@ -27,6 +27,11 @@ pub fn greeting() -> Greeting {
     }
 }
 
+/// What an honest end would say that reads on where its peer went ahead (H-9).
+pub fn ahead() -> Greeting {
+    Greeting { offered: Features::HANDOVER.or(Features::AHEAD), ..greeting() }
+}
+
 /// What an honest end would write into a small segment.
 pub fn header(generation: u16) -> SegmentHeader {
     SegmentHeader::new(4096, generation, 0, Features::HANDOVER, EPOCH)

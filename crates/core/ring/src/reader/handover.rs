@@ -75,15 +75,37 @@ impl<M: Mem> Handover<'_, M> {
         self.flow.latch_error(seen)
     }
 
+    /// Goes on in the next ring if there is nothing else to be read, or says whether `need` bytes are there with what is in it.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn is_ready_beyond(&mut self, need: u64) -> Result<bool, Error> {
+        if !self.is_left() {
+            return Ok(false);
+        }
+        Ok((self.flow.available() == 0 && self.flow.follow()?)
+            || self.flow.available() + self.available_later()? >= need)
+    }
+
     /// How far beyond the reader's position the writer can come before anything is read.
     #[must_use]
     pub fn reach(&self) -> u64 {
         self.flow.carrier.capacity + self.flow.next.as_ref().map_or(0, |next| next.capacity)
     }
 
+    /// Lets the writer go on in a ring before it was taken here (H-9).
+    pub fn allow_ahead(&mut self) {
+        self.flow.follows_ahead = true;
+    }
+
+    /// Whether the writer went ahead to a ring that was not taken yet, as last seen: what it publishes there comes next (H-9).
+    #[must_use]
+    pub fn is_behind(&self) -> bool {
+        self.flow.next.is_none() && self.flow.writer.current != self.flow.ring()
+    }
+
     /// Whether the writer has gone on to the next ring, as last seen, and the reader has not.
-    fn is_left(&self) -> bool {
-        self.flow.next.is_some() && self.flow.writer.current == self.flow.state.ready
+    pub(crate) fn is_left(&self) -> bool {
+        self.flow.next.is_some() && self.flow.writer.current != self.flow.ring()
     }
 
     /// Returns the number of the ring that the writer is in, as far as was seen: its tail says how much there is. The reader

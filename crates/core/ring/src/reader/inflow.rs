@@ -58,6 +58,8 @@ pub(crate) struct Inflow<M: Mem> {
     pub(crate) next: Option<PeerCarrier<M>>,
     /// The newest announced ring that the caller knows of (H-1).
     pub(crate) told: u16,
+    /// The writer may go on in a ring before it was taken here (H-9).
+    pub(crate) follows_ahead: bool,
     pub(crate) head_word: M::OwnWord,
     pub(crate) want_data: M::OwnWord,
     pub(crate) state_word: M::OwnWord,
@@ -91,6 +93,7 @@ impl<M: Mem> Inflow<M> {
             waits: Waits::default(),
             next: None,
             told: 0,
+            follows_ahead: false,
             head_word: parts.head,
             want_data: parts.want_data,
             state_word: parts.state,
@@ -286,26 +289,18 @@ impl<M: Mem> Inflow<M> {
         }
         // ORDER R-15: Acquire; pairs with the Release in Outflow::publish_state. The final tail is visible with it.
         let seen = self.writer_state.load_acquire().check(|word| {
-            let bound = self.writer.encode();
-            match State::decode(word).filter(|state| self.writer.phase.may_become(state.phase)) {
-                Some(state) if self.in_turn(state) => Ok(state),
-                Some(_) => Err(Corrupt { clause: "H-5", what: "writer's ring out of turn", found: word, bound }),
-                None => Err(Corrupt { clause: "R-15", what: "writer state", found: word, bound }),
-            }
+            // What was in turn is so until it changes: this reader takes no step that the writer did not ask for.
+            if word == self.writer.encode() { Ok(self.writer) } else { check_state(self, word) }
         });
         self.writer = self.latch_error(seen)?;
         Ok(())
     }
 
-    /// Remembers a lie, unless the memory is gone, of which the writer knows nothing (D-3).
+    /// Remembers a lie, unless the memory is gone, of which the writer knows nothing (D-3). Each look at a position goes
+    /// through here: what is done about a lie stays out of it.
+    #[inline(always)]
     pub(crate) fn latch_error<T>(&mut self, seen: Result<T, Corrupt>) -> Result<T, Error> {
-        seen.map_err(|corrupt| {
-            let lost = self.carrier.is_lost() || self.writer_state.is_lost();
-            let error = if lost { Error::Revoked } else { corrupt.into() };
-            self.broken = Some(error);
-            self.tail_seen = self.head;
-            error
-        })
+        seen.map_err(|corrupt| note_lie(self, corrupt))
     }
 
     /// Publishes `state` and rings, asleep or not.
@@ -322,7 +317,7 @@ impl<M: Mem> Inflow<M> {
             return Ok(false);
         }
         self.look_at_writer()?;
-        if self.writer.current != self.state.ready {
+        if self.writer.current == self.ring() {
             return Ok(false);
         }
         self.load_tail()?;
@@ -345,10 +340,13 @@ impl<M: Mem> Inflow<M> {
     /// Whether the writer's rings fit what this reader did: at most one move is outstanding, and none goes back (H-5).
     pub(super) fn in_turn(&self, state: State) -> bool {
         let own = self.state.ready;
-        let forward = state.ready == self.writer.ready || state.ready == own.wrapping_add(1);
+        let further = own.wrapping_add(1);
+        let forward = state.ready == self.writer.ready || state.ready == further;
         forward
             && match (state.ready.wrapping_sub(own), own.wrapping_sub(state.current)) {
-                (0 | 1, 0) => true,
+                (0 | 1, 0) => self.writer.current != further,
+                // Gone ahead to the ring that comes next (H-9).
+                (1, u16::MAX) => self.follows_ahead,
                 // Ready for the next ring, which the writer has not gone on to yet.
                 (0, 1) => self.next.is_some() && self.writer.current != own,
                 _ => false,
@@ -356,7 +354,7 @@ impl<M: Mem> Inflow<M> {
     }
 
     /// The ring that is being read; the next one may be mapped already.
-    pub(super) fn ring(&self) -> u16 {
+    pub(crate) fn ring(&self) -> u16 {
         self.state.ready.wrapping_sub(self.next.is_some().into())
     }
 
@@ -393,6 +391,29 @@ impl<M: Mem> Inflow<M> {
             ..self.waits.counters()
         }
     }
+}
+
+/// A state word of the writer's that is another than before (H-5, R-15). Like [`note_lie`] it is apart from the looks, which find
+/// this seldom and are many.
+#[cold]
+#[inline(never)]
+fn check_state<M: Mem>(flow: &Inflow<M>, word: u64) -> Result<State, Corrupt> {
+    let bound = flow.writer.encode();
+    match State::decode(word).filter(|state| flow.writer.phase.may_become(state.phase)) {
+        Some(state) if flow.in_turn(state) => Ok(state),
+        Some(_) => Err(Corrupt { clause: "H-5", what: "writer's ring out of turn", found: word, bound }),
+        None => Err(Corrupt { clause: "R-15", what: "writer state", found: word, bound }),
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn note_lie<M: Mem>(flow: &mut Inflow<M>, corrupt: Corrupt) -> Error {
+    let lost = flow.carrier.is_lost() || flow.writer_state.is_lost();
+    let error = if lost { Error::Revoked } else { corrupt.into() };
+    flow.broken = Some(error);
+    flow.tail_seen = flow.head;
+    error
 }
 
 fn release_step(capacity: u64) -> u64 {

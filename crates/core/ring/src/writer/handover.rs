@@ -19,7 +19,11 @@ impl<M: Mem> Handover<'_, M> {
         if self.flow.previous.is_some() {
             self.flow.look_at_head()?;
         }
+        if self.flow.reader.ready != self.flow.state.ready {
+            self.flow.look_at_reader()?;
+        }
         Ok(self.flow.state.ready == self.flow.state.current
+            && self.flow.reader.ready == self.flow.state.ready
             && self.flow.previous.is_none()
             && self.flow.state.phase == Phase::Open)
     }
@@ -54,12 +58,30 @@ impl<M: Mem> Handover<'_, M> {
             self.flow.reader.ready == self.flow.state.ready && self.flow.state.ready != self.flow.state.current,
             "H-3: reader not ready"
         );
+        self.go_on_in(next, self.flow.state.ready);
+    }
+
+    /// Goes on in `next`, which was offered over the control path, before the reader is ready for it (H-9). Notifies, so that a
+    /// sleeping reader maps it.
+    ///
+    /// # Panics
+    /// If no ring may be offered ([`can_offer`](Self::can_offer)): bytes would be lost.
+    pub fn go_ahead(&mut self, next: OwnCarrier<M>) {
+        let State { ready, current, .. } = self.flow.state;
+        assert!(
+            ready == current && self.flow.reader.ready == ready && self.flow.previous.is_none(),
+            "H-5: the last move is not over"
+        );
+        self.go_on_in(next, self.next_generation());
+    }
+
+    fn go_on_in(&mut self, next: OwnCarrier<M>, generation: u16) {
         // A reader that follows finds at least the switch point here.
         next.tail.store_relaxed(self.flow.tail);
         self.flow.limit = self.flow.tail.wrapping_add(next.capacity);
         self.flow.previous = Some(std::mem::replace(&mut self.flow.carrier, next));
         self.flow.floor = self.flow.tail;
-        self.flow.publish_state(State { current: self.flow.state.ready, ..self.flow.state });
+        self.flow.publish_state(State { ready: generation, current: generation, ..self.flow.state });
     }
 
     /// Appends to `to` what the reader has not read, from its position `from` on: the writer keeps unread bytes, so any

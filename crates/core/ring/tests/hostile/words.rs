@@ -203,6 +203,39 @@ fn h5_writer_that_is_out_of_turn_is_corrupt() {
     assert!(matches!(early, Err(Error::Corrupt(corrupt)) if corrupt.clause == "H-5"), "{early:?}");
 }
 
+#[test]
+fn h9_writer_that_goes_ahead_out_of_turn_is_corrupt() {
+    for (ready, current) in [(2, 2), (2, 1), (0, 1), (u16::MAX, u16::MAX), (1, u16::MAX)] {
+        let (mut halves, pages) = victim(CAPACITY, false, 0);
+        halves.reader.handover().allow_ahead();
+        pages.set(words::WRITER_STATE, State { phase: Phase::Open, ready, current }.encode());
+        let announced = halves.reader.handover().announced();
+        assert!(
+            matches!(announced, Err(Error::Corrupt(corrupt)) if corrupt.clause == "H-5"),
+            "{ready} {current}: {announced:?}"
+        );
+    }
+    // Whoever went ahead does not come back, and goes no further before it was followed.
+    for (ready, current) in [(1, 0), (0, 0), (2, 1), (2, 2)] {
+        let (mut halves, pages) = victim(CAPACITY, false, 0);
+        halves.reader.handover().allow_ahead();
+        let state = |ready, current| State { phase: Phase::Open, ready, current }.encode();
+        pages.set(words::WRITER_STATE, state(1, 1));
+        assert_eq!(halves.reader.handover().announced(), Ok(Some(1)));
+        pages.set(words::WRITER_STATE, state(ready, current));
+        let announced = halves.reader.handover().announced();
+        assert!(matches!(announced, Err(Error::Corrupt(corrupt)) if corrupt.clause == "H-5"), "{announced:?}");
+    }
+    // What the last tail of the old ring says is where the new one begins.
+    let (mut halves, pages) = victim(CAPACITY, false, 0);
+    halves.reader.handover().allow_ahead();
+    pages.set_tail(100);
+    pages.set(words::WRITER_STATE, State { phase: Phase::Open, ready: 1, current: 1 }.encode());
+    assert_eq!(halves.reader.handover().announced(), Ok(Some(1)));
+    halves.reader.handover().prepare(1, next_ring(CAPACITY, 1).1).unwrap();
+    assert!(matches!(halves.reader.handover().find_unread(), Err(Error::Corrupt(corrupt)) if corrupt.clause == "R-7"));
+}
+
 /// Memory whose tail grows by a word every so many looks: a writer that keeps its reader company for ever.
 #[derive(Debug)]
 enum Dripping {}

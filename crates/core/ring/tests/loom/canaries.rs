@@ -13,8 +13,8 @@ use crate::{
     check,
     memory::{Fault, Sound},
     pipe::{
-        BATCH, Pipe, messages, notify_if_owed, read, read_two_and_close, recv, send, sleep_until, stream, write_all,
-        write_and_drain,
+        BATCH, Pipe, messages, next_ring, notify_if_owed, read, read_two_and_close, recv, send, sleep_until, stream,
+        write_all, write_and_drain,
     },
 };
 
@@ -324,4 +324,50 @@ fn canary_r12_no_look_after_arming_is_refuted() {
         assert_eq!(recv(&mut reader, &mut readers), Ok(Ok(vec![7])));
         other.join().unwrap();
     });
+}
+
+/// A writer that goes ahead when its ring is full, over a spoilt view of its state.
+fn gone_ahead(spoil: fn(&mut Pipe)) {
+    check("canary", 2, move || {
+        let mut pipe = Pipe::new(stream(8));
+        let (own, seen) = next_ring(32);
+        spoil(&mut pipe);
+        let (mut writers, mut readers) = Bells::pair();
+        let (mut writer, mut reader) = (pipe.writer::<true>(), pipe.reader::<true>());
+        let other = thread::spawn(move || {
+            write_all(&mut writer, &mut writers, &[1; 8]).unwrap();
+            writer.handover().go_ahead(own);
+            notify_if_owed(&mut writer, &mut writers);
+            write_all(&mut writer, &mut writers, &[2; 8]).unwrap();
+        });
+        reader.handover().allow_ahead();
+        let (mut seen, mut got) = (Some(seen), Vec::new());
+        while got.len() < 16 {
+            let mut piece = [0; 8];
+            let read = reader.read(&mut piece).expect("assertion: an honest writer");
+            notify_if_owed(&mut reader, &mut readers);
+            if let Some(n) = read {
+                got.extend_from_slice(&piece[..n]);
+            } else if let Some(generation) = reader.handover().announced().unwrap() {
+                reader.handover().prepare(generation, seen.take().unwrap()).expect("assertion: an honest writer");
+                notify_if_owed(&mut reader, &mut readers);
+            } else {
+                sleep_until(&mut reader, &mut readers, 1).expect("assertion: an honest writer");
+            }
+        }
+        assert_eq!(got, [[1; 8], [2; 8]].concat());
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn control_of_the_canaries_that_go_ahead_unspoilt_passes() {
+    gone_ahead(|_| {});
+}
+
+/// The reader would enter the ring before it can see where that begins, or read the old one to an earlier end.
+#[test]
+#[should_panic(expected = "assertion")]
+fn canary_h9_ring_gone_ahead_to_published_relaxed_is_refuted() {
+    gone_ahead(|pipe| pipe.writer_state.own.publish = RELAXED);
 }

@@ -8,7 +8,7 @@ use std::sync::{
 
 use loom::thread;
 use tombolo_layout::state::Phase;
-use tombolo_ring::{Error, Reader, Writer};
+use tombolo_ring::{Error, OwnCarrier, Reader, Writer};
 
 use crate::{
     bell::Bells,
@@ -312,4 +312,71 @@ fn h4_pipe_that_moves_under_load_loses_and_swaps_nothing() {
 fn h5_pipe_that_moves_twice_under_load_loses_and_swaps_nothing() {
     let reached = moving("two moves, the second to a smaller ring", [32, 16], 4, 1);
     assert!(reached[2] > 0);
+}
+
+/// A writer that goes ahead to a ring of 32 bytes as soon as its own is full, and then writes `len` bytes in all.
+fn ahead(len: u8, next: OwnCarrier<Sound>) -> impl FnOnce(&mut Writer<Sound>, &mut Bells) {
+    move |writer, bells| {
+        let (bytes, mut next) = ((0..len).collect::<Vec<_>>(), Some(next));
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            match writer.write(rest).unwrap() {
+                Some(n) => rest = &rest[n..],
+                None => writer.handover().go_ahead(next.take().expect("all the rest goes there")),
+            }
+            notify_if_owed(writer, bells);
+        }
+        writer.close();
+        notify_if_owed(writer, bells);
+    }
+}
+
+#[test]
+fn h9_writer_that_goes_ahead_loses_and_swaps_nothing() {
+    check("ahead", 2, || {
+        let (own, seen) = next_ring(32);
+        let mut seen = Some(seen);
+        one_way(stream(8), ahead(20, own), move |reader, bells| {
+            reader.handover().allow_ahead();
+            let (mut piece, mut got) = ([0; 5], Vec::new());
+            loop {
+                let read = reader.read(&mut piece).unwrap();
+                notify_if_owed(reader, bells);
+                if let Some(n) = read {
+                    got.extend_from_slice(&piece[..n]);
+                } else if let Some(phase) = reader.finished().unwrap() {
+                    assert_eq!(phase, Phase::Closed);
+                    break;
+                } else if let Some(generation) = reader.handover().announced().unwrap() {
+                    reader.handover().prepare(generation, seen.take().unwrap()).unwrap();
+                    notify_if_owed(reader, bells);
+                } else {
+                    sleep_until(reader, bells, 1).unwrap();
+                }
+            }
+            assert_eq!(got, (0..20).collect::<Vec<_>>());
+        });
+    });
+}
+
+#[test]
+fn h9_reader_that_waits_for_more_than_its_ring_holds_is_woken_by_what_is_in_the_next() {
+    check("ahead, and so many bytes waited for", 3, || {
+        let (own, seen) = next_ring(32);
+        let mut seen = Some(seen);
+        one_way(stream(8), ahead(20, own), move |reader, bells| {
+            reader.handover().allow_ahead();
+            while reader.handover().find_unread().unwrap() < 20 {
+                if let Some(generation) = reader.handover().announced().unwrap() {
+                    reader.handover().prepare(generation, seen.take().unwrap()).unwrap();
+                    notify_if_owed(reader, bells);
+                } else {
+                    sleep_until(reader, bells, 20).unwrap();
+                }
+            }
+            let mut got = [0; 20];
+            assert_eq!(reader.read(&mut got), Ok(Some(20)));
+            assert_eq!(got[..], (0..20).collect::<Vec<_>>()[..]);
+        });
+    });
 }
