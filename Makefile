@@ -36,10 +36,11 @@ vm-sockets-demo: toolchain ## iperf3, Redis and sockperf between two virtual mac
 	@tools/install-deps.sh --for vm && tools/install-deps.sh --for sockets
 	@cargo run --release --package tombolo-e2e --bin vm -- --sockets-demo $(ROUNDS)
 
-net-demo: toolchain ## `tombolo net` beside veth: iperf3 and sockperf between two network namespaces (root) [ROUNDS=5]
-	@tools/install-deps.sh --for net
+net-demo: toolchain ## `tombolo net` beside veth (two network namespaces), and beside virtio-net (two machines under QEMU): iperf3, sockperf (root) [ROUNDS=5]
+	@tools/install-deps.sh --for net && tools/install-deps.sh --for vm
 	@cargo build --release -p tombolo-cli
 	@tools/net.py $(ROUNDS)
+	@cargo run --release --package tombolo-e2e --bin vm -- --net-demo $(or $(ROUNDS),5)
 
 test: toolchain ## install what the tests need, run all tiers (some 40 minutes on 2 cores)
 	@tools/install-deps.sh

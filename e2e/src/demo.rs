@@ -4,6 +4,7 @@
 
 pub mod connecting;
 mod goals;
+pub mod net;
 pub mod sockets;
 mod table;
 pub mod volume;

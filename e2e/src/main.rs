@@ -7,7 +7,7 @@
 //! `vm [NAME...]` runs the cases whose names contain one of the words, `vm --module` those of the kernel module alone, `vm --list`
 //! names them all, `vm --demo [PART...]` shows two machines at work,
 //! `vm --sockets-demo [ROUNDS]` unmodified programs in them. `vm --host-sockets-demo ROUNDS` does so with those of a machine and its
-//! host.
+//! host. `vm --net-demo ROUNDS [PART...]` measures the interface of the module's engine beside virtio-net.
 //!
 //! `vm up` boots two machines with a link and keeps them; then `vm run a COMMAND…`, `vm push a FILE [PATH]`, `vm log a` and
 //! `vm down`, where `a` and `b` are the machines.
@@ -61,6 +61,10 @@ fn run(words: &[&str], args: &[String]) -> Result<()> {
             demo::sockets::run_with_host(&Parts::get()?, rounds.parse().context("ROUNDS")?)
         }
         ["--sockets-demo", rounds] => demo::sockets::run(&Parts::get()?, rounds.parse().context("ROUNDS")?),
+        ["--net-demo", rounds, parts @ ..] => {
+            let parts = if parts.is_empty() { &demo::net::PARTS } else { parts };
+            demo::net::run(&Parts::get()?, rounds.parse().context("ROUNDS")?, parts)
+        }
         words => runner::run(cases::all(), words),
     }
 }

@@ -32,7 +32,7 @@ pub const RECEIVE: &str = "sockets::receive";
 
 pub const HALVES: &[Half] = &[(SEND, send), (RECEIVE, receive)];
 
-const IPERF: &str = "/usr/bin/iperf3";
+pub const IPERF: &str = "/usr/bin/iperf3";
 const REDIS: [&str; 2] = ["/usr/bin/redis-server", "/usr/bin/redis-benchmark"];
 pub const SOCKPERF: &str = "/usr/bin/sockperf";
 

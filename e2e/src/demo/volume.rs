@@ -146,7 +146,7 @@ fn switches(site: &mut Site) -> Result<u64> {
 }
 
 /// Interrupts that doorbells caused in both machines since they booted.
-fn rung(site: &mut Site) -> Result<u64> {
+pub fn rung(site: &mut Site) -> Result<u64> {
     sum(site, "sed -n '/tombolo/{s/^ *[0-9]*: *//;s/ .*//;p}' /proc/interrupts")
 }
 
@@ -162,7 +162,7 @@ fn sum(site: &mut Site, command: &str) -> Result<u64> {
 }
 
 /// Processor seconds that processes of the host have used.
-fn processors(processes: &[u32]) -> Result<f64> {
+pub fn processors(processes: &[u32]) -> Result<f64> {
     let mut ticks = 0;
     for process in processes {
         let text = fs::read_to_string(format!("/proc/{process}/stat")).context("stat")?;
@@ -175,20 +175,21 @@ fn processors(processes: &[u32]) -> Result<f64> {
 }
 
 /// QEMU's trace of a machine's devices while it is switched on.
-struct Count {
+pub struct Count {
     /// Length of the trace before.
     from: u64,
 }
 
 impl Count {
-    fn start(vm: &mut Vm) -> Result<Self> {
+    /// From now on.
+    pub fn start(vm: &mut Vm) -> Result<Self> {
         let from = fs::metadata(trace(vm)?).map_or(0, |file| file.len());
         EVENTS.iter().try_for_each(|event| vm.trace(event, true))?;
         Ok(Self { from })
     }
 
     /// Stores and kicks, and interrupts of virtio.
-    fn stop(self, vm: &mut Vm) -> Result<[u64; 2]> {
+    pub fn stop(self, vm: &mut Vm) -> Result<[u64; 2]> {
         EVENTS.iter().try_for_each(|event| vm.trace(event, false))?;
         let bytes = fs::read(trace(vm)?)?;
         let text = String::from_utf8_lossy(bytes.get(self.from as usize..).unwrap_or_default());
