@@ -9,13 +9,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::endpoint::{ALL, FakeRegion, LINK, Machine, accept, link_messages, name, patience, ring};
+use common::{
+    Client,
+    endpoint::{ALL, FakeRegion, LINK, Machine, OWN, accept, link_messages, name, patience, ring},
+};
 use tombolo_broker::endpoint::{
     connections::Agreement,
     devices::{Pages, Region},
 };
 use tombolo_control::{
-    Envelope, Event, Life, Message, NO_DOORBELL, Path, Session, Side, VERSION, WINDOWS_AT, Way, code,
+    Envelope, Event, Life, Message, NO_DOORBELL, Path, Session, Side, VERSION, VERSION_FIND, WINDOWS_AT, Way, code,
 };
 use tombolo_domain::{Deadline, Endpoint, Error, Rendezvous, wait_readable};
 use tombolo_domain_ivshmem::{CLOSED, STATE_AT, VmDomain};
@@ -578,4 +581,151 @@ fn b15_conversations_that_are_idle_make_room_for_who_asks() {
     }
     assert!(wait_readable(socket.as_fd(), patience()).unwrap());
     assert_eq!(rustix::io::read(&socket, &mut buffer), Ok(0), "it is not waited for without end");
+}
+
+/// An address that the peer has, as the host says.
+const NEAR: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 203, 0, 113, 7];
+
+/// A program that listens, and a peer whose broker knows the questions of B-23; the host says that it has `NEAR`.
+fn seeker() -> (Victim, Client) {
+    let mut victim = Victim::new(&ALL);
+    let hello = victim.liar.next();
+    assert!(matches!(hello.message, Message::Hello { .. }), "{hello:?}");
+    let (epoch, boot) = (victim.liar.epoch, [2; 16]);
+    let hello = Message::Hello { version_min: VERSION, version_max: VERSION_FIND, epoch, boot, name: name("b") };
+    victim.liar.send_message(0, hello);
+    assert_eq!(victim.liar.recounted(), []);
+    victim.liar.send_message(0, Message::Calls { connections: 0 });
+    victim.liar.is_heard();
+    victim.a.host.send_message(Message::Addresses { link: LINK, addresses: vec![NEAR] });
+    let program = Client::of_socket(&victim.a.socket);
+    program.send_message(1, Message::Listen { service: name("sockets-00000000000000aa") });
+    assert!(matches!(program.receive_message().unwrap().message, Message::Done {}));
+    eventually("the host's word about the address", || {
+        program.send_message(2, Message::Locate { address: NEAR });
+        matches!(program.receive_message().unwrap().message, Message::Near { domains: 1 })
+    });
+    (victim, program)
+}
+
+/// What the program asked about `key` comes to the peer's broker, under this serial.
+fn asked(victim: &mut Victim, key: u32) -> u32 {
+    let said = victim.liar.next();
+    assert_eq!(said.message, Message::Seek { key });
+    said.serial
+}
+
+/// What the program is told. The peer's broker says meanwhile what waits for room.
+fn answer_to(victim: &mut Victim, program: &Client) -> Envelope {
+    while !wait_readable(program.socket.as_fd(), Deadline::after(Duration::from_millis(5))).unwrap() {
+        victim.liar.region.pages.drain();
+        victim.liar.pump();
+    }
+    program.receive_message().expect("an answer")
+}
+
+fn refused(victim: &mut Victim, program: &Client) -> (u32, u16) {
+    match answer_to(victim, program) {
+        Envelope { serial, message: Message::Refuse { code, .. } } => (serial, code),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn b23_program_has_one_question_under_way() {
+    let (mut victim, program) = seeker();
+    program.send_message(3, Message::Find { key: 5, address: NEAR });
+    let serial = asked(&mut victim, 5);
+    program.send_message(4, Message::Find { key: 6, address: NEAR });
+    assert_eq!(refused(&mut victim, &program).1, code::MALFORMED);
+    victim.liar.send_message(serial, Message::Nobody {});
+    assert_eq!(refused(&mut victim, &program).1, code::NOT_FOUND);
+    program.send_message(5, Message::Find { key: 7, address: NEAR });
+    let serial = asked(&mut victim, 7);
+    let found = Message::Found { peer: name("b"), service: name("x") };
+    victim.liar.send_message(serial, found);
+    let answer = answer_to(&mut victim, &program);
+    assert_eq!((answer.serial, answer.message), (5, Message::Found { peer: name("b"), service: name("x") }));
+}
+
+#[test]
+fn b23_answer_that_comes_too_late_or_to_nothing_is_told_to_nobody() {
+    let (mut victim, program) = seeker();
+    let since = Instant::now();
+    program.send_message(3, Message::Find { key: 5, address: NEAR });
+    let late = asked(&mut victim, 5);
+    assert_eq!(refused(&mut victim, &program), (3, code::NOT_FOUND));
+    let waited = since.elapsed();
+    assert!((Duration::from_millis(900)..Duration::from_secs(8)).contains(&waited), "{waited:?}");
+    let found = |service: &str| Message::Found { peer: name("b"), service: name(service) };
+    victim.liar.send_message(late, found("late"));
+    program.send_message(4, Message::Find { key: 6, address: NEAR });
+    let serial = asked(&mut victim, 6);
+    assert_ne!(serial, late);
+    for other in [late, serial.wrapping_add(1), 0] {
+        victim.liar.send_message(other, found("late"));
+        victim.liar.send_message(other, Message::Nobody {});
+    }
+    victim.liar.send_message(serial, found("right"));
+    let answer = answer_to(&mut victim, &program);
+    assert_eq!((answer.serial, answer.message), (4, found("right")));
+    // What it says once more is no answer to the next question.
+    victim.liar.send_message(serial, found("again"));
+    program.send_message(5, Message::Find { key: 7, address: NEAR });
+    let serial = asked(&mut victim, 7);
+    victim.liar.send_message(serial, Message::Nobody {});
+    assert_eq!(refused(&mut victim, &program), (5, code::NOT_FOUND));
+}
+
+#[test]
+fn b21_b23_peer_of_a_link_that_is_left_is_not_asked() {
+    let (mut victim, program) = seeker();
+    // A connection keeps the link until it is closed.
+    let mut listener = victim.a.domain.listen("kept").unwrap();
+    victim.liar.connect(2, "kept", 0);
+    let accepted = victim.liar.next();
+    assert!(matches!(accepted.message, Message::Accept { .. }), "{accepted:?}");
+    let _link = accept(&mut *listener);
+    victim.a.host.send_message(Message::Leave { link: LINK, generation: 1, wait: 5000 });
+    eventually("the link is left", || {
+        matches!(
+            victim.a.domain.connect("b/x", patience()),
+            Err(Error::Os { .. } | Error::NotFound(_) | Error::Denied(_))
+        )
+    });
+    program.send_message(3, Message::Find { key: 5, address: NEAR });
+    assert_eq!(refused(&mut victim, &program), (3, code::NOT_FOUND));
+    victim.liar.region.pages.drain();
+    victim.liar.pump();
+    assert!(
+        !victim.liar.heard.iter().any(|said| matches!(said.message, Message::Seek { .. })),
+        "{:?}",
+        victim.liar.heard
+    );
+}
+
+#[test]
+fn b22_own_address_is_nobody_elses_whatever_the_host_says() {
+    let (mut victim, program) = seeker();
+    victim.a.host.send_message(Message::Addresses { link: LINK, addresses: vec![NEAR, OWN] });
+    // The host was heard once it took back the other address.
+    victim.a.host.send_message(Message::Addresses { link: LINK, addresses: vec![OWN] });
+    let near = |address| {
+        program.send_message(2, Message::Locate { address });
+        match program.receive_message().unwrap().message {
+            Message::Near { domains } => domains,
+            other => panic!("{other:?}"),
+        }
+    };
+    eventually("the host is heard", || near(NEAR) == 0);
+    assert_eq!(near(OWN), 0);
+    program.send_message(3, Message::Find { key: 5, address: OWN });
+    assert_eq!(refused(&mut victim, &program), (3, code::NOT_FOUND));
+    victim.liar.region.pages.drain();
+    victim.liar.pump();
+    assert!(
+        !victim.liar.heard.iter().any(|said| matches!(said.message, Message::Seek { .. })),
+        "{:?}",
+        victim.liar.heard
+    );
 }

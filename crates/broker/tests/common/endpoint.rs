@@ -343,6 +343,9 @@ fn lock<T>(it: &Mutex<T>) -> MutexGuard<'_, T> {
     it.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// An address that each of these machines has.
+pub const OWN: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 198, 51, 100, 9];
+
 /// What the host tells of the link to a machine whose peer is `peer`.
 pub fn link_messages(peer: &str, side: u8, doorbell: u16, rules: &[(Way, &str)]) -> Vec<Message> {
     let (own, theirs) = ("04.0".parse().expect("a place"), "05.0".parse().expect("a place"));
@@ -417,7 +420,7 @@ impl Machine {
         let settings = Settings { boot: [1; 16], window: WINDOW };
         let (doorbell, next) = (host.clone(), NextDevices::default());
         let devices = FakeDevices { host, link, next: next.clone() };
-        let broker = Broker::begin(settings, devices, listener).expect("memory");
+        let broker = Broker::begin(settings, devices, listener).expect("memory").with_addresses_of(vec![OWN]);
         let stop = event();
         let ended = stop.clone();
         let thread = thread::spawn(move || broker.run(ended.as_fd()));

@@ -25,7 +25,7 @@ use tombolo_sockets::{
     Process, ProgramCall, Read, Reason, Settings,
     connection::{Connection, Direction, Stage},
     kernel::{Kernel, Sample},
-    tuple::Tuple,
+    tuple::{Tuple, key_of_sequences},
 };
 use wire::{Carried, Wire};
 
@@ -77,9 +77,16 @@ impl Kernel for Sockets {
 /// Who waits where, as all brokers know it.
 type Keys = Arc<Mutex<HashMap<u32, String>>>;
 
+/// Which addresses programs asked about, and which keys they forgot what they were told of.
+#[derive(Clone, Debug, Default)]
+struct Asked {
+    addresses: Arc<Mutex<Vec<[u8; 16]>>>,
+    forgotten: Arc<Mutex<Vec<u32>>>,
+}
+
 /// A machine's broker, which takes each address for a peer domain's.
 #[derive(Debug)]
-struct Broker(VmDomain, Keys);
+struct Broker(VmDomain, Keys, Asked);
 
 impl Rendezvous for Broker {
     fn scheme(&self) -> &'static str {
@@ -97,7 +104,8 @@ impl Rendezvous for Broker {
     fn peer_finder(&self, service: &str) -> Option<Box<dyn PeerFinder>> {
         // Both listen in `a`, of which one is called.
         let listener = self.0.listen(service).ok()?;
-        Some(Box::new(Finder { service: format!("a/{service}"), listener, keys: Arc::clone(&self.1) }))
+        let (keys, asked) = (Arc::clone(&self.1), self.2.clone());
+        Some(Box::new(Finder { service: format!("a/{service}"), listener, keys, asked }))
     }
 }
 
@@ -106,10 +114,12 @@ struct Finder {
     service: String,
     listener: Box<dyn Listener>,
     keys: Keys,
+    asked: Asked,
 }
 
 impl PeerFinder for Finder {
-    fn is_near(&mut self, _: [u8; 16]) -> Option<bool> {
+    fn is_near(&mut self, address: [u8; 16]) -> Option<bool> {
+        self.asked.addresses.lock().unwrap().push(address);
         Some(true)
     }
     fn claim_key(&mut self, key: u32) {
@@ -121,7 +131,9 @@ impl PeerFinder for Finder {
     fn seek_key(&mut self, key: u32, _: [u8; 16]) -> Sought {
         self.keys.lock().unwrap().get(&key).cloned().map_or(Sought::Nobody, Sought::At)
     }
-    fn forget_key(&mut self, _: u32) {}
+    fn forget_key(&mut self, key: u32) {
+        self.asked.forgotten.lock().unwrap().push(key);
+    }
     fn accept_peer(&mut self) -> Option<Box<dyn Endpoint>> {
         self.listener.accept().ok()?
     }
@@ -132,6 +144,8 @@ struct Programs {
     world: World,
     processes: [Process; 2],
     kernels: [Sockets; 2],
+    keys: Keys,
+    asked: Asked,
     _folders: [tempfile::TempDir; 2],
 }
 
@@ -158,7 +172,7 @@ fn done(said: Result<usize, Errno>) -> usize {
 impl Programs {
     fn new(slices: Slices) -> Self {
         let world = World::with_slices(slices);
-        let keys = Keys::default();
+        let (keys, asked) = (Keys::default(), Asked::default());
         let folders =
             [(); 2].map(|()| tempfile::Builder::new().permissions(PermissionsExt::from_mode(0o700)).tempdir().unwrap());
         let kernels = [Sockets::default(), Sockets::default()];
@@ -176,18 +190,23 @@ impl Programs {
                 ports: tombolo_sockets::ports::Ports::default(),
             };
             let domain = LocalDomain::in_folder(folders[at].path()).with_unique_names();
-            let broker = Broker([&world.a, &world.b][at].clone(), Arc::clone(&keys));
+            let broker = Broker([&world.a, &world.b][at].clone(), Arc::clone(&keys), asked.clone());
             Process::new(settings, Box::new(kernels[at].clone()), Box::new(domain))
                 .with_machines(Some(Box::new(broker)))
         });
-        Self { world, processes, kernels, _folders: folders }
+        Self { world, processes, kernels, keys, asked, _folders: folders }
     }
 
     /// A connection that is on TCP, over which a request and its answer went.
     fn connect(&self, number: u16) -> Ends<'_> {
+        self.connect_between(["10.0.0.1", "10.0.0.2"], number)
+    }
+
+    fn connect_between(&self, hosts: [&str; 2], number: u16) -> Ends<'_> {
         let ways: [Arc<Mutex<Carried>>; 2] = Default::default();
         let fd = -1 - RawFd::from(number);
-        let addresses = [([10, 0, 0, 1], 80).into(), ([10, 0, 0, 2], 1000 + number).into()];
+        let host = |at: usize| hosts[at].parse::<std::net::IpAddr>().unwrap();
+        let addresses = [(host(0), 80).into(), (host(1), 1000 + number).into()];
         let ends = [0, 1].map(|at| {
             let tuple = Tuple::new(addresses[at], addresses[1 - at]);
             let wire = Wire { tuple, out: Arc::clone(&ways[at]), inward: Arc::clone(&ways[1 - at]) };
@@ -426,4 +445,41 @@ fn d3_what_was_recalled_from_a_ring_whose_memory_went_is_not_sent() {
     let read = [IoSliceMut::new(&mut to)];
     let came = Kernel::recv(&programs.kernels[0], ends.fd, &mut { read }, false);
     assert_eq!(came, Err(Errno::AGAIN), "zeros went to the peer");
+}
+
+/// Each kernel has these, so they name no peer in another.
+#[test]
+fn s18_addresses_that_each_kernel_has_are_looked_for_at_no_broker() {
+    for (number, hosts) in
+        [["127.0.0.1", "127.0.0.2"], ["::1", "::1"], ["169.254.1.1", "169.254.1.2"], ["fe80::1", "fe80::2"]]
+            .into_iter()
+            .enumerate()
+    {
+        let programs = Programs::new(of(SLICE));
+        let ends = programs.connect_between(hosts, number as u16);
+        (0..200).for_each(|_| ends.advance());
+        let asked = programs.asked.addresses.lock().unwrap().clone();
+        assert_eq!((asked, programs.keys.lock().unwrap().len()), (vec![], 0), "{hosts:?}");
+        assert_eq!(programs.world.calls(), 0, "{hosts:?}");
+    }
+}
+
+#[test]
+fn s18_service_where_nobody_listens_is_asked_for_anew() {
+    let programs = Programs::new(of(SLICE));
+    let ends = programs.connect(7);
+    let number = 2 * ends.fd.unsigned_abs();
+    let key = key_of_sequences([number, number + 1]).unwrap();
+    programs.keys.lock().unwrap().insert(key, "a/sockets-00000000000000de".into());
+    let deadline = Instant::now() + SOON;
+    while !programs.asked.forgotten.lock().unwrap().contains(&key) {
+        programs.processes[1].advance(&ends.ends[1]);
+        assert!(Instant::now() < deadline, "what the broker said is believed on: {:?}", ends.ends[1].reason());
+    }
+    // Once the other end waits, and is told of, both are joined.
+    let deadline = Instant::now() + SOON;
+    while ends.ends.iter().any(|end| end.stage() != Stage::Joined) {
+        ends.advance();
+        assert!(Instant::now() < deadline, "{:?}", ends.ends.each_ref().map(|end| (end.stage(), end.reason())));
+    }
 }

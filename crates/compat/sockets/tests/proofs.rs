@@ -109,6 +109,24 @@ fn s6_sequence_numbers_that_the_kernel_tells_are_asked_for() {
     }
 }
 
+/// What passed can be guessed, and of a peer in another kernel the own one knows nothing.
+#[test]
+fn s6_end_in_another_kernel_proves_itself_by_sequence_numbers_or_not_at_all() {
+    let elsewhere = |waits| Play { elsewhere: true, ..Play::new(waits) };
+    for waits in BOTH {
+        let (joined, reason) = tried(elsewhere(waits), None, honest);
+        assert_eq!((joined, reason), (false, Some(Reason::Sequences)), "waits: {waits}");
+        // Numbers prove the connection, and not where its addresses are: each kernel has these.
+        for addresses in
+            [["127.0.0.1:80", "127.0.0.1:4000"], ["169.254.1.1:80", "169.254.1.2:4000"], ["[::1]:80", "[::1]:4000"]]
+        {
+            let play = Play { sequences: NUMBERS, addresses, ..elsewhere(waits) };
+            let (joined, reason) = tried(play, MIRRORED, honest);
+            assert_eq!((joined, reason), (false, Some(Reason::LocalAddress)), "waits: {waits}, {addresses:?}");
+        }
+    }
+}
+
 /// What the proposer and the answerer of one connection have, and what they say.
 fn two_ends() -> ([History; 2], [Claim; 2]) {
     let mut histories = [History::default(), History::default()];

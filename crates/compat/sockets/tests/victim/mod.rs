@@ -67,6 +67,8 @@ pub struct Play {
     pub peer: Option<(Option<u32>, Option<u32>)>,
     /// What the folder's configuration says.
     pub configuration: &'static str,
+    /// Whether the peer is in another kernel.
+    pub elsewhere: bool,
     /// To which size the victim's rings may grow, if they may.
     pub grows_to: Option<u64>,
     /// Whether the paths of the victim's links have no room for what it says.
@@ -94,6 +96,7 @@ impl Play {
             addresses: ["10.0.0.1:80", "10.0.0.2:4000"],
             peer: None,
             configuration: "",
+            elsewhere: false,
             grows_to: None,
             full: Arc::default(),
             refused: Arc::default(),
@@ -575,6 +578,6 @@ impl Endpoint for PosingLink {
         self.1.peer.map_or(own.clone(), |(uid, pid)| Peer { uid, pid, ..own })
     }
     fn same_kernel(&self) -> bool {
-        self.0.same_kernel()
+        !self.1.elsewhere && self.0.same_kernel()
     }
 }
