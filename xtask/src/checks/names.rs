@@ -9,7 +9,7 @@ use crate::tree::Tree;
 /// Functions called by a bare verb that fits anything, and so finds nothing.
 const FUNCTIONS: [&str; 8] = ["hear", "keep", "look", "note", "say", "settle", "take", "tell"];
 /// Words that the project once used for a thing that has a name elsewhere, and the name.
-const TYPES: [(&str, &str); 28] = [
+const TYPES: [(&str, &str); 30] = [
     ("Bell", "Doorbell"),
     ("Bells", "Doorbells"),
     ("Board", "StatsPage"),
@@ -31,6 +31,8 @@ const TYPES: [(&str, &str); 28] = [
     ("Met", "what it is"),
     ("Neighbour", "PeerProcess"),
     ("No", "Refusal"),
+    ("OwnCarrier", "OwnRing"),
+    ("PeerCarrier", "PeerRing"),
     ("Ringer", "Notifier"),
     ("Roster", "ConnectionTable"),
     ("Said", "Envelope"),
@@ -186,6 +188,8 @@ mod tests {
     fn canary_private_word_for_a_known_thing_fails() {
         for source in [
             "pub struct Told {",
+            "pub struct PeerCarrier<M: Mem> {",
+            "struct OwnCarrier;",
             "enum Knock<'a> {",
             "type Lines = Vec<u8>;",
             "pub(super) trait Family {",

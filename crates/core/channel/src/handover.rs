@@ -4,7 +4,7 @@
 use tombolo_domain::{Error as DomainError, Offer};
 use tombolo_layout::{Features, SegmentHeader, handshake::Message};
 use tombolo_mem::Mapped;
-use tombolo_ring::{Fresh, OwnCarrier, Reader, Writer, follow as follow_to};
+use tombolo_ring::{Fresh, OwnRing, Reader, Writer, follow as follow_to};
 
 use crate::{Error, Result, end::End};
 
@@ -15,7 +15,7 @@ pub(crate) enum Outgoing {
     #[default]
     Settled,
     /// The new ring was offered; the reader has not declared itself ready.
-    Offered(OwnCarrier<Mapped>, Offer),
+    Offered(OwnRing<Mapped>, Offer),
     /// The writer has moved; the reader may still be draining the ring before.
     Moved,
 }
@@ -42,20 +42,20 @@ impl Outgoing {
         }
         let (segment, offer) = shared.link.allocate(header.segment_len as usize)?;
         // Its header first: the reader may look at any time from now on.
-        let carrier = Fresh::new(segment, &header).into_carrier();
+        let ring = Fresh::new(segment, &header).into_ring();
         let message = Message::Ring { generation, epoch: end.own_epoch };
         if let Err(error) = shared.link.send(&message.encode(), Some(&offer)) {
-            drop(carrier);
+            drop(ring);
             shared.link.retire(None, offer);
             return Err(error.into());
         }
         *self = if ahead {
-            writer.handover().go_ahead(carrier);
+            writer.handover().go_ahead(ring);
             shared.offers.push(offer);
             Self::Moved
         } else {
             writer.handover().announce();
-            Self::Offered(carrier, offer)
+            Self::Offered(ring, offer)
         };
         Ok(())
     }
@@ -73,13 +73,13 @@ impl Outgoing {
     pub(crate) fn go_on(&mut self, writer: &mut Writer<Mapped>, end: &End) -> Result<()> {
         match std::mem::take(self) {
             Self::Settled => {}
-            Self::Offered(carrier, offer) => {
+            Self::Offered(ring, offer) => {
                 if writer.handover().reader_ready()? {
-                    writer.handover().switch_to(carrier);
+                    writer.handover().switch_to(ring);
                     end.link().offers.push(offer);
                     *self = Self::Moved;
                 } else {
-                    *self = Self::Offered(carrier, offer);
+                    *self = Self::Offered(ring, offer);
                 }
             }
             Self::Moved => {
@@ -130,10 +130,10 @@ pub(crate) fn follow(reader: &mut Reader<Mapped>, end: &End, announced: u16) -> 
         return Err(malformed("a control message out of place"));
     };
     let segment = received.segment.ok_or_else(|| malformed("a ring was offered without its segment"))?;
-    let (carrier, header) = follow_to(&segment, generation).map_err(|corrupt| Error::in_segment(corrupt, &segment))?;
+    let (ring, header) = follow_to(&segment, generation).map_err(|corrupt| Error::in_segment(corrupt, &segment))?;
     if generation != announced || epoch != end.peer_epoch || header.epoch != epoch {
         return Err(malformed("the ring offered is not the one announced"));
     }
-    reader.handover().prepare(generation, carrier)?;
+    reader.handover().prepare(generation, ring)?;
     Ok(true)
 }

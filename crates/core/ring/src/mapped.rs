@@ -4,7 +4,7 @@
 use tombolo_layout::{Features, Geometry, HeaderError, SegmentHeader, header, limits, words};
 use tombolo_mem::{Mapped, MappedOwnWord, MappedPeerWord, OwnControl, OwnSegment, OwnWord, PeerSegment};
 
-use crate::{Corrupt, FenceMode, OwnCarrier, PeerCarrier, Reader, ReaderParts, StatsPage, Writer, WriterParts};
+use crate::{Corrupt, FenceMode, OwnRing, PeerRing, Reader, ReaderParts, StatsPage, Writer, WriterParts};
 
 /// How both pipes of a channel are used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -19,7 +19,7 @@ pub struct Mode {
 #[derive(Debug)]
 pub struct Fresh {
     control: OwnControl,
-    carrier: OwnCarrier<Mapped>,
+    ring: OwnRing<Mapped>,
     start: u64,
     /// Whether it has a stats page (C-12).
     has_board: bool,
@@ -35,11 +35,11 @@ impl Fresh {
         assert_eq!(segment.len() as u64, header.segment_len, "the header describes another segment");
         let (control, data) = segment.split(header.geometry().data_offset);
         control.write_header(&header.encode());
-        let carrier = OwnCarrier::<Mapped>::new(control.word(words::TAIL), data);
+        let ring = OwnRing::<Mapped>::new(control.word(words::TAIL), data);
         // The peer may look before this endpoint has begun.
-        carrier.tail.store_relaxed(header.start);
+        ring.tail.store_relaxed(header.start);
         let has_board = header.features.has(Features::STATISTICS);
-        Self { control, carrier, start: header.start, has_board }
+        Self { control, ring, start: header.start, has_board }
     }
 
     /// A word of this segment's control page that a layer above gives a meaning (S-1, S-2); none of the ring's own.
@@ -54,8 +54,8 @@ impl Fresh {
 
     /// The ring alone, for a pipe that moves to it (H-1).
     #[must_use]
-    pub fn into_carrier(self) -> OwnCarrier<Mapped> {
-        self.carrier
+    pub fn into_ring(self) -> OwnRing<Mapped> {
+        self.ring
     }
 }
 
@@ -81,7 +81,7 @@ pub struct Halves {
 /// # Errors
 /// [`Corrupt`] where the peer's header is none, of a ring that is not the first, or begins inside a record.
 pub fn halves(own: Fresh, peer: &PeerSegment, mode: Mode) -> Result<(Halves, SegmentHeader), Corrupt> {
-    let (theirs, carrier) = checked(peer, 0)?;
+    let (theirs, ring) = checked(peer, 0)?;
     if mode.messages && theirs.start % limits::RECORD_ALIGN != 0 {
         let what = "start inside a word";
         return Err(Corrupt { clause: "M-4", what, found: theirs.start, bound: limits::RECORD_ALIGN });
@@ -94,7 +94,7 @@ pub fn halves(own: Fresh, peer: &PeerSegment, mode: Mode) -> Result<(Halves, Seg
     });
     let growth = own.has_board.then(|| control.word(words::RING_GROWTH));
     let writer = Writer::new(WriterParts {
-        carrier: own.carrier,
+        ring: own.ring,
         want_space: control.word(words::WANT_SPACE),
         state: control.word(words::WRITER_STATE),
         head: peer.word(words::HEAD),
@@ -105,7 +105,7 @@ pub fn halves(own: Fresh, peer: &PeerSegment, mode: Mode) -> Result<(Halves, Seg
         ordering: mode.ordering,
     });
     let reader = Reader::new(ReaderParts {
-        carrier,
+        ring,
         head: control.word(words::HEAD),
         want_data: control.word(words::WANT_DATA),
         state: control.word(words::READER_STATE),
@@ -123,12 +123,12 @@ pub fn halves(own: Fresh, peer: &PeerSegment, mode: Mode) -> Result<(Halves, Seg
 ///
 /// # Errors
 /// [`Corrupt`] where its header is none, or of another ring than `generation`.
-pub fn follow(peer: &PeerSegment, generation: u16) -> Result<(PeerCarrier<Mapped>, SegmentHeader), Corrupt> {
-    checked(peer, generation).map(|(header, carrier)| (carrier, header))
+pub fn follow(peer: &PeerSegment, generation: u16) -> Result<(PeerRing<Mapped>, SegmentHeader), Corrupt> {
+    checked(peer, generation).map(|(header, ring)| (ring, header))
 }
 
 /// Copies a peer's header once, checks it, and never reads it again (M-8).
-fn checked(peer: &PeerSegment, generation: u16) -> Result<(SegmentHeader, PeerCarrier<Mapped>), Corrupt> {
+fn checked(peer: &PeerSegment, generation: u16) -> Result<(SegmentHeader, PeerRing<Mapped>), Corrupt> {
     let len = peer.len() as u64;
     if len < limits::CONTROL_LEN + limits::CAPACITY_MIN {
         let what = "segment smaller than a control page and the smallest ring";
@@ -143,6 +143,6 @@ fn checked(peer: &PeerSegment, generation: u16) -> Result<(SegmentHeader, PeerCa
         return Err(Corrupt { clause: "H-1", what: "segment of another ring", found, bound });
     }
     let Geometry { data_offset, .. } = theirs.geometry();
-    let carrier = PeerCarrier::new(peer.word(words::TAIL), peer.data(data_offset));
-    Ok((theirs, carrier))
+    let ring = PeerRing::new(peer.word(words::TAIL), peer.data(data_offset));
+    Ok((theirs, ring))
 }

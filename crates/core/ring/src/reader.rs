@@ -16,7 +16,7 @@ pub(crate) use self::inflow::Inflow;
 use self::inflow::SHORT_WORK;
 use crate::{
     Counters, Error, FenceMode,
-    transport::PeerCarrier,
+    ring::PeerRing,
     wait::{Side, Waits},
 };
 
@@ -24,7 +24,7 @@ use crate::{
 #[derive(Debug)]
 pub struct ReaderParts<M: Mem> {
     /// The first ring.
-    pub carrier: PeerCarrier<M>,
+    pub ring: PeerRing<M>,
     /// Own position.
     pub head: M::OwnWord,
     /// Own wait word.
@@ -67,7 +67,7 @@ impl<M: Mem> Reader<M> {
     pub fn read(&mut self, to: &mut [u8]) -> Result<Option<usize>, Error> {
         let len = to.len() as u64;
         if len <= self.flow.available() && len <= self.flow.release_step {
-            self.flow.carrier.copy_out(self.flow.head, to);
+            self.flow.ring.copy_out(self.flow.head, to);
             self.flow.advance(len)?;
             self.flow.records += 1;
             return Ok(Some(to.len()));
@@ -89,7 +89,7 @@ impl<M: Mem> Reader<M> {
         if there == 0 || (whole && there < len) {
             return 0;
         }
-        self.flow.carrier.copy_out(self.flow.head, &mut to[..there as usize]);
+        self.flow.ring.copy_out(self.flow.head, &mut to[..there as usize]);
         if self.flow.advance(there).is_err() {
             return 0;
         }
@@ -135,13 +135,13 @@ impl<M: Mem> Reader<M> {
     /// Largest record that this ring takes, in bytes.
     #[must_use]
     pub fn message_max(&self) -> u64 {
-        limits::message_max(self.flow.carrier.capacity)
+        limits::message_max(self.flow.ring.capacity)
     }
 
     /// Bytes of the ring.
     #[must_use]
     pub fn capacity(&self) -> u64 {
-        self.flow.carrier.capacity
+        self.flow.ring.capacity
     }
 
     /// Whether the doorbell must be rung now; asking answers it.

@@ -16,7 +16,7 @@ use self::outflow::{STEPPED_FROM, step_for};
 pub use self::{handover::Handover, reader_view::ReaderView};
 use crate::{
     Counters, Error, FenceMode,
-    transport::OwnCarrier,
+    ring::OwnRing,
     wait::{Side, Waits},
 };
 
@@ -53,7 +53,7 @@ pub enum FlushPolicy {
 #[derive(Debug)]
 pub struct WriterParts<M: Mem> {
     /// The first ring.
-    pub carrier: OwnCarrier<M>,
+    pub ring: OwnRing<M>,
     /// Own wait word.
     pub want_space: M::OwnWord,
     /// Own state.
@@ -106,7 +106,7 @@ impl<M: Mem> Writer<M> {
         if len > self.flow.limit.wrapping_sub(self.flow.tail) || len > STEPPED_FROM || !self.flow.is_open() {
             return false;
         }
-        self.flow.carrier.copy_in(self.flow.tail, bytes);
+        self.flow.ring.copy_in(self.flow.tail, bytes);
         self.flow.publish(len);
         self.flow.prepare(len);
         self.flow.records += 1;
@@ -154,8 +154,8 @@ impl<M: Mem> Writer<M> {
         if span > self.flow.limit.wrapping_sub(self.flow.tail) || span > STEPPED_FROM || !self.flow.is_open() {
             return false;
         }
-        self.flow.carrier.put_word(self.flow.tail, payload.len() as u64);
-        self.flow.carrier.copy_in(self.flow.tail.wrapping_add(limits::RECORD_ALIGN), payload);
+        self.flow.ring.put_word(self.flow.tail, payload.len() as u64);
+        self.flow.ring.copy_in(self.flow.tail.wrapping_add(limits::RECORD_ALIGN), payload);
         self.flow.publish(span);
         self.flow.prepare(span);
         self.flow.records += 1;
@@ -172,13 +172,13 @@ impl<M: Mem> Writer<M> {
             return Ok(None);
         }
         let end = self.flow.tail.wrapping_add(record::span(len));
-        self.flow.carrier.put_word(self.flow.tail, len);
+        self.flow.ring.put_word(self.flow.tail, len);
         let mut at = self.flow.tail.wrapping_add(limits::RECORD_ALIGN);
         // Steps are multiples of eight, as every published position is in message mode.
         let step = step_for(len);
         for part in parts {
             for piece in part.chunks(step as usize) {
-                self.flow.carrier.copy_in(at, piece);
+                self.flow.ring.copy_in(at, piece);
                 at = at.wrapping_add(piece.len() as u64);
                 let whole = (at.wrapping_sub(self.flow.tail)) & !(limits::RECORD_ALIGN - 1);
                 if whole >= step {
@@ -200,13 +200,13 @@ impl<M: Mem> Writer<M> {
     /// Largest record that this ring takes, in bytes.
     #[must_use]
     pub fn message_max(&self) -> u64 {
-        limits::message_max(self.flow.carrier.capacity)
+        limits::message_max(self.flow.ring.capacity)
     }
 
     /// Bytes of the ring.
     #[must_use]
     pub fn capacity(&self) -> u64 {
-        self.flow.carrier.capacity
+        self.flow.ring.capacity
     }
 
     /// Bytes published and not yet read, as far as this endpoint knows.
@@ -289,8 +289,8 @@ impl<M: Mem> Side for Writer<M> {
     fn arm(&mut self, need: u64) {
         // Not for one byte: room for an eighth of the ring is worth a wake-up, and a drained ring always has it. Who waits
         // has less room than it needs, so after a switch (H-3) the target lies in the present ring.
-        let room = need.max(self.flow.carrier.capacity / 8);
-        let target = self.flow.tail.wrapping_add(room).wrapping_sub(self.flow.carrier.capacity);
+        let room = need.max(self.flow.ring.capacity / 8);
+        let target = self.flow.tail.wrapping_add(room).wrapping_sub(self.flow.ring.capacity);
         // ORDER R-12: Relaxed; the fence (A2) in `wait` pairs with the notifier's (B2).
         self.flow.want_space.store_relaxed(words::armed(target));
     }

@@ -72,7 +72,7 @@ impl<'a> WriteInPlace<'a> {
         if skip.checked_add(len as u64)? > self.flow.room() {
             return None;
         }
-        let (tail, ring) = (self.flow.tail, &mut self.flow.carrier);
+        let (tail, ring) = (self.flow.tail, &mut self.flow.ring);
         let offset = ring.offset(tail.wrapping_add(skip));
         let first = len.min(ring.data.len() - offset);
         Some(ring.data.slices_mut((offset, first), (0, len - first)))
@@ -88,7 +88,7 @@ impl<'a> WriteInPlace<'a> {
             return Err(Error::TooLarge { len, max: flow.room() });
         }
         if flow.messages {
-            flow.carrier.put_word(flow.tail, len);
+            flow.ring.put_word(flow.tail, len);
         }
         flow.publish(if flow.messages { record::span(len) } else { len });
         flow.records += 1;
@@ -154,7 +154,7 @@ impl<M: Mem> ReadInPlace<'_, M> {
         let later = if flow.available() < end { Handover { flow: &mut *flow }.available_later()? } else { 0 };
         let here = flow.available();
         let n = here.saturating_sub(skip).min(to.len() as u64) as usize;
-        flow.carrier.copy_out(flow.head.wrapping_add(skip), &mut to[..n]);
+        flow.ring.copy_out(flow.head.wrapping_add(skip), &mut to[..n]);
         flow.check_memory()?;
         let (skip, to) = (skip + n as u64, &mut to[n..]);
         let more = later.saturating_sub(skip.saturating_sub(here)).min(to.len() as u64) as usize;
@@ -191,8 +191,8 @@ impl<'a> ReadInPlace<'a, Mapped> {
     pub fn found(self) -> Option<Peeked<'a>> {
         let (skip, len) = self.range()?;
         let flow: &'a Inflow<Mapped> = self.flow;
-        let offset = flow.carrier.offset(flow.head.wrapping_add(skip));
-        let first = (len as usize).min(flow.carrier.data.len() - offset);
-        Some((flow.carrier.data.slice(offset, first), flow.carrier.data.slice(0, len as usize - first)))
+        let offset = flow.ring.offset(flow.head.wrapping_add(skip));
+        let first = (len as usize).min(flow.ring.data.len() - offset);
+        Some((flow.ring.data.slice(offset, first), flow.ring.data.slice(0, len as usize - first)))
     }
 }

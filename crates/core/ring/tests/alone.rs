@@ -128,7 +128,7 @@ fn h4_pipe_that_moves_keeps_its_bytes() {
     assert_eq!(reader.handover().announced().unwrap(), Some(generation));
     reader.handover().prepare(generation, follow(&seen, generation).unwrap().0).unwrap();
     assert!(writer.handover().reader_ready().unwrap());
-    writer.handover().switch_to(next.into_carrier());
+    writer.handover().switch_to(next.into_ring());
     assert_eq!(writer.write(&bytes(100, 100)).unwrap(), Some(100));
     let mut unread = Vec::new();
     writer.handover().unread_from(0, &mut unread).unwrap();

@@ -8,7 +8,7 @@ use std::{
 
 use tombolo_layout::state::{Phase, State};
 use tombolo_mem::{Mem, OwnData, OwnWord, PeerData, PeerWord, Untrusted};
-use tombolo_ring::{Error, FenceMode, OwnCarrier, Writer, WriterParts};
+use tombolo_ring::{Error, FenceMode, OwnRing, Writer, WriterParts};
 
 /// Memory of one thread, in which something may happen before a word is loaded.
 #[derive(Debug)]
@@ -88,7 +88,7 @@ fn written() -> (Writer<Staged>, Word, Word) {
     let (head, reader_state) = (Word::default(), Word::default());
     reader_state.value.set(State::OPEN.encode());
     let mut writer = Writer::<Staged>::new(WriterParts {
-        carrier: OwnCarrier::new(Word::default(), Bytes(64)),
+        ring: OwnRing::new(Word::default(), Bytes(64)),
         want_space: Word::default(),
         state: Word::default(),
         head: head.clone(),

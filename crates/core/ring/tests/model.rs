@@ -15,7 +15,7 @@ use proptest::{prelude::*, sample::select};
 use tombolo_layout::{record, state::Phase};
 use tombolo_mem::Mapped;
 use tombolo_ring::{
-    Deadline, Error, FenceMode, FlushPolicy, Mode, OwnCarrier, Reader, Side, Spin, WaitContext, Waited, Woken, Writer,
+    Deadline, Error, FenceMode, FlushPolicy, Mode, OwnRing, Reader, Side, Spin, WaitContext, Waited, Woken, Writer,
     halves, wait,
 };
 
@@ -88,7 +88,7 @@ struct Model {
     records: VecDeque<Vec<u8>>,
     next: u8,
     /// Announced, not switched to yet.
-    offered: Option<OwnCarrier<Mapped>>,
+    offered: Option<OwnRing<Mapped>>,
     /// Where the present ring began (H-3).
     switch_point: u64,
 }

@@ -34,7 +34,7 @@ use tombolo_layout::{
 use tombolo_mem::{
     Mapped, MappedOwnWord, MappedPeerWord, Mem, OwnBytes, OwnData, OwnWord, PeerBytes, PeerData, Untrusted,
 };
-use tombolo_ring::{Error, FenceMode, OwnCarrier, PeerCarrier, Reader, ReaderParts, Record, Side, Writer, WriterParts};
+use tombolo_ring::{Error, FenceMode, OwnRing, PeerRing, Reader, ReaderParts, Record, Side, Writer, WriterParts};
 
 const TURNS: u64 = 1000;
 /// A child that finds something wrong leaves with this code.
@@ -294,7 +294,7 @@ fn mortal_pair(capacity: u64, messages: bool) -> (Writer<Mortal>, Reader<Mortal>
     let ((writers, data), (readers, _)) = (writers.split(DATA), readers.split(DATA));
     let (start, ordering) = (0, FenceMode::Fences);
     let writer = Writer::new(WriterParts {
-        carrier: OwnCarrier::new(MortalWord(writers.word(words::TAIL)), MortalBytes(data)),
+        ring: OwnRing::new(MortalWord(writers.word(words::TAIL)), MortalBytes(data)),
         want_space: MortalWord(writers.word(words::WANT_SPACE)),
         state: MortalWord(writers.word(words::WRITER_STATE)),
         head: of_reader.word(words::HEAD),
@@ -305,7 +305,7 @@ fn mortal_pair(capacity: u64, messages: bool) -> (Writer<Mortal>, Reader<Mortal>
         ordering,
     });
     let reader = Reader::new(ReaderParts {
-        carrier: PeerCarrier::new(of_writer.word(words::TAIL), MortalView(of_writer.data(DATA))),
+        ring: PeerRing::new(of_writer.word(words::TAIL), MortalView(of_writer.data(DATA))),
         head: MortalWord(readers.word(words::HEAD)),
         want_data: MortalWord(readers.word(words::WANT_DATA)),
         state: MortalWord(readers.word(words::READER_STATE)),

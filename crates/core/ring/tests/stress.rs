@@ -31,7 +31,7 @@ use tombolo_mem::{
     Mapped, MappedOwnWord, MappedPeerWord, Mem, OwnBytes, OwnControl, PeerBytes, PeerSegment, create_sealed,
 };
 use tombolo_ring::{
-    Deadline, Error, FenceMode, OwnCarrier, PeerCarrier, Reader, ReaderParts, Side, Spin, WaitContext, Woken, Writer,
+    Deadline, Error, FenceMode, OwnRing, PeerRing, Reader, ReaderParts, Side, Spin, WaitContext, Woken, Writer,
     WriterParts, arm, wait,
 };
 
@@ -81,7 +81,7 @@ fn segment() -> (OwnControl, OwnBytes, PeerSegment) {
 fn pipe<M: Real>(messages: bool, ordering: FenceMode) -> (Writer<M>, Reader<M>) {
     let ((writers, data, seen_by_reader), (readers, _, seen_by_writer)) = (segment(), segment());
     let writer = Writer::new(WriterParts {
-        carrier: OwnCarrier::new(writers.word(words::TAIL), data),
+        ring: OwnRing::new(writers.word(words::TAIL), data),
         want_space: writers.word(words::WANT_SPACE),
         state: writers.word(words::WRITER_STATE),
         head: seen_by_writer.word(words::HEAD),
@@ -92,7 +92,7 @@ fn pipe<M: Real>(messages: bool, ordering: FenceMode) -> (Writer<M>, Reader<M>) 
         ordering,
     });
     let reader = Reader::new(ReaderParts {
-        carrier: PeerCarrier::new(seen_by_reader.word(words::TAIL), seen_by_reader.data(limits::CONTROL_LEN as usize)),
+        ring: PeerRing::new(seen_by_reader.word(words::TAIL), seen_by_reader.data(limits::CONTROL_LEN as usize)),
         head: readers.word(words::HEAD),
         want_data: readers.word(words::WANT_DATA),
         state: readers.word(words::READER_STATE),

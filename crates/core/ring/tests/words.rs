@@ -13,8 +13,8 @@ use tombolo_mem::{
     Mapped, MappedOwnWord, MappedPeerWord, Mem, OwnBytes, OwnWord, PeerBytes, PeerData, PeerSegment, PeerWord,
 };
 use tombolo_ring::{
-    Deadline, Error, FenceMode, Halves, Mode, OwnCarrier, PeerCarrier, Reader, ReaderParts, Side, Spin, WaitContext,
-    Waited, Woken, Writer, WriterParts, follow, halves, wait,
+    Deadline, Error, FenceMode, Halves, Mode, OwnRing, PeerRing, Reader, ReaderParts, Side, Spin, WaitContext, Waited,
+    Woken, Writer, WriterParts, follow, halves, wait,
 };
 
 const CONTROL: usize = limits::CONTROL_LEN as usize;
@@ -33,7 +33,7 @@ fn move_on(from: &mut Writer<Mapped>, to: &mut Reader<Mapped>, generation: u16) 
     assert_eq!(to.handover().announced(), Ok(Some(generation)));
     to.handover().prepare(generation, follow(&seen, generation).unwrap().0).unwrap();
     assert_eq!(from.handover().reader_ready(), Ok(true));
-    from.handover().switch_to(own.into_carrier());
+    from.handover().switch_to(own.into_ring());
     seen
 }
 
@@ -118,7 +118,7 @@ fn counted(ordering: FenceMode) -> (Writer<Counted>, Reader<Counted>) {
     let ((writers, of_writer), (readers, of_reader)) = (memory(4096), memory(4096));
     let ((writers, data), (readers, _)) = (writers.split(CONTROL), readers.split(CONTROL));
     let writer = Writer::new(WriterParts {
-        carrier: OwnCarrier::new(writers.word(words::TAIL), data),
+        ring: OwnRing::new(writers.word(words::TAIL), data),
         want_space: writers.word(words::WANT_SPACE),
         state: writers.word(words::WRITER_STATE),
         head: of_reader.word(words::HEAD),
@@ -129,7 +129,7 @@ fn counted(ordering: FenceMode) -> (Writer<Counted>, Reader<Counted>) {
         ordering,
     });
     let reader = Reader::new(ReaderParts {
-        carrier: PeerCarrier::new(of_writer.word(words::TAIL), of_writer.data(CONTROL)),
+        ring: PeerRing::new(of_writer.word(words::TAIL), of_writer.data(CONTROL)),
         head: readers.word(words::HEAD),
         want_data: readers.word(words::WANT_DATA),
         state: readers.word(words::READER_STATE),

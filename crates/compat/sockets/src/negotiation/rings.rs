@@ -14,7 +14,7 @@ use tombolo_growth::RingBudget;
 use tombolo_layout::{SegmentHeader, sockets::Message};
 use tombolo_mem::Mapped;
 use tombolo_os::clock::coarse_time;
-use tombolo_ring::{Fresh, OwnCarrier};
+use tombolo_ring::{Fresh, OwnRing};
 
 use super::peer_process::PeerProcess;
 use crate::{
@@ -125,7 +125,7 @@ fn offer_over(
     peer_processes: &mut [PeerProcess],
     quota: &Quota,
     pipes: &Pipes,
-    offer: impl FnOnce(&mut dyn FnMut(&SegmentHeader) -> Option<(OwnCarrier<Mapped>, Lease)>),
+    offer: impl FnOnce(&mut dyn FnMut(&SegmentHeader) -> Option<(OwnRing<Mapped>, Lease)>),
 ) {
     let mut peer = find_session(peer_processes, pipes);
     offer(&mut |header| peer.as_mut()?.send_ring(quota, header, pipes.epochs.peer));
@@ -133,7 +133,7 @@ fn offer_over(
 
 impl PeerProcess {
     /// Makes a ring and sends it to the peer's end with the number `to`. None where there is no room for it now.
-    fn send_ring(&mut self, quota: &Quota, header: &SegmentHeader, to: u64) -> Option<(OwnCarrier<Mapped>, Lease)> {
+    fn send_ring(&mut self, quota: &Quota, header: &SegmentHeader, to: u64) -> Option<(OwnRing<Mapped>, Lease)> {
         self.send_waiting().ok()?;
         if !self.outbox.is_empty() || !self.outbox.is_open() {
             return None;
@@ -142,7 +142,7 @@ impl PeerProcess {
         // The segment has a descriptor until the peer has been sent one.
         aside::lifted(|| {
             let (segment, offer) = self.link.allocate(header.segment_len as usize).ok()?;
-            let next = Fresh::new(segment, header).into_carrier();
+            let next = Fresh::new(segment, header).into_ring();
             let message = Message::Ring { to, generation: header.generation };
             let sent = self.outbox.try_send(|| self.link.send(&message.encode(), Some(&offer)));
             self.link.retire(None, offer);

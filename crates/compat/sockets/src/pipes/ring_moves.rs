@@ -5,7 +5,7 @@ use tombolo_growth::{Growth, GrowthRule, RingBudget};
 use tombolo_layout::limits;
 use tombolo_mem::Mapped;
 use tombolo_os::clock::coarse_time;
-use tombolo_ring::{Error, OwnCarrier, Writer};
+use tombolo_ring::{Error, OwnRing, Writer};
 
 use crate::quota::Lease;
 
@@ -26,7 +26,7 @@ pub(super) struct RingMoves {
 pub(super) enum MoveStage {
     None,
     /// It was offered, and the peer is not ready.
-    Offered(OwnCarrier<Mapped>, Lease),
+    Offered(OwnRing<Mapped>, Lease),
     /// This end has moved, and the peer may still read in the ring before, which costs this.
     Moved {
         _costs: Option<Lease>,

@@ -7,13 +7,13 @@ use tombolo_growth::RingReason;
 use tombolo_layout::{Features, SegmentHeader, words};
 use tombolo_mem::{Mapped, MappedPeerWord, PeerSegment};
 use tombolo_os::clock::coarse_time;
-use tombolo_ring::{Error, OwnCarrier, PeerCarrier, follow};
+use tombolo_ring::{Error, OwnRing, PeerRing, follow};
 
 use super::{Pipes, Rx, Tx, ring_moves::MoveStage};
 use crate::{connection::Connection, quota::Lease};
 
 /// Makes a segment as its header says and sends it with its number, if there is room for that now.
-pub(crate) type RingOffer<'a> = &'a mut dyn FnMut(&SegmentHeader) -> Option<(OwnCarrier<Mapped>, Lease)>;
+pub(crate) type RingOffer<'a> = &'a mut dyn FnMut(&SegmentHeader) -> Option<(OwnRing<Mapped>, Lease)>;
 
 impl Tx {
     /// Goes on with a move of the ring, if one is under way.
@@ -131,7 +131,7 @@ impl Pipes {
 }
 
 /// A ring as it was offered, if it is one of the peer's end with this number.
-fn check_ring(generation: u16, segment: &PeerSegment, epoch: u64) -> Option<(PeerCarrier<Mapped>, MappedPeerWord)> {
+fn check_ring(generation: u16, segment: &PeerSegment, epoch: u64) -> Option<(PeerRing<Mapped>, MappedPeerWord)> {
     let (next, header) = follow(segment, generation).ok()?;
     (header.epoch == epoch).then(|| (next, segment.word(words::TAIL)))
 }

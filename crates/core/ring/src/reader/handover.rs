@@ -5,7 +5,7 @@ use tombolo_layout::state::State;
 use tombolo_mem::{Mem, PeerWord};
 
 use super::Inflow;
-use crate::{Corrupt, Error, PeerCarrier};
+use crate::{Corrupt, Error, PeerRing};
 
 /// The steps by which a reader follows its pipe to another ring; see [`Reader::handover`](super::Reader::handover).
 #[derive(Debug)]
@@ -30,7 +30,7 @@ impl<M: Mem> Handover<'_, M> {
     ///
     /// # Errors
     /// [`Error::Corrupt`] where it is not the ring that was announced.
-    pub fn prepare(&mut self, generation: u16, next: PeerCarrier<M>) -> Result<(), Error> {
+    pub fn prepare(&mut self, generation: u16, next: PeerRing<M>) -> Result<(), Error> {
         // Everything before the last switch point may have been read without a step into the ring behind it.
         self.flow.follow()?;
         if self.announced()? != Some(generation) || self.flow.next.is_some() {
@@ -89,7 +89,7 @@ impl<M: Mem> Handover<'_, M> {
     /// How far beyond the reader's position the writer can come before anything is read.
     #[must_use]
     pub fn reach(&self) -> u64 {
-        self.flow.carrier.capacity + self.flow.next.as_ref().map_or(0, |next| next.capacity)
+        self.flow.ring.capacity + self.flow.next.as_ref().map_or(0, |next| next.capacity)
     }
 
     /// Lets the writer go on in a ring before it was taken here (H-9).
@@ -100,18 +100,18 @@ impl<M: Mem> Handover<'_, M> {
     /// Whether the writer went ahead to a ring that was not taken yet, as last seen: what it publishes there comes next (H-9).
     #[must_use]
     pub fn is_behind(&self) -> bool {
-        self.flow.next.is_none() && self.flow.writer.current != self.flow.ring()
+        self.flow.next.is_none() && self.flow.writer.current != self.flow.generation()
     }
 
     /// Whether the writer has gone on to the next ring, as last seen, and the reader has not.
     pub(crate) fn is_left(&self) -> bool {
-        self.flow.next.is_some() && self.flow.writer.current != self.flow.ring()
+        self.flow.next.is_some() && self.flow.writer.current != self.flow.generation()
     }
 
     /// Returns the number of the ring that the writer is in, as far as was seen: its tail says how much there is. The reader
     /// may still be in the one before.
     #[must_use]
     pub fn ring_written(&self) -> u16 {
-        if self.is_left() { self.flow.state.ready } else { self.flow.ring() }
+        if self.is_left() { self.flow.state.ready } else { self.flow.generation() }
     }
 }

@@ -11,8 +11,7 @@ use tombolo_mem::{Mem, OwnWord, PeerWord};
 
 use super::ReaderParts;
 use crate::{
-    Corrupt, Counters, Error, FenceMode, notify::Notifier, pause::pause, slip::Slip, transport::PeerCarrier,
-    wait::Waits,
+    Corrupt, Counters, Error, FenceMode, notify::Notifier, pause::pause, ring::PeerRing, slip::Slip, wait::Waits,
 };
 
 /// Space is handed back at the latest after so many bytes.
@@ -36,7 +35,7 @@ pub(super) const PATIENCE_FOR: usize = 4 << 10;
 /// What a reader knows, and the words that it shares with its writer.
 #[derive(Debug)]
 pub(crate) struct Inflow<M: Mem> {
-    pub(crate) carrier: PeerCarrier<M>,
+    pub(crate) ring: PeerRing<M>,
     /// Position of the next byte to be read.
     pub(crate) head: u64,
     /// The tail as last seen and checked.
@@ -55,7 +54,7 @@ pub(crate) struct Inflow<M: Mem> {
     /// Bytes of what was last found to be shown.
     pub(crate) peeked: Option<u64>,
     pub(crate) waits: Waits,
-    pub(crate) next: Option<PeerCarrier<M>>,
+    pub(crate) next: Option<PeerRing<M>>,
     /// The newest announced ring that the caller knows of (H-1).
     pub(crate) told: u16,
     /// The writer may go on in a ring before it was taken here (H-9).
@@ -71,7 +70,7 @@ pub(crate) struct Inflow<M: Mem> {
 impl<M: Mem> Inflow<M> {
     /// What a reader at the beginning of its pipe knows. Publishes that it is open.
     pub(super) fn new(parts: ReaderParts<M>) -> Self {
-        let ReaderParts { carrier, start, .. } = parts;
+        let ReaderParts { ring, start, .. } = parts;
         parts.head.store_relaxed(start);
         // ORDER R-15: Release; pairs with the Acquire in Outflow::look_at_reader.
         parts.state.store_release(State::OPEN.encode());
@@ -79,8 +78,8 @@ impl<M: Mem> Inflow<M> {
             head: start,
             tail_seen: start,
             released: start,
-            release_step: release_step(carrier.capacity),
-            carrier,
+            release_step: release_step(ring.capacity),
+            ring,
             notifier: Notifier::new(parts.want_space, start),
             slip: Slip::default(),
             ordering: parts.ordering,
@@ -142,7 +141,7 @@ impl<M: Mem> Inflow<M> {
                 }
                 continue;
             }
-            self.carrier.copy_out(self.head, &mut to[*done..*done + take]);
+            self.ring.copy_out(self.head, &mut to[*done..*done + take]);
             self.advance(take as u64)?;
             *done += take;
         }
@@ -186,7 +185,7 @@ impl<M: Mem> Inflow<M> {
     /// [`Error::Revoked`] where it was taken away.
     #[inline]
     pub(crate) fn check_memory(&mut self) -> Result<(), Error> {
-        if self.carrier.is_lost() { self.note_loss() } else { Ok(()) }
+        if self.ring.is_lost() { self.note_loss() } else { Ok(()) }
     }
 
     #[cold]
@@ -220,7 +219,7 @@ impl<M: Mem> Inflow<M> {
         let found = self.available();
         if found != 0 && found < SLIP_BELOW && self.slip.pause::<M>() {
             self.load_tail()?;
-            self.slip.learn(self.available() > found, self.available() < self.carrier.capacity / 4);
+            self.slip.learn(self.available() > found, self.available() < self.ring.capacity / 4);
         }
         self.prefetch();
         Ok(())
@@ -230,16 +229,16 @@ impl<M: Mem> Inflow<M> {
     pub(super) fn prefetch(&self) {
         let available = self.available();
         if available != 0 && available <= PREFETCH_UP_TO {
-            self.carrier.prefetch(self.head, available);
+            self.ring.prefetch(self.head, available);
         }
     }
 
     #[inline]
     pub(super) fn load_tail(&mut self) -> Result<(), Error> {
         // ORDER R-5: Acquire; pairs with the Release in Outflow::publish. The bytes before it may be read.
-        let seen = self.carrier.tail.load_acquire().check(|tail| {
+        let seen = self.ring.tail.load_acquire().check(|tail| {
             let ahead = tail.wrapping_sub(self.head);
-            let bound = self.carrier.capacity;
+            let bound = self.ring.capacity;
             if ahead > bound {
                 Err(Corrupt { clause: "R-7", what: "tail more than a ring ahead of the head", found: tail, bound })
             } else if ahead < self.available() {
@@ -317,7 +316,7 @@ impl<M: Mem> Inflow<M> {
             return Ok(false);
         }
         self.look_at_writer()?;
-        if self.writer.current == self.ring() {
+        if self.writer.current == self.generation() {
             return Ok(false);
         }
         self.load_tail()?;
@@ -332,9 +331,9 @@ impl<M: Mem> Inflow<M> {
         Ok(true)
     }
 
-    pub(super) fn enter(&mut self, next: PeerCarrier<M>) {
+    pub(super) fn enter(&mut self, next: PeerRing<M>) {
         self.release_step = release_step(next.capacity);
-        self.carrier = next;
+        self.ring = next;
     }
 
     /// Whether the writer's rings fit what this reader did: at most one move is outstanding, and none goes back (H-5).
@@ -354,7 +353,7 @@ impl<M: Mem> Inflow<M> {
     }
 
     /// The ring that is being read; the next one may be mapped already.
-    pub(crate) fn ring(&self) -> u16 {
+    pub(crate) fn generation(&self) -> u16 {
         self.state.ready.wrapping_sub(self.next.is_some().into())
     }
 
@@ -364,8 +363,8 @@ impl<M: Mem> Inflow<M> {
         if self.available() < RECORD_ALIGN && !self.look_for_more()? {
             return Ok(None);
         }
-        let max = limits::message_max(self.carrier.capacity);
-        let len = self.carrier.word(self.head).check(|word| match record::decode(word.to_le_bytes()) {
+        let max = limits::message_max(self.ring.capacity);
+        let len = self.ring.word(self.head).check(|word| match record::decode(word.to_le_bytes()) {
             Some(len) if u64::from(len) <= max => Ok(u64::from(len)),
             Some(_) => Err(Corrupt { clause: "R-21", what: "record longer than its ring", found: word, bound: max }),
             None => Err(Corrupt { clause: "R-20", what: "record header", found: word, bound: u64::from(u32::MAX) }),
@@ -409,7 +408,7 @@ fn check_state<M: Mem>(flow: &Inflow<M>, word: u64) -> Result<State, Corrupt> {
 #[cold]
 #[inline(never)]
 fn note_lie<M: Mem>(flow: &mut Inflow<M>, corrupt: Corrupt) -> Error {
-    let lost = flow.carrier.is_lost() || flow.writer_state.is_lost();
+    let lost = flow.ring.is_lost() || flow.writer_state.is_lost();
     let error = if lost { Error::Revoked } else { corrupt.into() };
     flow.broken = Some(error);
     flow.tail_seen = flow.head;

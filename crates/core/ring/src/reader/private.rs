@@ -29,7 +29,7 @@ impl<M: Mem> Reader<M> {
             bound: self.flow.released,
             rung: self.flow.notifier.rung,
             peer_state: self.flow.writer,
-            ring: self.flow.ring(),
+            ring: self.flow.generation(),
             told: self.flow.told,
             counters: self.flow.counters().listed(),
         }
@@ -48,8 +48,8 @@ impl<M: Mem> Reader<M> {
         {
             self.flow.enter(next);
         }
-        check_ring(record.ring, self.flow.ring())?;
-        check_fits(record.peer_position.wrapping_sub(record.position), self.flow.carrier.capacity)?;
+        check_ring(record.ring, self.flow.generation())?;
+        check_fits(record.peer_position.wrapping_sub(record.position), self.flow.ring.capacity)?;
         self.flow.state = record.state;
         self.flow.head = record.position;
         self.flow.tail_seen = if self.flow.broken.is_some() { self.flow.head } else { record.peer_position };
@@ -75,7 +75,7 @@ impl<M: Mem> Reader<M> {
         (self.flow.released, self.flow.tail_seen, self.flow.peeked) = (self.flow.head, self.flow.head, None);
         // One who read beyond all that this ring ever carried had followed to the next. Where the tail is a lie, the
         // lies to come are checked there.
-        let tail = self.flow.carrier.tail.load_acquire().hint();
+        let tail = self.flow.ring.tail.load_acquire().hint();
         if (tail.wrapping_sub(self.flow.head) as i64) < 0
             && let Some(next) = self.flow.next.take()
         {

@@ -25,7 +25,7 @@ impl<M: Mem> Reader<M> {
         let to = &mut to[..len as usize];
         let span = record::span(len);
         if span <= self.flow.available() {
-            self.flow.carrier.copy_out(self.flow.head.wrapping_add(RECORD_ALIGN), to);
+            self.flow.ring.copy_out(self.flow.head.wrapping_add(RECORD_ALIGN), to);
         } else if !self.copy_behind_writer(to)? {
             self.flow.waits.stalls += 1;
             return Ok(None);
@@ -44,7 +44,7 @@ impl<M: Mem> Reader<M> {
         loop {
             let there = (self.flow.available() - RECORD_ALIGN).min(to.len() as u64) as usize;
             if there > done {
-                self.flow.carrier.copy_out(payload.wrapping_add(done as u64), &mut to[done..there]);
+                self.flow.ring.copy_out(payload.wrapping_add(done as u64), &mut to[done..there]);
                 done = there;
                 if done - paid >= PATIENCE_FOR {
                     (paid, patience) = (done, PATIENCE);

@@ -5,7 +5,7 @@ use tombolo_layout::state::{Phase, State};
 use tombolo_mem::{Mem, OwnWord};
 
 use super::Outflow;
-use crate::{Corrupt, Error, OwnCarrier};
+use crate::{Corrupt, Error, OwnRing};
 
 /// The steps by which a writer moves its pipe to another ring; see [`Writer::handover`](super::Writer::handover).
 #[derive(Debug)]
@@ -53,7 +53,7 @@ impl<M: Mem> Handover<'_, M> {
     ///
     /// # Panics
     /// If the reader is not ready for it: bytes would be lost.
-    pub fn switch_to(&mut self, next: OwnCarrier<M>) {
+    pub fn switch_to(&mut self, next: OwnRing<M>) {
         assert!(
             self.flow.reader.ready == self.flow.state.ready && self.flow.state.ready != self.flow.state.current,
             "H-3: reader not ready"
@@ -66,7 +66,7 @@ impl<M: Mem> Handover<'_, M> {
     ///
     /// # Panics
     /// If no ring may be offered ([`can_offer`](Self::can_offer)): bytes would be lost.
-    pub fn go_ahead(&mut self, next: OwnCarrier<M>) {
+    pub fn go_ahead(&mut self, next: OwnRing<M>) {
         let State { ready, current, .. } = self.flow.state;
         assert!(
             ready == current && self.flow.reader.ready == ready && self.flow.previous.is_none(),
@@ -75,11 +75,11 @@ impl<M: Mem> Handover<'_, M> {
         self.go_on_in(next, self.next_generation());
     }
 
-    fn go_on_in(&mut self, next: OwnCarrier<M>, generation: u16) {
+    fn go_on_in(&mut self, next: OwnRing<M>, generation: u16) {
         // A reader that follows finds at least the switch point here.
         next.tail.store_relaxed(self.flow.tail);
         self.flow.limit = self.flow.tail.wrapping_add(next.capacity);
-        self.flow.previous = Some(std::mem::replace(&mut self.flow.carrier, next));
+        self.flow.previous = Some(std::mem::replace(&mut self.flow.ring, next));
         self.flow.floor = self.flow.tail;
         self.flow.publish_state(State { ready: generation, current: generation, ..self.flow.state });
     }
@@ -103,8 +103,8 @@ impl<M: Mem> Handover<'_, M> {
         if let Some(previous) = &self.flow.previous {
             previous.copy_back(from, old);
         }
-        self.flow.carrier.copy_back(from.wrapping_add(in_previous), new);
-        if self.flow.carrier.is_lost() || self.flow.previous.as_ref().is_some_and(OwnCarrier::is_lost) {
+        self.flow.ring.copy_back(from.wrapping_add(in_previous), new);
+        if self.flow.ring.is_lost() || self.flow.previous.as_ref().is_some_and(OwnRing::is_lost) {
             return Err(Error::Revoked);
         }
         Ok(())

@@ -12,7 +12,7 @@ use tombolo_layout::{
 use tombolo_mem::{Mem, OwnWord, PeerWord};
 
 use super::{FlushPolicy, WriterParts};
-use crate::{Corrupt, Counters, Error, FenceMode, notify::Notifier, transport::OwnCarrier, wait::Waits};
+use crate::{Corrupt, Counters, Error, FenceMode, notify::Notifier, ring::OwnRing, wait::Waits};
 
 /// Writes of more than this are published in steps, so that reader and writer copy at the same time.
 pub(super) const STEPPED_FROM: u64 = 16 << 10;
@@ -23,7 +23,7 @@ const PREPARE_UP_TO: u64 = 1 << 10;
 /// What a writer knows, and the words that it shares with its reader.
 #[derive(Debug)]
 pub(crate) struct Outflow<M: Mem> {
-    pub(crate) carrier: OwnCarrier<M>,
+    pub(crate) ring: OwnRing<M>,
     /// Position after the last byte published.
     pub(crate) tail: u64,
     /// The tail may grow to here without another look at the head.
@@ -47,7 +47,7 @@ pub(crate) struct Outflow<M: Mem> {
     pub(crate) records: u64,
     pub(crate) start: u64,
     pub(crate) waits: Waits,
-    pub(crate) previous: Option<OwnCarrier<M>>,
+    pub(crate) previous: Option<OwnRing<M>>,
     pub(crate) head: M::PeerWord,
     pub(crate) want_space: M::OwnWord,
     pub(crate) state_word: M::OwnWord,
@@ -59,14 +59,14 @@ pub(crate) struct Outflow<M: Mem> {
 impl<M: Mem> Outflow<M> {
     /// What a writer at the beginning of its pipe knows. Publishes that it is open.
     pub(super) fn new(parts: WriterParts<M>) -> Self {
-        let WriterParts { carrier, start, .. } = parts;
-        carrier.tail.store_relaxed(start);
+        let WriterParts { ring, start, .. } = parts;
+        ring.tail.store_relaxed(start);
         // ORDER R-15: Release; pairs with the Acquire in Inflow::look_at_writer.
         parts.state.store_release(State::OPEN.encode());
         Self {
             tail: start,
-            limit: start.wrapping_add(carrier.capacity),
-            carrier,
+            limit: start.wrapping_add(ring.capacity),
+            ring,
             head_seen: start,
             floor: start,
             notifier: Notifier::new(parts.want_data, start),
@@ -95,7 +95,7 @@ impl<M: Mem> Outflow<M> {
     #[inline]
     pub(super) fn prepare(&self, len: u64) {
         if len <= PREPARE_UP_TO {
-            self.carrier.prepare(self.tail, len);
+            self.ring.prepare(self.tail, len);
         }
     }
 
@@ -122,7 +122,7 @@ impl<M: Mem> Outflow<M> {
                 break;
             }
             let (now, later) = rest.split_at(take);
-            self.carrier.copy_in(self.tail, now);
+            self.ring.copy_in(self.tail, now);
             self.publish(now.len() as u64);
             rest = later;
         }
@@ -138,7 +138,7 @@ impl<M: Mem> Outflow<M> {
     /// Whether a record of `len` bytes fits now.
     pub(super) fn make_room(&mut self, len: u64) -> Result<bool, Error> {
         self.check_open()?;
-        let max = limits::message_max(self.carrier.capacity);
+        let max = limits::message_max(self.ring.capacity);
         if len > max {
             return Err(Error::TooLarge { len, max });
         }
@@ -153,7 +153,7 @@ impl<M: Mem> Outflow<M> {
             return self.make_room(len);
         }
         self.check_open()?;
-        let max = self.carrier.capacity;
+        let max = self.ring.capacity;
         if len > max {
             return Err(Error::TooLarge { len, max });
         }
@@ -185,7 +185,7 @@ impl<M: Mem> Outflow<M> {
     pub(crate) fn publish(&mut self, len: u64) {
         self.tail = self.tail.wrapping_add(len);
         // ORDER R-5: Release; pairs with the Acquire in Inflow::load_tail. Publishes the bytes up to `tail`.
-        self.carrier.tail.store_release(self.tail);
+        self.ring.tail.store_release(self.tail);
         match self.policy {
             FlushPolicy::Immediate => self.check_reader(),
             FlushPolicy::Batch { bytes, time } => self.gather(len, bytes, time),
@@ -283,7 +283,7 @@ impl<M: Mem> Outflow<M> {
             self.floor = self.head_seen;
             self.previous = None;
         }
-        self.limit = self.floor.wrapping_add(self.carrier.capacity);
+        self.limit = self.floor.wrapping_add(self.ring.capacity);
         Ok(self.limit.wrapping_sub(self.tail))
     }
 
@@ -358,7 +358,7 @@ impl<M: Mem> Outflow<M> {
         let mut at = self.floor;
         while (self.tail.wrapping_sub(at) as i64) > 0 {
             let mut header = [0; RECORD_ALIGN as usize];
-            self.carrier.copy_back(at, &mut header);
+            self.ring.copy_back(at, &mut header);
             let Some(len) = record::decode(header) else { return false };
             at = at.wrapping_add(record::span(len.into()));
         }

@@ -42,7 +42,7 @@ impl<M: Mem> Writer<M> {
     pub fn load(&mut self, record: &Record) -> Result<(), Error> {
         check_half(record, Half::Writer, self.flow.start)?;
         check_ring(record.ring, self.flow.state.current)?;
-        check_fits(record.position.wrapping_sub(record.bound), self.flow.carrier.capacity)?;
+        check_fits(record.position.wrapping_sub(record.bound), self.flow.ring.capacity)?;
         self.flow.state = record.state;
         self.flow.tail = record.position;
         self.flow.head_seen = record.peer_position;
@@ -61,7 +61,7 @@ impl<M: Mem> Writer<M> {
         self.flow.limit = if self.flow.broken.is_some() {
             self.flow.tail
         } else {
-            self.flow.floor.wrapping_add(self.flow.carrier.capacity)
+            self.flow.floor.wrapping_add(self.flow.ring.capacity)
         };
         Ok(())
     }
@@ -78,12 +78,12 @@ impl<M: Mem> Writer<M> {
         check_ring(state.current, self.flow.state.current)?;
         self.flow.state = state;
         self.flow.alert |= state.phase != Phase::Open;
-        self.flow.tail = self.flow.carrier.tail.load();
+        self.flow.tail = self.flow.ring.tail.load();
         self.flow.unflushed = 0;
         self.flow.notifier.restart(self.flow.tail, self.flow.ordering);
         self.flow.look_at_reader()?;
         self.flow.look_at_head()?;
-        let (unread, bound) = (self.flow.tail.wrapping_sub(self.flow.floor), self.flow.carrier.capacity);
+        let (unread, bound) = (self.flow.tail.wrapping_sub(self.flow.floor), self.flow.ring.capacity);
         if unread > bound {
             let what = "head further back than the ring reaches";
             return self.flow.latch_error(Err(Corrupt { clause: "R-8", what, found: self.flow.head_seen, bound }));

@@ -11,7 +11,7 @@ use tombolo_layout::{
     words,
 };
 use tombolo_mem::{Mapped, OwnBytes, OwnControl, OwnData, OwnSegment, OwnWord, PeerSegment, create_sealed};
-use tombolo_ring::{FenceMode, Fresh, Halves, Mode, OwnCarrier, PeerCarrier, Reader, Writer, follow, halves};
+use tombolo_ring::{FenceMode, Fresh, Halves, Mode, OwnRing, PeerRing, Reader, Writer, follow, halves};
 
 /// Writer of one pipe and its reader; the other direction is dropped.
 pub struct Pair {
@@ -47,9 +47,9 @@ pub fn fresh(capacity: u64, generation: u16, start: u64) -> (Fresh, PeerSegment)
 }
 
 /// Both views of the ring that a pipe moves to.
-pub fn next_ring(capacity: u64, generation: u16) -> (OwnCarrier<Mapped>, PeerCarrier<Mapped>) {
+pub fn next_ring(capacity: u64, generation: u16) -> (OwnRing<Mapped>, PeerRing<Mapped>) {
     let (own, seen) = fresh(capacity, generation, 0);
-    (own.into_carrier(), follow(&seen, generation).unwrap().0)
+    (own.into_ring(), follow(&seen, generation).unwrap().0)
 }
 
 /// The pages of a peer that follows no rule: the test writes them as it likes, the victim maps them read-only.

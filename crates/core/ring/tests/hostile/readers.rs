@@ -16,7 +16,7 @@ use crate::{
 };
 use tombolo_layout::{limits, record, words};
 use tombolo_mem::{Mapped, OwnData, OwnWord, PeerData, PeerWord};
-use tombolo_ring::{Corrupt, Error, FenceMode, PeerCarrier, Reader, ReaderParts, Side};
+use tombolo_ring::{Corrupt, Error, FenceMode, PeerRing, Reader, ReaderParts, Side};
 
 /// What a reader that is being lied to can be asked. The real one, and those that must be caught.
 trait Reading {
@@ -380,7 +380,7 @@ fn readers_over(messages: bool) -> (impl FnMut(u64) -> Reader<Mapped>, Pages) {
     let (control, data) = peer.split(limits::CONTROL_LEN as usize);
     let make = move |start| {
         Reader::new(ReaderParts {
-            carrier: PeerCarrier::new(peer_seen.word(words::TAIL), peer_seen.data(limits::CONTROL_LEN as usize)),
+            ring: PeerRing::new(peer_seen.word(words::TAIL), peer_seen.data(limits::CONTROL_LEN as usize)),
             head: own.word(words::HEAD),
             want_data: own.word(words::WANT_DATA),
             state: own.word(words::READER_STATE),

@@ -20,7 +20,7 @@ use tombolo_layout::{
 };
 use tombolo_mem::{Mem, OwnData, OwnWord, PeerData, PeerWord, Untrusted};
 use tombolo_ring::{
-    Deadline, Error, FenceMode, Mode, PeerCarrier, Reader, ReaderParts, Spin, WaitContext, Waited, Woken, halves, wait,
+    Deadline, Error, FenceMode, Mode, PeerRing, Reader, ReaderParts, Spin, WaitContext, Waited, Woken, halves, wait,
 };
 
 /// A sleep in which the peer does something, and then rings for nothing, as often as it can.
@@ -310,7 +310,7 @@ impl OwnData for Zeros {
 
 fn dripped_upon(drip: &Drip, messages: bool) -> Reader<Dripping> {
     Reader::new(ReaderParts {
-        carrier: PeerCarrier::new(drip.clone(), Zeros),
+        ring: PeerRing::new(drip.clone(), Zeros),
         head: Drip::default(),
         want_data: Drip::default(),
         state: Drip::default(),

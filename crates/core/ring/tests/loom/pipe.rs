@@ -6,8 +6,8 @@ use std::time::Duration;
 use tombolo_layout::{record, state::Phase};
 use tombolo_mem::Mem;
 use tombolo_ring::{
-    Deadline, Error, FenceMode, FlushPolicy, OwnCarrier, PeerCarrier, Reader, ReaderParts, Side, Spin, WaitContext,
-    Waited, Writer, WriterParts, wait,
+    Deadline, Error, FenceMode, FlushPolicy, OwnRing, PeerRing, Reader, ReaderParts, Side, Spin, WaitContext, Waited,
+    Writer, WriterParts, wait,
 };
 
 use crate::{
@@ -91,7 +91,7 @@ impl Pipe {
 
     pub fn writer_of<M: Modelled>(&self, ordering: FenceMode) -> Writer<M> {
         Writer::new(WriterParts {
-            carrier: OwnCarrier::new(self.tail.own.clone(), self.data.clone()),
+            ring: OwnRing::new(self.tail.own.clone(), self.data.clone()),
             want_space: self.want_space.own.clone(),
             state: self.writer_state.own.clone(),
             head: self.head.peer.clone(),
@@ -105,7 +105,7 @@ impl Pipe {
 
     pub fn reader_of<M: Modelled>(&self, ordering: FenceMode) -> Reader<M> {
         Reader::new(ReaderParts {
-            carrier: PeerCarrier::new(self.tail.peer.clone(), self.data.clone()),
+            ring: PeerRing::new(self.tail.peer.clone(), self.data.clone()),
             head: self.head.own.clone(),
             want_data: self.want_data.own.clone(),
             state: self.reader_state.own.clone(),
@@ -119,9 +119,9 @@ impl Pipe {
 }
 
 /// A ring to move to, as both ends see it.
-pub fn next_ring(capacity: usize) -> (OwnCarrier<Sound>, PeerCarrier<Sound>) {
+pub fn next_ring(capacity: usize) -> (OwnRing<Sound>, PeerRing<Sound>) {
     let (tail, data) = (Word::new(0), Bytes::new(capacity));
-    (OwnCarrier::new(tail.clone(), data.clone()), PeerCarrier::new(tail, data))
+    (OwnRing::new(tail.clone(), data.clone()), PeerRing::new(tail, data))
 }
 
 /// Sleeps without spinning, for ever.

@@ -8,7 +8,7 @@ use std::sync::{
 
 use loom::thread;
 use tombolo_layout::state::Phase;
-use tombolo_ring::{Error, OwnCarrier, Reader, Writer};
+use tombolo_ring::{Error, OwnRing, Reader, Writer};
 
 use crate::{
     bell::Bells,
@@ -315,7 +315,7 @@ fn h5_pipe_that_moves_twice_under_load_loses_and_swaps_nothing() {
 }
 
 /// A writer that goes ahead to a ring of 32 bytes as soon as its own is full, and then writes `len` bytes in all.
-fn ahead(len: u8, next: OwnCarrier<Sound>) -> impl FnOnce(&mut Writer<Sound>, &mut Bells) {
+fn ahead(len: u8, next: OwnRing<Sound>) -> impl FnOnce(&mut Writer<Sound>, &mut Bells) {
     move |writer, bells| {
         let (bytes, mut next) = ((0..len).collect::<Vec<_>>(), Some(next));
         let mut rest = &bytes[..];

@@ -5,7 +5,7 @@ use tombolo_mem::{Mem, OwnData, PeerData, Untrusted};
 
 /// The writer's view of a ring.
 #[derive(Debug)]
-pub struct OwnCarrier<M: Mem> {
+pub struct OwnRing<M: Mem> {
     pub(crate) tail: M::OwnWord,
     pub(crate) data: M::OwnData,
     pub(crate) capacity: u64,
@@ -13,13 +13,13 @@ pub struct OwnCarrier<M: Mem> {
 
 /// The reader's view of a ring.
 #[derive(Debug)]
-pub struct PeerCarrier<M: Mem> {
+pub struct PeerRing<M: Mem> {
     pub(crate) tail: M::PeerWord,
     pub(crate) data: M::PeerData,
     pub(crate) capacity: u64,
 }
 
-impl<M: Mem> OwnCarrier<M> {
+impl<M: Mem> OwnRing<M> {
     /// A ring over all of `data`.
     ///
     /// # Panics
@@ -82,7 +82,7 @@ impl<M: Mem> OwnCarrier<M> {
     }
 }
 
-impl<M: Mem> PeerCarrier<M> {
+impl<M: Mem> PeerRing<M> {
     /// A ring over all of `data`.
     ///
     /// # Panics
