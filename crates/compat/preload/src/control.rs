@@ -7,13 +7,14 @@
 use std::{
     ffi::{c_int, c_long, c_uint, c_ulong, c_void},
     ops::RangeInclusive,
-    os::fd::RawFd,
+    os::fd::{AsRawFd, RawFd},
     slice,
     sync::Arc,
     time::Duration,
 };
 
 use libc::{epoll_event, sigset_t, sockaddr, socklen_t};
+use rustix::net::{AddressFamily, SocketType};
 use tombolo_sockets::{Reason, connection};
 
 use crate::{
@@ -148,7 +149,9 @@ pub unsafe extern "C-unwind" fn setsockopt(
     len: socklen_t,
 ) -> c_int {
     let kernel_only = match (level, name) {
-        (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR) => true,
+        // SAFETY: (contract) the caller's promise.
+        (libc::IPPROTO_TCP, libc::TCP_ULP) => state::is_known(fd) && unsafe { has_protocol(value, len) },
+        (libc::IPPROTO_TCP, libc::TCP_REPAIR) => true,
         (libc::SOL_SOCKET, libc::SO_ATTACH_FILTER | libc::SO_ATTACH_BPF) => true,
         _ if !value.is_null() && len as usize >= size_of::<c_int>() => {
             // SAFETY: (valid) the caller gave at least an int, aligned or not.
@@ -173,6 +176,20 @@ pub unsafe extern "C-unwind" fn setsockopt(
         set_anew(fd);
     }
     answer
+}
+
+/// Whether the kernel has the protocol above TCP that is named, or may have it. Libraries of TLS try it, and go on without.
+///
+/// # Safety
+/// As `setsockopt(2)`.
+unsafe fn has_protocol(name: *const c_void, len: socklen_t) -> bool {
+    errno::kept(|| {
+        let Ok(socket) = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None) else { return true };
+        // SAFETY: (contract) the caller's promise.
+        let refused = unsafe { real::setsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_ULP, name, len) } < 0;
+        // One that it has says that there is no connection yet.
+        !(refused && matches!(errno::get(), libc::ENOENT | libc::EINVAL))
+    })
 }
 
 /// How calls on `fd` wait was changed.

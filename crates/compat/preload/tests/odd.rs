@@ -10,6 +10,11 @@ use place::{Place, built_with, has, output};
 /// That a case prints the same with the library, under which its connections are joined, as it does without: with small rings, with
 /// first rings that are smaller, and with directions that move to and fro.
 fn same(case: &str) {
+    same_of(case, |_| {});
+}
+
+/// As [`same`]; `look` is at the library's log.
+fn same_of(case: &str, look: impl Fn(&str)) {
     if !has(case, &["cc"]) {
         return;
     }
@@ -25,6 +30,7 @@ fn same(case: &str) {
         assert_eq!(output(&mut command, &place.path("with")), plain, "{case}, {name}: {}", place.log());
         assert!(place.log().contains("joined:"), "{case}, {name}: {}", place.log());
         place.assert_none_reset();
+        look(&place.log());
     }
 }
 
@@ -61,4 +67,9 @@ fn streams_that_libc_has_from_the_beginning_read_and_write_a_socket_that_takes_t
 #[test]
 fn process_that_ends_with_bytes_unread_resets_its_connections() {
     same("exits");
+}
+
+#[test]
+fn connection_that_asks_for_a_protocol_which_the_kernel_has_not_stays_in_shared_memory() {
+    same_of("protocol", |log| assert!(!log.contains("needs the kernel"), "{log}"));
 }

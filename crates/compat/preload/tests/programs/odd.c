@@ -5,6 +5,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -185,6 +186,14 @@ static void pending(void) {
     say("send", send(ends[1], "x", 1, MSG_NOSIGNAL));
 }
 
+/* As libraries of TLS do, which go on without it. */
+static void protocol(void) {
+    pair();
+    say("a protocol that there is not", setsockopt(ends[0], IPPROTO_TCP, TCP_ULP, "tombolo", 7));
+    say("an empty name", setsockopt(ends[0], IPPROTO_TCP, TCP_ULP, "", 0));
+    talk(ends);
+}
+
 /* A program that may have few addresses has enough of them for what it allocates. */
 static void space(void) {
     enum { CONNECTIONS = 64, MUCH = 100000 };
@@ -287,6 +296,8 @@ int main(int count, char **words) {
         flags();
     } else if (strcmp(word, "pending") == 0) {
         pending();
+    } else if (strcmp(word, "protocol") == 0) {
+        protocol();
     } else if (strcmp(word, "space") == 0) {
         space();
     } else if (strcmp(word, "exits") == 0) {
