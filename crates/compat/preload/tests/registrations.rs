@@ -53,6 +53,11 @@ fn registration_whose_number_is_closed_and_made_anew_for_its_socket_is_there() {
 }
 
 #[test]
+fn registration_for_one_event_is_told_to_one_thread_of_a_pool_while_its_connection_is_joined() {
+    same("told once", true);
+}
+
+#[test]
 fn registration_for_one_event_that_was_told_before_the_join_is_not_told_again() {
     same("spent", true);
 }

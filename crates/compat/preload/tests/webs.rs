@@ -103,8 +103,11 @@ fn mariadb(test: &str, handling: &str, threads: &str) {
     }
     let Some(world) = World::new(test, &["mariadbd", "mariadb"], Place::new) else { return };
     let (folder, socket) = (world.text("base"), world.text("socket"));
-    fs::create_dir(&folder).unwrap();
+    // A server that begins empties it of what others have there.
+    let scratch = world.text("scratch");
+    [&folder, &scratch].map(|new| fs::create_dir(new).unwrap());
     let made = Command::new("mariadb-install-db")
+        .env("TMPDIR", &scratch)
         .args(["--no-defaults", "--user=root", "--auth-root-authentication-method=normal", "--skip-test-db"])
         .arg(format!("--datadir={folder}"))
         .output()
@@ -116,6 +119,7 @@ fn mariadb(test: &str, handling: &str, threads: &str) {
         "--user=root",
         &format!("--datadir={folder}"),
         &format!("--socket={socket}"),
+        &format!("--tmpdir={scratch}"),
         &format!("--bind-address={SERVER}"),
         "--skip-name-resolve",
         "--innodb-flush-log-at-trx-commit=0",

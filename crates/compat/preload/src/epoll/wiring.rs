@@ -58,13 +58,15 @@ fn wire_sets(connection: &Arc<Connection>, woken: &mut Vec<Arc<Set>>) -> Result<
         if !inner.all().iter().any(is_its) {
             continue;
         }
-        // Under the lock, so that nobody arms one again meanwhile. A call made in here takes none.
+        // Under the lock, so that nobody arms one again meanwhile, nor begins to sleep. A call made in here takes none. Before the
+        // kernel is asked: who wakes after that has an event of which it did not say yet.
+        let sleeps = set.sleepers.load(Ordering::SeqCst) > 0;
         let once = inner.all().iter().any(|entry| is_its(entry) && entry.is_once());
         let known = if once { inner.registrations(epfd) } else { Known::Not };
         let (mut gone, mut touched) = (Vec::new(), false);
         let (entries, paths) = inner.all_mut();
         for entry in entries.iter_mut().filter(|entry| is_its(entry)) {
-            match wire_entry(epfd, &set, entry, paths, &known) {
+            match wire_entry(epfd, &set, entry, paths, (sleeps, &known)) {
                 Ok(()) if entry.wired => touched = true,
                 // The kernel has forgotten it.
                 Ok(()) => gone.push(entry.token),
@@ -93,8 +95,15 @@ enum Unwired {
     Stays,
 }
 
-/// One that is not in the set, as the kernel says, is not wired by that.
-fn wire_entry(epfd: RawFd, set: &Set, entry: &mut Entry, paths: &mut Paths, known: &Known) -> Result<(), Unwired> {
+/// One that is not in the set, as the kernel says, is not wired by that. What is `known` of the kernel is from after it was seen
+/// whether anybody `sleeps`.
+fn wire_entry(
+    epfd: RawFd,
+    set: &Set,
+    entry: &mut Entry,
+    paths: &mut Paths,
+    (sleeps, known): (bool, &Known),
+) -> Result<(), Unwired> {
     // The kernel does not let one that is exclusive be changed, nor one whose number is gone.
     let is_fixed = entry.is_exclusive() || entry.orphan || set.nested.load(Ordering::SeqCst);
     if is_fixed
@@ -104,14 +113,14 @@ fn wire_entry(epfd: RawFd, set: &Set, entry: &mut Entry, paths: &mut Paths, know
     {
         return Err(Unwired::Stays);
     }
-    // The kernel alone knows whether one that is told once was told. Who begins to wait does so under the lock that is held here.
+    // The kernel alone knows whether one that is told once was told.
     let spent = entry.is_once()
         && match known {
             Known::These(lines) => !kernel::is_armed(lines, entry.fd, entry.data()),
             Known::Later => return Err(Unwired::Later),
             Known::Not => return Err(Unwired::Stays),
         };
-    if entry.is_once() && !spent && set.sleepers.load(Ordering::SeqCst) > 0 {
+    if entry.is_once() && !spent && sleeps {
         return Err(if entry.postpone() { Unwired::Later } else { Unwired::Stays });
     }
     let before = kernel::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, entry.fd, token(entry));

@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
@@ -438,6 +439,82 @@ static void half(int twice) {
     }
 }
 
+/* Threads of a pool, each of which has a connection to itself from when it is told of it until it asks again. One sleeps,
+ * the others look now and then. */
+enum { POOL = 4, CALLERS = 4, ASKED = 25, LIVES = 150 };
+
+static struct {
+    int set;
+    int pair[CALLERS][2];
+    atomic_int busy[CALLERS];
+    atomic_int overlaps;
+} pool;
+
+static void *serves(void *sleeps) {
+    struct epoll_event event;
+    for (;;) {
+        int told = epoll_wait(pool.set, &event, 1, sleeps != NULL ? -1 : 0);
+        check(told >= 0, "epoll_wait");
+        if (told == 0) {
+            sched_yield();
+            continue;
+        }
+        if (event.data.u64 == CALLERS) {
+            return NULL;
+        }
+        int at = event.data.u64, fd = pool.pair[at][1];
+        char asked[64];
+        atomic_fetch_add(&pool.overlaps, atomic_exchange(&pool.busy[at], 1));
+        ssize_t n = recv(fd, asked, sizeof asked, MSG_DONTWAIT);
+        check(n < 0 || send(fd, asked, n, 0) == n, "answer");
+        for (int turn = 0; turn < at % 4; turn++) {
+            sched_yield();
+        }
+        atomic_store(&pool.busy[at], 0);
+        event.events = EPOLLIN | EPOLLET | EPOLLONESHOT;
+        check(epoll_ctl(pool.set, EPOLL_CTL_MOD, fd, &event) == 0, "mod");
+    }
+}
+
+static void told_once(void) {
+    long answers = 0;
+    for (int life = 0; life < LIVES; life++) {
+        pthread_t threads[POOL];
+        int over[2];
+        pool.set = epoll_create1(0);
+        for (int at = 0; at < CALLERS; at++) {
+            meet(pool.pair[at]);
+            struct epoll_event event = {.events = EPOLLIN | EPOLLET | EPOLLONESHOT, .data.u64 = at};
+            check(epoll_ctl(pool.set, EPOLL_CTL_ADD, pool.pair[at][1], &event) == 0, "add");
+        }
+        for (int one = 0; one < POOL; one++) {
+            check(pthread_create(&threads[one], NULL, serves, one == 0 ? &pool : NULL) == 0, "pthread_create");
+        }
+        for (int round = 0; round < ASKED; round++) {
+            for (int at = 0; at < CALLERS; at++) {
+                check(send(pool.pair[at][0], room, 40, 0) == 40, "ask");
+            }
+            for (int at = 0; at < CALLERS; at++) {
+                answers += recv(pool.pair[at][0], room, 40, MSG_WAITALL) == 40;
+            }
+        }
+        struct epoll_event event = {.events = EPOLLIN, .data.u64 = CALLERS};
+        check(pipe(over) == 0 && write(over[1], "", 1) == 1, "pipe");
+        check(epoll_ctl(pool.set, EPOLL_CTL_ADD, over[0], &event) == 0, "add");
+        for (int one = 0; one < POOL; one++) {
+            pthread_join(threads[one], NULL);
+        }
+        for (int at = 0; at < CALLERS; at++) {
+            close(pool.pair[at][0]);
+            close(pool.pair[at][1]);
+        }
+        close(over[0]);
+        close(over[1]);
+        close(pool.set);
+    }
+    printf("%ld answers, %d times two threads\n", answers, atomic_load(&pool.overlaps));
+}
+
 int main(int count, char **words) {
     const char *word = count > 1 ? words[1] : "";
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -466,6 +543,8 @@ int main(int count, char **words) {
         for (enum when when = UNCONNECTED; when <= JOINED; when++) {
             renewed(when, strcmp(word, "renewed alone") == 0);
         }
+    } else if (strcmp(word, "told once") == 0) {
+        told_once();
     } else if (strcmp(word, "spent") == 0) {
         spent();
     } else if (strcmp(word, "taken change") == 0) {
