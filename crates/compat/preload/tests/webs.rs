@@ -105,7 +105,8 @@ fn mariadb(test: &str, handling: &str, threads: &str) {
     let (folder, socket) = (world.text("base"), world.text("socket"));
     // A server that begins empties it of what others have there.
     let scratch = world.text("scratch");
-    [&folder, &scratch].map(|new| fs::create_dir(new).unwrap());
+    fs::create_dir(&folder).unwrap();
+    fs::create_dir(&scratch).unwrap();
     let made = Command::new("mariadb-install-db")
         .env("TMPDIR", &scratch)
         .args(["--no-defaults", "--user=root", "--auth-root-authentication-method=normal", "--skip-test-db"])
