@@ -695,13 +695,15 @@ fn b21_b23_peer_of_a_link_that_is_left_is_not_asked() {
     });
     program.send_message(3, Message::Find { key: 5, address: NEAR });
     assert_eq!(refused(&mut victim, &program), (3, code::NOT_FOUND));
+    assert_not_asked(&mut victim);
+}
+
+/// Nobody asked the peer for an end.
+fn assert_not_asked(victim: &mut Victim) {
     victim.liar.region.pages.drain();
     victim.liar.pump();
-    assert!(
-        !victim.liar.heard.iter().any(|said| matches!(said.message, Message::Seek { .. })),
-        "{:?}",
-        victim.liar.heard
-    );
+    let heard = &victim.liar.heard;
+    assert!(!heard.iter().any(|said| matches!(said.message, Message::Seek { .. })), "{heard:?}");
 }
 
 #[test]
@@ -721,11 +723,5 @@ fn b22_own_address_is_nobody_elses_whatever_the_host_says() {
     assert_eq!(near(OWN), 0);
     program.send_message(3, Message::Find { key: 5, address: OWN });
     assert_eq!(refused(&mut victim, &program), (3, code::NOT_FOUND));
-    victim.liar.region.pages.drain();
-    victim.liar.pump();
-    assert!(
-        !victim.liar.heard.iter().any(|said| matches!(said.message, Message::Seek { .. })),
-        "{:?}",
-        victim.liar.heard
-    );
+    assert_not_asked(&mut victim);
 }

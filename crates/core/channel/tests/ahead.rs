@@ -322,3 +322,26 @@ fn h9_peer_that_goes_ahead_without_end_keeps_no_call_busy_and_costs_two_mappings
     let of_peer = mapped.lines().filter(|line| line.contains("memfd:") && line.contains(place)).count();
     assert!(of_peer < 16, "{of_peer} mappings");
 }
+
+#[test]
+fn h9_peer_that_understates_where_its_next_ring_begins_is_corrupt_and_one_that_falls_silent_there_is_no_end() {
+    for understates in [true, false] {
+        let (mut stream, mut link, control, _theirs) = with_raw_peer(&growing());
+        control.word(words::TAIL).store_release(100);
+        let message = Message::Ring { generation: 1, epoch: raw::EPOCH }.encode();
+        let (next, _offer) = raw::send_with_segment(&mut *link, &message, 1);
+        next.word(words::TAIL).store_release(if understates { 50 } else { 100 });
+        go_ahead(&control, 1);
+        assert_eq!(stream.split().0.read_until(&mut [0; 200], soon()).unwrap(), 100);
+        let shortly = || Deadline::after(Duration::from_millis(100));
+        let told = stream.split().0.read_until(&mut [0; 200], shortly());
+        if understates {
+            assert!(matches!(&told, Err(Error::Corrupt(corrupt)) if corrupt.clause == "R-7"), "{told:?}");
+            continue;
+        }
+        assert!(matches!(told, Err(Error::TimedOut)), "{told:?}");
+        drop(link);
+        assert_eq!(stream.split().0.read_until(&mut [0; 200], soon()).unwrap(), 0);
+        assert_eq!(stream.split().0.ending(), Some(Ending::ProcessGone));
+    }
+}

@@ -16,27 +16,11 @@
 #include <sys/wait.h>
 #include <time.h>
 
-#include "ends.h"
+#include "answers.h"
 
 enum { MESSAGES = 8, MESSAGE = 9000, BURSTS = 3000 };
 
-static int ends[2];
 static char room[256 << 10];
-
-static void pair(void) {
-    meet(ends);
-    talk(ends);
-}
-
-static void say(const char *what, long answer) {
-    printf("%s: %ld%s%s\n", what, answer, answer < 0 ? " " : "", answer < 0 ? strerrorname_np(errno) : "");
-}
-
-static void there(int fd, int n) {
-    for (int count = 0; count < n;) {
-        check(ioctl(fd, FIONREAD, &count) == 0, "FIONREAD");
-    }
-}
 
 static void come(const char *bytes) {
     check(send(ends[0], bytes, strlen(bytes), 0) == (ssize_t)strlen(bytes), "send");

@@ -20,11 +20,10 @@
 #include <sys/wait.h>
 #include <time.h>
 
-#include "ends.h"
+#include "answers.h"
 
 enum { MUCH = 600 << 10, ROOM = 64 << 10, MESSAGES = 20000, PARTS = 6 };
 
-static int ends[2];
 static char room[MUCH];
 
 static void hear(int signal) {
@@ -35,21 +34,6 @@ static void ticks(int flags, long us) {
     struct sigaction action = {.sa_handler = hear, .sa_flags = flags};
     struct itimerval again = {{0, us}, {0, us}};
     check(sigaction(SIGALRM, &action, NULL) == 0 && setitimer(ITIMER_REAL, &again, NULL) == 0, "ticks");
-}
-
-static void pair(void) {
-    meet(ends);
-    talk(ends);
-}
-
-static void say(const char *what, long answer) {
-    printf("%s: %ld%s%s\n", what, answer, answer < 0 ? " " : "", answer < 0 ? strerrorname_np(errno) : "");
-}
-
-static void there(int fd, int n) {
-    for (int count = 0; count < n;) {
-        check(ioctl(fd, FIONREAD, &count) == 0, "FIONREAD");
-    }
 }
 
 /* The time that is left is said also where a signal came. */
