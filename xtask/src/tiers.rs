@@ -40,6 +40,9 @@ pub fn describe() -> String {
 /// still, or where tests hang, the run ends with a table that names what had not begun, before whoever waits gives up.
 const WHOLE_RUN: Duration = Duration::from_secs(80 * 60);
 
+/// Programs whose tests take this many seconds are named at the end: where to look when a run gets too long.
+const SLOW: f64 = 20.0;
+
 /// Runs the tiers that `args` name, all if none; true if all passed.
 pub fn run(args: &[&str]) -> Result<bool, String> {
     let named: Vec<&str> = args.iter().copied().filter(|arg| *arg != "--long").collect();
@@ -207,6 +210,11 @@ fn summary(rows: &[Row]) -> (String, bool) {
         skipped += row.tally.skipped();
         // A tier that failed without a failed test (it did not compile, it hung) is one failure.
         failed += row.tally.failed().max(u64::from(matches!(row.verdict, Verdict::Failed(_))));
+    }
+    for (row, program, took) in
+        rows.iter().flat_map(|row| row.tally.slow(SLOW).into_iter().map(|(p, t)| (row.name, p, t)))
+    {
+        _ = writeln!(out, "slow: {row:12} {took:8.1}  {program}");
     }
     _ = writeln!(out, "{passed} passed, {failed} failed, {skipped} skipped");
     (out, failed == 0)

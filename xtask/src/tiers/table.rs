@@ -171,7 +171,7 @@ pub const TIERS: &[Tier] = &[
         name: "vm",
         assumes: "QEMU, gcc and make, Debian's archive or what was cached of it",
         command: "cargo run --quiet --release --package tombolo-e2e --bin vm",
-        limit: 15,
+        limit: 22,
         long: Some(60),
         gate: Gate::Canaries,
         needs: Some(Need::Vm),

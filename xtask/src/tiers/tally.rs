@@ -27,6 +27,9 @@ pub struct Tally {
     /// Programs that began to test, and that said how it went. One that crashed has not.
     begun: u64,
     ended: u64,
+    /// The program whose tests run, and the seconds that each program's tests took.
+    program: String,
+    seconds: Vec<(String, f64)>,
     required: Required,
 }
 
@@ -46,6 +49,9 @@ impl Tally {
         if let Some(result) = line.strip_prefix("test result: ") {
             self.ended += 1;
             self.add_totals(result);
+            self.add_seconds(result);
+        } else if let Some(program) = line.trim_start().strip_prefix("Running ") {
+            self.program = program.split(" (").next().unwrap_or(program).to_owned();
         } else if line.starts_with("running ") && (line.ends_with(" tests") || line.ends_with(" test")) {
             self.begun += 1;
         } else if let Some((name, end)) = line.strip_prefix("test ").and_then(|l| l.rsplit_once(" ... ")) {
@@ -67,6 +73,12 @@ impl Tally {
                 _ => {}
             }
         }
+    }
+
+    /// `…; finished in 0.12s`
+    fn add_seconds(&mut self, result: &str) {
+        let took = result.rsplit_once("finished in ").and_then(|(_, took)| took.trim_end_matches('s').parse().ok());
+        self.seconds.extend(took.map(|took| (self.program.clone(), took)));
     }
 
     fn add_test(&mut self, name: &str, end: &str) {
@@ -149,6 +161,13 @@ impl Tally {
     /// Names of the tests that skipped themselves.
     pub fn skips(&self) -> &[String] {
         &self.skips
+    }
+
+    /// The programs whose tests took `least` seconds or more, the slowest first.
+    pub fn slow(&self, least: f64) -> Vec<(&str, f64)> {
+        let mut slow: Vec<_> = self.seconds.iter().filter(|(_, took)| *took >= least).collect();
+        slow.sort_by(|(_, a), (_, b)| b.total_cmp(a));
+        slow.into_iter().map(|(program, took)| (program.as_str(), *took)).collect()
     }
 
     /// Names of the tests that failed, and the skips that were refused.
@@ -247,6 +266,14 @@ test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; fini
         assert_eq!(tally(crashed).repeatable(), None);
         let many = "test a ... FAILED\n".repeat(4) + "test result: FAILED. 0 passed; 4 failed\n";
         assert_eq!(tally(&many).repeatable(), None);
+    }
+
+    #[test]
+    fn slow_programs_are_named_with_the_slowest_first() {
+        let ended = |took| format!("test result: ok. 1 passed; 0 failed; finished in {took}s\n");
+        let running = |program| format!("     Running tests/{program}.rs (target/debug/deps/{program}-1f)\n");
+        let output = [running("a"), ended(20.5), running("b"), ended(0.01), running("c"), ended(31.)].concat();
+        assert_eq!(tally(&output).slow(20.0), [("tests/c.rs", 31.0), ("tests/a.rs", 20.5)]);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::{
 
 use rustix::{
     io::Errno,
-    net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType},
+    net::{AddressFamily, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType},
     process::{Gid, Pid, Uid},
 };
 use tombolo_control::{Envelope, Message, Name, VERSION, VERSION_FIND, channel_is_sound};
@@ -230,6 +230,12 @@ impl Client {
             }
         }
         Ok(None)
+    }
+
+    /// Ends the conversation, whoever else holds its socket, and lets go of the calls that wait in it.
+    pub(crate) fn hang_up(&self) {
+        let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
+        while let Ok(Some(_)) = receive(self.socket.as_fd()) {}
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {

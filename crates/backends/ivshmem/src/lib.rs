@@ -147,7 +147,7 @@ impl Rendezvous for VmDomain {
             return Err(Error::BadService { service: service.into(), why });
         }
         client.listen(name, &format!("vm:{service}"))?;
-        Ok(Box::new(VmListener(client)))
+        Ok(Box::new(VmListener { client, process: std::process::id() }))
     }
 
     fn connect(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Endpoint>> {
@@ -178,15 +178,28 @@ impl Rendezvous for VmDomain {
 
 /// Calls arrive on the socket on which the service was registered; it ends with the socket.
 #[derive(Debug)]
-struct VmListener(Client);
+struct VmListener {
+    client: Client,
+    /// The process that listens.
+    process: u32,
+}
 
 impl Listener for VmListener {
     fn accept(&mut self) -> Result<Option<Box<dyn Endpoint>>> {
-        Ok(self.0.accept()?.map(|link| Box::new(link) as Box<dyn Endpoint>))
+        Ok(self.client.accept()?.map(|link| Box::new(link) as Box<dyn Endpoint>))
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
-        self.0.fd()
+        self.client.fd()
+    }
+}
+
+impl Drop for VmListener {
+    /// Ends the service, as a listener on one kernel does: a child between fork and exec may hold a copy of the socket (D-12).
+    fn drop(&mut self) {
+        if self.process == std::process::id() {
+            self.client.hang_up();
+        }
     }
 }
 
