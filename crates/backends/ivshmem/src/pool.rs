@@ -39,6 +39,11 @@ impl Extent {
         let serial = self.serial.load(Ordering::Relaxed);
         serial != 0 && peer.let_go(self.handle) != serial
     }
+
+    /// Whether the peer may have it, or a copy of this process.
+    fn may_be_mapped_elsewhere(&self, peer: &PeerPage) -> bool {
+        self.is_out(peer) || self.since.may_be_shared()
+    }
 }
 
 /// The content of an offer: the right to pass the range on.
@@ -47,10 +52,7 @@ pub(crate) struct Token(Arc<Extent>);
 
 /// Whether either side has a range mapped, or may still map it.
 fn is_used(extent: &Arc<Extent>, port: &Port, peer: &PeerPage) -> bool {
-    Arc::strong_count(extent) > 1
-        || port.own().is_mapped(extent.offset)
-        || extent.is_out(peer)
-        || extent.since.may_be_shared()
+    Arc::strong_count(extent) > 1 || port.own().is_mapped(extent.offset) || extent.may_be_mapped_elsewhere(peer)
 }
 
 #[derive(Debug, Default)]
@@ -141,10 +143,11 @@ impl Pool {
         token.0.serial.store(self.serial, Ordering::Relaxed);
     }
 
-    /// Bytes that were retired and that the peer may still look at.
+    /// Bytes that were retired, and that the peer or a copy of this process may still have mapped.
     pub(crate) fn quarantined(&self, port: &Port, peer: &PeerPage) -> u64 {
-        let retired =
-            |it: &&Arc<Extent>| Arc::strong_count(it) == 1 && !port.own().is_mapped(it.offset) && it.is_out(peer);
+        let retired = |it: &&Arc<Extent>| {
+            Arc::strong_count(it) == 1 && !port.own().is_mapped(it.offset) && it.may_be_mapped_elsewhere(peer)
+        };
         self.extents.iter().flatten().filter(retired).map(|it| it.len).sum()
     }
 }

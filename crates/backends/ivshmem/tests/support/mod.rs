@@ -4,7 +4,7 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, btree_map::Entry},
     io::{self, IoSlice},
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     path::PathBuf,
@@ -16,14 +16,14 @@ use std::{
 };
 
 use rustix::{
-    event::EventfdFlags,
+    event::{EventfdFlags, PollFlags},
     fs::{MemfdFlags, Mode, OFlags},
     net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType},
 };
 use tombolo_control::{Envelope, Life, MESSAGE_MAX, Message, Name, Path, VERSION, WINDOWS_AT, code};
 use tombolo_domain::{Deadline, Endpoint, Listener, Rendezvous};
 use tombolo_domain_ivshmem::{CLOSED, DOORBELLS, STATE_AT, VmDomain};
-use tombolo_os::{lock::lock, passing};
+use tombolo_os::{lock::lock, passing, poll};
 use tombolo_testing::conformance::{self, Actor, eventually};
 
 /// Bytes of a slice unless told otherwise: sparse, so that they cost nothing before they are used.
@@ -223,13 +223,19 @@ fn converse(domain: &'static str, client: OwnedFd, state: &Arc<Mutex<State>>) ->
         Message::Listen { service } => {
             let key = format!("{domain}/{service}");
             let listener = Arc::new(client.try_clone().expect("a descriptor"));
+            // One that has hung up is gone, though its own thread has not said so yet.
+            let listens = |other: &Arc<OwnedFd>| !poll::polls_as(other, PollFlags::HUP);
             match lock(state).listeners.entry(key.clone()) {
-                std::collections::btree_map::Entry::Occupied(_) => return refuse(code::EXISTS),
-                std::collections::btree_map::Entry::Vacant(place) => drop(place.insert(listener)),
+                Entry::Occupied(place) if listens(place.get()) => return refuse(code::EXISTS),
+                Entry::Occupied(mut place) => drop(place.insert(Arc::clone(&listener))),
+                Entry::Vacant(place) => drop(place.insert(Arc::clone(&listener))),
             }
             send(&client, serial, Message::Done {}, &[]).ok()?;
             while receive(&client).is_some() {}
-            lock(state).listeners.remove(&key);
+            let mut locked = lock(state);
+            if locked.listeners.get(&key).is_some_and(|now| Arc::ptr_eq(now, &listener)) {
+                locked.listeners.remove(&key);
+            }
         }
         Message::Connect { peer, service, .. } => {
             let found = lock(state).listeners.get(&format!("{peer}/{service}")).cloned();
