@@ -329,8 +329,9 @@ def broker_messages():
         good("socket", "Prepare", said(60, text("a"), 9)),
         good("socket", "CancelPrepare", said(61, text("a"), 9)),
         good("host", "Nets", said(27, struct.pack("<H", 2))),
-        good("socket", "Net", said(28, struct.pack("<Q", 1) + text("tmb0") + text("db") + text("net.tmb0") + struct.pack("<BH", 2, 9000)
-            + bytes(10) + b"\xff\xff\x0a\x09\0\x01" + struct.pack("<B", 120) + bytes(10) + b"\xff\xff\x0a\x09\0\x02", 7)),
+        good("socket", "Net", said(28, struct.pack("<Q", 1) + text("lan-db") + text("db") + text("net.lan-web") + struct.pack("<BH", 2, 9000)
+            + bytes(10) + b"\xff\xff\x0a\x09\0\x01" + struct.pack("<B", 120) + bytes(10) + b"\xff\xff\x0a\x09\0\x02"
+            + text("lan") + b"\x02\0\0\0\0\x01\x02\0\0\0\0\x02", 7)),
         bad("link", "an interface from a peer", said(27, struct.pack("<H", 0)), "B-1"),
         bad("host", "an end that neither listens nor connects", said(28, struct.pack("<Q", 1) + text("tmb0") + text("db") + text("net.tmb0")
             + struct.pack("<BH", 3, 0) + bytes(33)), "B-2"),

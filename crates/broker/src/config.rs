@@ -866,16 +866,19 @@ mod tests {
                 "[[net]]\nname = \"fourteen-bytes\"\ndomains = [\"*\"]",
                 "t.toml:7: an interface would be called fourteen-bytes-",
             ),
-            (&format!("{two}\naddresses = {{ a = \"10.8.0.1/24\" }}"), "t.toml:7: a's address has a prefix"),
         ] {
             let error = net(more).unwrap_err();
             assert!(error.starts_with(said), "{more:?}: {error}");
             assert_eq!(error.lines().count(), 1, "{error}");
         }
         assert!(net(two).is_ok());
+        assert!(net(&format!("{two}\naddresses = {{ a = \"10.8.0.1/24\" }}")).is_ok());
         let clash = "[domain.c]\n[[net]]\nname = \"lan-b\"\ndomains = [\"a\", \"c\"]\n[[net]]\nname = \"lan\"\ndomains = [\"*\"]";
         let error = net(clash).unwrap_err();
         assert!(error.starts_with("t.toml:11: a has an interface lan-b of another network"), "{error}");
+        let clash = "[domain.c]\n[[net]]\nname = \"lan\"\ndomains = [\"*\"]\n[[net]]\nname = \"lan-c\"\ndomains = [\"*\", \"d\"]\n[domain.d]";
+        let error = net(&clash.replace("\"*\", \"d\"", "\"a\", \"b\", \"d\"")).unwrap_err();
+        assert!(error.starts_with("t.toml:11: a has an interface lan-c of another network"), "{error}");
     }
 
     #[test]

@@ -35,7 +35,9 @@ fn interfaces() -> Vec<Message> {
     let mapped = |last| std::net::Ipv4Addr::new(10, 9, 0, last).to_ipv6_mapped().octets();
     let (interface, peer, service) = ("tmb0".parse().unwrap(), "b".parse().unwrap(), "net.tmb0".parse().unwrap());
     let (role, own, theirs) = (NetRole::Listen, mapped(1), mapped(2));
-    vec![Message::Net { at: 1, interface, peer, service, role, mtu: 9000, own, prefix: 120, theirs }]
+    let (network, own_mac, their_mac) = ("".into(), [0; 6], [0; 6]);
+    let (at, mtu, prefix) = (1, 9000, 120);
+    vec![Message::Net { at, interface, peer, service, role, mtu, own, prefix, theirs, network, own_mac, their_mac }]
 }
 
 #[test]

@@ -408,8 +408,9 @@ fn n1_n11_callers_who_say_nothing_or_nonsense_keep_no_peer_waiting() {
 /// An interface of this process's, in the first namespace.
 fn engine(wires: &Wires, place: Net) -> Engine {
     let netns = Some(wires.netns[0].0.clone());
-    let nic = NicConfig { name: "tmb0".into(), netns, mac: None, default_mac: None, mtu: None, ip: None };
-    let config = Config { nic, engine: EngineKind::Tap, place, any_source: false, ring: RING_DEFAULT, by_rule: false };
+    let nic = NicConfig { name: "tmb0".into(), netns, mac: None, default_mac: None, mtu: None, ip: None, port: None };
+    let (engine, ring) = (EngineKind::Tap, RING_DEFAULT);
+    let config = Config { nic, engine, place, any_source: false, ring, by_rule: false, member: None };
     Engine::start(config, Box::new(|_| {})).unwrap()
 }
 

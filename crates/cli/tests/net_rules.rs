@@ -99,7 +99,28 @@ fn count(nets: &Nets) -> Option<Vec<Message>> {
 
 fn net(at: u64, interface: &str, role: NetRole, own: [u8; 16], prefix: u8, theirs: [u8; 16]) -> Message {
     let (interface, service) = (interface.parse().unwrap(), format!("net.{interface}").parse().unwrap());
-    Message::Net { at, interface, peer: "b".parse().unwrap(), service, role, mtu: 1400, own, prefix, theirs }
+    let (peer, network, own_mac, their_mac) = ("b".parse().unwrap(), "".into(), [0; 6], [0; 6]);
+    let mtu = 1400;
+    Message::Net { at, interface, peer, service, role, mtu, own, prefix, theirs, network, own_mac, their_mac }
+}
+
+/// A port of the network `lan`, to the machine with this name and number.
+fn port(peer: &str, number: u8, prefix: u8) -> Message {
+    let (interface, service) = (format!("lan-{peer}").parse().unwrap(), format!("net.lan-{peer}").parse().unwrap());
+    Message::Net {
+        at: number.into(),
+        interface,
+        peer: peer.parse().unwrap(),
+        service,
+        role: NetRole::Listen,
+        mtu: 1400,
+        own: mapped(100),
+        prefix,
+        theirs: mapped(number),
+        network: "lan".into(),
+        own_mac: [2, 0, 0, 0, 0, 100],
+        their_mac: [2, 0, 0, 0, 0, number],
+    }
 }
 
 fn mapped(last: u8) -> [u8; 16] {
@@ -213,4 +234,167 @@ fn b28_interfaces_come_and_go_with_the_rules_and_survive_the_brokers() {
     following.signal(Signal::TERM);
     following.end().expect(0);
     assert!(rules.index("tmb0").is_none() && rules.index("lan-c").is_none());
+}
+
+/// All that the kernel says of a link.
+fn details(rules: &Rules, interface: &str) -> String {
+    rules.netns.ip(&["-d", "-o", "link", "show", interface])
+}
+
+fn is_port(rules: &Rules, interface: &str) -> bool {
+    rules.index(interface).is_some() && details(rules, interface).contains(" master lan ")
+}
+
+#[test]
+fn n14_network_of_many_is_one_interface_with_a_port_for_each_peer() {
+    if !can_run("n14_network_of_many_is_one_interface_with_a_port_for_each_peer") {
+        return;
+    }
+    let rules = Rules::new(Some(vec![port("b", 1, 120), port("c", 2, 120)]));
+    let following = rules.follow();
+    wait_until("they are there", || is_port(&rules, "lan-b") && is_port(&rules, "lan-c"));
+    let lan = details(&rules, "lan");
+    for word in [" bridge ", "stp_state 0", "mcast_snooping 0", "02:00:00:00:00:64", "mtu 1400"] {
+        assert!(lan.contains(word), "{word}: {lan}");
+    }
+    for (interface, peer) in [("lan-b", "02:00:00:00:00:01"), ("lan-c", "02:00:00:00:00:02")] {
+        let shown = details(&rules, interface);
+        // One address of all, nothing learnt, nothing to unknown ones, nothing from port to port.
+        for word in ["02:00:00:00:00:64", "learning off", " flood off", "isolated on", "mtu 1400"] {
+            assert!(shown.contains(word), "{word}: {shown}");
+        }
+        let (_, table) = wires::run(&["bridge", "-n", &rules.netns.0, "fdb", "show", "dev", interface]);
+        let entry = table.lines().find(|line| line.contains(peer)).expect("the peer's address is known");
+        assert!(entry.contains("static") && entry.contains("sticky"), "{entry}");
+        // No address of the port's own, which would be that of all.
+        assert!(!rules.netns.ip(&["addr", "show", interface]).contains("inet"));
+    }
+    wait_until("its route", || rules.netns.ip(&["route"]).contains("10.77.0.0/24 dev lan "));
+    assert_eq!(rules.netns.ip(&["route"]).lines().count(), 1);
+    let find = |name: &str| rules.listed().into_iter().find(|status| status["interface"] == *name);
+    wait_until("all are listed", || rules.listed().len() == 3);
+    let status = find("lan").unwrap();
+    assert_eq!((&status["kind"], &status["by_rule"]), (&"network".into(), &true.into()), "{status:#}");
+    assert_eq!(status["ports"].as_array().unwrap().len(), 2, "{status:#}");
+    assert_eq!(find("lan-b").unwrap()["network"], "lan");
+    let shown = String::from_utf8(rules.tombolo(&["ls"]).expect(0).out).unwrap();
+    assert!(shown.contains("ports lan-b lan-c"), "{shown}");
+    let shown = String::from_utf8(rules.tombolo(&["stat", "lan"]).expect(0).out).unwrap();
+    assert!(shown.contains("0 of 2 ports linked") && shown.contains("lan-c, waiting"), "{shown}");
+    for name in ["lan", "lan-b"] {
+        rules.tombolo(&["down", name]).expect_failure(2, &["by a rule of the host's"]);
+    }
+    // Members come and go, and the others stay.
+    let index = |name: &str| rules.index(name);
+    let before = ["lan", "lan-b"].map(index);
+    rules.set_nets(Some(vec![port("b", 1, 120), port("d", 3, 120)]));
+    wait_until("one comes and one goes", || is_port(&rules, "lan-d") && rules.index("lan-c").is_none());
+    assert_eq!(["lan", "lan-b"].map(index), before);
+    // Whoever takes it away, or a port out of it, finds it again.
+    rules.netns.ip(&["link", "set", "lan-b", "nomaster"]);
+    wait_until("it is a port again", || is_port(&rules, "lan-b"));
+    assert!(details(&rules, "lan-b").contains("isolated on"));
+    rules.netns.ip(&["link", "del", "lan"]);
+    wait_until("it is there again", || is_port(&rules, "lan-b") && is_port(&rules, "lan-d"));
+    assert_eq!(rules.index("lan-b"), before[1]);
+    rules.netns.ip(&["link", "set", "lan", "address", "02:00:00:00:00:65"]);
+    wait_until("its address is its own again", || details(&rules, "lan").contains("02:00:00:00:00:64"));
+    // A network that is wanted otherwise is made anew.
+    let before = rules.index("lan");
+    rules.set_nets(Some(vec![port("b", 1, 112), port("d", 3, 112)]));
+    wait_until("it is another", || rules.index("lan").is_some_and(|now| Some(now) != before));
+    wait_until("its route", || rules.netns.ip(&["route"]).contains("10.77.0.0/16 dev lan "));
+    wait_until("its ports", || is_port(&rules, "lan-b") && is_port(&rules, "lan-d"));
+    following.signal(Signal::TERM);
+    following.end().expect(0);
+    assert!(["lan", "lan-b", "lan-d"].iter().all(|name| rules.index(name).is_none()));
+}
+
+#[test]
+fn n14_network_of_a_process_that_died_is_taken_over_or_removed() {
+    if !can_run("n14_network_of_a_process_that_died_is_taken_over_or_removed") {
+        return;
+    }
+    let rules = Rules::new(Some(vec![port("b", 1, 120)]));
+    let kill = |following: Running| {
+        following.signal(Signal::KILL);
+        drop(following);
+        wait_until("its port goes with it", || rules.index("lan-b").is_none());
+    };
+    let following = rules.follow();
+    wait_until("it is there", || is_port(&rules, "lan-b"));
+    wait_until("its route", || rules.netns.ip(&["route"]).contains("10.77.0.0/24 dev lan "));
+    let before = rules.index("lan");
+    kill(following);
+    assert_eq!(rules.index("lan"), before);
+    let following = rules.follow();
+    wait_until("it has its port again", || is_port(&rules, "lan-b"));
+    assert_eq!(rules.index("lan"), before);
+    kill(following);
+    // The rule goes meanwhile; what is not ours stays.
+    rules.netns.ip(&["link", "add", "br0", "type", "bridge"]);
+    rules.set_nets(Some(Vec::new()));
+    let following = rules.follow();
+    wait_until("it goes", || rules.index("lan").is_none());
+    assert!(rules.index("br0").is_some());
+    following.signal(Signal::TERM);
+    let said = following.end().expect(0).said;
+    assert!(said.contains("lan: left by a process that died"), "{said}");
+}
+
+#[test]
+fn n14_interface_of_somebody_else_is_left_alone_and_the_network_waits() {
+    if !can_run("n14_interface_of_somebody_else_is_left_alone_and_the_network_waits") {
+        return;
+    }
+    let rules = Rules::new(Some(vec![port("b", 1, 120)]));
+    rules.netns.ip(&["link", "add", "lan", "type", "bridge"]);
+    let before = rules.index("lan");
+    let following = rules.follow();
+    rules.wait_until_asked();
+    rules.wait_until_asked();
+    assert_eq!((rules.index("lan"), rules.index("lan-b")), (before, None));
+    rules.netns.ip(&["link", "del", "lan"]);
+    wait_until("it is made", || is_port(&rules, "lan-b"));
+    following.signal(Signal::TERM);
+    let said = following.end().expect(0).said;
+    assert!(said.contains("lan: there is an interface lan already, which is none that"), "{said}");
+}
+
+#[test]
+fn n14_peers_without_a_network_behind_them_are_behind_their_ports() {
+    if !can_run("n14_peers_without_a_network_behind_them_are_behind_their_ports") {
+        return;
+    }
+    let rules = Rules::new(Some(vec![port("b", 1, 0), port("c", 2, 0)]));
+    let netns = &rules.netns;
+    netns.enter(|| std::fs::write("/proc/sys/net/ipv4/conf/all/rp_filter", "1")).unwrap();
+    let following = rules.follow();
+    wait_until("its routes", || {
+        let routes = netns.ip(&["route"]);
+        ["10.77.0.1 dev lan-b ", "10.77.0.2 dev lan-c "].iter().all(|route| routes.contains(route))
+    });
+    assert!(netns.ip(&["addr", "show", "lan"]).contains("inet 10.77.0.100/32"));
+    let known = || netns.ip(&["neigh"]);
+    wait_until("nobody need be asked", || known().contains("10.77.0.2 dev lan-c lladdr 02:00:00:00:00:02 PERMANENT"));
+    // What peers send comes in by the one interface, while the way back is by a port.
+    let filter = netns.enter(|| std::fs::read_to_string("/proc/sys/net/ipv4/conf/lan/rp_filter")).unwrap();
+    assert_eq!(filter.trim(), "2");
+    // The same without the one interface.
+    following.signal(Signal::TERM);
+    following.end().expect(0);
+    let plain = ["net", "--folder", &rules.folder(), "follow", "--netns", &netns.0, "--engine", "tap", "--plain"];
+    let socket = rules.socket();
+    let following = Running::start(&plain, |command| {
+        command.env("TOMBOLO_BROKER", socket);
+    });
+    let following = following.hush().heard();
+    wait_until("its routes", || {
+        let routes = netns.ip(&["route"]);
+        ["10.77.0.1 dev lan-b ", "10.77.0.2 dev lan-c "].iter().all(|route| routes.contains(route))
+    });
+    assert!(rules.index("lan").is_none() && !is_port(&rules, "lan-b"));
+    assert!(details(&rules, "lan-b").contains("02:00:00:00:00:64"));
+    following.signal(Signal::TERM);
+    following.end().expect(0);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What an interface is to be, and where its peer is met.
 
-use crate::handle::NicConfig;
+use crate::{handle::NicConfig, mac::Mac};
 
 /// Bytes of the ring where nobody says otherwise (N-1).
 pub const RING_DEFAULT: u64 = 1 << 20;
@@ -63,4 +63,17 @@ pub struct Config {
     pub ring: u64,
     /// Whether a rule of the host's wants it (B-28), and not somebody here.
     pub by_rule: bool,
+    /// The network of many that it belongs to, if it does.
+    pub member: Option<Member>,
+}
+
+/// What is known of a peer in a network of many, before it says it (N-14).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Member {
+    /// The network's name.
+    pub network: String,
+    /// The peer's hardware address.
+    pub mac: Mac,
+    /// The network's MTU.
+    pub mtu: u32,
 }

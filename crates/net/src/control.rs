@@ -22,7 +22,6 @@ use serde_json::Value;
 use crate::{
     error::{Error, Result},
     handle::check_name,
-    status::Status,
 };
 
 /// How long the other side may take: one that is stopped makes others wait.
@@ -81,7 +80,7 @@ impl Control {
     }
 
     /// Answers who asks now, if anybody does, and says what was asked.
-    pub fn answer(&self, status: &Status) -> Option<Request> {
+    pub fn answer(&self, status: &impl serde::Serialize) -> Option<Request> {
         let (mut client, _) = self.listener.accept().ok()?;
         client.set_nonblocking(false).ok()?;
         client.set_read_timeout(Some(PATIENCE)).ok()?;
@@ -116,7 +115,7 @@ impl Drop for Control {
 /// A running interface, seen from another process.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Found {
-    /// What it says of itself: the fields of [`Status`].
+    /// What it says of itself: the fields of [`Status`](crate::Status) or of [`BridgeStatus`](crate::BridgeStatus).
     pub status: Value,
     path: PathBuf,
 }

@@ -19,7 +19,7 @@ use crate::{
     flag::{Flag, is_ready, wait_any},
     frame::Limits,
     greeting::{Callers, Failed, PATIENCE},
-    handle::Handle,
+    handle::{Handle, PortConfig},
     hello::{self, FRAME_MOST, Hello},
     kernel::Kernel,
     nic::Nic,
@@ -52,6 +52,8 @@ struct Shared {
     ended: Flag,
     counters: Counters,
     nic: Nic,
+    /// What it is a port of, if that.
+    port: Option<PortConfig>,
     status: Mutex<Status>,
 }
 
@@ -84,16 +86,17 @@ impl Engine {
             ended: Flag::new().os("eventfd")?,
             counters: Counters::default(),
             nic,
+            port: config.nic.port.clone(),
             status: Mutex::new(status),
         });
         let supervisor = Supervisor {
             shared: Arc::clone(&shared),
             wanted_mtu: link.mtu,
             told: String::new(),
-            config,
             options,
             listener,
-            callers: Callers::default(),
+            callers: Callers::new(config.member.clone()),
+            config,
             complained: None,
             report,
         };
@@ -109,6 +112,14 @@ impl Engine {
         [status.sent, status.received] = self.shared.nic.figures(&self.shared.counters);
         status.seconds = status.since.map_or(0, |since| since.elapsed().as_secs());
         status
+    }
+
+    /// Makes the interface the port that it is to be, if it is none any more. Returns whether it was none.
+    ///
+    /// # Errors
+    /// Its bridge is not where it is, or the kernel does not let it be one.
+    pub fn keep_port(&self) -> Result<bool> {
+        self.shared.port.as_ref().map_or(Ok(false), |port| self.shared.nic.handle().keep_port(port))
     }
 
     /// Polls readable when it has ended by itself.
@@ -300,6 +311,7 @@ impl Supervisor {
             Nic::Tap(tap) => self.run_tap(tap, channel, own, peer),
             Nic::Kernel(kernel) => self.run_kernel(kernel, channel, own, peer),
         };
+        handle.settle_carrier(shared.port.as_ref());
         if let Ok(End::Interface(error)) = &end
             && Errno::from_io_error(error) == Some(Errno::BADFD)
         {
@@ -323,6 +335,7 @@ impl Supervisor {
         let watch = channel.watch();
         let (mut sender, mut receiver) = channel.into_split();
         tap.set_carrier(true)?;
+        tap.handle().settle_carrier(shared.port.as_ref());
         self.report_link(&watch.peer(), own, peer);
         let to_peer = Limits::new(peer, None);
         let source = Some(peer.mac).filter(|_| !self.config.any_source);
@@ -340,7 +353,9 @@ impl Supervisor {
             let looked = looked.map(|end| end.into_iter().for_each(&finish));
             over.raise();
             // At once, not when both threads have seen it.
-            looked.and(tap.set_carrier(false))
+            let off = tap.set_carrier(false);
+            tap.handle().settle_carrier(shared.port.as_ref());
+            looked.and(off)
         });
         let end = lock(&first_end).take().unwrap_or(End::Stopped);
         if end.is_peers() {
@@ -360,8 +375,11 @@ impl Supervisor {
             Ok(lent) => lent,
             Err(end) => return Ok(end),
         };
+        kernel.handle().settle_carrier(self.shared.port.as_ref());
         self.report_link(&watch.peer(), own, peer);
         let looked = self.watch_link(kernel.as_fd(), &watch, own, peer);
+        // The module had it off where it saw the end by itself.
+        kernel.handle().settle_carrier(self.shared.port.as_ref());
         // The module may still be at what the peer had sent (N-10).
         let rest = match &looked {
             Ok(Some(End::Peer(Ending::ProcessGone))) => REST[0],

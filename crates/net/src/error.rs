@@ -35,6 +35,22 @@ pub enum Error {
     /// Somebody has the name.
     #[error("there is an interface {0} already, and it is in use or no TAP device: choose another name")]
     NameTaken(String),
+    /// Somebody else has the name that a network's interface is to have.
+    #[error(
+        "there is an interface {0} already, which is none that `tombolo net follow` made: rename it (`ip link set {0} down name OTHER`) or remove it, or give the network of the host's rules another name"
+    )]
+    NotOurs(String),
+    /// The kernel makes no bridges.
+    #[error("this kernel makes no bridges: `modprobe bridge`, or a kernel with CONFIG_BRIDGE")]
+    NoBridges(#[source] io::Error),
+    /// A port has no bridge any more.
+    #[error("{name} is to be a port of {bridge}, and there is no such interface where {name} is")]
+    NoBridge {
+        /// The port.
+        name: String,
+        /// Its bridge.
+        bridge: String,
+    },
     /// No interface can be called so.
     #[error("{0:?} is no name of an interface: 1 to 15 bytes, without blanks, '/', ':' and '%'")]
     BadName(String),

@@ -12,7 +12,7 @@ use std::{
 use tombolo::{BackendError, Deadline, Error as ChannelError, Messages};
 
 use crate::{
-    config::Place,
+    config::{Member, Place},
     hello::{self, Hello, HelloError},
 };
 
@@ -68,6 +68,19 @@ impl Failed {
     }
 }
 
+impl Member {
+    /// Whether a hello is that of the peer: nobody may be in its place, or take the frames of a third (N-14).
+    fn check_peer(&self, peer: &Hello) -> Result<(), HelloError> {
+        if peer.mac != self.mac {
+            return Err(HelloError::OtherMac { said: peer.mac, expected: self.mac });
+        }
+        if peer.mtu < self.mtu {
+            return Err(HelloError::SmallerMtu { mtu: peer.mtu, network: self.mtu });
+        }
+        Ok(())
+    }
+}
+
 /// A channel on which this end has said hello, and waits for the peer's.
 #[derive(Debug)]
 struct Greeting {
@@ -110,39 +123,53 @@ impl Greeting {
 
 /// Those whose hello is waited for, in the order in which they came.
 #[derive(Debug, Default)]
-pub struct Callers(Vec<Greeting>);
+pub struct Callers {
+    waiting: Vec<Greeting>,
+    /// What the peer is to say of itself, in a network of many.
+    member: Option<Member>,
+}
 
 impl Callers {
+    /// None so far.
+    pub fn new(member: Option<Member>) -> Self {
+        Self { waiting: Vec::new(), member }
+    }
+
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.waiting.is_empty()
     }
 
     /// Says hello to one more.
     pub fn add(&mut self, channel: Messages, own: &Hello) {
-        self.0.push(Greeting::begin(channel, own));
+        self.waiting.push(Greeting::begin(channel, own));
     }
 
     /// Whether one more may come. Who has been silent for longest makes way, if it had its time (C-7).
     pub fn make_room(&mut self) -> bool {
-        if self.0.len() >= CALLERS_MOST && self.0[0].since.elapsed() >= GRACE {
-            self.0.remove(0);
+        if self.waiting.len() >= CALLERS_MOST && self.waiting[0].since.elapsed() >= GRACE {
+            self.waiting.remove(0);
         }
-        self.0.len() < CALLERS_MOST
+        self.waiting.len() < CALLERS_MOST
     }
 
     /// Closes the channels of those to whom this end said something else of itself (N-6).
     pub fn keep_only_told(&mut self, own: &Hello) {
-        self.0.retain(|caller| caller.own == *own);
+        self.waiting.retain(|caller| caller.own == *own);
     }
 
     /// The first who said a hello that fits, all others being sent away, or why one is not to be heard any more. `None` where
     /// nobody has said anything.
     pub fn hear_caller(&mut self) -> Option<Result<(Messages, Hello), Failed>> {
-        let (at, heard) = self.0.iter_mut().enumerate().find_map(|(at, caller)| Some((at, caller.hear_hello()?)))?;
-        let caller = self.0.remove(at);
-        Some(heard.map(|peer| {
-            self.0.clear();
+        let (at, heard) =
+            self.waiting.iter_mut().enumerate().find_map(|(at, caller)| Some((at, caller.hear_hello()?)))?;
+        let caller = self.waiting.remove(at);
+        let fitting = heard.and_then(|peer| match &self.member {
+            Some(member) => member.check_peer(&peer).map(|()| peer).map_err(Failed::Hello),
+            None => Ok(peer),
+        });
+        Some(fitting.map(|peer| {
+            self.waiting.clear();
             (caller.channel, peer)
         }))
     }
@@ -150,6 +177,27 @@ impl Callers {
     /// What polls readable once one may have said something.
     pub fn fds(&mut self) -> Vec<BorrowedFd<'_>> {
         // Who cannot be waited for, for want of descriptors, is looked at when time has passed.
-        self.0.iter_mut().filter_map(|caller| caller.channel.split().1.poll_fd().ok()).collect()
+        self.waiting.iter_mut().filter_map(|caller| caller.channel.split().1.poll_fd().ok()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{features::Features, hello::FRAME_MOST, mac::Mac};
+
+    #[test]
+    fn n14_member_says_the_address_that_its_rule_gives_and_no_smaller_mtu() {
+        let mac = Mac([2, 0, 0, 0, 0, 1]);
+        let member = Member { network: "lan".into(), mac, mtu: 1500 };
+        let hello = |mac, mtu| Hello { features: Features::all(), mtu, frame_most: FRAME_MOST, mac };
+        for mtu in [1500, 9000] {
+            assert_eq!(member.check_peer(&hello(mac, mtu)), Ok(()));
+        }
+        let smaller = HelloError::SmallerMtu { mtu: 1499, network: 1500 };
+        assert_eq!(member.check_peer(&hello(mac, 1499)), Err(smaller));
+        let said = Mac([2, 0, 0, 0, 0, 2]);
+        let other = HelloError::OtherMac { said, expected: mac };
+        assert_eq!(member.check_peer(&hello(said, 1500)), Err(other));
     }
 }

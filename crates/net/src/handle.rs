@@ -39,6 +39,17 @@ pub struct NicConfig {
     pub mtu: Option<u32>,
     /// Its address of IP, if it is to get one.
     pub ip: Option<IpConfig>,
+    /// The bridge whose port it is to be, if any.
+    pub port: Option<PortConfig>,
+}
+
+/// Which bridge's port an interface is, and who is behind it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PortConfig {
+    /// The bridge's name, in the namespace in which the interface is.
+    pub bridge: String,
+    /// The only hardware address behind it.
+    pub peer: Mac,
 }
 
 /// An address of IP, and what is reached by it. Routes that come of it count for nothing while there is no carrier (N-13).
@@ -137,25 +148,61 @@ impl Handle {
         })
     }
 
-    /// Gives a new interface its MTU, switches it on, and gives it its address of IP.
-    pub fn begin(&self, mtu: Option<u32>, ip: Option<IpConfig>) -> Result<()> {
+    /// Gives a new interface its MTU, makes it a port if it is to be one, switches it on, and gives it its address of IP.
+    pub fn begin(&self, mtu: Option<u32>, config: &NicConfig) -> Result<()> {
         if let Some(mtu) = mtu {
             self.set_mtu(mtu)?;
         }
-        if let Some(ip) = ip {
-            self.ignore_routes_without_carrier(ip.own)?;
+        if let Some(port) = &config.port {
+            // Its bridge has the address for all, which comes of the same hardware address.
+            write_setting("ipv6", &self.name(), "addr_gen_mode", "1").or_else(none_is_fine)?;
+            self.join(port)?;
+        }
+        if let Some(ip) = config.ip {
+            ignore_routes_without_carrier(&self.name(), ip.own)?;
         }
         self.switch_on()?;
-        let Some(IpConfig { own, reached: (reached, bits) }) = ip else { return Ok(()) };
+        let Some(IpConfig { own, reached: (reached, bits) }) = config.ip else { return Ok(()) };
         let failed = |source| Error::Ip { name: self.name(), address: own, source };
-        self.ask(|netlink, index| netlink.add_address(index, own, reached, bits)).map_err(failed)
+        self.ask(|netlink, index| netlink.add_address(index, own, reached, bits)).map_err(failed)?;
+        match &config.port {
+            // What the peer answers comes in by the bridge, so nobody can be asked by this interface.
+            Some(port) => self
+                .ask(|netlink, index| netlink.add_neighbour(index, reached, port.peer))
+                .map_err(|error| self.failed("RTM_NEWNEIGH", error)),
+            None => Ok(()),
+        }
     }
 
-    /// From the moment in which the carrier goes the kernel takes other routes (N-13). Of the namespace of this thread.
-    fn ignore_routes_without_carrier(&self, own: IpAddr) -> Result<()> {
-        let family = if own.is_ipv4() { "ipv4" } else { "ipv6" };
-        let path = format!("/proc/sys/net/{family}/conf/{}/ignore_routes_with_linkdown", self.name());
-        fs::write(&path, "1").map_err(|source| Error::Setting { path: path.into(), source })
+    /// Makes it the port that it is to be, if it is none any more. Returns whether it was none.
+    pub fn keep_port(&self, port: &PortConfig) -> Result<bool> {
+        let bridge =
+            self.ask(|netlink, _| netlink.find(&port.bridge)).map_err(|error| self.failed("RTM_GETLINK", error))?;
+        let is_port = self.link()?.master == bridge.map_or(-1, |bridge| bridge.index);
+        if !is_port {
+            self.join(port)?;
+        }
+        Ok(!is_port)
+    }
+
+    fn join(&self, port: &PortConfig) -> Result<()> {
+        let joined = self.ask(|netlink, index| match netlink.find(&port.bridge)? {
+            Some(bridge) => netlink.join_bridge(index, bridge.index, port.peer),
+            None => Err(Errno::NOTUNIQ.into()),
+        });
+        joined.map_err(|error| match Errno::from_io_error(&error) {
+            Some(Errno::NOTUNIQ) => Error::NoBridge { name: self.name(), bridge: port.bridge.clone() },
+            _ => self.failed("RTM_NEWLINK of a bridge's port", error),
+        })
+    }
+
+    /// Has the kernel act on a carrier that came or went: asked about an interface it does so, from Linux 6.8 on, and else up to a
+    /// second later, where another carrier came or went shortly before.
+    pub fn settle_carrier(&self, port: Option<&PortConfig>) {
+        let _ = self.ask(Netlink::link);
+        if let Some(port) = port {
+            let _ = self.ask(|netlink, _| netlink.find(&port.bridge));
+        }
     }
 
     fn switch_on(&self) -> Result<()> {
@@ -201,18 +248,43 @@ impl Handle {
     }
 }
 
-/// Makes an interface in the namespace that it is to be in.
-pub fn in_namespace<T: Send>(config: &NicConfig, make: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    check_name(&config.name)?;
-    match &config.netns {
-        None => make(),
+/// Writes a setting of an interface in the namespace of this thread.
+pub fn write_setting(family: &str, interface: &str, setting: &str, value: &str) -> Result<()> {
+    let path = format!("/proc/sys/net/{family}/conf/{interface}/{setting}");
+    fs::write(&path, value).map_err(|source| Error::Setting { path: path.into(), source })
+}
+
+/// What a kernel has not, such as IPv6, need not be set.
+fn none_is_fine(error: Error) -> Result<()> {
+    match &error {
+        Error::Setting { source, .. } if source.kind() == io::ErrorKind::NotFound => Ok(()),
+        _ => Err(error),
+    }
+}
+
+/// From the moment in which the carrier goes the kernel takes other routes (N-13). Of the namespace of this thread.
+pub fn ignore_routes_without_carrier(interface: &str, own: IpAddr) -> Result<()> {
+    let family = if own.is_ipv4() { "ipv4" } else { "ipv6" };
+    write_setting(family, interface, "ignore_routes_with_linkdown", "1")
+}
+
+/// Makes an interface `name` in the namespace that it is to be in.
+pub fn in_namespace<T: Send>(name: &str, netns: Option<&str>, make: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    check_name(name)?;
+    enter_and(netns, make)
+}
+
+/// Does something in a namespace.
+pub fn enter_and<T: Send>(netns: Option<&str>, act: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    match netns {
+        None => act(),
         // A namespace is a thread's: this one ends with it.
         Some(netns) => thread::scope(|scope| {
-            let made = scope.spawn(|| {
+            let acted = scope.spawn(|| {
                 enter(&namespace_path(netns))?;
-                make()
+                act()
             });
-            made.join().expect("the thread that makes an interface does not panic")
+            acted.join().expect("the thread that acts in a namespace does not panic")
         }),
     }
 }

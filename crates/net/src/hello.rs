@@ -79,6 +79,26 @@ pub enum HelloError {
     /// Nobody could tell the two apart.
     #[error("both ends have the address {0} (N-6): give one of them another with --mac")]
     SameMac(Mac),
+    /// The network's rule says another.
+    #[error(
+        "the peer's address is {said}, and in this network it is {expected} (N-14): the rule of the host's gives addresses here"
+    )]
+    OtherMac {
+        /// What the peer says.
+        said: Mac,
+        /// What it is to say.
+        expected: Mac,
+    },
+    /// Longer packets of the network's would be lost on the way to this peer.
+    #[error(
+        "the peer has an MTU of {mtu}, and this network one of {network} (N-14): set that of the peer's interface to {network}"
+    )]
+    SmallerMtu {
+        /// The peer's.
+        mtu: u32,
+        /// The network's.
+        network: u32,
+    },
 }
 
 impl Hello {

@@ -43,7 +43,7 @@ impl Kernel {
 
     /// Makes the interface, switched on and without a carrier.
     pub fn open(config: &NicConfig) -> Result<Self> {
-        in_namespace(config, || Self::open_here(config))
+        in_namespace(&config.name, config.netns.as_deref(), || Self::open_here(config))
     }
 
     fn open_here(config: &NicConfig) -> Result<Self> {
@@ -65,7 +65,7 @@ impl Kernel {
             _ => FailedCall { call: "TOMBOLO_IOC_NET", source }.into(),
         })?;
         let handle = Handle::new(&name, Box::new(interface.try_clone().os("dup")?))?;
-        handle.begin(None, config.ip)?;
+        handle.begin(None, config)?;
         Ok(Self { interface, handle, takes: Features::from_bits(takes) })
     }
 

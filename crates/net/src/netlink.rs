@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The five things that are asked of the kernel about an interface: what it is like, and to change its address, its MTU
-//! and whether it is up, and to give it an address of IP. Messages of `rtnetlink`, which are plain bytes.
+//! What is asked of the kernel about an interface: what it is like, and to change its address, its MTU and whether it is
+//! up, to give it an address of IP, and to make it a bridge's port. Messages of `rtnetlink`, which are plain bytes.
 
 use std::{io, net::IpAddr, os::fd::OwnedFd};
 
@@ -13,18 +13,48 @@ use crate::mac::Mac;
 
 /// Kinds of messages.
 const NEW_LINK: u16 = 16;
+const DELETE_LINK: u16 = 17;
 const GET_LINK: u16 = 18;
 const NEW_ADDRESS: u16 = 20;
+const NEW_NEIGHBOUR: u16 = 28;
 const ERROR: u16 = 2;
 /// Flags of a request: it is one, and it is to be answered.
 const REQUEST: u16 = 1;
 const ANSWER: u16 = 4;
-/// And what it names is to be made.
+/// And what it names is to be made, if there is none so far, or in the place of one that there is.
 const CREATE: u16 = 0x400;
+const EXCLUSIVE: u16 = 0x200;
+const REPLACE: u16 = 0x100;
 /// Kinds of attributes.
 const ADDRESS: u16 = 1;
 const NAME: u16 = 3;
 const MTU: u16 = 4;
+const MASTER: u16 = 10;
+const INFO: u16 = 18;
+const ALIAS: u16 = 20;
+/// Attributes within `INFO`: what an interface is, how it is to be, and the same of what it is a port of.
+const KIND: u16 = 1;
+const DATA: u16 = 2;
+const PORT_KIND: u16 = 4;
+const PORT_DATA: u16 = 5;
+/// Of a bridge: how long a port waits, whether it looks for circles, and learns who wants what is for many. That it keeps no VLANs
+/// apart is so anyway, and kernels that cannot refuse to be told.
+const FORWARD_DELAY: u16 = 1;
+const SPANNING_TREE: u16 = 5;
+const SNOOPING: u16 = 23;
+/// Of a port: whether it learns, gets frames to addresses that nobody knows, and exchanges frames with other such ports.
+const LEARNING: u16 = 8;
+const UNKNOWN: u16 = 9;
+const ISOLATED: u16 = 33;
+/// What a neighbour is, and its hardware address.
+const NEIGHBOUR: u16 = 1;
+const NEIGHBOUR_ADDRESS: u16 = 2;
+/// A neighbour that nobody need ask for, and an entry of a bridge's table that does not grow old.
+const PERMANENT: u16 = 0x80;
+const STATIC: u16 = 0x40;
+/// The table is that of the bridge whose port this is; the entry stays with its port, whoever sends from there.
+const OF_MASTER: u8 = 2 << 1;
+const STICKY: u8 = 0x40;
 /// Kinds of attributes of an address: what is reached by it, the address itself, flags.
 const PREFIX: u16 = 1;
 const LOCAL: u16 = 2;
@@ -33,6 +63,8 @@ const ADDRESS_FLAGS: u16 = 8;
 const NO_DETECTION: u32 = 2;
 /// The flag of an interface that its administrator switched on.
 const UP: u32 = 1;
+/// And that of one that has a carrier, and is on.
+const LOWER_UP: u32 = 0x1_0000;
 /// Bytes of a message's head, and of what follows it about a link.
 const HEAD: usize = 16;
 const LINK: usize = 16;
@@ -40,7 +72,7 @@ const LINK: usize = 16;
 const ANSWER_MOST: usize = 32 << 10;
 
 /// What the kernel says of an interface.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Link {
     /// Its number.
     pub index: i32,
@@ -50,6 +82,14 @@ pub struct Link {
     pub mtu: u32,
     /// Whether its administrator switched it on.
     pub up: bool,
+    /// Whether it is on and has a carrier.
+    pub has_carrier: bool,
+    /// The number of the bridge whose port it is, or 0.
+    pub master: i32,
+    /// What kind of interface it is, where it is not a card.
+    pub kind: String,
+    /// What is written on it.
+    pub alias: String,
 }
 
 /// A socket to the kernel's tables of one network namespace.
@@ -68,9 +108,7 @@ impl Netlink {
 
     /// Finds an interface by its name.
     pub fn find(&self, name: &str) -> io::Result<Option<Link>> {
-        let mut zero_ended = name.as_bytes().to_vec();
-        zero_ended.push(0);
-        match self.ask(&request(GET_LINK, REQUEST, 0, 0, 0, &[(NAME, &zero_ended)])) {
+        match self.ask(&request(GET_LINK, REQUEST, 0, 0, 0, &[(NAME, &zero_ended(name))])) {
             Err(error) if error.raw_os_error() == Some(Errno::NODEV.raw_os_error()) => Ok(None),
             answer => parse_link(&answer?).map(Some),
         }
@@ -98,14 +136,7 @@ impl Netlink {
 
     /// Gives an interface an address of IP, by which `bits` of `reached` are reached. One that it has stays.
     pub fn add_address(&self, index: i32, own: IpAddr, reached: IpAddr, bits: u8) -> io::Result<()> {
-        let family = match own {
-            IpAddr::V4(_) => AddressFamily::INET,
-            IpAddr::V6(_) => AddressFamily::INET6,
-        };
-        let octets = |ip: IpAddr| match ip {
-            IpAddr::V4(ip) => ip.octets().to_vec(),
-            IpAddr::V6(ip) => ip.octets().to_vec(),
-        };
+        let family = family_of(own);
         let mut about = vec![family.as_raw() as u8, bits, 0, 0];
         about.extend(index.to_ne_bytes());
         let (local, prefix, flags) = (octets(own), octets(reached), NO_DETECTION.to_ne_bytes());
@@ -114,6 +145,47 @@ impl Netlink {
             Err(error) if Errno::from_io_error(&error) == Some(Errno::EXIST) => Ok(()),
             answer => answer.map(drop),
         }
+    }
+
+    /// Makes a bridge that has no ports yet: it looks for no circles, and for nobody who wants what is for many.
+    pub fn add_bridge(&self, name: &str, mac: Mac) -> io::Result<()> {
+        let name = zero_ended(name);
+        let never = 0_u32.to_ne_bytes();
+        let data: [(u16, &[u8]); 3] = [(SPANNING_TREE, &never), (FORWARD_DELAY, &never), (SNOOPING, &[0])];
+        let info = attributes(&[(KIND, b"bridge"), (DATA, &attributes(&data))]);
+        let attributes: [(u16, &[u8]); 3] = [(NAME, &name), (ADDRESS, &mac.0), (INFO, &info)];
+        self.ask(&request(NEW_LINK, REQUEST | ANSWER | CREATE | EXCLUSIVE, 0, 0, 0, &attributes)).map(drop)
+    }
+
+    /// Writes something on an interface, for those who look at it.
+    pub fn set_alias(&self, index: i32, alias: &str) -> io::Result<()> {
+        self.ask(&request(NEW_LINK, REQUEST | ANSWER, index, 0, 0, &[(ALIAS, alias.as_bytes())])).map(drop)
+    }
+
+    /// Removes an interface.
+    pub fn delete_link(&self, index: i32) -> io::Result<()> {
+        self.ask(&request(DELETE_LINK, REQUEST | ANSWER, index, 0, 0, &[])).map(drop)
+    }
+
+    /// Makes an interface a bridge's port, to which frames go that are for `peer` or for many, and from which none go to another
+    /// port that was made so.
+    pub fn join_bridge(&self, index: i32, bridge: i32, peer: Mac) -> io::Result<()> {
+        let master = bridge.to_ne_bytes();
+        self.ask(&request(NEW_LINK, REQUEST | ANSWER, index, 0, 0, &[(MASTER, &master)]))?;
+        let data = attributes(&[(ISOLATED, &[1]), (LEARNING, &[0]), (UNKNOWN, &[0])]);
+        let info = attributes(&[(PORT_KIND, b"bridge"), (PORT_DATA, &data)]);
+        self.ask(&request(NEW_LINK, REQUEST | ANSWER, index, 0, 0, &[(INFO, &info)]))?;
+        let about = neighbour(AddressFamily::BRIDGE, index, STATIC, OF_MASTER | STICKY);
+        let flags = REQUEST | ANSWER | CREATE | REPLACE;
+        self.ask(&message(NEW_NEIGHBOUR, flags, &about, &[(NEIGHBOUR_ADDRESS, &peer.0)])).map(drop)
+    }
+
+    /// Says who has an address of IP, so that nobody need be asked.
+    pub fn add_neighbour(&self, index: i32, ip: IpAddr, mac: Mac) -> io::Result<()> {
+        let about = neighbour(family_of(ip), index, PERMANENT, 0);
+        let flags = REQUEST | ANSWER | CREATE | REPLACE;
+        let attributes: [(u16, &[u8]); 2] = [(NEIGHBOUR, &octets(ip)), (NEIGHBOUR_ADDRESS, &mac.0)];
+        self.ask(&message(NEW_NEIGHBOUR, flags, &about, &attributes)).map(drop)
     }
 
     fn ask(&self, request: &[u8]) -> io::Result<Vec<u8>> {
@@ -143,34 +215,84 @@ fn message(kind: u16, flags: u16, about: &[u8], attributes: &[(u16, &[u8])]) -> 
     bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
     bytes[6..8].copy_from_slice(&flags.to_ne_bytes());
     bytes.extend(about);
+    bytes.extend(self::attributes(attributes));
+    let len = bytes.len() as u32;
+    bytes[..4].copy_from_slice(&len.to_ne_bytes());
+    bytes
+}
+
+fn attributes(attributes: &[(u16, &[u8])]) -> Vec<u8> {
+    let mut bytes = Vec::new();
     for (kind, value) in attributes {
         bytes.extend(((value.len() + 4) as u16).to_ne_bytes());
         bytes.extend(kind.to_ne_bytes());
         bytes.extend(*value);
         bytes.resize(bytes.len().next_multiple_of(4), 0);
     }
-    let len = bytes.len() as u32;
-    bytes[..4].copy_from_slice(&len.to_ne_bytes());
     bytes
+}
+
+/// What stands in a message about a neighbour before its attributes.
+fn neighbour(family: AddressFamily, index: i32, state: u16, flags: u8) -> Vec<u8> {
+    let mut about = vec![family.as_raw() as u8, 0, 0, 0];
+    about.extend(index.to_ne_bytes());
+    about.extend(state.to_ne_bytes());
+    about.extend([flags, 0]);
+    about
+}
+
+fn zero_ended(name: &str) -> Vec<u8> {
+    [name.as_bytes(), &[0]].concat()
+}
+
+fn family_of(ip: IpAddr) -> AddressFamily {
+    if ip.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 }
+}
+
+fn octets(ip: IpAddr) -> Vec<u8> {
+    match ip {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    }
+}
+
+/// Calls `each` with the attributes that `bytes` are, up to where they are cut off.
+fn parse_attributes<'a>(bytes: &'a [u8], mut each: impl FnMut(u16, &'a [u8])) -> io::Result<()> {
+    let mut rest = bytes;
+    while let [a, b, c, d, ..] = *rest {
+        let (len, kind) = (usize::from(u16::from_ne_bytes([a, b])), u16::from_ne_bytes([c, d]));
+        each(kind, rest.get(4..len).ok_or_else(cut_off)?);
+        rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
+    }
+    Ok(())
+}
+
+/// Text up to its zero.
+fn parse_text(value: &[u8]) -> String {
+    String::from_utf8_lossy(value.split(|byte| *byte == 0).next().unwrap_or_default()).into_owned()
 }
 
 fn parse_link(answer: &[u8]) -> io::Result<Link> {
     let index = i32_at(answer, HEAD + 4).ok_or_else(cut_off)?;
-    let up = i32_at(answer, HEAD + 8).ok_or_else(cut_off)? as u32 & UP != 0;
-    let (mut mac, mut mtu) = (None, None);
-    let mut rest = answer.get(HEAD + LINK..).unwrap_or_default();
-    while let [a, b, c, d, ..] = *rest {
-        let (len, kind) = (usize::from(u16::from_ne_bytes([a, b])), u16::from_ne_bytes([c, d]));
-        let value = rest.get(4..len).ok_or_else(cut_off)?;
-        match kind {
-            ADDRESS => mac = value.try_into().ok().map(Mac),
-            MTU => mtu = value.try_into().ok().map(u32::from_ne_bytes),
-            _ => {}
+    let flags = i32_at(answer, HEAD + 8).ok_or_else(cut_off)? as u32;
+    let (mut mac, mut mtu, mut master) = (None, None, 0);
+    let (mut info, mut kind, mut alias): (&[u8], _, _) = (&[], String::new(), String::new());
+    parse_attributes(answer.get(HEAD + LINK..).unwrap_or_default(), |attribute, value| match attribute {
+        ADDRESS => mac = value.try_into().ok().map(Mac),
+        MTU => mtu = value.try_into().ok().map(u32::from_ne_bytes),
+        MASTER => master = value.try_into().map_or(0, i32::from_ne_bytes),
+        INFO => info = value,
+        ALIAS => alias = parse_text(value),
+        _ => {}
+    })?;
+    parse_attributes(info, |attribute, value| {
+        if attribute == KIND {
+            kind = parse_text(value);
         }
-        rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
-    }
+    })?;
+    let (up, has_carrier) = (flags & UP != 0, flags & LOWER_UP != 0);
     match (mac, mtu) {
-        (Some(mac), Some(mtu)) => Ok(Link { index, mac, mtu, up }),
+        (Some(mac), Some(mtu)) => Ok(Link { index, mac, mtu, up, has_carrier, master, kind, alias }),
         _ => Err(io::Error::other("the interface has no Ethernet address")),
     }
 }
@@ -190,8 +312,19 @@ mod tests {
     #[test]
     fn answers_are_read_to_their_end_and_cut_off_ones_refused() {
         let mac = Mac([2, 0, 0, 0, 0, 7]);
-        let answer = request(16, 0, 5, UP, 0, &[(99, b"other"), (ADDRESS, &mac.0), (MTU, &1400_u32.to_ne_bytes())]);
-        assert_eq!(parse_link(&answer).unwrap(), Link { index: 5, mac, mtu: 1400, up: true });
+        let info = attributes(&[(DATA, b"of the kind"), (KIND, b"bridge\0")]);
+        let told: [(u16, &[u8]); 6] = [
+            (99, b"other"),
+            (MASTER, &7_i32.to_ne_bytes()),
+            (ALIAS, b"text\0"),
+            (INFO, &info),
+            (ADDRESS, &mac.0),
+            (MTU, &1400_u32.to_ne_bytes()),
+        ];
+        let answer = request(16, 0, 5, UP | LOWER_UP, 0, &told);
+        let (kind, alias) = ("bridge".to_owned(), "text".to_owned());
+        let link = Link { index: 5, mac, mtu: 1400, up: true, has_carrier: true, master: 7, kind, alias };
+        assert_eq!(parse_link(&answer).unwrap(), link);
         for len in 0..answer.len() {
             assert!(parse_link(&answer[..len]).is_err(), "{len}");
         }

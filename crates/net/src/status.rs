@@ -47,6 +47,8 @@ pub struct Status {
     pub role: &'static str,
     /// Whether a rule of the host's wants it (B-28), and not somebody here.
     pub by_rule: bool,
+    /// The network of many that it belongs to, if it does.
+    pub network: Option<String>,
     /// Whether there is a link.
     pub state: State,
     /// The last that was said of it.
@@ -79,6 +81,7 @@ impl Status {
             address: config.place.address().into(),
             role: config.place.role(),
             by_rule: config.by_rule,
+            network: config.member.as_ref().map(|member| member.network.clone()),
             state: State::Waiting,
             reason: String::new(),
             seconds: 0,

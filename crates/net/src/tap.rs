@@ -39,7 +39,7 @@ pub struct Tap {
 impl Tap {
     /// Makes the interface, switched on and without a carrier.
     pub fn open(config: &NicConfig) -> Result<Self> {
-        in_namespace(config, || Self::open_here(config))
+        in_namespace(&config.name, config.netns.as_deref(), || Self::open_here(config))
     }
 
     fn open_here(config: &NicConfig) -> Result<Self> {
@@ -69,7 +69,7 @@ impl Tap {
         if let Some(mac) = config.mac.or(default_mac) {
             handle.set_mac(mac)?;
         }
-        handle.begin(config.mtu, config.ip)?;
+        handle.begin(config.mtu, config)?;
         Ok(Self { file, handle, takes })
     }
 

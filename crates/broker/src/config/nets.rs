@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Networks: which machines have interfaces with each other, and what each of them is told (B-28).
 
-use std::{collections::BTreeMap, net::IpAddr, str::FromStr};
+use std::{collections::BTreeMap, net::IpAddr, str::FromStr, sync::OnceLock};
 
-use tombolo_control::{Message, NETS_MAX, Name, NetRole, parse_ip};
+use sha2::{Digest, Sha256};
+use tombolo_control::{Message, NETS_MAX, Name, NetRole, Reason, parse_ip};
 
 /// Most bytes of an interface's name, as the kernel has it.
 pub const INTERFACE_MAX: usize = 15;
@@ -65,6 +66,23 @@ impl Net {
         format!("net.{}", self.interface(second)).parse().expect("checked: its parts are names, and short")
     }
 
+    /// The hardware address that `machine` has in this network, at all its ports (N-14): always the same on one host, and another
+    /// for each machine, network and host. In a pair it is the machine's affair.
+    fn mac(&self, machine: &Name) -> [u8; 6] {
+        if self.is_pair {
+            return [0; 6];
+        }
+        let mut hash = Sha256::new_with_prefix(b"tombolo network\0");
+        for part in [host_id(), self.name.as_str().as_bytes(), machine.as_str().as_bytes()] {
+            hash.update((part.len() as u64).to_le_bytes());
+            hash.update(part);
+        }
+        let mut mac: [u8; 6] = hash.finalize()[..6].try_into().expect("six bytes");
+        // Of one interface, and given by no maker.
+        mac[0] = mac[0] & 0xfc | 2;
+        mac
+    }
+
     /// What `own` is told of its interface with `peer`.
     fn message(&self, at: u64, own: &Name, peer: &Name) -> Message {
         let (pair, role) = if own < peer { ([own, peer], NetRole::Listen) } else { ([peer, own], NetRole::Connect) };
@@ -82,6 +100,9 @@ impl Net {
             own: bytes(own_address),
             prefix: prefix.unwrap_or(0),
             theirs: bytes(address_of(peer)),
+            network: Reason::from(if self.is_pair { "" } else { self.name.as_str() }),
+            own_mac: self.mac(own),
+            their_mac: self.mac(peer),
         }
     }
 
@@ -111,16 +132,16 @@ impl Net {
             if known.first().is_some_and(|(_, it)| it.ip.is_ipv4() != address.ip.is_ipv4()) {
                 mistakes.push(format!("{name}'s address is not of the kind that the others have (IPv4 or IPv6)"));
             }
-            if address.prefix.is_some() && !self.is_pair {
-                mistakes.push(format!(
-                    "{name}'s address has a prefix, which is for a network of two names: in others an interface leads to \
-                     its peer alone"
-                ));
-            }
             known.push((name, address));
         }
         mistakes
     }
+}
+
+/// What this host is called among all, so that machines of two hosts that share a wire do not have one hardware address.
+fn host_id() -> &'static [u8] {
+    static ID: OnceLock<Vec<u8>> = OnceLock::new();
+    ID.get_or_init(|| std::fs::read("/etc/machine-id").unwrap_or_default())
 }
 
 fn as_ipv6(ip: IpAddr) -> [u8; 16] {
@@ -144,8 +165,11 @@ pub fn messages(nets: &[Net], domain: &Name) -> Vec<Message> {
 pub fn clash(nets: &[Net]) -> Option<(usize, Name, String)> {
     let mut taken = std::collections::BTreeSet::new();
     nets.iter().enumerate().find_map(|(at, net)| {
-        net.pairs().flat_map(|[a, b]| [(a, b), (b, a)]).find_map(|(own, peer)| {
-            let interface = net.interface(peer);
+        let ports = net.pairs().flat_map(|[a, b]| [(a, net.interface(b)), (b, net.interface(a))]);
+        // Where there are ports there is the interface whose ports they are.
+        let whole = net.machines.keys().filter(|_| !net.is_pair).map(|own| (own, net.name.to_string()));
+        let mut all = ports.chain(whole);
+        all.find_map(|(own, interface)| {
             (!taken.insert((own.clone(), interface.clone()))).then(|| (at, own.clone(), interface))
         })
     })
@@ -190,6 +214,9 @@ mod tests {
             own: mapped(own),
             prefix: 120,
             theirs: mapped(theirs),
+            network: "".into(),
+            own_mac: [0; 6],
+            their_mac: [0; 6],
         };
         assert_eq!(a, [row("b", NetRole::Listen, 1, 2)]);
         assert_eq!(b, [row("a", NetRole::Connect, 2, 1)]);
@@ -212,5 +239,32 @@ mod tests {
         assert_eq!(shown[1], ["1 lan-a net.lan-b Connect", "2 lan-c net.lan-c Listen"]);
         assert_eq!(shown[2], ["1 lan-a net.lan-c Connect", "2 lan-b net.lan-c Connect"]);
         assert_eq!(net.pairs().count(), 3);
+    }
+
+    #[test]
+    fn b28_n14_machine_has_one_hardware_address_in_a_network_and_each_peer_is_told_it() {
+        let machines = ["a", "b", "c"].map(|it| (name(it), None)).into();
+        let lan = Net { name: name("lan"), machines, is_pair: false, mtu: None };
+        let macs = |net: &Net, own: &str| {
+            let rows = messages(std::slice::from_ref(net), &name(own)).into_iter();
+            let macs = rows.map(|it| match it {
+                Message::Net { network, peer, own_mac, their_mac, .. } => {
+                    assert_eq!(network.as_str(), net.name.as_str());
+                    (peer.to_string(), own_mac, their_mac)
+                }
+                other => panic!("{other:?}"),
+            });
+            macs.collect::<Vec<_>>()
+        };
+        let [a, b, c] = ["a", "b", "c"].map(|own| macs(&lan, own));
+        let of = [&a, &b, &c].map(|rows| rows[0].1);
+        for (rows, own) in [&a, &b, &c].into_iter().zip(of) {
+            assert!(rows.iter().all(|row| row.1 == own) && own[0] & 3 == 2, "{rows:?}");
+        }
+        assert!(of[0] != of[1] && of[1] != of[2] && of[0] != of[2], "{of:?}");
+        assert_eq!(a, [("b".into(), of[0], of[1]), ("c".into(), of[0], of[2])]);
+        assert_eq!(c, [("a".into(), of[2], of[0]), ("b".into(), of[2], of[1])]);
+        let other = Net { name: name("wan"), ..lan };
+        assert_ne!(macs(&other, "a")[0].1, of[0]);
     }
 }

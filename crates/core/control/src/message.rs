@@ -364,6 +364,12 @@ messages! {
         prefix: u8,
         /// The peer's address, as IPv6; zeros: none.
         theirs: [u8; 16],
+        /// The interface whose port this one is; empty: it is no port.
+        network: Reason,
+        /// Its hardware address; zeros: as the domain likes.
+        own_mac: [u8; 6],
+        /// The peer's hardware address; zeros: any.
+        their_mac: [u8; 6],
     }
     /// A service is to be reached here (B-15).
     32 Listen (Socket) {

@@ -136,9 +136,26 @@ fn expected(kind: u16) -> (u32, Message) {
         27 => (0, Message::Nets { count: 2 }),
         28 => {
             let mapped = |last| std::net::Ipv4Addr::new(10, 9, 0, last).to_ipv6_mapped().octets();
-            let (interface, peer, service, role) = (name("tmb0"), name("db"), name("net.tmb0"), NetRole::Connect);
+            let (interface, peer, service, role) = (name("lan-db"), name("db"), name("net.lan-web"), NetRole::Connect);
             let (at, mtu, own, prefix, theirs) = (1, 9000, mapped(1), 120, mapped(2));
-            (7, Message::Net { at, interface, peer, service, role, mtu, own, prefix, theirs })
+            let (network, own_mac, their_mac) = ("lan".into(), [2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]);
+            (
+                7,
+                Message::Net {
+                    at,
+                    interface,
+                    peer,
+                    service,
+                    role,
+                    mtu,
+                    own,
+                    prefix,
+                    theirs,
+                    network,
+                    own_mac,
+                    their_mac,
+                },
+            )
         }
         50 => (2, Message::Locate { address: boot }),
         51 => (2, Message::Near { domains: 2 }),

@@ -6,7 +6,6 @@
 
 use std::{
     collections::BTreeMap,
-    net::{IpAddr, Ipv6Addr},
     os::fd::AsFd,
     path::Path,
     time::{Duration, Instant},
@@ -14,9 +13,12 @@ use std::{
 
 use tombolo_control::{Message, NetRole, Seen};
 use tombolo_inspect::{Broker, programs_socket};
-use tombolo_net::{Config, Control, Engine, IpConfig, NicConfig, Place, RING_DEFAULT};
+use tombolo_net::{Config, Control, Engine, IpConfig, Mac, Member, NicConfig, Place, PortConfig, RING_DEFAULT};
 
-use super::{EngineName, default_mac};
+use super::{
+    EngineName, default_mac,
+    networks::{Form, Networks, ip, prefix_of},
+};
 use crate::{
     failure::{Failure, Result, print_line},
     signals::{Signals, await_any},
@@ -24,6 +26,8 @@ use crate::{
 
 /// How often the broker is asked, and what is missing is tried again.
 const EACH: Duration = Duration::from_secs(1);
+/// The MTU of a network whose rule says none.
+const MTU_DEFAULT: u32 = 1500;
 /// How long the broker may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -35,6 +39,9 @@ pub struct FollowArgs {
     /// Who moves their frames
     #[arg(long, value_name = "WHO", value_enum, default_value = "auto")]
     engine: EngineName,
+    /// In networks of more than two names, an interface for each peer and not one whose ports these are
+    #[arg(long)]
+    plain: bool,
 }
 
 /// An interface that is wanted.
@@ -51,30 +58,36 @@ struct Follower<'a> {
     broker: Option<Broker>,
     /// Why the broker could not be asked the last time.
     complaint: String,
+    /// What this machine is called.
+    own: String,
+    networks: Networks,
+    /// The rows of the last answer.
+    rows: Option<Vec<Message>>,
     interfaces: BTreeMap<String, Interface>,
 }
 
 impl FollowArgs {
     pub fn run(&self, folder: &Path) -> Result<()> {
         let signals = Signals::hold()?;
-        let (broker, complaint, interfaces) = (None, String::new(), BTreeMap::new());
-        let mut follower = Follower { args: self, broker, complaint, interfaces };
+        let networks = Networks::new(self.netns.clone(), self.plain, folder.into());
+        let (complaint, interfaces) = (String::new(), BTreeMap::new());
+        let mut follower =
+            Follower { args: self, broker: None, complaint, own: String::new(), networks, rows: None, interfaces };
         while signals.caught().is_none() {
-            if let Some(wanted) = follower.ask() {
-                follower.change(wanted);
-            }
-            follower.interfaces.values_mut().for_each(|it| it.begin(folder));
+            follower.rows = follower.ask_broker().or(follower.rows.take());
+            follower.keep_all(folder);
             let until = Instant::now() + EACH;
             while signals.caught().is_none() && follower.serve(&signals, until)? {}
         }
         follower.change(Vec::new());
+        follower.networks.end();
         Ok(())
     }
 }
 
 impl Follower<'_> {
     /// What is wanted, if the broker says so.
-    fn ask(&mut self) -> Option<Vec<Config>> {
+    fn ask_broker(&mut self) -> Option<Vec<Message>> {
         let rows =
             self.broker.take().map_or_else(|| Broker::connect(&programs_socket(), PATIENCE), Ok).and_then(|broker| {
                 let rows = ask_rows(&broker)?;
@@ -82,9 +95,9 @@ impl Follower<'_> {
             });
         match rows {
             Ok((broker, rows)) => {
-                let own = broker.domain().to_string();
+                self.own = broker.domain().to_string();
                 (self.broker, self.complaint) = (Some(broker), String::new());
-                Some(rows.into_iter().filter_map(|row| self.config(&own, row)).collect())
+                Some(rows)
             }
             Err(error) => {
                 let complaint = Failure::from(error).chain();
@@ -97,26 +110,75 @@ impl Follower<'_> {
         }
     }
 
-    /// What a row wants in the domain `own`.
-    fn config(&self, own: &str, row: Message) -> Option<Config> {
-        let Message::Net { interface, peer, service, role, mtu, own: address, prefix, theirs, .. } = row else {
+    /// Makes what is wanted and not there, once it is known what is, and ends the rest.
+    fn keep_all(&mut self, folder: &Path) {
+        let Some(rows) = self.rows.clone() else { return };
+        // A port whose network is another now ends before it, and begins after it.
+        let before = self.networks.wanted();
+        let after = Networks::wanted_by(&rows, &self.args.netns);
+        if before != after {
+            let stays = |row: &Message| match row {
+                Message::Net { network, .. } => {
+                    let name = network.as_str();
+                    before.get(name) == after.get(name)
+                }
+                _ => false,
+            };
+            let staying = rows.iter().filter(|row| stays(row)).filter_map(|row| self.config(row)).collect();
+            self.change(staying);
+        }
+        self.networks.change(&rows);
+        let wanted = rows.iter().filter_map(|row| self.config(row)).collect();
+        self.change(wanted);
+        for interface in self.interfaces.values_mut() {
+            let network = interface.config.member.as_ref().map(|member| member.network.as_str());
+            if network.is_none_or(|network| self.networks.form(network).is_some()) {
+                interface.begin(folder);
+                interface.keep_port();
+            }
+        }
+    }
+
+    /// What a row wants.
+    fn config(&self, row: &Message) -> Option<Config> {
+        let Message::Net {
+            interface, peer, service, role, mtu, own, prefix, theirs, network, own_mac, their_mac, ..
+        } = row
+        else {
             return None;
         };
         let place = match role {
-            NetRole::Listen => Place::Listen(format!("vm:{own}/{service}")),
+            NetRole::Listen => Place::Listen(format!("vm:{}/{service}", self.own)),
             NetRole::Connect => Place::Connect(format!("vm:{peer}/{service}")),
         };
         let name = interface.to_string();
+        let mtu = Some(u32::from(*mtu)).filter(|mtu| *mtu != 0);
+        let (network, mac) = (network.to_string(), Mac(*their_mac));
+        let port = match self.networks.form(&network) {
+            Some(Form::Plain) => None,
+            // One whose network is not there yet waits for it.
+            _ => Some(PortConfig { bridge: network.clone(), peer: mac }).filter(|_| !network.is_empty()),
+        };
+        let ip = match &port {
+            None if network.is_empty() => ip_config(*own, *prefix, *theirs),
+            // The network is behind the one interface whose port this is.
+            Some(_) if *prefix != 0 => None,
+            // Each peer is behind its own.
+            _ => ip_config(*own, 0, *theirs),
+        };
         let nic = NicConfig {
             netns: self.args.netns.clone(),
-            mac: None,
+            mac: Some(Mac(*own_mac)).filter(|mac| mac.is_unicast()),
             default_mac: default_mac(&place, &name),
-            mtu: Some(mtu.into()).filter(|mtu| *mtu != 0),
-            ip: ip_config(address, prefix, theirs),
+            mtu,
+            ip,
+            port,
             name,
         };
+        let member =
+            Some(Member { network, mac, mtu: mtu.unwrap_or(MTU_DEFAULT) }).filter(|member| !member.network.is_empty());
         let engine = self.args.engine.into();
-        Some(Config { nic, engine, place, any_source: false, ring: RING_DEFAULT, by_rule: true })
+        Some(Config { nic, engine, place, any_source: false, ring: RING_DEFAULT, by_rule: true, member })
     }
 
     /// Ends what is not wanted, or not so; what is new begins later.
@@ -142,14 +204,19 @@ impl Follower<'_> {
         let running: Vec<_> = self.interfaces.values().filter_map(|it| it.running.as_ref()).collect();
         let mut fds = vec![signals.fd()];
         fds.extend(running.iter().flat_map(|(engine, control)| [engine.ended(), control.as_fd()]));
+        fds.extend(self.networks.fds());
         let ready = await_any(&fds, Some(left))?;
-        for ((engine, control), ready) in running.iter().zip(ready[1..].chunks(2)) {
+        let of_interfaces = &ready[1..=running.len() * 2];
+        for ((engine, control), ready) in running.iter().zip(of_interfaces.chunks(2)) {
             if ready[1] {
                 // Who wants it to end is told before that a rule wants it.
                 control.answer(&engine.status());
             }
         }
-        let ended = ready[1..].chunks(2).any(|ready| ready[0]);
+        if ready[1 + of_interfaces.len()..].contains(&true) {
+            self.networks.answer(|| running.iter().map(|(engine, _)| engine.status()).collect());
+        }
+        let ended = of_interfaces.chunks(2).any(|ready| ready[0]);
         self.interfaces.values_mut().for_each(Interface::notice_end);
         // One that ended is made again with the next turn, and not at once for ever.
         Ok(!ended && !left.is_zero())
@@ -171,6 +238,22 @@ impl Interface {
                 let complaint = Failure::from(error).chain();
                 if self.complaint != complaint {
                     print_line(&format!("{name}: {complaint}"));
+                    self.complaint = complaint;
+                }
+            }
+        }
+    }
+
+    /// Sees that it is the port that it is to be.
+    fn keep_port(&mut self) {
+        let Some((engine, _)) = &self.running else { return };
+        match engine.keep_port() {
+            Ok(false) => self.complaint = String::new(),
+            Ok(true) => print_line(&format!("{}: it was no port any more, and is one again", self.config.nic.name)),
+            Err(error) => {
+                let complaint = Failure::from(error).chain();
+                if self.complaint != complaint {
+                    print_line(&format!("{}: {complaint}", self.config.nic.name));
                     self.complaint = complaint;
                 }
             }
@@ -212,19 +295,14 @@ fn ask_rows(broker: &Broker) -> std::result::Result<Vec<Message>, tombolo_inspec
 
 /// An address as the broker says it: zeros are none, and IPv4 is mapped.
 fn ip_config(own: [u8; 16], prefix: u8, theirs: [u8; 16]) -> Option<IpConfig> {
-    let ip =
-        |bytes: [u8; 16]| Some(Ipv6Addr::from(bytes)).filter(|ip| !ip.is_unspecified()).map(|ip| ip.to_canonical());
-    let own: IpAddr = ip(own)?;
-    let prefix = match (prefix, own) {
-        (0, _) => None,
-        (bits, IpAddr::V4(_)) => bits.checked_sub(96),
-        (bits, IpAddr::V6(_)) => Some(bits),
-    };
-    Some(IpConfig::new(own, prefix, ip(theirs)))
+    let own = ip(own)?;
+    Some(IpConfig::new(own, prefix_of(prefix, own), ip(theirs)))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use super::*;
 
     #[test]

@@ -2,6 +2,7 @@
 //! `tombolo net`: network interfaces whose frames cross a channel.
 
 mod follow;
+mod networks;
 mod show;
 
 use std::{net::IpAddr, os::fd::AsFd, path::PathBuf};
@@ -246,9 +247,10 @@ impl UpArgs {
             default_mac: default_mac(&place, &self.name),
             mtu: self.mtu,
             ip: self.ip.map(|(own, bits)| IpConfig::new(own, bits, self.peer_ip)),
+            port: None,
         };
         let (engine, ring) = (self.engine.into(), self.ring as u64);
-        Ok(Config { nic, engine, place, any_source: self.any_source, ring, by_rule: false })
+        Ok(Config { nic, engine, place, any_source: self.any_source, ring, by_rule: false, member: None })
     }
 }
 

@@ -19,6 +19,10 @@ pub fn list(found: &[Found], json: bool) -> Result<()> {
 }
 
 fn row(status: &Value) -> Vec<String> {
+    let channel = match status["ports"].as_array() {
+        Some(ports) => format!("ports {}", names_of(ports).join(" ")),
+        None => format!("{} {}", text(&status["role"]), text(&status["address"])),
+    };
     let moved = |way: &str| human::bytes(status[way]["bytes"].as_u64().unwrap_or(0));
     vec![
         text(&status["interface"]),
@@ -30,8 +34,12 @@ fn row(status: &Value) -> Vec<String> {
         moved("received"),
         if status["by_rule"] == true { "rule" } else { "command" }.into(),
         text(&status["pid"]),
-        format!("{} {}", text(&status["role"]), text(&status["address"])),
+        channel,
     ]
+}
+
+fn names_of(ports: &[Value]) -> Vec<String> {
+    ports.iter().map(|port| text(&port["interface"])).collect()
 }
 
 /// All that is known of each.
@@ -46,12 +54,27 @@ pub fn all(found: &[Found], json: bool) -> Result<()> {
 fn block(status: &Value) -> String {
     let mut lines = vec![format!("{}: {}", text(&status["interface"]), text(&status["reason"]))];
     let mut line = |name: &str, value: String| lines.push(format!("  {name:<10} {value}"));
+    if let Some(ports) = status["ports"].as_array() {
+        line("address", format!("{}, MTU {}", text(&status["mac"]), text(&status["mtu"])));
+        for port in ports {
+            line("port", format!("{}, {}, {}", text(&port["interface"]), text(&port["state"]), text(&port["peer"])));
+        }
+        for way in ["sent", "received"] {
+            let moved = &status[way];
+            let [frames, bytes, dropped] = ["frames", "bytes", "dropped"].map(|what| text(&moved[what]));
+            line(way, format!("{frames} frames, {bytes} bytes, {dropped} dropped"));
+        }
+        return lines.join("\n");
+    }
     line("address", format!("{}, MTU {}", text(&status["mac"]), text(&status["mtu"])));
     line(
         "channel",
         format!("{} {}, process {}", text(&status["role"]), text(&status["address"]), text(&status["pid"])),
     );
     line("engine", text(&status["engine"]));
+    if status["network"].is_string() {
+        line("port of", text(&status["network"]));
+    }
     line("links", format!("{}, the last for {} s", text(&status["links"]), text(&status["seconds"])));
     if status["peer"].is_object() {
         let peer = &status["peer"];

@@ -1,0 +1,391 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Networks of many: three members in network namespaces of one kernel, each with one interface and a port for each other.
+
+mod common;
+mod wires;
+
+use std::{
+    io::{Read, Write},
+    net::{IpAddr, TcpListener, TcpStream, UdpSocket},
+    sync::Arc,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use common::{Place, Running, wait_until};
+use rustix::process::Signal;
+use tombolo_net::{
+    Bridge, BridgeConfig, Config, Engine, EngineKind, Mac, Member, NicConfig, Place as Net, PortConfig, RING_DEFAULT,
+    State, Status, split_ip,
+};
+use wires::{Netns, PATIENCE, can_run, echo_udp};
+
+const NAMES: [&str; 3] = ["a", "b", "c"];
+
+fn mac(of: usize) -> Mac {
+    Mac([2, 0, 0, 0, 0, of as u8 + 1])
+}
+
+fn ip(of: usize) -> IpAddr {
+    IpAddr::from([10, 77, 0, of as u8 + 1])
+}
+
+/// A machine's part of the network, for as long as this lives.
+struct Seat {
+    _bridge: Bridge,
+    /// By peer; none where the test is the peer, or nobody is.
+    ports: [Option<Engine>; 3],
+}
+
+impl Seat {
+    fn end_ports(&mut self) {
+        self.ports.iter_mut().filter_map(Option::take).for_each(|engine| engine.stop().unwrap());
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            self.end_ports();
+        }
+    }
+}
+
+struct Lan {
+    place: Place,
+    netns: [Netns; 3],
+    prefix: Option<u8>,
+}
+
+impl Lan {
+    fn new(prefix: Option<u8>) -> Self {
+        let netns = [Netns::new(), Netns::new(), Netns::new()];
+        for netns in &netns {
+            // Nothing is sent but by the test.
+            netns.enter(|| {
+                for which in ["all", "default"] {
+                    let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{which}/disable_ipv6"), "1");
+                }
+            });
+        }
+        Self { place: Place::new(), netns, prefix }
+    }
+
+    /// Where two members meet.
+    fn address(&self, own: usize, peer: usize) -> String {
+        let (first, second) = (own.min(peer), own.max(peer));
+        format!("local:{}", self.place.path(&format!("{first}-{second}")).display())
+    }
+
+    fn port(&self, own: usize, peer: usize) -> Engine {
+        let address = self.address(own, peer);
+        let nic = NicConfig {
+            name: format!("lan-{}", NAMES[peer]),
+            netns: Some(self.netns[own].0.clone()),
+            mac: Some(mac(own)),
+            default_mac: None,
+            mtu: None,
+            ip: split_ip(ip(own), self.prefix, Some(ip(peer))).1,
+            port: Some(PortConfig { bridge: "lan".into(), peer: mac(peer) }),
+        };
+        let place = if own < peer { Net::Listen(address) } else { Net::Connect(address) };
+        let member = Some(Member { network: "lan".into(), mac: mac(peer), mtu: 1500 });
+        let (engine, ring) = (EngineKind::Tap, RING_DEFAULT);
+        let config = Config { nic, engine, place, any_source: false, ring, by_rule: true, member };
+        Engine::start(config, Box::new(|_| {})).unwrap()
+    }
+
+    /// A member with ports to these.
+    fn seat(&self, own: usize, peers: &[usize]) -> Seat {
+        let netns = Some(self.netns[own].0.clone());
+        let ip = Some(split_ip(ip(own), self.prefix, None).0);
+        let bridge = Bridge::open(&BridgeConfig { name: "lan".into(), netns, mac: mac(own), ip }).unwrap();
+        let ports = [0, 1, 2].map(|peer| peers.contains(&peer).then(|| self.port(own, peer)));
+        Seat { _bridge: bridge, ports }
+    }
+
+    /// All three, linked.
+    fn fill(&self) -> [Seat; 3] {
+        let seats = [self.seat(0, &[1, 2]), self.seat(1, &[0, 2]), self.seat(2, &[0, 1])];
+        for seat in &seats {
+            seat.ports.iter().flatten().for_each(wait_linked);
+        }
+        seats
+    }
+
+    /// `tombolo net up`, a plain interface `wire`, as the machine `own`, for the peer `peer`.
+    fn up(&self, own: usize, peer: usize, own_mac: Mac) -> Running {
+        let [folder, address] = [self.place.path("net").display().to_string(), self.address(own, peer)];
+        let (ip, mac) = (format!("{}/24", ip(own)), own_mac.to_string());
+        let words = ["net", "--folder", &folder, "up", "wire", "--connect", &address, "--netns", &self.netns[own].0];
+        Running::start(&[&words[..], &["--mac", &mac, "--ip", &ip]].concat(), |_| {}).hush().heard()
+    }
+
+    fn udp(&self, of: usize) -> UdpSocket {
+        let socket = self.netns[of].enter(move || UdpSocket::bind((ip(of), 0))).unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+        socket.set_broadcast(true).unwrap();
+        socket
+    }
+
+    /// The way to a peer, as the kernel takes it.
+    fn way(&self, own: usize, peer: usize) -> String {
+        self.netns[own].ip(&["route", "get", &ip(peer).to_string()])
+    }
+}
+
+fn status(seat: &Seat, peer: usize) -> Status {
+    seat.ports[peer].as_ref().expect("a port to this peer").status()
+}
+
+fn wait_linked(engine: &Engine) {
+    wait_until("a link", || engine.status().state == State::Linked);
+}
+
+#[test]
+fn n14_all_reach_all_through_one_interface_each_and_one_who_ends_ends_alone() {
+    if !can_run("n14_all_reach_all_through_one_interface_each_and_one_who_ends_ends_alone") {
+        return;
+    }
+    let lan = Lan::new(Some(24));
+    let mut seats = lan.fill();
+    let sockets = [0, 1, 2].map(|of| lan.udp(of));
+    for (one, other) in [(0, 1), (0, 2), (1, 2)] {
+        echo_udp(&sockets[one], &sockets[other], b"are you there?");
+        assert!(lan.way(one, other).contains("dev lan "), "{}", lan.way(one, other));
+    }
+    // What is for one goes to that one, and what is for all to each once.
+    let sent = |seat: &Seat, peer| status(seat, peer).sent.frames;
+    let before = [1, 2].map(|peer| sent(&seats[0], peer));
+    let answering = sockets[1].try_clone().unwrap();
+    for _ in 0..200 {
+        sockets[0].send_to(b"to one", answering.local_addr().unwrap()).unwrap();
+    }
+    wait_until("they are sent", || sent(&seats[0], 1) >= before[0] + 200);
+    assert!(sent(&seats[0], 2) < before[1] + 20, "frames for one went to another: {before:?}");
+    let hearing = [1, 2].map(|of| {
+        let socket = lan.netns[of].enter(|| UdpSocket::bind(("0.0.0.0", 7777))).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket
+    });
+    sockets[0].send_to(b"to all", ("10.77.0.255", 7777)).unwrap();
+    for socket in &hearing {
+        let mut buffer = [0; 100];
+        let (len, from) = socket.recv_from(&mut buffer).unwrap();
+        assert_eq!((&buffer[..len], from.ip()), (&b"to all"[..], ip(0)));
+    }
+    // One who ends takes its own port's carrier alone.
+    let [first, second, third] = &mut seats;
+    third.end_ports();
+    for seat in [&first, &second] {
+        wait_until("its port is without a peer", || status(seat, 2).state == State::Waiting);
+    }
+    let shown = |name: &str| lan.netns[0].ip(&["-o", "link", "show", name]);
+    wait_until("its carrier goes", || !shown("lan-c").contains("LOWER_UP"));
+    assert!(shown("lan").contains("LOWER_UP") && shown("lan-b").contains("LOWER_UP"));
+    echo_udp(&sockets[0], &sockets[1], b"still there?");
+    second.end_ports();
+    wait_until("the last carrier goes", || !shown("lan").contains("LOWER_UP"));
+}
+
+#[test]
+fn n14_storm_of_one_peer_reaches_no_other_through_a_third() {
+    if !can_run("n14_storm_of_one_peer_reaches_no_other_through_a_third") {
+        return;
+    }
+    let lan = Lan::new(Some(24));
+    let seats = lan.fill();
+    let [_, second, third] = [0, 1, 2].map(|of| lan.udp(of));
+    echo_udp(&lan.udp(0), &third, b"are you there?");
+    let before = status(&seats[1], 0).received.frames;
+    for _ in 0..2_000 {
+        third.send_to(b"to all", ("10.77.0.255", 7777)).unwrap();
+    }
+    // Behind them, on the same way.
+    echo_udp(&lan.udp(0), &third, b"did they come?");
+    assert!(status(&seats[0], 2).received.frames > 500, "{:?}", status(&seats[0], 2));
+    // And a frame for the other, which the third sends to the first.
+    let target = second.local_addr().unwrap();
+    lan.netns[2].ip(&["link", "set", "lan-b", "nomaster"]);
+    lan.netns[2].ip(&["neigh", "replace", "10.77.0.2", "lladdr", &mac(0).to_string(), "dev", "lan"]);
+    for _ in 0..100 {
+        third.send_to(b"by way of the first", target).unwrap();
+    }
+    echo_udp(&lan.udp(0), &lan.udp(1), b"are you there?");
+    let after = status(&seats[1], 0).received.frames;
+    assert!(after - before < 50, "{} frames came by way of the first", after - before);
+}
+
+#[test]
+fn n14_peer_that_says_another_address_is_refused_and_frames_from_another_are_dropped() {
+    if !can_run("n14_peer_that_says_another_address_is_refused_and_frames_from_another_are_dropped") {
+        return;
+    }
+    let lan = Lan::new(Some(24));
+    let first = lan.seat(0, &[1, 2]);
+    // The third says that it is the second.
+    let liar = lan.up(2, 0, mac(1));
+    let said = format!("the peer's address is {}, and in this network it is {}", mac(1), mac(2));
+    wait_until("it is refused", || status(&first, 2).reason.contains(&said));
+    assert_eq!(status(&first, 2).links, 0);
+    drop(liar);
+    let _honest = lan.up(2, 0, mac(2));
+    wait_linked(first.ports[2].as_ref().unwrap());
+    echo_udp(&lan.udp(0), &lan.udp(2), b"are you there?");
+    // An interface behind the third's own, with the second's address.
+    lan.netns[2].ip(&["link", "add", "link", "wire", "name", "lie", "address", &mac(1).to_string(), "type", "macvlan"]);
+    lan.netns[2].ip(&["addr", "add", "10.78.0.3/24", "dev", "lie"]);
+    lan.netns[2].ip(&["link", "set", "lie", "up"]);
+    lan.netns[0].ip(&["addr", "add", "10.78.0.1/24", "dev", "lan"]);
+    let lie = lan.netns[2].enter(|| UdpSocket::bind(("10.78.0.3", 0))).unwrap();
+    wait_until("it is dropped and counted", || {
+        let _ = lie.send_to(b"from the second", "10.78.0.1:7777");
+        status(&first, 2).received.dropped.source > 2
+    });
+    let known = lan.netns[0].ip(&["neigh", "show", "10.78.0.3"]);
+    assert!(!known.contains("lladdr"), "{known}");
+}
+
+/// Bytes a second of a stream from one member to another, over so long.
+fn stream_rate(moved: &AtomicU64, time: Duration) -> f64 {
+    let (before, begun) = (moved.load(Ordering::Relaxed), Instant::now());
+    thread::park_timeout(time);
+    (moved.load(Ordering::Relaxed) - before) as f64 / begun.elapsed().as_secs_f64()
+}
+
+#[test]
+fn n14_stopped_or_dead_peer_stops_its_own_port_alone() {
+    if !can_run("n14_stopped_or_dead_peer_stops_its_own_port_alone") {
+        return;
+    }
+    let lan = Lan::new(Some(24));
+    let first = lan.seat(0, &[1, 2]);
+    let _second = lan.seat(1, &[0]);
+    let third = lan.up(2, 0, mac(2));
+    first.ports.iter().flatten().for_each(wait_linked);
+    let (here, there) = (lan.udp(0), lan.udp(2));
+    echo_udp(&there, &here, b"are you there?");
+    let listener = lan.netns[1].enter(|| TcpListener::bind((ip(1), 0))).unwrap();
+    let to = listener.local_addr().unwrap();
+    let mut client = lan.netns[0].enter(move || TcpStream::connect_timeout(&to, PATIENCE)).unwrap();
+    let (mut server, _) = listener.accept().unwrap();
+    let (moved, over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+    let reading = thread::spawn({
+        let moved = Arc::clone(&moved);
+        move || {
+            let mut buffer = vec![0; 1 << 16];
+            while let Ok(len @ 1..) = server.read(&mut buffer) {
+                moved.fetch_add(len as u64, Ordering::Relaxed);
+            }
+        }
+    });
+    let writing = thread::spawn({
+        let over = Arc::clone(&over);
+        move || {
+            while !over.load(Ordering::Relaxed) && client.write_all(&[7; 1 << 16]).is_ok() {}
+        }
+    });
+    let usual = stream_rate(&moved, Duration::from_secs(1));
+    // The third does not look any more, and frames for it come without end: its port is full.
+    third.signal(Signal::STOP);
+    let target = there.local_addr().unwrap();
+    here.set_nonblocking(true).unwrap();
+    let flooding = thread::spawn({
+        let over = Arc::clone(&over);
+        move || {
+            while !over.load(Ordering::Relaxed) {
+                for _ in 0..100 {
+                    let _ = here.send_to(&[7; 1400], target);
+                }
+                thread::park_timeout(Duration::from_millis(2));
+            }
+        }
+    });
+    wait_until("its port is full", || status(&first, 2).sent.full > 0);
+    let stopped = stream_rate(&moved, Duration::from_secs(2));
+    // Paused is not gone (N-10).
+    assert_eq!(status(&first, 2).state, State::Linked);
+    third.signal(Signal::KILL);
+    wait_until("its port is without a peer", || status(&first, 2).state == State::Waiting);
+    let dead = stream_rate(&moved, Duration::from_secs(1));
+    over.store(true, Ordering::Relaxed);
+    for thread in [writing, flooding, reading] {
+        thread.join().unwrap();
+    }
+    assert_eq!(status(&first, 1).links, 1);
+    // A fifth allows for what else runs here, and for the flood itself.
+    assert!(stopped > usual / 5.0 && dead > usual / 5.0, "bytes/s: {usual} then {stopped} then {dead}");
+}
+
+#[test]
+fn n13_n14_each_peer_is_reached_another_way_once_its_own_port_has_no_carrier() {
+    if !can_run("n13_n14_each_peer_is_reached_another_way_once_its_own_port_has_no_carrier") {
+        return;
+    }
+    let lan = Lan::new(None);
+    // All have a card, at one switch.
+    let switch = Netns::new();
+    switch.ip(&["link", "add", "switch", "type", "bridge"]);
+    switch.ip(&["link", "set", "switch", "up"]);
+    for of in [0, 1, 2] {
+        let (netns, plug) = (&lan.netns[of], format!("plug{of}"));
+        netns.ip(&["link", "add", "eth0", "type", "veth", "peer", "name", &plug, "netns", &switch.0]);
+        switch.ip(&["link", "set", &plug, "master", "switch", "up"]);
+        netns.ip(&["addr", "add", &format!("{}/24", ip(of)), "dev", "eth0"]);
+        netns.ip(&["link", "set", "eth0", "up"]);
+        // Packets are taken from where the kernel would send to, and from nowhere else.
+        netns.enter(|| std::fs::write("/proc/sys/net/ipv4/conf/all/rp_filter", "1")).unwrap();
+    }
+    let mut seats = lan.fill();
+    for (own, peer) in [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)] {
+        let port = format!("dev lan-{} ", NAMES[peer]);
+        wait_until("the memory is the way", || lan.way(own, peer).contains(&port));
+    }
+    let listeners = [1, 2].map(|of| lan.netns[of].enter(move || TcpListener::bind((ip(of), 0))).unwrap());
+    let mut streams = listeners.map(|listener| {
+        let to = listener.local_addr().unwrap();
+        let client = lan.netns[0].enter(move || TcpStream::connect_timeout(&to, PATIENCE)).unwrap();
+        let server = listener.accept().unwrap().0;
+        server.set_read_timeout(Some(PATIENCE)).unwrap();
+        [client, server]
+    });
+    let mut echo = |of: usize, what: &str| {
+        let [client, server] = &mut streams[of - 1];
+        client.write_all(what.as_bytes()).unwrap();
+        let mut came = vec![0; what.len()];
+        server.read_exact(&mut came).unwrap();
+        assert_eq!(came, what.as_bytes());
+    };
+    let carried = |seats: &[Seat; 3], peer: usize| status(&seats[0], peer).sent.frames;
+    for of in [1, 2] {
+        let before = carried(&seats, of);
+        echo(of, "over memory");
+        wait_until("the memory carries it", || carried(&seats, of) > before);
+    }
+    for round in 0..2 {
+        // Two ends at once: the kernel acts on the second as fast as on the first.
+        let gone = Instant::now();
+        let (second, third) = (seats[1].ports[0].take().unwrap(), seats[2].ports[0].take().unwrap());
+        let ending = [second, third].map(|engine| thread::spawn(|| engine.stop().unwrap()));
+        let took = [1, 2].map(|of| {
+            wait_until("its port is without a peer", || status(&seats[0], of).state == State::Waiting);
+            wait_until("eth0 is the way", || lan.way(0, of).contains("dev eth0 "));
+            gone.elapsed()
+        });
+        assert!(took[1] < Duration::from_millis(600), "round {round}: eth0 was the way after {took:?}");
+        for of in [1, 2] {
+            echo(of, "over eth0");
+        }
+        // Those that go on are as they were.
+        assert!(lan.way(1, 2).contains("dev lan-c "), "{}", lan.way(1, 2));
+        ending.into_iter().for_each(|thread| thread.join().unwrap());
+        for of in [1, 2] {
+            seats[of].ports[0] = Some(lan.port(of, 0));
+        }
+        for of in [1, 2] {
+            wait_until("the memory is the way again", || lan.way(0, of).contains(&format!("dev lan-{} ", NAMES[of])));
+            echo(of, "over memory");
+        }
+    }
+}
