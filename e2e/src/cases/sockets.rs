@@ -20,7 +20,7 @@ use tombolo_e2e::network::Network;
 use tombolo_e2e::programs::Programs;
 
 pub const CASES: &[Case] = &[
-    Case { name: "s17_s18_s19_programs_in_two_machines_talk_through_memory_until_the_link_goes", run: talk },
+    Case { name: "s17_s18_s19_s22_programs_in_two_machines_talk_through_memory_while_there_is_a_link", run: talk },
     Case { name: "s18_connections_that_come_and_go_at_once_hold_nobody_up", run: come_and_go },
 ];
 
@@ -271,10 +271,13 @@ fn through_it(site: &mut Site) -> Result<()> {
     let canary = transfer(site, (&address, "1000", "/tmp/canary"), |_| Ok(()))?;
     ensure!(canary[0] > 0 && canary[1] == 0, "without numbers {} bytes went through memory", canary[1]);
     site.b.sh("tombolo hook attach", within(60))?;
-    // The link goes under load: every byte arrives, the rest over TCP.
-    let both = transfer(site, (&address, "8000", "/tmp/leave"), |site| {
+    // The link goes under load, and comes back: every byte arrives, over TCP meanwhile.
+    let both = transfer(site, (&address, "20000", "/tmp/leave"), |site| {
         until_in_memory(site, "/tmp/leave")?;
-        site.broker.link(&["rm", "a", "b"]).map(drop)
+        site.unlink()?;
+        site.link("a", "b")?;
+        let has = "until grep -q '\"joined_again\":1' /tmp/leave/*; do usleep 50000; done";
+        site.a.sh(has, within(60)).context("nothing is joined again").map(drop)
     })?;
     ensure!(both[0] > 0 && both[1] > 0, "{} bytes over TCP, {} through memory", both[0], both[1]);
     Ok(())

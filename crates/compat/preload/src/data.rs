@@ -25,7 +25,7 @@ use crate::{
     errno, flow, handback, inside,
     plain::{self, Progress},
     poll::{self, check},
-    real,
+    real, renewal,
     state::{self, Watched},
 };
 
@@ -110,7 +110,7 @@ macro_rules! watched {
                 return if state::is_out_of_reach($fd) { poll::interrupted() as _ } else { $real };
             }
             Some(process) => match state::connection($fd) {
-                Some(connection) => (process, connection),
+                Some(connection) => (process, renewal::current(process, $fd, connection)),
                 None => return $real,
             },
             None => return $real,

@@ -13,6 +13,7 @@
 pub(crate) mod changes;
 mod entry;
 mod registry;
+pub(crate) mod replacing;
 pub(crate) mod waiting;
 pub(crate) mod wiring;
 

@@ -35,6 +35,7 @@ mod life;
 mod plain;
 mod poll;
 mod real;
+mod renewal;
 mod splice;
 mod state;
 mod streams;

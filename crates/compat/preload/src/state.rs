@@ -429,6 +429,24 @@ pub(crate) fn watch(fd: RawFd, what: Watched) {
     put(&mut write(), fd, what);
 }
 
+/// What [`Connection::begin_anew`] gives is from now on at all numbers of `old`, and in the sets, if nobody but the caller has `old`:
+/// no thread is in a call on it, and none comes to be.
+pub(crate) fn replace(old: &Arc<Connection>) -> Option<Arc<Connection>> {
+    let _inside = inside::enter();
+    let mut table = write();
+    let is_its = |watched: &Option<Watched>| matches!(watched, Some(Watched::Connection(it)) if Arc::ptr_eq(it, old));
+    let numbers: Vec<_> = (0..table.len()).filter(|at| is_its(&table[*at])).collect();
+    if numbers.is_empty() {
+        return None;
+    }
+    let table_guard = Table(table);
+    let new = epoll::replacing::replace(&table_guard.sets(), old, numbers.len() + 1);
+    table = table_guard.0;
+    let new = new?;
+    numbers.into_iter().for_each(|at| table[at] = Some(Watched::Connection(Arc::clone(&new))));
+    Some(new)
+}
+
 /// `to` is another number of `from`, which is neither a connection nor a set. By one of the two it would be connected, and used
 /// by the other.
 pub(crate) fn share_with(from: RawFd, to: RawFd) {

@@ -19,6 +19,7 @@
 //! | [`Options`] | what its program has set |
 //! | [`Wiring`] | what the front has prepared and seen |
 //! | [`Ending`] | how it ends |
+//! | `Returns` | how often it was joined before, and when it may be joined again |
 //!
 //! What a call of the program does with the pipes is [`ProgramCall`](crate::ProgramCall).
 
@@ -30,6 +31,7 @@ mod membership;
 mod options;
 mod piped_bytes;
 mod plain;
+mod returns;
 mod search;
 mod trial;
 mod wiring;
@@ -39,7 +41,7 @@ use std::{
     sync::{OnceLock, Weak},
 };
 
-use tombolo_os::lock::lock;
+use tombolo_os::{clock::coarse_time, lock::lock};
 
 use crate::{
     Reason, connection_table::ConnectionRow, fork_group::ForkGroup, kernel::Kernel, pipes::Pipes, spare::Spare,
@@ -60,6 +62,7 @@ pub use plain::Plain;
 pub use wiring::Wiring;
 
 use piped_bytes::PipedBytes;
+use returns::Returns;
 use search::Search;
 use trial::Trial;
 
@@ -91,6 +94,7 @@ pub struct Connection {
     /// Itself, once it has pipes.
     pub(crate) own: OnceLock<Weak<Connection>>,
     pub(crate) seats: Seats,
+    pub(crate) returns: Returns,
 }
 
 impl Connection {
@@ -111,6 +115,22 @@ impl Connection {
             pipes: JoinedPipes::default(),
             own: OnceLock::new(),
             seats: Seats::default(),
+            returns: Returns::default(),
+        }
+    }
+
+    /// What takes the place of this one, which was joined and is back on TCP, at all of its descriptors: a candidate that was joined
+    /// before (S-22). Nobody may be in a call on this one any more, as what it counts from now on would be missing there.
+    #[must_use]
+    pub fn begin_anew(&self) -> Self {
+        Self {
+            identity: self.identity.begin_anew(),
+            descriptors: self.descriptors.begin_anew(),
+            members: self.members.begin_anew(),
+            trial: self.trial.begin_anew(),
+            piped: self.piped.begin_anew(),
+            returns: self.returns.begin_anew(coarse_time()),
+            ..Self::new(self.dialled, self.descriptors.fd())
         }
     }
 
@@ -129,7 +149,10 @@ impl Connection {
     pub(crate) fn join(&self, pipes: Pipes) {
         if self.pipes.set(pipes) {
             self.stage.join();
-            self.trial.forget_history();
+            self.returns.note_join(coarse_time());
+            if !self.pipes.are_revocable() {
+                self.trial.forget_history();
+            }
             if self.ending.has_ended_sending() {
                 self.end_sending();
             }
@@ -214,6 +237,15 @@ impl Connection {
     pub fn count(&self, direction: Direction, bytes: usize) -> u64 {
         let before = self.members.count(direction, bytes);
         self.row.count(direction, Transport::Tcp, before + bytes as u64);
+        before
+    }
+
+    /// The same, of which the first `n` bytes of the parts went, and are kept where a proof may need them (S-6).
+    pub(crate) fn count_parts<'p>(&self, direction: Direction, n: usize, parts: impl Iterator<Item = &'p [u8]>) -> u64 {
+        let before = self.count(direction, n);
+        if self.trial.wants(direction) {
+            self.trial.remember(direction, before, n, parts);
+        }
         before
     }
 

@@ -31,6 +31,8 @@ pub struct Journal {
     /// By direction, then by transport: bytes.
     bytes: [[AtomicU64; 2]; 2],
     joined: AtomicU64,
+    /// Of these, ones that were joined before.
+    joined_again: AtomicU64,
     stayed: AtomicU64,
     /// By number: connections that stayed on TCP, those included that ended while the other end was looked for.
     reasons: [AtomicU64; Reason::COUNT],
@@ -48,6 +50,7 @@ impl Journal {
             report,
             bytes: Default::default(),
             joined: AtomicU64::new(0),
+            joined_again: AtomicU64::new(0),
             stayed: AtomicU64::new(0),
             reasons: [const { AtomicU64::new(0) }; Reason::COUNT],
             told: AtomicU64::new(0),
@@ -100,9 +103,10 @@ impl Journal {
         }
     }
 
-    /// A connection was joined.
-    pub(crate) fn count_joined(&self) {
+    /// A connection was joined, `again` if it was before.
+    pub(crate) fn count_joined(&self, again: bool) {
         self.joined.fetch_add(1, Ordering::Relaxed);
+        self.joined_again.fetch_add(u64::from(again), Ordering::Relaxed);
     }
 
     /// A connection stays on TCP for good.
@@ -135,6 +139,7 @@ impl Journal {
             ("received_tcp", in_tcp),
             ("received_shared", in_pipe),
             ("joined", &self.joined),
+            ("joined_again", &self.joined_again),
             ("stayed", &self.stayed),
         ] {
             let _ = write!(line, ",\"{name}\":{}", load(counter));
@@ -149,8 +154,8 @@ impl Journal {
 
     /// In a child made by fork: what the parent counted and said is the parent's.
     pub(crate) fn begin_anew(&self) {
-        let Self { bytes, joined, stayed, reasons, told, trouble, log: _, report: _ } = self;
-        let all = bytes.iter().flatten().chain(reasons).chain([joined, stayed, told]);
+        let Self { bytes, joined, joined_again, stayed, reasons, told, trouble, log: _, report: _ } = self;
+        let all = bytes.iter().flatten().chain(reasons).chain([joined, joined_again, stayed, told]);
         all.for_each(|counter| counter.store(0, Ordering::Relaxed));
         *lock(trouble) = None;
     }

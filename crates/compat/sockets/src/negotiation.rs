@@ -18,6 +18,7 @@ mod leaving;
 mod machines;
 mod outbox;
 mod peer_process;
+mod returning;
 mod rings;
 mod session_memory;
 mod sessions;
@@ -91,7 +92,7 @@ impl Process {
         {
             return;
         }
-        if connection.search.is_before_next_try(call) {
+        if connection.search.is_before_next_try(call) || returning::is_paused(connection, call) {
             return;
         }
         Spare::make_wanted(&connection.search.spare, self.rings.quota());
@@ -130,7 +131,7 @@ impl Process {
             wait_to_be_alone(connection, call);
             return false;
         }
-        if call > CALLS {
+        if call > CALLS && !connection.returns.was_joined() {
             self.stays(connection, Reason::NoPeer);
             return false;
         }
@@ -320,6 +321,12 @@ impl Negotiations {
                 Way::Folder => self.seek(process, connection, (tuple, id), &mut talk),
                 Way::Broker(key) => way::seek_by_broker(self, process, connection, (key, peer), id, &mut talk),
             },
+            // A try has failed, and there is another (S-22).
+            (NegotiationStage::Done, _) if connection.returns.was_joined() => {
+                self.forget(connection, id);
+                *talk = NegotiationStage::Silent;
+                Ok(())
+            }
             // The broker has heard of its peer's machine since.
             (NegotiationStage::Claimed(waiting), _) if way != Way::Folder && !waiting.claimed.is_at_broker() => {
                 self.withdraw(connection, &mut talk);
@@ -427,6 +434,12 @@ impl Negotiations {
         };
         let mut talk = lock(&connection.search.talk);
         match &mut *talk {
+            // One that was made before this end came back found an earlier claim of its (S-22).
+            NegotiationStage::Claimed(waiting)
+                if connection.returns.was_joined() && proof::counts_fit(&waiting.before, &proposal).is_err() =>
+            {
+                return Err((to, Reason::NoPeer));
+            }
             NegotiationStage::Claimed(waiting) if waiting.proposal.is_none() => {
                 waiting.proposal = Some((proposal, peer_process.number));
             }
@@ -693,12 +706,14 @@ fn join(
     connection.join(pipes);
     peer_process.add_joined(connection);
     peer_process.proven = true;
-    process.journal.count_joined();
+    let again = connection.returns.was_joined();
+    process.journal.count_joined(again);
+    let joined = if again { "joined again" } else { "joined" };
     match peer_process.link.same_kernel() {
-        true => process.log(connection, "joined: shared memory beside TCP"),
+        true => process.log(connection, &format!("{joined}: shared memory beside TCP")),
         false => {
             let domain = peer_process.link.peer().domain;
-            process.log(connection, &format!("joined: shared memory with the machine {domain} beside TCP"));
+            process.log(connection, &format!("{joined}: shared memory with the machine {domain} beside TCP"));
         }
     }
     Ok(())

@@ -14,6 +14,7 @@ use std::{
 
 use rustix::io::Errno;
 use tombolo_domain::Rendezvous;
+use tombolo_os::clock::coarse_time;
 
 use crate::{
     Reason, connection::Connection, connection_table::ConnectionTable, direction::Direction, exchange::Exchange,
@@ -159,6 +160,11 @@ impl Process {
 
     /// The connection stays on TCP.
     pub fn stays(&self, connection: &Connection, reason: Reason) {
+        // One that was joined before is tried again later, where that may help (S-22).
+        if connection.stage() == Stage::Candidate && connection.returns.was_joined() && reason.may_pass() {
+            connection.returns.postpone(coarse_time());
+            return;
+        }
         if connection.stay_plain(reason) {
             self.journal.count_stayed(reason);
             self.log(connection, &format!("stays on TCP: {}", reason.words()));
@@ -167,7 +173,8 @@ impl Process {
 
     /// The connection goes back to TCP.
     pub fn leaves(&self, connection: &Connection, reason: Reason) {
-        if connection.stage() == Stage::Joined && connection.reason().is_none() {
+        let is_news = |given: Reason| given.may_pass() && !reason.may_pass();
+        if connection.stage() == Stage::Joined && connection.reason().is_none_or(is_news) {
             connection.leave(reason);
             self.log(connection, &format!("goes back to TCP: {}", reason.words()));
         } else {
@@ -196,7 +203,8 @@ impl Process {
             return;
         }
         let reason = connection.reason_so_far(self.settings.after);
-        if let (Stage::Candidate, Some(reason)) = (connection.stage(), reason) {
+        let was_joined = connection.stage() == Stage::Joined || connection.returns.was_joined();
+        if let (Stage::Candidate, Some(reason), false) = (connection.stage(), reason, was_joined) {
             self.journal.count_reason(reason);
         }
         if !self.journal.has_log() {
@@ -209,9 +217,9 @@ impl Process {
         );
         self.log(
             connection,
-            &match (connection.stage(), reason) {
-                (Stage::Joined, None) => format!("ended: {both}"),
-                (Stage::Joined, Some(reason)) => format!("ended, back on TCP ({}): {both}", reason.words()),
+            &match (was_joined, reason) {
+                (true, None) => format!("ended: {both}"),
+                (true, Some(reason)) => format!("ended, back on TCP ({}): {both}", reason.words()),
                 (_, reason) => {
                     let why = reason.unwrap_or(Reason::Unknown).words();
                     format!("ended, always on TCP ({why}): sent {out_tcp}, received {in_tcp}")

@@ -86,6 +86,21 @@ impl Reason {
         Self::ALL.into_iter().find(|reason| *reason as u16 == number).unwrap_or(Self::Unknown)
     }
 
+    /// Whether it may be gone after a while, for an end that was joined before (S-22). What says something of the program, of the
+    /// proof or of the peer's honesty stays.
+    pub(crate) fn may_pass(self) -> bool {
+        matches!(
+            self,
+            Self::NoPeer
+                | Self::Ambiguous
+                | Self::Resources
+                | Self::PeerGone
+                | Self::Unreachable
+                | Self::Off
+                | Self::TakenAway
+        )
+    }
+
     /// In a few words, for the log.
     #[must_use]
     pub fn words(self) -> &'static str {

@@ -25,9 +25,11 @@ pub enum ReturnStage {
 /// | candidate | [`join`](Self::join) | joined | as it was |
 /// | candidate | [`stay_plain`](Self::stay_plain) | plain | the one given |
 /// | any of the three, and not leaving | [`begin_to_leave`](Self::begin_to_leave) | the same, and leaving | the one given |
+/// | leaving, for a reason that [may pass](Reason::may_pass) | the same, for one that does not | the same | the one given |
 ///
 /// Nothing else happens in any other state. So a connection is decided upon once, one that is plain gets no pipes, one that is
-/// joined retreats instead of being plain, and of several reasons to leave the first one counts.
+/// joined retreats instead of being plain. Of several reasons to leave the first one counts, but one that stays before one that
+/// may pass. What is joined anew (S-22) is another connection, of which nothing is decided.
 #[derive(Debug, Default)]
 pub(crate) struct StageWord(AtomicU32);
 
@@ -58,7 +60,7 @@ impl StageWord {
 
     /// The reason that was given last.
     pub fn reason(&self) -> Reason {
-        Reason::from_number((self.0.load(Ordering::Relaxed) >> REASON) as u16)
+        reason_of(self.0.load(Ordering::Relaxed))
     }
 
     /// It has pipes. Says whether it was a candidate.
@@ -73,7 +75,8 @@ impl StageWord {
 
     /// It is to leave shared memory. Says whether this is news.
     pub fn begin_to_leave(&self, reason: Reason) -> bool {
-        self.change(|word| (word & LEAVING == 0).then(|| with_reason(word | LEAVING, reason)))
+        let stays = |word| !reason.may_pass() && reason_of(word).may_pass();
+        self.change(|word| (word & LEAVING == 0 || stays(word)).then(|| with_reason(word | LEAVING, reason)))
     }
 
     fn change(&self, next: impl FnMut(u32) -> Option<u32>) -> bool {
@@ -88,6 +91,10 @@ fn stage_of(word: u32) -> Stage {
         1 => Stage::Joined,
         _ => Stage::Plain,
     }
+}
+
+fn reason_of(word: u32) -> Reason {
+    Reason::from_number((word >> REASON) as u16)
 }
 
 fn is_candidate(word: u32) -> bool {
@@ -106,7 +113,7 @@ mod tests {
     /// All states that a connection can be in, by each order of events that leads there.
     #[test]
     fn each_event_in_each_state_does_what_the_table_says() {
-        use Reason::{Bypassed, NoPeer, Unknown};
+        use Reason::{Bypassed, NoPeer, TakenAway, Unknown};
         let mut states = vec![(0, (Stage::Candidate, false, Unknown))];
         let mut next = 0;
         while let Some((word, before)) = states.get(next).copied() {
@@ -116,13 +123,15 @@ mod tests {
             for (event, expected, news) in [
                 (0, (Stage::Joined, leaving, reason), candidate),
                 (1, (Stage::Plain, leaving, NoPeer), candidate),
-                (2, (stage, true, Bypassed), !leaving),
+                (2, (stage, true, Bypassed), !leaving || reason.may_pass()),
+                (3, (stage, true, TakenAway), !leaving),
             ] {
                 let after = StageWord(AtomicU32::new(word));
                 let said = match event {
                     0 => after.join(),
                     1 => after.stay_plain(NoPeer),
-                    _ => after.begin_to_leave(Bypassed),
+                    2 => after.begin_to_leave(Bypassed),
+                    _ => after.begin_to_leave(TakenAway),
                 };
                 assert_eq!((said, seen(&after)), (news, if news { expected } else { before }), "{before:?}, {event}");
                 let state = (after.0.into_inner(), if news { expected } else { before });
@@ -131,6 +140,6 @@ mod tests {
                 }
             }
         }
-        assert_eq!(states.len(), 7, "{states:?}");
+        assert_eq!(states.len(), 10, "{states:?}");
     }
 }

@@ -20,7 +20,7 @@ use rustix::{
     fs::{MemfdFlags, Mode, OFlags},
     net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType},
 };
-use tombolo_control::{Envelope, Life, MESSAGE_MAX, Message, Name, Path, VERSION, WINDOWS_AT, code};
+use tombolo_control::{Envelope, Life, MESSAGE_MAX, Message, Name, Path, VERSION, VERSION_FIND, WINDOWS_AT, code};
 use tombolo_domain::{Deadline, Endpoint, Listener, Rendezvous};
 use tombolo_domain_ivshmem::{CLOSED, DOORBELLS, STATE_AT, VmDomain};
 use tombolo_os::{lock::lock, passing, poll};
@@ -70,6 +70,8 @@ struct State {
     serial: u32,
     slices: Slices,
     lives: BTreeMap<&'static str, Life>,
+    /// Who waits for the other end of a TCP connection, by its key: at which service of `a`.
+    keys: BTreeMap<u32, Name>,
 }
 
 /// The two brokers, `a` and `b`, which share what they know.
@@ -90,7 +92,14 @@ impl World {
     /// The same, with other slices.
     pub fn with_slices(slices: Slices) -> Self {
         let folder = tempfile::tempdir().expect("there is a place for temporary files");
-        let state = State { listeners: BTreeMap::new(), calls: Vec::new(), serial: 0, slices, lives: BTreeMap::new() };
+        let state = State {
+            listeners: BTreeMap::new(),
+            calls: Vec::new(),
+            serial: 0,
+            slices,
+            lives: BTreeMap::new(),
+            keys: BTreeMap::new(),
+        };
         let state = Arc::new(Mutex::new(state));
         let mut program_sockets = Vec::new();
         let mut open = |name: &'static str| {
@@ -168,7 +177,8 @@ impl World {
         }
     }
 
-    fn socket(&self, name: &str) -> PathBuf {
+    /// Where the broker of `a` or `b` is reached.
+    pub fn socket(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
@@ -215,7 +225,7 @@ fn receive(socket: &OwnedFd) -> Option<Envelope> {
 fn converse(domain: &'static str, client: OwnedFd, state: &Arc<Mutex<State>>) -> Option<()> {
     receive(&client)?;
     let name: Name = domain.parse().expect("a name");
-    let hello = Message::Hello { version_min: VERSION, version_max: VERSION, epoch: 0, boot: [0; 16], name };
+    let hello = Message::Hello { version_min: VERSION, version_max: VERSION_FIND, epoch: 0, boot: [0; 16], name };
     send(&client, 0, hello, &[]).ok()?;
     let Envelope { serial, message } = receive(&client)?;
     let refuse = |code| send(&client, serial, Message::Refuse { code, reason: "test".into() }, &[]).ok();
@@ -231,7 +241,11 @@ fn converse(domain: &'static str, client: OwnedFd, state: &Arc<Mutex<State>>) ->
                 Entry::Vacant(place) => drop(place.insert(Arc::clone(&listener))),
             }
             send(&client, serial, Message::Done {}, &[]).ok()?;
-            while receive(&client).is_some() {}
+            while let Some(Envelope { serial, message }) = receive(&client) {
+                if let Some(answer) = find(state, &service, message) {
+                    send(&client, serial, answer, &[]).ok()?;
+                }
+            }
             let mut locked = lock(state);
             if locked.listeners.get(&key).is_some_and(|now| Arc::ptr_eq(now, &listener)) {
                 locked.listeners.remove(&key);
@@ -249,6 +263,24 @@ fn converse(domain: &'static str, client: OwnedFd, state: &Arc<Mutex<State>>) ->
         _ => return refuse(code::UNSUPPORTED),
     }
     Some(())
+}
+
+/// What a program hears that listens at `service`, and finds or is found. Each address is a peer domain's.
+fn find(state: &Arc<Mutex<State>>, service: &Name, message: Message) -> Option<Message> {
+    let mut state = lock(state);
+    match message {
+        Message::Claim { key } => drop(state.keys.insert(key, service.clone())),
+        Message::Unclaim { key } => drop(state.keys.remove(&key)),
+        Message::Locate { .. } => return Some(Message::Near { domains: 1 }),
+        Message::Find { key, .. } => {
+            return Some(match state.keys.get(&key).cloned() {
+                Some(service) => Message::Found { peer: "a".parse().expect("a name"), service },
+                None => Message::Refuse { code: code::NOT_FOUND, reason: "test".into() },
+            });
+        }
+        _ => {}
+    }
+    None
 }
 
 /// States a call to both sides (V-2).

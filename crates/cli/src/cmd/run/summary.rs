@@ -135,6 +135,9 @@ struct Report {
     received_tcp: u64,
     received_shared: u64,
     joined: u64,
+    /// Of these, ones that were joined before.
+    #[serde(default)]
+    joined_again: u64,
     #[serde(default)]
     reasons: Vec<u64>,
 }
@@ -158,6 +161,7 @@ struct Summary {
     processes: u64,
     living: u64,
     joined: u64,
+    joined_again: u64,
     sent: [u64; 2],
     received: [u64; 2],
     reasons: Vec<u64>,
@@ -168,7 +172,9 @@ impl Summary {
         let mut all = Self { processes: reports.len() as u64, ..Self::default() };
         for (pid, report) in reports {
             all.living += u64::from(Path::new("/proc").join(pid.to_string()).exists());
-            all.joined = all.joined.saturating_add(report.joined);
+            // Each connection once.
+            all.joined = all.joined.saturating_add(report.joined.saturating_sub(report.joined_again));
+            all.joined_again = all.joined_again.saturating_add(report.joined_again);
             for (sum, bytes) in [
                 (&mut all.sent, [report.sent_tcp, report.sent_shared]),
                 (&mut all.received, [report.received_tcp, report.received_shared]),
@@ -207,6 +213,10 @@ impl Summary {
         for (number, count) in reasons {
             let _ = writeln!(text, "  {count} on TCP: {}", Reason::from_number(number as u16).words());
         }
+        if self.joined_again > 0 {
+            let _ =
+                writeln!(text, "  {} times joined again, when memory that was taken away came back", self.joined_again);
+        }
         if self.living > 0 {
             let _ = writeln!(text, "  {} still running: these are their last reports", self.living);
         }
@@ -225,18 +235,18 @@ mod tests {
     #[test]
     fn summary_adds_what_all_processes_reported() {
         let folder = tempfile::tempdir().unwrap();
-        let report = |joined, reasons: &str| {
+        let report = |joined, again, reasons: &str| {
             format!(
                 "{{\"pid\":1,\"sent_tcp\":10,\"sent_shared\":2048,\"received_tcp\":1,\"received_shared\":0,\
-                 \"joined\":{joined},\"stayed\":0,\"reasons\":{reasons}}}   \n"
+                 \"joined\":{joined},{again}\"stayed\":0,\"reasons\":{reasons}}}   \n"
             )
         };
         // Numbers that no process has.
         for (name, text) in [
-            ("4194301.json", report(2, "[0,3,0,1]")),
-            ("4194302.json", report(1, "[0,4]")),
+            ("4194301.json", report(6, "\"joined_again\":4,", "[0,3,0,1]")),
+            ("4194302.json", report(1, "", "[0,4]")),
             ("4194303.json", String::new()),
-            ("x.json", report(9, "[9]")),
+            ("x.json", report(9, "", "[9]")),
         ] {
             fs::write(folder.path().join(name), text).unwrap();
         }
@@ -248,6 +258,7 @@ mod tests {
             "  received 0 B through shared memory, 2 B over TCP",
             &format!("  7 on TCP: {}", Reason::NoPeer.words()),
             &format!("  1 on TCP: {}", Reason::LocalAddress.words()),
+            "  4 times joined again, when memory that was taken away came back",
         ];
         assert_eq!(text.lines().collect::<Vec<_>>(), wanted);
         assert_eq!(Summary::default().text("x").lines().count(), 3);

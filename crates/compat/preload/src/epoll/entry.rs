@@ -28,7 +28,7 @@ pub(super) struct Entry {
     pub fd: RawFd,
     pub connection: Arc<Connection>,
     /// What the program asked for, and its word.
-    events: u32,
+    pub events: u32,
     data: u64,
     /// The program took it out of the set. In the kernel it stays, where it does no harm: its events are filtered.
     pub absent: bool,
@@ -38,7 +38,7 @@ pub(super) struct Entry {
     pub wired: bool,
     pub token: u64,
     /// Reported once (`EPOLLONESHOT`), and not again before the program says so.
-    spent: bool,
+    pub spent: bool,
     /// What the kernel said and does not take back: errors and hang-ups.
     sticky: u32,
     /// Of these, what the program was told: of errors and hang-ups after all bytes.

@@ -113,9 +113,10 @@ fn wire_entry(
     {
         return Err(Unwired::Stays);
     }
-    // The kernel alone knows whether one that is told once was told.
+    // The kernel alone knows whether one that is told once was told, but of one that was wired before for another connection.
     let spent = entry.is_once()
         && match known {
+            _ if entry.spent => true,
             Known::These(lines) => !kernel::is_armed(lines, entry.fd, entry.data()),
             Known::Later => return Err(Unwired::Later),
             Known::Not => return Err(Unwired::Stays),
@@ -222,7 +223,7 @@ pub(crate) fn forget(connection: &Arc<Connection>) {
 }
 
 /// A registration is the kernel's again, as the program has it.
-fn unwire(epfd: RawFd, entry: &Entry) {
+pub(super) fn unwire(epfd: RawFd, entry: &Entry) {
     if !entry.wired || entry.orphan {
         return;
     }

@@ -18,6 +18,12 @@ impl Descriptors {
         Self { one: AtomicI32::new(fd), open: AtomicU32::new(1) }
     }
 
+    /// The same ones, of an end that takes the place of this one.
+    pub(super) fn begin_anew(&self) -> Self {
+        let Self { one, open } = self;
+        Self { one: AtomicI32::new(one.load(Ordering::SeqCst)), open: AtomicU32::new(open.load(Ordering::SeqCst)) }
+    }
+
     /// The number of one that is open.
     #[must_use]
     pub fn fd(&self) -> RawFd {

@@ -38,6 +38,12 @@ pub struct Ending {
 }
 
 impl Ending {
+    /// Whether nothing of it has come.
+    pub(crate) fn is_far(&self) -> bool {
+        let Self { shut, deaf, over, asked: _, end_heard, broken, given_up } = self;
+        [shut, deaf, over, end_heard, broken, given_up].into_iter().all(|one| !one.load(Ordering::SeqCst))
+    }
+
     // ---- what the program has shut
 
     /// The program sends no more.

@@ -20,6 +20,12 @@ pub struct Identity {
 }
 
 impl Identity {
+    /// The same addresses, and another number: of an end that takes the place of this one.
+    pub(super) fn begin_anew(&self) -> Self {
+        let found = self.addresses().map(|tuple| (tuple, random_id()));
+        Self { found: Mutex::new(found), meeting: self.meeting.clone() }
+    }
+
     /// Its addresses, once they were asked for.
     #[must_use]
     pub fn addresses(&self) -> Option<Tuple> {

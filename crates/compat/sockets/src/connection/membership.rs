@@ -23,6 +23,11 @@ pub struct Membership {
 }
 
 impl Membership {
+    /// One process, of an end that takes the place of this one.
+    pub(super) fn begin_anew(&self) -> Self {
+        Self { counted: self.counted_both().map(AtomicU64::new), ..Self::default() }
+    }
+
     pub(crate) fn group(&self) -> Option<&ForkGroup> {
         self.group.get()
     }

@@ -16,6 +16,11 @@ impl PipedBytes {
         self.0[direction as usize].fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64
     }
 
+    /// The same, of an end that takes the place of this one.
+    pub fn begin_anew(&self) -> Self {
+        Self(Direction::BOTH.map(|direction| AtomicU64::new(self.counted(direction))))
+    }
+
     pub fn counted(&self, direction: Direction) -> u64 {
         self.0[direction as usize].load(Ordering::Relaxed)
     }

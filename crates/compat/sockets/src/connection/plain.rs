@@ -25,10 +25,7 @@ impl<'a> Plain<'a> {
             return;
         }
         connection.trial.count_turn(direction);
-        let position = connection.count(direction, n);
-        if connection.trial.wants(direction) {
-            connection.trial.remember(direction, position, n, parts);
-        }
+        connection.count_parts(direction, n, parts);
     }
 
     /// Whether the bytes that a call moves are still wanted for a proof.

@@ -22,7 +22,7 @@ use crate::{
 const NEITHER: u8 = 2;
 
 /// Which calls move bytes by the kernel now, how the two directions alternate, and the beginning of what each has carried. Once it
-/// is decided whether the connection is joined, nothing is kept.
+/// is decided that the connection is joined, or never, nothing is kept; one that may come to be joined anew keeps it (S-22).
 #[derive(Debug)]
 pub(crate) struct Trial {
     /// Threads inside a kernel call that moves bytes.
@@ -42,6 +42,17 @@ impl Trial {
             history: Mutex::new(Some(Box::default())),
             wants: [const { AtomicBool::new(true) }; 2],
             turns: AtomicU64::new(0),
+            last: AtomicU8::new(NEITHER),
+        }
+    }
+
+    /// The same for one that takes its place, and gets what was kept.
+    pub(super) fn begin_anew(&self) -> Self {
+        Self {
+            inside: [const { AtomicU32::new(0) }; 2],
+            history: Mutex::new(lock(&self.history).take()),
+            wants: [0, 1].map(|at: usize| AtomicBool::new(self.wants[at].load(Ordering::Relaxed))),
+            turns: AtomicU64::new(self.turns.load(Ordering::Relaxed)),
             last: AtomicU8::new(NEITHER),
         }
     }
@@ -92,7 +103,7 @@ impl Trial {
     }
 
     /// Bytes went that nobody here saw: what comes later in this direction is not its beginning.
-    pub(super) fn stop_wanting(&self, direction: Direction) {
+    pub fn stop_wanting(&self, direction: Direction) {
         self.wants[direction as usize].store(false, Ordering::Relaxed);
     }
 

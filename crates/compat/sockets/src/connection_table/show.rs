@@ -24,12 +24,14 @@ impl ConnectionTable {
             return None;
         };
         let word = |word| list.control.word(connection_table::place(at.into(), word));
+        let [sent, received] = connection.members.counted_both();
+        let through = |direction| connection.piped.counted(direction);
         let shown = connection_table::Row {
             addresses: [tuple.own, tuple.peer],
             stage: connection_table::Stage::Candidate,
             // As long as nobody has answered.
             reason: Some(if connection.members.is_alone() { Reason::NoPeer } else { Reason::Shared } as u16),
-            counts: [connection.members.counted(Direction::Out), 0, connection.members.counted(Direction::In), 0],
+            counts: [sent, through(Direction::Out), received, through(Direction::In)],
         };
         for (value, place) in shown.encode().into_iter().zip(1..WORDS) {
             word(place).store_release(value);

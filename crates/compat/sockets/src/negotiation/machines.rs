@@ -25,6 +25,11 @@ impl Machines {
         if self.finder.is_none() {
             self.finder = machines?.peer_finder(&service_name(random_id()));
         }
+        self.known_finder()
+    }
+
+    /// The same, if it has begun. What is claimed no more it hears first.
+    fn known_finder(&mut self) -> Option<&mut Box<dyn PeerFinder>> {
         let finder = self.finder.as_mut()?;
         lock(&self.withdrawn).drain(..).for_each(|key| finder.withdraw_key(key));
         Some(finder)
@@ -49,6 +54,6 @@ impl Machines {
 
     /// Who came, where this process has said anything to its broker.
     pub(super) fn accept_peer(&mut self) -> Option<Box<dyn Endpoint>> {
-        self.finder.as_mut()?.accept_peer()
+        self.known_finder()?.accept_peer()
     }
 }

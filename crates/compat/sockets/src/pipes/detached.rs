@@ -44,6 +44,14 @@ impl Pipes {
     }
 }
 
+impl Pipes {
+    /// Whether the program is still to be told of nothing.
+    pub fn owes_nothing(&self) -> bool {
+        let rx = self.halves.lock_rx();
+        rx.error.is_none() && rx.broken.is_none()
+    }
+}
+
 impl Rx {
     /// Reads over TCP, from a connection that has left its memory.
     pub(super) fn recv_detached(

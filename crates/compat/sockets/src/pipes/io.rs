@@ -176,7 +176,7 @@ impl Incoming for Reading<'_, '_> {
             Ok(0) => Ok(Found::End),
             Ok(n) => {
                 if self.read == Read::Take {
-                    self.connection.count(Direction::In, n);
+                    self.connection.count_parts(Direction::In, n, self.to.iter().map(|part| &**part));
                 }
                 Ok(Found::Bytes(n))
             }

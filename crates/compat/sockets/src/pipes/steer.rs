@@ -63,7 +63,7 @@ impl Tx {
                 return Err(tombolo_ring::Error::Revoked.into()); // These are zeros, and nobody's bytes (D-3).
             }
             match kernel.send(fd, &[IoSlice::new(&bytes)]) {
-                Ok(n) => connection.count(Direction::Out, n),
+                Ok(n) => connection.count_parts(Direction::Out, n, [bytes.as_slice()].into_iter()),
                 Err(Errno::AGAIN) => return Ok(true),
                 Err(errno) => return Err(Failed::Os(errno)),
             };

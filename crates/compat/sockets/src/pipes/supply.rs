@@ -28,7 +28,7 @@ impl Pipes {
             connection.members.recount(Direction::Out, || kernel.counts(fd, connection.dialled));
             if self.hints().is_detached() {
                 let n = source.pass_on(most).map_err(Failed::Os)?;
-                connection.count(Direction::Out, n);
+                count_unseen(connection, n);
                 return Ok((n, Transport::Tcp, n < most));
             }
             let transport = tx.steer(connection, kernel, fd, wanted)?;
@@ -51,7 +51,7 @@ impl Pipes {
                             Err(Error::Closed) => {
                                 tx.ended = true;
                                 let sent = kernel.send(fd, &[IoSlice::new(&bytes[..n])]).unwrap_or_default();
-                                connection.count(Direction::Out, sent);
+                                connection.count_parts(Direction::Out, sent, [&bytes[..n]].into_iter());
                                 return Ok((n, Transport::Tcp, false));
                             }
                             Err(error) => return Err(error.into()),
@@ -63,8 +63,14 @@ impl Pipes {
                 }
             }
             let n = source.pass_on(most).map_err(Failed::Os)?;
-            connection.count(Direction::Out, n);
+            count_unseen(connection, n);
             Ok((n, Transport::Tcp, n < most))
         })?
     }
+}
+
+/// Bytes went over TCP that nobody here saw.
+fn count_unseen(connection: &Connection, n: usize) {
+    connection.trial.stop_wanting(Direction::Out);
+    connection.count(Direction::Out, n);
 }

@@ -177,7 +177,7 @@ fn send_over_tcp(
     from: &[IoSlice<'_>],
 ) -> Result<(usize, Transport), Failed> {
     let n = kernel.send(fd, from).map_err(Failed::Os)?;
-    connection.count(Direction::Out, n);
+    connection.count_parts(Direction::Out, n, from.iter().map(|part| &**part));
     Ok((n, Transport::Tcp))
 }
 

@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Two machines with a program in each, and a connection between them that both kernels carry. The backend is that of virtual
+//! machines; its broker and devices are doubles.
+#![allow(dead_code, reason = "each test uses its part")]
+
+#[path = "../../../../backends/ivshmem/tests/support/mod.rs"]
+pub mod support;
+
+#[path = "../pair/wire.rs"]
+mod wire;
+
+use std::{
+    collections::HashMap,
+    io::{IoSlice, IoSliceMut},
+    os::{fd::RawFd, unix::fs::PermissionsExt},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use rustix::io::Errno;
+use support::{Slices, World};
+use tombolo_domain::{Connecting, Deadline, Endpoint, Listener, PeerFinder, Rendezvous, Sought};
+use tombolo_domain_ivshmem::VmDomain;
+use tombolo_domain_local::LocalDomain;
+use tombolo_sockets::{
+    Process, ProgramCall, Read, Reason, Settings,
+    connection::{Connection, Direction, Stage},
+    kernel::{Kernel, Sample},
+    tuple::Tuple,
+};
+use wire::{Carried, Wire};
+
+/// What may take at most, however busy the machine is.
+pub const SOON: Duration = Duration::from_secs(60);
+pub const PAGE: u64 = 4 << 10;
+pub const FIRST: u64 = 16 << 10;
+pub const MOST: u64 = 1 << 20;
+/// A slice as brokers give it unless they are told otherwise.
+pub const SLICE: u64 = 2 << 20;
+
+/// The kernel of one machine: its ends by their descriptors.
+#[derive(Clone, Default)]
+pub struct Sockets(Arc<Mutex<HashMap<RawFd, Arc<Wire>>>>);
+
+impl Sockets {
+    pub fn of(&self, fd: RawFd) -> Arc<Wire> {
+        Arc::clone(&self.0.lock().unwrap()[&fd])
+    }
+}
+
+impl Kernel for Sockets {
+    fn tuple(&self, fd: RawFd) -> Option<Tuple> {
+        self.of(fd).tuple(fd)
+    }
+    fn cookie(&self, _: RawFd) -> u64 {
+        1
+    }
+    fn counts(&self, fd: RawFd, dialled: bool) -> Option<Sample> {
+        self.of(fd).counts(fd, dialled)
+    }
+    fn sequences(&self, fd: RawFd, dialled: bool) -> Option<[u32; 2]> {
+        let number = 2 * fd.unsigned_abs();
+        Some(if dialled { [number, number + 1] } else { [number + 1, number] })
+    }
+    fn push(&self, _: RawFd) {}
+    fn recv(&self, fd: RawFd, to: &mut [IoSliceMut<'_>], peek: bool) -> Result<usize, Errno> {
+        self.of(fd).recv(fd, to, peek)
+    }
+    fn send(&self, fd: RawFd, from: &[IoSlice<'_>]) -> Result<usize, Errno> {
+        self.of(fd).send(fd, from)
+    }
+    fn poll(&self, fd: RawFd, events: i16) -> i16 {
+        self.of(fd).poll(fd, events)
+    }
+    fn reset(&self, _: RawFd) {}
+}
+
+/// Who waits where, as all brokers know it.
+pub type Keys = Arc<Mutex<HashMap<u32, String>>>;
+
+/// Which addresses programs asked about, and which keys they forgot what they were told of.
+#[derive(Clone, Debug, Default)]
+pub struct Asked {
+    pub addresses: Arc<Mutex<Vec<[u8; 16]>>>,
+    pub forgotten: Arc<Mutex<Vec<u32>>>,
+    /// No address is a peer domain's.
+    pub is_far: Arc<AtomicBool>,
+}
+
+/// A machine's broker, which takes each address for a peer domain's.
+#[derive(Debug)]
+pub struct Broker(VmDomain, Keys, Asked);
+
+impl Rendezvous for Broker {
+    fn scheme(&self) -> &'static str {
+        self.0.scheme()
+    }
+    fn listen(&self, service: &str) -> tombolo_domain::Result<Box<dyn Listener>> {
+        self.0.listen(service)
+    }
+    fn connect(&self, service: &str, deadline: Deadline) -> tombolo_domain::Result<Box<dyn Endpoint>> {
+        self.0.connect(service, deadline)
+    }
+    fn begin_connect(&self, service: &str) -> tombolo_domain::Result<Box<dyn Connecting>> {
+        self.0.begin_connect(service)
+    }
+    fn peer_finder(&self, service: &str) -> Option<Box<dyn PeerFinder>> {
+        // Both listen in `a`, of which one is called.
+        let listener = self.0.listen(service).ok()?;
+        let (keys, asked) = (Arc::clone(&self.1), self.2.clone());
+        Some(Box::new(Finder { service: format!("a/{service}"), listener, keys, asked }))
+    }
+}
+
+#[derive(Debug)]
+pub struct Finder {
+    service: String,
+    listener: Box<dyn Listener>,
+    keys: Keys,
+    asked: Asked,
+}
+
+impl PeerFinder for Finder {
+    fn is_near(&mut self, address: [u8; 16]) -> Option<bool> {
+        self.asked.addresses.lock().unwrap().push(address);
+        Some(!self.asked.is_far.load(Ordering::SeqCst))
+    }
+    fn claim_key(&mut self, key: u32) {
+        self.keys.lock().unwrap().insert(key, self.service.clone());
+    }
+    fn withdraw_key(&mut self, key: u32) {
+        self.keys.lock().unwrap().remove(&key);
+    }
+    fn seek_key(&mut self, key: u32, _: [u8; 16]) -> Sought {
+        self.keys.lock().unwrap().get(&key).cloned().map_or(Sought::Nobody, Sought::At)
+    }
+    fn forget_key(&mut self, key: u32) {
+        self.asked.forgotten.lock().unwrap().push(key);
+    }
+    fn accept_peer(&mut self) -> Option<Box<dyn Endpoint>> {
+        self.listener.accept().ok()?
+    }
+}
+
+/// A program in each of two machines: the one in `a` accepted all connections, the one in `b` made them.
+pub struct Programs {
+    pub world: World,
+    pub processes: [Process; 2],
+    pub kernels: [Sockets; 2],
+    pub keys: Keys,
+    pub asked: Asked,
+    _folders: [tempfile::TempDir; 2],
+}
+
+/// Both ends of one connection, as the programs have it.
+pub struct Ends<'a> {
+    pub programs: &'a Programs,
+    pub ends: [Arc<Connection>; 2],
+    pub fd: RawFd,
+    pub sent: [u64; 2],
+    pub received: [u64; 2],
+}
+
+/// The byte at `position` of a stream that never repeats itself soon.
+pub fn byte(position: u64) -> u8 {
+    (position.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u8
+}
+
+/// How much a call has moved, where it could be nothing.
+pub fn done(said: Result<usize, Errno>) -> usize {
+    assert!(!matches!(said, Err(errno) if errno != Errno::AGAIN), "{said:?}");
+    said.unwrap_or(0)
+}
+
+impl Programs {
+    pub fn new(slices: Slices) -> Self {
+        let world = World::with_slices(slices);
+        let (keys, asked) = (Keys::default(), Asked::default());
+        let folders =
+            [(); 2].map(|()| tempfile::Builder::new().permissions(PermissionsExt::from_mode(0o700)).tempdir().unwrap());
+        let kernels = [Sockets::default(), Sockets::default()];
+        let processes = [0, 1].map(|at| {
+            let settings = Settings {
+                folder: folders[at].path().into(),
+                ring: MOST,
+                first_ring: 256 << 10,
+                after: 0,
+                memory: u64::MAX,
+                loopback: true,
+                flip: None,
+                log: Some(folders[at].path().join("log")),
+                report: None,
+                ports: tombolo_sockets::ports::Ports::default(),
+            };
+            let domain = LocalDomain::in_folder(folders[at].path()).with_unique_names();
+            let broker = Broker([&world.a, &world.b][at].clone(), Arc::clone(&keys), asked.clone());
+            Process::new(settings, Box::new(kernels[at].clone()), Box::new(domain))
+                .with_machines(Some(Box::new(broker)))
+        });
+        Self { world, processes, kernels, keys, asked, _folders: folders }
+    }
+
+    /// A connection that is on TCP, over which a request and its answer went.
+    pub fn connect(&self, number: u16) -> Ends<'_> {
+        self.connect_between(["10.0.0.1", "10.0.0.2"], number)
+    }
+
+    pub fn connect_between(&self, hosts: [&str; 2], number: u16) -> Ends<'_> {
+        let ways: [Arc<Mutex<Carried>>; 2] = Default::default();
+        let fd = -1 - RawFd::from(number);
+        let host = |at: usize| hosts[at].parse::<std::net::IpAddr>().unwrap();
+        let addresses = [(host(0), 80).into(), (host(1), 1000 + number).into()];
+        let ends = [0, 1].map(|at| {
+            let tuple = Tuple::new(addresses[at], addresses[1 - at]);
+            let wire = Wire { tuple, out: Arc::clone(&ways[at]), inward: Arc::clone(&ways[1 - at]) };
+            self.kernels[at].0.lock().unwrap().insert(fd, Arc::new(wire));
+            let connection = Arc::new(self.processes[at].track(at == 1, fd));
+            connection.wiring.set_wired();
+            connection
+        });
+        for (from, to) in [(1, 0), (0, 1)] {
+            let text = b"what each has seen of the other, and nobody else did";
+            let sent = ends[from].plain(Direction::Out).unwrap();
+            assert_eq!(self.kernels[from].send(fd, &[IoSlice::new(text)]), Ok(text.len()));
+            sent.moved(text.len(), [text.as_slice()].into_iter());
+            let read = ends[to].plain(Direction::In).unwrap();
+            let mut seen = [0; 52];
+            assert_eq!(self.kernels[to].recv(fd, &mut [IoSliceMut::new(&mut seen)], false), Ok(text.len()));
+            read.moved(seen.len(), [seen.as_slice()].into_iter());
+        }
+        Ends { programs: self, ends, fd, sent: [0; 2], received: [0; 2] }
+    }
+
+    /// Both programs make calls until the connection is in memory, or stays on TCP: then why.
+    pub fn join(&self, number: u16) -> Result<Ends<'_>, Reason> {
+        let ends = self.connect(number);
+        let deadline = Instant::now() + SOON;
+        while ends.ends.iter().any(|end| end.stage() != Stage::Joined) {
+            ends.advance();
+            if let Some(reason) = ends.ends.iter().find_map(|end| end.reason()) {
+                return Err(reason);
+            }
+            assert!(
+                Instant::now() < deadline,
+                "connection {number}: {:?}",
+                ends.ends.each_ref().map(|end| end.stage())
+            );
+            std::thread::yield_now();
+        }
+        Ok(ends)
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self._folders[1].path().join("log")).unwrap_or_default()
+    }
+}
+
+impl Ends<'_> {
+    pub fn advance(&self) {
+        (0..2).for_each(|at| self.programs.processes[at].advance(&self.ends[at]));
+    }
+
+    /// A call of one program's.
+    pub fn call(&self, at: usize) -> ProgramCall<'_> {
+        self.ends[at].for_call(&self.programs.processes[at], self.fd)
+    }
+
+    pub fn send(&mut self, from: usize, most: usize) -> usize {
+        let bytes: Vec<u8> = (0..most as u64).map(|at| byte(self.sent[from] + at)).collect();
+        let n = done(self.call(from).send(&[IoSlice::new(&bytes)]));
+        self.sent[from] += n as u64;
+        n
+    }
+
+    pub fn receive(&mut self, from: usize, most: usize) -> usize {
+        let mut to = vec![0; most];
+        let n = done(self.call(1 - from).recv(&mut [IoSliceMut::new(&mut to)], Read::Take));
+        for (at, found) in to[..n].iter().enumerate() {
+            assert_eq!(*found, byte(self.received[from] + at as u64), "byte {}", self.received[from] + at as u64);
+        }
+        self.received[from] += n as u64;
+        n
+    }
+
+    /// The same two for a connection in any state: before it is joined, the kernel carries the call out.
+    pub fn carry(&mut self, from: usize, most: usize) -> usize {
+        let end = Arc::clone(&self.ends[from]);
+        self.programs.processes[from].advance(&end);
+        let Some(plain) = end.plain(Direction::Out) else { return self.send(from, most) };
+        let bytes: Vec<u8> = (0..most as u64).map(|at| byte(self.sent[from] + at)).collect();
+        let n = done(self.programs.kernels[from].send(self.fd, &[IoSlice::new(&bytes)]));
+        plain.moved(n, [bytes.as_slice()].into_iter());
+        self.sent[from] += n as u64;
+        n
+    }
+
+    pub fn take_bytes(&mut self, from: usize, most: usize) -> usize {
+        let end = Arc::clone(&self.ends[1 - from]);
+        self.programs.processes[1 - from].advance(&end);
+        let Some(plain) = end.plain(Direction::In) else { return self.receive(from, most) };
+        let mut to = vec![0; most];
+        let n = done(self.programs.kernels[1 - from].recv(self.fd, &mut [IoSliceMut::new(&mut to)], false));
+        plain.moved(n, [&to[..n]].into_iter());
+        for (at, found) in to[..n].iter().enumerate() {
+            assert_eq!(*found, byte(self.received[from] + at as u64), "byte {}", self.received[from] + at as u64);
+        }
+        self.received[from] += n as u64;
+        n
+    }
+
+    /// What a call of one program's begins with: another end takes the place of one that may be joined anew. Says whether it did.
+    pub fn renew(&mut self, at: usize) -> bool {
+        let old = &self.ends[at];
+        let may = self.programs.processes[at].may_return(old) && self.programs.processes[at].may_return_now(old);
+        if may {
+            let new = Arc::new(old.begin_anew());
+            new.wiring.set_wired();
+            self.ends[at] = new;
+        }
+        may
+    }
+
+    /// Bytes of both directions' rings, by who sends.
+    pub fn rings(&self) -> [u64; 2] {
+        self.ends.each_ref().map(|end| end.ring_sizes().unwrap()[0])
+    }
+
+    /// Bulk from one end, until its ring has not grown for a while.
+    pub fn be_busy(&mut self, from: usize) -> u64 {
+        let (mut largest, mut since, deadline) = (0, Instant::now(), Instant::now() + SOON);
+        while since.elapsed() < Duration::from_millis(300) {
+            // More than any ring holds.
+            for _ in 0..40 {
+                self.send(from, 64 << 10);
+            }
+            while self.receive(from, 64 << 10) > 0 {}
+            self.programs.processes.iter().for_each(Process::before_sleep);
+            if self.rings()[from] != largest {
+                (largest, since) = (self.rings()[from], Instant::now());
+            }
+            assert!(Instant::now() < deadline, "it grows without end");
+        }
+        largest
+    }
+
+    /// Both ends sleep now and then, until their rings are as small as they were, and once more, as each was rung.
+    pub fn be_idle(&self) {
+        let (mut rounds, deadline) = (0, Instant::now() + SOON);
+        while rounds < 3 {
+            rounds = if self.rings() == [FIRST; 2] { rounds + 1 } else { 0 };
+            for at in 0..2 {
+                self.programs.processes[at].before_sleep();
+                self.call(at).arm(true, false);
+            }
+            assert!(Instant::now() < deadline, "{:?}", self.rings());
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// All of one length.
+pub fn of(length: u64) -> Slices {
+    Box::new(move || Some(length))
+}

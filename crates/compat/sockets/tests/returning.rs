@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Connections between two machines that have left their memory and are joined anew (S-22).
+
+mod machine_pair;
+
+use std::{
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
+
+use machine_pair::*;
+use tombolo_sockets::{Reason, connection::Stage, switch::Transport};
+
+/// Both directions carry something, and what their programs' calls begin with is done.
+fn go_on(ends: &mut Ends<'_>, most: usize) {
+    for from in 0..2 {
+        ends.renew(from);
+        ends.carry(from, most);
+        ends.renew(1 - from);
+        ends.take_bytes(from, 2 * most);
+    }
+}
+
+/// Goes on until `there` is true of both ends.
+fn until(ends: &mut Ends<'_>, most: usize, what: &str, there: impl Fn(&Ends<'_>, usize) -> bool) {
+    let deadline = Instant::now() + SOON;
+    while !(0..2).all(|at| there(ends, at)) {
+        go_on(ends, most);
+        let now = ends.ends.each_ref().map(|end| (end.stage(), end.reason(), end.transports()));
+        assert!(Instant::now() < deadline, "not {what}: {now:?}");
+        std::thread::yield_now();
+    }
+}
+
+fn is_in_memory(ends: &Ends<'_>, at: usize) -> bool {
+    let end = &ends.ends[at];
+    end.stage() == Stage::Joined
+        && !ends.programs.processes[at].may_return(end)
+        && end.transports() == [Transport::Pipe; 2]
+}
+
+/// Joined, and then back on TCP: as both ends are before one takes its place.
+fn left(programs: &Programs) -> Ends<'_> {
+    let mut ends = programs.join(0).unwrap();
+    until(&mut ends, 1000, "in memory", is_in_memory);
+    programs.world.leave();
+    let deadline = Instant::now() + SOON;
+    while !ends.ends.iter().all(|end| end.is_back_on_tcp()) {
+        (0..2).for_each(|from| _ = ends.carry(from, 100));
+        (0..2).for_each(|from| _ = ends.take_bytes(from, 100_000));
+        assert!(Instant::now() < deadline, "it does not leave");
+    }
+    ends
+}
+
+/// Goes on for longer than the first pause.
+fn go_on_for_a_while(ends: &mut Ends<'_>, renew: &[usize]) {
+    let begun = Instant::now();
+    let before = ends.received;
+    while begun.elapsed() < Duration::from_millis(1500) {
+        for from in 0..2 {
+            renew.iter().for_each(|at| _ = ends.renew(*at));
+            ends.carry(from, 100);
+            ends.take_bytes(from, 1000);
+        }
+        std::thread::yield_now();
+    }
+    assert!((0..2).all(|from| ends.received[from] > before[from]), "bytes go on, over TCP");
+}
+
+/// All that was sent arrives, and nothing after it.
+fn read_out(ends: &mut Ends<'_>) {
+    let deadline = Instant::now() + SOON;
+    while ends.received != ends.sent {
+        (0..2).for_each(|from| _ = ends.take_bytes(from, 64 << 10));
+        (0..2).for_each(|at| _ = ends.call(at).send_recalled());
+        assert!(Instant::now() < deadline, "{:?} of {:?}", ends.received, ends.sent);
+    }
+}
+
+#[test]
+fn s22_connection_that_has_left_is_joined_again_and_each_byte_arrives_once() {
+    // With less and with more than a proof covers before it is joined for the first time.
+    for before in [0, 3000] {
+        let programs = Programs::new(of(SLICE));
+        let mut ends = programs.join(before);
+        let ends = ends.as_mut().unwrap();
+        for round in 0..3 {
+            until(ends, 1 + usize::from(before), "in memory", is_in_memory);
+            ends.send(1, 64 << 10);
+            programs.world.leave();
+            until(ends, 1000, "back on TCP", |ends, at| {
+                ends.ends[at].stage() == Stage::Candidate || ends.ends[at].is_back_on_tcp()
+            });
+            read_out(ends);
+            assert_eq!(programs.log().matches("joined again").count(), round);
+        }
+        until(ends, 1000, "joined again", is_in_memory);
+        assert_eq!(programs.log().matches("joined again").count(), 3, "{}", programs.log());
+        read_out(ends);
+    }
+}
+
+#[test]
+fn s22_end_whose_peer_does_not_come_back_stays_on_tcp_until_it_does() {
+    for one in 0..2 {
+        let programs = Programs::new(of(SLICE));
+        let mut ends = left(&programs);
+        go_on_for_a_while(&mut ends, &[one]);
+        assert_eq!(ends.ends[one].stage(), Stage::Candidate, "it looks for its peer");
+        assert_eq!(ends.ends[1 - one].stage(), Stage::Joined, "an older library does not");
+        until(&mut ends, 1000, "joined again", is_in_memory);
+        read_out(&mut ends);
+    }
+}
+
+#[test]
+fn s22_connection_whose_program_needs_the_kernel_since_it_left_is_not_joined_again() {
+    let programs = Programs::new(of(SLICE));
+    let mut ends = left(&programs);
+    programs.processes[0].leaves(&ends.ends[0], Reason::Usage);
+    assert_eq!(ends.ends[0].reason(), Some(Reason::Usage));
+    go_on_for_a_while(&mut ends, &[0, 1]);
+    assert_eq!(ends.ends[0].stage(), Stage::Joined, "nothing takes its place");
+    // Nor one that is about to end.
+    let mut ends = left(&programs);
+    ends.ends[0].end_sending();
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_millis(1500) {
+        assert!(!ends.renew(0));
+    }
+}
+
+#[test]
+fn s22_nothing_is_tried_while_the_peer_is_no_neighbour() {
+    let programs = Programs::new(of(SLICE));
+    let mut ends = left(&programs);
+    programs.asked.is_far.store(true, Ordering::SeqCst);
+    go_on_for_a_while(&mut ends, &[0, 1]);
+    assert!(ends.ends.iter().all(|end| end.stage() == Stage::Joined), "nothing takes their places");
+    programs.asked.is_far.store(false, Ordering::SeqCst);
+    until(&mut ends, 1000, "joined again", is_in_memory);
+    read_out(&mut ends);
+}
