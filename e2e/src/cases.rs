@@ -84,7 +84,7 @@ const HALVES: [&[Half]; 18] = [
 ];
 
 /// Those that only the long form runs: they need more of this machine, or more time, than there may be to spare.
-const LONG_CASES: [&[Case]; 2] = [rage::LONG_CASES, network::LONG_CASES];
+const LONG_CASES: [&[Case]; 3] = [rage::LONG_CASES, network::LONG_CASES, net::LONG_CASES];
 
 /// Those that try the kernel module alone, in the order in which they run: all that a kernel which checks itself is wanted for.
 pub fn of_module() -> impl Iterator<Item = &'static Case> {

@@ -10,6 +10,9 @@ use std::process::Command;
 /// A network card of the kind that QEMU is fastest with.
 pub const NETWORK: &[&str] = &["virtio_pci", "virtio_net"];
 
+/// What cases can do without: kernels that check themselves have it not.
+const OPTIONAL: &[&str] = &["bridge"];
+
 /// Files of the modules `names` and of all that they need, in an order in which they can be loaded.
 ///
 /// # Errors
@@ -21,7 +24,9 @@ pub fn of(kernel: &Kernel, names: &[&str]) -> Result<Vec<PathBuf>> {
     // What a kernel has in itself is there.
     let builtin = fs::read_to_string(kernel.modules().join("../modules.builtin")).unwrap_or_default();
     let within: Vec<String> = builtin.lines().map(|line| named(Path::new(line))).collect();
+    let is_there = |name: &str| files.iter().any(|file| named(file) == name);
     let names = names.iter().filter(|name| !within.contains(&name.replace('-', "_")));
+    let names = names.filter(|name| !OPTIONAL.contains(name) || is_there(name));
     names.into_iter().try_for_each(|name| choose(name, &files, &mut chosen))?;
     Ok(chosen)
 }

@@ -68,7 +68,7 @@ impl Rig {
     pub fn site(&mut self) -> Result<&mut Site> {
         if self.site.is_none() {
             self.rest()?;
-            let plan = Plan { purpose: Purpose::Cases, config: CONFIG, modules: &["tun"], programs: &[] };
+            let plan = Plan { purpose: Purpose::Cases, config: CONFIG, modules: &["tun", "bridge"], programs: &[] };
             self.site = Some(Site::boot_with(&self.parts, &plan, |_| Ok(()))?);
         }
         let site = self.site.as_mut().ok_or_else(|| Error::new("no site"))?;

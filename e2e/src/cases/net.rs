@@ -18,6 +18,10 @@ pub const CASES: &[Case] = &[
     Case { name: "b28_machines_of_a_network_find_each_other_by_the_hosts_rule_alone", run: by_rule },
 ];
 
+/// What takes longer than it tells where there is little time.
+pub const LONG_CASES: &[Case] =
+    &[Case { name: "n14_network_of_many_is_one_interface_whose_ports_the_module_moves", run: ports }];
+
 /// Of the module's engine.
 pub const ENGINE_CASES: &[Case] =
     &[Case { name: "n12_the_module_moves_the_frames_and_either_engine_may_be_the_other_end", run: kernel }];
@@ -169,6 +173,61 @@ fn by_rule(rig: &mut Rig) -> Result<Verdict> {
     site.broker.configure(CONFIG)?;
     for (at, job) in following {
         wait_for(site, at, "[ ! -e /sys/class/net/tmb0 ]")?;
+        site.vm(at).kill(job)?;
+        site.vm(at).wait(job, within(60))?;
+    }
+    Ok(Verdict::Done)
+}
+
+/// A network that may have more than two.
+const LAN: &str = "[[net]]\nname = \"lan\"\ndomains = [\"*\"]\n\
+                   addresses = { a = \"10.9.0.1/24\", b = \"10.9.0.2/24\" }\n";
+
+/// One interface with ports that the module moves the frames of, and without bridges in a machine an interface for each peer.
+fn ports(rig: &mut Rig) -> Result<Verdict> {
+    let site = rig.site()?;
+    load_tun(site)?;
+    if site.a.sh("/agent rmmod bridge", within(60)).is_err() {
+        let why = "this kernel has no module bridge".into();
+        return Ok(Verdict::Skip { need: "kernel", why });
+    }
+    let follow = ["tombolo", "net", "follow"];
+    let (plain, b) = (site.a.start(&follow)?, site.b.start(&follow)?);
+    site.broker.configure(&format!("{CONFIG}{LAN}"))?;
+    wait_carrier(site, At::A, "lan-b", 1)?;
+    wait_carrier(site, At::B, "lan", 1)?;
+    site.a.sh("[ ! -e /sys/class/net/lan ]", within(60))?;
+    cross(site, 9)?;
+    // Bridges are there, and whoever makes the interfaces begins anew.
+    site.a.kill(plain)?;
+    site.a.wait(plain, within(60))?;
+    site.a.sh("/agent insmod $(tr ' ' '\\n' < /modules/order | grep /bridge.ko)", within(60))?;
+    let a = site.a.start(&follow)?;
+    for at in [At::A, At::B] {
+        wait_carrier(site, at, "lan", 1)?;
+        let port = if at == At::A { "lan-b" } else { "lan-a" };
+        let set = format!("cd /sys/class/net/{port}/brport && cat isolated learning unicast_flood | tr -d '\\n'");
+        let set = site.vm(at).sh(&set, within(60))?;
+        ensure!(set.trim() == "100", "{port}: {set}");
+    }
+    cross(site, 9)?;
+    let stat = site.a.sh("tombolo net stat lan-b --json && tombolo net stat lan --json", within(60))?;
+    for word in ["\"engine\":\"kernel\"", "\"network\":\"lan\"", "\"kind\":\"network\"", "1 of 1 ports linked"] {
+        ensure!(stat.contains(word), "{word}: {stat}");
+    }
+    ensure!(stat.matches("\"source\":0").count() == 2, "{stat}");
+    // What died leaves its interface, which is found again.
+    site.b.kill(b)?;
+    site.b.wait(b, within(60))?;
+    wait_carrier(site, At::A, "lan", 0)?;
+    let index = site.b.sh("cat /sys/class/net/lan/ifindex", within(60))?;
+    let b = site.b.start(&follow)?;
+    wait_carrier(site, At::A, "lan", 1)?;
+    cross(site, 9)?;
+    ensure!(site.b.sh("cat /sys/class/net/lan/ifindex", within(60))? == index, "another interface");
+    site.broker.configure(CONFIG)?;
+    for (at, job) in [(At::A, a), (At::B, b)] {
+        wait_for(site, at, "[ ! -e /sys/class/net/lan ]")?;
         site.vm(at).kill(job)?;
         site.vm(at).wait(job, within(60))?;
     }
