@@ -62,7 +62,8 @@
 
 /**
  * A flag of tombolo_options: the ring of a stream begins with 8 KiB and follows its load, up to ring_size or, if that is 0,
- * to what the caches of this machine favour. All of a process grow by 64 MiB at most, and not where memory is short.
+ * to what the caches of this machine favour. All of a process grow by an eighth of the memory that it may have, and not where
+ * memory is short.
  */
 #define TOMBOLO_RING_GROWTH 4
 

@@ -12,7 +12,8 @@ pub const TOMBOLO_NO_SPIN: u32 = 1;
 /// A flag of tombolo_options: both endpoints fence at each write; sleeping gets cheaper, small writes dearer.
 pub const TOMBOLO_NO_MEMBARRIER: u32 = 2;
 /// A flag of tombolo_options: the ring of a stream begins with 8 KiB and follows its load, up to ring_size or, if that is 0,
-/// to what the caches of this machine favour. All of a process grow by 64 MiB at most, and not where memory is short.
+/// to what the caches of this machine favour. All of a process grow by an eighth of the memory that it may have, and not where
+/// memory is short.
 pub const TOMBOLO_RING_GROWTH: u32 = 4;
 
 /// How a channel is set up and how this endpoint behaves; each endpoint chooses for itself.

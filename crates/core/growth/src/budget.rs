@@ -3,6 +3,7 @@
 
 use std::{
     fmt,
+    path::Path,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -10,10 +11,12 @@ use std::{
     time::Duration,
 };
 
-use crate::pressure::MemoryWatch;
+use crate::pressure::{MemoryWatch, find_limit};
 
-/// What the budget of a process allows, unless told otherwise.
-const OF_PROCESS: u64 = 64 << 20;
+/// The budget of a process is this part of the memory that it may have.
+const SHARE_OF_MEMORY: u64 = 8;
+/// What it is where nothing says how much that is.
+const UNKNOWN_MEMORY: u64 = 512 << 20;
 
 /// A limit for the memory of rings that grew (`Options::ring_growth`), which channels share.
 ///
@@ -80,11 +83,12 @@ impl RingBudget {
         Self(Arc::new(Account { limit: bytes, used, memory, wanted }))
     }
 
-    /// Returns the budget of this process: 64 MiB for all channels that use it.
+    /// Returns the budget of this process: an eighth of the machine's memory, or of what its control groups allow when it is
+    /// first asked for.
     #[must_use]
     pub fn of_process() -> &'static Self {
         static BUDGET: OnceLock<RingBudget> = OnceLock::new();
-        BUDGET.get_or_init(|| Self::new(OF_PROCESS))
+        BUDGET.get_or_init(|| Self::new(share_of_memory(Path::new("/"))))
     }
 
     /// Returns the bytes that there are in all.
@@ -137,6 +141,11 @@ impl RingBudget {
     }
 }
 
+/// What a process may spend on rings, where the file system begins at `root`.
+fn share_of_memory(root: &Path) -> u64 {
+    find_limit(root).unwrap_or(UNKNOWN_MEMORY) / SHARE_OF_MEMORY
+}
+
 impl Drop for Share {
     fn drop(&mut self) {
         let account = &self.budget.0;
@@ -183,6 +192,16 @@ mod tests {
         assert_eq!(budget.used(), 0);
         drop(budget.take_share(1, NOW));
         assert!(!budget.is_wanted(), "one could grow");
+    }
+
+    #[test]
+    fn budget_of_a_process_is_an_eighth_of_what_it_may_have() {
+        let tree = Tree::new("eighth");
+        assert_eq!(share_of_memory(&tree.0), 64 << 20, "nothing says how much there is");
+        assert_eq!(share_of_memory(&tree.machine(500).0), 128 << 20);
+        tree.write("proc/self/cgroup", "0::/a\n").write("sys/fs/cgroup/a/memory.max", "16777216\n");
+        tree.write("sys/fs/cgroup/a/memory.current", "5\n");
+        assert_eq!(share_of_memory(&tree.0), 2 << 20, "its group allows less");
     }
 
     #[test]

@@ -126,24 +126,47 @@ impl Seen {
 
 fn look_at(root: &Path) -> Seen {
     let mut seen = Seen { room: u64::MAX, scarce: false };
+    for_each_limit(root, |limit, free| seen.note_limit(limit, free));
+    seen.note_stalls(&root.join("proc/pressure/memory"));
+    groups(root).iter().for_each(|group| seen.note_stalls(&group.own.join("memory.pressure")));
+    seen
+}
+
+/// The smallest limit of memory that this process is under: the machine's, or that of one of its groups.
+pub(crate) fn find_limit(root: &Path) -> Option<u64> {
+    let mut least = None;
+    for_each_limit(root, |limit, _| least = Some(least.map_or(limit, |least: u64| least.min(limit))));
+    least
+}
+
+/// Tells `note` each limit that this process is under, and how many bytes of it are free.
+fn for_each_limit(root: &Path, mut note: impl FnMut(u64, u64)) {
     if let Some(text) = read_text(&root.join("proc/meminfo"), LONGEST) {
         let bytes = |name| number_after(&text, name).map(|kib| kib.saturating_mul(1 << 10));
         if let (Some(total), Some(available)) = (bytes("MemTotal:"), bytes("MemAvailable:")) {
-            seen.note_limit(total, available);
+            note(total, available);
         }
     }
-    seen.note_stalls(&root.join("proc/pressure/memory"));
-    let groups = read_text(&root.join("proc/self/cgroup"), LONGEST).unwrap_or_default();
-    for (mounts, path, names) in groups.lines().filter_map(hierarchy) {
-        for mount in mounts {
-            let mount = root.join(mount);
-            let own = mount.join(path);
-            seen.note_stalls(&own.join("memory.pressure"));
-            let levels = own.ancestors().take_while(|level| level.starts_with(&mount)).take(DEEPEST);
-            levels.for_each(|level| note_group(&mut seen, level, names));
-        }
+    for Group { mount, own, names } in groups(root) {
+        let levels = own.ancestors().take_while(|level| level.starts_with(&mount)).take(DEEPEST);
+        levels.filter_map(|level| limit_of(level, names)).for_each(|(limit, free)| note(limit, free));
     }
-    seen
+}
+
+/// A control group that this process is in: where such groups are mounted, and its own place there.
+struct Group {
+    mount: PathBuf,
+    own: PathBuf,
+    names: Names,
+}
+
+fn groups(root: &Path) -> Vec<Group> {
+    let text = read_text(&root.join("proc/self/cgroup"), LONGEST).unwrap_or_default();
+    let places = |(mounts, path, names): (&[&str], &str, Names)| {
+        let place = |mount: &&str| (root.join(mount), root.join(mount).join(path));
+        mounts.iter().map(place).map(|(mount, own)| Group { mount, own, names }).collect::<Vec<_>>()
+    };
+    text.lines().filter_map(hierarchy).flat_map(places).collect()
 }
 
 /// How files of a control group are called.
@@ -181,15 +204,15 @@ fn hierarchy(line: &str) -> Option<(&'static [&'static str], &str, Names)> {
     }
 }
 
-/// What one group and those below it may use.
-fn note_group(seen: &mut Seen, group: &Path, names: Names) {
+/// What one group and those below it may use, and how much of that is free.
+fn limit_of(group: &Path, names: Names) -> Option<(u64, u64)> {
     let read = |name: &str| read_text(&group.join(name), LONGEST);
-    let limit_of = |name: &&str| read(name)?.trim().parse().ok().filter(|limit| *limit < UNLIMITED);
-    let Some(limit) = names.limits.iter().filter_map(limit_of).min() else { return };
-    let Some(used) = read(names.usage).and_then(|text| text.trim().parse::<u64>().ok()) else { return };
+    let limit_in = |name: &&str| read(name)?.trim().parse().ok().filter(|limit| *limit < UNLIMITED);
+    let limit: u64 = names.limits.iter().filter_map(limit_in).min()?;
+    let used: u64 = read(names.usage)?.trim().parse().ok()?;
     let details = read("memory.stat").unwrap_or_default();
     let droppable = names.droppable.iter().filter_map(|name| number_after(&details, name)).fold(0, u64::saturating_add);
-    seen.note_limit(limit, limit.saturating_sub(used.saturating_sub(droppable)));
+    Some((limit, limit.saturating_sub(used.saturating_sub(droppable))))
 }
 
 /// The number in the line that begins with `name`.
@@ -267,7 +290,9 @@ pub(crate) mod tests {
     #[test]
     fn a_part_of_the_machine_is_left_alone_and_less_is_scarce() {
         let tree = Tree::new("machine");
+        assert_eq!(find_limit(&tree.0), None);
         assert_eq!(tree.machine(512).seen(), Seen { room: 448 * MIB, scarce: false });
+        assert_eq!(find_limit(&tree.0), Some(1024 * MIB), "however much of it is used");
         assert_eq!(tree.machine(64).seen(), Seen { room: 0, scarce: false });
         assert_eq!(tree.machine(15).seen(), Seen { room: 0, scarce: true });
     }
@@ -279,8 +304,10 @@ pub(crate) mod tests {
         assert_eq!(tree.group("a/b", "max\n", 5 * MIB).seen().room, 960 * MIB);
         tree.group("a/b", &(64 * MIB).to_string(), 16 * MIB);
         assert_eq!(tree.seen(), Seen { room: 44 * MIB, scarce: false });
+        assert_eq!(find_limit(&tree.0), Some(64 * MIB));
         tree.group("a", &(32 * MIB).to_string(), 28 * MIB);
         assert_eq!(tree.seen(), Seen { room: 2 * MIB, scarce: false }, "the group above has less");
+        assert_eq!(find_limit(&tree.0), Some(32 * MIB));
         tree.write("sys/fs/cgroup/a/memory.stat", &format!("anon 9\ninactive_file {}\nactive_file {MIB}\n", 3 * MIB));
         assert_eq!(tree.seen(), Seen { room: 6 * MIB, scarce: false });
         tree.group("a", &(32 * MIB).to_string(), 36 * MIB);
