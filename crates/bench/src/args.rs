@@ -58,6 +58,9 @@ pub struct BenchArgs {
     /// Rings of the size that suits a bulk stream on this machine, by its caches; says which
     #[arg(long, conflicts_with_all = ["ring", "from"])]
     pub ring_by_caches: bool,
+    /// Rings of Tombolo's streams begin with 8KiB and follow their load, up to the size of a ring
+    #[arg(long, conflicts_with_all = ["from", "serve", "peer"])]
+    pub ring_growth: bool,
     /// Bytes that cross in the test of context switches
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = volume)]
     pub volume: usize,
@@ -172,6 +175,8 @@ pub struct Plan {
     pub runs: usize,
     /// Bytes of a ring.
     pub ring: usize,
+    /// Whether rings of streams follow their load instead.
+    pub ring_growth: bool,
     /// Bytes that cross in [`Test::Switches`].
     pub volume: u64,
     /// Whether the ends run under real-time priority.
@@ -220,6 +225,7 @@ impl TryFrom<&BenchArgs> for Plan {
             seconds: args.seconds,
             runs: args.runs.into(),
             ring,
+            ring_growth: args.ring_growth,
             volume: args.volume as u64,
             fifo: args.fifo,
             peer: args.peer.as_ref().map(|host| Peer::new(host, args.via.clone())).transpose()?,

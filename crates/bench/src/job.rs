@@ -88,6 +88,8 @@ pub struct Job {
     pub channels: usize,
     /// Bytes of a ring, for transports that have one.
     pub ring: usize,
+    /// Whether the ring follows its load instead.
+    pub ring_growth: bool,
     /// How long the sample takes.
     pub seconds: f64,
     /// Messages a second, in the test under load.
@@ -198,6 +200,7 @@ pub(crate) mod tests {
             size: 64,
             channels: 1,
             ring: 4096,
+            ring_growth: false,
             seconds: 1.0,
             rate: 1,
             volume: 1,

@@ -187,6 +187,7 @@ impl Cell {
             size: self.size,
             channels: self.channels,
             ring: self.ring(plan),
+            ring_growth: self.follows_load(plan),
             rate: self.rate,
             seconds: plan.seconds,
             volume: plan.volume,
@@ -213,6 +214,11 @@ impl Cell {
     fn ring(&self, plan: &Plan) -> usize {
         let tight = self.transport.card().mode == Mode::Message && plan.ring / 2 < self.size;
         if tight { (4 * self.size).next_power_of_two() } else { plan.ring }
+    }
+
+    /// A ring that bounds the length of messages keeps its size.
+    fn follows_load(&self, plan: &Plan) -> bool {
+        plan.ring_growth && self.transport.card().mode == Mode::Stream
     }
 
     fn samples(&self) -> impl Iterator<Item = &Sample> {
@@ -266,7 +272,7 @@ impl Cell {
             neighbour: plan.neighbour.then_some(true),
             cpu: self.cpu,
             variant: (card.variants.len() > 1).then(|| variant.into()),
-            ring: card.rings.then(|| self.ring(plan)),
+            ring: (card.rings && !self.follows_load(plan)).then(|| self.ring(plan)),
             rate: (self.test == Test::Load).then_some(self.rate),
             voluntary: middle(|s| s.voluntary),
             involuntary: middle(|s| s.involuntary),

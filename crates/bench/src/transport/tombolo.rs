@@ -4,7 +4,7 @@
 use std::marker::PhantomData;
 use std::time::Duration;
 
-use tombolo::{Channel, Deadline, Listener, Messages, Options, Statistics, Stream};
+use tombolo::{Channel, Deadline, Listener, Messages, Options, RingBudget, Statistics, Stream};
 
 use super::{Card, Context, End, Namespaces, Wire};
 use crate::error::{Error, Result};
@@ -160,6 +160,7 @@ fn elsewhere(service: &str, context: &Context) -> Result<String> {
 /// The options of a job: always spin, always sleep, or the defaults that users get.
 fn options(job: &Job) -> Options {
     let options = Options::new().ring_size(job.ring as u64);
+    let options = if job.ring_growth { options.ring_growth(RingBudget::of_process()) } else { options };
     match job.wait {
         Some(Wait::Spin) => options.spin(Duration::MAX),
         Some(Wait::Sleep) => options.spin(Duration::ZERO),
