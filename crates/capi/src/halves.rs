@@ -4,7 +4,7 @@
 use std::{os::fd::AsRawFd, time::Duration};
 
 use libc::c_int;
-use tombolo::{Deadline, Error, Mode, ReadHalf, Reserved, Rx, StreamMode, Tx, Watch};
+use tombolo::{Deadline, Error, Mode, ReadHalf, Reserved, RingReason, Rx, StreamMode, Tx, Watch};
 
 use crate::{
     border::{Fault, Outcome, deadline},
@@ -59,7 +59,7 @@ impl Halves<StreamMode> {
         mut read: impl FnMut(&mut ReadHalf, Deadline) -> tombolo::Result<usize>,
     ) -> tombolo::Result<usize> {
         self.flush_first();
-        let mut look = if self.follows_load { self.follow_load() } else { None };
+        let mut look = if self.follows_load && self.may_shrink() { self.follow_load() } else { None };
         loop {
             let until = look.map_or(deadline, |time| deadline.min(Deadline::after(time)));
             match read(reader, until) {
@@ -67,6 +67,12 @@ impl Halves<StreamMode> {
                 done => return done,
             }
         }
+    }
+
+    /// Whether the ring of the writing half may be larger than an idle one.
+    fn may_shrink(&self) -> bool {
+        let reason = self.writer.help().and_then(|writer| writer.half.statistics().ring_growth).map(|it| it.reason);
+        !matches!(reason, None | Some(RingReason::First | RingReason::Idle))
     }
 
     fn follow_load(&self) -> Option<Duration> {

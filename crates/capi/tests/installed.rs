@@ -228,4 +228,5 @@ pairs! {
     receiver_killed_in_mid_transfer_ends_the_sender: killed_receiver;
     calls_do_and_refuse_what_the_header_says: calls;
     handle_is_read_and_written_by_two_threads: threads;
+    growing_stream_that_a_child_inherits_loses_nothing: fork;
 }

@@ -46,6 +46,7 @@ under! {
     sanitized_chat_is_clean, valgrind_chat_is_clean: chat;
     sanitized_calls_are_clean, valgrind_calls_are_clean: calls;
     sanitized_threads_are_clean, valgrind_threads_are_clean: threads;
+    sanitized_fork_is_clean, valgrind_fork_is_clean: fork;
 }
 
 /// A program that forgets a handle: what its checker says.

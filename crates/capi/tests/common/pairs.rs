@@ -104,6 +104,11 @@ pub fn calls(kit: &Kit) {
     kit.run(&kit.program("calls.c"), &[&place.address()]);
 }
 
+pub fn fork(kit: &Kit) {
+    let place = Place::new();
+    kit.run(&kit.program("fork.c"), &[&place.address()]);
+}
+
 pub fn threads(kit: &Kit) {
     let place = Place::new();
     kit.run(&kit.program("threads.c"), &[&place.address(), &kit.bytes.to_string()]);
