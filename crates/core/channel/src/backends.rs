@@ -9,10 +9,11 @@ use std::{
 };
 
 use tombolo_domain::{Deadline, Error as DomainError, Rendezvous};
+use tombolo_layout::handshake::Refusal;
 
 use crate::{
     Address, Error, Listener, Options, Result,
-    connect::{Channel, introduce},
+    connect::{Channel, introduce, requires_ahead},
 };
 
 /// First pause between two knocks at a door where nobody listens yet, and the longest.
@@ -82,9 +83,21 @@ impl Backends {
         let backend = self.of(address)?;
         let patience = Deadline::after(options.connect_timeout.unwrap_or_default());
         let mut pause = PAUSE.0;
+        let mut as_ever = None;
         loop {
+            let options = as_ever.as_ref().unwrap_or(options);
+            let mut asks_much = false;
             let connected = backend.connect_early(address.service(), Deadline::after(options.handshake_timeout));
-            match connected.map_err(Error::from).and_then(|link| introduce(link, C::MESSAGES, options)) {
+            let introduced = connected.map_err(Error::from).and_then(|link| {
+                asks_much = requires_ahead(&*link, C::MESSAGES, options);
+                introduce(link, C::MESSAGES, options)
+            });
+            match introduced {
+                // Who knows no writer that goes ahead (H-9) is asked anew for a channel as ever (C-4).
+                Err(Error::Refused { code: Refusal::Feature, .. }) if asks_much => {
+                    let fixed = Options { growth: None, ..options.clone() };
+                    as_ever = Some(fixed);
+                }
                 Err(Error::Domain(DomainError::NotFound(_))) if !patience.expired() => {
                     thread::park_timeout(pause.min(patience.remaining().unwrap_or(pause)));
                     pause = (pause * 2).min(PAUSE.1);

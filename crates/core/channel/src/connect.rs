@@ -57,6 +57,9 @@ pub(crate) mod sealed {
 
 pub(crate) use sealed::Parts;
 
+/// Where both are in force a writer may go on in a ring that its reader has not taken yet (H-9).
+const GOES_AHEAD: Features = Features::HANDOVER.or(Features::AHEAD);
+
 /// What this endpoint offers a peer on `link`.
 fn offered(link: &dyn Endpoint, messages: bool, options: &Options) -> Features {
     let mut offered = Features::HANDOVER.or(Features::STATISTICS);
@@ -76,6 +79,17 @@ fn offered(link: &dyn Endpoint, messages: bool, options: &Options) -> Features {
 /// that may be used up, and it can do so when the writer is gone.
 fn can_go_ahead(link: &dyn Endpoint) -> bool {
     link.same_kernel() && link.outlives_owner()
+}
+
+/// Whether a connecting endpoint asks for no channel but one whose writers go ahead. It makes its small first ring before it knows
+/// its peer, and only so there is more room than that for whoever counts on it (C-4).
+pub(crate) fn requires_ahead(link: &dyn Endpoint, messages: bool, options: &Options) -> bool {
+    !messages && options.growth.is_some() && can_go_ahead(link)
+}
+
+/// What an endpoint requires that is there for messages, or for a stream.
+fn required(messages: bool) -> Features {
+    if messages { Features::MESSAGES } else { Features::NONE }
 }
 
 /// The largest segment that this endpoint maps for a peer on `link` (C-2). Other backends do not depend on what the
@@ -111,7 +125,7 @@ struct Agreed {
 }
 
 impl Introduction {
-    fn new(link: &mut dyn Endpoint, messages: bool, options: &Options) -> Result<Self> {
+    fn new(link: &mut dyn Endpoint, messages: bool, required: Features, options: &Options) -> Result<Self> {
         let offered = offered(link, messages, options);
         let epoch = os::epoch();
         let mut capacity = first_capacity(link, messages, options);
@@ -130,7 +144,7 @@ impl Introduction {
             version_min: VERSION,
             version_max: VERSION,
             offered,
-            required: if messages { Features::MESSAGES } else { Features::NONE },
+            required,
             epoch,
             map_limit: map_limit(link, options),
         };
@@ -172,7 +186,7 @@ impl Agreed {
         let bell =
             link.doorbell().ok_or(Error::Malformed { clause: "C-3", what: "a greeting without a doorbell".into() })?;
         writer.set_flush_policy(options.flush);
-        let goes_ahead = agreement.features.has(Features::HANDOVER.or(Features::AHEAD));
+        let goes_ahead = agreement.features.has(GOES_AHEAD);
         if goes_ahead {
             reader.handover().allow_ahead();
         }
@@ -194,7 +208,8 @@ impl Agreed {
 
 /// The connecting side of the handshake.
 pub(crate) fn introduce(mut link: Box<dyn Endpoint>, messages: bool, options: &Options) -> Result<Parts> {
-    let introduction = Introduction::new(&mut *link, messages, options)?;
+    let required = if requires_ahead(&*link, messages, options) { GOES_AHEAD } else { required(messages) };
+    let introduction = Introduction::new(&mut *link, messages, required, options)?;
     link.send(&Message::Hello(introduction.greeting).encode(), Some(&introduction.offer))?;
     let deadline = Deadline::after(options.handshake_timeout);
     let received = loop {
@@ -214,6 +229,10 @@ pub(crate) fn introduce(mut link: Box<dyn Endpoint>, messages: bool, options: &O
             _ => return Err(Error::Malformed { clause: "C-3", what: "another answer than welcome or refusal".into() }),
         };
         let segment = check(&theirs, segment, introduction.greeting.offered, messages)?;
+        if !theirs.offered.has(required) {
+            let what = format!("a welcome that does not offer features {:#x}, which were required", required.0);
+            return Err(Error::Malformed { clause: "C-4", what });
+        }
         introduction.meet(&theirs, &segment, false).map(Ok)
     });
     match agreed {
@@ -242,7 +261,7 @@ pub(crate) fn answer(
             let reason = format!("the listener's segment has {own_len} bytes, the peer maps at most {limit}");
             return Err(Error::Refused { code: Refusal::Segment, reason });
         }
-        let introduction = Introduction::new(&mut *link, messages, options)?;
+        let introduction = Introduction::new(&mut *link, messages, required(messages), options)?;
         let welcome = Message::Welcome(introduction.greeting).encode();
         Ok((welcome, introduction.meet(&theirs, &segment, true)?))
     });

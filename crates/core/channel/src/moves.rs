@@ -37,8 +37,8 @@ pub(crate) struct RingMoves {
     board: Option<MappedOwnWord>,
     /// Looks whether an idle peer has taken its part of a move, since somebody wrote.
     looks: u32,
-    /// Who is idle may write now and then: it is time to look whether the ring is too large.
-    may_be_idle: bool,
+    /// It is time to look whether the ring is too large, as who is idle may write now and then, or too small without being full.
+    look_due: bool,
 }
 
 /// What came of an offer.
@@ -53,7 +53,7 @@ enum Attempt {
 impl RingMoves {
     pub(crate) fn new(growth: Option<Growth>, goes_ahead: bool, board: Option<MappedOwnWord>) -> Self {
         let growth = growth.map(Box::new);
-        let moves = Self { outgoing: Outgoing::default(), growth, goes_ahead, board, looks: 0, may_be_idle: false };
+        let moves = Self { outgoing: Outgoing::default(), growth, goes_ahead, board, looks: 0, look_due: false };
         moves.publish_growth();
         moves
     }
@@ -78,13 +78,13 @@ impl RingMoves {
     /// Whether there is surely nothing to do.
     #[inline]
     pub(crate) fn is_quiet(&self) -> bool {
-        !self.may_be_idle && !self.is_under_way()
+        !self.look_due && !self.is_under_way()
     }
 
     /// Whether there may be something to do.
     #[inline]
     pub(crate) fn is_due(&self, ring: &mut Ring) -> Result<bool> {
-        Ok(self.may_be_idle || self.is_step_due(ring)?)
+        Ok(self.look_due || self.is_step_due(ring)?)
     }
 
     #[inline]
@@ -92,7 +92,7 @@ impl RingMoves {
         Ok(self.outgoing.is_under_way() && self.outgoing.is_due(&mut ring.half)?)
     }
 
-    /// Goes on with a move, and shrinks a ring that is found idle.
+    /// Goes on with a move, shrinks a ring that is found idle, and lets one grow that is found busy.
     pub(crate) fn advance(&mut self, ring: &mut Ring) -> Result<()> {
         if self.is_step_due(ring)? {
             // In another ring there is room at another position.
@@ -104,24 +104,30 @@ impl RingMoves {
             }
             self.looks = 0;
         }
-        if std::mem::take(&mut self.may_be_idle) {
-            self.shrink_if_idle(ring)?;
+        if std::mem::take(&mut self.look_due) {
+            self.fit_to_load(ring)?;
         }
         Ok(())
     }
 
-    /// The peer was notified, or it was time to look whether it lives: one who trickles may be idle, and memory scarce.
+    /// The peer was notified, or it was time to look whether it lives: one who trickles may be idle, and memory scarce. One whose
+    /// small ring is never full may have moved much.
     #[inline]
     pub(crate) fn note_look(&mut self, ring: &Ring) {
-        self.may_be_idle = self.growth.as_ref().is_some_and(|growth| growth.is_large(ring.half.capacity()));
+        let (capacity, moved) = (ring.half.capacity(), ring.half.position());
+        let is_due = |growth: &Growth| growth.is_large(capacity) || growth.may_be_lively(capacity, moved);
+        self.look_due = self.growth.as_deref().is_some_and(is_due);
     }
 
-    fn shrink_if_idle(&mut self, ring: &mut Ring) -> Result<()> {
+    fn fit_to_load(&mut self, ring: &mut Ring) -> Result<()> {
         let Some(growth) = &mut self.growth else { return Ok(()) };
         if self.outgoing.is_under_way() {
             return Ok(());
         }
         let (capacity, moved, now) = (ring.half.capacity(), ring.half.position(), coarse_time());
+        if !growth.is_large(capacity) {
+            return if growth.is_lively(capacity, moved, now) { self.grow(ring, now).map(drop) } else { Ok(()) };
+        }
         let drained = ring.half.reader().has_read_all()?;
         let idle = if drained { growth.shrinks_to(capacity, moved, now) } else { None };
         match idle.or_else(|| growth.yields_to(capacity, now)) {
@@ -220,8 +226,8 @@ impl RingMoves {
     }
 
     /// It is time to look whether the ring is too large.
-    pub(crate) fn suspect_idleness(&mut self) {
-        self.may_be_idle = true;
+    pub(crate) fn require_look(&mut self) {
+        self.look_due = true;
     }
 
     /// After which time an endpoint that was idle at the last looks has to look again.

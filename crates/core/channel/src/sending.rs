@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The writing half of a channel's end: the ring's writer, its waiter, and moves to other rings.
 
-use std::{cell::Cell, thread, time::Duration};
+use std::{cell::Cell, io::IoSlice, thread, time::Duration};
 
 use tombolo_domain::Error as DomainError;
 use tombolo_mem::Mapped;
@@ -319,7 +319,7 @@ impl Sending {
     /// nothing is written meanwhile.
     pub(crate) fn follow_load(&mut self) -> Result<Option<Duration>> {
         let done = self.still_there().and_then(|()| {
-            self.moves.suspect_idleness();
+            self.moves.require_look();
             self.go_on()
         });
         self.conclude(done)?;
@@ -385,6 +385,37 @@ fn make_room(sending: &mut Sending) -> Result<bool> {
         sending.after();
     }
     Ok(made)
+}
+
+/// After a write that did only the first `written` bytes of `buffers`: into a larger ring there goes more, and programs count on
+/// that. What is wrong with the rest is for the next call to tell. Returns how much was written in all.
+#[inline]
+pub(crate) fn write_rest(sending: &mut Sending, written: usize, buffers: &[IoSlice<'_>]) -> usize {
+    let len = buffers.iter().map(|buffer| buffer.len()).sum();
+    if written >= len {
+        return written;
+    }
+    let wants_more = sending.moves.may_make_room(&sending.ring);
+    let done = if wants_more { write_ahead(sending, written, buffers) } else { written };
+    sending.note_written(done, len);
+    done
+}
+
+/// Writes what follows the first `written` bytes of `buffers` to as much room as can be had now. Returns how much was written in all.
+#[cold]
+#[inline(never)]
+fn write_ahead(sending: &mut Sending, mut written: usize, buffers: &[IoSlice<'_>]) -> usize {
+    let mut before = written;
+    for buffer in buffers {
+        let mut rest = &buffer[before.min(buffer.len())..];
+        before -= buffer.len() - rest.len();
+        while !rest.is_empty() {
+            let Ok(Some(more)) = sending.attempt(|writer| writer.write(rest), || 1) else { return written };
+            written += more;
+            rest = &rest[more..];
+        }
+    }
+    written
 }
 
 /// Notifies the peer if it asked for that, and looks whether it lives. Apart from [`Sending::after`]: within it, what is seldom

@@ -16,7 +16,7 @@ use crate::{
     Channel, Error, ReadHalf, Result, Statistics, Watch, WriteHalf,
     connect::{Parts, sealed::Sealed},
     receiving::Receiving,
-    sending::Sending,
+    sending::{Sending, write_rest},
 };
 
 /// A stream of bytes both ways with an endpoint in another domain; the `TcpStream` of this world.
@@ -278,8 +278,7 @@ impl WriteHalf {
     #[inline(never)]
     fn write_at_length(&mut self, bytes: &[u8], deadline: Deadline) -> Result<usize> {
         let written = self.0.complete(|writer| writer.write(bytes), || 1, deadline, || Ok(()))?;
-        self.0.note_written(written, bytes.len());
-        Ok(written)
+        Ok(write_rest(&mut self.0, written, &[IoSlice::new(bytes)]))
     }
 
     /// Writes all of `bytes`. On an error some of them may have been written.
@@ -319,7 +318,9 @@ impl WriteHalf {
     #[inline(never)]
     fn write_all_at_length(&mut self, mut bytes: &[u8], deadline: Deadline) -> Result<()> {
         while !bytes.is_empty() {
-            let written = self.write_until(bytes, deadline)?;
+            // Who waits for room anyway needs no larger ring for that.
+            let written = self.0.complete(|writer| writer.write(bytes), || 1, deadline, || Ok(()))?;
+            self.0.note_written(written, bytes.len());
             bytes = &bytes[written..];
         }
         Ok(())
@@ -357,14 +358,8 @@ impl WriteHalf {
 
     #[inline(never)]
     fn try_write_at_length(&mut self, bytes: &[u8]) -> Result<Option<usize>> {
-        let Some(mut written) = self.0.attempt(|writer| writer.write(bytes), || 1)? else { return Ok(None) };
-        // Into a larger ring there goes more. What is wrong with the rest is for the next call to tell.
-        if written < bytes.len() && self.0.moves.may_make_room(&self.0.ring) {
-            let more = self.0.attempt(|writer| writer.write(&bytes[written..]), || 1);
-            written += more.ok().flatten().unwrap_or_default();
-        }
-        self.0.note_written(written, bytes.len());
-        Ok(Some(written))
+        let written = self.0.attempt(|writer| writer.write(bytes), || 1)?;
+        Ok(written.map(|written| write_rest(&mut self.0, written, &[IoSlice::new(bytes)])))
     }
 
     /// Writes as [`write_until`](Self::write_until) from several buffers, in order.
@@ -375,7 +370,8 @@ impl WriteHalf {
     /// # Errors
     /// As there.
     pub fn write_vectored_until(&mut self, buffers: &[IoSlice<'_>], deadline: Deadline) -> Result<usize> {
-        self.0.complete(|writer| writer.write_vectored(buffers), || 1, deadline, || Ok(()))
+        let written = self.0.complete(|writer| writer.write_vectored(buffers), || 1, deadline, || Ok(()))?;
+        Ok(write_rest(&mut self.0, written, buffers))
     }
 
     /// Writes as [`try_write`](Self::try_write) from several buffers, in order. Never blocks.
@@ -383,7 +379,8 @@ impl WriteHalf {
     /// # Errors
     /// As there.
     pub fn try_write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> Result<Option<usize>> {
-        self.0.attempt(|writer| writer.write_vectored(buffers), || 1)
+        let written = self.0.attempt(|writer| writer.write_vectored(buffers), || 1)?;
+        Ok(written.map(|written| write_rest(&mut self.0, written, buffers)))
     }
 
     /// Returns for how many bytes there is room now. Never blocks.
@@ -434,6 +431,11 @@ impl Write for WriteHalf {
         Ok(self.write_until(bytes, Deadline::NEVER)?)
     }
 
+    #[inline]
+    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        Ok(self.write_all_until(bytes, Deadline::NEVER)?)
+    }
+
     fn write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
         Ok(self.write_vectored_until(buffers, Deadline::NEVER)?)
     }
@@ -464,13 +466,28 @@ impl Write for Stream {
             return Ok(bytes.len());
         }
         let written = write.complete(|writer| writer.write(bytes), || 1, Deadline::NEVER, || read.release())?;
-        write.note_written(written, bytes.len());
-        Ok(written)
+        Ok(write_rest(write, written, &[IoSlice::new(bytes)]))
+    }
+
+    #[inline]
+    fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        let (read, write) = (&mut self.read.0, &mut self.write.0);
+        if write.try_at_once(|writer| writer.write_at_once(bytes)) {
+            return Ok(());
+        }
+        while !bytes.is_empty() {
+            let written = write.complete(|writer| writer.write(bytes), || 1, Deadline::NEVER, || read.release())?;
+            write.note_written(written, bytes.len());
+            bytes = &bytes[written..];
+        }
+        Ok(())
     }
 
     fn write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
         let (read, write) = (&mut self.read.0, &mut self.write.0);
-        Ok(write.complete(|writer| writer.write_vectored(buffers), || 1, Deadline::NEVER, || read.release())?)
+        let written =
+            write.complete(|writer| writer.write_vectored(buffers), || 1, Deadline::NEVER, || read.release())?;
+        Ok(write_rest(write, written, buffers))
     }
 
     fn flush(&mut self) -> io::Result<()> {

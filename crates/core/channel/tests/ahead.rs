@@ -4,7 +4,7 @@
 mod common;
 
 use std::{
-    io::{Read, Write},
+    io::{IoSlice, Read, Write},
     os::fd::AsFd,
     thread,
     time::Duration,
@@ -12,9 +12,10 @@ use std::{
 
 use common::{SOON, World, eventually, noise, raw};
 use tombolo_channel::{Deadline, Ending, Error, Options, RingBudget, RingChoice, RingReason, Stream};
-use tombolo_domain::{Endpoint, wait_readable};
+use tombolo_domain::{Endpoint, Received, wait_readable};
 use tombolo_layout::{
-    handshake::Message,
+    Features,
+    handshake::{Greeting, Message, Refusal},
     limits::{CAPACITY_DEFAULT, CONTROL_LEN},
     state::{Phase, State},
     words,
@@ -47,6 +48,26 @@ fn ring(stream: &Stream) -> (u64, RingReason) {
 }
 
 #[test]
+fn h9_ring_of_one_end_grows_beside_a_fixed_one_of_the_other() {
+    let world = World::local();
+    let mut listener = world.listening.listen::<Stream>(&world.address, &growing()).unwrap();
+    let (mut server, mut client) = thread::scope(|scope| {
+        let client = scope.spawn(|| world.connect::<Stream>());
+        (listener.accept_until(soon()).unwrap(), client.join().unwrap())
+    });
+    assert_eq!((ring(&server).0, client.statistics().sent.ring_size), (FIRST, CAPACITY_DEFAULT));
+    let data = noise(ROOM, 11);
+    let mut got = vec![0; ROOM];
+    // Each writes all that a ring had, before the other reads.
+    server.split().1.write_all_until(&data, soon()).unwrap();
+    client.split().1.write_all_until(&data, soon()).unwrap();
+    server.read_exact(&mut got).unwrap();
+    assert!(got == data);
+    client.read_exact(&mut got).unwrap();
+    assert!(got == data && ring(&server).0 == target());
+}
+
+#[test]
 fn h9_two_ends_that_each_write_a_mebibyte_before_either_reads_are_done() {
     for round in 0..3 {
         let (mut server, mut client) = pair();
@@ -69,6 +90,35 @@ fn h9_two_ends_that_each_write_a_mebibyte_before_either_reads_are_done() {
         assert!(got == there);
         client.read_exact(&mut got).unwrap();
         assert!(got == back);
+    }
+}
+
+#[test]
+fn h9_every_call_that_writes_what_there_is_room_for_takes_what_the_ring_took_before() {
+    type Call = fn(&mut Stream, &[IoSlice<'_>]) -> usize;
+    fn whole(parts: &[IoSlice<'_>]) -> Vec<u8> {
+        parts.iter().flat_map(|part| part.iter().copied()).collect()
+    }
+    let calls: [(&str, Call); 6] = [
+        ("write_until", |stream, parts| stream.split().1.write_until(&whole(parts), soon()).unwrap()),
+        ("try_write", |stream, parts| stream.split().1.try_write(&whole(parts)).unwrap().unwrap()),
+        ("write_vectored_until", |stream, parts| stream.split().1.write_vectored_until(parts, soon()).unwrap()),
+        ("try_write_vectored", |stream, parts| stream.split().1.try_write_vectored(parts).unwrap().unwrap()),
+        ("write", |stream, parts| stream.write(&whole(parts)).unwrap()),
+        ("write_vectored", |stream, parts| stream.write_vectored(parts).unwrap()),
+    ];
+    let data = noise(ROOM - 100, 13);
+    // The first ring ends in the second part, or in the last.
+    for cuts in [[0, 5000, 300_000], [0, 1000, 8000]] {
+        let parts = [&data[cuts[0]..cuts[1]], &data[cuts[1]..cuts[2]], &[], &data[cuts[2]..]].map(IoSlice::new);
+        for (name, call) in &calls {
+            let (mut server, mut client) = pair();
+            client.write_all(&[1; 100]).unwrap();
+            assert_eq!(call(&mut client, &parts), data.len(), "{name}");
+            let mut got = vec![0; ROOM];
+            server.read_exact(&mut got).unwrap();
+            assert!(got[100..] == data, "{name}");
+        }
     }
 }
 
@@ -242,6 +292,80 @@ fn h9_budget_below_one_ring_bounds_and_says_so_and_loses_nothing() {
         server.read_exact(&mut got).unwrap();
         assert!(got == rest);
     });
+}
+
+#[test]
+fn c4_listener_that_knows_no_writer_that_goes_ahead_is_asked_anew_for_a_channel_as_ever() {
+    let world = World::local();
+    let mut door = world.door();
+    thread::scope(|scope| {
+        let client = scope.spawn(|| world.connecting.connect::<Stream>(&world.address, &growing()));
+        let mut link = raw::open(&mut *door);
+        let (hello, segment) = receive_hello(&mut *link);
+        let required = Features::HANDOVER.or(Features::AHEAD);
+        assert_eq!((hello.required, segment.len() as u64), (required, CONTROL_LEN + FIRST));
+        // What one of before says, who has not told its program of anybody.
+        link.send(&Message::Refuse(Refusal::Feature, "features 0x10 are required".into()).encode(), None).unwrap();
+        drop(link);
+        let mut link = raw::open(&mut *door);
+        let (hello, segment) = receive_hello(&mut *link);
+        assert_eq!((hello.required, segment.len() as u64), (Features::NONE, CONTROL_LEN + CAPACITY_DEFAULT));
+        let _kept = raw::send_with_segment(&mut *link, &Message::Welcome(raw::greeting()).encode(), 0);
+        let mut stream = client.join().unwrap().unwrap();
+        let sent = stream.statistics().sent;
+        assert_eq!((sent.ring_size, sent.ring_growth), (CAPACITY_DEFAULT, None));
+        assert_eq!(stream.split().1.try_write(&noise(2 * ROOM, 1)).unwrap(), Some(ROOM));
+    });
+}
+
+#[test]
+fn c4_caller_is_refused_for_good_by_who_refuses_it_as_ever_or_for_another_reason() {
+    // The second answer is what the program is told; of another reason the first is.
+    for (codes, knocks) in [(vec![Refusal::Feature, Refusal::Feature], 2), (vec![Refusal::Quota], 1)] {
+        let world = World::local();
+        let mut door = world.door();
+        thread::scope(|scope| {
+            let client = scope.spawn(|| world.connecting.connect::<Stream>(&world.address, &growing()));
+            for code in &codes {
+                let mut link = raw::open(&mut *door);
+                receive_hello(&mut *link);
+                link.send(&Message::Refuse(*code, "no".into()).encode(), None).unwrap();
+            }
+            let told = client.join().unwrap().map(drop);
+            assert!(matches!(&told, Err(Error::Refused { code, .. }) if *code == codes[knocks - 1]), "{told:?}");
+            assert!(door.accept().unwrap().is_none(), "it asks no more");
+        });
+    }
+}
+
+#[test]
+fn c4_welcome_that_offers_less_than_the_small_ring_requires_is_refused() {
+    for offered in [Features::HANDOVER, Features::AHEAD] {
+        let world = World::local();
+        let mut door = world.door();
+        thread::scope(|scope| {
+            let client = scope.spawn(|| world.connecting.connect::<Stream>(&world.address, &growing()));
+            let mut link = raw::open(&mut *door);
+            receive_hello(&mut *link);
+            let welcome = Greeting { offered, ..raw::greeting() };
+            let _kept = raw::send_with_segment(&mut *link, &Message::Welcome(welcome).encode(), 0);
+            let told = client.join().unwrap().map(drop);
+            assert!(matches!(told, Err(Error::Malformed { clause: "C-4", .. })), "{told:?}");
+            let said = raw::receive_message(&mut *link).unwrap();
+            assert!(matches!(said, Message::Refuse(Refusal::Feature, _)), "{said:?}");
+        });
+    }
+}
+
+/// What one who knocks says first, with its segment.
+fn receive_hello(link: &mut dyn Endpoint) -> (Greeting, PeerSegment) {
+    loop {
+        if let Some(Received { message, segment }) = link.recv(1 << 31).unwrap() {
+            let Ok(Message::Hello(hello)) = Message::decode(&message) else { panic!("no greeting") };
+            return (hello, segment.expect("its segment"));
+        }
+        assert!(wait_readable(link.fd(), soon()).unwrap(), "the peer says nothing");
+    }
 }
 
 /// A stream whose peer is the test, which reads on ahead by what it says.

@@ -124,6 +124,20 @@ on_every_backend! {
         });
     }
 
+    fn requests_and_responses_that_carry_much_grow_rings_that_are_never_full(world) {
+        let (mut server, mut client) = world.pair_with::<Stream>(&growing(&RingBudget::unwatched(1 << 30)));
+        let (data, mut got) = (noise(4096, 12), [0; 4096]);
+        eventually("both rings grow", || {
+            client.write_all(&data).unwrap();
+            server.read_exact(&mut got).unwrap();
+            server.write_all(&got).unwrap();
+            client.read_exact(&mut got).unwrap();
+            assert!(got[..] == data);
+            [&server, &client].map(ring) == [(MOST, RingReason::Bulk); 2]
+        });
+        assert_eq!(client.statistics().sent.counters.stalls, 0, "it never waited for room");
+    }
+
     fn writes_that_are_done_in_part_are_bulk_too(world) {
         let (mut server, mut client) = world.pair_with::<Stream>(&growing(&RingBudget::unwatched(1 << 30)));
         let mut buffer = vec![0; MOST as usize];

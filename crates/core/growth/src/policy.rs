@@ -28,6 +28,9 @@ pub struct GrowthRule {
     /// Bulk as well: it was full so often for so long, whether it moved or not. A program that knows nothing of rings counts on
     /// the room that TCP has.
     pub stuck: Option<Duration>,
+    /// Busy, though the ring is never full: the writer moved so many bytes within 100 ms. Who comes round in a small ring stores
+    /// to lines that the reader's cache still holds.
+    pub lively: Option<u64>,
     /// Idle: the writer moved less than the first ring holds in so much time.
     pub idle: Duration,
 }
@@ -41,6 +44,7 @@ impl GrowthRule {
         full: 8,
         rounds: 8,
         stuck: None,
+        lively: Some(512 << 10),
         idle: Duration::from_secs(1),
     };
     /// For a connection beside TCP, whose programs know nothing of rings: they count on room, so it grows sooner, and an idle one
@@ -48,7 +52,7 @@ impl GrowthRule {
     #[must_use]
     pub const fn connection(first: u64) -> Self {
         let (stuck, idle) = (Some(Duration::from_millis(8)), Duration::from_secs(2));
-        Self { first, least: first, full: 3, rounds: 2, stuck, idle }
+        Self { first, least: first, full: 3, rounds: 2, stuck, lively: None, idle }
     }
 }
 
@@ -114,6 +118,8 @@ pub struct Growth {
     reason: RingReason,
     /// Where bulk is looked for: since when, from which byte, and how often the ring was full.
     busy: (Duration, u64, u32),
+    /// Where much is looked for that never fills the ring: since when, and from which byte.
+    lively: (Duration, u64),
     /// Where idleness is looked for: since when, and from which byte.
     quiet: (Duration, u64),
     /// No growth before.
@@ -131,7 +137,8 @@ impl Growth {
         let mapped = peer_maps.saturating_sub(CONTROL_LEN).checked_ilog2().map_or(0, |bits| 1 << bits);
         let reason = if mapped.min(most) > rule.first { RingReason::First } else { RingReason::Peer };
         let most = most.min(mapped).max(rule.least);
-        Self { rule, most, budget, reason, busy: (now, 0, 0), quiet: (now, 0), hold: now, held: None, offered: None }
+        let (busy, lively, quiet) = ((now, 0, 0), (now, 0), (now, 0));
+        Self { rule, most, budget, reason, busy, lively, quiet, hold: now, held: None, offered: None }
     }
 
     /// Where the ring stands, and why.
@@ -153,6 +160,21 @@ impl Growth {
         self.busy.2 = full + 1;
         let is_stuck = self.rule.stuck.is_some_and(|time| now.saturating_sub(since) >= time);
         full + 1 >= self.rule.full && (moved.wrapping_sub(from) >= self.rule.rounds * capacity || is_stuck)
+    }
+
+    /// Whether it is time to look if the writer, at byte `moved`, is busy with a small ring of `capacity` bytes that is never full.
+    #[must_use]
+    pub fn may_be_lively(&self, capacity: u64, moved: u64) -> bool {
+        capacity < self.most && self.rule.lively.is_some_and(|much| moved.wrapping_sub(self.lively.1) >= much)
+    }
+
+    /// Whether it is, so that the ring is too small.
+    pub fn is_lively(&mut self, capacity: u64, moved: u64, now: Duration) -> bool {
+        if !self.may_be_lively(capacity, moved) {
+            return false;
+        }
+        let (since, _) = std::mem::replace(&mut self.lively, (now, moved));
+        now.saturating_sub(since) <= WINDOW && self.may_grow(capacity, now)
     }
 
     /// Whether a ring of `capacity` bytes may grow now, for bulk or not.
@@ -234,7 +256,7 @@ impl Growth {
     pub fn settle_move(&mut self, moved: u64, now: Duration) {
         if let Some((share, reason)) = self.offered.take() {
             (self.held, self.reason) = (share, reason);
-            (self.busy, self.quiet) = ((now, moved, 0), (now, moved));
+            (self.busy, self.lively, self.quiet) = ((now, moved, 0), (now, moved), (now, moved));
             if reason == RingReason::Pressure {
                 self.hold = now + HOLD;
             }
@@ -281,6 +303,25 @@ mod tests {
         // As large as it may be.
         let mut policy = growth(1 << 30, 1 << 20);
         assert!(!(0..100).any(|at| policy.is_bulk(1 << 20, at << 22, MS)));
+    }
+
+    #[test]
+    fn ring_grows_for_much_that_never_fills_it_within_the_window() {
+        let much = STREAM.lively.unwrap();
+        let mut policy = growth(1 << 30, 1 << 20);
+        assert!(!policy.is_lively(STREAM.first, much - 1, MS) && policy.is_lively(STREAM.first, much, 100 * MS));
+        // Much in a long time, again and again.
+        let mut policy = growth(1 << 30, 1 << 20);
+        assert!(!(1..100u32).any(|at| policy.is_lively(STREAM.first, u64::from(at) * much, MS * 101 * at)));
+        assert!(policy.is_lively(STREAM.first, 100 * much, MS * 101 * 99 + MS), "and then in a short one");
+        // As large as it may be, tried in vain a moment ago, and one whose programs count on a first ring that is large.
+        let mut policy = growth(0, 1 << 20);
+        assert!(!policy.is_lively(1 << 20, much, MS));
+        assert_eq!(policy.choose_ring(STREAM.first, u64::MAX, MS), None);
+        assert!(!policy.is_lively(STREAM.first, 9 * much, 2 * MS));
+        let budget = RingBudget::unwatched(1 << 30);
+        let mut policy = Growth::new(GrowthRule::connection(16 << 10), budget, 1 << 20, 1 << 31, Duration::ZERO);
+        assert!(!policy.is_lively(16 << 10, 1 << 30, MS));
     }
 
     #[test]
