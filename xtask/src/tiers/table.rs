@@ -92,6 +92,7 @@ pub const TIERS: &[Tier] = &[
         name: "integration",
         assumes: "Linux, no privileges, loopback; root and TAP devices for `tombolo net`, else skipped",
         command: "cargo test --workspace --all-features --no-fail-fast --test *",
+        env: &[("TOMBOLO_TEST_BUILD", "--workspace --all-features")],
         limit: 30,
         again: Some("-- --exact"),
         ..BASE

@@ -11,14 +11,16 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 
-/// The example, built beside the tests: `cargo test --test processes` alone does not build it.
+/// The example, built beside the tests: `cargo test --test processes` alone does not build it. Where all crates are tested,
+/// `TOMBOLO_TEST_BUILD` says with what they were built, so that they are not built again without that.
 pub fn program() -> &'static Path {
     static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
         let tests = std::env::current_exe().unwrap();
         let profile = tests.ancestors().nth(2).unwrap();
         let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "--package", "tombolo-bench", "--example", "bench", "--target-dir"]);
-        build.arg(profile.parent().unwrap());
+        let of = std::env::var("TOMBOLO_TEST_BUILD").unwrap_or_else(|_| "--package tombolo-bench".into());
+        build.args(["build", "--quiet", "--example", "bench"]).args(of.split_whitespace());
+        build.arg("--target-dir").arg(profile.parent().unwrap());
         if profile.ends_with("release") {
             build.arg("--release");
         }
