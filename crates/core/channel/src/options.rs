@@ -94,7 +94,8 @@ impl Options {
     ///
     /// On one kernel it grows as well where a writer finds no room and its reader hands none back, or where more is
     /// [reserved](crate::Tx::reserve_until) than it holds. So a program can count on the room of the largest ring, while the
-    /// budget has it. Whoever connects there to a listener of an older version has a ring that stays as it is. Elsewhere a piece that is reserved must fit the ring of the moment, as must what a peer
+    /// budget has it. Whoever connects there to a listener of an older version has a ring that stays as it is. Elsewhere a
+    /// piece that is reserved must fit the ring of the moment, as must what a peer
     /// [waits for](crate::ReadHalf::wait_for). Messages keep a ring of one size, as it bounds their length.
     ///
     /// # Example
