@@ -164,6 +164,17 @@ fn n14_all_reach_all_through_one_interface_each_and_one_who_ends_ends_alone() {
     }
     wait_until("they are sent", || sent(&seats[0], 1) >= before[0] + 200);
     assert!(sent(&seats[0], 2) < before[1] + 20, "frames for one went to another: {before:?}");
+    // What is for an address that nobody has goes nowhere.
+    let before = [1, 2].map(|peer| sent(&seats[0], peer));
+    lan.netns[0].ip(&["neigh", "replace", "10.77.0.9", "lladdr", "02:00:00:00:00:99", "dev", "lan"]);
+    for _ in 0..200 {
+        sockets[0].send_to(b"to nobody", "10.77.0.9:7777").unwrap();
+    }
+    echo_udp(&sockets[0], &sockets[1], b"did that go?");
+    echo_udp(&sockets[0], &sockets[2], b"did that go?");
+    for (at, peer) in [(0, 1), (1, 2)] {
+        assert!(sent(&seats[0], peer) < before[at] + 20, "frames for nobody went to {peer}: {before:?}");
+    }
     let hearing = [1, 2].map(|of| {
         let socket = lan.netns[of].enter(|| UdpSocket::bind(("0.0.0.0", 7777))).unwrap();
         socket.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -196,25 +207,31 @@ fn n14_storm_of_one_peer_reaches_no_other_through_a_third() {
     }
     let lan = Lan::new(Some(24));
     let seats = lan.fill();
-    let [_, second, third] = [0, 1, 2].map(|of| lan.udp(of));
+    let third = lan.udp(2);
     echo_udp(&lan.udp(0), &third, b"are you there?");
-    let before = status(&seats[1], 0).received.frames;
+    // What the first sends to the second: there it would be dropped, as its source is the third's.
+    let passed_on = || status(&seats[0], 1).sent.frames;
+    let arrived = || status(&seats[0], 2).received.frames;
+    let before = passed_on();
     for _ in 0..2_000 {
         third.send_to(b"to all", ("10.77.0.255", 7777)).unwrap();
     }
     // Behind them, on the same way.
     echo_udp(&lan.udp(0), &third, b"did they come?");
-    assert!(status(&seats[0], 2).received.frames > 500, "{:?}", status(&seats[0], 2));
-    // And a frame for the other, which the third sends to the first.
-    let target = second.local_addr().unwrap();
-    lan.netns[2].ip(&["link", "set", "lan-b", "nomaster"]);
-    lan.netns[2].ip(&["neigh", "replace", "10.77.0.2", "lladdr", &mac(0).to_string(), "dev", "lan"]);
-    for _ in 0..100 {
-        third.send_to(b"by way of the first", target).unwrap();
+    assert!(arrived() > 500, "{:?}", status(&seats[0], 2));
+    // And frames to the second's address, which the third sends over its way to the first.
+    for command in ["link set lan-a nomaster", "addr flush dev lan", "addr add 10.77.0.3/24 dev lan-a"] {
+        lan.netns[2].ip(&command.split(' ').collect::<Vec<_>>());
     }
+    lan.netns[2].ip(&["neigh", "replace", "10.77.0.2", "lladdr", &mac(1).to_string(), "dev", "lan-a"]);
+    let came = arrived();
+    wait_until("they come to the first", || {
+        let _ = third.send_to(b"by way of the first", "10.77.0.2:7777");
+        arrived() >= came + 100
+    });
     echo_udp(&lan.udp(0), &lan.udp(1), b"are you there?");
-    let after = status(&seats[1], 0).received.frames;
-    assert!(after - before < 50, "{} frames came by way of the first", after - before);
+    let passed_on = passed_on() - before;
+    assert!(passed_on < 50, "{passed_on} frames of the third went on to the second");
 }
 
 #[test]
