@@ -73,3 +73,8 @@ fn process_that_ends_with_bytes_unread_resets_its_connections() {
 fn connection_that_asks_for_a_protocol_which_the_kernel_has_not_stays_in_shared_memory() {
     same_of("protocol", |log| assert!(!log.contains("needs the kernel"), "{log}"));
 }
+
+#[test]
+fn end_that_comes_behind_bytes_is_told_with_them() {
+    same("halves");
+}

@@ -29,7 +29,7 @@ pub(super) struct Entry {
     pub connection: Arc<Connection>,
     /// What the program asked for, and its word.
     pub events: u32,
-    data: u64,
+    pub data: u64,
     /// The program took it out of the set. In the kernel it stays, where it does no harm: its events are filtered.
     pub absent: bool,
     /// The number by which it came into the set is closed, and may be another's.
@@ -119,11 +119,6 @@ impl Entry {
         self.postponed < POSTPONED
     }
 
-    /// The program's word.
-    pub fn data(&self) -> u64 {
-        self.data
-    }
-
     /// Whether it is to be told once.
     pub fn is_once(&self) -> bool {
         !self.wired && self.events & ONESHOT != 0
@@ -154,17 +149,37 @@ impl Entry {
         self.events & (OUT | WRNORM) != 0
     }
 
-    /// The kernel has something new to say of the socket, in the look with number `round`.
-    pub fn note_kernel_events(&mut self, events: u32, round: u64) {
+    /// The kernel has something new to say of the socket, in the look with number `round`. Returns what was told in this look already
+    /// and is to be told as more: that the peer sends no more is told with what it sent before, as one reads on to the end then.
+    pub fn note_kernel_events(&mut self, events: u32, round: u64) -> Option<(epoll_event, u32)> {
         self.connection.wiring.set_quiet(false);
         self.connection.ending.note_events(events as i16);
         self.sticky |= events & (RDHUP | ALWAYS);
         self.urgent |= events & PRI != 0;
-        // What was told in this look is no news for the next one.
+        let was_told = epoll_event { events: self.told.1, u64: self.data };
+        let end = events & self.events & RDHUP & !self.told.1;
+        let amended = (self.told.0 == round && end != 0).then(|| {
+            self.told.1 |= end;
+            self.told_sticky |= end;
+            (was_told, self.told.1)
+        });
+        // What was told in this look is no news for the next one, nor is anything that came before the peer's end that was told.
         let told = if self.told.0 == round { self.told.1 } else { 0 };
+        let is_end_told = self.told_sticky & RDHUP != 0 && !self.connection.ending.is_deaf();
+        let told = if is_end_told { told | IN | RDNORM | RDHUP } else { told };
         self.edge |= events & (self.events | ALWAYS) & !told != 0;
         // As a ring, this has woken one thread; where the program asks for levels, others are to be told of it too.
         self.notified = true;
+        amended
+    }
+
+    /// Of one that was told of bytes in this look, and not of the end behind them that it wants to hear of: asks the kernel for that.
+    /// Returns as [`note_kernel_events`](Self::note_kernel_events).
+    pub fn hear_end(&mut self, process: &Process, round: u64) -> Option<(epoll_event, u32)> {
+        let is_open = self.told.0 == round && self.told.1 & (IN | RDHUP) == IN && self.events & RDHUP != 0;
+        let said = is_open.then(|| process.kernel().poll(self.connection.descriptors.fd(), POLLRDHUP) as u16);
+        let end = u32::from(said?) & RDHUP;
+        if end != 0 { self.note_kernel_events(end, round) } else { None }
     }
 
     /// Whether nothing has come since this was last asked, nothing is to be told, and a doorbell will tell when that changes.

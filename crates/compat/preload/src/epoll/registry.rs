@@ -271,20 +271,22 @@ impl Registry {
     }
 
     /// The kernel has something to say of one.
-    pub fn note_kernel_events(&mut self, at: usize, events: u32) {
+    pub fn note_kernel_events(&mut self, at: usize, events: u32) -> Option<(epoll_event, u32)> {
         let round = self.round;
-        self.wake(at).note_kernel_events(events, round);
+        self.wake(at).note_kernel_events(events, round)
     }
 
-    /// A look begins.
-    pub fn begin_round(&mut self) {
+    /// Asks the kernel about those that were told in this look of bytes, and not of an end behind them that they want to hear of.
+    pub fn hear_ends(&mut self, process: &Process) -> Vec<(epoll_event, u32)> {
+        let round = self.round;
+        self.entries[..self.awake].iter_mut().filter_map(|entry| entry.hear_end(process, round)).collect()
+    }
+
+    /// A look begins. Wakes those whose program found no room since the last one, for it waits for some.
+    pub fn begin_round(&mut self, stalls: u64) {
         self.round += 1;
         // Each time from another one on, so that few places do not starve the last.
         self.turn = if self.turn + 1 < self.awake { self.turn + 1 } else { 0 };
-    }
-
-    /// Wakes those whose program found no room since, for it waits for some.
-    pub fn wake_stalled(&mut self, stalls: u64) {
         if stalls == self.stalls {
             return;
         }

@@ -39,7 +39,7 @@ pub(crate) fn replace(sets: &[(RawFd, Arc<Set>)], old: &Arc<Connection>, others:
         let kept: Vec<_> = its
             .into_iter()
             .filter(|entry| !entry.absent)
-            .map(|entry| (entry.fd, entry.spent, epoll_event { events: entry.events, u64: entry.data() }))
+            .map(|entry| (entry.fd, entry.spent, epoll_event { events: entry.events, u64: entry.data }))
             .collect();
         inner.retain(|entry| !is_its(entry));
         for (fd, spent, event) in kept {

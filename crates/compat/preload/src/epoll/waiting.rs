@@ -160,12 +160,17 @@ pub(crate) fn wait(
 /// Finds what is ready by now, the kernel having `said` so many events, and tells of it: so many.
 fn find_ready(process: &Process, (epfd, set): (RawFd, &Set), events: &mut [epoll_event], said: Option<usize>) -> usize {
     let mut inner = set.lock();
-    inner.begin_round();
-    inner.wake_stalled(process.stalls());
+    inner.begin_round(process.stalls());
     let mut look = SetScan { process, epfd, inner: &mut inner, events, found: 0 };
     let said = said.map(|n| look.sort(n));
     // What the kernel refuses here it refuses again when it is waited for.
     let _ = gather(&mut look, said, true);
+    if look.found > 0 && !look.has_room() {
+        // The kernel was not asked then, of anything.
+        for amended in look.inner.hear_ends(process) {
+            look.amend(amended);
+        }
+    }
     look.found
 }
 
@@ -225,12 +230,22 @@ impl SetScan<'_> {
                 if let Some(at) = self.inner.find_token(token) {
                     let _ = self.inner.all()[at].send_recalled(self.process);
                 }
-            } else if let Some(at) = self.inner.find_token(token) {
-                self.inner.note_kernel_events(at, event.events);
+            } else if let Some(at) = self.inner.find_token(token)
+                && let Some(amended) = self.inner.note_kernel_events(at, event.events)
+            {
+                self.amend(amended);
             }
         }
         self.found += asked.plain;
         asked
+    }
+
+    /// What was told in this look is told as more. Two that look the same are the same to the program.
+    fn amend(&mut self, (told, more): (epoll_event, u32)) {
+        let is_it = |event: &&mut epoll_event| (event.events, event.u64) == (told.events, told.u64);
+        if let Some(event) = self.events[..self.found].iter_mut().find(is_it) {
+            event.events = more;
+        }
     }
 }
 

@@ -117,7 +117,7 @@ fn wire_entry(
     let spent = entry.is_once()
         && match known {
             _ if entry.spent => true,
-            Known::These(lines) => !kernel::is_armed(lines, entry.fd, entry.data()),
+            Known::These(lines) => !kernel::is_armed(lines, entry.fd, entry.data),
             Known::Later => return Err(Unwired::Later),
             Known::Not => return Err(Unwired::Stays),
         };

@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/uio.h>
@@ -269,6 +270,31 @@ static void streams(void) {
     }
 }
 
+/* The peer sends no more, and bytes are left to read: who waits in a set hears of both at once. */
+static void halves(void) {
+    static const unsigned modes[] = {0, EPOLLET, EPOLLONESHOT};
+    for (int at = 0; at < 6; at++) {
+        // With room for more events, and with room for this one.
+        int most = at < 3 ? 4 : 1;
+        pair();
+        int set = epoll_create1(0);
+        struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP | modes[at % 3], .data.u64 = 7}, told[4];
+        check(epoll_ctl(set, EPOLL_CTL_ADD, ends[0], &event) == 0, "add");
+        check(write(ends[1], "bytes", 5) == 5, "write");
+        check(shutdown(ends[1], SHUT_WR) == 0, "shutdown");
+        usleep(50000);
+        int many = epoll_wait(set, told, most, 5000);
+        say("told", many);
+        say("of bytes and of the end", many == 1 ? told[0].events : 0);
+        say("once more", epoll_wait(set, told, most, 0));
+        say("bytes", read(ends[0], room, 8));
+        say("end", read(ends[0], room, 8));
+        close(set);
+        close(ends[0]);
+        close(ends[1]);
+    }
+}
+
 int main(int count, char **words) {
     const char *word = count > 1 ? words[1] : "";
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -288,6 +314,8 @@ int main(int count, char **words) {
         exits();
     } else if (strcmp(word, "streams") == 0) {
         streams();
+    } else if (strcmp(word, "halves") == 0) {
+        halves();
     }
     printf("done\n");
     return 0;

@@ -61,6 +61,12 @@ impl Ending {
         self.deaf.fetch_or(so, Ordering::SeqCst);
     }
 
+    /// Whether the program receives no more, by its own word.
+    #[must_use]
+    pub fn is_deaf(&self) -> bool {
+        self.deaf.load(Ordering::SeqCst)
+    }
+
     // ---- what the kernel says
 
     /// The kernel says these of its socket. `POLLHUP` means that it neither sends nor receives any more, as both ends are done, the
@@ -108,7 +114,7 @@ impl Ending {
 
     /// Asks the kernel whether the peer sends no more, or is gone. Of an own end it says the same, which is no word of the peer.
     pub(crate) fn has_peer_ended(&self, kernel: &dyn Kernel, fd: RawFd) -> bool {
-        let end = if self.deaf.load(Ordering::SeqCst) { PollFlags::empty() } else { PollFlags::RDHUP };
+        let end = if self.is_deaf() { PollFlags::empty() } else { PollFlags::RDHUP };
         let ended = end.union(PollFlags::HUP).union(PollFlags::ERR).bits() as i16;
         kernel.poll(fd, ended) & ended != 0
     }
