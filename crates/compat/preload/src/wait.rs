@@ -270,6 +270,8 @@ fn concerns_tcp(fds: &[pollfd], joined: &[Joined]) -> bool {
         entry.events & !(READ | WRITE) != 0
             || entry.revents & WRITE != 0
             || entry.revents & READ != 0 && !connection.pipes.has_unread()
+            // Only then both ends may send no more, which `POLLHUP` tells.
+            || connection.ending.has_ended_sending()
     })
 }
 

@@ -78,3 +78,8 @@ fn connection_that_asks_for_a_protocol_which_the_kernel_has_not_stays_in_shared_
 fn end_that_comes_behind_bytes_is_told_with_them() {
     same("halves");
 }
+
+#[test]
+fn end_of_both_ends_is_told_with_the_bytes_before_it() {
+    same("overs");
+}

@@ -13,12 +13,14 @@ pub(super) const IN: u32 = libc::EPOLLIN as u32;
 pub(super) const OUT: u32 = libc::EPOLLOUT as u32;
 pub(super) const PRI: u32 = libc::EPOLLPRI as u32;
 pub(super) const RDHUP: u32 = libc::EPOLLRDHUP as u32;
-pub(super) const ALWAYS: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
+pub(super) const ALWAYS: u32 = ERR | HUP;
 pub(super) const EDGE: u32 = libc::EPOLLET as u32;
 pub(super) const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
 pub(super) const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 /// In the token of a doorbell.
 pub(super) const DOORBELL: u64 = 1 << 31;
+const ERR: u32 = libc::EPOLLERR as u32;
+const HUP: u32 = libc::EPOLLHUP as u32;
 const RDNORM: u32 = libc::EPOLLRDNORM as u32;
 const WRNORM: u32 = libc::EPOLLWRNORM as u32;
 
@@ -141,10 +143,6 @@ impl Entry {
         self.events & (IN | RDNORM | RDHUP) != 0
     }
 
-    fn reads_bytes(&self) -> bool {
-        self.events & (IN | RDNORM) != 0
-    }
-
     fn writes(&self) -> bool {
         self.events & (OUT | WRNORM) != 0
     }
@@ -157,7 +155,7 @@ impl Entry {
         self.sticky |= events & (RDHUP | ALWAYS);
         self.urgent |= events & PRI != 0;
         let was_told = epoll_event { events: self.told.1, u64: self.data };
-        let end = events & self.events & RDHUP & !self.told.1;
+        let end = events & self.ends_with_bytes() & !self.told.1;
         let amended = (self.told.0 == round && end != 0).then(|| {
             self.told.1 |= end;
             self.told_sticky |= end;
@@ -165,20 +163,27 @@ impl Entry {
         });
         // What was told in this look is no news for the next one, nor is anything that came before the peer's end that was told.
         let told = if self.told.0 == round { self.told.1 } else { 0 };
-        let is_end_told = self.told_sticky & RDHUP != 0 && !self.connection.ending.is_deaf();
-        let told = if is_end_told { told | IN | RDNORM | RDHUP } else { told };
+        let ends = self.told_sticky & if self.connection.ending.is_deaf() { HUP } else { RDHUP | HUP };
+        let told = if ends == 0 { told } else { told | IN | RDNORM | RDHUP | ends };
         self.edge |= events & (self.events | ALWAYS) & !told != 0;
         // As a ring, this has woken one thread; where the program asks for levels, others are to be told of it too.
         self.notified = true;
         amended
     }
 
-    /// Of one that was told of bytes in this look, and not of the end behind them that it wants to hear of: asks the kernel for that.
+    /// Of the ends that the program hears of, those that it is told with bytes that are left to read: that the peer sends no more, and
+    /// that both send no more. Errors come after what is in the pipe, as programs close when they hear of them.
+    fn ends_with_bytes(&self) -> u32 {
+        self.events & RDHUP | if self.sticky & ERR == 0 { HUP } else { 0 }
+    }
+
+    /// Of one that was told of bytes in this look, and may not have been told of the end behind them: asks the kernel for that.
     /// Returns as [`note_kernel_events`](Self::note_kernel_events).
     pub fn hear_end(&mut self, process: &Process, round: u64) -> Option<(epoll_event, u32)> {
-        let is_open = self.told.0 == round && self.told.1 & (IN | RDHUP) == IN && self.events & RDHUP != 0;
+        let wanted = self.events & RDHUP | if self.connection.ending.has_ended_sending() { HUP } else { 0 };
+        let is_open = self.told.0 == round && self.told.1 & IN != 0 && wanted & !self.told.1 != 0;
         let said = is_open.then(|| process.kernel().poll(self.connection.descriptors.fd(), POLLRDHUP) as u16);
-        let end = u32::from(said?) & RDHUP;
+        let end = u32::from(said?) & wanted;
         if end != 0 { self.note_kernel_events(end, round) } else { None }
     }
 
@@ -295,16 +300,15 @@ impl Entry {
             // Another process of this end may have read what is there, and this the end.
             arrived = connection.pipes.has_unread();
         }
-        // Errors, and that nothing goes either way any more, come after what is in the pipe: programs close when they hear of them.
         let has_unread = ready != 0 && arrived;
         if has_unread {
-            ready |= self.sticky & RDHUP;
+            ready |= self.sticky & self.ends_with_bytes();
         } else if !connection.is_quiet() {
             ready |= self.look_at_tcp(process);
         } else if !arrived {
             ready |= self.sticky;
         }
-        if !self.reads_bytes() {
+        if self.events & (IN | RDNORM) == 0 {
             // Who does not ask for bytes hears of the end at once, also while some are left.
             ready |= self.sticky;
         }

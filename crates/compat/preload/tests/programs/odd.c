@@ -270,6 +270,37 @@ static void streams(void) {
     }
 }
 
+/* Neither end sends any more, and bytes are left to read: that is told with them, also to who asks for nothing else. */
+static void overs(void) {
+    static const unsigned modes[] = {0, EPOLLET, EPOLLONESHOT};
+    for (int at = 0; at < 6; at++) {
+        int most = at < 3 ? 4 : 1;
+        pair();
+        int set = epoll_create1(0);
+        struct epoll_event event = {.events = EPOLLIN | modes[at % 3], .data.u64 = 7}, told[4];
+        check(epoll_ctl(set, EPOLL_CTL_ADD, ends[0], &event) == 0, "add");
+        check(shutdown(ends[0], SHUT_WR) == 0, "shutdown");
+        check(write(ends[1], "bytes", 5) == 5, "write");
+        check(shutdown(ends[1], SHUT_WR) == 0, "shutdown");
+        usleep(50000);
+        struct pollfd asks[] = {{ends[0], 0, 0}, {ends[0], POLLIN, 0}};
+        say("poll for nothing", poll(asks, 1, 5000));
+        say("says", asks[0].revents);
+        say("poll for bytes too", poll(asks, 2, 5000));
+        say("says of nothing", asks[0].revents);
+        say("says of bytes", asks[1].revents);
+        int many = epoll_wait(set, told, most, 5000);
+        say("told", many);
+        say("of bytes and of both ends", many == 1 ? told[0].events : 0);
+        say("once more", epoll_wait(set, told, most, 0));
+        say("bytes", read(ends[0], room, 8));
+        say("end", read(ends[0], room, 8));
+        close(set);
+        close(ends[0]);
+        close(ends[1]);
+    }
+}
+
 /* The peer sends no more, and bytes are left to read: who waits in a set hears of both at once. */
 static void halves(void) {
     static const unsigned modes[] = {0, EPOLLET, EPOLLONESHOT};
@@ -316,6 +347,8 @@ int main(int count, char **words) {
         streams();
     } else if (strcmp(word, "halves") == 0) {
         halves();
+    } else if (strcmp(word, "overs") == 0) {
+        overs();
     }
     printf("done\n");
     return 0;

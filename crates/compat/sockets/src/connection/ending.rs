@@ -52,7 +52,9 @@ impl Ending {
         self.shut.store(true, Ordering::SeqCst);
     }
 
-    pub(super) fn has_ended_sending(&self) -> bool {
+    /// Whether the program sends no more.
+    #[must_use]
+    pub fn has_ended_sending(&self) -> bool {
         self.shut.load(Ordering::SeqCst)
     }
 
