@@ -42,15 +42,20 @@ fn is_in_memory(ends: &Ends<'_>, at: usize) -> bool {
 /// Joined, and then back on TCP: as both ends are before one takes its place.
 fn left(programs: &Programs) -> Ends<'_> {
     let mut ends = programs.join(0).unwrap();
-    until(&mut ends, 1000, "in memory", is_in_memory);
-    programs.world.leave();
+    leave(&mut ends);
+    ends
+}
+
+/// Both go into memory, and back to TCP as that is taken away.
+fn leave(ends: &mut Ends<'_>) {
+    until(ends, 1000, "in memory", is_in_memory);
+    ends.programs.world.leave();
     let deadline = Instant::now() + SOON;
     while !ends.ends.iter().all(|end| end.is_back_on_tcp()) {
         (0..2).for_each(|from| _ = ends.carry(from, 100));
         (0..2).for_each(|from| _ = ends.take_bytes(from, 100_000));
         assert!(Instant::now() < deadline, "it does not leave");
     }
-    ends
 }
 
 /// Goes on for longer than the first pause.
@@ -129,6 +134,42 @@ fn s22_connection_whose_program_needs_the_kernel_since_it_left_is_not_joined_aga
     while begun.elapsed() < Duration::from_millis(1500) {
         assert!(!ends.renew(0));
     }
+}
+
+/// Who seeks first may find the claim that the other end had before. What it proposes there is older than the claim that the other
+/// end makes later, and must not use that up: its counts would not fit, which is final.
+#[test]
+fn s22_proposal_that_is_older_than_the_claim_is_refused_with_no_peer_and_the_end_goes_on_waiting() {
+    const WAITS: usize = 0;
+    const SEEKS: usize = 1;
+    let programs = Programs::new(of(SLICE));
+    let mut ends = programs.connect(0);
+    let deadline = Instant::now() + SOON;
+    while programs.keys.lock().unwrap().is_empty() {
+        programs.processes[WAITS].advance(&ends.ends[WAITS]);
+        assert!(Instant::now() < deadline, "it does not claim");
+    }
+    let claims = programs.keys.lock().unwrap().clone();
+    leave(&mut ends);
+    let _beside = programs.join(1).unwrap();
+    *programs.keys.lock().unwrap() = claims;
+    // It finds that claim, and proposes over the session that is there. The other program makes no call meanwhile.
+    let deadline = Instant::now() + SOON;
+    while !ends.renew(SEEKS) {
+        assert!(Instant::now() < deadline, "it may not return");
+        std::thread::yield_now();
+    }
+    (0..10).for_each(|_| programs.processes[SEEKS].advance(&ends.ends[SEEKS]));
+    // More bytes are there by the time at which the other end claims anew.
+    assert_eq!(ends.carry(SEEKS, 100), 100);
+    while !ends.renew(WAITS) {
+        assert!(Instant::now() < deadline, "it may not return");
+        std::thread::yield_now();
+    }
+    (0..10).for_each(|_| programs.processes[WAITS].advance(&ends.ends[WAITS]));
+    assert_eq!((ends.ends[WAITS].stage(), ends.ends[WAITS].reason()), (Stage::Candidate, None), "it waits");
+    until(&mut ends, 1000, "joined again", is_in_memory);
+    read_out(&mut ends);
 }
 
 #[test]
