@@ -12,7 +12,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
     sockopt::{Timeout, set_socket_timeout},
 };
-use tombolo_control::{Envelope, Life, MESSAGE_MAX, Message, Name, Path as Between, VERSION};
+use tombolo_control::{Envelope, Life, MESSAGE_MAX, Message, Name, Path as Between, Seen, VERSION};
 use tombolo_os::passing;
 
 use crate::error::{Error, Os, Result};
@@ -21,6 +21,9 @@ use crate::error::{Error, Os, Result};
 pub const ADMIN_SOCKET: &str = "/run/tombolo/tombolod.socket";
 /// The socket of programs unless `TOMBOLO_BROKER` says otherwise.
 const PROGRAMS_SOCKET: &str = "/run/tombolo/broker.sock";
+/// Messages of an answer at most: more than the links of a thousand domains with all their ends. A broker that says more ends
+/// the conversation before it fills this program's memory.
+const ANSWERS_MAX: usize = 1 << 17;
 
 /// Returns the socket at which the broker of this kernel answers programs: what `TOMBOLO_BROKER` names, or the usual one.
 #[must_use]
@@ -134,17 +137,59 @@ impl Broker {
     /// Until it is done, for each answer as long as it may take.
     ///
     /// # Errors
-    /// It refuses, takes longer, is gone, or is not understood.
+    /// It refuses, says too much, takes longer, is gone, or is not understood.
     pub fn ask(&self, message: Message) -> Result<Vec<Message>> {
-        self.send_message(message)?;
         let mut answers = Vec::new();
+        self.ask_for(message, ANSWERS_MAX, |answer| answers.push(answer))?;
+        Ok(answers)
+    }
+
+    /// Asks for all rows of a kind, as many questions as that takes, and hands each to `take` (B-20).
+    ///
+    /// # Blocking
+    /// Until it is done, for each answer as long as it may take.
+    ///
+    /// # Errors
+    /// It refuses, says too much, takes longer, is gone, or is not understood. What came before was taken.
+    pub fn gather_rows(&self, at: Seen, mut take: impl FnMut(Message)) -> Result<()> {
+        let (mut after, mut room) = (0, ANSWERS_MAX);
+        loop {
+            let mut last = after;
+            let said = self.ask_for(Message::Look { at, after }, room, |row| {
+                // One that was told before, or is no row, is none.
+                let Some(at) = row_number(&row).filter(|at| *at > after) else { return };
+                last = last.max(at);
+                take(row);
+            })?;
+            if last == after {
+                return Ok(());
+            }
+            (after, room) = (last, room - said);
+        }
+    }
+
+    /// Asks a question and hands each message of the answer to `take`. Says how many there were, of which there is `room` for so
+    /// many.
+    fn ask_for(&self, message: Message, room: usize, mut take: impl FnMut(Message)) -> Result<usize> {
+        self.send_message(message)?;
+        let mut said = 0;
         loop {
             match self.receive_message()? {
-                Message::Done {} => return Ok(answers),
+                Message::Done {} => return Ok(said),
                 refuse @ Message::Refuse { .. } => return Err(unexpected(refuse)),
-                message => answers.push(message),
+                _ if said == room => return Err(Error::TooMuch { most: ANSWERS_MAX }),
+                message => take(message),
             }
+            said += 1;
         }
+    }
+}
+
+/// Where a row stands.
+fn row_number(row: &Message) -> Option<u64> {
+    match row {
+        Message::CallRow { at, .. } | Message::ListenerRow { at, .. } | Message::Net { at, .. } => Some(*at),
+        _ => None,
     }
 }
 
@@ -185,7 +230,54 @@ pub fn life_name(life: Life) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use std::{sync::mpsc, thread};
+
     use super::*;
+
+    /// What `ask` makes of a broker that answers with what the numbers from 0 on become, and never is done.
+    fn asked_of_liar<T: Send + 'static>(
+        says: impl Fn(u64) -> Message + Send + 'static,
+        ask: impl FnOnce(&Broker) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let flags = SocketFlags::CLOEXEC;
+        let (tool, liar) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        thread::spawn(move || {
+            (0..).map(says).all(|message| {
+                // The questions make room for others.
+                while rustix::net::recv(&liar, &mut [0; MESSAGE_MAX], RecvFlags::DONTWAIT).is_ok_and(|(_, n)| n > 0) {}
+                let bytes = Envelope { serial: 1, message }.encode();
+                rustix::net::send(&liar, &bytes, SendFlags::NOSIGNAL).is_ok()
+            })
+        });
+        let (tell, told) = mpsc::channel();
+        thread::spawn(move || {
+            let patience = Duration::from_secs(20);
+            let _ = tell.send(ask(&Broker { socket: tool, domain: own_name(), patience }));
+        });
+        told.recv_timeout(Duration::from_secs(60)).expect("the tool comes back")
+    }
+
+    #[test]
+    fn b15_broker_that_never_comes_to_an_end_is_heard_up_to_a_bound() {
+        let line = |_| Message::Line { line: "and so on".into() };
+        let told = asked_of_liar(line, |broker| broker.ask(Message::List { what: tombolo_control::What::Links }));
+        assert!(matches!(told, Err(Error::TooMuch { most: ANSWERS_MAX })), "{:?}", told.map(|rows| rows.len()));
+    }
+
+    /// Each of its answers is short, and behind each there is more.
+    #[test]
+    fn b20_broker_that_always_has_more_rows_is_asked_up_to_a_bound() {
+        let row = |at| Message::ListenerRow { at, service: "log".parse().unwrap(), process: 1, user: 0 };
+        let says = move |number| if number % 16 == 15 { Message::Done {} } else { row(1 + number) };
+        let told = asked_of_liar(says, |broker| {
+            let mut rows = 0;
+            let said = broker.gather_rows(Seen::Listeners, |_| rows += 1);
+            Ok((said.unwrap_err().to_string(), rows))
+        });
+        let (why, rows) = told.unwrap();
+        assert_eq!(rows, ANSWERS_MAX, "{why}");
+        assert_eq!(why, "the broker answers with more than 131072 messages: it is broken, restart it");
+    }
 
     #[test]
     fn b15_broker_that_refuses_or_is_not_there_is_an_error_that_says_so() {

@@ -59,6 +59,12 @@ pub enum Error {
     /// What the broker sent is no message.
     #[error("the broker is not understood: {0}")]
     Malformed(Fault),
+    /// The broker says more than any broker has to say. What it said is not believed.
+    #[error("the broker answers with more than {most} messages: it is broken, restart it")]
+    TooMuch {
+        /// What is listened to.
+        most: usize,
+    },
     /// The broker closed the connection.
     #[error("the broker closed the connection")]
     Closed,

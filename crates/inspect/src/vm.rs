@@ -89,13 +89,7 @@ impl BrokerRows {
     fn ask_broker(&mut self, broker: Option<(Broker, Name)>) -> Result<()> {
         let Some((broker, domain)) = broker else { return Ok(()) };
         for at in [Seen::Connections, Seen::Listeners] {
-            let mut after = 0;
-            loop {
-                let rows = broker.ask(Message::Look { at, after })?;
-                let Some(last) = rows.iter().filter_map(row_number).max().filter(|last| *last > after) else { break };
-                after = last;
-                rows.into_iter().for_each(|row| self.add_row(&domain, row));
-            }
+            broker.gather_rows(at, |row| self.add_row(&domain, row))?;
         }
         Ok(())
     }
@@ -119,14 +113,6 @@ impl BrokerRows {
                 self.channels.push(channel::remote(&process, connection));
             }
         }
-    }
-}
-
-/// Where a row stands.
-fn row_number(row: &Message) -> Option<u64> {
-    match row {
-        Message::CallRow { at, .. } | Message::ListenerRow { at, .. } => Some(*at),
-        _ => None,
     }
 }
 

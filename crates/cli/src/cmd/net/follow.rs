@@ -283,14 +283,9 @@ impl Interface {
 
 /// All interfaces that this domain is to have.
 fn ask_rows(broker: &Broker) -> std::result::Result<Vec<Message>, tombolo_inspect::Error> {
-    let (mut all, mut after) = (Vec::new(), 0);
-    loop {
-        let rows = broker.ask(Message::Look { at: Seen::Nets, after })?;
-        let last = rows.iter().filter_map(|row| if let Message::Net { at, .. } = row { Some(*at) } else { None }).max();
-        let Some(last) = last.filter(|last| *last > after) else { return Ok(all) };
-        after = last;
-        all.extend(rows);
-    }
+    let mut all = Vec::new();
+    broker.gather_rows(Seen::Nets, |row| all.push(row))?;
+    Ok(all)
 }
 
 /// An address as the broker says it: zeros are none, and IPv4 is mapped.
