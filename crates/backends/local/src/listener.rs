@@ -10,7 +10,7 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec},
     fs::{AtFlags, FileType, Mode},
     io::Errno,
-    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
+    net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType},
 };
 use tombolo_domain::{Deadline, Endpoint, Error, Listener, Result};
 use tombolo_os::{
@@ -150,6 +150,22 @@ impl LocalListener {
         self.spare = spare();
     }
 
+    /// Ends the listening, whoever else holds the socket, and lets go of those who knocked: beside a copy in a child between fork and
+    /// exec they would wait for as long as it is held (D-12). Says whether all have gone.
+    fn hang_up(&mut self) -> bool {
+        let is_over = rustix::net::shutdown(self.socket(), Shutdown::Both).is_ok();
+        // From now on nobody comes.
+        drop(self.spare.take());
+        while is_over && !discard::is_full() {
+            match reserved::lifted(|| self.accept_one()) {
+                Ok(socket) => drop(LocalEndpoint::of_listener(socket, &self.place.shown())),
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(error) => return matches!(error, Errno::AGAIN | Errno::INVAL),
+            }
+        }
+        false
+    }
+
     fn remove_file(&self) {
         // A file that cannot be removed now is one that the next listener takes over.
         let lock = if self.unique { None } else { Some(Lock::lock_folder(&self.folder)) };
@@ -168,8 +184,8 @@ impl Drop for LocalListener {
             return;
         }
         self.remove_file();
-        // With the socket go those who knocked, and what they sent (L-5).
-        if self.is_knocked_at() {
+        if !self.hang_up() {
+            // With the socket go those who knocked, and what they sent (L-5).
             discard::discard(NOBODY, self.socket.take());
         }
     }

@@ -58,13 +58,23 @@ pub fn d12_dropped_listener_leaves_its_name_free(fixture: &impl Fixture) {
     }
 }
 
-/// Who knocked and was not let in learns that nobody will (D-12).
+/// Who knocked and was not let in learns that nobody will, though a child between fork and exec has a copy of the listener's
+/// descriptor (D-12).
 pub fn d12_dropped_listener_lets_go_of_those_who_wait(fixture: &impl Fixture) {
     let service = fixture.service();
-    let listener = fixture.listening().listen(&service).expect("a fresh service is free");
-    let mut caller = call(fixture, &service, b"caller");
-    drop(listener);
-    assert!(matches!(ending(&mut *caller), Error::PeerGone), "D-12: nobody will answer");
+    for copied in [false, true] {
+        let listener = fixture.listening().listen(&service).expect("a fresh service is free");
+        let mut callers = [b"one", b"two"].map(|name| call(fixture, &service, name));
+        let copy = copied.then(|| listener.fd().try_clone_to_owned().expect("room for a descriptor"));
+        drop(listener);
+        for caller in &mut callers {
+            assert!(
+                matches!(ending(&mut **caller), Error::PeerGone),
+                "D-12: nobody will answer; a copy is held: {copied}"
+            );
+        }
+        drop(copy);
+    }
 }
 
 /// A name that a listener left behind when it died is taken over (D-12).
