@@ -6,7 +6,6 @@ mod wires;
 
 use std::{
     io::{Read, Write},
-    net::{TcpListener, TcpStream},
     os::fd::AsFd,
     thread,
     time::{Duration, Instant},
@@ -23,7 +22,10 @@ use tombolo_net::{
     Config, Engine, EngineKind, FRAME_MOST, Features, HEADER, HELLO_LEN, Hello, Mac, NicConfig, Place as Net,
     RING_DEFAULT,
 };
-use wires::{ADDRESSES, Netns, PATIENCE, Wires, can_run, echo_udp, run, wait_carrier};
+use wires::{
+    ADDRESSES, Netns, PATIENCE, Wires, assert_no_wait, can_run, connect_tcp, echo_udp, routes::Routes, run,
+    wait_carrier,
+};
 
 /// Frames that went no further, in both directions of both ends.
 fn assert_nothing_dropped(wires: &Wires) {
@@ -83,12 +85,8 @@ fn n7_n9_ping_datagrams_and_streams_cross_both_ways() {
     // Each way once, with all bytes compared.
     let bytes = noise(if std::env::var_os("TOMBOLO_LONG").is_some() { 1 << 30 } else { 24 << 20 });
     for server in [0, 1] {
-        let listener = wires.netns[server].enter(move || TcpListener::bind((ADDRESSES[server], 0))).unwrap();
-        let to = listener.local_addr().unwrap();
-        let mut client = wires.netns[1 - server].enter(move || TcpStream::connect_timeout(&to, PATIENCE)).unwrap();
-        client.set_write_timeout(Some(PATIENCE)).unwrap();
-        let (mut receiver, _) = listener.accept().unwrap();
-        receiver.set_read_timeout(Some(PATIENCE)).unwrap();
+        let address = ADDRESSES[server].parse().unwrap();
+        let [mut client, mut receiver] = connect_tcp(&wires.netns[1 - server], &wires.netns[server], address);
         thread::scope(|scope| {
             scope.spawn(|| {
                 client.write_all(&bytes).unwrap();
@@ -725,6 +723,7 @@ fn n13_routes_over_the_interface_count_while_it_has_a_carrier_and_others_take_ov
     let names = [0, 1].map(|end: usize| wires.netns[end].0.clone());
     wires.netns[0].ip(&["link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", &names[1]]);
     for end in [0, 1] {
+        wires.netns[end].be_quiet();
         wires.netns[end].ip(&["addr", "add", &format!("{}/24", ADDRESSES[end]), "dev", "eth0"]);
         wires.netns[end].ip(&["link", "set", "eth0", "up"]);
     }
@@ -733,29 +732,30 @@ fn n13_routes_over_the_interface_count_while_it_has_a_carrier_and_others_take_ov
     let up = |end: usize| wires.up(end, &ip(end)).heard();
     let mut running = [0, 1].map(|end| Some(up(end)));
     // A connection that lives through all of it.
-    let listener = wires.netns[1].enter(|| TcpListener::bind((ADDRESSES[1], 0))).unwrap();
-    let to = listener.local_addr().unwrap();
-    let mut client = wires.netns[0].enter(move || TcpStream::connect_timeout(&to, PATIENCE)).unwrap();
-    let (mut server, _) = listener.accept().unwrap();
-    for stream in [&client, &server] {
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    }
+    let [mut client, mut server] = connect_tcp(&wires.netns[0], &wires.netns[1], ADDRESSES[1].parse().unwrap());
     let mut echo = |what: &str| {
         client.write_all(what.as_bytes()).unwrap();
         let mut came = vec![0; what.len()];
         server.read_exact(&mut came).unwrap();
         assert_eq!(came, what.as_bytes());
     };
-    for round in 0..4 {
+    let routes = Routes::of(&wires.netns[0]);
+    let (card, to) = (wires.netns[0].index("eth0"), ADDRESSES[1].parse().unwrap());
+    let mut best = [Duration::MAX; 2];
+    for round in 0..8 {
         wait_until("the memory is the way", || way().contains("dev tmb0"));
         echo("over memory");
         // Both kinds of end: its process is killed, and it closes in order.
-        let signal = if round % 2 == 0 { Signal::KILL } else { Signal::TERM };
-        running[1].take().unwrap().signal(signal);
-        wait_until("eth0 is the way", || way().contains("dev eth0"));
+        let signal = [Signal::KILL, Signal::TERM][round % 2];
+        let (gone, ending) = (Instant::now(), running[1].take().unwrap());
+        ending.signal(signal);
+        wait_until("eth0 is the way", || routes.way_to(to) == Some(card));
+        best[round % 2] = best[round % 2].min(gone.elapsed());
         echo("over eth0");
+        drop(ending);
         running[1] = Some(up(1));
     }
+    assert_no_wait(&best, "a process that is killed, one that closes");
 }
 
 #[test]

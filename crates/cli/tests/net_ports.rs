@@ -6,7 +6,7 @@ mod wires;
 
 use std::{
     io::{Read, Write},
-    net::{IpAddr, TcpListener, TcpStream, UdpSocket},
+    net::{IpAddr, Ipv4Addr, UdpSocket},
     sync::Arc,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
@@ -19,7 +19,7 @@ use tombolo_net::{
     Bridge, BridgeConfig, Config, Engine, EngineKind, Mac, Member, NicConfig, Place as Net, PortConfig, RING_DEFAULT,
     State, Status, split_ip,
 };
-use wires::{Netns, PATIENCE, can_run, echo_udp};
+use wires::{Netns, PATIENCE, assert_no_wait, can_run, connect_tcp, echo_udp, routes::Routes};
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
@@ -61,14 +61,7 @@ struct Lan {
 impl Lan {
     fn new(prefix: Option<u8>) -> Self {
         let netns = [Netns::new(), Netns::new(), Netns::new()];
-        for netns in &netns {
-            // Nothing is sent but by the test.
-            netns.enter(|| {
-                for which in ["all", "default"] {
-                    let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{which}/disable_ipv6"), "1");
-                }
-            });
-        }
+        netns.iter().for_each(Netns::be_quiet);
         Self { place: Place::new(), netns, prefix }
     }
 
@@ -283,10 +276,7 @@ fn n14_stopped_or_dead_peer_stops_its_own_port_alone() {
     first.ports.iter().flatten().for_each(wait_linked);
     let (here, there) = (lan.udp(0), lan.udp(2));
     echo_udp(&there, &here, b"are you there?");
-    let listener = lan.netns[1].enter(|| TcpListener::bind((ip(1), 0))).unwrap();
-    let to = listener.local_addr().unwrap();
-    let mut client = lan.netns[0].enter(move || TcpStream::connect_timeout(&to, PATIENCE)).unwrap();
-    let (mut server, _) = listener.accept().unwrap();
+    let [mut client, mut server] = connect_tcp(&lan.netns[0], &lan.netns[1], ip(1));
     let (moved, over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
     let reading = thread::spawn({
         let moved = Arc::clone(&moved);
@@ -359,14 +349,7 @@ fn n13_n14_each_peer_is_reached_another_way_once_its_own_port_has_no_carrier() {
         let port = format!("dev lan-{} ", NAMES[peer]);
         wait_until("the memory is the way", || lan.way(own, peer).contains(&port));
     }
-    let listeners = [1, 2].map(|of| lan.netns[of].enter(move || TcpListener::bind((ip(of), 0))).unwrap());
-    let mut streams = listeners.map(|listener| {
-        let to = listener.local_addr().unwrap();
-        let client = lan.netns[0].enter(move || TcpStream::connect_timeout(&to, PATIENCE)).unwrap();
-        let server = listener.accept().unwrap().0;
-        server.set_read_timeout(Some(PATIENCE)).unwrap();
-        [client, server]
-    });
+    let mut streams = [1, 2].map(|of| connect_tcp(&lan.netns[0], &lan.netns[of], ip(of)));
     let mut echo = |of: usize, what: &str| {
         let [client, server] = &mut streams[of - 1];
         client.write_all(what.as_bytes()).unwrap();
@@ -380,17 +363,24 @@ fn n13_n14_each_peer_is_reached_another_way_once_its_own_port_has_no_carrier() {
         echo(of, "over memory");
         wait_until("the memory carries it", || carried(&seats, of) > before);
     }
-    for round in 0..2 {
-        // Two ends at once: the kernel acts on the second as fast as on the first.
+    let routes = Routes::of(&lan.netns[0]);
+    let (card, to) = (lan.netns[0].index("eth0"), [1, 2].map(|of| Ipv4Addr::new(10, 77, 0, of + 1)));
+    let mut best = [Duration::MAX; 2];
+    for _ in 0..4 {
+        // Frames came just now, so that those who end them wait for more. Two end at once: the kernel acts on both.
+        [1, 2].into_iter().for_each(|of| echo(of, "over memory"));
         let gone = Instant::now();
         let (second, third) = (seats[1].ports[0].take().unwrap(), seats[2].ports[0].take().unwrap());
         let ending = [second, third].map(|engine| thread::spawn(|| engine.stop().unwrap()));
-        let took = [1, 2].map(|of| {
-            wait_until("its port is without a peer", || status(&seats[0], of).state == State::Waiting);
-            wait_until("eth0 is the way", || lan.way(0, of).contains("dev eth0 "));
-            gone.elapsed()
+        let mut took = [None; 2];
+        wait_until("eth0 is the way to both", || {
+            for (took, to) in took.iter_mut().zip(to) {
+                *took = took.or_else(|| (routes.way_to(to) == Some(card)).then(|| gone.elapsed()));
+            }
+            took.iter().all(Option::is_some)
         });
-        assert!(took[1] < Duration::from_millis(600), "round {round}: eth0 was the way after {took:?}");
+        let took = took.map(Option::unwrap);
+        best = [best[0].min(took[0].min(took[1])), best[1].min(took[0].max(took[1]))];
         for of in [1, 2] {
             echo(of, "over eth0");
         }
@@ -402,7 +392,7 @@ fn n13_n14_each_peer_is_reached_another_way_once_its_own_port_has_no_carrier() {
         }
         for of in [1, 2] {
             wait_until("the memory is the way again", || lan.way(0, of).contains(&format!("dev lan-{} ", NAMES[of])));
-            echo(of, "over memory");
         }
     }
+    assert_no_wait(&best, "the first and the second of two");
 }

@@ -333,7 +333,7 @@ impl Supervisor {
         counters.sent.stale.add(tap.discard_waiting());
         let over = Flag::new().os("eventfd")?;
         let watch = channel.watch();
-        let (mut sender, mut receiver) = channel.into_split();
+        let (sender, mut receiver) = channel.into_split();
         tap.set_carrier(true)?;
         tap.handle().settle_carrier(shared.port.as_ref());
         self.report_link(&watch.peer(), own, peer);
@@ -341,21 +341,30 @@ impl Supervisor {
         let source = Some(peer.mac).filter(|_| !self.config.any_source);
         let from_peer = Limits::new(own, source);
         let first_end = Mutex::new(None::<End>);
+        // Whoever finds the peer's end does this: a thread that had to wake first might have to wait for a CPU.
+        let lose_carrier = || {
+            let off = tap.set_carrier(false);
+            tap.handle().settle_carrier(shared.port.as_ref());
+            off
+        };
         let finish = |end: End| {
+            let is_news = !matches!(end, End::Stopped) && lock(&first_end).is_none();
             lock(&first_end).get_or_insert(end);
+            if is_news {
+                // Done once more below, which says whether it could be.
+                let _ = lose_carrier();
+            }
             over.raise();
         };
         let pump = Pump { tap, over: &over };
         let looked = thread::scope(|scope| {
-            scope.spawn(|| finish(pump.send(&mut sender, &to_peer, &counters.sent)));
+            // It is closed as soon as this end wants no more, so that the peer hears of it now, not once both threads have ended.
+            scope.spawn(|| finish(pump.send(&mut { sender }, &to_peer, &counters.sent)));
             scope.spawn(|| finish(pump.receive(&mut receiver, &from_peer, &counters.received)));
             let looked = self.watch_link(over.as_fd(), &watch, own, peer);
             let looked = looked.map(|end| end.into_iter().for_each(&finish));
             over.raise();
-            // At once, not when both threads have seen it.
-            let off = tap.set_carrier(false);
-            tap.handle().settle_carrier(shared.port.as_ref());
-            looked.and(off)
+            looked.and(lose_carrier())
         });
         let end = lock(&first_end).take().unwrap_or(End::Stopped);
         if end.is_peers() {

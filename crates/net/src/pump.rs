@@ -103,6 +103,7 @@ impl Pump<'_> {
     fn send_one(self, sender: &mut MessageSender, limits: &Limits, counters: &Direction) -> Result<(), End> {
         let Some((first, second)) = sender.try_reserve(RESERVED)? else {
             counters.full.add(1);
+            // Who takes frames and rings for none of them stops what is for itself. It cannot delay this end's end.
             return Ok(wait_any(&[sender.poll_fd()?, self.over.as_fd()], None)?);
         };
         // The driver leaves the last field as it was.
@@ -110,6 +111,7 @@ impl Pump<'_> {
             *byte = 0;
         }
         let Some(len) = self.tap.read(first, second)? else {
+            // Both are the kernel's to tell of, whoever the peer is.
             return Ok(wait_any(&[self.tap.as_fd(), self.over.as_fd()], None)?);
         };
         let mut head = [0; HEAD];

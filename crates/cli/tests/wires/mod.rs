@@ -2,10 +2,12 @@
 //! Two network namespaces, and `tombolo net up` in them.
 #![allow(dead_code, reason = "each test program uses its part of this")]
 
+pub mod routes;
+
 use std::{
     fs::File,
     io::{ErrorKind, Write},
-    net::UdpSocket,
+    net::{IpAddr, TcpListener, TcpStream, UdpSocket},
     os::fd::AsFd,
     path::Path,
     process::{Command, Stdio},
@@ -21,6 +23,8 @@ use super::common::{Place, Running, wait_until};
 
 /// No single answer takes this long.
 pub const PATIENCE: Duration = Duration::from_secs(30);
+/// From a peer's end to another way to it: what all of this takes where nobody waits for a time to pass (N-13).
+const AT_ONCE: Duration = Duration::from_millis(50);
 /// The addresses of the two interfaces.
 pub const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
 
@@ -43,7 +47,8 @@ pub fn can_run(test: &str) -> bool {
 
 /// Runs a command, and returns whether it succeeded and what it said.
 pub fn run(words: &[&str]) -> (bool, String) {
-    let output = Command::new(words[0]).args(&words[1..]).stdin(Stdio::null()).output();
+    // What the kernel, or a lock of another program's, holds up for longer than this fails, and does not hang the test.
+    let output = Command::new("timeout").args(["-k", "1", "60"]).args(words).stdin(Stdio::null()).output();
     let Ok(output) = output else { return (false, String::new()) };
     let text = [output.stdout, output.stderr].concat();
     (output.status.success(), String::from_utf8_lossy(&text).into_owned())
@@ -66,6 +71,15 @@ impl Netns {
         must(&["ip", "netns", "add", &name]);
         must(&["ip", "-n", &name, "link", "set", "lo", "up"]);
         Self(name)
+    }
+
+    /// Has the kernel send nothing here of its own accord, but for what the test sends.
+    pub fn be_quiet(&self) {
+        self.enter(|| {
+            for which in ["all", "default"] {
+                let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{which}/disable_ipv6"), "1");
+            }
+        });
     }
 
     /// `ip` in this namespace.
@@ -192,11 +206,36 @@ impl Wires {
     }
 }
 
+/// A connection from one namespace to an address of the other, at which neither side waits for longer than its patience: what stops
+/// fails its test, and does not hang it.
+#[track_caller]
+pub fn connect_tcp(from: &Netns, to: &Netns, address: IpAddr) -> [TcpStream; 2] {
+    let listener = to.enter(move || TcpListener::bind((address, 0))).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let place = listener.local_addr().unwrap();
+    let client = from.enter(move || TcpStream::connect_timeout(&place, PATIENCE)).unwrap();
+    let mut server = None;
+    wait_until("the connection arrives", || {
+        server = listener.accept().ok();
+        server.is_some()
+    });
+    let streams = [client, server.unwrap().0];
+    for stream in &streams {
+        stream.set_nonblocking(false).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    }
+    streams
+}
+
 /// Sends a datagram there and back until it has arrived: neither ARP nor UDP promise anything.
 #[track_caller]
 pub fn echo_udp(there: &UdpSocket, here: &UdpSocket, bytes: &[u8]) {
     let mut buffer = vec![0; 70_000];
     let until = Instant::now() + PATIENCE;
+    for socket in [there, here] {
+        socket.set_write_timeout(Some(PATIENCE)).unwrap();
+    }
     while Instant::now() < until {
         here.send_to(bytes, there.local_addr().unwrap()).unwrap();
         if arrived(there, bytes, &mut buffer) {
@@ -224,4 +263,11 @@ fn arrived(socket: &UdpSocket, bytes: &[u8], buffer: &mut [u8]) -> bool {
 /// Waits until an interface has a carrier, or none.
 pub fn wait_carrier(netns: &Netns, on: bool) {
     wait_until(if on { "the carrier comes" } else { "the carrier goes" }, || netns.has_carrier() == on);
+}
+
+/// The shortest times of several tries. A busy machine makes any of them long; a wait of ours, or of the kernel's for its next look
+/// at carriers, makes all of them long.
+#[track_caller]
+pub fn assert_no_wait(best: &[Duration], of: &str) {
+    assert!(best.iter().all(|best| *best < AT_ONCE), "another way was taken after {best:?} at best ({of})");
 }
