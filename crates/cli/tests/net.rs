@@ -770,3 +770,31 @@ fn ip_addresses_that_do_not_fit_are_refused_with_what_to_write() {
     }
     up(&["--ip", "10.9.0.1", "--peer-ip", "fd00::1"]).expect_failure(2, &["of two kinds"]);
 }
+
+#[test]
+fn doctor_tells_of_interfaces_that_run_and_of_peers_that_break_the_rules() {
+    if !can_run("doctor_tells_of_interfaces_that_run_and_of_peers_that_break_the_rules") {
+        return;
+    }
+    let wires = Wires::new();
+    let services = wires.place.path("services").display().to_string();
+    let doctor = || {
+        let ended = common::Running::start(&["doctor", "--json"], |command| _ = command.env("TOMBOLO_DIR", &services));
+        let lines = String::from_utf8(ended.end().expect(0).out).unwrap();
+        let mut findings = lines.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        findings.find(|finding| finding["check"] == "interfaces").unwrap()
+    };
+    let is_graded = |grade: &str, says: &str| {
+        let finding = doctor();
+        finding["grade"] == grade && finding["says"].as_str().is_some_and(|said| said.contains(says))
+    };
+    let address = wires.place.address();
+    let words = ["net", "up", "tmb0", "--listen", &address, "--netns", &wires.netns[0].0];
+    let _running = common::Running::start(&words, |command| _ = command.env("TOMBOLO_DIR", &services)).hush().heard();
+    wait_until("it waits", || is_graded("info", "0 of 1 interfaces and ports have their peer; tmb0: waits at local:"));
+    let mut peer = join(&wires, &hello());
+    wait_until("it has its peer", || is_graded("ok", "1 of 1 "));
+    peer.send(&[0xff; 100]).unwrap();
+    wait_until("the peer is warned of", || is_graded("warning", "must not send: 1 header"));
+    assert!(doctor()["remedy"].as_str().is_some_and(|remedy| remedy == "tombolo net stat tmb0"));
+}

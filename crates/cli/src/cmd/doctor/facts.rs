@@ -20,7 +20,9 @@ use tombolo::{Deadline, Options, Stream};
 
 use super::{
     guest::{self, Guest},
-    host, xen,
+    host,
+    net::{self, Interfaces},
+    xen,
 };
 use crate::{
     cmd::demo::Kind,
@@ -63,6 +65,7 @@ pub struct Facts {
     pub guest: Guest,
     /// What the broker of a host of virtual machines says.
     pub host: host::BrokerAnswer,
+    pub interfaces: Interfaces,
     /// What there is of a domain of Xen's.
     pub xen: Option<xen::Domain>,
 }
@@ -127,6 +130,7 @@ pub fn probe() -> Facts {
         shm: Path::new("/dev/shm").is_dir(),
         guest: guest::probe(Path::new("/sys")),
         host: host::probe(),
+        interfaces: net::probe(),
         xen: xen::probe(),
     }
 }

@@ -4,7 +4,7 @@
 use super::{
     facts::{Facts, Folder, Found, Membarrier},
     finding::{Finding, Grade},
-    guest, host, xen,
+    guest, host, net, xen,
 };
 use crate::{human, memory::Limit};
 
@@ -40,6 +40,8 @@ pub fn examine(facts: &Facts) -> Vec<Finding> {
         guest::interrupts(&facts.guest),
         guest::broker(&facts.guest),
         host::machines(&facts.host),
+        net::tun(&facts.interfaces),
+        net::interfaces(&facts.interfaces),
         xen::xen(facts.xen.as_ref()),
     ]
 }
@@ -200,6 +202,7 @@ mod tests {
     use super::{
         super::{
             guest::{Device, Driven, Guest},
+            net::Interfaces,
             xen::{self, Domain},
         },
         *,
@@ -242,6 +245,7 @@ mod tests {
             namespaces: Ok(()),
             shm: true,
             host: None,
+            interfaces: Interfaces { tun: true, statuses: vec![] },
             guest: Guest {
                 devices: vec![doorbell(), region(1 << 40)],
                 module: true,
@@ -362,6 +366,13 @@ mod tests {
         ),
         (|facts| domain(facts).granted = 1000, "xen", Grade::Warning, "echo 101024 >"),
         (|facts| facts.namespaces = Err("no".into()), "namespaces", Grade::Warning, "unprivileged_userns_clone"),
+        (|facts| facts.interfaces.tun = false, "tun", Grade::Warning, "modprobe tun"),
+        (
+            |facts| facts.interfaces.statuses = vec![serde_json::json!({ "interface": "tmb0", "reason": "no link" })],
+            "interfaces",
+            Grade::Warning,
+            "net stat tmb0",
+        ),
     ];
 
     #[test]

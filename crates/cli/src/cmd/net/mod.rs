@@ -132,7 +132,7 @@ fn ring(text: &str) -> std::result::Result<usize, String> {
 }
 
 /// Where interfaces of the host's rules are found, whatever folder their user else has.
-const RULES_FOLDER: &str = "/run/tombolo/net";
+pub const RULES_FOLDER: &str = "/run/tombolo/net";
 
 /// The folders where running interfaces are found.
 struct Folders(Vec<PathBuf>);
