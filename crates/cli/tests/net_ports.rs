@@ -396,3 +396,37 @@ fn n13_n14_each_peer_is_reached_another_way_once_its_own_port_has_no_carrier() {
     }
     assert_no_wait(&best, "the first and the second of two");
 }
+
+#[test]
+fn n14_port_or_network_that_is_switched_off_and_on_is_as_before() {
+    if !can_run("n14_port_or_network_that_is_switched_off_and_on_is_as_before") {
+        return;
+    }
+    let lan = Lan::new(None);
+    let first = lan.seat(0, &[1]);
+    let _second = lan.seat(1, &[0]);
+    let port = first.ports[1].as_ref().unwrap();
+    wait_linked(port);
+    let sockets = [0, 1].map(|of| lan.udp(of));
+    echo_udp(&sockets[0], &sockets[1], b"are you there?");
+    let switch = |name| ["down", "up"].map(|to| lan.netns[0].ip(&["link", "set", name, to]));
+    // The kernel forgets who is behind it, and nobody could be asked.
+    switch("lan-b");
+    assert_eq!(port.keep_port().unwrap(), false, "it is a port still");
+    wait_until("the memory is the way again", || lan.way(0, 1).contains("dev lan-b "));
+    echo_udp(&sockets[0], &sockets[1], b"and now?");
+    assert_eq!(status(&first, 1).links, 1);
+    // And addresses of IPv6.
+    let netns = &lan.netns[2];
+    netns.enter(|| std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "0")).unwrap();
+    let ip = Some(split_ip("fd00::3".parse().unwrap(), Some(64), None).0);
+    let config = BridgeConfig { name: "lan".into(), netns: Some(netns.0.clone()), mac: mac(2), ip };
+    let bridge = Bridge::open(&config).unwrap();
+    let has_address = || netns.ip(&["addr", "show", "lan"]).contains("fd00::3/64");
+    assert!(has_address());
+    for to in ["down", "up"] {
+        netns.ip(&["link", "set", "lan", to]);
+    }
+    assert!(!has_address(), "the kernel forgets nothing any more: this test says nothing");
+    assert!(bridge.keep_address().unwrap() && has_address());
+}

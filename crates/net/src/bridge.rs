@@ -136,18 +136,23 @@ impl Bridge {
         &self.config
     }
 
-    /// Sees that it has its hardware address, which peers expect. Returns `false` where it is not there any more.
+    /// Sees that it has its hardware address, which peers expect, and its address of IP: the kernel forgets one of IPv6 when an
+    /// interface is switched off. Returns `false` where it is not there any more.
     ///
     /// # Errors
     /// The kernel does not say, or does not let it have its address.
     pub fn keep_address(&self) -> Result<bool> {
         match self.netlink.find(&self.config.name).os("RTM_GETLINK")? {
-            Some(link) if link.index != self.index => Ok(false),
-            Some(link) if link.mac != self.config.mac => {
-                self.netlink.set_mac(self.index, self.config.mac).os("RTM_NEWLINK")?;
+            Some(link) if link.index == self.index => {
+                if link.mac != self.config.mac {
+                    self.netlink.set_mac(self.index, self.config.mac).os("RTM_NEWLINK")?;
+                }
+                if link.up {
+                    give_ip(&self.netlink, self.index, &self.config)?;
+                }
                 Ok(true)
             }
-            found => Ok(found.is_some()),
+            _ => Ok(false),
         }
     }
 
@@ -214,11 +219,15 @@ fn make(netlink: &Netlink, config: &BridgeConfig) -> Result<i32> {
         }
     }
     netlink.set_up(link.index).os("RTM_NEWLINK")?;
-    if let Some(IpConfig { own, reached: (reached, bits) }) = config.ip {
-        let failed = |source| Error::Ip { name: name.clone(), address: own, source };
-        netlink.add_address(link.index, own, reached, bits).map_err(failed)?;
-    }
+    give_ip(netlink, link.index, config)?;
     Ok(link.index)
+}
+
+/// Gives it its address of IP, if it is to have one. One that it has stays.
+fn give_ip(netlink: &Netlink, index: i32, config: &BridgeConfig) -> Result<()> {
+    let Some(IpConfig { own, reached: (reached, bits) }) = config.ip else { return Ok(()) };
+    let failed = |source| Error::Ip { name: config.name.clone(), address: own, source };
+    netlink.add_address(index, own, reached, bits).map_err(failed)
 }
 
 /// Where each peer has a route of its own, by its port, what it sends comes in by the bridge nevertheless. A kernel that takes

@@ -19,7 +19,7 @@ use crate::{
     flag::{Flag, is_ready, wait_any},
     frame::Limits,
     greeting::{Callers, Failed, PATIENCE},
-    handle::{Handle, PortConfig},
+    handle::{Handle, IpConfig, PortConfig},
     hello::{self, FRAME_MOST, Hello},
     kernel::Kernel,
     nic::Nic,
@@ -52,8 +52,9 @@ struct Shared {
     ended: Flag,
     counters: Counters,
     nic: Nic,
-    /// What it is a port of, if that.
+    /// What it is a port of, if that, and its address of IP.
     port: Option<PortConfig>,
+    ip: Option<IpConfig>,
     status: Mutex<Status>,
 }
 
@@ -87,6 +88,7 @@ impl Engine {
             counters: Counters::default(),
             nic,
             port: config.nic.port.clone(),
+            ip: config.nic.ip,
             status: Mutex::new(status),
         });
         let supervisor = Supervisor {
@@ -114,12 +116,14 @@ impl Engine {
         status
     }
 
-    /// Makes the interface the port that it is to be, if it is none any more. Returns whether it was none.
+    /// Makes the interface the port that it is to be, if it is none any more, by which its peer is reached: the kernel forgets that
+    /// when an interface is switched off. Returns whether it was none. To be called now and then.
     ///
     /// # Errors
     /// Its bridge is not where it is, or the kernel does not let it be one.
     pub fn keep_port(&self) -> Result<bool> {
-        self.shared.port.as_ref().map_or(Ok(false), |port| self.shared.nic.handle().keep_port(port))
+        let Shared { nic, port, ip, .. } = &*self.shared;
+        port.as_ref().map_or(Ok(false), |port| nic.handle().keep_port(port, *ip))
     }
 
     /// Polls readable when it has ended by itself.

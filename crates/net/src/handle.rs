@@ -162,10 +162,14 @@ impl Handle {
             ignore_routes_without_carrier(&self.name(), ip.own)?;
         }
         self.switch_on()?;
-        let Some(IpConfig { own, reached: (reached, bits) }) = config.ip else { return Ok(()) };
+        config.ip.map_or(Ok(()), |ip| self.give_ip(ip, config.port.as_ref()))
+    }
+
+    /// Gives it its address of IP, and who is reached by it if it is a port. What it has already stays.
+    fn give_ip(&self, IpConfig { own, reached: (reached, bits) }: IpConfig, port: Option<&PortConfig>) -> Result<()> {
         let failed = |source| Error::Ip { name: self.name(), address: own, source };
         self.ask(|netlink, index| netlink.add_address(index, own, reached, bits)).map_err(failed)?;
-        match &config.port {
+        match port {
             // What the peer answers comes in by the bridge, so nobody can be asked by this interface.
             Some(port) => self
                 .ask(|netlink, index| netlink.add_neighbour(index, reached, port.peer))
@@ -174,13 +178,20 @@ impl Handle {
         }
     }
 
-    /// Makes it the port that it is to be, if it is none any more. Returns whether it was none.
-    pub fn keep_port(&self, port: &PortConfig) -> Result<bool> {
+    /// Makes it the port that it is to be, if it is none any more, and tells the kernel again what that forgot while it was off.
+    /// Returns whether it was none.
+    pub fn keep_port(&self, port: &PortConfig, ip: Option<IpConfig>) -> Result<bool> {
         let bridge =
             self.ask(|netlink, _| netlink.find(&port.bridge)).map_err(|error| self.failed("RTM_GETLINK", error))?;
-        let is_port = self.link()?.master == bridge.map_or(-1, |bridge| bridge.index);
+        let link = self.link()?;
+        let is_port = link.master == bridge.map_or(-1, |bridge| bridge.index);
         if !is_port {
             self.join(port)?;
+        }
+        if let Some(ip) = ip
+            && link.up
+        {
+            self.give_ip(ip, Some(port))?;
         }
         Ok(!is_port)
     }
