@@ -80,7 +80,7 @@ impl Lan {
             default_mac: None,
             mtu: None,
             ip: split_ip(ip(own), self.prefix, Some(ip(peer))).1,
-            port: Some(PortConfig { bridge: "lan".into(), peer: mac(peer) }),
+            port: Some(PortConfig { bridge: "lan".into(), peer: mac(peer), peer_ip: self.prefix.map(|_| ip(peer)) }),
         };
         let place = if own < peer { Net::Listen(address) } else { Net::Connect(address) };
         let member = Some(Member { network: "lan".into(), mac: mac(peer), mtu: 1500 });
@@ -257,6 +257,48 @@ fn n14_peer_that_says_another_address_is_refused_and_frames_from_another_are_dro
     assert!(!known.contains("lladdr"), "{known}");
 }
 
+#[test]
+fn n14_peer_that_takes_the_address_of_ip_of_another_gets_nothing_that_is_for_that_one() {
+    if !can_run("n14_peer_that_takes_the_address_of_ip_of_another_gets_nothing_that_is_for_that_one") {
+        return;
+    }
+    let lan = Lan::new(Some(24));
+    let first = lan.seat(0, &[1, 2]);
+    let _thief = lan.seat(1, &[0]);
+    wait_linked(first.ports[1].as_ref().unwrap());
+    // While the third is not there, the second says by ARP that it is.
+    lan.netns[1].ip(&["addr", "add", "10.77.0.3/24", "dev", "lan"]);
+    let stolen = lan.netns[1].enter(|| UdpSocket::bind((ip(2), 7777))).unwrap();
+    stolen.set_nonblocking(true).unwrap();
+    let (here, there) = (lan.udp(0), lan.udp(1));
+    let known = || lan.netns[0].ip(&["neigh", "show", "10.77.0.3"]);
+    let steal = || {
+        for _ in 0..20 {
+            let _ = here.send_to(b"for the third", (ip(2), 7777));
+            // Behind it, on the same way; and long enough for an answer of ARP.
+            echo_udp(&here, &there, b"did that go?");
+        }
+        assert!(stolen.recv(&mut [0; 100]).is_err(), "the second got what is for the third: {}", known());
+    };
+    steal();
+    // Nor does it after the one interface was off, by which the kernel forgets who is who.
+    for to in ["down", "up"] {
+        lan.netns[0].ip(&["link", "set", "lan", to]);
+    }
+    assert!(!first.ports[2].as_ref().unwrap().keep_port().unwrap());
+    steal();
+    assert!(known().contains(&format!("lladdr {} PERMANENT", mac(2))), "{}", known());
+    // The third gets it, once it is there.
+    lan.netns[1].ip(&["addr", "del", "10.77.0.3/24", "dev", "lan"]);
+    let _third = lan.seat(2, &[0]);
+    wait_linked(first.ports[2].as_ref().unwrap());
+    echo_udp(&lan.udp(0), &lan.udp(2), b"are you there?");
+    // One that is no peer any more has no address here.
+    let mut first = first;
+    first.ports[2].take().unwrap().stop().unwrap();
+    assert!(!known().contains("PERMANENT"), "{}", known());
+}
+
 /// Bytes a second of a stream from one member to another, over so long.
 fn stream_rate(moved: &AtomicU64, time: Duration) -> f64 {
     let (before, begun) = (moved.load(Ordering::Relaxed), Instant::now());
@@ -412,7 +454,7 @@ fn n14_port_or_network_that_is_switched_off_and_on_is_as_before() {
     let switch = |name| ["down", "up"].map(|to| lan.netns[0].ip(&["link", "set", name, to]));
     // The kernel forgets who is behind it, and nobody could be asked.
     switch("lan-b");
-    assert_eq!(port.keep_port().unwrap(), false, "it is a port still");
+    assert!(!port.keep_port().unwrap(), "it is a port still");
     wait_until("the memory is the way again", || lan.way(0, 1).contains("dev lan-b "));
     echo_udp(&sockets[0], &sockets[1], b"and now?");
     assert_eq!(status(&first, 1).links, 1);

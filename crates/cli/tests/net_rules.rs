@@ -271,6 +271,12 @@ fn n14_network_of_many_is_one_interface_with_a_port_for_each_peer() {
     }
     wait_until("its route", || rules.netns.ip(&["route"]).contains("10.77.0.0/24 dev lan "));
     assert_eq!(rules.netns.ip(&["route"]).lines().count(), 1);
+    // Who has an address is the host's to say, and no peer's: of those that there are.
+    let known = |number: u8| {
+        let lasting = format!("10.77.0.{number} dev lan lladdr 02:00:00:00:00:0{number} PERMANENT");
+        rules.netns.ip(&["neigh"]).contains(&lasting)
+    };
+    wait_until("nobody need be asked", || known(1) && known(2));
     let find = |name: &str| rules.listed().into_iter().find(|status| status["interface"] == *name);
     wait_until("all are listed", || rules.listed().len() == 3);
     let status = find("lan").unwrap();
@@ -290,6 +296,7 @@ fn n14_network_of_many_is_one_interface_with_a_port_for_each_peer() {
     rules.set_nets(Some(vec![port("b", 1, 120), port("d", 3, 120)]));
     wait_until("one comes and one goes", || is_port(&rules, "lan-d") && rules.index("lan-c").is_none());
     assert_eq!(["lan", "lan-b"].map(index), before);
+    wait_until("nobody need be asked", || known(1) && known(3) && !known(2));
     // Whoever takes it away, or a port out of it, finds it again.
     rules.netns.ip(&["link", "set", "lan-b", "nomaster"]);
     wait_until("it is a port again", || is_port(&rules, "lan-b"));
@@ -297,6 +304,7 @@ fn n14_network_of_many_is_one_interface_with_a_port_for_each_peer() {
     rules.netns.ip(&["link", "del", "lan"]);
     wait_until("it is there again", || is_port(&rules, "lan-b") && is_port(&rules, "lan-d"));
     assert_eq!(rules.index("lan-b"), before[1]);
+    wait_until("nobody need be asked", || known(1) && known(3));
     rules.netns.ip(&["link", "set", "lan", "address", "02:00:00:00:00:65"]);
     wait_until("its address is its own again", || details(&rules, "lan").contains("02:00:00:00:00:64"));
     // A network that is wanted otherwise is made anew.

@@ -178,6 +178,9 @@ struct Supervisor {
 
 impl Drop for Supervisor {
     fn drop(&mut self) {
+        if let Some(port) = &self.shared.port {
+            self.shared.nic.handle().leave(port);
+        }
         self.shared.ended.raise();
     }
 }

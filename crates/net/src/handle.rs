@@ -50,6 +50,8 @@ pub struct PortConfig {
     pub bridge: String,
     /// The only hardware address behind it.
     pub peer: Mac,
+    /// That one's address of IP, where it is reached by the bridge.
+    pub peer_ip: Option<IpAddr>,
 }
 
 /// An address of IP, and what is reached by it. Routes that come of it count for nothing while there is no carrier (N-13).
@@ -185,7 +187,10 @@ impl Handle {
             self.ask(|netlink, _| netlink.find(&port.bridge)).map_err(|error| self.failed("RTM_GETLINK", error))?;
         let link = self.link()?;
         let is_port = link.master == bridge.map_or(-1, |bridge| bridge.index);
-        if !is_port {
+        if is_port {
+            let named = self.ask(|netlink, _| name_peer(netlink, link.master, port));
+            named.map_err(|error| self.failed("RTM_NEWNEIGH", error))?;
+        } else {
             self.join(port)?;
         }
         if let Some(ip) = ip
@@ -196,9 +201,23 @@ impl Handle {
         Ok(!is_port)
     }
 
+    /// What a port had said of its peer is said no more.
+    pub fn leave(&self, port: &PortConfig) {
+        if let Some(ip) = port.peer_ip {
+            // Where the bridge is gone, so is what it said.
+            let _ = self.ask(|netlink, _| match netlink.find(&port.bridge)? {
+                Some(bridge) => netlink.delete_neighbour(bridge.index, ip),
+                None => Ok(()),
+            });
+        }
+    }
+
     fn join(&self, port: &PortConfig) -> Result<()> {
         let joined = self.ask(|netlink, index| match netlink.find(&port.bridge)? {
-            Some(bridge) => netlink.join_bridge(index, bridge.index, port.peer),
+            Some(bridge) => {
+                netlink.join_bridge(index, bridge.index, port.peer)?;
+                name_peer(netlink, bridge.index, port)
+            }
             None => Err(Errno::NOTUNIQ.into()),
         });
         joined.map_err(|error| match Errno::from_io_error(&error) {
@@ -257,6 +276,11 @@ impl Handle {
             _ => FailedCall { call, source }.into(),
         }
     }
+}
+
+/// Says at a bridge who has the peer's address of IP, so that no other peer can say that it has.
+fn name_peer(netlink: &Netlink, bridge: i32, port: &PortConfig) -> io::Result<()> {
+    port.peer_ip.map_or(Ok(()), |ip| netlink.add_neighbour(bridge, ip, port.peer))
 }
 
 /// Writes a setting of an interface in the namespace of this thread.

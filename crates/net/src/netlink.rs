@@ -17,6 +17,7 @@ const DELETE_LINK: u16 = 17;
 const GET_LINK: u16 = 18;
 const NEW_ADDRESS: u16 = 20;
 const NEW_NEIGHBOUR: u16 = 28;
+const DELETE_NEIGHBOUR: u16 = 29;
 const ERROR: u16 = 2;
 /// Flags of a request: it is one, and it is to be answered.
 const REQUEST: u16 = 1;
@@ -186,6 +187,12 @@ impl Netlink {
         let flags = REQUEST | ANSWER | CREATE | REPLACE;
         let attributes: [(u16, &[u8]); 2] = [(NEIGHBOUR, &octets(ip)), (NEIGHBOUR_ADDRESS, &mac.0)];
         self.ask(&message(NEW_NEIGHBOUR, flags, &about, &attributes)).map(drop)
+    }
+
+    /// Takes back who has an address of IP: who wants to know asks.
+    pub fn delete_neighbour(&self, index: i32, ip: IpAddr) -> io::Result<()> {
+        let about = neighbour(family_of(ip), index, 0, 0);
+        self.ask(&message(DELETE_NEIGHBOUR, REQUEST | ANSWER, &about, &[(NEIGHBOUR, &octets(ip))])).map(drop)
     }
 
     fn ask(&self, request: &[u8]) -> io::Result<Vec<u8>> {

@@ -157,7 +157,10 @@ impl Follower<'_> {
         let port = match self.networks.form(&network) {
             Some(Form::Plain) => None,
             // One whose network is not there yet waits for it.
-            _ => Some(PortConfig { bridge: network.clone(), peer: mac }).filter(|_| !network.is_empty()),
+            _ => {
+                let peer_ip = ip(*theirs).filter(|_| *prefix != 0);
+                Some(PortConfig { bridge: network.clone(), peer: mac, peer_ip }).filter(|_| !network.is_empty())
+            }
         };
         let ip = match &port {
             None if network.is_empty() => ip_config(*own, *prefix, *theirs),
