@@ -254,7 +254,7 @@ impl Receiver {
             0 => Ok(false),
             // Nobody moves into a pipe whose receiver is not ready.
             1 if self.transport() == Transport::Pipe || self.ready => Ok(true),
-            other => Err(Fault::OutOfTurn { clause: "S-1", found: self.moves.wrapping_add(other), own: self.moves }),
+            other => Err(Fault::OutOfTurn { clause: "S-2", found: self.moves.wrapping_add(other), own: self.moves }),
         }
     }
 

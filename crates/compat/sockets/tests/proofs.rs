@@ -13,12 +13,13 @@ use std::{
 use sha2::{Digest, Sha256};
 use tombolo_domain::{Deadline, Rendezvous};
 use tombolo_domain_local::LocalDomain;
-use tombolo_layout::sockets::{BOUNDARY, Claim, Counts, Followed, MOVES, Message, Proof};
+use tombolo_layout::sockets::{BOUNDARY, Claim, Counts, FOLLOWED, Followed, MOVES, Message, Proof};
 use tombolo_mem::OwnWord;
 use tombolo_sockets::{
     Read, Reason,
     connection::{Connection, Stage},
     proof::{self, History, ProofSide, Secret},
+    switch::Transport,
     tuple::Tuple,
 };
 use victim::{Liar, Play, RECEIVED, SENT, SOON, Victim, convince, counts, talk};
@@ -745,5 +746,23 @@ fn s3_boundary_behind_what_was_read_ends_the_stream() {
         control.word(MOVES).store_release(1);
         let wanted = if fits { rustix::io::Errno::AGAIN } else { rustix::io::Errno::CONNRESET };
         assert_eq!(receive(), Err(wanted), "{boundary}");
+    }
+}
+
+/// What follows in the pipe would be sent a second time, over TCP.
+#[test]
+fn s2_sender_of_whom_bytes_were_recalled_never_goes_back_to_the_pipe() {
+    for recalls in [false, true] {
+        let (victim, liar, _) = joined();
+        // TCP has no room for anything.
+        let send_after = |moves, ready, leave| {
+            let word = Followed { moves, ready, leave }.encode();
+            liar.control.as_ref().unwrap().word(FOLLOWED).store_release(word);
+            let _ = victim.connection.for_call(&victim.process, -1).send(&[IoSlice::new(b"twelve bytes")]);
+            victim.connection.transports()[0]
+        };
+        assert_eq!(send_after(0, true, false), Transport::Pipe);
+        assert_eq!(send_after(1, recalls, true), Transport::Tcp);
+        assert_eq!(send_after(2, true, false), if recalls { Transport::Tcp } else { Transport::Pipe });
     }
 }

@@ -84,6 +84,8 @@ impl Tx {
         if self.ended && self.is_recalled_in_vain() {
             return Ok(Transport::Pipe);
         }
+        // An honest peer that recalled something never says that it is ready again.
+        let wanted = if self.recalled.is_some() { Transport::Tcp } else { wanted };
         let Self { sender, writer, followed, moves, boundary, recalled, .. } = self;
         sender.steer(&mut Sending { connection, kernel, fd, writer, recalled, followed, moves, boundary }, wanted)
     }
