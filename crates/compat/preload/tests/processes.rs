@@ -152,11 +152,11 @@ fn program_that_ends_from_a_handler_that_interrupted_whoever_has_a_lock_ends() {
     }
     let place = Place::new();
     let program = built(&place, "interrupted.c");
-    for whose in ["own", "library"] {
+    for words in [["own", "waits"], ["library", "waits"], ["own", "segv"], ["own", "abort"]] {
         let mut command = Command::new(&program);
-        place.dress(command.arg(whose).env("TOMBOLO_SOCKETS_AFTER", "0"));
+        place.dress(command.args(words).env("TOMBOLO_SOCKETS_AFTER", "0"));
         let status = place::Started::new(&mut command).finish();
-        assert_eq!(status.code(), Some(7), "{whose}: {status}");
+        assert_eq!(status.code(), Some(7), "{words:?}: {status}");
     }
     assert!(place.log().contains("joined"), "{}", place.log());
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
  * A program whose handler ends it in the worst moment: whoever was interrupted has the lock of the memory that is given out, for
- * the program itself or for a call of a library. */
+ * the program itself or for a call of a library. Who then asks for memory waits for ever, with all signals blocked, or finds it in
+ * disorder. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdatomic.h>
@@ -13,11 +14,15 @@ void *__libc_calloc(size_t count, size_t len);
 void *__libc_realloc(void *old, size_t len);
 void *__libc_memalign(size_t align, size_t len);
 
-static atomic_int is_locked, is_due;
+static atomic_int is_locked, is_due, has_ended;
+static int disorder;
 
 /* Nobody lets go of this lock once a handler has interrupted who has it. */
 static void lock(void) {
     while (atomic_exchange(&is_locked, 1)) {
+        if (disorder && atomic_load(&has_ended)) {
+            raise(disorder);
+        }
     }
     if (atomic_exchange(&is_due, 0)) {
         raise(SIGUSR1);
@@ -52,12 +57,19 @@ int posix_memalign(void **memory, size_t align, size_t len) {
 
 static void handle(int signal) {
     (void)signal;
+    atomic_store(&has_ended, 1);
     _exit(7);
 }
 
 int main(int count, char **words) {
     int ends[2], more[2];
-    check(count == 2 && signal(SIGUSR1, handle) != SIG_ERR, "usage");
+    struct sigaction action = {.sa_handler = handle};
+    check(count == 3, "usage");
+    disorder = strcmp(words[2], "segv") == 0 ? SIGSEGV : strcmp(words[2], "abort") == 0 ? SIGABRT : 0;
+    if (!disorder) {
+        sigfillset(&action.sa_mask);
+    }
+    check(sigaction(SIGUSR1, &action, NULL) == 0, "sigaction");
     meet(ends);
     talk(ends);
     atomic_store(&is_due, 1);
