@@ -323,6 +323,16 @@ mod tests {
     }
 
     #[test]
+    fn s7_folder_that_takes_no_claim_is_told_from_a_claim_that_another_has() {
+        let ((folder, claims), tuple) = (meet(), tuple());
+        assert!(claims.are_as_they_were());
+        fs::remove_dir(folder.path().join("claims")).unwrap();
+        let claimed = claims.claim(tuple, Role::Waiting, &service_name(1));
+        assert!(matches!(&claimed, Err(NotClaimed::Io(_))), "{claimed:?}");
+        assert!(!claims.are_as_they_were());
+    }
+
+    #[test]
     fn s7_claim_of_a_dead_process_is_buried_by_its_name_only() {
         let ((_folder, claims), tuple) = (meet(), tuple());
         let [dead, other] = [1, 2].map(service_name);

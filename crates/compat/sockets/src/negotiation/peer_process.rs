@@ -86,15 +86,9 @@ impl PeerProcess {
 
     /// Whether its process is in this one's network namespace, by what this kernel says of it. S-5
     pub(super) fn is_near(&mut self) -> bool {
-        let namespace = |process: &str| std::fs::metadata(format!("/proc/{process}/ns/net")).ok();
         *self.near.get_or_insert_with(|| {
             let pid = self.link.peer().pid.filter(|_| self.link.same_kernel());
-            let theirs = pid.and_then(|pid| namespace(&pid.to_string()));
-            let own = namespace("self");
-            let same = |(one, other): (std::fs::Metadata, std::fs::Metadata)| {
-                one.dev() == other.dev() && one.ino() == other.ino()
-            };
-            own.zip(theirs).is_some_and(same)
+            pid.is_some_and(|pid| is_one_namespace("/proc/self/ns/net", &format!("/proc/{pid}/ns/net")))
         })
     }
 
@@ -156,5 +150,27 @@ impl PeerProcess {
         if let Some(session) = &self.session {
             session.end();
         }
+    }
+}
+
+/// Whether two names of namespaces are of one. Each has a number within the file system that all of them are files of.
+fn is_one_namespace(own: &str, theirs: &str) -> bool {
+    let number = |name| std::fs::metadata(name).map(|found| (found.dev(), found.ino())).ok();
+    number(own).is_some_and(|own| number(theirs) == Some(own))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn s5_namespace_is_one_by_its_number_and_by_the_file_system_that_has_it() {
+        let net = "/proc/self/ns/net";
+        let own = format!("/proc/{}/ns/net", std::process::id());
+        assert!(is_one_namespace(net, &own));
+        // Another number of the same file system, and what is not there or hidden.
+        assert!(!is_one_namespace(net, "/proc/self/ns/mnt"));
+        assert!(!is_one_namespace(net, "/proc/0/ns/net") && !is_one_namespace("/proc/0/ns/net", net));
+        assert!(!is_one_namespace("/proc/0/ns/net", "/proc/0/ns/net"), "two that are not known are not one");
     }
 }
