@@ -6,7 +6,7 @@ mod wires;
 
 use std::{
     io::{Read, Write},
-    net::{IpAddr, Ipv4Addr, UdpSocket},
+    net::{IpAddr, Ipv4Addr, SocketAddrV6, UdpSocket},
     sync::Arc,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
@@ -14,7 +14,10 @@ use std::{
 };
 
 use common::{Place, Running, wait_until};
-use rustix::process::Signal;
+use rustix::{
+    net::{AddressFamily, SendFlags, SocketType, ipproto, sockopt},
+    process::Signal,
+};
 use tombolo_net::{
     Bridge, BridgeConfig, Config, Engine, EngineKind, Mac, Member, NicConfig, Place as Net, PortConfig, RING_DEFAULT,
     State, Status, split_ip,
@@ -297,6 +300,52 @@ fn n14_peer_that_takes_the_address_of_ip_of_another_gets_nothing_that_is_for_tha
     let mut first = first;
     first.ports[2].take().unwrap().stop().unwrap();
     assert!(!known().contains("PERMANENT"), "{}", known());
+}
+
+#[test]
+fn n14_peer_that_says_it_is_a_router_is_none() {
+    if !can_run("n14_peer_that_says_it_is_a_router_is_none") {
+        return;
+    }
+    let lan = Lan::new(Some(24));
+    for netns in &lan.netns[..2] {
+        netns.enter(|| {
+            for (which, setting, value) in
+                [("all", "disable_ipv6", "0"), ("default", "disable_ipv6", "0"), ("default", "accept_dad", "0")]
+            {
+                std::fs::write(format!("/proc/sys/net/ipv6/conf/{which}/{setting}"), value).unwrap();
+            }
+        });
+    }
+    let first = lan.seat(0, &[1]);
+    let _second = lan.seat(1, &[0]);
+    wait_linked(first.ports[1].as_ref().unwrap());
+    // A router advertisement to all: for half an hour.
+    let index = lan.netns[1].index("lan");
+    let advertise = move || {
+        let socket = rustix::net::socket(AddressFamily::INET6, SocketType::RAW, Some(ipproto::ICMPV6)).unwrap();
+        sockopt::set_ipv6_multicast_hops(&socket, 255).unwrap();
+        let message = [134, 0, 0, 0, 64, 0, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0];
+        let to = SocketAddrV6::new("ff02::1".parse().unwrap(), 0, 0, index);
+        let _ = rustix::net::sendto(&socket, &message, SendFlags::empty(), &to);
+    };
+    let heard = || {
+        let told = lan.netns[0].enter(|| std::fs::read_to_string("/proc/thread-self/net/snmp6").unwrap());
+        let line = told.lines().find(|line| line.starts_with("Icmp6InRouterAdvertisements")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u32>().unwrap()
+    };
+    wait_until("it is heard", || {
+        lan.netns[1].enter(advertise);
+        heard() > 3
+    });
+    let routes = lan.netns[0].ip(&["-6", "route"]);
+    assert!(routes.contains("dev lan") && !routes.contains("default"), "{routes}");
+    // Who wants one says so, and the bridge keeps that.
+    lan.netns[0].enter(|| std::fs::write("/proc/sys/net/ipv6/conf/lan/accept_ra", "1")).unwrap();
+    wait_until("it is a router", || {
+        lan.netns[1].enter(advertise);
+        lan.netns[0].ip(&["-6", "route"]).contains("default via fe80:")
+    });
 }
 
 /// Bytes a second of a stream from one member to another, over so long.

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::{
     error::{Error, Os, Result},
-    handle::{IpConfig, enter_and, ignore_routes_without_carrier, in_namespace, write_setting},
+    handle::{IpConfig, enter_and, ignore_routes_without_carrier, in_namespace, none_is_fine, write_setting},
     mac::Mac,
     netlink::{Link, Netlink},
     status::{State, Status},
@@ -212,6 +212,8 @@ fn make(netlink: &Netlink, config: &BridgeConfig) -> Result<i32> {
         _ => crate::error::FailedCall { call: "RTM_NEWLINK", source: error }.into(),
     })?;
     let link = netlink.find(name).os("RTM_GETLINK")?.ok_or_else(|| Error::Removed(name.clone()))?;
+    // Any peer could say that it is the way to everywhere.
+    write_setting("ipv6", name, "accept_ra", "0").or_else(none_is_fine)?;
     if let Some(ip) = config.ip {
         ignore_routes_without_carrier(name, ip.own)?;
         if ip.own.is_ipv4() && ip.reached.1 == 32 {

@@ -290,7 +290,7 @@ pub fn write_setting(family: &str, interface: &str, setting: &str, value: &str) 
 }
 
 /// What a kernel has not, such as IPv6, need not be set.
-fn none_is_fine(error: Error) -> Result<()> {
+pub fn none_is_fine(error: Error) -> Result<()> {
     match &error {
         Error::Setting { source, .. } if source.kind() == io::ErrorKind::NotFound => Ok(()),
         _ => Err(error),
