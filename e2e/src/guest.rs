@@ -25,7 +25,7 @@ pub struct Ends {
     /// The device with the memory that the peer writes.
     pub peer: String,
     /// The device with the doorbells.
-    pub bell: String,
+    pub doorbell: String,
     /// The peer's number.
     pub ring_peer: u16,
     /// Where the peer waits.
@@ -39,7 +39,7 @@ impl Ends {
     #[must_use]
     pub fn to_args(&self) -> Vec<String> {
         let numbers = [self.ring_peer, self.ring_vector, self.wait_vector].map(|number| number.to_string());
-        [self.own.clone(), self.peer.clone(), self.bell.clone()].into_iter().chain(numbers).collect()
+        [self.own.clone(), self.peer.clone(), self.doorbell.clone()].into_iter().chain(numbers).collect()
     }
 
     /// From the first arguments; the others come back.
@@ -47,13 +47,13 @@ impl Ends {
     /// # Errors
     /// There are too few, or a number is none.
     pub fn from_args(args: &[String]) -> Result<(Self, &[String])> {
-        let [own, peer, bell, ring_peer, ring_vector, wait_vector, rest @ ..] = args else {
+        let [own, peer, doorbell, ring_peer, ring_vector, wait_vector, rest @ ..] = args else {
             return Err(Error::new(format!("too few arguments: {args:?}")));
         };
         let ends = Self {
             own: own.clone(),
             peer: peer.clone(),
-            bell: bell.clone(),
+            doorbell: doorbell.clone(),
             ring_peer: ring_peer.parse()?,
             ring_vector: ring_vector.parse()?,
             wait_vector: wait_vector.parse()?,
@@ -66,14 +66,14 @@ impl Ends {
     /// # Errors
     /// A device is missing or the driver refuses.
     pub fn link(&self) -> Result<Link> {
-        let (own, peer, bell) = (open_node(&self.own)?, open_node(&self.peer)?, open_node(&self.bell)?);
+        let (own, peer, doorbell) = (open_node(&self.own)?, open_node(&self.peer)?, open_node(&self.doorbell)?);
         let args = LinkArgs {
             own_length: sys::info(&own)?.size,
             peer_length: sys::info(&peer)?.size,
             ring_peer: self.ring_peer,
             ring_vector: self.ring_vector,
             wait_vector: self.wait_vector,
-            ..LinkArgs::new(&peer, &bell)
+            ..LinkArgs::new(&peer, &doorbell)
         };
         Ok(Link(sys::link(&own, &args).context("link")?))
     }

@@ -81,7 +81,7 @@ struct Peer {
     id: u16,
     /// The line to a guest's QEMU; the host has none.
     line: Option<UnixStream>,
-    bells: Vec<OwnedFd>,
+    doorbells: Vec<OwnedFd>,
 }
 
 /// Joins guests and host by doorbells. Ids are never used again.
@@ -138,7 +138,7 @@ impl Switchboard {
     /// # Errors
     /// Nobody has that id and vector.
     pub fn notify(&self, id: u16, vector: usize) -> Result<()> {
-        rustix::io::write(self.bell(id, vector)?, &1_u64.to_ne_bytes())?;
+        rustix::io::write(self.doorbell(id, vector)?, &1_u64.to_ne_bytes())?;
         Ok(())
     }
 
@@ -147,33 +147,33 @@ impl Switchboard {
     /// # Errors
     /// It is not before the deadline.
     pub fn wait(&self, id: u16, vector: usize, deadline: Instant) -> Result<()> {
-        let bell = self.bell(id, vector)?;
+        let doorbell = self.doorbell(id, vector)?;
         let left = deadline.saturating_duration_since(Instant::now());
-        let mut polled = [PollFd::new(bell, PollFlags::IN)];
+        let mut polled = [PollFd::new(doorbell, PollFlags::IN)];
         if poll(&mut polled, Some(&Timespec::try_from(left)?))? == 0 {
             return Err(Error::new(format!("peer {id} was not rung at vector {vector} before the deadline")));
         }
-        rustix::io::read(bell, &mut [0_u8; 8])?;
+        rustix::io::read(doorbell, &mut [0_u8; 8])?;
         Ok(())
     }
 
     fn admit(&self, line: Option<UnixStream>) -> Result<Peer> {
         let id = u16::try_from(self.peers.len()).context("too many peers")?;
-        let bell = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let bells = (0..self.vectors).map(|_| bell()).collect::<rustix::io::Result<_>>()?;
-        Ok(Peer { id, line, bells })
+        let doorbell = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let doorbells = (0..self.vectors).map(|_| doorbell()).collect::<rustix::io::Result<_>>()?;
+        Ok(Peer { id, line, doorbells })
     }
 
-    fn bell(&self, id: u16, vector: usize) -> Result<&OwnedFd> {
-        let bell = self.peers.get(usize::from(id)).and_then(|peer| peer.bells.get(vector));
-        bell.ok_or_else(|| Error::new(format!("no peer {id} with a vector {vector}")))
+    fn doorbell(&self, id: u16, vector: usize) -> Result<&OwnedFd> {
+        let doorbell = self.peers.get(usize::from(id)).and_then(|peer| peer.doorbells.get(vector));
+        doorbell.ok_or_else(|| Error::new(format!("no peer {id} with a vector {vector}")))
     }
 }
 
 impl Peer {
     fn announce_to(&self, other: &Self) -> Result<()> {
         let Some(line) = &other.line else { return Ok(()) };
-        self.bells.iter().try_for_each(|bell| send(line, i64::from(self.id), Some(bell.as_fd())))
+        self.doorbells.iter().try_for_each(|doorbell| send(line, i64::from(self.id), Some(doorbell.as_fd())))
     }
 }
 

@@ -154,8 +154,9 @@ impl Spec {
     /// Never, practically.
     pub fn doorbell(&mut self, line: OwnedFd, vectors: usize) -> Result<()> {
         let fd = self.inherit(line)?;
-        self.args.extend(["-chardev".into(), format!("socket,id=bell,fd={fd}")]);
-        self.args.extend(["-device".into(), format!("ivshmem-doorbell,id=bell,chardev=bell,vectors={vectors}")]);
+        self.args.extend(["-chardev".into(), format!("socket,id=doorbell,fd={fd}")]);
+        self.args
+            .extend(["-device".into(), format!("ivshmem-doorbell,id=doorbell,chardev=doorbell,vectors={vectors}")]);
         Ok(())
     }
 

@@ -17,7 +17,7 @@ use tombolo_e2e::runner::{self, Case, Lacking, Verdict};
 /// Bytes of a region that a guest or the host writes.
 pub const REGION: u64 = 4 << 20;
 /// Bytes of a doorbell device's memory, which nothing here uses.
-const BELL_REGION: u64 = 1 << 16;
+const DOORBELL_REGION: u64 = 1 << 16;
 /// In how many ways a guest can be rung.
 pub const VECTORS: usize = 4;
 
@@ -119,17 +119,17 @@ pub struct Guest {
     pub ends: Option<Ends>,
     /// The doorbells, and the host's number, where the host is the peer.
     pub board: Option<(Switchboard, u16)>,
-    _bell: Region,
+    _doorbell: Region,
 }
 
 impl Guest {
     /// Boots with a doorbell device.
     fn boot(mut spec: Spec, board: &mut Switchboard) -> Result<Self> {
-        let bell = Region::new(BELL_REGION)?;
-        let (id, line) = board.join(&bell)?;
+        let doorbell = Region::new(DOORBELL_REGION)?;
+        let (id, line) = board.join(&doorbell)?;
         spec.doorbell(line, VECTORS)?;
         let vm = Vm::boot(spec)?;
-        Ok(Self { vm, id, own: None, peer: None, ends: None, board: None, _bell: bell })
+        Ok(Self { vm, id, own: None, peer: None, ends: None, board: None, _doorbell: doorbell })
     }
 
     /// Plugs the regions in and loads the module.
@@ -138,7 +138,7 @@ impl Guest {
         let ends = Ends {
             own: self.vm.plug("own", &own, Access::Write)?,
             peer: self.vm.plug("peer", &peer, access)?,
-            bell: self.vm.address("bell")?,
+            doorbell: self.vm.address("doorbell")?,
             ring_peer,
             ring_vector: 1,
             wait_vector: 1,

@@ -257,7 +257,7 @@ impl Site {
     }
 
     /// The devices of the only link, in a and in b, for cases that do without the machines' own brokers and therefore
-    /// ring nobody: only those know the bells.
+    /// ring nobody: only those know the doorbells.
     pub fn ends(&mut self) -> Result<[Ends; 2]> {
         let rows = self.broker.list(&[])?;
         let row = rows.first().ok_or_else(|| Error::new("no link"))?;
@@ -266,7 +266,7 @@ impl Site {
             Ok(Ends {
                 own: vm.address(&format!("tombolo-d-{memory}-own"))?,
                 peer: vm.address(&format!("tombolo-d-{memory}-peer"))?,
-                bell: vm.address("tombolo")?,
+                doorbell: vm.address("tombolo")?,
                 ring_peer: 2,
                 ring_vector: 1,
                 wait_vector: 1,

@@ -287,9 +287,9 @@ round trip, spinning: times better than line
 
     #[test]
     fn table_of_sleepers_that_did_not_sleep_says_so() {
-        let sleeper =
+        let asleep =
             |voluntary| Measurement { wait: Some(Wait::Sleep), voluntary: Some(voluntary), ..m("tcp", 1, 18_000.0) };
-        let (asleep, awake) = (render(&[sleeper(2.0)], None), render(&[sleeper(0.2)], None));
+        let (asleep, awake) = (render(&[asleep(2.0)], None), render(&[asleep(0.2)], None));
         assert!(asleep.contains("18.0 µs\n") && !asleep.contains('°'), "{asleep}");
         assert!(awake.contains("18.0 µs°\n") && awake.contains("before the ends could sleep"), "{awake}");
     }

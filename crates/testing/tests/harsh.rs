@@ -113,10 +113,10 @@ fn d14_ring_wakes_all_channels_between_two_domains_and_no_others() {
     let mut stranger = c.connect(&service, soon()).unwrap();
     let mut a3 = listener.accept().unwrap().unwrap();
 
-    let ringer = doorbell(&mut *b1, &mut *a1);
+    let notifier = doorbell(&mut *b1, &mut *a1);
     let heard = [doorbell(&mut *a1, &mut *b1), doorbell(&mut *a2, &mut *b2)];
     let unheard = [doorbell(&mut *b2, &mut *a2), doorbell(&mut *a3, &mut *stranger)];
-    ringer.notify(Slot::Data);
+    notifier.notify(Slot::Data);
     for slot in Slot::ALL {
         assert!(heard.iter().all(|doorbell| doorbell.wait(slot, now()).unwrap() == Woken::Notified));
         assert!(unheard.iter().all(|doorbell| doorbell.wait(slot, now()).unwrap() == Woken::TimedOut));
@@ -167,11 +167,11 @@ fn d12_services_are_named_by_domain() {
 fn d11_pause_holds_rings_and_messages_until_resumed_in_order() {
     let fixture = Harsh::new();
     let [mut a, mut b] = fixture.pair();
-    let (heard, ringer) = (doorbell(&mut *b, &mut *a), doorbell(&mut *a, &mut *b));
+    let (heard, notifier) = (doorbell(&mut *b, &mut *a), doorbell(&mut *a, &mut *b));
     b.send(b"before", None).unwrap();
     fixture.hypervisor.pause(&fixture.b);
     assert_eq!((a.liveness(), b.liveness()), (Liveness::Paused, Liveness::Running), "a third party tells");
-    ringer.notify(Slot::Data);
+    notifier.notify(Slot::Data);
     b.send(b"one", None).unwrap();
     b.send(b"two", None).unwrap();
     drop(b);
@@ -237,7 +237,7 @@ fn d3_revocation_is_an_error_and_says_what_it_could_not_take_back() {
     assert_eq!(a.quarantined(), LEN as u64);
     assert_eq!((a.liveness(), b.liveness()), (Liveness::Running, Liveness::Revoked));
     assert!(matches!(b.recv(LEN as u64), Err(Error::Revoked)));
-    assert_eq!(heard.wait(Slot::Data, soon()).unwrap(), Woken::PeerGone, "its sleepers wake");
+    assert_eq!(heard.wait(Slot::Data, soon()).unwrap(), Woken::PeerGone, "its waiters wake");
     assert_eq!(peer.data(0).len(), LEN, "no fault");
     drop(peer);
     assert_eq!(a.quarantined(), 0);

@@ -46,8 +46,8 @@ fn invalid(rig: &mut Rig) -> Result<Verdict> {
 /// Each time one thing is wrong, and everything else as it would be right.
 fn guest_invalid(args: &[String]) -> Result<()> {
     let (ends, _) = Ends::from_args(args)?;
-    let (own, peer, bell) = (open_node(&ends.own)?, open_node(&ends.peer)?, open_node(&ends.bell)?);
-    let good = LinkArgs { own_length: REGION, peer_length: REGION, wait_vector: 1, ..LinkArgs::new(&peer, &bell) };
+    let (own, peer, doorbell) = (open_node(&ends.own)?, open_node(&ends.peer)?, open_node(&ends.doorbell)?);
+    let good = LinkArgs { own_length: REGION, peer_length: REGION, wait_vector: 1, ..LinkArgs::new(&peer, &doorbell) };
     for bad in [
         LinkArgs { own_length: 0, ..good },
         LinkArgs { own_length: PAGE + 1, ..good },

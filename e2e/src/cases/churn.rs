@@ -141,7 +141,7 @@ fn rebind(args: &[String]) -> Result<()> {
     let (ends, rest) = Ends::from_args(args)?;
     let rounds: u32 = rest.first().map_or(Ok(1), |rounds| rounds.parse())?;
     // What was plugged in just now may not have its driver yet, and cannot be taken from it.
-    for device in [&ends.own, &ends.peer, &ends.bell] {
+    for device in [&ends.own, &ends.peer, &ends.doorbell] {
         node_name(device)?;
     }
     let stop = "/tmp/stop";
@@ -154,7 +154,7 @@ fn rebind(args: &[String]) -> Result<()> {
     let spinners = [start("0")?, start("100")?, start("200")?];
     let driver = "/sys/bus/pci/drivers/tombolo_ivshmem";
     for round in 0..rounds * 3 {
-        let device = [&ends.own, &ends.peer, &ends.bell][round as usize % 3];
+        let device = [&ends.own, &ends.peer, &ends.doorbell][round as usize % 3];
         fs::write(format!("{driver}/unbind"), device)?;
         fs::write(format!("{driver}/bind"), device)?;
         node_name(device)?;
@@ -208,7 +208,7 @@ impl Drop for Copied {
 }
 
 fn turn(ends: &Ends, channel: u32, offset: u64, turns: u32) -> Result<()> {
-    let (own, peer, bell) = (open_node(&ends.own)?, open_node(&ends.peer)?, open_node(&ends.bell)?);
+    let (own, peer, doorbell) = (open_node(&ends.own)?, open_node(&ends.peer)?, open_node(&ends.doorbell)?);
     let args = LinkArgs {
         own_offset: offset,
         own_length: 0x8000,
@@ -217,7 +217,7 @@ fn turn(ends: &Ends, channel: u32, offset: u64, turns: u32) -> Result<()> {
         ring_peer: ends.ring_peer,
         ring_vector: ends.ring_vector,
         wait_vector: (turns % VECTORS as u32) as u16,
-        ..LinkArgs::new(&peer, &bell)
+        ..LinkArgs::new(&peer, &doorbell)
     };
     let link = sys::link(&own, &args)?;
     let args = SliceArgs { cookie: 2, offset: 0x1000, length: 0x4000, channel, channels: 8, ..SLICE };

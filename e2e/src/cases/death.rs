@@ -134,8 +134,9 @@ fn guest_found_again(args: &[String]) -> Result<()> {
     drop(link);
     let link = ends.link()?;
     ensure!(sys::slices(&link.0, 9)?.0 == [SLICE], "another link");
-    let (own, peer, bell) = (open_node(&ends.own)?, open_node(&ends.peer)?, open_node(&ends.bell)?);
-    let across = LinkArgs { own_length: 0x2000, peer_length: 0x1000, wait_vector: 1, ..LinkArgs::new(&peer, &bell) };
+    let (own, peer, doorbell) = (open_node(&ends.own)?, open_node(&ends.peer)?, open_node(&ends.doorbell)?);
+    let across =
+        LinkArgs { own_length: 0x2000, peer_length: 0x1000, wait_vector: 1, ..LinkArgs::new(&peer, &doorbell) };
     ensure!(errno(sys::link(&own, &across)) == Some(Errno::BUSY), "a link across another one");
     drop((link, slice));
     sys::link(&own, &across)?;

@@ -372,7 +372,7 @@ fn count(guest: &mut Guest) -> Result<(u64, u64)> {
 }
 
 fn counters(args: &[String]) -> Result<()> {
-    let info = sys::info(open_node(&Ends::from_args(args)?.0.bell)?)?;
+    let info = sys::info(open_node(&Ends::from_args(args)?.0.doorbell)?)?;
     println!("{} {}", info.interrupts, info.storms);
     Ok(())
 }

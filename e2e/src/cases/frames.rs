@@ -47,7 +47,7 @@ const MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x66];
 /// A peer that has the memory of its channel in its own hands.
 struct Peer {
     _channel: Messages,
-    bell: OwnedFd,
+    doorbell: OwnedFd,
     own: Mapping,
     theirs: Mapping,
     data: usize,
@@ -68,7 +68,7 @@ impl Peer {
         let own = Mapping::new(&parts.own, parts.own_at, (data + capacity) as usize, both, false)?;
         let theirs = Mapping::new(&parts.peer, parts.peer_at, PAGE + PAGE, ProtFlags::READ, false)?;
         let tail = writer.position;
-        Ok(Self { _channel: channel, bell: parts.own, own, theirs, data: data as usize, capacity, tail })
+        Ok(Self { _channel: channel, doorbell: parts.own, own, theirs, data: data as usize, capacity, tail })
     }
 
     /// Says hello, and waits until the other end has begun to read frames. Returns the other's address.
@@ -112,7 +112,7 @@ impl Peer {
 
     /// Rings the other end's reader.
     fn ring(&self) -> Result<()> {
-        rustix::io::write(&self.bell, &1_u64.to_ne_bytes())?;
+        rustix::io::write(&self.doorbell, &1_u64.to_ne_bytes())?;
         Ok(())
     }
 

@@ -43,9 +43,9 @@ fn describes(rig: &mut Rig) -> Result<Verdict> {
 
 fn describe(args: &[String]) -> Result<()> {
     let (ends, _) = Ends::from_args(args)?;
-    let (bell, own) = (sys::info(open_node(&ends.bell)?)?, sys::info(open_node(&ends.own)?)?);
-    ensure!(bell.version == 2 && own.version == 2, "{bell:?} {own:?}");
-    ensure!(bell.flags & sys::INFO_BELL != 0 && bell.vectors == 4, "{bell:?}");
+    let (doorbell, own) = (sys::info(open_node(&ends.doorbell)?)?, sys::info(open_node(&ends.own)?)?);
+    ensure!(doorbell.version == 2 && own.version == 2, "{doorbell:?} {own:?}");
+    ensure!(doorbell.flags & sys::INFO_BELL != 0 && doorbell.vectors == 4, "{doorbell:?}");
     ensure!(own.flags & sys::INFO_BELL == 0 && own.vectors == 0, "{own:?}");
     ensure!(own.size == crate::rig::REGION && own.reserved == [0; 3], "{own:?}");
     Ok(())

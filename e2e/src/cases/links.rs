@@ -93,7 +93,7 @@ fn half(vm: &mut Vm, ends: &Ends, half: &str, more: &[&str]) -> Result<String> {
 fn arrived(args: &[String]) -> Result<()> {
     let (ends, rest) = Ends::from_args(args)?;
     let size = rest.first().ok_or_else(|| Error::new("what size?"))?.parse::<u64>()?;
-    for device in [&ends.own, &ends.peer, &ends.bell] {
+    for device in [&ends.own, &ends.peer, &ends.doorbell] {
         node_name(device)?;
     }
     let (own, peer) = (sys::info(open_node(&ends.own)?)?, sys::info(open_node(&ends.peer)?)?);

@@ -236,10 +236,10 @@ fn untouched(rig: &mut Rig) -> Result<Verdict> {
 /// Whatever makes the driver write: rings, states, what is cleared.
 fn guest_untouched(args: &[String]) -> Result<()> {
     let (ends, _) = Ends::from_args(args)?;
-    let (own, bell) = (open_node(&ends.own)?, open_node(&ends.bell)?);
+    let (own, doorbell) = (open_node(&ends.own)?, open_node(&ends.doorbell)?);
     let half = REGION / 2;
     let (own_length, peer_offset, peer_length) = (half, half, half);
-    let link = sys::link(&own, &LinkArgs { own_length, peer_offset, peer_length, ..LinkArgs::new(&own, &bell) })?;
+    let link = sys::link(&own, &LinkArgs { own_length, peer_offset, peer_length, ..LinkArgs::new(&own, &doorbell) })?;
     sys::clear(&link, 0, half)?;
     for (number, args) in [OWN, PEER].into_iter().enumerate() {
         let states = if number == 0 { (2, 3) } else { (0, 0) };
@@ -269,8 +269,8 @@ fn guest_write_back(args: &[String]) -> Result<()> {
         ensure!(memory_type(address)? == "write-back", "{address} is {}", memory_type(address)?);
     }
     // The doorbell's memory lies below 4 GiB, where firmware forbids caching, and the module has to say so.
-    let below = sys::info(open_node(&ends.bell)?)?.flags & sys::INFO_WRITE_BACK != 0;
-    ensure!(below == (memory_type(&ends.bell)? == "write-back"), "the bell: {}", memory_type(&ends.bell)?);
+    let below = sys::info(open_node(&ends.doorbell)?)?.flags & sys::INFO_WRITE_BACK != 0;
+    ensure!(below == (memory_type(&ends.doorbell)? == "write-back"), "the doorbell: {}", memory_type(&ends.doorbell)?);
     Ok(())
 }
 

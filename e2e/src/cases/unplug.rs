@@ -176,7 +176,7 @@ fn unbinds(rig: &mut Rig) -> Result<Verdict> {
 fn unbind(args: &[String]) -> Result<()> {
     let (ends, rest) = Ends::from_args(args)?;
     let file = format!("/sys/bus/pci/drivers/tombolo_ivshmem/{}", rest.join(""));
-    Ok(fs::write(file, &ends.bell)?)
+    Ok(fs::write(file, &ends.doorbell)?)
 }
 
 fn in_use(rig: &mut Rig) -> Result<Verdict> {

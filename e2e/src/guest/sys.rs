@@ -74,14 +74,14 @@ pub struct LinkArgs {
 
 impl LinkArgs {
     /// All zero but the nodes.
-    pub fn new(peer: &impl AsRawFd, bell: &impl AsRawFd) -> Self {
+    pub fn new(peer: &impl AsRawFd, doorbell: &impl AsRawFd) -> Self {
         Self {
             own_offset: 0,
             own_length: 0,
             peer_offset: 0,
             peer_length: 0,
             peer_fd: peer.as_raw_fd(),
-            bell_fd: bell.as_raw_fd(),
+            bell_fd: doorbell.as_raw_fd(),
             ring_peer: 0,
             ring_vector: 0,
             wait_vector: 0,

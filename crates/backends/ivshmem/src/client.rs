@@ -557,7 +557,7 @@ mod tests {
         for events in [1, 5, 7, 12] {
             assert!(matches!(call(events, 4), Err(Error::Malformed { clause: "V-2", .. })), "{events}");
         }
-        // A slice alone is the kernel module's, which this is not: nobody can wait for it.
+        // A window alone is the kernel module's, which this is not: nobody can wait for it.
         let (link, _broker) = call(0, 4).unwrap();
         assert!(matches!(
             link.wait_accepted(Deadline::after(PATIENCE)),

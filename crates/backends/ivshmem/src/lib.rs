@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Layer 2. Uses: os, layout, mem, domain, control.
 //!
-//! The backend between virtual machines under QEMU, and between a virtual machine and its host. Memory is a slice of an
+//! The backend between virtual machines under QEMU, and between a virtual machine and its host. Memory is a window of an
 //! ivshmem device, doorbells are its interrupts, and the rendezvous is the broker (`tombolod`) of one's own kernel,
 //! which agrees with the peer's and hands out what they agreed. The normative text is `spec/4-domain-vm.md`.
 //!
-//! What a program gets for a call is its own slice, the peer's (read-only), and a way to ring. In a guest these are
+//! What a program gets for a call is its own window, the peer's (read-only), and a way to ring. In a guest these are
 //! descriptors of the kernel module (`kernel/ivshmem`); on a host they are memfds and eventfds. After that no broker
-//! takes part: segments are ranges of the slice, control messages go through its first page.
+//! takes part: segments are ranges of the window, control messages go through its first page.
 //!
 //! ```no_run
 //! use tombolo_domain::{Deadline, Rendezvous};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One end of a call: its slice, its mailbox, its doorbells.
+//! One end of a call: its window, its mailbox, its doorbells.
 
 use std::{io, os::fd::BorrowedFd, sync::Arc};
 
@@ -85,7 +85,7 @@ impl Memory for VmEndpoint {
         self.pool.quarantined(self.hub.port(), self.mailbox.peer())
     }
 
-    /// One segment may take what the slice has left in one piece (V-8).
+    /// One segment may take what the window has left in one piece (V-8).
     fn affordable(&self, wanted: usize) -> usize {
         wanted.min(self.pool.largest_gap(self.hub.port(), self.mailbox.peer()) as usize)
     }
@@ -177,7 +177,7 @@ impl Endpoint for VmEndpoint {
 
     fn driver_parts(&self, offer: &Offer) -> Option<DriverParts> {
         let own_at = self.pool.pass(offer.token::<Token>()?)?.offset;
-        let (own, peer) = self.hub.port().slices()?;
+        let (own, peer) = self.hub.port().windows()?;
         let (own, peer) = (own.try_clone_to_owned().ok()?, peer.try_clone_to_owned().ok()?);
         let peer_at = self.mapped.only()?.offset;
         Some(DriverParts { own, own_at, peer, peer_at, life: mailbox::STATE_AT, over: mailbox::CLOSED })

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The first page of a slice: what one end says to the other, and which of the other's segments it let go (V-4, V-5).
+//! The first page of a window: what one end says to the other, and which of the other's segments it let go (V-4, V-5).
 
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -45,7 +45,7 @@ pub(crate) fn malformed(clause: &'static str, what: impl Into<String>) -> Error 
     Error::Malformed { clause, what: what.into() }
 }
 
-/// A segment on its way: where it is in its owner's slice, and by which number it is given back (V-6).
+/// A segment on its way: where it is in its owner's window, and by which number it is given back (V-6).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Passed {
     pub offset: u64,
@@ -213,7 +213,7 @@ impl Mailbox {
         if waits && !self.begun {
             let head = peer.header::<16>();
             if head[..8] != MAGIC || head[8..] != VERSION.to_le_bytes() {
-                return Err(malformed("V-4", "the peer's slice does not begin with magic and version"));
+                return Err(malformed("V-4", "the peer's window does not begin with magic and version"));
             }
             // Over it may be by now: what was sent before is still to be read.
             if peer.word(STATE_AT as usize).load_acquire().hint() == 0 {
@@ -238,14 +238,14 @@ impl Mapped {
 
     /// Whether the peer may pass this memory now: whole pages of its window behind the page, apart from these and from
     /// the memory passed before that is still mapped (V-6).
-    pub(crate) fn admit(&self, new: Passed, slice: u64, max: u64, page: &OwnPage) -> Result<SegmentRelease> {
+    pub(crate) fn admit(&self, new: Passed, window: u64, max: u64, page: &OwnPage) -> Result<SegmentRelease> {
         let bad =
             |why: &str| Err(malformed("V-6", format!("segment of {:#x} bytes at {:#x}: {why}", new.len, new.offset)));
         // Whatever becomes of it, its owner may have it again when this is dropped.
         let mut let_go = SegmentRelease { passed: new, page: page.clone(), mapped: None, since: Mapping::now() };
         let end = match new.offset.checked_add(new.len) {
-            Some(end) if new.offset >= LEN && end <= slice => end,
-            _ => return bad("not within the slice"),
+            Some(end) if new.offset >= LEN && end <= window => end,
+            _ => return bad("not within the window"),
         };
         if new.len == 0 || new.offset % PAGE != 0 || new.len % PAGE != 0 {
             return bad("not of whole pages");

@@ -117,10 +117,10 @@ impl Pool {
     /// Finds a gap of `len` bytes: the first one, where tools look for a channel's rings (B-20). In a window that many share,
     /// a large segment is put at the end of the last gap. Small segments stay long and large ones come and go, so this
     /// keeps room for the large ones.
-    fn place(&self, len: u64, slice: u64) -> Option<u64> {
+    fn place(&self, len: u64, window: u64) -> Option<u64> {
         let mut taken: Vec<_> = self.extents.iter().flatten().map(|it| (it.offset, it.offset + it.len)).collect();
-        let is_apart = taken.len() >= OF_ONE && len > slice / LARGE;
-        taken.push((slice, slice));
+        let is_apart = taken.len() >= OF_ONE && len > window / LARGE;
+        taken.push((window, window));
         taken.sort_unstable();
         let mut from = mailbox::LEN;
         let gaps = taken.into_iter().map(|(offset, end)| (std::mem::replace(&mut from, end), offset));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the broker gave for one call: this endpoint's slice, the peer's, and how the two ring each other (V-2).
+//! What the broker gave for one call: this endpoint's window, the peer's, and how the two ring each other (V-2).
 //!
 //! In a guest these are descriptors of the kernel module; on a host, and in tests, memfds and eventfds. Nothing above
 //! knows which.
@@ -25,7 +25,7 @@ pub(crate) const CONTROL: usize = 2;
 /// The doorbell of who reads.
 pub(crate) const DATA: usize = 0;
 
-/// A slice as offset and length within its memfd.
+/// A window as offset and length within its memfd.
 pub(crate) type Range = (u64, u64);
 
 /// An eventfd that was rung so often.
@@ -41,7 +41,7 @@ pub(crate) fn reserve(fd: OwnedFd) -> Result<ReservedFd> {
 #[derive(Debug)]
 pub(crate) struct Port {
     own: OwnMemory,
-    /// The peer's slice, once it accepted.
+    /// The peer's window, once it accepted.
     peer: OnceLock<(ReservedFd, Range)>,
     ring: Ring,
     /// Eventfds on which this end is rung. The module keeps rings for those that are not made yet.
@@ -50,14 +50,14 @@ pub(crate) struct Port {
 
 #[derive(Debug)]
 enum Ring {
-    /// Written to the own slice, as bits.
+    /// Written to the own window, as bits.
     Module,
     /// An eventfd for each doorbell.
     Events([ReservedFd; DOORBELLS]),
 }
 
 impl Port {
-    /// What came with the broker's statement of a call, of `own` as it said. Of the module's slices there is nothing but
+    /// What came with the broker's statement of a call, of `own` as it said. Of the module's windows there is nothing but
     /// what they are, so they begin at 0.
     pub(crate) fn new(descriptors: Vec<OwnedFd>, own: Range) -> Result<Self> {
         let count = descriptors.len();
@@ -95,7 +95,7 @@ impl Port {
     pub(crate) fn accepted(&self, mut descriptors: Vec<OwnedFd>, (offset, len): Range) -> Result<()> {
         let count = descriptors.len();
         let peer = descriptors.pop().filter(|_| count == 1);
-        let peer = peer.ok_or_else(|| malformed("V-2", format!("{count} descriptors for the peer's slice")))?;
+        let peer = peer.ok_or_else(|| malformed("V-2", format!("{count} descriptors for the peer's window")))?;
         let offset = if matches!(self.ring, Ring::Module) { 0 } else { offset };
         self.peer.set((reserve(peer)?, (offset, len))).map_err(|_| malformed("V-2", "a call was accepted twice"))
     }
@@ -110,13 +110,13 @@ impl Port {
     }
 
     pub(crate) fn map_own(&self, offset: u64, len: usize) -> Result<OwnSegment> {
-        self.own.map(offset, len).map_err(|error| Error::os("mmap of a slice", error))
+        self.own.map(offset, len).map_err(|error| Error::os("mmap of a window", error))
     }
 
     pub(crate) fn map_peer(&self, offset: u64, len: usize, guard: impl Send + Sync + 'static) -> Result<PeerSegment> {
         let (peer, (from, _)) = self.peer.get().ok_or(Error::PeerGone)?;
         PeerSegment::map_revocable(peer.as_fd(), from.saturating_add(offset), len, guard)
-            .map_err(|error| Error::os("mmap of the peer's slice", error))
+            .map_err(|error| Error::os("mmap of the peer's window", error))
     }
 
     /// Rings the peer; at a peer that is gone nothing happens.
@@ -155,14 +155,14 @@ impl Port {
         self.heard[doorbell].get().is_some_and(|event| rustix::io::read(event, &mut [0; 8]).is_ok())
     }
 
-    /// Polls readable once a doorbell of this endpoint is rung: its eventfd, or the slice, which is readable for all
+    /// Polls readable once a doorbell of this endpoint is rung: its eventfd, or the window, which is readable for all
     /// that have none.
     pub(crate) fn doorbell(&self, doorbell: usize) -> BorrowedFd<'_> {
         self.heard[doorbell].get().map_or(self.own.fd(), AsFd::as_fd)
     }
 
-    /// Both slices, where they are the module's.
-    pub(crate) fn slices(&self) -> Option<(BorrowedFd<'_>, BorrowedFd<'_>)> {
+    /// Both windows, where they are the module's.
+    pub(crate) fn windows(&self) -> Option<(BorrowedFd<'_>, BorrowedFd<'_>)> {
         let (peer, _) = self.peer.get().filter(|_| matches!(self.ring, Ring::Module))?;
         Some((self.own.fd(), peer.as_fd()))
     }

@@ -4,7 +4,7 @@
 //! # Safety
 //! An ioctl is given by number what it reads and writes; the numbers of `uapi` are made from the types that are passed
 //! here. [`OwnMemory`] maps each byte once at a time, which is what a segment of one's own asks for; that nobody else
-//! writes it is the broker's promise, who gives a slice to one program.
+//! writes it is the broker's promise, who gives a window to one program.
 #![allow(unsafe_code)]
 
 use std::{
@@ -121,7 +121,7 @@ pub(crate) fn net_place(file: BorrowedFd<'_>) -> Result<(OwnedFd, NetPlace)> {
     Ok((made(answer), answer.1))
 }
 
-/// A range of shared memory that this program alone writes: a slice of the module's, or a range of a memfd.
+/// A range of shared memory that this program alone writes: a window of the module's, or a range of a memfd.
 #[derive(Debug)]
 pub(crate) struct OwnMemory {
     fd: ReservedFd,

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A peer that writes what it likes into its slice, memory that goes, a broker that goes.
+//! A peer that writes what it likes into its window, memory that goes, a broker that goes.
 
 mod support;
 
 use std::{os::fd::OwnedFd, time::Duration};
 
-use support::{SLICE, World, accept};
+use support::{WINDOW, World, accept};
 use tombolo_control::{Life as Told, WINDOWS_AT};
 use tombolo_domain::{Deadline, Endpoint, Error, Liveness, Received, Rendezvous, Slot, Woken, wait_readable};
 use tombolo_mem::{OwnWord, PeerWord};
@@ -14,7 +14,7 @@ use tombolo_testing::{
     waits::wait_at_both_slots,
 };
 
-/// A good end in `a`, and the slice of its peer in `b`, to be written at will.
+/// A good end in `a`, and the window of its peer in `b`, to be written at will.
 struct Victim {
     world: World,
     link: Box<dyn Endpoint>,
@@ -127,8 +127,8 @@ fn v6_segment_that_may_not_be_passed_is_refused_and_given_back() {
         (4096, 0),
         (4096, 4095),
         (4097, 4096),
-        (4096, SLICE),
-        (SLICE, 4096),
+        (4096, WINDOW),
+        (WINDOW, 4096),
         (u64::MAX - 4095, 8192),
         (4096, u64::MAX - 4095),
         (4096, (1 << 20) + 4096),

@@ -43,7 +43,7 @@ pub(crate) struct LocalEndpoint {
     /// All doorbells, once the peer has sent its own.
     doorbells: Option<Arc<LocalDoorbells>>,
     /// The doorbell that came with the last datagram.
-    ringer: Option<SingleNotifier>,
+    notifier: Option<SingleNotifier>,
 }
 
 impl LocalEndpoint {
@@ -61,8 +61,8 @@ impl LocalEndpoint {
     fn named(socket: OwnedFd, name: String, accepted: bool) -> Result<Self> {
         let identity = Identity::of_peer(socket.as_fd()).map_err(|error| Error::os("getsockopt", error))?;
         let socket = Some(crate::aside(socket)?);
-        let (own, doorbells, ringer, spoilt) = (None, None, None, None);
-        Ok(Self { socket, identity, accepted, spoilt, name, own, introduced: false, doorbells, ringer })
+        let (own, doorbells, notifier, spoilt) = (None, None, None, None);
+        Ok(Self { socket, identity, accepted, spoilt, name, own, introduced: false, doorbells, notifier })
     }
 
     fn socket(&self) -> BorrowedFd<'_> {
@@ -140,7 +140,7 @@ impl LocalEndpoint {
         if head.doorbells {
             self.take_doorbells(&mut datagram.descriptors)?;
         }
-        self.ringer = if head.single { Some(take_notifier(&mut datagram.descriptors)?) } else { None };
+        self.notifier = if head.single { Some(take_notifier(&mut datagram.descriptors)?) } else { None };
         Ok(Received { message, segment: map(&datagram.descriptors, max_segment)? })
     }
 
@@ -245,7 +245,7 @@ impl Endpoint for LocalEndpoint {
     }
 
     fn take_notifier(&mut self) -> Option<SingleNotifier> {
-        self.ringer.take()
+        self.notifier.take()
     }
 
     fn recv(&mut self, max_segment: u64) -> Result<Option<Received>> {

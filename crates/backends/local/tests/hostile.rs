@@ -363,8 +363,8 @@ fn l7_d5_ringing_a_bell_that_the_waiter_spoilt_blocks_nobody() {
         let mut raw = Raw::meet(&folder);
         raw.send_message(WITH_DOORBELLS, b"x", &[doorbell.as_fd(), doorbell.as_fd()]);
         raw.link.recv(0).unwrap().unwrap();
-        let ringer = raw.link.doorbell().unwrap();
-        unblocked(what, move || (0..1000).for_each(|ring| ringer.notify(Slot::ALL[ring % 2])));
+        let notifier = raw.link.doorbell().unwrap();
+        unblocked(what, move || (0..1000).for_each(|ring| notifier.notify(Slot::ALL[ring % 2])));
     }
 }
 
@@ -434,9 +434,9 @@ fn l7_waiter_of_a_link_that_this_end_gave_up_is_not_left_behind() {
     let folder = Folder::new();
     let raw = Raw::introduced(&folder);
     let waiter = raw.link.doorbell().unwrap();
-    let sleeper = std::thread::spawn(move || Slot::ALL.map(|slot| waiter.wait(slot, Deadline::NEVER).unwrap()));
+    let waiting = std::thread::spawn(move || Slot::ALL.map(|slot| waiter.wait(slot, Deadline::NEVER).unwrap()));
     drop(raw.link);
-    assert_eq!(unblocked("a wait for ever", move || sleeper.join().unwrap()), [Woken::PeerGone; 2]);
+    assert_eq!(unblocked("a wait for ever", move || waiting.join().unwrap()), [Woken::PeerGone; 2]);
 }
 
 #[test]

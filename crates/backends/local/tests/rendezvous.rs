@@ -291,10 +291,10 @@ fn l8_hang_up_is_seen_within_100_ms_of_the_kill() {
         let (mut child, mut link) = folder.mortal(&[]);
         conformance::receive(&mut *link, patience()).unwrap();
         let doorbell = link.doorbell().unwrap();
-        let sleeper = thread::spawn(move || (doorbell.wait(Slot::Data, patience()).unwrap(), Instant::now()));
+        let waiting = thread::spawn(move || (doorbell.wait(Slot::Data, patience()).unwrap(), Instant::now()));
         let before = Instant::now();
         child.kill();
-        let (woken, at) = sleeper.join().unwrap();
+        let (woken, at) = waiting.join().unwrap();
         assert_eq!(woken, Woken::PeerGone);
         at.saturating_duration_since(before)
     });

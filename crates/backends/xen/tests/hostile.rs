@@ -163,10 +163,10 @@ fn x7_long_segment_arrives_through_several_pages_of_references() {
 #[test]
 fn x8_what_one_sleeper_takes_is_left_to_the_others() {
     let [mut a, b] = pair(&FakeXen::new());
-    let (ringer, doorbell) = (a.doorbell().expect("heard"), b.doorbell().expect("heard"));
+    let (notifier, doorbell) = (a.doorbell().expect("heard"), b.doorbell().expect("heard"));
     Slot::ALL.iter().for_each(|slot| doorbell.drain(*slot));
     a.send(b"both", None).expect("there is room");
-    ringer.notify(Slot::Data);
+    notifier.notify(Slot::Data);
     for slot in Slot::ALL {
         assert_eq!(doorbell.wait(slot, patience()).expect("waiting works"), Woken::Notified);
         doorbell.drain(slot);

@@ -52,13 +52,13 @@ fn kick() -> u64 {
 }
 
 /// Threads of this process that are about to sleep in any set, or do.
-static SLEEPERS: AtomicUsize = AtomicUsize::new(0);
+static ASLEEP: AtomicUsize = AtomicUsize::new(0);
 
 /// A call found too little room, and its program goes on. A thread that sleeps in a set asked its peer for what it missed by then:
 /// it looks again, and asks for room.
 pub(crate) fn found_no_room(connection: &Connection) {
     // ORDER SeqCst: who sleeps says so before its last look, and what fills the ring was published before this.
-    if SLEEPERS.load(Ordering::SeqCst) > 0 && connection.wiring.is_wired() {
+    if ASLEEP.load(Ordering::SeqCst) > 0 && connection.wiring.is_wired() {
         connection.pipes.doorbell().inspect(|doorbell| doorbell.notify());
     }
 }
@@ -75,7 +75,7 @@ pub(crate) struct Set {
     /// Wakes who sleeps in it.
     doorbell: OnceLock<SingleDoorbell>,
     /// Threads that are about to sleep in it, or do.
-    sleepers: AtomicUsize,
+    asleep: AtomicUsize,
     /// It is in another set, or polled: somebody else sleeps for it.
     nested: AtomicBool,
     /// [`Process::decided`](tombolo_sockets::Process::decided) when its entries were last gone through.
@@ -116,7 +116,7 @@ impl Set {
     /// Something changed that those who sleep for this set did not see.
     fn changed(&self) {
         // ORDER SeqCst: who sleeps says so before its last look, and the change was made before this.
-        if self.sleepers.load(Ordering::SeqCst) > 0 || self.nested.load(Ordering::SeqCst) {
+        if self.asleep.load(Ordering::SeqCst) > 0 || self.nested.load(Ordering::SeqCst) {
             self.kick();
         }
     }
@@ -154,9 +154,9 @@ pub(crate) fn hold(sets: &[(RawFd, Arc<Set>)]) -> Vec<impl Sized + '_> {
 /// In a child made by fork, which has the parent's sets and what they watch: it looks at all once.
 pub(crate) fn inherit(sets: &[(RawFd, Arc<Set>)]) {
     // The parent's threads that sleep are not here.
-    SLEEPERS.store(0, Ordering::SeqCst);
+    ASLEEP.store(0, Ordering::SeqCst);
     for (_, set) in sets {
-        set.sleepers.store(0, Ordering::SeqCst);
+        set.asleep.store(0, Ordering::SeqCst);
         let _ = set.lock().wake_all();
     }
 }

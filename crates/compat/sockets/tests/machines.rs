@@ -6,7 +6,7 @@ mod machine_pair;
 
 use std::{io::IoSliceMut, sync::Arc, time::Instant};
 
-use machine_pair::{support::Slices, *};
+use machine_pair::{support::Windows, *};
 use rustix::io::Errno;
 use tombolo_sockets::{
     Reason,
@@ -17,7 +17,7 @@ use tombolo_sockets::{
 
 #[test]
 fn s20_ring_between_machines_begins_small_grows_for_bulk_and_gives_the_memory_back() {
-    let programs = Programs::new(of(SLICE));
+    let programs = Programs::new(of(WINDOW));
     let mut ends = programs.join(0).unwrap();
     assert_eq!(ends.rings(), [FIRST; 2]);
     // More often than the link has memory for, if any stayed.
@@ -30,7 +30,7 @@ fn s20_ring_between_machines_begins_small_grows_for_bulk_and_gives_the_memory_ba
 
 #[test]
 fn s20_what_grows_leaves_room_for_first_rings_and_what_finds_none_stays_small() {
-    let programs = Programs::new(of(SLICE));
+    let programs = Programs::new(of(WINDOW));
     let mut all: Vec<_> = (0..3).map(|number| programs.join(number).unwrap()).collect();
     let sizes: Vec<_> = all.iter_mut().map(|ends| ends.be_busy(1)).collect();
     assert_eq!(sizes, [MOST, MOST / 2, MOST / 4], "each has what is left");
@@ -45,12 +45,12 @@ fn s20_what_grows_leaves_room_for_first_rings_and_what_finds_none_stays_small() 
 }
 
 /// What a region of 16 MiB gives, as V-8 says.
-fn region() -> Slices {
+fn region() -> Windows {
     let mut left = (16 << 20) - PAGE;
     Box::new(move || {
-        let slice = (left / 8 / PAGE * PAGE).clamp(72 << 10, SLICE);
-        left = left.checked_sub(slice)?;
-        Some(slice)
+        let window = (left / 8 / PAGE * PAGE).clamp(72 << 10, WINDOW);
+        left = left.checked_sub(window)?;
+        Some(window)
     })
 }
 
@@ -79,7 +79,7 @@ fn s18_a_thousand_connections_have_room_in_a_link_of_32_mib_and_what_has_none_sa
 #[test]
 fn s19_connection_leaves_a_ring_that_grew_and_one_that_was_offered_with_every_byte() {
     for takes in [true, false] {
-        let programs = Programs::new(of(SLICE));
+        let programs = Programs::new(of(WINDOW));
         let mut ends = programs.join(0).unwrap();
         // Once the ring has grown, and once one was offered that nobody has taken.
         let deadline = Instant::now() + SOON;
@@ -115,7 +115,7 @@ fn s19_connection_leaves_a_ring_that_grew_and_one_that_was_offered_with_every_by
 
 #[test]
 fn d3_what_was_recalled_from_a_ring_whose_memory_went_is_not_sent() {
-    let programs = Programs::new(of(SLICE));
+    let programs = Programs::new(of(WINDOW));
     let mut ends = programs.join(0).unwrap();
     assert_eq!(ends.be_busy(1), MOST);
     assert!(ends.send(1, 600_000) == 600_000);
@@ -148,7 +148,7 @@ fn s18_addresses_that_each_kernel_has_are_looked_for_at_no_broker() {
             .into_iter()
             .enumerate()
     {
-        let programs = Programs::new(of(SLICE));
+        let programs = Programs::new(of(WINDOW));
         let ends = programs.connect_between(hosts, number as u16);
         (0..200).for_each(|_| ends.advance());
         let asked = programs.asked.addresses.lock().unwrap().clone();
@@ -159,7 +159,7 @@ fn s18_addresses_that_each_kernel_has_are_looked_for_at_no_broker() {
 
 #[test]
 fn s18_service_where_nobody_listens_is_asked_for_anew() {
-    let programs = Programs::new(of(SLICE));
+    let programs = Programs::new(of(WINDOW));
     let ends = programs.connect(7);
     let number = 2 * ends.fd.unsigned_abs();
     let key = key_of_sequences([number, number + 1]).unwrap();

@@ -87,7 +87,7 @@ fn read_out(ends: &mut Ends<'_>) {
 fn s22_connection_that_has_left_is_joined_again_and_each_byte_arrives_once() {
     // With less and with more than a proof covers before it is joined for the first time.
     for before in [0, 3000] {
-        let programs = Programs::new(of(SLICE));
+        let programs = Programs::new(of(WINDOW));
         let mut ends = programs.join(before);
         let ends = ends.as_mut().unwrap();
         for round in 0..3 {
@@ -109,7 +109,7 @@ fn s22_connection_that_has_left_is_joined_again_and_each_byte_arrives_once() {
 #[test]
 fn s22_end_whose_peer_does_not_come_back_stays_on_tcp_until_it_does() {
     for one in 0..2 {
-        let programs = Programs::new(of(SLICE));
+        let programs = Programs::new(of(WINDOW));
         let mut ends = left(&programs);
         go_on_for_a_while(&mut ends, &[one]);
         assert_eq!(ends.ends[one].stage(), Stage::Candidate, "it looks for its peer");
@@ -121,7 +121,7 @@ fn s22_end_whose_peer_does_not_come_back_stays_on_tcp_until_it_does() {
 
 #[test]
 fn s22_connection_whose_program_needs_the_kernel_since_it_left_is_not_joined_again() {
-    let programs = Programs::new(of(SLICE));
+    let programs = Programs::new(of(WINDOW));
     let mut ends = left(&programs);
     programs.processes[0].leaves(&ends.ends[0], Reason::Usage);
     assert_eq!(ends.ends[0].reason(), Some(Reason::Usage));
@@ -142,7 +142,7 @@ fn s22_connection_whose_program_needs_the_kernel_since_it_left_is_not_joined_aga
 fn s22_proposal_that_is_older_than_the_claim_is_refused_with_no_peer_and_the_end_goes_on_waiting() {
     const WAITS: usize = 0;
     const SEEKS: usize = 1;
-    let programs = Programs::new(of(SLICE));
+    let programs = Programs::new(of(WINDOW));
     let mut ends = programs.connect(0);
     let deadline = Instant::now() + SOON;
     while programs.keys.lock().unwrap().is_empty() {
@@ -174,7 +174,7 @@ fn s22_proposal_that_is_older_than_the_claim_is_refused_with_no_peer_and_the_end
 
 #[test]
 fn s22_nothing_is_tried_while_the_peer_is_no_neighbour() {
-    let programs = Programs::new(of(SLICE));
+    let programs = Programs::new(of(WINDOW));
     let mut ends = left(&programs);
     programs.asked.is_far.store(true, Ordering::SeqCst);
     go_on_for_a_while(&mut ends, &[0, 1]);

@@ -80,10 +80,10 @@ impl Sleep {
     /// The program heard the event.
     pub(crate) fn rung(&self) {
         self.event.clear();
-        self.wake_sleepers(self.lock());
+        self.wake_asleep(self.lock());
     }
 
-    fn wake_sleepers(&self, mut heard: MutexGuard<'_, EventState>) {
+    fn wake_asleep(&self, mut heard: MutexGuard<'_, EventState>) {
         heard.times += 1;
         // To tell nobody is a system call as well.
         if heard.wait > 0 {
@@ -111,7 +111,7 @@ impl Sleep {
         let listened = self.event.wait(LOOK);
         let mut heard = self.lock();
         heard.listens = false;
-        self.wake_sleepers(heard);
+        self.wake_asleep(heard);
         Ok(listened?)
     }
 }

@@ -155,7 +155,7 @@ impl Introduction {
     fn meet(self, theirs: &Greeting, segment: &PeerSegment, listened: bool) -> Result<Agreed> {
         let Self { own, offer, greeting } = self;
         let features = greeting.offered.and(theirs.offered);
-        let ordering = if features.has(Features::MEMBARRIER) { FenceMode::SleeperBarrier } else { FenceMode::Fences };
+        let ordering = if features.has(Features::MEMBARRIER) { FenceMode::WaiterBarrier } else { FenceMode::Fences };
         let messages = features.has(Features::MESSAGES);
         let (halves, header) =
             halves(own, segment, Mode { messages, ordering }).map_err(|corrupt| Error::in_segment(corrupt, segment))?;
@@ -183,7 +183,7 @@ impl Agreed {
     fn join(self, link: Box<dyn Endpoint>, options: &Options) -> Result<Parts> {
         let Self { halves, offer, agreement } = self;
         let Halves { mut writer, mut reader, own_cpu, peer_cpu, boards, growth: board } = halves;
-        let bell =
+        let doorbell =
             link.doorbell().ok_or(Error::Malformed { clause: "C-3", what: "a greeting without a doorbell".into() })?;
         writer.set_flush_policy(options.flush);
         let goes_ahead = agreement.features.has(GOES_AHEAD);
@@ -196,8 +196,8 @@ impl Agreed {
             Growth::new(rule, budget.clone(), options.growth_target(), peer_maps, coarse_time())
         });
         let end = Arc::new(End::new(link, offer, (own_cpu, peer_cpu), agreement));
-        let spin = options.spin.unwrap_or_else(|| bell.worth_spinning());
-        let waiter = |slot, board| Waiter::new(Arc::clone(&bell), slot, Arc::clone(&end), spin, board);
+        let spin = options.spin.unwrap_or_else(|| doorbell.worth_spinning());
+        let waiter = |slot, board| Waiter::new(Arc::clone(&doorbell), slot, Arc::clone(&end), spin, board);
         let (sending, receiving) = boards.unzip();
         Ok(Parts {
             sending: Sending::new(writer, waiter(Slot::Space, sending), RingMoves::new(growth, goes_ahead, board)),

@@ -23,7 +23,7 @@ const HALF_OPEN_MOST: usize = 64;
 /// Descriptors that it takes at most to let a peer in, and to answer it.
 const TO_ACCEPT: usize = 1;
 const TO_ANSWER: usize = 12;
-/// How long nobody looks at a door at which nobody is let in for now.
+/// How long nobody looks at a listener at which nobody is let in for now.
 const CROWDED: Duration = Duration::from_millis(20);
 
 /// Accepts peers at an address and makes channels of kind `C` with them: [`Stream`](crate::Stream) or
@@ -44,21 +44,21 @@ const CROWDED: Duration = Duration::from_millis(20);
 /// ```
 #[derive(Debug)]
 pub struct Listener<C> {
-    door: Box<dyn DomainListener>,
+    listener: Box<dyn DomainListener>,
     /// In the order in which they knocked.
     half_open: Vec<(Box<dyn Endpoint>, Deadline)>,
-    /// An epoll set of the door and of all who are half open.
+    /// An epoll set of the listener and of all who are half open.
     set: OwnedFd,
     options: Options,
     kind: PhantomData<fn() -> C>,
 }
 
 impl<C: Channel> Listener<C> {
-    pub(crate) fn new(door: Box<dyn DomainListener>, options: Options) -> Result<Self> {
+    pub(crate) fn new(listener: Box<dyn DomainListener>, options: Options) -> Result<Self> {
         let set =
             epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| DomainError::os("epoll_create1", error))?;
-        watch(&set, door.fd())?;
-        Ok(Self { door, half_open: Vec::new(), set, options, kind: PhantomData })
+        watch(&set, listener.fd())?;
+        Ok(Self { listener, half_open: Vec::new(), set, options, kind: PhantomData })
     }
 
     /// Accepts the next peer and returns the channel with it.
@@ -90,9 +90,9 @@ impl<C: Channel> Listener<C> {
                 Ok(None) => self.wait(deadline, Deadline::NEVER)?,
                 Err(Error::Domain(DomainError::Crowded(_))) => {
                     // Who knocks would wake this one again and again.
-                    let _ = epoll::delete(&self.set, self.door.fd());
+                    let _ = epoll::delete(&self.set, self.listener.fd());
                     let waited = self.wait(deadline, Deadline::after(CROWDED));
-                    watch(&self.set, self.door.fd())?;
+                    watch(&self.set, self.listener.fd())?;
                     waited?;
                 }
                 Err(error) => return Err(error),
@@ -124,7 +124,7 @@ impl<C: Channel> Listener<C> {
         }
         for _ in 0..HALF_OPEN_MOST {
             self.make_room(TO_ACCEPT);
-            let mut link = match self.door.accept() {
+            let mut link = match self.listener.accept() {
                 Ok(Some(link)) => link,
                 Ok(None) => return Ok(None),
                 Err(DomainError::Limit { .. }) if !self.half_open.is_empty() => {
@@ -145,9 +145,9 @@ impl<C: Channel> Listener<C> {
                 None => self.remember(link)?,
             }
         }
-        // There may be more at the door, and whoever waits for an edge needs one: only what is new to a set gives it.
-        let _ = epoll::delete(&self.set, self.door.fd());
-        watch(&self.set, self.door.fd())?;
+        // There may be more at the listener, and whoever waits for an edge needs one: only what is new to a set gives it.
+        let _ = epoll::delete(&self.set, self.listener.fd());
+        watch(&self.set, self.listener.fd())?;
         Ok(None)
     }
 

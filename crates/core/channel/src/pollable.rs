@@ -39,11 +39,11 @@ fn watch(set: &OwnedFd, source: BorrowedFd<'_>) -> rustix::io::Result<()> {
 }
 
 impl Pollable {
-    pub(crate) fn new(bell: BorrowedFd<'_>) -> Result<Self> {
+    pub(crate) fn new(doorbell: BorrowedFd<'_>) -> Result<Self> {
         let set = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| DomainError::os("epoll_create1", e))?;
         let flag =
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| DomainError::os("eventfd2", e))?;
-        for source in [bell, flag.as_fd()] {
+        for source in [doorbell, flag.as_fd()] {
             watch(&set, source).map_err(|e| DomainError::os("epoll_ctl", e))?;
         }
         let (clock, listening) = (OnceLock::new(), AtomicBool::new(true));
@@ -66,16 +66,16 @@ impl Pollable {
         }
     }
 
-    /// Polls readable once `time` has passed, and not before if it was only the clock that did; not for a `bell` either, if
+    /// Polls readable once `time` has passed, and not before if it was only the clock that did; not for a `doorbell` either, if
     /// it is one that rings for nothing. Says whether that could be done: it takes a descriptor.
-    pub(crate) fn wake_after(&self, time: Duration, bell: Option<BorrowedFd<'_>>) -> bool {
+    pub(crate) fn wake_after(&self, time: Duration, doorbell: Option<BorrowedFd<'_>>) -> bool {
         if !self.set_clock(time) {
             return false;
         }
-        if let Some(bell) = bell
+        if let Some(doorbell) = doorbell
             && self.listening.swap(false, Ordering::Relaxed)
         {
-            let _ = epoll::delete(&self.set, bell);
+            let _ = epoll::delete(&self.set, doorbell);
         }
         true
     }
@@ -90,9 +90,9 @@ impl Pollable {
         self.listening.load(Ordering::Relaxed)
     }
 
-    /// Polls readable for `bell` again. Where the kernel has no memory for that, [`is_listening`](Self::is_listening) says so.
-    pub(crate) fn listen(&self, bell: BorrowedFd<'_>) {
-        if !self.listening.load(Ordering::Relaxed) && watch(&self.set, bell).is_ok() {
+    /// Polls readable for `doorbell` again. Where the kernel has no memory for that, [`is_listening`](Self::is_listening) says so.
+    pub(crate) fn listen(&self, doorbell: BorrowedFd<'_>) {
+        if !self.listening.load(Ordering::Relaxed) && watch(&self.set, doorbell).is_ok() {
             self.listening.store(true, Ordering::Relaxed);
         }
     }

@@ -190,7 +190,7 @@ impl Sending {
     /// Whether the link is taken away (V-9). Then this half has published all that it ever will, and the peer is told.
     #[inline]
     fn seal_if_leaving(&mut self) -> bool {
-        self.ring.waiter.bell.is_leaving() && self.seal()
+        self.ring.waiter.doorbell.is_leaving() && self.seal()
     }
 
     #[cold]
@@ -367,7 +367,7 @@ impl Sending {
     /// Publishes no more. Where the link is taken away that is not an end: it would say that all was written (V-9).
     pub(crate) fn close(&mut self) {
         let waiter = &self.ring.waiter;
-        let left = self.sealed || (waiter.bell.is_leaving() && waiter.end().has_left());
+        let left = self.sealed || (waiter.doorbell.is_leaving() && waiter.end().has_left());
         if left && !waiter.end().is_caught() {
             self.seal();
         } else {

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tombolo_domain::{Doorbell, Slot, Woken as Bell};
+use tombolo_domain::{Doorbell, Slot, Woken as DoorbellWoken};
 use tombolo_layout::words;
 use tombolo_mem::{OwnWord, PeerWord};
 use tombolo_os::clock::coarse_time;
@@ -34,7 +34,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// One half's side of the doorbell.
 #[derive(Debug)]
 pub(crate) struct Waiter {
-    pub(crate) bell: Arc<dyn Doorbell>,
+    pub(crate) doorbell: Arc<dyn Doorbell>,
     slot: Slot,
     end: Arc<End>,
     spin: Spin,
@@ -65,7 +65,7 @@ pub(crate) struct Waiter {
 
 impl Waiter {
     pub(crate) fn new(
-        bell: Arc<dyn Doorbell>,
+        doorbell: Arc<dyn Doorbell>,
         slot: Slot,
         end: Arc<End>,
         spin: Duration,
@@ -73,7 +73,7 @@ impl Waiter {
     ) -> Self {
         let (spin, pollable) = (Spin::new(spin), OnceLock::new());
         Self {
-            bell,
+            doorbell,
             slot,
             end,
             spin,
@@ -101,7 +101,7 @@ impl Waiter {
     #[cold]
     pub(crate) fn report_lie(&self, error: &Error) {
         if self.end.report_lie(error) {
-            self.bell.end_waits();
+            self.doorbell.end_waits();
         }
     }
 
@@ -114,10 +114,10 @@ impl Waiter {
         lend_spin(self, |waiter, spin| wait(side, waiter, spin, need, deadline))
     }
 
-    /// Rings the peer's sleeper of the other kind.
+    /// Rings the peer's waiter of the other kind.
     #[inline(never)]
     pub(crate) fn notify_peer(&self) {
-        self.bell.notify(match self.slot {
+        self.doorbell.notify(match self.slot {
             Slot::Data => Slot::Space,
             Slot::Space => Slot::Data,
         });
@@ -162,16 +162,16 @@ impl Waiter {
         if self.end.gone() {
             return true;
         }
-        let woken = match self.bell.wait(self.slot, Deadline::NOW) {
+        let woken = match self.doorbell.wait(self.slot, Deadline::NOW) {
             // A ring goes before a hang-up, so it must not stay in the way.
-            Ok(Bell::Notified) => {
+            Ok(DoorbellWoken::Notified) => {
                 (self.maybe_rung, self.rung_unnoticed) = (true, true);
                 self.drain();
-                self.bell.wait(self.slot, Deadline::NOW)
+                self.doorbell.wait(self.slot, Deadline::NOW)
             }
             other => other,
         };
-        matches!(woken, Ok(Bell::PeerGone))
+        matches!(woken, Ok(DoorbellWoken::PeerGone))
     }
 
     fn count_fruitless(&mut self) {
@@ -201,7 +201,7 @@ enum Asked {
 }
 
 /// Has a half wait by `wait`, and counts what brought something. The spin is lent out so that the rest of the waiter can be the
-/// sleeper.
+/// waiter.
 #[inline]
 fn lend_spin(waiter: &mut Waiter, wait: impl FnOnce(&mut Waiter, &mut Spin) -> Result<Waited>) -> Result<Waited> {
     waiter.fruitless.begin(waiter.end.served_beside(waiter.slot));
@@ -254,7 +254,7 @@ impl WaitContext for Waiter {
 
     fn drain(&mut self) {
         if self.maybe_rung {
-            self.bell.drain(self.slot);
+            self.doorbell.drain(self.slot);
             self.maybe_rung = false;
         }
         self.promised = false;
@@ -272,7 +272,7 @@ impl WaitContext for Waiter {
 
     fn sleep(&mut self, deadline: Deadline) -> Result<Woken> {
         // Once: the half does what it has to, and waits on.
-        if self.bell.is_leaving() && !std::mem::replace(&mut self.told_to_leave, true) {
+        if self.doorbell.is_leaving() && !std::mem::replace(&mut self.told_to_leave, true) {
             return Ok(Woken::PeerGone);
         }
         if self.fruitless.count >= STORM {
@@ -286,19 +286,19 @@ impl WaitContext for Waiter {
             Asked::Unheard => true,
         };
         let until = if looks_late { deadline.min(Deadline::after(LATE)) } else { deadline };
-        Ok(match self.bell.wait(self.slot, until)? {
-            Bell::Notified => {
+        Ok(match self.doorbell.wait(self.slot, until)? {
+            DoorbellWoken::Notified => {
                 self.maybe_rung = true;
                 self.rings = self.rings.wrapping_add(1);
                 self.count_fruitless();
                 Woken::Rung
             }
-            Bell::TimedOut if looks_late && !deadline.expired() => {
+            DoorbellWoken::TimedOut if looks_late && !deadline.expired() => {
                 self.looked_late = true;
                 Woken::LookDue
             }
-            Bell::TimedOut => Woken::TimedOut,
-            Bell::PeerGone => Woken::PeerGone,
+            DoorbellWoken::TimedOut => Woken::TimedOut,
+            DoorbellWoken::PeerGone => Woken::PeerGone,
         })
     }
 

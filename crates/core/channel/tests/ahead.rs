@@ -297,17 +297,17 @@ fn h9_budget_below_one_ring_bounds_and_says_so_and_loses_nothing() {
 #[test]
 fn c4_listener_that_knows_no_writer_that_goes_ahead_is_asked_anew_for_a_channel_as_ever() {
     let world = World::local();
-    let mut door = world.door();
+    let mut listener = world.domain_listener();
     thread::scope(|scope| {
         let client = scope.spawn(|| world.connecting.connect::<Stream>(&world.address, &growing()));
-        let mut link = raw::open(&mut *door);
+        let mut link = raw::open(&mut *listener);
         let (hello, segment) = receive_hello(&mut *link);
         let required = Features::HANDOVER.or(Features::AHEAD);
         assert_eq!((hello.required, segment.len() as u64), (required, CONTROL_LEN + FIRST));
         // What one of before says, who has not told its program of anybody.
         link.send(&Message::Refuse(Refusal::Feature, "features 0x10 are required".into()).encode(), None).unwrap();
         drop(link);
-        let mut link = raw::open(&mut *door);
+        let mut link = raw::open(&mut *listener);
         let (hello, segment) = receive_hello(&mut *link);
         assert_eq!((hello.required, segment.len() as u64), (Features::NONE, CONTROL_LEN + CAPACITY_DEFAULT));
         let _kept = raw::send_with_segment(&mut *link, &Message::Welcome(raw::greeting()).encode(), 0);
@@ -323,17 +323,17 @@ fn c4_caller_is_refused_for_good_by_who_refuses_it_as_ever_or_for_another_reason
     // The second answer is what the program is told; of another reason the first is.
     for (codes, knocks) in [(vec![Refusal::Feature, Refusal::Feature], 2), (vec![Refusal::Quota], 1)] {
         let world = World::local();
-        let mut door = world.door();
+        let mut listener = world.domain_listener();
         thread::scope(|scope| {
             let client = scope.spawn(|| world.connecting.connect::<Stream>(&world.address, &growing()));
             for code in &codes {
-                let mut link = raw::open(&mut *door);
+                let mut link = raw::open(&mut *listener);
                 receive_hello(&mut *link);
                 link.send(&Message::Refuse(*code, "no".into()).encode(), None).unwrap();
             }
             let told = client.join().unwrap().map(drop);
             assert!(matches!(&told, Err(Error::Refused { code, .. }) if *code == codes[knocks - 1]), "{told:?}");
-            assert!(door.accept().unwrap().is_none(), "it asks no more");
+            assert!(listener.accept().unwrap().is_none(), "it asks no more");
         });
     }
 }
@@ -342,10 +342,10 @@ fn c4_caller_is_refused_for_good_by_who_refuses_it_as_ever_or_for_another_reason
 fn c4_welcome_that_offers_less_than_the_small_ring_requires_is_refused() {
     for offered in [Features::HANDOVER, Features::AHEAD] {
         let world = World::local();
-        let mut door = world.door();
+        let mut listener = world.domain_listener();
         thread::scope(|scope| {
             let client = scope.spawn(|| world.connecting.connect::<Stream>(&world.address, &growing()));
-            let mut link = raw::open(&mut *door);
+            let mut link = raw::open(&mut *listener);
             receive_hello(&mut *link);
             let welcome = Greeting { offered, ..raw::greeting() };
             let _kept = raw::send_with_segment(&mut *link, &Message::Welcome(welcome).encode(), 0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A sleeper whose barrier fails does not rely on being rung: it looks again by itself, and not all the time.
+//! A waiter whose barrier fails does not rely on being rung: it looks again by itself, and not all the time.
 //! The barrier is forbidden here after the channel was agreed upon, to one thread.
 //!
 //! Where the barrier works it may have missed the peer all the same: one look for each wait is late. A peer that is played

@@ -27,7 +27,7 @@ use rustix::{
     },
 };
 use tombolo_channel::{Address, Backends, Deadline, Error, Listener, Options, Stream};
-use tombolo_domain::{Endpoint, Error as DomainError, Listener as Door, Rendezvous, SingleDoorbell};
+use tombolo_domain::{Endpoint, Error as DomainError, Listener as DomainListener, Rendezvous, SingleDoorbell};
 use tombolo_domain_local::LocalDomain;
 use tombolo_layout::{
     handshake::{Message, Refusal},
@@ -67,7 +67,7 @@ fn refusal(world: &World, listener: &mut Listener<Stream>, datagram: &[u8], file
     }
 }
 
-fn bell() -> OwnedFd {
+fn doorbell() -> OwnedFd {
     let flags = EventfdFlags::SEMAPHORE | EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC;
     rustix::event::eventfd(1 << 20, flags).unwrap()
 }
@@ -85,14 +85,14 @@ fn c3_l4_l5_l7_what_breaks_the_backends_rules_is_refused_as_not_understood_and_l
         bytes[at] = to;
         bytes
     };
-    let (a, b, null) = (bell(), bell(), OwnedFd::from(File::open("/dev/null").unwrap()));
+    let (a, b, null) = (doorbell(), doorbell(), OwnedFd::from(File::open("/dev/null").unwrap()));
     let path = format!("/proc/self/fd/{}", a.as_raw_fd());
     let a_path = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
     let (a, b, null, a_path) = (a.as_fd(), b.as_fd(), null.as_fd(), a_path.as_fd());
     let bare = Head { doorbells: false, single: false, segment: false, ..head };
     for (what, code, datagram, files) in [
         ("L-4: another magic", Refusal::Malformed, changed(0, b'X'), vec![a, b, null]),
-        ("L-4: four bells", Refusal::Malformed, changed(4, 4), vec![a, b, null]),
+        ("L-4: four doorbells", Refusal::Malformed, changed(4, 4), vec![a, b, null]),
         ("L-4: two segments", Refusal::Malformed, changed(5, 2), vec![a, b, null]),
         ("L-4: another length", Refusal::Malformed, changed(6, 1), vec![a, b, null]),
         ("L-4: half a head", Refusal::Malformed, whole[..HEAD_LEN / 2].to_vec(), vec![]),
@@ -104,7 +104,7 @@ fn c3_l4_l5_l7_what_breaks_the_backends_rules_is_refused_as_not_understood_and_l
         ("L-5: one more than announced", Refusal::Malformed, whole.clone(), vec![a, b, null, null]),
         ("L-5: many more than announced", Refusal::Malformed, whole.clone(), vec![null; 16]),
         ("L-5: there and not announced", Refusal::Malformed, with(bare), vec![a, b]),
-        ("L-5: no bells at first", Refusal::Malformed, with(bare), vec![]),
+        ("L-5: no doorbells at first", Refusal::Malformed, with(bare), vec![]),
         ("L-7: no eventfd", Refusal::Malformed, whole.clone(), vec![a, null, null]),
         ("L-7: opened as a path", Refusal::Malformed, whole.clone(), vec![a_path, b, null]),
         ("L-7 before L-6", Refusal::Malformed, whole.clone(), vec![null, null, null]),
@@ -124,12 +124,12 @@ fn c3_l4_l5_l7_what_breaks_the_backends_rules_is_refused_as_not_understood_and_l
 fn c2_bell_that_comes_with_a_message_of_a_channel_is_refused() {
     let world = World::local();
     let mut listener = world.listen::<Stream>();
-    let bell = SingleDoorbell::new().unwrap();
+    let doorbell = SingleDoorbell::new().unwrap();
     let hello = Message::Hello(raw::greeting()).encode();
     let greet = |link: &mut dyn Endpoint, message: &[u8]| {
         let header = raw::header(0);
         let (control, offer) = raw::segment(link, header.segment_len as usize, &header.encode());
-        link.send_with_doorbell(message, Some(&offer), &bell).unwrap();
+        link.send_with_doorbell(message, Some(&offer), &doorbell).unwrap();
         (control, offer)
     };
     let mut link = world.knock();
@@ -141,13 +141,14 @@ fn c2_bell_that_comes_with_a_message_of_a_channel_is_refused() {
     // The other way round; and with a refusal.
     drop(listener);
     for refuses in [false, true] {
-        let mut door = world.door();
+        let mut listener = world.domain_listener();
         thread::scope(|scope| {
             let client = scope.spawn(|| world.connecting.connect::<Stream>(&world.address, &Options::new()));
-            let mut link = raw::open(&mut *door);
+            let mut link = raw::open(&mut *listener);
             assert!(matches!(raw::receive_message(&mut *link), Ok(Message::Hello(_))));
             let _kept = if refuses {
-                link.send_with_doorbell(&Message::Refuse(Refusal::Denied, "no".into()).encode(), None, &bell).unwrap();
+                link.send_with_doorbell(&Message::Refuse(Refusal::Denied, "no".into()).encode(), None, &doorbell)
+                    .unwrap();
                 None
             } else {
                 Some(greet(&mut *link, &Message::Welcome(raw::greeting()).encode()))
@@ -165,14 +166,14 @@ fn c2_bell_that_comes_with_a_message_of_a_channel_is_refused() {
     let header = raw::header(1);
     let (_ring, offer) = raw::segment(&mut *link, header.segment_len as usize, &header.encode());
     let ring = Message::Ring { generation: 1, epoch: raw::EPOCH };
-    link.send_with_doorbell(&ring.encode(), Some(&offer), &bell).unwrap();
+    link.send_with_doorbell(&ring.encode(), Some(&offer), &doorbell).unwrap();
     let state = State { phase: Phase::Open, ready: 1, current: 0 };
     control.word(words::WRITER_STATE).store_release(state.encode());
     let told = stream.split().0.read_until(&mut [0; 64], Deadline::after(SOON));
     assert!(matches!(&told, Err(Error::Malformed { clause: "C-2", .. })), "{told:?}");
 }
 
-/// A backend at whose doors nobody is let in while it is told so.
+/// A backend at whose listeners nobody is let in while it is told so.
 #[derive(Debug)]
 struct Crowding {
     local: LocalDomain,
@@ -180,8 +181,8 @@ struct Crowding {
 }
 
 #[derive(Debug)]
-struct CrowdingDoor {
-    door: Box<dyn Door>,
+struct CrowdingListener {
+    listener: Box<dyn DomainListener>,
     is_crowded: Arc<AtomicBool>,
 }
 
@@ -190,9 +191,9 @@ impl Rendezvous for Crowding {
         self.local.scheme()
     }
 
-    fn listen(&self, service: &str) -> tombolo_domain::Result<Box<dyn Door>> {
-        let door = self.local.listen(service)?;
-        Ok(Box::new(CrowdingDoor { door, is_crowded: Arc::clone(&self.is_crowded) }))
+    fn listen(&self, service: &str) -> tombolo_domain::Result<Box<dyn DomainListener>> {
+        let listener = self.local.listen(service)?;
+        Ok(Box::new(CrowdingListener { listener, is_crowded: Arc::clone(&self.is_crowded) }))
     }
 
     fn connect(&self, service: &str, deadline: Deadline) -> tombolo_domain::Result<Box<dyn Endpoint>> {
@@ -200,16 +201,16 @@ impl Rendezvous for Crowding {
     }
 }
 
-impl Door for CrowdingDoor {
+impl DomainListener for CrowdingListener {
     fn accept(&mut self) -> tombolo_domain::Result<Option<Box<dyn Endpoint>>> {
         if self.is_crowded.load(Ordering::SeqCst) {
             return Err(DomainError::Crowded("the test says so"));
         }
-        self.door.accept()
+        self.listener.accept()
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
-        self.door.fd()
+        self.listener.fd()
     }
 }
 

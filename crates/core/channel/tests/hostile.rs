@@ -64,11 +64,11 @@ fn meet(world: &World, listener: &mut Listener<Stream>) {
 /// What a connecting end says when the other answers its greeting as `answer` does.
 /// What `answer` returns is kept until then.
 fn connect_to<K>(world: &World, answer: impl FnOnce(&mut dyn Endpoint, Greeting) -> K) -> Error {
-    let mut door = world.door();
+    let mut listener = world.domain_listener();
     let options = Options::new().handshake_timeout(Duration::from_millis(500)).largest_peer_ring(1 << 20);
     thread::scope(|scope| {
         let client = scope.spawn(|| world.connecting.connect::<Stream>(&world.address, &options).unwrap_err());
-        let mut link = raw::open(&mut *door);
+        let mut link = raw::open(&mut *listener);
         let Message::Hello(hello) = raw::receive_message(&mut *link).unwrap() else { panic!("no greeting") };
         let _kept = answer(&mut *link, hello);
         client.join().unwrap()
@@ -396,7 +396,7 @@ on_every_backend! {
     }
 
     fn c7_listener_that_never_answers_costs_the_handshakes_time(world) {
-        let _door = world.door();
+        let _listener = world.domain_listener();
         let options = Options::new().handshake_timeout(Duration::from_millis(100));
         let since = Instant::now();
         let error = world.connecting.connect::<Stream>(&world.address, &options).unwrap_err();
@@ -407,11 +407,11 @@ on_every_backend! {
     fn c7_listener_that_hangs_up_is_gone_at_once(world) {
         let since = Instant::now();
         // The link is dropped when the closure returns.
-        let mut door = world.door();
+        let mut listener = world.domain_listener();
         let error = thread::scope(|scope| {
             let client =
                 scope.spawn(|| world.connecting.connect::<Stream>(&world.address, &Options::new()).unwrap_err());
-            drop(raw::open(&mut *door));
+            drop(raw::open(&mut *listener));
             client.join().unwrap()
         });
         assert!(matches!(error, Error::PeerGone), "{error}");
@@ -602,7 +602,7 @@ fn r25_storm_of_rings_costs_a_waiting_reader_little_and_no_data() {
         server.read_exact(&mut got).unwrap();
         assert!(got == data);
     });
-    // Only the sleeper's own time counts: it looks at the clock of its thread.
+    // Only the waiter's own time counts: it looks at the clock of its thread.
     let own = |id| {
         let time = clock_gettime(id);
         Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
@@ -817,10 +817,10 @@ fn c7_broken_handshakes_leave_no_descriptor_and_no_memory() {
 #[test]
 fn c4_messages_and_streams_are_told_apart_by_a_peer_that_agrees_and_then_does_not() {
     let world = World::local();
-    let mut door = world.door();
+    let mut listener = world.domain_listener();
     let error = thread::scope(|scope| {
         let client = scope.spawn(|| world.connecting.connect::<Messages>(&world.address, &Options::new()).unwrap_err());
-        let mut link = raw::open(&mut *door);
+        let mut link = raw::open(&mut *listener);
         raw::receive_message(&mut *link).unwrap();
         let _kept = raw::send_with_segment(&mut *link, &Message::Welcome(raw::greeting()).encode(), 0);
         client.join().unwrap()

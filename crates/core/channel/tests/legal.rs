@@ -61,7 +61,7 @@ impl Odd {
         self.theirs.word(word).load_acquire().check(Ok::<_, ()>).unwrap()
     }
 
-    fn bell(&self) -> std::sync::Arc<dyn Doorbell> {
+    fn doorbell(&self) -> std::sync::Arc<dyn Doorbell> {
         self.link.doorbell().unwrap()
     }
 
@@ -74,7 +74,7 @@ impl Odd {
 
     fn publish(&self) {
         self.set(words::TAIL, self.tail);
-        self.bell().notify(Slot::Data);
+        self.doorbell().notify(Slot::Data);
     }
 
     /// Bytes of the other end's first ring.
@@ -138,7 +138,7 @@ on_every_backend! {
         }
         assert!(got == said);
         peer.set(words::WRITER_STATE, State { phase: Phase::Closed, ready: 0, current: 0 }.encode());
-        peer.bell().notify(Slot::Data);
+        peer.doorbell().notify(Slot::Data);
         assert_eq!(stream.split().0.read_until(&mut [0; 1], Deadline::after(SOON)).unwrap(), 0);
         assert_eq!(stream.split().0.ending(), Some(Ending::Closed));
         assert_eq!(peer.sees(words::HEAD), peer.tail, "all was handed back");
@@ -158,23 +158,23 @@ on_every_backend! {
         let (mut stream, peer) = pair::<Stream>(&world, false, 0);
         let ring: u64 = 1 << 18;
         // As much as there can be, and a head that is behind by up to an eighth.
-        let bell = peer.bell();
-        bell.drain(Slot::Data);
+        let doorbell = peer.doorbell();
+        doorbell.drain(Slot::Data);
         peer.set(words::WANT_DATA, words::armed(ring));
         let mut rung = 0;
         let part = vec![5; ring as usize / 8];
         for eighth in 1..=8 {
-            assert!(bell.wait(Slot::Data, Deadline::NOW).unwrap() != Woken::Notified || eighth == 1, "rung too early");
-            bell.drain(Slot::Data);
+            assert!(doorbell.wait(Slot::Data, Deadline::NOW).unwrap() != Woken::Notified || eighth == 1, "rung too early");
+            doorbell.drain(Slot::Data);
             stream.split().1.write_all_until(&part, Deadline::after(SOON)).unwrap();
-            rung += u32::from(bell.wait(Slot::Data, Deadline::NOW).unwrap() == Woken::Notified);
+            rung += u32::from(doorbell.wait(Slot::Data, Deadline::NOW).unwrap() == Woken::Notified);
         }
         assert_eq!(rung, 1);
         assert!(peer.read_ring(0, ring as usize) == vec![5; ring as usize]);
         // It begins only now, and says first that it closes: nothing was read.
         peer.set(words::HEAD, 0);
         peer.set(words::READER_STATE, State { phase: Phase::Closed, ready: 0, current: 0 }.encode());
-        bell.notify(Slot::Space);
+        doorbell.notify(Slot::Space);
         let drained = stream.split().1.drained_until(Deadline::after(SOON));
         assert!(matches!(drained, Err(Error::Closed)), "{drained:?}");
     }
@@ -222,7 +222,7 @@ on_every_backend! {
             assert_eq!(peer.sees(words::READER_STATE) >> 16, u64::from(generation) - 1);
             let say = |ready: u16, current: u16| {
                 peer.set(words::WRITER_STATE, State { phase: Phase::Open, ready, current }.encode());
-                peer.bell().notify(Slot::Data);
+                peer.doorbell().notify(Slot::Data);
             };
             say(generation, generation - 1);
             eventually("it is ready for the next ring", || {
@@ -239,7 +239,7 @@ on_every_backend! {
                 peer.tail = peer.tail.wrapping_add(1);
             }
             control.word(words::TAIL).store_release(peer.tail);
-            peer.bell().notify(Slot::Data);
+            peer.doorbell().notify(Slot::Data);
             let mut got = [0; 499];
             std::io::Read::read_exact(&mut stream, &mut got).unwrap();
             assert!(got.iter().all(|byte| *byte == generation as u8), "what was published before comes first");
@@ -252,16 +252,16 @@ on_every_backend! {
             data.slice_mut((peer.tail % CAPACITY) as usize, 1)[0] = 1 + generation as u8;
             peer.tail = peer.tail.wrapping_add(1);
             control.word(words::TAIL).store_release(peer.tail);
-            peer.bell().notify(Slot::Data);
+            peer.doorbell().notify(Slot::Data);
             kept.push((control, data, offer));
         }
     }
 
     fn c3_c6_listener_that_says_more_than_is_known_is_joined(world) {
-        let mut door = world.door();
+        let mut listener = world.domain_listener();
         thread::scope(|scope| {
             let client = scope.spawn(|| world.connect::<Stream>());
-            let mut link = raw::open(&mut *door);
+            let mut link = raw::open(&mut *listener);
             assert!(matches!(raw::receive_message(&mut *link), Ok(Message::Hello(_))));
             let (control, _data, offer) = segment(&mut *link, 0, 77, Features(1 << 50));
             // It maps no more than this from now on: what it has mapped it has.

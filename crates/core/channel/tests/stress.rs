@@ -230,7 +230,7 @@ fn r12_sleepers_beside_threads_that_compute_are_as_quick_as_others() {
     skip_beside_others("r12_sleepers_beside_threads_that_compute");
 }
 
-/// Round trips of sleepers, over a channel and over a UNIX socket.
+/// Round trips of waiters, over a channel and over a UNIX socket.
 fn asked_beside_threads_that_compute(cpus: [CpuSet; 2]) -> (Duration, Duration) {
     let over = &AtomicBool::new(false);
     let (ours, sockets) = thread::scope(|scope| {

@@ -11,7 +11,7 @@ impl Features {
     /// Records instead of a stream of bytes.
     pub const MESSAGES: Self = Self(1 << 0);
     /// This endpoint's process is registered for the kernel's global expedited membarrier, and both endpoints run on
-    /// one kernel: the notifier leaves its fence out, the sleeper issues the barrier.
+    /// one kernel: the notifier leaves its fence out, the waiter issues the barrier.
     pub const MEMBARRIER: Self = Self(1 << 1);
     /// H-*. This endpoint follows a hand-over to a new ring.
     pub const HANDOVER: Self = Self(1 << 2);

@@ -23,7 +23,7 @@ pub struct Counters {
     pub bytes: u64,
     /// Calls that moved something (stream mode), or records (message mode).
     pub messages: u64,
-    /// Times the peer's sleeper was notified.
+    /// Times the peer's waiter was notified.
     pub notifications_sent: u64,
     /// Times the peer was found awake, or its target not reached, when it was time to look.
     pub notifications_suppressed: u64,

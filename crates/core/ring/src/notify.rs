@@ -22,8 +22,8 @@ use tombolo_mem::{Mem, PeerWord};
 pub enum FenceMode {
     /// Both sides issue a fence: works between any two domains.
     Fences,
-    /// The sleeper issues a barrier that reaches the notifier's CPU; the notifier only keeps the compiler in order.
-    SleeperBarrier,
+    /// The waiter issues a barrier that reaches the notifier's CPU; the notifier only keeps the compiler in order.
+    WaiterBarrier,
 }
 
 impl FenceMode {
@@ -32,12 +32,12 @@ impl FenceMode {
     pub(crate) fn notifier_fence<M: Mem>(self) {
         match self {
             Self::Fences => M::fence(),
-            Self::SleeperBarrier => M::light_fence(),
+            Self::WaiterBarrier => M::light_fence(),
         }
     }
 }
 
-/// What a notifier knows of the peer's sleeper.
+/// What a notifier knows of the peer's waiter.
 #[derive(Debug)]
 pub(crate) struct Notifier<M: Mem> {
     want: M::PeerWord,

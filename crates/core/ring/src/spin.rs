@@ -3,7 +3,7 @@
 //!
 //! Spinning as long as a wake-up costs is at most twice the optimum, and pays only where the peer tends to answer within that
 //! time. It takes CPU time, though, and where others compute, the scheduler takes that back. It stops one who spins for a whole
-//! time slice, and lets one wait who has used up his share, where it lets a sleeper run at once. So who was stopped, or whose
+//! time slice, and lets one wait who has used up his share, where it lets a waiter run at once. So who was stopped, or whose
 //! offer was taken, sleeps at once for a time in which that was a small part: 32 times as long, and twice as long each time
 //! that it soon happens again.
 
@@ -521,7 +521,7 @@ mod tests {
                 if !found {
                     let since = machine.now;
                     machine.now = machine.now.max(there) + wake;
-                    // A sleeper gains on those who compute.
+                    // A waiter gains on those who compute.
                     machine.share = machine.slice.unwrap_or_default().min(machine.share + (machine.now - since) / 2);
                     let slept = machine.now - since;
                     spin.in_vain = 0;
@@ -566,12 +566,12 @@ mod tests {
         for slice in [1500, 3000, 10_000].map(Duration::from_micros) {
             for answer in [1, 15, 40, 200].map(Duration::from_micros) {
                 let policy = turns(&mut Simulated::new(Some(slice)), &mut Spin::default(), 100_000, answer);
-                let sleeper = turns(&mut Simulated::new(Some(slice)), &mut Spin::new(Duration::ZERO), 100_000, answer);
+                let asleep = turns(&mut Simulated::new(Some(slice)), &mut Spin::new(Duration::ZERO), 100_000, answer);
                 let sum = |all: &[Duration]| all.iter().sum::<Duration>();
                 let slow = |all: &[Duration]| all[all.len() * 99 / 100];
                 let case = format!("a slice of {slice:?}, an answer after {answer:?}");
-                assert!(sum(&policy) <= sum(&sleeper) * 21 / 20, "{case}: {:?}, {:?}", sum(&policy), sum(&sleeper));
-                assert!(slow(&policy) <= slow(&sleeper) * 21 / 20, "{case}: {:?}, {:?}", slow(&policy), slow(&sleeper));
+                assert!(sum(&policy) <= sum(&asleep) * 21 / 20, "{case}: {:?}, {:?}", sum(&policy), sum(&asleep));
+                assert!(slow(&policy) <= slow(&asleep) * 21 / 20, "{case}: {:?}, {:?}", slow(&policy), slow(&asleep));
             }
         }
     }

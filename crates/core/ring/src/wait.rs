@@ -126,20 +126,20 @@ impl Waits {
 /// Where the peer's words are impossible or sleeping is.
 pub fn wait<S: Side, Z: WaitContext>(
     side: &mut S,
-    sleeper: &mut Z,
+    context: &mut Z,
     spin: &mut Spin,
     need: u64,
     deadline: Deadline,
 ) -> Result<Waited, Z::Error> {
     side.before_spin();
-    notify_if_owed(side, sleeper);
+    notify_if_owed(side, context);
     if side.ready(need)? {
         return Ok(Waited::Ready);
     }
     if spin.always() {
-        return spin_for_ever(side, sleeper, spin, need, deadline);
+        return spin_for_ever(side, context, spin, need, deadline);
     }
-    if spin.worthwhile() && sleeper.may_spin() {
+    if spin.worthwhile() && context.may_spin() {
         if spin.run::<S::Mem, _, _>(deadline, || side.ready(need))? {
             side.waits().spins_paid += 1;
             return Ok(Waited::Ready);
@@ -148,20 +148,20 @@ pub fn wait<S: Side, Z: WaitContext>(
     }
     // Where there are more threads than CPUs the peer may be one of those that wait for this CPU. Letting them have it
     // costs next to nothing if there is none, and a sleep and a wake-up less if there is.
-    if sleeper.may_offer() && spin.offer() && side.ready(need)? {
+    if context.may_offer() && spin.offer() && side.ready(need)? {
         return Ok(Waited::Ready);
     }
     let asleep_since = spin.now();
     loop {
-        if arm(side, sleeper, need)? {
+        if arm(side, context, need)? {
             return Ok(Waited::Ready);
         }
         if deadline.expired() {
             return Ok(Waited::TimedOut);
         }
         side.waits().sleeps += 1;
-        sleeper.publish_counters(&side.counted());
-        let woken = sleeper.sleep(deadline)?;
+        context.publish_counters(&side.counted());
+        let woken = context.sleep(deadline)?;
         spin.learn(asleep_since);
         side.waits().received += u64::from(woken == Woken::Rung);
         if side.ready(need)? {
@@ -179,7 +179,7 @@ pub fn wait<S: Side, Z: WaitContext>(
 /// Spins in slices; between two of them looks whether anybody is left to spin for.
 fn spin_for_ever<S: Side, Z: WaitContext>(
     side: &mut S,
-    sleeper: &mut Z,
+    context: &mut Z,
     spin: &mut Spin,
     need: u64,
     deadline: Deadline,
@@ -189,8 +189,8 @@ fn spin_for_ever<S: Side, Z: WaitContext>(
             side.waits().spins_paid += 1;
             return Ok(Waited::Ready);
         }
-        sleeper.publish_counters(&side.counted());
-        let woken = sleeper.sleep(Deadline::NOW)?;
+        context.publish_counters(&side.counted());
+        let woken = context.sleep(Deadline::NOW)?;
         if side.ready(need)? {
             return Ok(Waited::Ready);
         }
@@ -207,21 +207,21 @@ fn spin_for_ever<S: Side, Z: WaitContext>(
 ///
 /// # Errors
 /// Where the peer's words are impossible.
-pub fn arm<S: Side, Z: WaitContext>(side: &mut S, sleeper: &mut Z, need: u64) -> Result<bool, Z::Error> {
+pub fn arm<S: Side, Z: WaitContext>(side: &mut S, context: &mut Z, need: u64) -> Result<bool, Z::Error> {
     // Rings from before are about what was looked at already.
-    sleeper.drain();
+    context.drain();
     side.arm(need);
     match side.ordering() {
         FenceMode::Fences => S::Mem::fence(),
-        FenceMode::SleeperBarrier => sleeper.barrier(),
+        FenceMode::WaiterBarrier => context.barrier(),
     }
     side.before_sleep();
-    notify_if_owed(side, sleeper);
+    notify_if_owed(side, context);
     Ok(side.ready(need)?)
 }
 
-fn notify_if_owed<S: Side, Z: WaitContext>(side: &mut S, sleeper: &mut Z) {
+fn notify_if_owed<S: Side, Z: WaitContext>(side: &mut S, context: &mut Z) {
     if side.take_ring() {
-        sleeper.notify();
+        context.notify();
     }
 }

@@ -702,7 +702,7 @@ impl WaitContext for Dozer {
 
 #[test]
 fn r13_sleeper_issues_the_barrier_where_it_is_in_force_and_only_there() {
-    for (ordering, barriers) in [(FenceMode::Fences, 0), (FenceMode::SleeperBarrier, 1)] {
+    for (ordering, barriers) in [(FenceMode::Fences, 0), (FenceMode::WaiterBarrier, 1)] {
         let ((own, _), (_peer, seen)) = (common::fresh(4096, 0, 0), common::fresh(4096, 0, 0));
         let mut reader = halves(own, &seen, Mode { messages: false, ordering }).unwrap().0.reader;
         let mut dozer = Dozer::default();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Real threads on real memory. Looks for what a model checker cannot see: the mode in which the sleeper's barrier
-//! stands in for the ringer's fence rests on the kernel's word; and it looks whether the CPU agrees with the model.
+//! Real threads on real memory. Looks for what a model checker cannot see: the mode in which the waiter's barrier
+//! stands in for the notifier's fence rests on the kernel's word; and it looks whether the CPU agrees with the model.
 //!
-//! A wake-up is lost where, in one race, the waiter says "I sleep" and the ringer says "nobody to ring". The races are
+//! A wake-up is lost where, in one race, the waiter says "I sleep" and the notifier says "nobody to ring". The races are
 //! run one by one with gaps of a few nanoseconds, so nobody needs to sleep for it and a loss needs no time-out to be
 //! seen. Each search has a canary with the fence or the barrier taken out, which must find losses.
 //! `TOMBOLO_LONG=1` searches ten times as long.
@@ -178,7 +178,7 @@ fn no_barrier() {
     compiler_fence(SeqCst);
 }
 
-/// A mutant: orders what the sleeper does, not what the ringer does.
+/// A mutant: orders what the waiter does, not what the notifier does.
 fn own_fence() {
     fence(SeqCst);
 }
@@ -240,14 +240,14 @@ struct Found {
     lost: u64,
 }
 
-/// Races for `time`, or until a wake-up is lost if that is enough. `ringer` says whether it rang. It waits a moment before
+/// Races for `time`, or until a wake-up is lost if that is enough. `notifier` says whether it rang. It waits a moment before
 /// it acts, so that it acts before, in the middle and after of what a waiter does who issues `barrier`.
 fn race(
     cpus: [usize; 2],
     barrier: fn(),
     time: Duration,
     one_is_enough: bool,
-    mut ringer: impl FnMut() -> bool + Send,
+    mut notifier: impl FnMut() -> bool + Send,
     mut waiter: impl FnMut(Waiter) -> bool,
 ) -> Found {
     let (meeting, moment, until) = (Meeting::default(), 2 * cost(cpus, barrier), Instant::now() + time);
@@ -258,7 +258,7 @@ fn race(
             let (mut dice, mut step) = (Dice(0x9e37_79b9_7f4a_7c15), 1);
             while !meeting.at(0, step, false) {
                 dice.gap_up_to(moment);
-                let rang = ringer();
+                let rang = notifier();
                 meeting.at(0, step + 1, rang);
                 step += 2;
             }
@@ -341,13 +341,13 @@ fn race_for_data<M: Real>(
 ) -> Found {
     let (mut writer, mut reader) = pipe::<M>(true, ordering);
     let mut sent = 0u64;
-    let ringer = move || {
+    let notifier = move || {
         assert_eq!(writer.send(&sent.to_le_bytes()), Ok(Some(())));
         sent += 1;
         writer.take_ring()
     };
     let (mut received, mut record) = (0u64, [0; 8]);
-    race(cpus, barrier, time, one_is_enough, ringer, move |what| match what {
+    race(cpus, barrier, time, one_is_enough, notifier, move |what| match what {
         Waiter::Race => !arm(&mut reader, &mut Sleepless(barrier), 1).unwrap(),
         Waiter::Clear => {
             assert_eq!(reader.recv(&mut record), Ok(Some(8)));
@@ -373,11 +373,11 @@ fn race_for_space<M: Real>(
     while writer.send(&payload).unwrap().is_some() {}
     let _ = writer.take_ring();
     let mut record = [0; SPAN];
-    let ringer = move || {
+    let notifier = move || {
         assert_eq!(reader.recv(&mut record), Ok(Some(payload.len())));
         reader.take_ring()
     };
-    race(cpus, barrier, time, one_is_enough, ringer, move |what| match what {
+    race(cpus, barrier, time, one_is_enough, notifier, move |what| match what {
         Waiter::Race => !arm(&mut writer, &mut Sleepless(barrier), SPAN as u64).unwrap(),
         Waiter::Clear => {
             assert_eq!(writer.send(&payload), Ok(Some(())));
@@ -444,7 +444,7 @@ fn canary_r12_race_for_space_without_fences_loses_wake_ups() {
 #[test]
 fn r13_race_for_data_with_the_sleepers_barrier_loses_no_wake_up() {
     if has_membarrier("data, membarrier") {
-        let ordering = FenceMode::SleeperBarrier;
+        let ordering = FenceMode::WaiterBarrier;
         let find = |cpus, time| race_for_data::<Mapped>(cpus, ordering, kernel_barrier, time, false);
         search("data, membarrier", find);
     }
@@ -453,7 +453,7 @@ fn r13_race_for_data_with_the_sleepers_barrier_loses_no_wake_up() {
 #[test]
 fn r13_race_for_space_with_the_sleepers_barrier_loses_no_wake_up() {
     if has_membarrier("space, membarrier") {
-        let ordering = FenceMode::SleeperBarrier;
+        let ordering = FenceMode::WaiterBarrier;
         let find = |cpus, time| race_for_space::<Mapped>(cpus, ordering, kernel_barrier, time, false);
         search("space, membarrier", find);
     }
@@ -461,7 +461,7 @@ fn r13_race_for_space_with_the_sleepers_barrier_loses_no_wake_up() {
 
 #[test]
 fn canary_r13_race_for_data_without_the_sleepers_barrier_loses_wake_ups() {
-    let ordering = FenceMode::SleeperBarrier;
+    let ordering = FenceMode::WaiterBarrier;
     for (barrier, test) in [(no_barrier as fn(), "data, no barrier"), (own_fence, "data, a fence for a barrier")] {
         search_of_mutant(test, |cpus, time| race_for_data::<Mapped>(cpus, ordering, barrier, time, !is_long()));
     }
@@ -469,24 +469,24 @@ fn canary_r13_race_for_data_without_the_sleepers_barrier_loses_wake_ups() {
 
 #[test]
 fn canary_r13_race_for_space_without_the_sleepers_barrier_loses_wake_ups() {
-    let ordering = FenceMode::SleeperBarrier;
+    let ordering = FenceMode::WaiterBarrier;
     for (barrier, test) in [(no_barrier as fn(), "space, no barrier"), (own_fence, "space, a fence for a barrier")] {
         search_of_mutant(test, |cpus, time| race_for_space::<Mapped>(cpus, ordering, barrier, time, !is_long()));
     }
 }
 
 /// Two eventfds, and patience with the peer: who is not rung for so long never will be.
-struct Bells {
+struct Doorbells {
     own: OwnedFd,
     peer: OwnedFd,
 }
 
 const PATIENCE: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
 
-impl Bells {
+impl Doorbells {
     fn pair() -> [Self; 2] {
         let [a, b] = [(); 2].map(|()| eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap());
-        let [a2, b2] = [&a, &b].map(|bell| bell.try_clone().unwrap());
+        let [a2, b2] = [&a, &b].map(|doorbell| doorbell.try_clone().unwrap());
         [Self { own: a, peer: b }, Self { own: b2, peer: a2 }]
     }
 
@@ -501,7 +501,7 @@ impl Bells {
     }
 }
 
-impl WaitContext for Bells {
+impl WaitContext for Doorbells {
     type Error = Error;
 
     fn notify(&mut self) {
@@ -537,7 +537,7 @@ fn soak(test: &str, ordering: FenceMode, messages: bool) {
     let Some((_alone, cpus)) = two_cpus(test) else { return };
     let time = Duration::from_secs(if is_long() { 20 } else { 2 });
     let (mut writer, mut reader) = pipe::<Mapped>(messages, ordering);
-    let [mut writers, mut readers] = Bells::pair();
+    let [mut writers, mut readers] = Doorbells::pair();
     let until = Instant::now() + time;
     let writing = thread::spawn(move || {
         run_on(cpus[0]);
@@ -611,7 +611,7 @@ fn r12_soak_with_fences_keeps_order_and_content() {
 #[test]
 fn r13_soak_with_the_sleepers_barrier_keeps_order_and_content() {
     if has_membarrier("soak, membarrier") {
-        soak("soak, stream, membarrier", FenceMode::SleeperBarrier, false);
-        soak("soak, records, membarrier", FenceMode::SleeperBarrier, true);
+        soak("soak, stream, membarrier", FenceMode::WaiterBarrier, false);
+        soak("soak, records, membarrier", FenceMode::WaiterBarrier, true);
     }
 }

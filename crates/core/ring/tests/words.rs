@@ -172,33 +172,33 @@ impl WaitContext for Sleepless {
 
 #[test]
 fn r12_r13_ringer_fences_once_a_publication_and_not_at_all_where_the_sleeper_issues_the_barrier() {
-    for ordering in [FenceMode::Fences, FenceMode::SleeperBarrier] {
+    for ordering in [FenceMode::Fences, FenceMode::WaiterBarrier] {
         let (mut writer, mut reader) = counted(ordering);
-        let asymmetric = ordering == FenceMode::SleeperBarrier;
-        let ringers = |count| if asymmetric { (0, count) } else { (count, 0) };
+        let asymmetric = ordering == FenceMode::WaiterBarrier;
+        let notifiers = |count| if asymmetric { (0, count) } else { (count, 0) };
         fences();
         for _ in 0..10 {
             assert_eq!(writer.write(&[1; 60]), Ok(Some(60)));
         }
-        assert_eq!(fences(), ringers(10), "the writer, as ringer for data");
+        assert_eq!(fences(), notifiers(10), "the writer, as notifier for data");
         assert_eq!(reader.read(&mut [0; 511]), Ok(Some(511)));
         assert_eq!(fences(), (0, 0), "nothing handed back yet, nobody to look for");
         assert_eq!(reader.read(&mut [0; 89]), Ok(Some(89)));
-        assert_eq!(fences(), ringers(1), "the reader, as ringer for space");
+        assert_eq!(fences(), notifiers(1), "the reader, as notifier for space");
         writer.close();
-        assert_eq!(fences(), ringers(1), "a state is fenced like a position");
+        assert_eq!(fences(), notifiers(1), "a state is fenced like a position");
     }
 }
 
 #[test]
 fn r12_r13_sleeper_fences_or_issues_the_barrier_once_each_time_it_arms() {
-    for ordering in [FenceMode::Fences, FenceMode::SleeperBarrier] {
+    for ordering in [FenceMode::Fences, FenceMode::WaiterBarrier] {
         let (_writer, mut reader) = counted(ordering);
-        let mut sleeper = Sleepless::default();
+        let mut waiter = Sleepless::default();
         fences();
-        let waited = wait(&mut reader, &mut sleeper, &mut Spin::new(Duration::ZERO), 1, Deadline::NEVER);
-        assert_eq!((waited, sleeper.sleeps), (Ok(Waited::TimedOut), 3));
-        let issued = if ordering == FenceMode::SleeperBarrier { (0, 3) } else { (3, 0) };
-        assert_eq!((fences().0, sleeper.barriers), issued);
+        let waited = wait(&mut reader, &mut waiter, &mut Spin::new(Duration::ZERO), 1, Deadline::NEVER);
+        assert_eq!((waited, waiter.sleeps), (Ok(Waited::TimedOut), 3));
+        let issued = if ordering == FenceMode::WaiterBarrier { (0, 3) } else { (3, 0) };
+        assert_eq!((fences().0, waiter.barriers), issued);
     }
 }

@@ -140,15 +140,15 @@ pub fn d6_both_slots_are_waited_on_at_once(fixture: &impl Fixture) {
     let Belled { links: _links, doorbells: [a, b] } = Belled::new(fixture);
     for _ in 0..50 {
         Slot::ALL.iter().for_each(|slot| b.drain(*slot));
-        let sleepers = Slot::ALL.map(|slot| {
+        let asleep = Slot::ALL.map(|slot| {
             let doorbell = Arc::clone(&b);
             thread::spawn(move || doorbell.wait(slot, patience()))
         });
         a.notify(Slot::Space);
         a.notify(Slot::Data);
-        for sleeper in sleepers {
-            let woken = sleeper.join().expect("the sleeper does not panic").expect("waiting works");
-            assert_eq!(woken, Woken::Notified, "D-6: one of two sleepers was not woken");
+        for one in asleep {
+            let woken = one.join().expect("the waiter does not panic").expect("waiting works");
+            assert_eq!(woken, Woken::Notified, "D-6: one of two waiters was not woken");
         }
     }
 }
@@ -156,12 +156,12 @@ pub fn d6_both_slots_are_waited_on_at_once(fixture: &impl Fixture) {
 /// A waiter without a deadline wakes when its peer goes, in both slots (D-6).
 pub fn d6_wait_for_ever_ends_when_the_peer_goes(fixture: &impl Fixture) {
     let Belled { links: [_left, gone], doorbells: [a, b] } = Belled::new(fixture);
-    let sleepers = Slot::ALL.map(|slot| {
+    let asleep = Slot::ALL.map(|slot| {
         let doorbell = Arc::clone(&a);
         thread::spawn(move || wait_beyond_rings(&*doorbell, slot, Deadline::NEVER))
     });
     drop((gone, b));
-    let woken = unblocked("D-6: wait for a peer that is gone", move || sleepers.map(|sleeper| sleeper.join().ok()));
+    let woken = unblocked("D-6: wait for a peer that is gone", move || asleep.map(|one| one.join().ok()));
     assert_eq!(woken, [Some(Woken::PeerGone); 2], "D-10: the end was not told");
     for slot in Slot::ALL {
         a.drain(slot);
@@ -221,7 +221,7 @@ pub fn d14_many_links_at_once_do_not_disturb_each_other(fixture: &impl Fixture) 
         b.drain(Slot::Data);
     }
     // All sleep, and each is woken by its own peer; spurious rings are theirs to bear.
-    let sleepers: Vec<_> = all
+    let asleep: Vec<_> = all
         .iter()
         .map(|Belled { doorbells: [_, b], .. }| {
             let doorbell = Arc::clone(b);
@@ -229,8 +229,8 @@ pub fn d14_many_links_at_once_do_not_disturb_each_other(fixture: &impl Fixture) 
         })
         .collect();
     all.iter().for_each(|Belled { doorbells: [a, _], .. }| a.notify(Slot::Space));
-    for sleeper in sleepers {
-        let woken = sleeper.join().expect("the sleeper does not panic");
-        assert_eq!(woken, Woken::Notified, "D-14: one of many sleepers was not woken");
+    for one in asleep {
+        let woken = one.join().expect("the waiter does not panic");
+        assert_eq!(woken, Woken::Notified, "D-14: one of many waiters was not woken");
     }
 }

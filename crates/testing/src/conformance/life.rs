@@ -67,15 +67,15 @@ pub fn d10_killed_peer_is_noticed_and_leaves_what_it_shared(fixture: &impl Fixtu
     };
     assert!(eventually(|| echoes() == 1), "the peer echoes");
 
-    let sleepers = Slot::ALL.map(|slot| {
+    let waiters = Slot::ALL.map(|slot| {
         let doorbell = Arc::clone(&doorbell);
         thread::spawn(move || wait_beyond_rings(&*doorbell, slot, patience()))
     });
     mortal.kill();
     let killed = Instant::now();
-    for sleeper in sleepers {
-        let woken = sleeper.join().expect("the sleeper does not panic");
-        assert_eq!(woken, Woken::PeerGone, "D-10: a sleeper slept on");
+    for waiter in waiters {
+        let woken = waiter.join().expect("the waiter does not panic");
+        assert_eq!(woken, Woken::PeerGone, "D-10: a waiter slept on");
     }
     let took = killed.elapsed();
     assert!(took < Duration::from_secs(1) + SLACK, "D-10: noticed after {took:?}");

@@ -21,14 +21,14 @@ pub struct FlawedDoorbell {
     shared: Shared,
     rings: AtomicU32,
     drain_is_due: [AtomicBool; 2],
-    one_sleeper: Mutex<()>,
+    one_waiter: Mutex<()>,
 }
 
 impl FlawedDoorbell {
     pub fn new(inner: Arc<dyn Doorbell>, shared: &Shared) -> Self {
         shared.doorbells.lock().unwrap().push(Arc::clone(&inner));
         let (rings, drain_is_due) = Default::default();
-        Self { inner, shared: shared.clone(), rings, drain_is_due, one_sleeper: Mutex::default() }
+        Self { inner, shared: shared.clone(), rings, drain_is_due, one_waiter: Mutex::default() }
     }
 }
 
@@ -63,7 +63,7 @@ impl Doorbell for FlawedDoorbell {
                 self.inner.wait(slot, deadline)
             }
             Flaw::WakesOneSlot => {
-                let _alone = self.one_sleeper.lock().unwrap();
+                let _alone = self.one_waiter.lock().unwrap();
                 let woken = self.inner.wait(slot, deadline)?;
                 Slot::ALL.into_iter().for_each(|slot| self.inner.drain(slot));
                 Ok(woken)

@@ -26,11 +26,11 @@ use tombolo_domain_ivshmem::{CLOSED, DOORBELLS, STATE_AT, VmDomain};
 use tombolo_os::{lock::lock, passing, poll};
 use tombolo_testing::conformance::{self, Actor, eventually};
 
-/// Bytes of a slice unless told otherwise: sparse, so that they cost nothing before they are used.
-pub const SLICE: u64 = 8 << 20;
-/// How long the slices of the next call are; none where there is no more memory.
-pub type Slices = Box<dyn FnMut() -> Option<u64> + Send>;
-/// Descriptors beside the two slices and the socket.
+/// Bytes of a window unless told otherwise: sparse, so that they cost nothing before they are used.
+pub const WINDOW: u64 = 8 << 20;
+/// How long the windows of the next call are; none where there is no more memory.
+pub type Windows = Box<dyn FnMut() -> Option<u64> + Send>;
+/// Descriptors beside the two windows and the socket.
 const EVENTS: usize = DOORBELLS;
 
 /// One end of a call, as its broker sees it.
@@ -43,11 +43,11 @@ struct End {
 }
 
 impl End {
-    fn new(domain: &'static str, slice: u64) -> io::Result<(Self, OwnedFd)> {
+    fn new(domain: &'static str, window: u64) -> io::Result<(Self, OwnedFd)> {
         let (ours, theirs) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let memory = rustix::fs::memfd_create("tombolo-test", MemfdFlags::CLOEXEC)?;
-        rustix::fs::ftruncate(&memory, WINDOWS_AT + slice)?;
+        rustix::fs::ftruncate(&memory, WINDOWS_AT + window)?;
         let event = || rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let events = (0..EVENTS).map(|_| event()).collect::<Result<_, _>>()?;
         Ok((Self { domain, socket: ours, memory, events }, theirs))
@@ -68,7 +68,7 @@ struct State {
     listeners: BTreeMap<String, Arc<OwnedFd>>,
     calls: Vec<Arc<[End; 2]>>,
     serial: u32,
-    slices: Slices,
+    windows: Windows,
     lives: BTreeMap<&'static str, Life>,
     /// Who waits for the other end of a TCP connection, by its key: at which service of `a`.
     keys: BTreeMap<u32, Name>,
@@ -86,17 +86,17 @@ pub struct World {
 
 impl World {
     pub fn new() -> Self {
-        Self::with_slices(Box::new(|| Some(SLICE)))
+        Self::with_windows(Box::new(|| Some(WINDOW)))
     }
 
-    /// The same, with other slices.
-    pub fn with_slices(slices: Slices) -> Self {
+    /// The same, with other windows.
+    pub fn with_windows(windows: Windows) -> Self {
         let folder = tempfile::tempdir().expect("there is a place for temporary files");
         let state = State {
             listeners: BTreeMap::new(),
             calls: Vec::new(),
             serial: 0,
-            slices,
+            windows,
             lives: BTreeMap::new(),
             keys: BTreeMap::new(),
         };
@@ -255,8 +255,8 @@ fn converse(domain: &'static str, client: OwnedFd, state: &Arc<Mutex<State>>) ->
             let found = lock(state).listeners.get(&format!("{peer}/{service}")).cloned();
             let Some(listener) = found else { return refuse(code::NOT_FOUND) };
             // A listener that cannot be told has gone, and its own thread has not said so yet.
-            let Some(slice) = (lock(state).slices)() else { return refuse(code::QUOTA) };
-            call(&client, domain, serial, &listener, (service, slice), state)
+            let Some(window) = (lock(state).windows)() else { return refuse(code::QUOTA) };
+            call(&client, domain, serial, &listener, (service, window), state)
                 .or_else(|_| refuse(code::NOT_FOUND).ok_or(()))
                 .ok()?;
         }
@@ -289,13 +289,13 @@ fn call(
     domain: &'static str,
     asked: u32,
     listener: &OwnedFd,
-    (service, slice): (Name, u64),
+    (service, window): (Name, u64),
     state: &Arc<Mutex<State>>,
 ) -> Result<(), ()> {
-    let (caller, caller_socket) = End::new(domain, slice).map_err(drop)?;
-    let (called, called_socket) = End::new("a", slice).map_err(drop)?;
+    let (caller, caller_socket) = End::new(domain, window).map_err(drop)?;
+    let (called, called_socket) = End::new("a", window).map_err(drop)?;
     let peer: Name = domain.parse().expect("a name");
-    let (offset, len, channel) = (WINDOWS_AT, slice, 4);
+    let (offset, len, channel) = (WINDOWS_AT, window, 4);
     let connect = Message::Connect { peer, service, offset, len, channel };
     let accept = Message::Accept { offset, len };
     let accept_it = |end: &End, other: &End| -> Result<(), ()> {
@@ -324,7 +324,7 @@ fn call(
             if !lock(&state).calls.iter().any(|it| Arc::ptr_eq(it, &ends)) {
                 return;
             }
-            // What the kernel module does when nobody has a slice any more.
+            // What the kernel module does when nobody has a window any more.
             let at = WINDOWS_AT + u64::from(STATE_AT);
             let _ = rustix::io::pwrite(&ends[end].memory, &[CLOSED], at);
             ends[other].ring();

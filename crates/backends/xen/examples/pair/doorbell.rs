@@ -18,13 +18,13 @@ fn patience() -> Deadline {
 }
 
 /// One who sleeps until the other rings.
-trait Sleeper {
+trait Waiter {
     fn sleep(&self) -> bool;
 }
 
 struct Direct(Arc<dyn Doorbell>);
 
-impl Sleeper for Direct {
+impl Waiter for Direct {
     fn sleep(&self) -> bool {
         let woken = self.0.wait(Slot::Data, patience()).expect("waiting works");
         self.0.drain(Slot::Data);
@@ -49,7 +49,7 @@ impl Passed {
     }
 }
 
-impl Sleeper for Passed {
+impl Waiter for Passed {
     fn sleep(&self) -> bool {
         let woken = wait_readable(std::os::fd::AsFd::as_fd(&self.0), patience()).expect("polling works");
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
@@ -57,7 +57,7 @@ impl Sleeper for Passed {
     }
 }
 
-fn sleeper(doorbell: &Arc<dyn Doorbell>, passed: bool) -> Box<dyn Sleeper> {
+fn waiter(doorbell: &Arc<dyn Doorbell>, passed: bool) -> Box<dyn Waiter> {
     if passed { Box::new(Passed::new(doorbell)) } else { Box::new(Direct(Arc::clone(doorbell))) }
 }
 
@@ -68,9 +68,9 @@ pub fn far(mut link: Box<dyn Endpoint>) {
     let told = conformance::receive(&mut *link, patience()).expect("it says how");
     let doorbell = link.doorbell().expect("a message came");
     doorbell.drain(Slot::Data);
-    let sleeper = sleeper(&doorbell, told.message == b"passed");
+    let waiter = waiter(&doorbell, told.message == b"passed");
     link.send(b"go", None).expect("there is room");
-    while !link.liveness().is_gone() && sleeper.sleep() {
+    while !link.liveness().is_gone() && waiter.sleep() {
         doorbell.notify(Slot::Data);
     }
 }
@@ -90,12 +90,12 @@ pub fn run(address: &str, other: &str, count: usize) -> bool {
             link.send(if passed { b"passed" } else { b"direct" }, None).expect("there is room");
             conformance::receive(&mut *link, patience()).expect("it is ready");
             doorbell.drain(Slot::Data);
-            let sleeper = sleeper(&doorbell, passed);
+            let waiter = waiter(&doorbell, passed);
             let mut times: Vec<_> = (0..count)
                 .map(|_| {
                     let start = Instant::now();
                     doorbell.notify(Slot::Data);
-                    assert!(sleeper.sleep(), "the other rings back");
+                    assert!(waiter.sleep(), "the other rings back");
                     start.elapsed()
                 })
                 .collect();

@@ -20,7 +20,7 @@ use tombolo_sockets::{
 };
 
 use super::{
-    SLEEPERS, Set,
+    ASLEEP, Set,
     entry::{DOORBELL, Unheard},
     kick, path,
     registry::Registry,
@@ -256,8 +256,8 @@ impl<'a> SleepGuard<'a> {
     fn new(set: &'a Set) -> Self {
         // Not while a registration is being wired.
         let _still = set.lock();
-        for sleepers in [&set.sleepers, &SLEEPERS] {
-            sleepers.fetch_add(1, Ordering::SeqCst);
+        for asleep in [&set.asleep, &ASLEEP] {
+            asleep.fetch_add(1, Ordering::SeqCst);
         }
         Self(set)
     }
@@ -266,8 +266,8 @@ impl<'a> SleepGuard<'a> {
 impl Drop for SleepGuard<'_> {
     fn drop(&mut self) {
         // In a child that was made in a signal handler amid the sleep it was counted out at its beginning.
-        for sleepers in [&self.0.sleepers, &SLEEPERS] {
-            let _ = sleepers.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |all| all.checked_sub(1));
+        for asleep in [&self.0.asleep, &ASLEEP] {
+            let _ = asleep.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |all| all.checked_sub(1));
         }
     }
 }
@@ -276,7 +276,7 @@ impl Drop for SleepGuard<'_> {
 /// what was to wake them: they asked no peer to notify them again since.
 fn pass_on(set: &Set, found: usize, is_full: bool) {
     // ORDER SeqCst: who sleeps says so before it arms. What was taken before that it has seen; what was taken after, sees it here.
-    let others = set.sleepers.load(Ordering::SeqCst) > 0 && (found > 0 && is_full || set.lock().is_unarmed());
+    let others = set.asleep.load(Ordering::SeqCst) > 0 && (found > 0 && is_full || set.lock().is_unarmed());
     if others || found > 0 && set.nested.load(Ordering::SeqCst) && set.has_unread() {
         set.kick();
     }

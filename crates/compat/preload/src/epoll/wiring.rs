@@ -60,7 +60,7 @@ fn wire_sets(connection: &Arc<Connection>, woken: &mut Vec<Arc<Set>>) -> Result<
         }
         // Under the lock, so that nobody arms one again meanwhile, nor begins to sleep. A call made in here takes none. Before the
         // kernel is asked: who wakes after that has an event of which it did not say yet.
-        let sleeps = set.sleepers.load(Ordering::SeqCst) > 0;
+        let sleeps = set.asleep.load(Ordering::SeqCst) > 0;
         let once = inner.all().iter().any(|entry| is_its(entry) && entry.is_once());
         let known = if once { inner.registrations(epfd) } else { Known::Not };
         let (mut gone, mut touched) = (Vec::new(), false);

@@ -21,7 +21,7 @@ use std::{
 };
 
 use rustix::io::Errno;
-use support::{Slices, World};
+use support::{Windows, World};
 use tombolo_domain::{Connecting, Deadline, Endpoint, Listener, PeerFinder, Rendezvous, Sought};
 use tombolo_domain_ivshmem::VmDomain;
 use tombolo_domain_local::LocalDomain;
@@ -38,8 +38,8 @@ pub const SOON: Duration = Duration::from_secs(60);
 pub const PAGE: u64 = 4 << 10;
 pub const FIRST: u64 = 16 << 10;
 pub const MOST: u64 = 1 << 20;
-/// A slice as brokers give it unless they are told otherwise.
-pub const SLICE: u64 = 2 << 20;
+/// A window as brokers give it unless they are told otherwise.
+pub const WINDOW: u64 = 2 << 20;
 
 /// The kernel of one machine: its ends by their descriptors.
 #[derive(Clone, Default)]
@@ -176,8 +176,8 @@ pub fn done(said: Result<usize, Errno>) -> usize {
 }
 
 impl Programs {
-    pub fn new(slices: Slices) -> Self {
-        let world = World::with_slices(slices);
+    pub fn new(windows: Windows) -> Self {
+        let world = World::with_windows(windows);
         let (keys, asked) = (Keys::default(), Asked::default());
         let folders =
             [(); 2].map(|()| tempfile::Builder::new().permissions(PermissionsExt::from_mode(0o700)).tempdir().unwrap());
@@ -362,6 +362,6 @@ impl Ends<'_> {
 }
 
 /// All of one length.
-pub fn of(length: u64) -> Slices {
+pub fn of(length: u64) -> Windows {
     Box::new(move || Some(length))
 }

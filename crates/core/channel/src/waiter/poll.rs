@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tombolo_domain::Woken as Bell;
+use tombolo_domain::Woken as DoorbellWoken;
 use tombolo_os::clock::coarse_time;
 use tombolo_ring::{Deadline, Side, arm};
 
@@ -85,7 +85,7 @@ impl Waiter {
     /// The descriptor to poll; from its first use on, [`rearm_poll_fd`](Self::rearm_poll_fd) keeps its promise.
     pub(crate) fn pollable(&self) -> Result<BorrowedFd<'_>> {
         if self.pollable.get().is_none() {
-            let made = Pollable::new(self.bell.fd(self.slot))?;
+            let made = Pollable::new(self.doorbell.fd(self.slot))?;
             // Nobody knows yet what is there: whoever polls is sent to look once.
             made.raise();
             let _ = self.pollable.set(made);
@@ -142,7 +142,7 @@ impl Waiter {
         self.promised = false;
         if let Some(pollable) = self.pollable.get() {
             pollable.stop_clock();
-            pollable.listen(self.bell.fd(self.slot));
+            pollable.listen(self.doorbell.fd(self.slot));
         }
     }
 
@@ -163,8 +163,8 @@ impl Waiter {
             nap => nap.is_some(),
         };
         let rung = match self.take_rings()? {
-            Bell::PeerGone => return Ok(Armed::PeerGone),
-            woken => woken == Bell::Notified,
+            DoorbellWoken::PeerGone => return Ok(Armed::PeerGone),
+            woken => woken == DoorbellWoken::Notified,
         };
         match self.polling.late {
             _ if !again => self.polling.late = LateLook::NotAsked,
@@ -215,7 +215,7 @@ impl Waiter {
             let until = Instant::now() + nap;
             // Where there is no clock to be had, a doorbell that rings for nothing is listened to, and for want of both
             // the descriptor stays readable.
-            if pollable.wake_after(nap, storm.then(|| self.bell.fd(self.slot))) {
+            if pollable.wake_after(nap, storm.then(|| self.doorbell.fd(self.slot))) {
                 (self.promised, self.polling.clock) = (true, Some(until));
                 self.polling.nap_until = storm.then_some(until);
             }
@@ -227,21 +227,21 @@ impl Waiter {
     }
 
     /// Empties the doorbell, and says whether it was rung; or that the peer is gone.
-    fn take_rings(&mut self) -> Result<Bell> {
+    fn take_rings(&mut self) -> Result<DoorbellWoken> {
         self.calls = 0;
         self.looked = coarse_time();
         if self.end.gone() {
-            return Ok(Bell::PeerGone);
+            return Ok(DoorbellWoken::PeerGone);
         }
-        let mut woken = self.bell.wait(self.slot, Deadline::NOW)?;
-        let rung = woken == Bell::Notified || self.rung_unnoticed;
-        if woken == Bell::Notified {
+        let mut woken = self.doorbell.wait(self.slot, Deadline::NOW)?;
+        let rung = woken == DoorbellWoken::Notified || self.rung_unnoticed;
+        if woken == DoorbellWoken::Notified {
             // A ring goes before a hang-up, so it must not stay in the way.
-            self.bell.drain(self.slot);
-            woken = self.bell.wait(self.slot, Deadline::NOW)?;
+            self.doorbell.drain(self.slot);
+            woken = self.doorbell.wait(self.slot, Deadline::NOW)?;
         }
-        (self.maybe_rung, self.rung_unnoticed) = (woken == Bell::Notified, false);
-        Ok(if rung && woken != Bell::PeerGone { Bell::Notified } else { woken })
+        (self.maybe_rung, self.rung_unnoticed) = (woken == DoorbellWoken::Notified, false);
+        Ok(if rung && woken != DoorbellWoken::PeerGone { DoorbellWoken::Notified } else { woken })
     }
 }
 

@@ -11,7 +11,7 @@ use std::{
 };
 
 use tombolo_channel::{Address, Backends, Channel, Deadline, Listener, Options, Stream};
-use tombolo_domain::{Endpoint, Listener as Door, Rendezvous};
+use tombolo_domain::{Endpoint, Listener as DomainListener, Rendezvous};
 use tombolo_testing::harsh::{HarshDomain, Hypervisor};
 
 /// Long enough for anything that should happen, short enough for a test that hangs.
@@ -61,7 +61,7 @@ impl World {
     }
 
     /// A listener that says nothing by itself.
-    pub fn door(&self) -> Box<dyn Door> {
+    pub fn domain_listener(&self) -> Box<dyn DomainListener> {
         self.ends[0].listen(self.address.service()).unwrap()
     }
 

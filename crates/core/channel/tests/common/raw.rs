@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A peer that speaks the control protocol by hand, so that it can say what no honest end says.
 
-use tombolo_domain::{Deadline, Endpoint, Error, Listener as Door, Offer, wait_readable};
+use tombolo_domain::{Deadline, Endpoint, Error, Listener as DomainListener, Offer, wait_readable};
 use tombolo_layout::{
     Features, SegmentHeader, VERSION,
     handshake::{Greeting, Message},
@@ -67,11 +67,11 @@ pub fn receive_message(link: &mut dyn Endpoint) -> Result<Message, Error> {
 }
 
 /// The next one who knocks.
-pub fn open(door: &mut dyn Door) -> Box<dyn Endpoint> {
+pub fn open(listener: &mut dyn DomainListener) -> Box<dyn Endpoint> {
     loop {
-        if let Some(link) = door.accept().unwrap() {
+        if let Some(link) = listener.accept().unwrap() {
             return link;
         }
-        assert!(wait_readable(door.fd(), Deadline::after(SOON)).unwrap(), "nobody knocks");
+        assert!(wait_readable(listener.fd(), Deadline::after(SOON)).unwrap(), "nobody knocks");
     }
 }

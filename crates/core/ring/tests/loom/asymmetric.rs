@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The order that ends on one kernel use: the ringer keeps the compiler in order and nothing else, the sleeper issues a
-//! barrier that reaches the ringer's CPU.
+//! The order that ends on one kernel use: the notifier keeps the compiler in order and nothing else, the waiter issues a
+//! barrier that reaches the notifier's CPU.
 //!
 //! loom has no such barrier. What the kernel promises of `membarrier` is modelled instead, and no more: while it runs,
 //! each other thread passes a full fence at one point of its program. That point comes before or after the thread's light
@@ -18,8 +18,8 @@ use tombolo_mem::Mem;
 use tombolo_ring::{FenceMode, Reader, Writer};
 
 use crate::{
-    bell::Bells,
     check,
+    doorbell::Doorbells,
     memory::{Bytes, Word},
     pipe::{Kind, Pipe, messages, notify_if_owed, read_two_and_close, recv, send, stream, write_and_drain},
 };
@@ -35,7 +35,7 @@ impl<const END: usize, const SOUND: bool> Mem for Light<END, SOUND> {
     type PeerData = Bytes;
 
     fn fence() {
-        unreachable!("nobody issues a fence where the sleeper issues a barrier");
+        unreachable!("nobody issues a fence where the waiter issues a barrier");
     }
 
     fn light_fence() {
@@ -86,13 +86,12 @@ type In<const SOUND: bool> = Reader<Light<1, SOUND>>;
 fn one_way<const WRITER: bool, const READER: bool>(
     kind: Kind,
     barriers: [Barrier; 2],
-    write: impl FnOnce(&mut Out<WRITER>, &mut Bells) + 'static,
-    read: impl FnOnce(&mut In<READER>, &mut Bells),
+    write: impl FnOnce(&mut Out<WRITER>, &mut Doorbells) + 'static,
+    read: impl FnOnce(&mut In<READER>, &mut Doorbells),
 ) {
     let pipe = Pipe::new(kind);
-    let (mut writer, mut reader) =
-        (pipe.writer_of(FenceMode::SleeperBarrier), pipe.reader_of(FenceMode::SleeperBarrier));
-    let (mut writers, mut readers) = Bells::pair();
+    let (mut writer, mut reader) = (pipe.writer_of(FenceMode::WaiterBarrier), pipe.reader_of(FenceMode::WaiterBarrier));
+    let (mut writers, mut readers) = Doorbells::pair();
     (writers.barrier, readers.barrier) = (barriers[0], barriers[1]);
     let other = thread::spawn(move || write(&mut writer, &mut writers));
     read(&mut reader, &mut readers);
@@ -103,8 +102,8 @@ fn records<const WRITER: bool, const READER: bool>(kind: Kind, barriers: [Barrie
     one_way::<WRITER, READER>(
         kind,
         barriers,
-        move |writer, bells| (0..records).for_each(|i| send(writer, bells, &[i; 3]).unwrap()),
-        move |reader, bells| (0..records).for_each(|i| assert_eq!(recv(reader, bells), Ok(Ok(vec![i; 3])))),
+        move |writer, doorbells| (0..records).for_each(|i| send(writer, doorbells, &[i; 3]).unwrap()),
+        move |reader, doorbells| (0..records).for_each(|i| assert_eq!(recv(reader, doorbells), Ok(Ok(vec![i; 3])))),
     );
 }
 
@@ -132,13 +131,13 @@ fn r13_stream_that_ends_loses_nothing() {
         one_way::<true, true>(
             stream(8),
             SOUND,
-            |writer, bells| {
-                crate::pipe::write_all(writer, bells, b"tombolo!!").unwrap();
+            |writer, doorbells| {
+                crate::pipe::write_all(writer, doorbells, b"tombolo!!").unwrap();
                 writer.close();
-                notify_if_owed(writer, bells);
+                notify_if_owed(writer, doorbells);
             },
-            |reader, bells| {
-                let all = crate::pipe::read(reader, bells, 8, usize::MAX);
+            |reader, doorbells| {
+                let all = crate::pipe::read(reader, doorbells, 8, usize::MAX);
                 assert_eq!(all, Ok((b"tombolo!!".to_vec(), Some(Phase::Closed))));
             },
         );
@@ -152,17 +151,17 @@ fn r13_reader_that_closed_is_seen_by_one_who_waits_until_all_was_read() {
     });
 }
 
-/// A request and its answer: each end is ringer and sleeper at once, over one pair of bells.
+/// A request and its answer: each end is notifier and waiter at once, over one pair of doorbells.
 #[test]
 fn r13_both_directions_at_once_over_one_pair_of_bells() {
-    fn talk<M: Mem, N: Mem>(mut writer: Writer<M>, mut reader: Reader<N>, mut bells: Bells) {
-        send(&mut writer, &mut bells, &[7; 3]).unwrap();
-        assert_eq!(recv(&mut reader, &mut bells), Ok(Ok(vec![7; 3])));
+    fn talk<M: Mem, N: Mem>(mut writer: Writer<M>, mut reader: Reader<N>, mut doorbells: Doorbells) {
+        send(&mut writer, &mut doorbells, &[7; 3]).unwrap();
+        assert_eq!(recv(&mut reader, &mut doorbells), Ok(Ok(vec![7; 3])));
     }
     check("barrier, both directions", 3, || {
         let (there, back) = (Pipe::new(messages(TIGHT)), Pipe::new(messages(TIGHT)));
-        let (a, b) = Bells::pair();
-        let order = FenceMode::SleeperBarrier;
+        let (a, b) = Doorbells::pair();
+        let order = FenceMode::WaiterBarrier;
         let (writer, reader) = (back.writer_of::<Light<1>>(order), there.reader_of::<Light<1>>(order));
         let other = thread::spawn(move || talk(writer, reader, b));
         talk(there.writer_of::<Light<0>>(order), back.reader_of::<Light<0>>(order), a);

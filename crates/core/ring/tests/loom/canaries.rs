@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Mutants, made from outside by the memory, the side or the sleeper: the model must refute each.
+//! Mutants, made from outside by the memory, the side or the waiter: the model must refute each.
 
 use std::rc::Rc;
 
@@ -9,8 +9,8 @@ use tombolo_mem::Mem;
 use tombolo_ring::{Counters, Error, FenceMode, Reader, Side, Waits, Writer};
 
 use crate::{
-    bell::Bells,
     check,
+    doorbell::Doorbells,
     memory::{Fault, Sound},
     pipe::{
         BATCH, Pipe, messages, next_ring, notify_if_owed, read, read_two_and_close, recv, send, sleep_until, stream,
@@ -23,13 +23,13 @@ const RELAXED: loom::sync::atomic::Ordering = loom::sync::atomic::Ordering::Rela
 /// Two records through a pipe, by mutants or over spoilt views.
 fn two_records<W: Mem + 'static, R: Mem + 'static>(
     capacity: usize,
-    spoil: impl Fn(&mut Pipe, &mut Bells) + Send + Sync + 'static,
+    spoil: impl Fn(&mut Pipe, &mut Doorbells) + Send + Sync + 'static,
     writer_of: fn(&Pipe) -> Writer<W>,
     reader_of: fn(&Pipe) -> Reader<R>,
 ) {
     check("canary", 3, move || {
         let mut pipe = Pipe::new(messages(capacity));
-        let (mut writers, mut readers) = Bells::pair();
+        let (mut writers, mut readers) = Doorbells::pair();
         spoil(&mut pipe, &mut readers);
         let (mut writer, mut reader) = (writer_of(&pipe), reader_of(&pipe));
         let other = thread::spawn(move || {
@@ -51,7 +51,7 @@ fn room_for_one_more<W: Mem + 'static, R: Mem + 'static>(
 ) {
     check("canary", 3, move || {
         let pipe = Pipe::new(messages(TIGHT));
-        let (mut writers, mut readers) = Bells::pair();
+        let (mut writers, mut readers) = Doorbells::pair();
         let (mut writer, mut reader) = (writer_of(&pipe), reader_of(&pipe));
         send(&mut writer, &mut writers, &[0; 3]).unwrap();
         let other = thread::spawn(move || send(&mut writer, &mut writers, &[1; 3]).unwrap());
@@ -70,7 +70,7 @@ fn record_and_close<W: Mem + 'static>(
     check("canary", 3, move || {
         let mut pipe = Pipe::new(messages(64));
         spoil(&mut pipe);
-        let (mut writers, mut readers) = Bells::pair();
+        let (mut writers, mut readers) = Doorbells::pair();
         let (mut writer, mut reader) = (writer_of(&pipe), pipe.reader::<true>());
         // Looking would fence, which hides what the state word has to order by itself.
         writer.set_flush_policy(BATCH);
@@ -96,7 +96,7 @@ fn two_bytes_for_one_sleep(spoil: fn(&mut Pipe)) {
     check("canary", 3, move || {
         let mut pipe = Pipe::new(stream(8));
         spoil(&mut pipe);
-        let (mut writers, mut readers) = Bells::pair();
+        let (mut writers, mut readers) = Doorbells::pair();
         let (mut writer, mut reader) = (pipe.writer::<true>(), pipe.reader::<true>());
         let other = thread::spawn(move || (1..=2).for_each(|i| write_all(&mut writer, &mut writers, &[i]).unwrap()));
         sleep_until(&mut reader, &mut readers, 2).unwrap();
@@ -110,7 +110,7 @@ fn drained_by_one_who_closes(spoil: fn(&mut Pipe)) {
     check("canary", 3, move || {
         let mut pipe = Pipe::new(messages(32));
         spoil(&mut pipe);
-        let (mut writers, mut readers) = Bells::pair();
+        let (mut writers, mut readers) = Doorbells::pair();
         let (mut writer, mut reader) = (pipe.writer::<true>(), pipe.reader::<true>());
         let other = thread::spawn(move || write_and_drain(&mut writer, &mut writers));
         read_two_and_close(&mut reader, &mut readers);
@@ -211,7 +211,7 @@ fn canary_r12_look_at_the_wait_word_before_publishing_is_refuted() {
 #[test]
 #[should_panic(expected = "deadlock")]
 fn canary_d4_bell_that_is_not_sticky_is_refuted() {
-    two_records(WIDE, |_, bells| bells.sticky = false, Pipe::writer::<true>, Pipe::reader::<true>);
+    two_records(WIDE, |_, doorbells| doorbells.sticky = false, Pipe::writer::<true>, Pipe::reader::<true>);
 }
 
 #[test]
@@ -220,7 +220,7 @@ fn canary_r16_closing_without_ringing_is_refuted() {
     record_and_close(0, false, |_| {}, Pipe::writer::<true>);
 }
 
-/// An eventfd orders memory; a bell that does not would swallow the end.
+/// An eventfd orders memory; a doorbell that does not would swallow the end.
 #[test]
 #[should_panic(expected = "deadlock")]
 fn canary_r16_closing_without_a_fence_is_refuted() {
@@ -317,7 +317,7 @@ impl Side for Careless<'_> {
 fn canary_r12_no_look_after_arming_is_refuted() {
     check("canary", 3, || {
         let pipe = Pipe::new(messages(WIDE));
-        let (mut writers, mut readers) = Bells::pair();
+        let (mut writers, mut readers) = Doorbells::pair();
         let (mut writer, mut reader) = (pipe.writer::<true>(), pipe.reader::<true>());
         let other = thread::spawn(move || send(&mut writer, &mut writers, &[7]).unwrap());
         sleep_until(&mut Careless { reader: &mut reader, armed: false }, &mut readers, 1).unwrap();
@@ -332,7 +332,7 @@ fn gone_ahead(spoil: fn(&mut Pipe)) {
         let mut pipe = Pipe::new(stream(8));
         let (own, seen) = next_ring(32);
         spoil(&mut pipe);
-        let (mut writers, mut readers) = Bells::pair();
+        let (mut writers, mut readers) = Doorbells::pair();
         let (mut writer, mut reader) = (pipe.writer::<true>(), pipe.reader::<true>());
         let other = thread::spawn(move || {
             write_all(&mut writer, &mut writers, &[1; 8]).unwrap();

@@ -13,8 +13,8 @@
 #![forbid(unsafe_code)]
 
 mod asymmetric;
-mod bell;
 mod canaries;
+mod doorbell;
 mod memory;
 mod pipe;
 mod poll;

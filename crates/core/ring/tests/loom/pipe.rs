@@ -11,7 +11,7 @@ use tombolo_ring::{
 };
 
 use crate::{
-    bell::Bells,
+    doorbell::Doorbells,
     memory::{Bytes, LoomMem, Sound, Word},
 };
 
@@ -125,50 +125,50 @@ pub fn next_ring(capacity: usize) -> (OwnRing<Sound>, PeerRing<Sound>) {
 }
 
 /// Sleeps without spinning, for ever.
-pub fn sleep_until<S: Side>(side: &mut S, bells: &mut Bells, need: u64) -> Result<(), Error> {
-    let waited = wait(side, bells, &mut Spin::new(Duration::ZERO), need, Deadline::NEVER)?;
+pub fn sleep_until<S: Side>(side: &mut S, doorbells: &mut Doorbells, need: u64) -> Result<(), Error> {
+    let waited = wait(side, doorbells, &mut Spin::new(Duration::ZERO), need, Deadline::NEVER)?;
     assert_eq!(waited, Waited::Ready);
     Ok(())
 }
 
 /// Rings if `side` owes it.
-pub fn notify_if_owed<S: Side>(side: &mut S, bells: &mut Bells) {
+pub fn notify_if_owed<S: Side>(side: &mut S, doorbells: &mut Doorbells) {
     if side.take_ring() {
-        bells.notify();
+        doorbells.notify();
     }
 }
 
 /// Sends one record, waiting for room.
-pub fn send<M: Mem>(writer: &mut Writer<M>, bells: &mut Bells, record: &[u8]) -> Result<(), Error> {
+pub fn send<M: Mem>(writer: &mut Writer<M>, doorbells: &mut Doorbells, record: &[u8]) -> Result<(), Error> {
     loop {
         let sent = writer.send(record)?;
-        notify_if_owed(writer, bells);
+        notify_if_owed(writer, doorbells);
         match sent {
             Some(()) => return Ok(()),
-            None => sleep_until(writer, bells, record::span(record.len() as u64))?,
+            None => sleep_until(writer, doorbells, record::span(record.len() as u64))?,
         }
     }
 }
 
 /// Writes all of `bytes`, waiting for room.
-pub fn write_all<M: Mem>(writer: &mut Writer<M>, bells: &mut Bells, mut bytes: &[u8]) -> Result<(), Error> {
+pub fn write_all<M: Mem>(writer: &mut Writer<M>, doorbells: &mut Doorbells, mut bytes: &[u8]) -> Result<(), Error> {
     while !bytes.is_empty() {
         let written = writer.write(bytes)?;
-        notify_if_owed(writer, bells);
+        notify_if_owed(writer, doorbells);
         match written {
             Some(n) => bytes = &bytes[n..],
-            None => sleep_until(writer, bells, 1)?,
+            None => sleep_until(writer, doorbells, 1)?,
         }
     }
     Ok(())
 }
 
 /// Receives one record, waiting for it; the phase where there is an end instead.
-pub fn recv<M: Mem>(reader: &mut Reader<M>, bells: &mut Bells) -> Result<Result<Vec<u8>, Phase>, Error> {
+pub fn recv<M: Mem>(reader: &mut Reader<M>, doorbells: &mut Doorbells) -> Result<Result<Vec<u8>, Phase>, Error> {
     let mut record = vec![0; reader.message_max() as usize];
     loop {
         let received = reader.recv(&mut record)?;
-        notify_if_owed(reader, bells);
+        notify_if_owed(reader, doorbells);
         if let Some(len) = received {
             record.truncate(len);
             return Ok(Ok(record));
@@ -177,44 +177,44 @@ pub fn recv<M: Mem>(reader: &mut Reader<M>, bells: &mut Bells) -> Result<Result<
             return Ok(Err(phase));
         }
         let need = reader.need()?;
-        sleep_until(reader, bells, need)?;
+        sleep_until(reader, doorbells, need)?;
     }
 }
 
 /// Reads up to `at_most` bytes at a time until the end, or until `enough` have come.
 pub fn read<M: Mem>(
     reader: &mut Reader<M>,
-    bells: &mut Bells,
+    doorbells: &mut Doorbells,
     at_most: usize,
     enough: usize,
 ) -> Result<(Vec<u8>, Option<Phase>), Error> {
     let (mut all, mut piece) = (Vec::new(), vec![0; at_most]);
     while all.len() < enough {
         let got = reader.read(&mut piece)?;
-        notify_if_owed(reader, bells);
+        notify_if_owed(reader, doorbells);
         if let Some(n) = got {
             all.extend_from_slice(&piece[..n]);
         } else if let Some(phase) = reader.finished()? {
             return Ok((all, Some(phase)));
         } else {
-            sleep_until(reader, bells, 1)?;
+            sleep_until(reader, doorbells, 1)?;
         }
     }
     Ok((all, None))
 }
 
 /// Sends two records and waits until both were read.
-pub fn write_and_drain<M: Mem>(writer: &mut Writer<M>, bells: &mut Bells) {
-    (0..2).for_each(|i| send(writer, bells, &[i; 3]).unwrap());
+pub fn write_and_drain<M: Mem>(writer: &mut Writer<M>, doorbells: &mut Doorbells) {
+    (0..2).for_each(|i| send(writer, doorbells, &[i; 3]).unwrap());
     while !writer.reader().has_read_all().unwrap() {
         let whole = writer.capacity();
-        sleep_until(writer, bells, whole).unwrap();
+        sleep_until(writer, doorbells, whole).unwrap();
     }
 }
 
 /// Receives two records, wants no more, and does not look whether there are.
-pub fn read_two_and_close<M: Mem>(reader: &mut Reader<M>, bells: &mut Bells) {
-    (0..2).for_each(|i| assert_eq!(recv(reader, bells), Ok(Ok(vec![i; 3]))));
+pub fn read_two_and_close<M: Mem>(reader: &mut Reader<M>, doorbells: &mut Doorbells) {
+    (0..2).for_each(|i| assert_eq!(recv(reader, doorbells), Ok(Ok(vec![i; 3]))));
     reader.close();
-    notify_if_owed(reader, bells);
+    notify_if_owed(reader, doorbells);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! One who polls in place of sleeping: `arm`, as it ships, and around it what a channel does for a descriptor (`Waiter::arm_for_poll`
 //! of `tombolo-channel`), repeated here step by step, since descriptors are the kernel's. The descriptor is a flag of the poller's
-//! own beside the bell. Naps are left out: a clock ends them, and what a clock tells cannot be lost.
+//! own beside the doorbell. Naps are left out: a clock ends them, and what a clock tells cannot be lost.
 
 use loom::thread;
 use tombolo_mem::Mem;
@@ -9,8 +9,8 @@ use tombolo_ring::{Deadline, Error, FenceMode, Reader, WaitContext, Woken, arm};
 
 use crate::{
     asymmetric::Light,
-    bell::Bells,
     check,
+    doorbell::Doorbells,
     memory::Sound,
     pipe::{Modelled, Pipe, messages, notify_if_owed, send},
 };
@@ -18,7 +18,7 @@ use crate::{
 /// How a poller is told.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Trigger {
-    /// As long as there is a ring in the bell or the flag is up.
+    /// As long as there is a ring in the doorbell or the flag is up.
     Level,
     /// Once for each ring, and once when the flag goes up.
     Edge,
@@ -39,7 +39,7 @@ enum Mutant {
 }
 
 struct Poller {
-    bells: Bells,
+    doorbells: Doorbells,
     trigger: Trigger,
     mutant: Mutant,
     /// The flag, and whether it went up since it was last told of.
@@ -49,7 +49,7 @@ struct Poller {
 }
 
 /// [`arm`] drains nothing more: it was done before.
-struct Drained<'a>(&'a mut Bells);
+struct Drained<'a>(&'a mut Doorbells);
 
 impl WaitContext for Drained<'_> {
     type Error = Error;
@@ -74,11 +74,11 @@ impl WaitContext for Drained<'_> {
 }
 
 impl Poller {
-    fn new(mut bells: Bells, trigger: Trigger, mutant: Mutant) -> Self {
+    fn new(mut doorbells: Doorbells, trigger: Trigger, mutant: Mutant) -> Self {
         if trigger == Trigger::Edge {
-            bells.tell_edges();
+            doorbells.tell_edges();
         }
-        Self { bells, trigger, mutant, flag: (true, true), promised: false, armed: None }
+        Self { doorbells, trigger, mutant, flag: (true, true), promised: false, armed: None }
     }
 
     /// What `epoll_wait` does.
@@ -86,8 +86,8 @@ impl Poller {
         match self.trigger {
             Trigger::Level if self.flag.0 => {}
             Trigger::Edge if std::mem::take(&mut self.flag.1) => {}
-            Trigger::Level => self.bells.await_ring(),
-            Trigger::Edge => self.bells.await_edge(),
+            Trigger::Level => self.doorbells.await_ring(),
+            Trigger::Edge => self.doorbells.await_edge(),
         }
     }
 
@@ -102,15 +102,15 @@ impl Poller {
     fn arm<M: Mem>(&mut self, reader: &mut Reader<M>) -> bool {
         let need = reader.need().unwrap();
         let wanted = reader.position().wrapping_add(need);
-        let rung = self.bells.take_ring();
+        let rung = self.doorbells.take_ring();
         let stays = self.armed == Some(wanted) && (!rung || self.mutant == Mutant::ForgetsARing);
         if stays {
             return false;
         }
         (self.flag, self.promised, self.armed) = ((false, false), false, None);
-        let mut ready = arm(reader, &mut Drained(&mut self.bells), need).unwrap();
+        let mut ready = arm(reader, &mut Drained(&mut self.doorbells), need).unwrap();
         match self.mutant {
-            Mutant::DrainsLate => drop(self.bells.take_ring()),
+            Mutant::DrainsLate => drop(self.doorbells.take_ring()),
             Mutant::LooksNotAgain => ready = false,
             _ => {}
         }
@@ -124,7 +124,7 @@ impl Poller {
         let (mut record, mut looked) = (vec![0; reader.message_max() as usize], false);
         loop {
             let received = reader.recv(&mut record).unwrap();
-            notify_if_owed(reader, &mut self.bells);
+            notify_if_owed(reader, &mut self.doorbells);
             if let Some(len) = received {
                 self.raise_flag();
                 record.truncate(len);
@@ -155,7 +155,7 @@ impl Poller {
 fn polled<W: Modelled + 'static, R: Modelled + 'static>(ordering: FenceMode, trigger: Trigger, mutant: Mutant) {
     check(&format!("{trigger:?}, {ordering:?}, {mutant:?}"), 3, move || {
         let pipe = Pipe::new(messages(64));
-        let (mut writers, readers) = Bells::pair();
+        let (mut writers, readers) = Doorbells::pair();
         let (mut writer, mut reader) = (pipe.writer_of::<W>(ordering), pipe.reader_of::<R>(ordering));
         let mut poller = Poller::new(readers, trigger, mutant);
         let other = thread::spawn(move || {
@@ -180,7 +180,7 @@ fn r12_poller_misses_nothing() {
 #[test]
 fn r13_poller_with_a_barrier_misses_nothing() {
     for trigger in [Trigger::Level, Trigger::Edge] {
-        polled::<Light<0>, Light<1>>(FenceMode::SleeperBarrier, trigger, Mutant::None);
+        polled::<Light<0>, Light<1>>(FenceMode::WaiterBarrier, trigger, Mutant::None);
     }
 }
 
@@ -205,5 +205,5 @@ fn canary_r12_poller_that_raises_no_flag_for_what_is_left_is_refuted() {
 #[test]
 #[should_panic(expected = "deadlock")]
 fn canary_r12_poller_that_forgets_a_ring_it_was_armed_for_is_refuted() {
-    polled::<Light<0>, Light<1>>(FenceMode::SleeperBarrier, Trigger::Level, Mutant::ForgetsARing);
+    polled::<Light<0>, Light<1>>(FenceMode::WaiterBarrier, Trigger::Level, Mutant::ForgetsARing);
 }

@@ -11,8 +11,8 @@ use tombolo_layout::state::Phase;
 use tombolo_ring::{Error, OwnRing, Reader, Writer};
 
 use crate::{
-    bell::Bells,
     check,
+    doorbell::Doorbells,
     memory::Sound,
     pipe::{
         BATCH, Kind, Pipe, messages, next_ring, notify_if_owed, read, read_two_and_close, recv, send, sleep_until,
@@ -23,12 +23,12 @@ use crate::{
 /// One writer and one reader, each on a thread of its own.
 fn one_way(
     kind: Kind,
-    write: impl FnOnce(&mut Writer<Sound>, &mut Bells) + 'static,
-    read: impl FnOnce(&mut Reader<Sound>, &mut Bells),
+    write: impl FnOnce(&mut Writer<Sound>, &mut Doorbells) + 'static,
+    read: impl FnOnce(&mut Reader<Sound>, &mut Doorbells),
 ) {
     let pipe = Pipe::new(kind);
     let (mut writer, mut reader) = (pipe.writer(), pipe.reader());
-    let (mut writers, mut readers) = Bells::pair();
+    let (mut writers, mut readers) = Doorbells::pair();
     let other = thread::spawn(move || write(&mut writer, &mut writers));
     read(&mut reader, &mut readers);
     other.join().unwrap();
@@ -39,7 +39,7 @@ fn records_through(kind: Kind, records: u8) {
     let pipe = Pipe::new(kind);
     let asked = [pipe.want_data.own.clone(), pipe.want_space.own.clone()];
     let (mut writer, mut reader) = (pipe.writer::<true>(), pipe.reader::<true>());
-    let (mut writers, mut readers) = Bells::pair();
+    let (mut writers, mut readers) = Doorbells::pair();
     let other = thread::spawn(move || {
         (0..records).for_each(|i| send(&mut writer, &mut writers, &[i; 3]).unwrap());
         writer.counters().notifications_sent
@@ -65,12 +65,12 @@ fn r12_both_ends_sleep_in_some_interleavings() {
         let (of_writer, of_reader) = (Arc::clone(&seen), Arc::clone(&seen));
         one_way(
             messages(16),
-            move |writer, bells| {
-                (0..2).for_each(|i| send(writer, bells, &[i; 3]).unwrap());
+            move |writer, doorbells| {
+                (0..2).for_each(|i| send(writer, doorbells, &[i; 3]).unwrap());
                 of_writer[0].fetch_add(writer.counters().sleeps as usize, Ordering::Relaxed);
             },
-            move |reader, bells| {
-                (0..2).for_each(|i| assert_eq!(recv(reader, bells), Ok(Ok(vec![i; 3]))));
+            move |reader, doorbells| {
+                (0..2).for_each(|i| assert_eq!(recv(reader, doorbells), Ok(Ok(vec![i; 3]))));
                 of_reader[1].fetch_add(reader.counters().sleeps as usize, Ordering::Relaxed);
             },
         );
@@ -101,8 +101,8 @@ fn r12_stream_through_eight_bytes_arrives_in_order() {
     check("stream", 3, || {
         one_way(
             stream(8),
-            |writer, bells| write_all(writer, bells, b"tombolo, no").unwrap(),
-            |reader, bells| assert_eq!(read(reader, bells, 5, 11), Ok((b"tombolo, no".to_vec(), None))),
+            |writer, doorbells| write_all(writer, doorbells, b"tombolo, no").unwrap(),
+            |reader, doorbells| assert_eq!(read(reader, doorbells, 5, 11), Ok((b"tombolo, no".to_vec(), None))),
         );
     });
 }
@@ -112,15 +112,15 @@ fn r24_batch_is_flushed_before_the_writer_waits_or_closes() {
     check("batch", 3, || {
         one_way(
             messages(16),
-            |writer, bells| {
+            |writer, doorbells| {
                 writer.set_flush_policy(BATCH);
-                (0..2).for_each(|i| send(writer, bells, &[i; 3]).unwrap());
+                (0..2).for_each(|i| send(writer, doorbells, &[i; 3]).unwrap());
                 writer.close();
-                notify_if_owed(writer, bells);
+                notify_if_owed(writer, doorbells);
             },
-            |reader, bells| {
-                (0..2).for_each(|i| assert_eq!(recv(reader, bells), Ok(Ok(vec![i; 3]))));
-                assert_eq!(recv(reader, bells), Ok(Err(Phase::Closed)));
+            |reader, doorbells| {
+                (0..2).for_each(|i| assert_eq!(recv(reader, doorbells), Ok(Ok(vec![i; 3]))));
+                assert_eq!(recv(reader, doorbells), Ok(Err(Phase::Closed)));
             },
         );
     });
@@ -133,18 +133,18 @@ fn r17_writer_that_ends_loses_nothing() {
             check(&format!("writer: {phase:?} after {records} records"), 3, move || {
                 one_way(
                     messages(16),
-                    move |writer, bells| {
-                        (0..records).for_each(|i| send(writer, bells, &[i; 3]).unwrap());
+                    move |writer, doorbells| {
+                        (0..records).for_each(|i| send(writer, doorbells, &[i; 3]).unwrap());
                         if phase == Phase::Closed {
                             writer.close()
                         } else {
                             writer.abort()
                         }
-                        notify_if_owed(writer, bells);
+                        notify_if_owed(writer, doorbells);
                     },
-                    move |reader, bells| {
-                        (0..records).for_each(|i| assert_eq!(recv(reader, bells), Ok(Ok(vec![i; 3]))));
-                        assert_eq!(recv(reader, bells), Ok(Err(phase)));
+                    move |reader, doorbells| {
+                        (0..records).for_each(|i| assert_eq!(recv(reader, doorbells), Ok(Ok(vec![i; 3]))));
+                        assert_eq!(recv(reader, doorbells), Ok(Err(phase)));
                     },
                 );
             });
@@ -157,13 +157,13 @@ fn r17_stream_that_ends_loses_nothing() {
     check("end of a stream", 3, || {
         one_way(
             stream(8),
-            |writer, bells| {
-                write_all(writer, bells, b"tombolo!!").unwrap();
+            |writer, doorbells| {
+                write_all(writer, doorbells, b"tombolo!!").unwrap();
                 writer.close();
-                notify_if_owed(writer, bells);
+                notify_if_owed(writer, doorbells);
             },
-            |reader, bells| {
-                let all = read(reader, bells, 8, usize::MAX);
+            |reader, doorbells| {
+                let all = read(reader, doorbells, 8, usize::MAX);
                 assert_eq!(all, Ok((b"tombolo!!".to_vec(), Some(Phase::Closed))));
             },
         );
@@ -177,18 +177,18 @@ fn r18_reader_that_ends_frees_a_writer_that_waits_for_it() {
             check(&format!("reader: {name} after {records} records"), 3, move || {
                 one_way(
                     messages(16),
-                    |writer, bells| {
-                        let ended = (0..).find_map(|i| send(writer, bells, &[i; 3]).err());
+                    |writer, doorbells| {
+                        let ended = (0..).find_map(|i| send(writer, doorbells, &[i; 3]).err());
                         assert_eq!(ended, Some(Error::Closed));
                     },
-                    move |reader, bells| {
-                        (0..records).for_each(|i| assert_eq!(recv(reader, bells), Ok(Ok(vec![i; 3]))));
+                    move |reader, doorbells| {
+                        (0..records).for_each(|i| assert_eq!(recv(reader, doorbells), Ok(Ok(vec![i; 3]))));
                         if abort {
                             reader.abort()
                         } else {
                             reader.close()
                         }
-                        notify_if_owed(reader, bells);
+                        notify_if_owed(reader, doorbells);
                     },
                 );
             });
@@ -206,33 +206,33 @@ fn r16_both_ends_may_close_at_once() {
     check("both close", 3, || {
         one_way(
             messages(16),
-            |writer, bells| {
-                let sent = send(writer, bells, &[0; 3]);
+            |writer, doorbells| {
+                let sent = send(writer, doorbells, &[0; 3]);
                 assert!(matches!(sent, Ok(()) | Err(Error::Closed)));
                 writer.close();
-                notify_if_owed(writer, bells);
+                notify_if_owed(writer, doorbells);
             },
-            |reader, bells| {
+            |reader, doorbells| {
                 reader.close();
-                notify_if_owed(reader, bells);
+                notify_if_owed(reader, doorbells);
             },
         );
     });
 }
 
-/// A request and its answer at each end, both pipes ringing the same two bells.
+/// A request and its answer at each end, both pipes ringing the same two doorbells.
 #[test]
 fn r12_both_directions_at_once_over_one_pair_of_bells() {
-    fn talk(mut writer: Writer<Sound>, mut reader: Reader<Sound>, mut bells: Bells, records: u8) {
+    fn talk(mut writer: Writer<Sound>, mut reader: Reader<Sound>, mut doorbells: Doorbells, records: u8) {
         for i in 0..records {
-            send(&mut writer, &mut bells, &[i; 3]).unwrap();
-            assert_eq!(recv(&mut reader, &mut bells), Ok(Ok(vec![i; 3])));
+            send(&mut writer, &mut doorbells, &[i; 3]).unwrap();
+            assert_eq!(recv(&mut reader, &mut doorbells), Ok(Ok(vec![i; 3])));
         }
     }
     for records in 1..3 {
         check(&format!("both directions, {records} records each"), 3, move || {
             let (there, back) = (Pipe::new(messages(16)), Pipe::new(messages(16)));
-            let (a, b) = Bells::pair();
+            let (a, b) = Doorbells::pair();
             let (writer, reader) = (back.writer(), there.reader());
             let other = thread::spawn(move || talk(writer, reader, b, records));
             talk(there.writer(), back.reader(), a, records);
@@ -251,46 +251,46 @@ fn moving<const RINGS: usize>(name: &str, rings: [usize; RINGS], records: u8, sw
         let seen = Arc::clone(&seen);
         one_way(
             messages(16),
-            move |writer, bells| {
-                send(writer, bells, &[0; 3]).unwrap();
+            move |writer, doorbells| {
+                send(writer, doorbells, &[0; 3]).unwrap();
                 for i in 1..records {
                     if !offers.is_empty() && writer.handover().can_offer().unwrap() {
                         writer.handover().announce();
-                        notify_if_owed(writer, bells);
+                        notify_if_owed(writer, doorbells);
                     }
                     loop {
                         if writer.handover().reader_ready().unwrap() {
                             writer.handover().switch_to(offers.pop().unwrap());
-                            notify_if_owed(writer, bells);
+                            notify_if_owed(writer, doorbells);
                         }
                         let sent = writer.send(&[i; 3]).unwrap();
-                        notify_if_owed(writer, bells);
+                        notify_if_owed(writer, doorbells);
                         if sent.is_some() {
                             break;
                         }
-                        sleep_until(writer, bells, 16).unwrap();
+                        sleep_until(writer, doorbells, 16).unwrap();
                     }
                 }
                 seen[RINGS - offers.len()].fetch_add(1, Ordering::Relaxed);
                 writer.close();
-                notify_if_owed(writer, bells);
+                notify_if_owed(writer, doorbells);
             },
-            move |reader, bells| {
+            move |reader, doorbells| {
                 let (mut record, mut got) = ([0; 24], Vec::new());
                 loop {
                     if let Some(generation) = reader.handover().announced().unwrap() {
                         reader.handover().prepare(generation, follows.pop().unwrap()).unwrap();
-                        notify_if_owed(reader, bells);
+                        notify_if_owed(reader, doorbells);
                     }
                     let received = reader.recv(&mut record).unwrap();
-                    notify_if_owed(reader, bells);
+                    notify_if_owed(reader, doorbells);
                     if let Some(len) = received {
                         got.push(record[..len].to_vec());
                     } else if let Some(phase) = reader.finished().unwrap() {
                         assert_eq!(phase, Phase::Closed);
                         break;
                     } else {
-                        sleep_until(reader, bells, 1).unwrap();
+                        sleep_until(reader, doorbells, 1).unwrap();
                     }
                 }
                 assert_eq!(got, (0..records).map(|i| vec![i; 3]).collect::<Vec<_>>());
@@ -315,8 +315,8 @@ fn h5_pipe_that_moves_twice_under_load_loses_and_swaps_nothing() {
 }
 
 /// A writer that goes ahead to a ring of 32 bytes as soon as its own is full, and then writes `len` bytes in all.
-fn ahead(len: u8, next: OwnRing<Sound>) -> impl FnOnce(&mut Writer<Sound>, &mut Bells) {
-    move |writer, bells| {
+fn ahead(len: u8, next: OwnRing<Sound>) -> impl FnOnce(&mut Writer<Sound>, &mut Doorbells) {
+    move |writer, doorbells| {
         let (bytes, mut next) = ((0..len).collect::<Vec<_>>(), Some(next));
         let mut rest = &bytes[..];
         while !rest.is_empty() {
@@ -324,10 +324,10 @@ fn ahead(len: u8, next: OwnRing<Sound>) -> impl FnOnce(&mut Writer<Sound>, &mut 
                 Some(n) => rest = &rest[n..],
                 None => writer.handover().go_ahead(next.take().expect("all the rest goes there")),
             }
-            notify_if_owed(writer, bells);
+            notify_if_owed(writer, doorbells);
         }
         writer.close();
-        notify_if_owed(writer, bells);
+        notify_if_owed(writer, doorbells);
     }
 }
 
@@ -336,12 +336,12 @@ fn h9_writer_that_goes_ahead_loses_and_swaps_nothing() {
     check("ahead", 2, || {
         let (own, seen) = next_ring(32);
         let mut seen = Some(seen);
-        one_way(stream(8), ahead(20, own), move |reader, bells| {
+        one_way(stream(8), ahead(20, own), move |reader, doorbells| {
             reader.handover().allow_ahead();
             let (mut piece, mut got) = ([0; 5], Vec::new());
             loop {
                 let read = reader.read(&mut piece).unwrap();
-                notify_if_owed(reader, bells);
+                notify_if_owed(reader, doorbells);
                 if let Some(n) = read {
                     got.extend_from_slice(&piece[..n]);
                 } else if let Some(phase) = reader.finished().unwrap() {
@@ -349,9 +349,9 @@ fn h9_writer_that_goes_ahead_loses_and_swaps_nothing() {
                     break;
                 } else if let Some(generation) = reader.handover().announced().unwrap() {
                     reader.handover().prepare(generation, seen.take().unwrap()).unwrap();
-                    notify_if_owed(reader, bells);
+                    notify_if_owed(reader, doorbells);
                 } else {
-                    sleep_until(reader, bells, 1).unwrap();
+                    sleep_until(reader, doorbells, 1).unwrap();
                 }
             }
             assert_eq!(got, (0..20).collect::<Vec<_>>());
@@ -364,14 +364,14 @@ fn h9_reader_that_waits_for_more_than_its_ring_holds_is_woken_by_what_is_in_the_
     check("ahead, and so many bytes waited for", 3, || {
         let (own, seen) = next_ring(32);
         let mut seen = Some(seen);
-        one_way(stream(8), ahead(20, own), move |reader, bells| {
+        one_way(stream(8), ahead(20, own), move |reader, doorbells| {
             reader.handover().allow_ahead();
             while reader.handover().find_unread().unwrap() < 20 {
                 if let Some(generation) = reader.handover().announced().unwrap() {
                     reader.handover().prepare(generation, seen.take().unwrap()).unwrap();
-                    notify_if_owed(reader, bells);
+                    notify_if_owed(reader, doorbells);
                 } else {
-                    sleep_until(reader, bells, 20).unwrap();
+                    sleep_until(reader, doorbells, 20).unwrap();
                 }
             }
             let mut got = [0; 20];

@@ -16,20 +16,20 @@ use tombolo_ring::{Deadline, Error, WaitContext, Woken};
 use crate::asymmetric::Barrier;
 
 #[derive(Debug)]
-struct Bell {
+struct Doorbell {
     rung: AtomicBool,
     /// There was a ring since the last was told of, for one who is told of edges.
     edge: AtomicBool,
     /// There is such a one.
     has_edges: Cell<bool>,
-    sleeper: RefCell<Option<Thread>>,
+    waiter: RefCell<Option<Thread>>,
 }
 
-/// The two bells as one end sees them: its own to sleep by, the peer's to ring.
+/// The two doorbells as one end sees them: its own to sleep by, the peer's to ring.
 #[derive(Debug)]
-pub struct Bells {
-    own: Rc<Bell>,
-    peer: Rc<Bell>,
+pub struct Doorbells {
+    own: Rc<Doorbell>,
+    peer: Rc<Doorbell>,
     /// A mutant forgets rings that came before the sleep.
     pub sticky: bool,
     /// Which of the two this is, for its barrier, and what that does.
@@ -37,22 +37,22 @@ pub struct Bells {
     pub barrier: Barrier,
 }
 
-impl Bells {
+impl Doorbells {
     pub fn pair() -> (Self, Self) {
-        let bell = || {
-            Rc::new(Bell {
+        let doorbell = || {
+            Rc::new(Doorbell {
                 rung: AtomicBool::new(false),
                 edge: AtomicBool::new(false),
                 has_edges: Cell::default(),
-                sleeper: RefCell::default(),
+                waiter: RefCell::default(),
             })
         };
-        let (a, b) = (bell(), bell());
-        let bells = |end, own: &Rc<Bell>, peer: &Rc<Bell>| {
+        let (a, b) = (doorbell(), doorbell());
+        let doorbells = |end, own: &Rc<Doorbell>, peer: &Rc<Doorbell>| {
             let (own, peer) = (Rc::clone(own), Rc::clone(peer));
             Self { own, peer, sticky: true, end, barrier: Barrier::Sound }
         };
-        (bells(0, &a, &b), bells(1, &b, &a))
+        (doorbells(0, &a, &b), doorbells(1, &b, &a))
     }
 
     /// From the first ring on, [`await_edge`](Self::await_edge) is told of it.
@@ -60,7 +60,7 @@ impl Bells {
         self.own.has_edges.set(true);
     }
 
-    /// Empties the own bell; says whether it was rung.
+    /// Empties the own doorbell; says whether it was rung.
     pub fn take_ring(&mut self) -> bool {
         self.own.rung.swap(false, Ordering::Relaxed)
     }
@@ -81,22 +81,22 @@ impl Bells {
 
     /// loom switches threads at atomics only: nobody rings between a look and the parking.
     fn park(&self) {
-        *self.own.sleeper.borrow_mut() = Some(thread::current());
+        *self.own.waiter.borrow_mut() = Some(thread::current());
         thread::park();
     }
 }
 
-impl WaitContext for Bells {
+impl WaitContext for Doorbells {
     type Error = Error;
 
     fn notify(&mut self) {
-        // A swap, since loom lets a plain store be overtaken by the sleeper's earlier swap.
+        // A swap, since loom lets a plain store be overtaken by the waiter's earlier swap.
         self.peer.rung.swap(true, Ordering::Relaxed);
         if self.peer.has_edges.get() {
             self.peer.edge.swap(true, Ordering::Relaxed);
         }
         // Waking a thread that is not asleep would order memory for it, in loom.
-        let asleep = self.peer.sleeper.borrow_mut().take();
+        let asleep = self.peer.waiter.borrow_mut().take();
         asleep.inspect(Thread::unpark);
     }
 
