@@ -232,6 +232,9 @@ fn n6_interface_that_is_moved_to_another_namespace_and_renamed_keeps_its_link() 
     wires.assert_joined();
     // One that is taken away is gone for good, wherever that was.
     wires.netns[0].ip(&["link", "set", "tmb0", "netns", &other.0]);
+    // Also once it was looked at there: nobody but the interface keeps that namespace.
+    other.ip(&["link", "set", "tmb0", "mtu", "1300", "up"]);
+    wires.wait_for(0, "another link", |status| status["links"] == 4 && status["mtu"] == 1300);
     drop(other);
     moved.end().expect(1);
 }

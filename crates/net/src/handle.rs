@@ -124,7 +124,8 @@ impl Handle {
         lock(&self.place).name.clone()
     }
 
-    /// Asks the kernel about it. Where it is not any more, looks where it is.
+    /// Asks the kernel about it. Where it is not any more, looks where it is, each time anew: a socket that stayed there would keep
+    /// that namespace from going, and the interface with it.
     fn ask<T>(&self, question: impl Fn(&Netlink, i32) -> io::Result<T>) -> io::Result<T> {
         let mut place = lock(&self.place);
         let answer = question(&place.netlink, place.index);
@@ -134,8 +135,8 @@ impl Handle {
         }
         // Nobody knows where: it was removed.
         let Ok(found) = self.find() else { return answer };
-        *place = found;
-        question(&place.netlink, place.index)
+        place.name.clone_from(&found.name);
+        question(&found.netlink, found.index)
     }
 
     fn find(&self) -> io::Result<Place> {
