@@ -30,6 +30,7 @@ pub mod qemu;
 pub mod qmp;
 pub mod runner;
 pub mod scratch;
+pub mod stream;
 pub mod up;
 pub mod vchan;
 pub mod wire;

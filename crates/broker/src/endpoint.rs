@@ -9,7 +9,6 @@
 //! One thread hears of everything ([`broker`]). All that a peer's broker can make it keep is bounded, and each message
 //! is decoded once, by `tombolo-control`. The devices are behind [`devices`]: nothing else here knows what they are.
 
-pub mod addresses;
 pub mod broker;
 pub mod connections;
 pub mod devices;

@@ -90,7 +90,7 @@ fn run(mut line: Cli) -> ExitCode {
     let done = match line.role {
         Some(Role::Hold) => descriptor_store::serve(&line.state).map_err(Into::into),
         Some(Role::Memory { what }) => what.perform(std::io::stdin()).map_err(Into::into),
-        None if line.guest && xen::grant_reaper::is_domain() => xen::run::run_in_domain(&line.state),
+        None if line.guest && xen::grant_reaper::is_domain() => xen::run::run_in_domain(&line.state, !line.no_hook),
         None if line.guest => endpoint::run::run(&line.state, line.window, !line.no_hook).map_err(Into::into),
         None => match Config::read(&line.config) {
             Ok(_) => host::run::run(&line.config, &line.state, !line.no_store, Duration::from_millis(line.ask_again)),

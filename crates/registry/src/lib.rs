@@ -19,7 +19,7 @@ use tombolo_domain_ivshmem::VmDomain;
 use tombolo_domain_local::LocalDomain;
 pub use tombolo_domain_local::services_folder;
 #[cfg(feature = "xen")]
-use tombolo_domain_xen::XenDomain;
+use tombolo_domain_xen::{XenDomain, XenNeighbours};
 
 /// Returns the backends of this program, by the scheme of their addresses: `local`, and by feature `vm` and `xen`.
 ///
@@ -52,15 +52,21 @@ pub fn rendezvous_in(folder: &Path) -> Box<dyn Rendezvous> {
     Box::new(LocalDomain::in_folder(folder).with_unique_names())
 }
 
-/// Meets processes of neighbouring virtual machines by the broker of this kernel, if there is one now: for the same fronts.
+/// Meets processes of neighbouring virtual machines by the broker of this kernel, if there is one now, else those of other domains
+/// of Xen's, if this process may use its drivers: for the same fronts.
 #[must_use]
 pub fn machines() -> Option<Box<dyn Rendezvous>> {
     #[cfg(feature = "vm")]
     {
         let domain = VmDomain::new();
-        domain.is_there().then(|| Box::new(domain) as Box<dyn Rendezvous>)
+        if domain.is_there() {
+            return Some(Box::new(domain));
+        }
     }
-    #[cfg(not(feature = "vm"))]
+    #[cfg(feature = "xen")]
+    if let Some(neighbours) = XenNeighbours::find() {
+        return Some(Box::new(neighbours));
+    }
     None
 }
 

@@ -66,7 +66,7 @@ impl Place {
         for file in fs::read_dir(self.scratch.path().join(name)).context(name)? {
             text += &(fs::read_to_string(file?.path())? + "\n");
         }
-        sockets::sum_reports(&text)
+        tombolo_e2e::stream::sum_reports(&text)
     }
 
     /// Starts a program as it is, in the network of the machines; under `tombolo run` if it is to count into the folder `name`.

@@ -6,11 +6,7 @@ use super::{Case, Half, Verdict};
 use crate::parts::Parts;
 use crate::rig::Rig;
 use crate::site::{At, CONFIG, Plan, Purpose, Site, line};
-use serde_json::Value;
-use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::Path;
-use std::time::{Duration, Instant};
 use tombolo_e2e::control::Job;
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
@@ -18,6 +14,7 @@ use tombolo_e2e::image::Extra;
 use tombolo_e2e::line_reader::within;
 use tombolo_e2e::network::Network;
 use tombolo_e2e::programs::Programs;
+use tombolo_e2e::stream::{self, sum_reports};
 
 pub const CASES: &[Case] = &[
     Case { name: "s17_s18_s19_s22_programs_in_two_machines_talk_through_memory_while_there_is_a_link", run: talk },
@@ -30,7 +27,7 @@ pub const HALF: &str = "guest";
 pub const SEND: &str = "sockets::send";
 pub const RECEIVE: &str = "sockets::receive";
 
-pub const HALVES: &[Half] = &[(SEND, send), (RECEIVE, receive)];
+pub const HALVES: &[Half] = &[(SEND, stream::send), (RECEIVE, |_| stream::receive())];
 
 pub const IPERF: &str = "/usr/bin/iperf3";
 const REDIS: [&str; 2] = ["/usr/bin/redis-server", "/usr/bin/redis-benchmark"];
@@ -57,85 +54,12 @@ pub fn boot(parts: &Parts, purpose: Purpose) -> Result<Site> {
     Ok(site)
 }
 
-/// Bytes without a pattern, the same each time.
-struct Stream(u64);
-
-impl Stream {
-    fn fill(&mut self, room: &mut [u8]) {
-        for chunk in room.chunks_mut(8) {
-            self.0 ^= self.0 << 13;
-            self.0 ^= self.0 >> 7;
-            self.0 ^= self.0 << 17;
-            chunk.copy_from_slice(&self.0.to_le_bytes()[..chunk.len()]);
-        }
-    }
-}
-
-const SEED: u64 = 88_172_645_463_325_252;
-const CHUNK: usize = 32 << 10;
 /// What the rings of a busy connection hold, the one before as well.
 pub const RING: u64 = 2 << 20;
-
-/// Sends for so many milliseconds, and hears then how much came.
-fn send(args: &[String]) -> Result<()> {
-    let [address, millis] = args else { return Err(Error::new("ADDRESS MILLISECONDS")) };
-    let mut stream = TcpStream::connect((address.as_str(), 9))?;
-    stream.set_write_timeout(Some(Duration::from_secs(60)))?;
-    stream.set_read_timeout(Some(Duration::from_secs(60)))?;
-    let (until, mut bytes, mut sent) = (within(0) + Duration::from_millis(millis.parse()?), Stream(SEED), 0_u64);
-    let mut room = vec![0; CHUNK];
-    while Instant::now() < until {
-        bytes.fill(&mut room);
-        stream.write_all(&room)?;
-        sent += CHUNK as u64;
-    }
-    stream.shutdown(Shutdown::Write)?;
-    let mut came = [0; 8];
-    stream.read_exact(&mut came)?;
-    ensure!(u64::from_le_bytes(came) == sent, "{} of {sent} bytes came", u64::from_le_bytes(came));
-    println!("sent {sent}");
-    Ok(())
-}
-
-fn receive(_: &[String]) -> Result<()> {
-    let listener = TcpListener::bind(("0.0.0.0", 9))?;
-    println!("listens");
-    let mut stream = listener.accept()?.0;
-    stream.set_read_timeout(Some(Duration::from_secs(60)))?;
-    let (mut bytes, mut came, mut wanted, mut room) = (Stream(SEED), 0_u64, vec![0; CHUNK], vec![0; CHUNK]);
-    loop {
-        let mut filled = 0;
-        while filled < CHUNK {
-            match stream.read(&mut room[filled..])? {
-                0 => break,
-                n => filled += n,
-            }
-        }
-        came += filled as u64;
-        if filled < CHUNK {
-            break;
-        }
-        bytes.fill(&mut wanted);
-        ensure!(room == wanted, "other bytes came, up to {came}");
-    }
-    Ok(stream.write_all(&came.to_le_bytes())?)
-}
 
 /// Bytes over TCP and through memory, of all processes whose counts are in a folder of a machine.
 pub fn counted(site: &mut Site, at: At, folder: &str) -> Result<[u64; 2]> {
     sum_reports(&site.vm(at).sh(&format!("for it in {folder}/*; do cat $it; echo; done"), within(60))?)
-}
-
-/// The same of reports, each in a line.
-pub fn sum_reports(reports: &str) -> Result<[u64; 2]> {
-    let mut all = [0; 2];
-    for report in reports.lines().map(str::trim).filter(|line| !line.is_empty()) {
-        let report: Value = serde_json::from_str(report).context(report)?;
-        let count = |key: &str| report[key].as_u64().unwrap_or_default();
-        all[0] += count("sent_tcp") + count("received_tcp");
-        all[1] += count("sent_shared") + count("received_shared");
-    }
-    Ok(all)
 }
 
 /// The share that went through memory of what programs in a counted; it is at least 95 %.

@@ -4,7 +4,7 @@
 
 use std::{
     mem::MaybeUninit,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd},
     sync::Arc,
     time::Duration,
 };
@@ -13,13 +13,13 @@ use rustix::{
     event::{Timespec, epoll},
     io::Errno,
 };
-use tombolo_domain::{Error, Result};
+use tombolo_domain::{Error, Result, aside::ReservedFd};
 use tombolo_mem::CommonSegment;
 
 use crate::{
     core::Core,
     hypervisor::{DomId, Port},
-    os::lock,
+    os::{epoll_set, lock},
 };
 
 /// This domain's way to another, piece by piece.
@@ -120,12 +120,12 @@ impl XenPieces {
 pub struct XenPort {
     port: Arc<dyn Port>,
     /// Readable from an event until it is cleared.
-    set: OwnedFd,
+    set: ReservedFd,
 }
 
 impl XenPort {
     fn new(port: Arc<dyn Port>) -> Result<Self> {
-        let set = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| Error::os("epoll_create", error))?;
+        let set = epoll_set()?;
         // The kernel reports OUT anew with each event.
         epoll::add(&set, port.fd(), epoll::EventData::new_u64(0), epoll::EventFlags::OUT | epoll::EventFlags::ET)
             .map_err(|error| Error::os("epoll_ctl", error))?;

@@ -3,24 +3,23 @@
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd},
     sync::{
         Arc, Mutex, Weak,
         atomic::{AtomicBool, Ordering},
     },
-    thread,
     time::Duration,
 };
 
 use rustix::event::{PollFd, PollFlags, Timespec};
-use tombolo_domain::{Error, Result};
+use tombolo_domain::{Result, aside::ReservedFd};
 use tombolo_layout::xen as at;
 
 use crate::{
     end::{End, PeerDomain},
     hypervisor::{DomId, Hypervisor},
     names::Names,
-    os::{eventfd, lock, raise, random},
+    os::{eventfd, lock, raise, random, spawn},
     page::PeerPage,
     quarantine::Quarantined,
     reaper_client::ReaperClient,
@@ -50,7 +49,7 @@ pub(crate) struct ConnectRequests {
     pub peer: DomId,
     pub service: String,
     waiting: Mutex<Waiting>,
-    event: OwnedFd,
+    event: ReservedFd,
 }
 
 #[derive(Debug, Default)]
@@ -131,7 +130,7 @@ struct Watched {
     names: Arc<Names>,
     store: Mutex<Store>,
     /// The thread has something to look at.
-    kick: OwnedFd,
+    kick: ReservedFd,
     /// The thread looks again before long, kicked or not.
     looks: AtomicBool,
     over: AtomicBool,
@@ -139,6 +138,8 @@ struct Watched {
     ends: Mutex<Vec<Weak<End>>>,
     listeners: Mutex<Vec<Weak<ConnectRequests>>>,
     quarantine: Mutex<Vec<Quarantined>>,
+    /// Rung when something else changes in a folder of a peer's.
+    folder_ears: Mutex<Vec<Weak<ReservedFd>>>,
     /// Listener pages that were asked to connect at, by their nodes.
     listener_pages: Mutex<HashMap<String, ListenerPage>>,
 }
@@ -153,7 +154,7 @@ pub(crate) struct Core {
     pub token: String,
     /// The conversation with the grant reaper.
     pub keeping: ReaperClient,
-    _alive: Option<OwnedFd>,
+    _alive: Option<ReservedFd>,
     /// The process that this belongs to: in a child made by fork nothing of it works.
     pid: u32,
     /// Peers for whom there is a folder.
@@ -176,11 +177,11 @@ impl Core {
             ends: Mutex::default(),
             listeners: Mutex::default(),
             quarantine: Mutex::default(),
+            folder_ears: Mutex::default(),
             listener_pages: Mutex::default(),
         });
         let work = Arc::clone(&watched);
-        let thread = thread::Builder::new().name("tombolo-xen".into()).spawn(move || work.run());
-        thread.map_err(|error| Error::os("clone", error))?;
+        spawn("tombolo-xen", move || work.run())?;
         let pid = std::process::id();
         let token = format!("{pid}-{:016x}", u64::from_ne_bytes(random()?));
         let _alive = xen.claim(&token)?;
@@ -283,6 +284,11 @@ impl Core {
         listeners.push(Arc::downgrade(requests));
     }
 
+    /// Rings `ear` when something changes in the folder of a peer that is watched, but for connect requests.
+    pub(crate) fn listen_to_folders(&self, ear: &Arc<ReservedFd>) {
+        lock(&self.watched.folder_ears).push(Arc::downgrade(ear));
+    }
+
     /// Keeps memory until its peer lets go of it (D-13).
     pub(crate) fn quarantine_memory(&self, memory: Quarantined) {
         lock(&self.watched.quarantine).push(memory);
@@ -350,6 +356,7 @@ impl Watched {
             let look = |paths: &[String]| {
                 let known = paths.iter().filter(|path| self.told(path) || self.changed(path)).count();
                 if known < paths.len() {
+                    lock(&self.folder_ears).retain(|ear| ear.upgrade().inspect(|ear| raise(&**ear)).is_some());
                     self.look_for_the_dead();
                 }
             };
@@ -363,7 +370,12 @@ impl Watched {
     /// Whether a change is one of what the broker tells.
     fn told(&self, path: &str) -> bool {
         // What cannot be read now will be when it changes again.
-        self.names.is_about(path) && self.names.update_from_store(&mut lock(&self.store), path).is_ok()
+        let is_told = self.names.is_about(path) && self.names.update_from_store(&mut lock(&self.store), path).is_ok();
+        if is_told {
+            let ends: Vec<_> = lock(&self.ends).iter().filter_map(Weak::upgrade).collect();
+            ends.iter().for_each(|end| end.leave_if_withdrawn());
+        }
+        is_told
     }
 
     fn sweep(&self) {
@@ -419,6 +431,8 @@ impl Watched {
 
 #[cfg(test)]
 mod tests {
+    use tombolo_domain::Error;
+
     use super::*;
 
     #[test]

@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use tombolo_domain::{Deadline, Doorbell, Liveness, Result, Slot, Woken};
+use tombolo_domain::{Deadline, Doorbell, Error, Liveness, Result, SingleDoorbell, Slot, Woken};
 use tombolo_layout::xen as at;
 
 use crate::{
@@ -17,8 +17,9 @@ use crate::{
     names::Names,
     os::lock,
     page::{OwnPage, PeerPage},
+    place::Pair,
     places::{GrantedPages, Places},
-    waker::Waker,
+    waker::{SharedDoorbell, Waker},
 };
 
 /// A domain that this one has links with.
@@ -70,6 +71,11 @@ pub(crate) struct End {
     ended: AtomicBool,
     /// Made when the other endpoint has something to do.
     slots: OnceLock<[Waker; 2]>,
+    /// What all connections of a session watch.
+    shared: OnceLock<SharedDoorbell>,
+    /// Of an end that leaves once dom0 tells of its peer no longer: what the pair of domains is known by.
+    lasts: OnceLock<Pair>,
+    leaving: AtomicBool,
     pub control: Waker,
     service: String,
 }
@@ -102,6 +108,9 @@ impl End {
             gave_up: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             slots: OnceLock::new(),
+            shared: OnceLock::new(),
+            lasts: OnceLock::new(),
+            leaving: AtomicBool::new(false),
             control: Waker::new(&port)?,
             service: service.into(),
             port,
@@ -194,9 +203,36 @@ impl End {
         Ok(())
     }
 
+    /// A doorbell for one of the connections that share this endpoint's event channel.
+    pub(crate) fn shared_doorbell(&self) -> Result<SingleDoorbell> {
+        if self.shared.get().is_none() {
+            let _ = self.shared.set(SharedDoorbell::new(&*self.port)?);
+        }
+        let shared = self.shared.get().expect("made just now");
+        let doorbell = shared.of_connection();
+        doorbell.map_err(|error| Error::os("fcntl", error))
+    }
+
+    /// It is to leave once dom0 tells no longer of the peer that this pair stands for.
+    pub(crate) fn last_while_told(&self, pair: Pair) {
+        let _ = self.lasts.set(pair);
+        self.leave_if_withdrawn();
+    }
+
+    /// Begins to leave if that is so: whoever sleeps here is woken once, to learn of it.
+    pub(crate) fn leave_if_withdrawn(&self) {
+        let is_told = |pair: &Pair| self.domain.names.pair_of(self.domain.id) == Some(*pair);
+        // ORDER: Relaxed; the flag stands for itself.
+        if self.lasts.get().is_some_and(|pair| !is_told(pair)) && !self.leaving.swap(true, Ordering::Relaxed) {
+            self.shared.get().into_iter().for_each(SharedDoorbell::raise);
+            self.slots.get().into_iter().flatten().chain([&self.control]).for_each(Waker::put_back);
+        }
+    }
+
     /// Wakes whoever sleeps here, now and from now on.
     fn wake_all(&self) {
         if !self.ended.swap(true, Ordering::SeqCst) {
+            self.shared.get().into_iter().for_each(SharedDoorbell::raise);
             let all = self.slots.get().into_iter().flatten().chain([&self.control]);
             // All of them are woken, whatever becomes of one.
             let failed = all.filter(|waker| !waker.end()).count();
@@ -257,6 +293,10 @@ impl Doorbell for End {
     fn drain(&self, slot: Slot) {
         self.slot(slot).drain();
         self.wake_if_over();
+    }
+
+    fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Relaxed)
     }
 
     fn end_waits(&self) {

@@ -16,7 +16,7 @@ use rustix::{
     fs::{CWD, FileType, Mode, OFlags},
     pipe::PipeFlags,
 };
-use tombolo_domain::{Error, Result};
+use tombolo_domain::{Error, Result, aside::ReservedFd};
 use tombolo_layout::xen::PAGE;
 use tombolo_mem::{CommonSegment, OwnSegment, PeerSegment, create_forgeable};
 
@@ -24,7 +24,7 @@ use self::store::Daemon;
 use crate::{
     GrantReaper, XenDomain, XenHost,
     hypervisor::{DomId, Grants, Guard, Hypervisor, Port},
-    os::lock,
+    os::{lock, reserve},
 };
 
 /// A hypervisor and its XenStore.
@@ -236,8 +236,8 @@ impl Drop for Gone {
 }
 
 impl Hypervisor for FakeDomain {
-    fn store(&self) -> Result<OwnedFd> {
-        self.world.store.connect(self.id).map_err(|error| Error::os("socketpair", error))
+    fn store(&self) -> Result<ReservedFd> {
+        reserve(self.world.store.connect(self.id).map_err(|error| Error::os("socketpair", error))?)
     }
 
     fn grant(&self, peer: DomId, pages: usize) -> Result<Arc<dyn Grants>> {
@@ -325,7 +325,7 @@ impl Hypervisor for FakeDomain {
         rustix::fs::fstat(file).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo)
     }
 
-    fn claim(&self, name: &str) -> Result<Option<OwnedFd>> {
+    fn claim(&self, name: &str) -> Result<Option<ReservedFd>> {
         let mut state = lock(&self.world.state);
         let claims = match state.claims.remove(&self.id) {
             Some(file) => file,
@@ -334,7 +334,7 @@ impl Hypervisor for FakeDomain {
         let path = format!("/proc/self/fd/{}", claims.as_raw_fd());
         let file = rustix::fs::openat(CWD, path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
         state.claims.insert(self.id, claims);
-        crate::sys::lock_byte(file.map_err(|error| Error::os("open", error))?, name)
+        crate::sys::lock_byte(reserve(file.map_err(|error| Error::os("open", error))?)?, name)
     }
 }
 

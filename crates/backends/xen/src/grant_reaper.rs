@@ -319,12 +319,7 @@ mod tests {
     use tombolo_mem::{OwnSegment, PeerSegment};
 
     use super::*;
-    use crate::{
-        FakeXen, ReaperListing, XenDomain,
-        end::End,
-        names::Names,
-        os::{eventfd, raise},
-    };
+    use crate::{FakeXen, ReaperListing, XenDomain, end::End, names::Names, os::raise};
 
     /// Domain 5 with a grant reaper.
     struct ReaperFixture {
@@ -337,7 +332,7 @@ mod tests {
     impl ReaperFixture {
         fn new() -> Self {
             let (xen, folder) = (FakeXen::new(), tempfile::tempdir().unwrap());
-            let mut five = Self { xen, folder, stop: Arc::new(eventfd().unwrap()), thread: None };
+            let mut five = Self { xen, folder, stop: Arc::new(tombolo_os::event::eventfd(0).unwrap()), thread: None };
             five.start();
             five
         }

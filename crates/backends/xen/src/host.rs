@@ -3,14 +3,14 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    os::fd::{BorrowedFd, OwnedFd},
+    os::fd::BorrowedFd,
     sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
 use tombolo_control::Name;
-use tombolo_domain::{Error, Result};
+use tombolo_domain::{Error, Result, aside::ReservedFd};
 use tombolo_layout::xen as at;
 
 use crate::{
@@ -48,7 +48,7 @@ pub struct XenHost {
     watched: BTreeSet<DomId>,
     /// Domains that are watched until they have a folder for another, as those have that ever had a channel.
     quiet: BTreeSet<DomId>,
-    _claim: OwnedFd,
+    _claim: ReservedFd,
 }
 
 impl XenHost {

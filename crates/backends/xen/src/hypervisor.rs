@@ -1,15 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What this backend asks of Xen: so little that a test can stand in for it.
 
-use std::{
-    any::Any,
-    fmt::Debug,
-    os::fd::{BorrowedFd, OwnedFd},
-    path::PathBuf,
-    sync::Arc,
-};
+use std::{any::Any, fmt::Debug, os::fd::BorrowedFd, path::PathBuf, sync::Arc};
 
-use tombolo_domain::Result;
+use tombolo_domain::{Result, aside::ReservedFd};
 use tombolo_mem::{CommonSegment, OwnSegment, PeerSegment};
 
 /// The number of a domain.
@@ -21,7 +15,7 @@ pub(crate) type Guard = Box<dyn Any + Send + Sync>;
 /// Xen as one domain sees it.
 pub(crate) trait Hypervisor: Send + Sync + Debug {
     /// A connection to XenStore of its own, which does not block.
-    fn store(&self) -> Result<OwnedFd>;
+    fn store(&self) -> Result<ReservedFd>;
 
     /// Zeroed pages that `peer` may map read-only.
     fn grant(&self, peer: DomId, pages: usize) -> Result<Arc<dyn Grants>>;
@@ -63,7 +57,7 @@ pub(crate) trait Hypervisor: Send + Sync + Debug {
     fn is_grant(&self, file: BorrowedFd<'_>) -> bool;
 
     /// Claims `name` within this domain until the descriptor is closed, or nothing if it is claimed.
-    fn claim(&self, name: &str) -> Result<Option<OwnedFd>>;
+    fn claim(&self, name: &str) -> Result<Option<ReservedFd>>;
 }
 
 /// Pages of this domain that a peer may map until this is dropped; those that are mapped then stay as they are, and out

@@ -14,7 +14,9 @@ mod core;
 mod end;
 #[cfg(feature = "testing")]
 mod fake;
+mod finder;
 mod grant_reaper;
+mod hints;
 mod host;
 #[cfg(feature = "testing")]
 pub mod hostile;
@@ -39,6 +41,7 @@ mod wire;
 pub use common::{XenPieces, XenPort};
 #[cfg(feature = "testing")]
 pub use fake::FakeXen;
+pub use finder::XenNeighbours;
 pub use grant_reaper::GrantReaper;
 pub use host::{Views, XenHost};
 pub use named::XenNames;
@@ -174,13 +177,13 @@ impl Rendezvous for XenDomain {
 
     fn connect(&self, service: &str, _deadline: Deadline) -> Result<Box<dyn Endpoint>> {
         let (place, core) = self.place(service)?;
-        Self::call(&core, &place)
+        Ok(Box::new(Self::call(&core, &place)?))
     }
 }
 
 impl XenDomain {
     /// Knocks at the listener of a place.
-    fn call(core: &Arc<Core>, place: &ServiceAddress) -> Result<Box<dyn Endpoint>> {
+    fn call(core: &Arc<Core>, place: &ServiceAddress) -> Result<XenEndpoint> {
         let domain = core.peer(place.peer)?;
         let listener_page = open_listener_page(core, place)?;
         let end = End::new(&*core.xen, &domain, core.xen.offer_port(place.peer)?, &place.service)?;
@@ -193,7 +196,7 @@ impl XenDomain {
         *lock(&end.listener_page) = Some(listener_page.page.clone());
         let mut link = XenEndpoint::new(core, end);
         link.request_connection(&listener_page, place)?;
-        Ok(Box::new(link))
+        Ok(link)
     }
 }
 
@@ -206,6 +209,19 @@ fn open_listener_page(core: &Core, place: &ServiceAddress) -> Result<ListenerPag
     if let Some(listener_page) = core.known_listener_page(&node) {
         return if meant(&listener_page.page) { Ok(listener_page) } else { Err(nobody()) };
     }
+    let page = map_listener_page(core, place)?;
+    // Where there is no room for a reconnect page, each connect request goes through XenStore.
+    let reconnect_page = ReconnectPage::new(&*core.xen, place.peer).ok();
+    let listener_page = ListenerPage { page, domain: place.peer, reconnect_page };
+    core.remember_listener_page(&node, &listener_page);
+    Ok(listener_page)
+}
+
+/// The page of such a listener, to be looked at.
+fn map_listener_page(core: &Core, place: &ServiceAddress) -> Result<PeerPage> {
+    let nobody = || Error::NotFound(place.shown());
+    let node = format!("{}/{}", folder(place.peer, core.own), place.service);
+    let meant = |page: &PeerPage| page.word(at::AT_PAIR).hint() == place.pair.expects;
     let reference = lock(&core.store).read(&node)?.and_then(|text| text.parse().ok()).ok_or_else(nobody)?;
     let page = core.xen.map(place.peer, &[reference], None, Box::new(())).map_err(|error| match error {
         // It died, and could not clean up.
@@ -216,9 +232,5 @@ fn open_listener_page(core: &Core, place: &ServiceAddress) -> Result<ListenerPag
     if page.state() != at::OPEN || page.word(at::AT_JOINED).hint() != mark_of(&place.service) || !meant(&page) {
         return Err(nobody());
     }
-    // Where there is no room for a reconnect page, each connect request goes through XenStore.
-    let reconnect_page = ReconnectPage::new(&*core.xen, place.peer).ok();
-    let listener_page = ListenerPage { page, domain: place.peer, reconnect_page };
-    core.remember_listener_page(&node, &listener_page);
-    Ok(listener_page)
+    Ok(page)
 }

@@ -6,7 +6,9 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-use tombolo_domain::{Doorbell, Endpoint, Error, Liveness, Memory, Offer, Peer, Received, Result};
+use tombolo_domain::{
+    Doorbell, Endpoint, Error, Liveness, Memory, Offer, Peer, Received, Result, SingleDoorbell, SingleNotifier,
+};
 use tombolo_layout::{
     limits::CONTROL_MESSAGE_MAX,
     xen::{AT_JOINED, AT_RECEIVED, AT_SENT, MAILBOX_MAGIC, MESSAGES, MessageHead, PAGE},
@@ -19,7 +21,7 @@ use crate::{
     memory::{self, Seen, Token},
     os::lock,
     page::{PeerMessage, PeerPage, malformed},
-    place::ServiceAddress,
+    place::{Pair, ServiceAddress},
     reconnect_page,
 };
 
@@ -97,6 +99,27 @@ impl XenEndpoint {
         self.end.own.set(AT_JOINED, 1);
         *lock(&self.end.listener_page) = None;
         Ok(())
+    }
+
+    /// Leaves once dom0 tells of the peer no longer.
+    pub(crate) fn last_while_told(&self, pair: Pair) {
+        self.end.last_while_told(pair);
+    }
+
+    /// Gets on with meeting the other end, for one whose calls may not wait for XenStore later. Says whether that is done.
+    ///
+    /// # Errors
+    /// There is nobody any more.
+    pub(crate) fn settle_request(&mut self) -> Result<bool> {
+        self.end.control.drain();
+        self.again = true;
+        self.end.wake_if_over();
+        self.join()?;
+        match self.end.peer.get() {
+            Some(_) => Ok(true),
+            None if self.end.is_over() => Err(Error::PeerGone),
+            None => Ok(false),
+        }
     }
 
     fn forget_request(&mut self) {
@@ -228,6 +251,12 @@ impl Endpoint for XenEndpoint {
         there.then(|| Arc::clone(&self.end) as Arc<dyn Doorbell>)
     }
 
+    /// Events are for all connections of the session.
+    fn shared_doorbells(&self) -> Result<Option<(SingleDoorbell, SingleNotifier)>> {
+        let notifier = SingleNotifier::of_session(self.doorbell().ok_or(Error::PeerGone)?);
+        Ok(Some((self.end.shared_doorbell()?, notifier)))
+    }
+
     fn liveness(&self) -> Liveness {
         self.end.liveness()
     }
@@ -237,6 +266,11 @@ impl Endpoint for XenEndpoint {
     }
 
     fn same_kernel(&self) -> bool {
+        false
+    }
+
+    /// A PV domain's kernel takes foreign mappings out of a child.
+    fn is_inherited(&self) -> bool {
         false
     }
 }

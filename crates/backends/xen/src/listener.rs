@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Who listens for a peer: one page to which all answers go, one node in XenStore.
 
-use std::{
-    os::fd::{BorrowedFd, OwnedFd},
-    sync::Arc,
-};
+use std::{os::fd::BorrowedFd, sync::Arc};
 
-use tombolo_domain::{Endpoint, Error, Listener, Result};
+use tombolo_domain::{Endpoint, Error, Listener, Result, aside::ReservedFd};
 use tombolo_layout::xen as at;
 
 use crate::{
@@ -36,13 +33,18 @@ pub(crate) struct XenListener {
     node: String,
     pair: Pair,
     /// Keeps the name.
-    _claim: OwnedFd,
+    _claim: ReservedFd,
     /// A child made by fork does not take the listener page away from its parent.
     pid: u32,
 }
 
 impl XenListener {
     pub(crate) fn new(core: &Arc<Core>, place: &ServiceAddress) -> Result<Self> {
+        Self::with_hints(core, place, 0)
+    }
+
+    /// The same, with the reference of the hints page that goes with it.
+    pub(crate) fn with_hints(core: &Arc<Core>, place: &ServiceAddress, hints: u32) -> Result<Self> {
         let claim = core.xen.claim(&place.to_string())?.ok_or_else(|| Error::InUse(place.shown()))?;
         let grants = core.xen.grant(place.peer, 1)?;
         let reference = grants.references()[0];
@@ -51,6 +53,7 @@ impl XenListener {
         let listener_page = OwnPage::new(segment, at::LISTENER_PAGE_MAGIC, 0);
         listener_page.set(at::AT_FOR, at::stats_head(place.peer, false) | u64::from(reference) << 32);
         listener_page.set(at::AT_PAIR, place.pair.shows);
+        listener_page.set(at::AT_HINTS, hints.into());
         let domain = core.peer(place.peer)?;
         let requests = ConnectRequests::new(place.peer, &place.service)?;
         let reconnect_pages = ReconnectPages::new(requests.fd())?;
@@ -120,9 +123,7 @@ impl XenListener {
 
 impl Listener for XenListener {
     fn accept(&mut self) -> Result<Option<Box<dyn Endpoint>>> {
-        let accepted = self.accept_first();
-        self.requests.update_readiness();
-        accepted
+        Ok(self.accept_link()?.map(|link| Box::new(link) as Box<dyn Endpoint>))
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
@@ -131,8 +132,15 @@ impl Listener for XenListener {
 }
 
 impl XenListener {
+    /// As [`accept`](Listener::accept).
+    pub(crate) fn accept_link(&mut self) -> Result<Option<XenEndpoint>> {
+        let accepted = self.accept_first();
+        self.requests.update_readiness();
+        accepted
+    }
+
     /// The first of those who asked to connect who gets a link.
-    fn accept_first(&mut self) -> Result<Option<Box<dyn Endpoint>>> {
+    fn accept_first(&mut self) -> Result<Option<XenEndpoint>> {
         self.reconnect_pages
             .take_requests(&self.domain, &self.listener_page, |reference| self.requests.push(reference));
         for _ in 0..TRIES {
@@ -152,7 +160,7 @@ impl XenListener {
             match self.answer(free, reference) {
                 Ok(Some(link)) => {
                     self.requests.pop();
-                    return Ok(Some(Box::new(link)));
+                    return Ok(Some(link));
                 }
                 Ok(None) => self.requests.pop(),
                 Err(error @ Error::Limit { .. }) => return Err(error),

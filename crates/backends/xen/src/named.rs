@@ -5,19 +5,22 @@
 use std::{
     collections::BTreeMap,
     io,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd},
     sync::Arc,
 };
 
 use rustix::event::epoll;
 use tombolo_control::Name;
-use tombolo_domain::{Deadline, Endpoint, Error, Listener, Rendezvous, Result};
+use tombolo_domain::{Deadline, Endpoint, Error, Listener, Rendezvous, Result, aside::ReservedFd};
 
 use crate::{
     XenDomain,
     core::Core,
+    hints::OwnHints,
     hypervisor::DomId,
+    link::XenEndpoint,
     listener::XenListener,
+    os::epoll_set,
     place::{Pair, ServiceAddress},
 };
 
@@ -47,7 +50,7 @@ impl XenNames {
     }
 
     /// Where a broker told this domain something; else what to do.
-    fn told(&self) -> Result<Arc<Core>> {
+    pub(crate) fn told(&self) -> Result<Arc<Core>> {
         let core = self.0.core()?;
         if core.names().are_published(&core.store)? {
             return Ok(core);
@@ -79,7 +82,7 @@ impl Rendezvous for XenNames {
             let why = "this domain has another name: leave out what is before the `/`";
             return Err(Error::BadService { service: service.into(), why });
         }
-        Ok(Box::new(NamedListener::new(core, name)?))
+        Ok(Box::new(NamedListener::new(core, name, None)?))
     }
 
     fn connect(&self, service: &str, _deadline: Deadline) -> Result<Box<dyn Endpoint>> {
@@ -87,43 +90,50 @@ impl Rendezvous for XenNames {
             let why = "whom to reach is missing: NAME/SERVICE, with the domain's name in front";
             return Err(Error::BadService { service: service.into(), why });
         };
-        let core = self.told()?;
-        let Some((peer, record)) = core.names().find(&domain) else {
-            let what = format!(
-                "vm:{service} (`xl list` has no `{domain}`, or no [[allow]] of dom0's tombolod for it and here)"
-            );
-            return Err(Error::NotFound(what));
-        };
-        if !record.view.theirs.iter().any(|pattern| pattern.matches(&name)) {
-            return Err(Error::Denied(format!("vm:{service}, which no [[allow]] of dom0's tombolod has")));
-        }
-        let place = ServiceAddress::parse(&format!("{peer}/{name}"))?.of_pair(record.pair);
-        XenDomain::call(&core, &place).map_err(|error| match error {
-            Error::NotFound(_) => Error::NotFound(format!("vm:{service}")),
-            error => error,
-        })
+        Ok(Box::new(call_named(&self.told()?, &domain, &name)?.0))
     }
+}
+
+/// Knocks at a listener that was named.
+pub(crate) fn call_named(core: &Arc<Core>, domain: &Name, name: &Name) -> Result<(XenEndpoint, Pair)> {
+    let service = format!("{domain}/{name}");
+    let Some((peer, record)) = core.names().find(domain) else {
+        let what =
+            format!("vm:{service} (`xl list` has no `{domain}`, or no [[allow]] of dom0's tombolod for it and here)");
+        return Err(Error::NotFound(what));
+    };
+    if !record.view.theirs.iter().any(|pattern| pattern.matches(name)) {
+        return Err(Error::Denied(format!("vm:{service}, which no [[allow]] of dom0's tombolod has")));
+    }
+    let place = ServiceAddress::parse(&format!("{peer}/{name}"))?.of_pair(record.pair);
+    let called = XenDomain::call(core, &place).map(|link| (link, record.pair));
+    called.map_err(|error| match error {
+        Error::NotFound(_) => Error::NotFound(format!("vm:{service}")),
+        error => error,
+    })
 }
 
 /// A listener page for each domain that may come.
 #[derive(Debug)]
-struct NamedListener {
+pub(crate) struct NamedListener {
     core: Arc<Core>,
     service: Name,
     /// None: it could not be opened, and that was said.
     listener_pages: BTreeMap<DomId, (Pair, Option<XenListener>)>,
     /// Who was let in last: the next one has a turn before it.
     last: DomId,
-    ear: Arc<OwnedFd>,
+    ear: Arc<ReservedFd>,
+    /// What goes with each listener page, where something does.
+    hints: Option<Arc<OwnHints>>,
     /// Of the ear and all listener pages.
-    set: OwnedFd,
+    set: ReservedFd,
 }
 
 impl NamedListener {
-    fn new(core: Arc<Core>, service: Name) -> Result<Self> {
+    pub(crate) fn new(core: Arc<Core>, service: Name, hints: Option<Arc<OwnHints>>) -> Result<Self> {
         let ear = core.names().ear()?;
-        let set = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| Error::os("epoll_create", error))?;
-        let mut listener = Self { core, service, listener_pages: BTreeMap::new(), last: 0, ear, set };
+        let set = epoll_set()?;
+        let mut listener = Self { core, service, listener_pages: BTreeMap::new(), last: 0, ear, hints, set };
         listener.join(listener.ear.as_fd())?;
         listener.reconcile_listeners()?;
         Ok(listener)
@@ -137,8 +147,10 @@ impl NamedListener {
     /// Opens the listener pages that are missing, and closes those of domains that may come no more.
     fn reconcile_listeners(&mut self) -> Result<()> {
         let callers = self.core.names().callers(&self.service);
-        for (_, (_, listener_page)) in self.listener_pages.extract_if(.., |id, (pair, _)| callers.get(id) != Some(pair))
+        for (id, (_, listener_page)) in
+            self.listener_pages.extract_if(.., |id, (pair, _)| callers.get(id) != Some(pair))
         {
+            self.hints.iter().for_each(|hints| hints.withdraw_page(id));
             if let Some(listener_page) = listener_page {
                 let _ = epoll::delete(&self.set, listener_page.fd());
             }
@@ -149,7 +161,9 @@ impl NamedListener {
                 continue;
             }
             let place = ServiceAddress::parse(&format!("{id}/{}", self.service))?.of_pair(pair);
-            let opened = XenListener::new(&self.core, &place)
+            let hints = self.hints.as_ref().map_or(Ok(0), |hints| hints.grant_page(&*self.core.xen, id));
+            let opened = hints
+                .and_then(|hints| XenListener::with_hints(&self.core, &place, hints))
                 .and_then(|listener_page| self.join(listener_page.fd()).map(|()| listener_page));
             let listener_page = opened.map_err(|error| failed = Err(error)).ok();
             self.listener_pages.insert(id, (pair, listener_page));
@@ -158,21 +172,28 @@ impl NamedListener {
     }
 }
 
-impl Listener for NamedListener {
-    fn accept(&mut self) -> Result<Option<Box<dyn Endpoint>>> {
+impl NamedListener {
+    /// As [`accept`](Listener::accept).
+    pub(crate) fn accept_link(&mut self) -> Result<Option<(XenEndpoint, Pair)>> {
         if rustix::io::read(&*self.ear, &mut [0; 8]).is_ok() {
             self.reconcile_listeners()?;
         }
         let (before, after): (Vec<_>, Vec<_>) = self.listener_pages.iter_mut().partition(|(id, _)| **id <= self.last);
-        for (id, (_, listener_page)) in after.into_iter().chain(before) {
+        for (id, (pair, listener_page)) in after.into_iter().chain(before) {
             if let Some(listener_page) = listener_page
-                && let Some(link) = listener_page.accept()?
+                && let Some(link) = listener_page.accept_link()?
             {
                 self.last = *id;
-                return Ok(Some(link));
+                return Ok(Some((link, *pair)));
             }
         }
         Ok(None)
+    }
+}
+
+impl Listener for NamedListener {
+    fn accept(&mut self) -> Result<Option<Box<dyn Endpoint>>> {
+        Ok(self.accept_link()?.map(|(link, _)| Box::new(link) as Box<dyn Endpoint>))
     }
 
     fn fd(&self) -> BorrowedFd<'_> {

@@ -4,7 +4,6 @@
 use std::{
     collections::BTreeMap,
     fmt,
-    os::fd::OwnedFd,
     sync::{
         Arc, Mutex, Weak,
         atomic::{AtomicBool, Ordering},
@@ -12,7 +11,7 @@ use std::{
 };
 
 use tombolo_control::{Name, Pattern};
-use tombolo_domain::{Liveness, Result};
+use tombolo_domain::{Liveness, Result, aside::ReservedFd};
 use tombolo_layout::xen as at;
 
 use crate::{
@@ -133,7 +132,7 @@ struct Published {
     /// The broker's page, and its reference.
     alive: Option<(u32, PeerPage)>,
     /// Rung when it changes who may come.
-    ears: Vec<Weak<OwnedFd>>,
+    ears: Vec<Weak<ReservedFd>>,
 }
 
 /// What this domain is told, kept up to date by the watch of the process's thread.
@@ -212,7 +211,7 @@ impl Names {
             }
         } else if let Some(id) = domid(node).filter(|id| *id != self.own) {
             let record = value()?.and_then(|text| Record::parse(&text));
-            let callers = |record: &Record| (record.view.ours.clone(), record.pair);
+            let callers = |record: &Record| (record.view.ours.clone(), record.view.theirs.clone(), record.pair);
             let now = record.as_ref().map(callers);
             let mut told = lock(&self.told);
             let before = match record {
@@ -260,6 +259,16 @@ impl Names {
         lock(&self.told).own.clone()
     }
 
+    /// What the pair of this domain and that one is known by, while it is told of.
+    pub(crate) fn pair_of(&self, id: DomId) -> Option<Pair> {
+        lock(&self.told).records.get(&id).map(|record| record.pair)
+    }
+
+    /// All domains that this one was told of.
+    pub(crate) fn all(&self) -> Vec<(DomId, Record)> {
+        lock(&self.told).records.iter().map(|(id, record)| (*id, record.clone())).collect()
+    }
+
     /// The domain called `name`.
     pub(crate) fn find(&self, name: &Name) -> Option<(DomId, Record)> {
         let told = lock(&self.told);
@@ -279,7 +288,7 @@ impl Names {
     }
 
     /// A descriptor that polls readable when it changes who may come from now on.
-    pub(crate) fn ear(&self) -> Result<Arc<OwnedFd>> {
+    pub(crate) fn ear(&self) -> Result<Arc<ReservedFd>> {
         let ear = Arc::new(eventfd()?);
         lock(&self.told).ears.push(Arc::downgrade(&ear));
         Ok(ear)

@@ -1,14 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What Linux is asked for, with the errors of this crate.
 
-use std::os::fd::OwnedFd;
+use std::{os::fd::OwnedFd, thread};
 
-use tombolo_domain::{Error, Result};
+use nix::sys::signal::{SigSet, SigmaskHow, pthread_sigmask};
+use rustix::event::epoll;
+use tombolo_domain::{Error, Result, aside::ReservedFd};
 pub(crate) use tombolo_os::{event::raise, lock::lock};
 
 /// An eventfd that no call blocks on.
-pub(crate) fn eventfd() -> Result<OwnedFd> {
-    tombolo_os::event::eventfd(0).map_err(|error| Error::os("eventfd", error))
+pub(crate) fn eventfd() -> Result<ReservedFd> {
+    reserve(tombolo_os::event::eventfd(0).map_err(|error| Error::os("eventfd", error))?)
+}
+
+/// An epoll instance.
+pub(crate) fn epoll_set() -> Result<ReservedFd> {
+    reserve(epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| Error::os("epoll_create", error))?)
+}
+
+/// Puts a descriptor aside that is held for long, where the process is another program's.
+pub(crate) fn reserve(fd: OwnedFd) -> Result<ReservedFd> {
+    ReservedFd::new(fd).map_err(|error| Error::os("fcntl", error))
+}
+
+/// Starts a thread that no signal of the program's reaches: its handlers are not for a thread that it does not know of.
+pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
+    let mut before = SigSet::empty();
+    let failed = |error: nix::errno::Errno| Error::os("pthread_sigmask", std::io::Error::from(error));
+    pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::all()), Some(&mut before)).map_err(failed)?;
+    let begun = thread::Builder::new().name(name.into()).spawn(work);
+    pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&before), None).map_err(failed)?;
+    begun.map(drop).map_err(|error| Error::os("clone", error))
 }
 
 /// Random bytes for a name or an id that nobody is to guess.

@@ -6,7 +6,7 @@ use std::{
     fmt,
     io::{self, IoSlice},
     os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
+        fd::{AsFd, BorrowedFd},
         unix::ffi::OsStrExt,
     },
     path::{Path, PathBuf},
@@ -22,6 +22,7 @@ use rustix::{
     io::Errno,
     net::{AddressFamily, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, sockopt},
 };
+use tombolo_domain::aside::ReservedFd;
 use tombolo_layout::xen::PLACES;
 use tombolo_os::passing;
 
@@ -198,11 +199,11 @@ impl ReaperListing {
 }
 
 /// A connection that does not block.
-fn connect(path: &Path) -> io::Result<OwnedFd> {
+fn connect(path: &Path) -> io::Result<ReservedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path.as_os_str().as_bytes())?)?;
-    Ok(socket)
+    ReservedFd::new(socket)
 }
 
 fn send(socket: BorrowedFd<'_>, request: &Request, file: Option<BorrowedFd<'_>>) -> io::Result<()> {
@@ -214,7 +215,7 @@ fn send(socket: BorrowedFd<'_>, request: &Request, file: Option<BorrowedFd<'_>>)
 /// This process's way to the grant reaper, if there is one. Its end is the end of the process.
 #[derive(Debug, Default)]
 pub(crate) struct ReaperClient {
-    way: Mutex<Option<Arc<OwnedFd>>>,
+    way: Mutex<Option<Arc<ReservedFd>>>,
     last: AtomicU64,
 }
 
@@ -243,7 +244,7 @@ impl ReaperClient {
     }
 
     #[cfg(test)]
-    pub(crate) fn way(&self) -> Option<Arc<OwnedFd>> {
+    pub(crate) fn way(&self) -> Option<Arc<ReservedFd>> {
         lock(&self.way).clone()
     }
 }
@@ -251,7 +252,7 @@ impl ReaperClient {
 /// That the grant reaper has a descriptor of ours: it closes that once this is dropped.
 #[derive(Debug)]
 pub(crate) struct Entrusted {
-    keeper: Arc<OwnedFd>,
+    keeper: Arc<ReservedFd>,
     id: u64,
     pid: u32,
 }

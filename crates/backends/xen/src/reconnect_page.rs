@@ -13,7 +13,7 @@
 
 use std::{
     mem::MaybeUninit,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd},
     sync::{
         Arc, Mutex,
         atomic::{Ordering, fence},
@@ -21,13 +21,13 @@ use std::{
 };
 
 use rustix::event::{Timespec, epoll};
-use tombolo_domain::{Error, Result};
+use tombolo_domain::{Error, Result, aside::ReservedFd};
 use tombolo_layout::xen as at;
 
 use crate::{
     end::PeerDomain,
     hypervisor::{DomId, Hypervisor, Port},
-    os::lock,
+    os::{epoll_set, lock},
     page::{OwnPage, PeerPage},
 };
 
@@ -147,14 +147,14 @@ impl ListenedPage {
 /// The reconnect pages that a listener listens to, and the descriptor that says that somebody asks.
 #[derive(Debug)]
 pub(crate) struct ReconnectPages {
-    set: OwnedFd,
+    set: ReservedFd,
     of: [Option<ListenedPage>; at::RECONNECT_PAGES],
 }
 
 impl ReconnectPages {
     /// None yet; `store` polls readable while somebody asks through XenStore.
     pub(crate) fn new(store: BorrowedFd<'_>) -> Result<Self> {
-        let set = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| Error::os("epoll_create", error))?;
+        let set = epoll_set()?;
         epoll::add(&set, store, epoll::EventData::new_u64(STORE), epoll::EventFlags::IN)
             .map_err(|error| Error::os("epoll_ctl", error))?;
         Ok(Self { set, of: [const { None }; at::RECONNECT_PAGES] })

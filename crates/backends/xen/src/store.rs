@@ -4,7 +4,7 @@
 
 use std::{
     io,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd},
     time::Duration,
 };
 
@@ -12,7 +12,7 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec},
     io::Errno,
 };
-use tombolo_domain::{Deadline, Error, Result};
+use tombolo_domain::{Deadline, Error, Result, aside::ReservedFd};
 
 use crate::{
     hypervisor::DomId,
@@ -40,7 +40,7 @@ pub(crate) enum Refusal {
 /// One connection.
 #[derive(Debug)]
 pub(crate) struct Store {
-    fd: OwnedFd,
+    fd: ReservedFd,
     parser: Parser,
     last: u32,
     /// Paths of watches that fired while an answer was awaited.
@@ -48,7 +48,7 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    pub(crate) fn new(fd: OwnedFd) -> Self {
+    pub(crate) fn new(fd: ReservedFd) -> Self {
         Self { fd, parser: Parser::default(), last: 0, fired: Vec::new() }
     }
 
@@ -253,7 +253,7 @@ mod tests {
         let event = Message::request(Kind::WatchEvent, 0, &["/a/node", "/a"], b"").encode();
         let all = FIRED_MAX + FIRED_MAX / 2;
         theirs.write_all(&event.repeat(all)).unwrap();
-        let mut store = Store::new(ours.into());
+        let mut store = Store::new(ReservedFd::new(ours.into()).unwrap());
         assert_eq!(store.fired().unwrap().len(), FIRED_MAX, "no more at once");
         assert_eq!(store.fired().unwrap().len(), all - FIRED_MAX, "and none is lost");
         assert!(store.fired().unwrap().is_empty());

@@ -9,7 +9,7 @@
 use std::{
     ffi::c_void,
     fmt,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd},
     path::PathBuf,
     sync::{
         Arc, Mutex,
@@ -23,12 +23,13 @@ use rustix::{
     io::Errno,
     ioctl::{Direction, Ioctl, IoctlOutput, Opcode, opcode},
 };
-use tombolo_domain::{Error, Result};
+use tombolo_domain::{Error, Result, aside::ReservedFd};
 use tombolo_layout::xen::PAGE;
 use tombolo_mem::{CommonSegment, OwnSegment, PeerSegment};
 
 use crate::{
     hypervisor::{DomId, Grants, Guard, Hypervisor, Port},
+    os::reserve,
     page::mark_of,
     reaper_client,
 };
@@ -81,7 +82,7 @@ unsafe impl Ioctl for Words<'_> {
 
 /// Does the ioctl `number` of `group`, whose argument is `len` bytes long as the kernel counts them. Private to this module:
 /// `words` has to be as long as what that ioctl reads and writes, which for a list of grants is more than `len`.
-fn call(fd: &OwnedFd, group: u8, number: u8, len: usize, words: &mut [u64]) -> rustix::io::Result<u32> {
+fn call(fd: impl AsFd, group: u8, number: u8, len: usize, words: &mut [u64]) -> rustix::io::Result<u32> {
     assert!(len <= size_of_val(words), "an ioctl's argument is longer than what is given");
     let call = Words { opcode: opcode::from_components(Direction::None, group, number, len), words };
     // SAFETY: (kind of file) each caller gives a file of the device whose ioctl it names, see the public types;
@@ -104,8 +105,8 @@ const fn split(word: u64) -> [u32; 2] {
     if cfg!(target_endian = "little") { halves } else { [halves[1], halves[0]] }
 }
 
-fn open(path: &'static str, flags: OFlags) -> Result<OwnedFd> {
-    rustix::fs::openat(CWD, path, flags | OFlags::CLOEXEC, Mode::empty()).map_err(|error| match error {
+fn open(path: &'static str, flags: OFlags) -> Result<ReservedFd> {
+    let opened = rustix::fs::openat(CWD, path, flags | OFlags::CLOEXEC, Mode::empty()).map_err(|error| match error {
         Errno::NOENT | Errno::NXIO | Errno::NODEV => Error::Os {
             call: "open (this is no Xen domain, or its kernel lacks a driver: see `modprobe -a xen-gntalloc xen-gntdev \
                    xen-evtchn`)",
@@ -114,7 +115,8 @@ fn open(path: &'static str, flags: OFlags) -> Result<OwnedFd> {
         },
         Errno::ACCESS | Errno::PERM => Error::Denied(format!("{path}: check its owner and permissions")),
         error => Error::os("open", error),
-    })
+    })?;
+    reserve(opened)
 }
 
 /// Whether pages can be granted and mapped here.
@@ -127,7 +129,7 @@ pub(crate) fn drivers_are_there() -> Result<()> {
 pub(crate) struct Xen;
 
 impl Hypervisor for Xen {
-    fn store(&self) -> Result<OwnedFd> {
+    fn store(&self) -> Result<ReservedFd> {
         open(XENBUS, OFlags::RDWR | OFlags::NONBLOCK)
     }
 
@@ -219,14 +221,14 @@ impl Hypervisor for Xen {
     }
 
     /// A lock on one byte of the device's file: it leaves nothing behind, and goes with whoever holds it.
-    fn claim(&self, name: &str) -> Result<Option<OwnedFd>> {
+    fn claim(&self, name: &str) -> Result<Option<ReservedFd>> {
         let file = open(GNTALLOC, OFlags::RDWR)?;
         lock_byte(file, name)
     }
 }
 
 /// An open gntdev at whose offset 0 `references` can be mapped.
-fn mappable(peer: DomId, references: &[u32], flags: OFlags) -> Result<OwnedFd> {
+fn mappable(peer: DomId, references: &[u32], flags: OFlags) -> Result<ReservedFd> {
     let file = open(GNTDEV, flags)?;
     let count = u32::try_from(references.len()).map_err(|_| Error::os("gntdev", Errno::INVAL))?;
     let mut words = vec![pair(count, 0), 0];
@@ -253,7 +255,7 @@ fn refused(error: std::io::Error) -> Error {
 }
 
 /// Has the kernel clear a byte when the file's mapping goes, and notify a port, or one of both.
-fn notify_when_gone(file: &OwnedFd, byte: Option<usize>, port: Option<u32>) -> Result<()> {
+fn notify_when_gone(file: &ReservedFd, byte: Option<usize>, port: Option<u32>) -> Result<()> {
     let action = if byte.is_some() { CLEAR_BYTE } else { 0 } | if port.is_some() { SEND_EVENT } else { 0 };
     // struct ioctl_gntalloc_unmap_notify, and ioctl_gntdev_unmap_notify.
     let mut words = [byte.unwrap_or(0) as u64, pair(action, port.unwrap_or(0))];
@@ -262,7 +264,7 @@ fn notify_when_gone(file: &OwnedFd, byte: Option<usize>, port: Option<u32>) -> R
 }
 
 /// Locks the byte of `file` that stands for `name`, until the file is closed.
-pub(crate) fn lock_byte(file: OwnedFd, name: &str) -> Result<Option<OwnedFd>> {
+pub(crate) fn lock_byte(file: ReservedFd, name: &str) -> Result<Option<ReservedFd>> {
     let lock = nix::libc::flock {
         l_type: nix::libc::F_WRLCK as _,
         l_whence: nix::libc::SEEK_SET as _,
@@ -279,7 +281,7 @@ pub(crate) fn lock_byte(file: OwnedFd, name: &str) -> Result<Option<OwnedFd>> {
 
 /// An open gntalloc with one allocation, at offset 0.
 struct Allocation {
-    file: OwnedFd,
+    file: ReservedFd,
     references: Vec<u32>,
     /// Which pages were mapped.
     mapped: Mutex<Vec<bool>>,
@@ -358,7 +360,7 @@ impl Grants for Allocation {
 /// An open evtchn with one port.
 #[derive(Debug)]
 struct Channel {
-    file: OwnedFd,
+    file: ReservedFd,
     port: u32,
 }
 

@@ -9,7 +9,7 @@
 
 use std::{
     io,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd},
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
@@ -18,22 +18,28 @@ use std::{
 };
 
 use rustix::{event::epoll, io::Errno};
-use tombolo_domain::{Deadline, Error, Result, Woken};
-use tombolo_os::{event::eventfd, poll::lowest_event};
+use tombolo_domain::{
+    Deadline, Error, Result, SingleDoorbell, Woken,
+    aside::{self, ReservedFd},
+};
+use tombolo_os::{event, poll::lowest_event};
 
-use crate::hypervisor::Port;
+use crate::{
+    hypervisor::Port,
+    os::{epoll_set, eventfd, raise, reserve},
+};
 
 /// What the events of an epoll instance are about.
 const NOTIFIED: u64 = 0;
 const ENDED: u64 = 1;
 
 /// What polls readable always: put into a waiter's set, it says that the end came. One does for all.
-static SIGN: OnceLock<OwnedFd> = OnceLock::new();
+static SIGN: OnceLock<ReservedFd> = OnceLock::new();
 
 /// One waiter's place.
 #[derive(Debug)]
 pub(crate) struct Waker {
-    epoll: OwnedFd,
+    epoll: ReservedFd,
     port: Arc<dyn Port>,
     /// `wait` took a ring off the list, so that whoever drains need not.
     taken: AtomicBool,
@@ -45,9 +51,10 @@ impl Waker {
     pub(crate) fn new(port: &Arc<dyn Port>) -> Result<Self> {
         if SIGN.get().is_none() {
             // Who comes second drops its own.
-            let _ = SIGN.set(eventfd(1).map_err(|error| Error::os("eventfd", error))?);
+            let sign = event::eventfd(1).map_err(|error| Error::os("eventfd", error))?;
+            let _ = SIGN.set(reserve(sign)?);
         }
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| Error::os("epoll_create", error))?;
+        let epoll = epoll_set()?;
         let (data, flags) = (epoll::EventData::new_u64(NOTIFIED), epoll::EventFlags::OUT | epoll::EventFlags::ET);
         epoll::add(&epoll, port.fd(), data, flags).map_err(|error| Error::os("epoll_ctl", error))?;
         let port = Arc::clone(port);
@@ -124,5 +131,37 @@ impl Waker {
     /// deadline not yet reached.
     fn take_event(&self, left: Option<Duration>) -> io::Result<Option<u64>> {
         lowest_event(self.epoll.as_fd(), left)
+    }
+}
+
+/// What all connections of a session watch for edges, and nobody takes anything from: an epoll instance with the event channel,
+/// and an eventfd by which this process wakes its own. Whoever is woken hears the control path, which lets the next event in.
+#[derive(Debug)]
+pub(crate) struct SharedDoorbell {
+    set: ReservedFd,
+    own: ReservedFd,
+}
+
+impl SharedDoorbell {
+    pub(crate) fn new(port: &dyn Port) -> Result<Self> {
+        let (set, own) = (epoll_set()?, eventfd()?);
+        let add = |fd: BorrowedFd<'_>, what: epoll::EventFlags| {
+            let data = epoll::EventData::new_u64(NOTIFIED);
+            epoll::add(&set, fd, data, what | epoll::EventFlags::ET).map_err(|error| Error::os("epoll_ctl", error))
+        };
+        add(port.fd(), epoll::EventFlags::OUT)?;
+        add(own.as_fd(), epoll::EventFlags::IN)?;
+        Ok(Self { set, own })
+    }
+
+    /// A doorbell for one connection.
+    pub(crate) fn of_connection(&self) -> io::Result<SingleDoorbell> {
+        let copy = |fd: &ReservedFd| rustix::io::fcntl_dupfd_cloexec(fd, 0);
+        aside::lifted(|| SingleDoorbell::of_watched_session(copy(&self.set)?, copy(&self.own)?))
+    }
+
+    /// Wakes all who watch it here.
+    pub(crate) fn raise(&self) {
+        raise(&self.own);
     }
 }

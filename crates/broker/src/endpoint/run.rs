@@ -58,7 +58,7 @@ pub fn run(folder: &Path, window: u64, hook: bool) -> io::Result<()> {
 }
 
 /// Without it programs go on over TCP, as they did before. It outlives this broker, for those that it serves do.
-fn attach_hook() {
+pub(crate) fn attach_hook() {
     let attached =
         hook::find_root().ok_or_else(|| io::Error::other("no cgroup version 2")).and_then(|it| hook::attach(&it));
     match attached {

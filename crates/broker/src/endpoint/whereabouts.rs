@@ -9,11 +9,9 @@ use std::{
 };
 
 use tombolo_control::ADDRESSES_MAX;
+use tombolo_os::addresses::{AddressWatch, addresses_of, namespace_of, own_addresses};
 
-use crate::endpoint::{
-    addresses::{AddressWatch, addresses_of, namespace_of, own_addresses},
-    program::{Program, may_sit},
-};
+use crate::endpoint::program::{Program, may_sit};
 
 /// Addresses of one namespace besides the broker's own that are told.
 const EACH_MAX: usize = 8;
@@ -74,7 +72,7 @@ impl Whereabouts {
     }
 
     fn look_at_own(&mut self) {
-        self.own = own_addresses();
+        self.own = own_addresses(ADDRESSES_MAX);
         self.collect();
     }
 
@@ -86,7 +84,7 @@ impl Whereabouts {
         }
         program.namespace = namespace_of(program.process).filter(|it| Some(*it) != namespace_of(std::process::id()));
         if let Some(namespace) = program.namespace {
-            self.look_at_namespace(namespace, program.user, now, || addresses_of(program.process));
+            self.look_at_namespace(namespace, program.user, now, || addresses_of(program.process, ADDRESSES_MAX));
         }
     }
 

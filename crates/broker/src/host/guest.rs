@@ -11,7 +11,9 @@ use tombolo_control::{
     VERSION_LEAVE, VERSION_NET, Way,
 };
 
-use crate::{endpoint::addresses::is_published, host::mapped::Mapped};
+use tombolo_os::addresses::is_published;
+
+use crate::host::mapped::Mapped;
 
 /// Where the guest's page is in the device's memory.
 const GUEST_AT: u64 = 4096;

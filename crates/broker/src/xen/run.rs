@@ -7,17 +7,22 @@ use tokio::signal::unix::{SignalKind, signal};
 use tombolo_domain_xen::GrantReaper;
 
 use crate::{
+    endpoint::run::attach_hook,
     sd_notify::notify,
     startup::{self, open_folder},
     xen::grant_reaper::ReaperThread,
 };
 
-/// In a domain of Xen's: serves its programs until a signal says to end.
+/// In a domain of Xen's: serves its programs until a signal says to end. With `hook` the kernel tells programs the sequence numbers
+/// of their connections, by which those prove themselves to other domains' (S-6).
 ///
 /// # Errors
 /// It cannot begin.
-pub fn run_in_domain(folder: &Path) -> Result<(), Box<dyn std::error::Error>> {
+pub fn run_in_domain(folder: &Path, hook: bool) -> Result<(), Box<dyn std::error::Error>> {
     GrantReaper::new()?;
+    if hook {
+        attach_hook();
+    }
     open_folder(folder)?;
     let _lock = startup::lock(&folder.join("lock"))?;
     let _keep = ReaperThread::begin(folder)?;

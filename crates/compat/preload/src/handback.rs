@@ -57,6 +57,27 @@ pub(crate) fn hand_over_all(process: &Process, all: &[(RawFd, Arc<Connection>)],
     }
 }
 
+/// Before a fork: connections whose memory the child will not have leave it, together within the time of one.
+pub(crate) fn leave_before_fork(process: &Process) {
+    let mut all = state::connections();
+    all.retain(|(_, connection)| connection.stage() == Stage::Joined && !connection.pipes.are_inherited());
+    if all.is_empty() {
+        return;
+    }
+    hand_over_all(process, &all, Reason::Shared);
+    let deadline = Instant::now() + PATIENCE;
+    for (fd, connection) in &all {
+        while !process.lets_go(connection, connection.ending.is_given_up()) {
+            if Instant::now() >= deadline {
+                reset(process, *fd, connection);
+                continue;
+            }
+            let _ = connection.for_call(process, *fd).retreat(Reason::Shared);
+            let _ = kernel::poll(&mut [], Some(Duration::from_millis(1)), None);
+        }
+    }
+}
+
 /// Moves a connection back to TCP for something that only the kernel can do with what comes, asked for by this program, whose calls
 /// still come here. Where the peer makes no call for a while, this goes on: its next call sees what it is asked for (S-2).
 pub(crate) fn use_kernel(process: &Process, fd: RawFd, connection: &Arc<Connection>) {

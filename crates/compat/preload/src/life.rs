@@ -43,6 +43,7 @@ fn forking(fork: impl FnOnce() -> pid_t) -> pid_t {
     };
     let before = errno::get();
     let _inside = inside::enter();
+    handback::leave_before_fork(process);
     // In the order in which calls take them: a set's thread moves bytes, one that moves bytes waits for no set.
     let left = state::GIVEN_UP.lock().unwrap_or_else(PoisonError::into_inner);
     let table = state::hold_for_fork();

@@ -159,6 +159,11 @@ impl Negotiations {
         let mut sessions: Vec<Arc<Session>> = parents.inherited.iter().filter_map(Weak::upgrade).collect();
         for peer_process in parents.peer_processes {
             let (session, inherited) = peer_process.into_parts();
+            // What is mapped of it is not here, and all of its connections have left it.
+            if let Some(session) = session.as_ref().filter(|session| !session.is_inherited()) {
+                session.gone.store(true, std::sync::atomic::Ordering::SeqCst);
+                continue;
+            }
             if let Some(session) = session.filter(|session| Arc::strong_count(session) > 1) {
                 *lock(&session.inherited) = inherited;
                 sessions.push(session);

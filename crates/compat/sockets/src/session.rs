@@ -68,17 +68,19 @@ pub(crate) struct Session {
     pub gone: AtomicBool,
     /// Its memory may be taken away; and it will be (V-9).
     is_revocable: bool,
+    /// A child made by fork has it too.
+    is_inherited: bool,
     pub leaving: AtomicBool,
     /// In a child made by fork: its copy of the link, which tells of the peer's life as long as anybody here has it.
     pub inherited: Mutex<Option<Inherited>>,
 }
 
 impl Session {
-    pub fn new(path: &Arc<SessionPath>) -> Self {
+    pub fn new(path: &Arc<SessionPath>, is_inherited: bool) -> Self {
         let (is_revocable, path) = (path.is_readable_at_end, Arc::downgrade(path));
         let (doorbells, rings, inherited) = Default::default();
         let (gone, leaving) = Default::default();
-        Self { path, doorbells, rings, gone, is_revocable, leaving, inherited }
+        Self { path, doorbells, rings, gone, is_revocable, is_inherited, leaving, inherited }
     }
 
     /// The peer's process, or the path to it, is gone.
@@ -105,6 +107,11 @@ impl Session {
     /// Whether what goes over it is in memory that may be taken away (V-9).
     pub fn is_revocable(&self) -> bool {
         self.is_revocable
+    }
+
+    /// Whether a child made by fork has its memory.
+    pub fn is_inherited(&self) -> bool {
+        self.is_inherited
     }
 
     /// Its memory will be taken away, and its connections go back to TCP (V-9).

@@ -250,6 +250,11 @@ pub trait Endpoint: Memory + Send + fmt::Debug {
     /// Who the peer is.
     fn peer(&self) -> Peer;
 
+    /// Whether a child made by fork has what is mapped of this link, as its parent has it.
+    fn is_inherited(&self) -> bool {
+        true
+    }
+
     /// Whether both endpoints run on one kernel, so that a barrier of that kernel reaches both.
     fn same_kernel(&self) -> bool;
 }

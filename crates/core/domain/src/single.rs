@@ -22,6 +22,8 @@ use crate::{Doorbell, Slot};
 pub struct SingleDoorbell {
     event: ReservedFd,
     is_shared: bool,
+    /// What is raised in place of `event`, where that is no eventfd but watches one.
+    own: Option<ReservedFd>,
 }
 
 /// A doorbell that the peer waits at.
@@ -42,7 +44,7 @@ impl SingleDoorbell {
     /// # Errors
     /// Where there is no descriptor for it.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { event: ReservedFd::new(full_eventfd()?)?, is_shared: false })
+        Ok(Self { event: ReservedFd::new(full_eventfd()?)?, is_shared: false, own: None })
     }
 
     /// Makes a doorbell that is notified with those of all connections of a session: a copy of the eventfd that the
@@ -51,7 +53,16 @@ impl SingleDoorbell {
     /// # Errors
     /// Where there is no number to spare.
     pub fn of_session(event: OwnedFd) -> io::Result<Self> {
-        Ok(Self { event: ReservedFd::new(event)?, is_shared: true })
+        Ok(Self { event: ReservedFd::new(event)?, is_shared: true, own: None })
+    }
+
+    /// The same, where what the session's doorbell raises is no eventfd: `watched` polls readable *anew* with every notification,
+    /// and when the eventfd `own` is raised, and nobody takes anything from it.
+    ///
+    /// # Errors
+    /// Where there is no number to spare.
+    pub fn of_watched_session(watched: OwnedFd, own: OwnedFd) -> io::Result<Self> {
+        Ok(Self { event: ReservedFd::new(watched)?, is_shared: true, own: Some(ReservedFd::new(own)?) })
     }
 
     /// Whether it rings for other connections as well: it is watched for edges of `EPOLLIN` then, and of `EPOLLOUT` otherwise.
@@ -63,7 +74,7 @@ impl SingleDoorbell {
     /// Wakes all who wait at it, as the peer would.
     pub fn notify(&self) {
         if self.is_shared {
-            raise(&self.event);
+            raise(self.own.as_ref().unwrap_or(&self.event));
         } else {
             raise_full(&self.event);
         }

@@ -22,6 +22,8 @@
 //! A *listener page* belongs to a listener: magic, version, state as above, at 038 the number that it has to show, from 040
 //! on the references of 24 reconnect pages that it listens to, and from 100 on 480 answers. A *reconnect page* is one page
 //! of a process that sends connect requests: magic, version, port, state as above, and from 100 on 480 connect requests.
+//! A *hints page* goes with the listener page of a process whose TCP connections may be joined, which has its reference at
+//! 028: magic, version, state as above, from 100 on 16 addresses, and from 200 on 448 keys.
 
 /// First word of a mailbox: "TMBLXENM".
 pub const MAILBOX_MAGIC: u64 = u64::from_le_bytes(*b"TMBLXENM");
@@ -29,6 +31,8 @@ pub const MAILBOX_MAGIC: u64 = u64::from_le_bytes(*b"TMBLXENM");
 pub const LISTENER_PAGE_MAGIC: u64 = u64::from_le_bytes(*b"TMBLXEND");
 /// First word of a reconnect page: "TMBLXENL".
 pub const RECONNECT_MAGIC: u64 = u64::from_le_bytes(*b"TMBLXENL");
+/// First word of a hints page: "TMBLXENH".
+pub const HINTS_MAGIC: u64 = u64::from_le_bytes(*b"TMBLXENH");
 /// First word of the page by which dom0's broker shows that it lives: "TMBLXENB".
 pub const BROKER_MAGIC: u64 = u64::from_le_bytes(*b"TMBLXENB");
 /// The version that this is.
@@ -76,6 +80,12 @@ pub const AT_RECONNECT_PAGES: usize = 0x040;
 pub const AT_ANSWERS: usize = 0x100;
 /// Where the connect requests of a reconnect page stand.
 pub const AT_REQUESTS: usize = 0x100;
+/// Where a listener page says the reference of the hints page that goes with it, or 0.
+pub const AT_HINTS: usize = 0x028;
+/// Where the addresses of a hints page stand, 16 bytes each; zeros are none.
+pub const AT_ADDRESSES: usize = 0x100;
+/// Where the keys of a hints page stand: [`key_word`].
+pub const AT_KEYS: usize = 0x200;
 
 /// The end is there.
 pub const OPEN: u64 = 1;
@@ -102,6 +112,10 @@ pub const ANSWERS: usize = 480;
 pub const RECONNECT_PAGES: usize = 24;
 /// Connect requests that fit into a reconnect page.
 pub const REQUESTS: usize = 480;
+/// Addresses that fit into a hints page.
+pub const ADDRESSES: usize = (AT_KEYS - AT_ADDRESSES) / 16;
+/// Keys that fit into a hints page.
+pub const KEYS: usize = (PAGE - AT_KEYS) / 8;
 /// References that fit into a page of a list, behind the reference of the next such page.
 pub const LIST_REFS: usize = PAGE / 4 - 2;
 
@@ -118,6 +132,12 @@ pub const fn stats_head(peer: u16, gone: bool) -> u64 {
 #[must_use]
 pub const fn stats_peer(word: u64) -> Option<(u16, bool)> {
     if word >> 16 & 1 == 1 { Some((word as u16, word >> 17 & 1 == 1)) } else { None }
+}
+
+/// A key in a hints page, for which somebody waits; 0 is none.
+#[must_use]
+pub const fn key_word(key: u32) -> u64 {
+    1 << 32 | key as u64
 }
 
 /// How a segment is named in a message.

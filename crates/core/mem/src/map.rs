@@ -9,6 +9,7 @@ use std::{
     io,
     os::fd::{AsRawFd, BorrowedFd, RawFd},
     ptr::NonNull,
+    sync::atomic::{AtomicU32, Ordering},
 };
 
 use rustix::{
@@ -25,6 +26,8 @@ pub(crate) struct Mapping {
     len: usize,
     /// Its memory can be taken away. Given up in `drop`, before the range is.
     watched: Option<Watched>,
+    /// The one process that has the range, where children made by fork do not get it; else 0.
+    only_in: AtomicU32,
     /// Dropped once the range is unmapped: fields go after `drop` has run.
     guard: Option<Box<dyn Any + Send + Sync>>,
 }
@@ -55,7 +58,7 @@ impl Mapping {
         // SAFETY: (range) base and len are those of the mapping just made; the advice changes no byte of it.
         let _ = unsafe { rustix::mm::madvise(base, len, Advice::LinuxPopulateRead) };
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("the kernel mapped address 0"))?;
-        Ok(Self { base, len, watched: None, guard: None })
+        Ok(Self { base, len, watched: None, only_in: AtomicU32::new(0), guard: None })
     }
 
     /// As [`new`](Self::new), of memory that can be taken away.
@@ -96,6 +99,7 @@ impl Mapping {
     pub(crate) fn forget_in_children(&self) -> io::Result<()> {
         // SAFETY: (range) base and len are those of a live mapping; the advice changes only what a child inherits.
         unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.len, Advice::LinuxDontFork) }?;
+        self.only_in.store(std::process::id(), Ordering::Relaxed);
         Ok(())
     }
 }
@@ -133,6 +137,11 @@ impl Drop for Mapping {
         self.watched = None;
         if cfg!(miri) {
             return; // It is memory of its guard, see `alone`.
+        }
+        // In a child something else may stand there by now.
+        let only_in = *self.only_in.get_mut();
+        if only_in != 0 && only_in != std::process::id() {
+            return;
         }
         // SAFETY: (range) base and len came from mmap and are unmapped nowhere else; (users) every word and slice holds
         // this mapping alive, so none is left.
@@ -179,6 +188,12 @@ pub(crate) mod alone {
         // SAFETY: (size) not zero.
         let base = NonNull::new(unsafe { alloc_zeroed(layout) }).expect("memory");
         let heap = Arc::new(Heap { base, layout });
-        [(); 2].map(|()| Mapping { base, len, watched: None, guard: Some(Box::new(Arc::clone(&heap))) })
+        [(); 2].map(|()| Mapping {
+            base,
+            len,
+            watched: None,
+            only_in: AtomicU32::new(0),
+            guard: Some(Box::new(Arc::clone(&heap))),
+        })
     }
 }

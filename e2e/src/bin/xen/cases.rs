@@ -7,6 +7,7 @@ mod faults;
 mod names;
 mod orphans;
 pub mod shown;
+mod sockets;
 mod suite;
 mod transfer;
 mod vchan;
@@ -24,8 +25,9 @@ pub type Case = runner::Case<Rig>;
 pub fn all() -> impl Iterator<Item = &'static Case> {
     let (deaths, more, kept) =
         if long() { (death::LONG, suite::PVH_LONG, orphans::PVH_LONG) } else { Default::default() };
-    let pv = [transfer::PV, doctor::PV, shown::PV, suite::PV, vchan::PV, names::PV, death::CASES, orphans::PV, deaths];
-    pv.into_iter().chain([transfer::PVH, suite::PVH, more, kept, vchan::PVH, faults::CASES]).flatten()
+    let pv = [transfer::PV, doctor::PV, shown::PV, suite::PV, vchan::PV, names::PV, sockets::PV];
+    let pv = pv.into_iter().chain([death::CASES, orphans::PV, deaths]);
+    pv.chain([transfer::PVH, suite::PVH, more, kept, vchan::PVH, faults::CASES]).flatten()
 }
 
 /// Whether there is time for what takes long.

@@ -22,11 +22,13 @@ mod flow;
 mod lives;
 mod many;
 mod rig;
+mod unmodified;
 
 use std::path::Path;
 use std::process::ExitCode;
 use tombolo_e2e::error::Result;
 use tombolo_e2e::runner;
+use tombolo_e2e::stream;
 use tombolo_e2e::up;
 use tombolo_e2e::wire::End;
 use tombolo_e2e::xen::host::Kind;
@@ -35,7 +37,7 @@ use tombolo_e2e::xen::{self, init};
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
-    let done = if std::process::id() == 1 { init::serve().map(|()| End::Code(0)) } else { run(&words) };
+    let done = if std::process::id() == 1 { init::serve().map(|()| End::Code(0)) } else { run(&args, &words) };
     match done {
         Ok(End::Code(code)) => ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)),
         Ok(end) => {
@@ -49,7 +51,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(words: &[&str]) -> Result<End> {
+fn run(args: &[String], words: &[&str]) -> Result<End> {
     match words {
         ["flush"] => Ok(()),
         ["plug", place, domid] => init::plug(place, domid),
@@ -61,6 +63,8 @@ fn run(words: &[&str]) -> Result<End> {
         ["open", address, count] => many::open(address, count),
         ["keep", address, word] => cases::shown::hold_channel(address, word),
         ["hold", address, count] => many::hold(address, count),
+        ["stream-send", ..] => stream::send(&args[1..]),
+        ["stream-receive"] => stream::receive(),
         ["up"] => xen::up::up(Kind::Pv),
         ["up", "--pvh"] => xen::up::up(Kind::Pvh),
         ["run" | "push" | "log" | "renew" | "down", ..] => return up::ask::<xen::up::RunningPair>(words),

@@ -3,6 +3,7 @@
 //! fails takes it with it.
 
 use crate::bench::{self, BENCH};
+use crate::unmodified;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
@@ -46,6 +47,7 @@ impl runner::Rig for Rig {
         Self::with(|packages| {
             let mut programs = vchan::programs(packages)?;
             programs.extend(ours::apart()?);
+            programs.extend(unmodified::programs()?);
             let pair = Programs::example("tombolo-domain-xen", "pair")?;
             programs.push(("bin/pair".into(), pair.path("pair")?.to_owned()));
             Ok(programs)

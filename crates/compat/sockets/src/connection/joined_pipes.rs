@@ -88,6 +88,12 @@ impl JoinedPipes {
         self.get().is_some_and(|pipes| pipes.session.is_revocable())
     }
 
+    /// Whether a child made by fork has the memory that carries them.
+    #[must_use]
+    pub fn are_inherited(&self) -> bool {
+        self.get().is_none_or(|pipes| pipes.session.is_inherited())
+    }
+
     /// Whether their memory will be taken away (V-9).
     pub(super) fn are_to_leave(&self) -> bool {
         self.get().is_some_and(|pipes| pipes.session.is_leaving())

@@ -43,6 +43,19 @@ impl PeerProcess {
     }
 }
 
+impl Process {
+    /// Lets go of the memory of a connection that went back to TCP, for who is about to fork. Says whether that is done: the
+    /// peer may need it still. `by_force` it is done, and what was in it is lost.
+    #[must_use]
+    pub fn lets_go(&self, connection: &Connection, by_force: bool) -> bool {
+        let Some(pipes) = connection.pipes.get() else { return true };
+        if by_force {
+            pipes.hints().detach();
+        }
+        pipes.detach(connection)
+    }
+}
+
 /// Its memory will be taken away: moves `connection` back to TCP as far as that can be done now. Says whether it needs that memory no
 /// more (V-9).
 fn leave_memory(connection: &Connection, process: &Process) -> bool {

@@ -133,7 +133,7 @@ impl PeerProcess {
             return Ok(());
         }
         let path = path_of(&*self.link).map_err(|errno| Error::os("fcntl", errno))?;
-        self.session = Some(Arc::new(Session::new(&path)));
+        self.session = Some(Arc::new(Session::new(&path, self.link.is_inherited())));
         self.path = Some(path);
         Ok(())
     }

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A stream of bytes over TCP that is checked, of programs under `tombolo run`, and what those count.
+
+use crate::ensure;
+use crate::error::{Context, Error, Result};
+use crate::line_reader::within;
+use serde_json::Value;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+/// Bytes without a pattern, the same each time.
+struct Stream(u64);
+
+impl Stream {
+    fn fill(&mut self, room: &mut [u8]) {
+        for chunk in room.chunks_mut(8) {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            chunk.copy_from_slice(&self.0.to_le_bytes()[..chunk.len()]);
+        }
+    }
+}
+
+const SEED: u64 = 88_172_645_463_325_252;
+const CHUNK: usize = 32 << 10;
+/// Sends for so many milliseconds, and hears then how much came.
+///
+/// # Errors
+/// The connection breaks, or other bytes came than were sent.
+pub fn send(args: &[String]) -> Result<()> {
+    let [address, millis] = args else { return Err(Error::new("ADDRESS MILLISECONDS")) };
+    let mut stream = TcpStream::connect((address.as_str(), 9))?;
+    stream.set_write_timeout(Some(Duration::from_secs(60)))?;
+    stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+    let (until, mut bytes, mut sent) = (within(0) + Duration::from_millis(millis.parse()?), Stream(SEED), 0_u64);
+    let mut room = vec![0; CHUNK];
+    while Instant::now() < until {
+        bytes.fill(&mut room);
+        stream.write_all(&room)?;
+        sent += CHUNK as u64;
+    }
+    stream.shutdown(Shutdown::Write)?;
+    let mut came = [0; 8];
+    stream.read_exact(&mut came)?;
+    ensure!(u64::from_le_bytes(came) == sent, "{} of {sent} bytes came", u64::from_le_bytes(came));
+    println!("sent {sent}");
+    Ok(())
+}
+
+/// Receives one stream, checks it, and says how much it was.
+///
+/// # Errors
+/// The connection breaks, or other bytes come.
+pub fn receive() -> Result<()> {
+    let listener = TcpListener::bind(("0.0.0.0", 9))?;
+    println!("listens");
+    let mut stream = listener.accept()?.0;
+    stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+    let (mut bytes, mut came, mut wanted, mut room) = (Stream(SEED), 0_u64, vec![0; CHUNK], vec![0; CHUNK]);
+    loop {
+        let mut filled = 0;
+        while filled < CHUNK {
+            match stream.read(&mut room[filled..])? {
+                0 => break,
+                n => filled += n,
+            }
+        }
+        came += filled as u64;
+        if filled < CHUNK {
+            break;
+        }
+        bytes.fill(&mut wanted);
+        ensure!(room == wanted, "other bytes came, up to {came}");
+    }
+    Ok(stream.write_all(&came.to_le_bytes())?)
+}
+
+/// Bytes over TCP and through memory, as reports of `tombolo run --report` count them, each in a line.
+///
+/// # Errors
+/// One is no report.
+pub fn sum_reports(reports: &str) -> Result<[u64; 2]> {
+    let mut all = [0; 2];
+    for report in reports.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let report: Value = serde_json::from_str(report).context(report)?;
+        let count = |key: &str| report[key].as_u64().unwrap_or_default();
+        all[0] += count("sent_tcp") + count("received_tcp");
+        all[1] += count("sent_shared") + count("received_shared");
+    }
+    Ok(all)
+}
