@@ -27,6 +27,7 @@ use crate::{
     hypervisor::DomId,
     link::XenEndpoint,
     os::{eventfd, lock, raise},
+    place::Pair,
 };
 
 /// How long it may take to be told of neighbours, before there are none.
@@ -44,6 +45,8 @@ const FAILED: usize = 256;
 #[derive(Debug)]
 struct PeerProcess {
     domain: DomId,
+    /// What the pair of domains was known by when it was found: a number may come to stand for another domain.
+    pair: Pair,
     /// `NAME/SERVICE`.
     at: String,
     hints: PeerHints,

@@ -11,6 +11,7 @@ use tombolo_mem::{OwnControl, OwnWord, PeerWord};
 use crate::{
     core::folder,
     hypervisor::{DomId, Grants, Hypervisor, Port},
+    names::{self, Record},
     page::{PeerMessage, PeerPage, mark_of},
     store::Store,
 };
@@ -302,6 +303,56 @@ pub const LISTENERS: [(&str, Act); 6] = [
     }),
 ];
 
+/// What hostile peers do to who looks for the other ends of its connections.
+pub const FINDERS: [(&str, Act); 4] = [
+    ("shows_hints_that_are_none", |it, service, _| {
+        let listener_page = it.told_listener_page(service)?;
+        let own = u64::from(listener_page.reference());
+        let empty = it.page()?;
+        // The reader looks once at each of these services.
+        for (at, hints) in [0, own, empty.reference().into(), 0x7fff_ffff, u64::MAX].into_iter().enumerate() {
+            let service = format!("{service}{at}");
+            let listener_page = it.told_listener_page(&service)?;
+            listener_page.set(at::AT_HINTS, hints);
+            it.open(&service, listener_page)?;
+        }
+        it.keep_mapped(empty, None);
+        it.keep_mapped(listener_page, None);
+        Ok(())
+    }),
+    ("shows_hints_that_flicker", |it, service, deadline| {
+        let (listener_page, hints) = it.hinting(service)?;
+        while !deadline.expired() {
+            for _ in 0..100 {
+                let offset = it.random() as usize % (at::PAGE / 8) * 8;
+                hints.set(offset, it.random() >> (it.random() % 64));
+            }
+            hints.set(at::AT_STATE, it.random() % 2);
+            pause();
+        }
+        it.keep_mapped(listener_page, None);
+        it.keep_mapped(hints, None);
+        Ok(())
+    }),
+    ("shows_hints_and_dies", |it, service, deadline| {
+        while !deadline.expired() {
+            // Both pages go with this.
+            it.hinting(service)?;
+            pause();
+        }
+        Ok(())
+    }),
+    ("waits_for_everything_and_never_answers", |it, service, _| {
+        let (listener_page, hints) = it.hinting(service)?;
+        for key in 0..at::KEYS {
+            hints.set(at::AT_KEYS + 8 * key, at::key_word(key as u32));
+        }
+        it.keep_mapped(listener_page, None);
+        it.keep_mapped(hints, None);
+        Ok(())
+    }),
+];
+
 fn pause() {
     thread::park_timeout(Duration::from_millis(1));
 }
@@ -315,7 +366,7 @@ impl Hostile {
         Ok(it)
     }
 
-    /// Does `name` of [`CALLERS`] or [`LISTENERS`] to `service`. What it holds it holds until it is dropped.
+    /// Does `name` of [`CALLERS`], [`LISTENERS`] or [`FINDERS`] to `service`. What it holds it holds until it is dropped.
     ///
     /// # Blocking
     /// At most until `deadline`, and as long as the victim takes to answer.
@@ -326,7 +377,7 @@ impl Hostile {
     /// # Panics
     /// There is no such act.
     pub fn act(&mut self, name: &str, service: &str, deadline: Deadline) -> Result<()> {
-        let acts = CALLERS.iter().chain(&LISTENERS);
+        let acts = CALLERS.iter().chain(&LISTENERS).chain(&FINDERS);
         let (_, act) = acts.into_iter().find(|(known, _)| *known == name).expect("an act that is known");
         act(self, service, deadline)
     }
@@ -366,6 +417,30 @@ impl Hostile {
         let listener_page = self.headed(at::LISTENER_PAGE_MAGIC, 0)?;
         listener_page.set(at::AT_JOINED, mark_of(service));
         Ok(listener_page)
+    }
+
+    /// The same, for the pair of domains that dom0 tells of.
+    fn told_listener_page(&mut self, service: &str) -> Result<Page> {
+        let told = self.store.read(&format!("{}/{}", names::folder_of(self.own), self.peer))?;
+        let record = told.and_then(|text| Record::parse(&text)).expect("dom0 tells of the victim");
+        let listener_page = self.listener_page(service)?;
+        listener_page.set(at::AT_PAIR, record.pair.shows);
+        Ok(listener_page)
+    }
+
+    /// A listener page with a hints page that claims the addresses of the tests for all domains from 1 to 16.
+    fn hinting(&mut self, service: &str) -> Result<(Page, Page)> {
+        let (listener_page, hints) = (self.told_listener_page(service)?, self.headed(at::HINTS_MAGIC, 0)?);
+        for at in 0..at::ADDRESSES {
+            let mut address = [0xfd; 16];
+            address[14..].copy_from_slice(&(at as u16 + 1).to_be_bytes());
+            let number = u128::from_le_bytes(address);
+            hints.set(at::AT_ADDRESSES + 16 * at, number as u64);
+            hints.set(at::AT_ADDRESSES + 16 * at + 8, (number >> 64) as u64);
+        }
+        listener_page.set(at::AT_HINTS, hints.reference().into());
+        self.name(service, &listener_page)?;
+        Ok((listener_page, hints))
     }
 
     fn name(&mut self, service: &str, listener_page: &Page) -> Result<()> {

@@ -9,7 +9,8 @@ use std::{
 };
 
 use rustix::event::{Timespec, epoll};
-use tombolo_domain::{Endpoint, Error, PeerFinder, Rendezvous, Slot, Sought};
+use tombolo_domain::{Deadline, Endpoint, Error, Liveness, PeerFinder, Rendezvous, Slot, Sought};
+use tombolo_domain_xen::hostile::{FINDERS, LISTENERS};
 use tombolo_domain_xen::{FakeXen, State, View, Views, XenHost, XenNeighbours};
 
 const LEFT: u16 = 5;
@@ -175,6 +176,51 @@ fn x23_liars_nodes_cost_only_what_they_lie_about() {
     eventually("nor who is not told of", || matches!(third.finish_connect(), Err(Error::NotFound(_))));
 }
 
+/// Left, right and the third may reach each other's `sockets-*`.
+fn views_of_three() -> Views {
+    let rules = || vec!["sockets-*".parse().unwrap()];
+    let view = |name: &str| View { name: name.parse().unwrap(), state: State::Running, ours: rules(), theirs: rules() };
+    let all = [(LEFT, "left"), (RIGHT, "right"), (THIRD, "third")];
+    let others = |own: u16| all.iter().filter(move |(id, _)| *id != own).map(|(id, name)| (*id, view(name)));
+    all.iter().map(|(id, name)| (*id, (name.parse().unwrap(), others(*id).collect()))).collect()
+}
+
+#[test]
+fn x23_hostile_hints_hide_no_honest_process() {
+    for (act, _) in FINDERS.iter().chain(&LISTENERS) {
+        let mut world = world("sockets-*");
+        world.host.publish_views(&views_of_three()).expect("dom0 may");
+        let mut left = world.left.peer_finder(SERVICE[0]).expect("a finder");
+        let third = world.xen.domain(THIRD);
+        let mischief = std::thread::spawn(move || {
+            let mut hostile = third.hostile(LEFT).expect("it is a domain");
+            hostile.act(act, "sockets-bad", Deadline::after(Duration::from_millis(500))).expect("Xen lets it");
+            rest(100);
+        });
+        let mut right = world.right.peer_finder(SERVICE[1]).expect("a finder");
+        right.claim_key(77);
+        eventually(&format!("the honest process is reached while another {act}"), || {
+            // dom0 hears of what the hostile domain writes too.
+            world.host.changed().expect("dom0 may");
+            let Sought::At(service) = left.seek_key(77, address(RIGHT)) else { return false };
+            let Ok(mut connecting) = world.left.begin_connect(&service) else { return false };
+            let mut reached = None;
+            eventually("it answers, or does not", || {
+                world.host.changed().expect("dom0 may");
+                reached = connecting.finish_connect().transpose();
+                reached.is_some()
+            });
+            matches!(reached, Some(Ok(link)) if link.peer().domain == "7")
+        });
+        eventually("the hostile one ends", || {
+            world.host.changed().expect("dom0 may");
+            mischief.is_finished()
+        });
+        mischief.join().expect("it ends");
+        assert_eq!(left.is_near(address(RIGHT)), Some(true), "{act}");
+    }
+}
+
 #[test]
 fn x23_node_of_a_process_that_died_is_cleared_away_by_the_next() {
     let world = world("sockets-*");
@@ -191,14 +237,20 @@ fn x23_node_of_a_process_that_died_is_cleared_away_by_the_next() {
 }
 
 #[test]
-fn x23_domain_that_is_destroyed_is_forgotten() {
-    let world = world("sockets-*");
-    let [mut left, _right] = world.finders();
-    eventually("the neighbour's address is known", || left.is_near(address(RIGHT)) == Some(true));
+fn x23_domain_that_is_destroyed_ends_its_sessions_and_is_forgotten_once_dom0_says_so() {
+    let mut world = world("sockets-*");
+    let mut finders = world.finders();
+    let [mut called, _accepted] = join(&world, &mut finders);
     world.xen.destroy(RIGHT);
-    // Its processes live on in this test, and so do their pages.
-    assert!(left.is_near(address(RIGHT)).is_some());
-    assert!(matches!(left.seek_key(1, address(RIGHT)), Sought::Nobody));
+    // Its processes live on in this test, and show that they do.
+    eventually("the session ends", || {
+        let _ = called.recv(0);
+        called.liveness() == Liveness::DomainGone
+    });
+    world.host.publish_views(&[(LEFT, ("left".parse().unwrap(), BTreeMap::new()))].into()).expect("dom0 may");
+    eventually("nobody is near", || finders[0].is_near(address(RIGHT)) == Some(false));
+    let mut again = world.left.begin_connect(&format!("right/{}", SERVICE[1])).expect("it asks");
+    eventually("nor reached", || matches!(again.finish_connect(), Err(Error::NotFound(_))));
 }
 
 #[test]

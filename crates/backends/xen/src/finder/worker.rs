@@ -176,7 +176,9 @@ impl<'a> Worker<'a> {
     /// Maps the hints of processes that are new, and forgets those that may not be reached any more.
     fn look_at_neighbours(&mut self) -> Result<()> {
         let all: BTreeMap<DomId, Record> = self.core.names().all().into_iter().collect();
-        lock(&self.shared.state).neighbours.retain(|it| it.hints.is_open() && all.contains_key(&it.domain));
+        lock(&self.shared.state)
+            .neighbours
+            .retain(|it| it.hints.is_open() && all.get(&it.domain).is_some_and(|record| record.pair == it.pair));
         for (domain, record) in &all {
             // It is watched from now on.
             let _peer = self.core.peer(*domain)?;
@@ -206,7 +208,7 @@ impl<'a> Worker<'a> {
             PeerHints::map(&*self.core.xen, domain, reference)
         };
         if let Ok(hints) = hints() {
-            lock(&self.shared.state).neighbours.push(PeerProcess { domain, at, hints });
+            lock(&self.shared.state).neighbours.push(PeerProcess { domain, pair: record.pair, at, hints });
         }
     }
 
