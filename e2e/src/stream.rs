@@ -5,8 +5,11 @@ use crate::ensure;
 use crate::error::{Context, Error, Result};
 use crate::line_reader::within;
 use serde_json::Value;
+use std::fs;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::path::Path;
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// Bytes without a pattern, the same each time.
@@ -25,21 +28,45 @@ impl Stream {
 
 const SEED: u64 = 88_172_645_463_325_252;
 const CHUNK: usize = 32 << 10;
-/// Sends for so many milliseconds, and hears then how much came.
+
+/// Between two chunks while little is sent.
+const REST: Duration = Duration::from_millis(50);
+/// How long the two ends may take to find each other.
+const FOUND: u64 = 90;
+
+/// Sends little until the log of `tombolo run` says that the connection is joined, where one is given. Then it sends all it can for
+/// so many milliseconds, or with 0 until there is a file called as the log with `.over`, and hears how much came.
 ///
 /// # Errors
-/// The connection breaks, or other bytes came than were sent.
+/// The connection breaks, or other bytes came than were sent; it is not joined.
 pub fn send(args: &[String]) -> Result<()> {
-    let [address, millis] = args else { return Err(Error::new("ADDRESS MILLISECONDS")) };
+    let (address, millis, log) = match args {
+        [address, millis] => (address, millis, None),
+        [address, millis, log] => (address, millis, Some(log)),
+        _ => return Err(Error::new("ADDRESS MILLISECONDS [LOG]")),
+    };
+    let fast = Duration::from_millis(millis.parse()?);
     let mut stream = TcpStream::connect((address.as_str(), 9))?;
     stream.set_write_timeout(Some(Duration::from_secs(60)))?;
     stream.set_read_timeout(Some(Duration::from_secs(60)))?;
-    let (until, mut bytes, mut sent) = (within(0) + Duration::from_millis(millis.parse()?), Stream(SEED), 0_u64);
-    let mut room = vec![0; CHUNK];
-    while Instant::now() < until {
+    let (mut bytes, mut sent, mut room) = (Stream(SEED), 0_u64, vec![0; CHUNK]);
+    let mut send = |stream: &mut TcpStream| {
         bytes.fill(&mut room);
-        stream.write_all(&room)?;
         sent += CHUNK as u64;
+        stream.write_all(&room)
+    };
+    if let Some(log) = log {
+        let deadline = within(FOUND);
+        while !fs::read_to_string(log).is_ok_and(|text| text.contains("joined")) {
+            ensure!(Instant::now() < deadline, "it was not joined within {FOUND} s");
+            send(&mut stream)?;
+            thread::park_timeout(REST);
+        }
+    }
+    let (until, over) = (Instant::now() + fast, log.map(|log| format!("{log}.over")));
+    while if fast.is_zero() { !over.as_ref().is_some_and(|it| Path::new(it).exists()) } else { Instant::now() < until }
+    {
+        send(&mut stream)?;
     }
     stream.shutdown(Shutdown::Write)?;
     let mut came = [0; 8];

@@ -52,21 +52,26 @@ pub fn rendezvous_in(folder: &Path) -> Box<dyn Rendezvous> {
     Box::new(LocalDomain::in_folder(folder).with_unique_names())
 }
 
-/// Meets processes of neighbouring virtual machines by the broker of this kernel, if there is one now, else those of other domains
-/// of Xen's, if this process may use its drivers: for the same fronts.
+/// Meets processes of neighbouring virtual machines by the broker of this kernel, if there is one now: for the same fronts.
 #[must_use]
 pub fn machines() -> Option<Box<dyn Rendezvous>> {
     #[cfg(feature = "vm")]
     {
         let domain = VmDomain::new();
-        if domain.is_there() {
-            return Some(Box::new(domain));
-        }
+        domain.is_there().then(|| Box::new(domain) as Box<dyn Rendezvous>)
     }
+    #[cfg(not(feature = "vm"))]
+    None
+}
+
+/// Meets processes of other domains of Xen's, if this process may use its drivers: for the same fronts.
+#[must_use]
+pub fn xen_domains() -> Option<Box<dyn Rendezvous>> {
     #[cfg(feature = "xen")]
-    if let Some(neighbours) = XenNeighbours::find() {
-        return Some(Box::new(neighbours));
+    {
+        XenNeighbours::find().map(|neighbours| Box::new(neighbours) as Box<dyn Rendezvous>)
     }
+    #[cfg(not(feature = "xen"))]
     None
 }
 

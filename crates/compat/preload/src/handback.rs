@@ -19,6 +19,9 @@ use crate::{errno, inside, kernel, state};
 
 /// How long a call that needs a socket back on TCP waits for the peer.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a fork waits for peers in other domains: the program did nothing to its connections, so it is rather late than without
+/// them.
+const FORK_PATIENCE: Duration = Duration::from_secs(20);
 
 /// From here on somebody reads or writes `fd` past this library: the kernel, or standard I/O. A socket that is not connected so far
 /// stays on TCP for good.
@@ -40,6 +43,10 @@ pub(crate) fn hand_over(process: &Process, fd: RawFd, connection: &Arc<Connectio
 
 /// The same for several, which together wait no longer than one.
 pub(crate) fn hand_over_all(process: &Process, all: &[(RawFd, Arc<Connection>)], reason: Reason) {
+    hand_over_until(process, all, reason, Instant::now() + PATIENCE);
+}
+
+fn hand_over_until(process: &Process, all: &[(RawFd, Arc<Connection>)], reason: Reason, deadline: Instant) {
     let all: Vec<_> = all.iter().filter(|(fd, _)| !state::is_owner() || state::is_still(*fd)).collect();
     for (fd, connection) in &all {
         process.leaves(connection, reason);
@@ -47,7 +54,6 @@ pub(crate) fn hand_over_all(process: &Process, all: &[(RawFd, Arc<Connection>)],
             connection.for_call(process, *fd).retreat(reason);
         }
     }
-    let deadline = Instant::now() + PATIENCE;
     for (fd, connection) in &all {
         if !connection.ending.is_given_up()
             && take_back(process, *fd, connection, reason, deadline) != ReturnStage::Done
@@ -64,8 +70,8 @@ pub(crate) fn leave_before_fork(process: &Process) {
     if all.is_empty() {
         return;
     }
-    hand_over_all(process, &all, Reason::Shared);
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + FORK_PATIENCE;
+    hand_over_until(process, &all, Reason::Shared, deadline);
     for (fd, connection) in &all {
         while !process.lets_go(connection, connection.ending.is_given_up()) {
             if Instant::now() >= deadline {

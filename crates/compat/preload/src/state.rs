@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use tombolo_backends::{machines, rendezvous_in};
+use tombolo_backends::{machines, rendezvous_in, xen_domains};
 use tombolo_sockets::{
     Process, Settings, aside,
     connection::{Connection, Stage},
@@ -93,7 +93,10 @@ pub(crate) fn process() -> Option<&'static Process> {
             let rendezvous = rendezvous_in(&settings.folder);
             // Where a broker is, connections may be with other machines too.
             let machines = env::var_os("TOMBOLO_SOCKETS_VM").is_none_or(|value| value != "off").then(machines);
-            Some(Process::new(settings, Box::new(kernel::Linux), rendezvous).with_machines(machines.flatten()))
+            // In a domain of Xen's only where that is asked for: a fork may cost connections there.
+            let wants_xen = env::var_os("TOMBOLO_SOCKETS_XEN").is_some_and(|value| value == "on");
+            let machines = machines.flatten().or_else(|| wants_xen.then(xen_domains).flatten());
+            Some(Process::new(settings, Box::new(kernel::Linux), rendezvous).with_machines(machines))
         };
         PROCESS.get_or_init(first).as_ref()
     })

@@ -125,6 +125,8 @@ impl Forking<'_> {
     /// In the child: what the parent counted is the parent's, and so are its links and claims.
     pub fn child(self) {
         let Self { process, all, members, mut exchange, waiters, instances, limit, backend } = self;
+        // Before anybody here looks at what the parent has mapped.
+        tombolo_mem::replace_forgotten_mappings();
         drop((backend, limit));
         fork_group::forget_namespace();
         process.journal.begin_anew();

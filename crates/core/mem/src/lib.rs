@@ -32,6 +32,7 @@ mod word;
 pub use common::{Common, LockGuard};
 pub use copy::CopyMethod;
 pub use data::{OwnBytes, PeerBytes, SharedSlice};
+pub use map::replace_forgotten_mappings;
 #[cfg(feature = "testing")]
 pub use memfd::create_forgeable;
 pub use memfd::{SealError, check_sealed, counts_pages, create_sealed, create_sealed_kept};

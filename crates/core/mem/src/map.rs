@@ -9,7 +9,10 @@ use std::{
     io,
     os::fd::{AsRawFd, BorrowedFd, RawFd},
     ptr::NonNull,
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{
+        OnceLock,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use rustix::{
@@ -26,8 +29,8 @@ pub(crate) struct Mapping {
     len: usize,
     /// Its memory can be taken away. Given up in `drop`, before the range is.
     watched: Option<Watched>,
-    /// The one process that has the range, where children made by fork do not get it; else 0.
-    only_in: AtomicU32,
+    /// Children made by fork do not get the range.
+    forgotten: OnceLock<Forgotten>,
     /// Dropped once the range is unmapped: fields go after `drop` has run.
     guard: Option<Box<dyn Any + Send + Sync>>,
 }
@@ -58,7 +61,7 @@ impl Mapping {
         // SAFETY: (range) base and len are those of the mapping just made; the advice changes no byte of it.
         let _ = unsafe { rustix::mm::madvise(base, len, Advice::LinuxPopulateRead) };
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("the kernel mapped address 0"))?;
-        Ok(Self { base, len, watched: None, only_in: AtomicU32::new(0), guard: None })
+        Ok(Self { base, len, watched: None, forgotten: OnceLock::new(), guard: None })
     }
 
     /// As [`new`](Self::new), of memory that can be taken away.
@@ -99,8 +102,74 @@ impl Mapping {
     pub(crate) fn forget_in_children(&self) -> io::Result<()> {
         // SAFETY: (range) base and len are those of a live mapping; the advice changes only what a child inherits.
         unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.len, Advice::LinuxDontFork) }?;
-        self.only_in.store(std::process::id(), Ordering::Relaxed);
+        if self.forgotten.get().is_none() {
+            let _ = self.forgotten.set(Forgotten::new(self.base.addr().get(), self.len)?);
+        }
         Ok(())
+    }
+}
+
+/// Most mappings of one process that its children do not get.
+const FORGOTTEN_MAX: usize = 8192;
+
+/// Where one of them is. Without a lock: another thread may have one while this one forks.
+struct Range {
+    /// 0: none is here; 1: one is about to be.
+    base: AtomicUsize,
+    len: AtomicUsize,
+}
+
+static RANGES: [Range; FORGOTTEN_MAX] =
+    [const { Range { base: AtomicUsize::new(0), len: AtomicUsize::new(0) } }; FORGOTTEN_MAX];
+
+/// A range's place in the table, until it is dropped.
+#[derive(Debug)]
+struct Forgotten {
+    at: usize,
+    /// Who has the range.
+    process: u32,
+}
+
+impl Forgotten {
+    fn new(base: usize, len: usize) -> io::Result<Self> {
+        let is_free = |range: &Range| range.base.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        let at = RANGES.iter().position(is_free).ok_or_else(|| {
+            io::Error::other(format!(
+                "{FORGOTTEN_MAX} mappings of other domains' memory, the most that a process may have"
+            ))
+        })?;
+        RANGES[at].len.store(len, Ordering::Relaxed);
+        // ORDER Release: who sees the base sees the length.
+        RANGES[at].base.store(base, Ordering::Release);
+        Ok(Self { at, process: std::process::id() })
+    }
+}
+
+impl Drop for Forgotten {
+    fn drop(&mut self) {
+        RANGES[self.at].base.store(0, Ordering::Release);
+    }
+}
+
+/// In a child made by fork: puts zeroed memory where its parent has mappings that children do not get. Who looks at a word there
+/// finds zeros, which are as good as anything else that a peer may write. Does nothing where something is mapped already.
+pub fn replace_forgotten_mappings() {
+    for range in &RANGES {
+        let (base, len) = (range.base.load(Ordering::Acquire), range.len.load(Ordering::Relaxed));
+        if base <= 1 {
+            continue;
+        }
+        let address = base as *mut std::ffi::c_void;
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
+        // SAFETY: (address) the kernel replaces nothing: it refuses where anything is mapped, and older ones than Linux 4.17 take
+        // the address for a wish.
+        let mapped = unsafe { rustix::mm::mmap_anonymous(address, len, ProtFlags::READ | ProtFlags::WRITE, flags) };
+        if let Ok(other) = mapped.map_err(drop)
+            && other != address
+        {
+            // SAFETY: (range) just mapped, and used by nobody.
+            let _ = unsafe { rustix::mm::munmap(other, len) };
+        }
     }
 }
 
@@ -139,14 +208,60 @@ impl Drop for Mapping {
             return; // It is memory of its guard, see `alone`.
         }
         // In a child something else may stand there by now.
-        let only_in = *self.only_in.get_mut();
-        if only_in != 0 && only_in != std::process::id() {
+        if self.forgotten.get().is_some_and(|it| it.process != std::process::id()) {
             return;
         }
+        drop(self.forgotten.take());
         // SAFETY: (range) base and len came from mmap and are unmapped nowhere else; (users) every word and slice holds
         // this mapping alive, so none is left.
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok(), "munmap of a whole mapping cannot fail");
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use std::{ffi::c_int, os::fd::AsFd};
+
+    use super::*;
+
+    /// Does `child` in a child made by fork, and says whether that was well.
+    fn forked(child: impl FnOnce() -> bool) -> bool {
+        // SAFETY: (child) calls nothing but what `child` does, which takes no lock and allocates nothing, and `_exit`.
+        let process = unsafe { libc::fork() };
+        if process == 0 {
+            let well = child();
+            // SAFETY: (contract) ends the process.
+            unsafe { libc::_exit(c_int::from(!well)) };
+        }
+        let mut status = -1;
+        // SAFETY: (valid) room for a status.
+        assert_eq!(unsafe { libc::waitpid(process, &raw mut status, 0) }, process);
+        status == 0
+    }
+
+    #[test]
+    fn x24_child_finds_zeros_where_its_parent_has_memory_that_is_not_inherited() {
+        let memory = rustix::fs::memfd_create("forgotten", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&memory, 8192).unwrap();
+        let [forgotten, inherited] =
+            [(); 2].map(|()| Mapping::new(memory.as_fd(), 0, 8192, Access::ReadWrite).unwrap());
+        // SAFETY: (range) both live, and this test alone uses them.
+        let byte = |mapping: &Mapping| unsafe { mapping.base().as_ptr().wrapping_add(5000).read_volatile() };
+        // SAFETY: (range) as above.
+        unsafe { inherited.base().as_ptr().wrapping_add(5000).write_volatile(7) };
+        forgotten.forget_in_children().unwrap();
+        assert!(forked(|| {
+            replace_forgotten_mappings();
+            byte(&forgotten) == 0 && byte(&inherited) == 7
+        }));
+        replace_forgotten_mappings();
+        assert_eq!(byte(&forgotten), 7, "where something is mapped it stays");
+        drop(forgotten);
+        assert!(forked(|| {
+            replace_forgotten_mappings();
+            byte(&inherited) == 7
+        }));
     }
 }
 
@@ -192,7 +307,7 @@ pub(crate) mod alone {
             base,
             len,
             watched: None,
-            only_in: AtomicU32::new(0),
+            forgotten: OnceLock::new(),
             guard: Some(Box::new(Arc::clone(&heap))),
         })
     }
