@@ -195,12 +195,14 @@ impl Receiver {
         Transport::after(self.moves)
     }
 
-    /// Asks the sender for TCP (`true`), or lets it choose (S-2).
-    pub fn set_leave<I: Incoming>(&mut self, io: &mut I, leave: bool) {
-        if self.leave != leave && !self.recalls() {
+    /// Asks the sender for TCP (`true`), or lets it choose (S-2). Says whether it was asked just now: it is to be notified then.
+    pub fn set_leave<I: Incoming>(&mut self, io: &mut I, leave: bool) -> bool {
+        let news = self.leave != leave && !self.recalls();
+        if news {
             self.leave = leave;
             io.publish(self.word());
         }
+        news && leave
     }
 
     /// Asks the sender for TCP, also for what is in the pipe: this end reads no more of that (S-2). It MUST have

@@ -214,7 +214,7 @@ impl<C: Chooser> World<'_, C> {
         if self.leaves && !self.fin {
             match receiver.recall() {
                 Some(word) => self.publish(word),
-                None => receiver.set_leave(self, true),
+                None => _ = receiver.set_leave(self, true),
             }
         }
     }

@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::event::epoll;
 use sha2::{Digest, Sha256};
 use tombolo_domain::{Deadline, Rendezvous};
 use tombolo_domain_local::LocalDomain;
@@ -765,4 +766,27 @@ fn s2_sender_of_whom_bytes_were_recalled_never_goes_back_to_the_pipe() {
         assert_eq!(send_after(1, recalls, true), Transport::Tcp);
         assert_eq!(send_after(2, true, false), if recalls { Transport::Tcp } else { Transport::Pipe });
     }
+}
+
+/// Who sleeps for this connection at the other end looks again, and moves.
+#[test]
+fn s2_s13_receiver_that_asks_for_tcp_in_a_read_notifies_its_peer_once() {
+    let (victim, liar, _) = joined();
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    let edges = epoll::EventFlags::OUT | epoll::EventFlags::ET;
+    epoll::add(&epoll, liar.doorbell.as_ref().unwrap(), epoll::EventData::new_u64(0), edges).unwrap();
+    let is_rung = || {
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        !epoll::wait(&epoll, &mut [const { std::mem::MaybeUninit::uninit() }; 2], Some(&now)).unwrap().0.is_empty()
+    };
+    let read_and_is_rung = || {
+        let call = victim.connection.for_call(&victim.process, -1);
+        assert_eq!(call.recv(&mut [IoSliceMut::new(&mut [0; 9])], Read::Take), Err(rustix::io::Errno::AGAIN));
+        is_rung()
+    };
+    is_rung();
+    assert!(!read_and_is_rung());
+    victim.connection.leave(Reason::Usage);
+    assert!(read_and_is_rung());
+    assert!(!read_and_is_rung(), "it was asked for");
 }

@@ -66,7 +66,7 @@ impl Pipes {
         to: &mut [IoSliceMut<'_>],
         read: Read,
     ) -> Result<(usize, Transport), Failed> {
-        let mut missed = false;
+        let (mut missed, mut asks) = (false, false);
         let received = self.halves.with_rx(&connection.members, |rx| -> Result<_, Failed> {
             if let Some(broken) = rx.broken {
                 return Err(Failed::Broken(broken));
@@ -94,7 +94,7 @@ impl Pipes {
                 followed: &rx.followed,
                 error: &mut rx.error,
             };
-            rx.receiver.set_leave(&mut io, connection.leaves());
+            asks |= rx.receiver.set_leave(&mut io, connection.leaves());
             let mut found = rx.receiver.receive(&mut io);
             if let (Read::Peek, Ok(Found::Bytes(shown))) = (read, &mut found) {
                 match io.peek_across(&rx.receiver, *shown) {
@@ -137,6 +137,8 @@ impl Pipes {
         if missed {
             self.doorbell.notify();
         }
+        // Who sends may sleep, and that it is asked for TCP is no position that it waits for (S-13).
+        self.halves.notify_if(asks);
         if matches!(received, Err(Failed::Os(Errno::AGAIN))) {
             self.comply(connection, kernel, fd);
         }
