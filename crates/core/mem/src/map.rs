@@ -122,6 +122,9 @@ struct Range {
 static RANGES: [Range; FORGOTTEN_MAX] =
     [const { Range { base: AtomicUsize::new(0), len: AtomicUsize::new(0) } }; FORGOTTEN_MAX];
 
+/// How many places of the table were ever used: a child looks at these, for most processes at none.
+static RANGES_USED: AtomicUsize = AtomicUsize::new(0);
+
 /// A range's place in the table, until it is dropped.
 #[derive(Debug)]
 struct Forgotten {
@@ -138,6 +141,7 @@ impl Forgotten {
                 "{FORGOTTEN_MAX} mappings of other domains' memory, the most that a process may have"
             ))
         })?;
+        RANGES_USED.fetch_max(at + 1, Ordering::Relaxed);
         RANGES[at].len.store(len, Ordering::Relaxed);
         // ORDER Release: who sees the base sees the length.
         RANGES[at].base.store(base, Ordering::Release);
@@ -154,7 +158,7 @@ impl Drop for Forgotten {
 /// In a child made by fork: puts zeroed memory where its parent has mappings that children do not get. Who looks at a word there
 /// finds zeros, which are as good as anything else that a peer may write. Does nothing where something is mapped already.
 pub fn replace_forgotten_mappings() {
-    for range in &RANGES {
+    for range in &RANGES[..RANGES_USED.load(Ordering::Relaxed)] {
         let (base, len) = (range.base.load(Ordering::Acquire), range.len.load(Ordering::Relaxed));
         if base <= 1 {
             continue;
