@@ -18,7 +18,7 @@ use tombolo_layout::sockets::{BOUNDARY, Claim, Counts, FOLLOWED, Followed, MOVES
 use tombolo_mem::OwnWord;
 use tombolo_sockets::{
     Read, Reason,
-    connection::{Connection, Stage},
+    connection::{Connection, ReturnStage, Stage},
     proof::{self, History, ProofSide, Secret},
     switch::Transport,
     tuple::Tuple,
@@ -768,25 +768,74 @@ fn s2_sender_of_whom_bytes_were_recalled_never_goes_back_to_the_pipe() {
     }
 }
 
+/// Says whether the doorbell of `liar` was rung since it was asked last.
+fn watch_doorbell(liar: &Liar) -> impl Fn() -> bool {
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    let edges = epoll::EventFlags::OUT | epoll::EventFlags::ET;
+    epoll::add(&epoll, liar.doorbell.as_ref().unwrap(), epoll::EventData::new_u64(0), edges).unwrap();
+    let is_rung = move || {
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        !epoll::wait(&epoll, &mut [const { std::mem::MaybeUninit::uninit() }; 2], Some(&now)).unwrap().0.is_empty()
+    };
+    is_rung();
+    is_rung
+}
+
 /// Who sleeps for this connection at the other end looks again, and moves.
 #[test]
 fn s2_s13_receiver_that_asks_for_tcp_in_a_read_notifies_its_peer_once() {
     let (victim, liar, _) = joined();
-    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
-    let edges = epoll::EventFlags::OUT | epoll::EventFlags::ET;
-    epoll::add(&epoll, liar.doorbell.as_ref().unwrap(), epoll::EventData::new_u64(0), edges).unwrap();
-    let is_rung = || {
-        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        !epoll::wait(&epoll, &mut [const { std::mem::MaybeUninit::uninit() }; 2], Some(&now)).unwrap().0.is_empty()
-    };
+    let is_rung = watch_doorbell(&liar);
     let read_and_is_rung = || {
         let call = victim.connection.for_call(&victim.process, -1);
         assert_eq!(call.recv(&mut [IoSliceMut::new(&mut [0; 9])], Read::Take), Err(rustix::io::Errno::AGAIN));
         is_rung()
     };
-    is_rung();
     assert!(!read_and_is_rung());
     victim.connection.leave(Reason::Usage);
     assert!(read_and_is_rung());
     assert!(!read_and_is_rung(), "it was asked for");
+}
+
+/// A victim both of whose directions are in pipes, and whose peer then left with what it sends, at the end of all that it sent.
+fn left_in_pipes() -> (Victim, Liar) {
+    let (victim, liar, _) = joined();
+    let control = liar.control.as_ref().unwrap();
+    let call = || victim.connection.for_call(&victim.process, -1);
+    let receive = || call().recv(&mut [IoSliceMut::new(&mut [0; 9])], Read::Take);
+    control.word(FOLLOWED).store_release(Followed { moves: 0, ready: true, leave: false }.encode());
+    assert_eq!(receive(), Err(rustix::io::Errno::AGAIN));
+    assert_eq!(call().send(&[IoSlice::new(b"twelve bytes")]), Ok(12));
+    control.word(FOLLOWED).store_release(Followed { moves: 1, ready: false, leave: false }.encode());
+    for (moves, boundary) in [(1, RECEIVED.len() as u64), (2, 0)] {
+        control.word(BOUNDARY).store_release(boundary);
+        control.word(MOVES).store_release(moves);
+        if moves == 1 {
+            assert_eq!(receive(), Err(rustix::io::Errno::AGAIN));
+            assert_eq!(victim.connection.transports(), [Transport::Pipe; 2]);
+        }
+    }
+    (victim, liar)
+}
+
+/// Who wakes without anything to read or to say follows all the same: the peer may wait for that.
+#[test]
+fn s19_end_that_wakes_follows_its_peer_out_of_the_pipe() {
+    let (victim, _liar) = left_in_pipes();
+    assert!(!victim.connection.for_call(&victim.process, -1).send_recalled());
+    assert_eq!(victim.connection.transports(), [Transport::Pipe, Transport::Tcp]);
+}
+
+/// Who sleeps at the other end follows then. It is told of nothing else, where this end has followed it already.
+#[test]
+fn s19_end_that_leaves_after_its_peer_notifies_it_of_its_move_once() {
+    let (victim, liar) = left_in_pipes();
+    let is_rung = watch_doorbell(&liar);
+    let retreat_and_is_rung = || {
+        let stage = victim.connection.for_call(&victim.process, -1).retreat(Reason::TakenAway);
+        assert_eq!((stage, victim.connection.transports()), (ReturnStage::Done, [Transport::Tcp; 2]));
+        is_rung()
+    };
+    assert!(retreat_and_is_rung());
+    assert!(!retreat_and_is_rung(), "it has moved");
 }

@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Connections between two machines that have left their memory and are joined anew (S-22).
+//! Connections between two machines that have left their memory (S-19) and are joined anew (S-22).
 
 mod machine_pair;
 
 use std::{
+    mem::MaybeUninit,
+    os::fd::{AsFd, OwnedFd},
     sync::atomic::Ordering,
     time::{Duration, Instant},
 };
 
 use machine_pair::*;
+use rustix::{
+    event::{Timespec, epoll},
+    io::Errno,
+};
 use tombolo_sockets::{Reason, connection::Stage, switch::Transport};
 
 /// Both directions carry something, and what their programs' calls begin with is done.
@@ -80,6 +86,60 @@ fn read_out(ends: &mut Ends<'_>) {
         (0..2).for_each(|from| _ = ends.take_bytes(from, 64 << 10));
         (0..2).for_each(|at| _ = ends.call(at).send_recalled());
         assert!(Instant::now() < deadline, "{:?} of {:?}", ends.received, ends.sent);
+    }
+}
+
+/// What wakes a program that sleeps for these connections: their doorbells, and the paths to their peers.
+fn watch_notifications(all: &[Ends<'_>], at: usize) -> OwnedFd {
+    use epoll::{EventData, EventFlags};
+    let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    for ends in all {
+        let pipes = &ends.ends[at].pipes;
+        let (doorbell, path) = (pipes.doorbell().unwrap(), pipes.path().unwrap());
+        let rung = if doorbell.is_shared() { EventFlags::IN } else { EventFlags::OUT };
+        epoll::add(&set, doorbell, EventData::new_u64(0), rung | EventFlags::ET).unwrap();
+        match epoll::add(&set, path.as_fd(), EventData::new_u64(1), EventFlags::IN | EventFlags::ET) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => panic!("{errno}"),
+        }
+    }
+    set
+}
+
+/// Nobody sends anything, and nobody makes a call: each is asleep until it is notified.
+#[test]
+fn s19_idle_connections_leave_where_each_end_acts_only_when_it_is_notified() {
+    for first in 0..2 {
+        let programs = Programs::new(of(WINDOW));
+        let mut all: Vec<_> = (0..3).map(|number| programs.join(number).unwrap()).collect();
+        for ends in &mut all {
+            until(ends, 1000, "in memory", is_in_memory);
+            read_out(ends);
+        }
+        let sets = [0, 1].map(|at| watch_notifications(&all, at));
+        let is_notified = |at: usize| {
+            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+            let mut room = [const { MaybeUninit::uninit() }; 8];
+            let (notified, _) = epoll::wait(&sets[at], &mut room, Some(&now)).unwrap();
+            if notified.iter().any(|event| event.data.u64() == 1) {
+                programs.processes[at].exchange.mark_notified();
+            }
+            !notified.is_empty()
+        };
+        (0..2).for_each(|at| while is_notified(at) {});
+        programs.world.leave();
+        let deadline = Instant::now() + Duration::from_secs(5);
+        let have_left = |at: usize| all.iter().all(|ends| ends.ends[at].is_back_on_tcp());
+        while !(have_left(0) && have_left(1)) {
+            for at in [first, 1 - first] {
+                if is_notified(at) {
+                    programs.processes[at].before_sleep();
+                    all.iter().for_each(|ends| ends.call(at).arm(true, false));
+                    all.iter().for_each(|ends| _ = ends.call(at).send_recalled());
+                }
+            }
+            assert!(Instant::now() < deadline, "{:?}", [have_left(0), have_left(1)]);
+        }
     }
 }
 

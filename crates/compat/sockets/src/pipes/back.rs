@@ -9,16 +9,23 @@ use tombolo_os::clock::coarse_time;
 use super::{Pipes, Read, full_pipe::FullPipe};
 use crate::{connection::Connection, kernel::Kernel, stage::ReturnStage, switch::Transport};
 
+/// How far what this end sends came on its way to TCP.
+pub(super) struct Turned {
+    /// It moved just now.
+    has_moved: bool,
+    /// Something that was recalled has had no room there.
+    owes: bool,
+    /// What is sent next goes there, or nothing is.
+    is_done: bool,
+}
+
 impl Pipes {
     /// Moves what this end sends to TCP if that can be done now, and asks for the same the other way.
     pub fn retreat(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> ReturnStage {
         if self.hints().is_detached() {
             return ReturnStage::Done;
         }
-        let owes = self.halves.with_tx(&connection.members, |tx| {
-            let _ = tx.steer(connection, kernel, fd, Transport::Tcp);
-            tx.send_recalled_now(connection, kernel, fd).unwrap_or(false)
-        });
+        let owes = self.turn_to_tcp(connection, kernel, fd, false).is_some_and(|turned| turned.owes);
         let _ = self.halves.with_rx(&connection.members, |rx| {
             rx.reader.hand_back();
             if let Some(word) = rx.receiver.recall() {
@@ -32,7 +39,7 @@ impl Pipes {
         let way = match self.transports(connection) {
             [_, Transport::Pipe] if ended && self.unread(connection) > 0 => ReturnStage::Lost,
             [_, Transport::Pipe] if !ended => ReturnStage::Long,
-            [Transport::Tcp, _] if !matches!(owes, Ok(true)) => ReturnStage::Done,
+            [Transport::Tcp, _] if !owes => ReturnStage::Done,
             _ => ReturnStage::Long,
         };
         if way == ReturnStage::Done {
@@ -55,27 +62,43 @@ impl Pipes {
             let detached = self.session.is_revocable() && self.detach(connection);
             return left && !detached;
         }
-        if !self.hints().is_asked() {
-            return false;
+        if self.hints().is_left() {
+            // The peer may wait for this end to follow, and send nothing before (S-19).
+            let _ = self.recv(connection, kernel, fd, &mut [], Read::Look);
         }
-        let left = self.halves.with_tx(&connection.members, |tx| {
-            let _ = tx.steer(connection, kernel, fd, Transport::Tcp);
-            tx.send_recalled_now(connection, kernel, fd).unwrap_or(false)
-        });
-        left.unwrap_or(false)
+        self.hints().is_asked() && self.turn_to_tcp(connection, kernel, fd, false).is_some_and(|turned| turned.owes)
     }
 
     /// Moves what this end sends to TCP, if that can be done now. Says whether what it sends next goes there, with nothing left to
     /// go before (S-2, S-10).
     pub fn turn_back(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
-        let left = self.halves.with_tx(&connection.members, |tx| {
-            tx.ended |= self.is_over(connection, kernel, fd);
-            let _ = tx.steer(connection, kernel, fd, Transport::Tcp);
-            tx.send_recalled_now(connection, kernel, fd).unwrap_or(false)
-                || !tx.ended && tx.sender.transport() == Transport::Pipe
-        });
-        !left.unwrap_or(false)
+        let is_over = self.is_over(connection, kernel, fd);
+        self.turn_to_tcp(connection, kernel, fd, is_over).is_none_or(|turned| !turned.owes && turned.is_done)
     }
+
+    /// Moves what this end sends to TCP, if that can be done now, and sends there what was recalled, as far as there is room. Whoever
+    /// sleeps at the other end is notified of the move: until it was followed neither end lets go of the memory (S-19).
+    pub(super) fn turn_to_tcp(
+        &self,
+        connection: &Connection,
+        kernel: &dyn Kernel,
+        fd: RawFd,
+        is_over: bool,
+    ) -> Option<Turned> {
+        let turned = self.halves.with_tx(&connection.members, |tx| {
+            tx.ended |= is_over;
+            let before = tx.sender.transport();
+            // What fails here fails again where the program hears of it.
+            let _ = tx.steer(connection, kernel, fd, Transport::Tcp);
+            let owes = tx.send_recalled_now(connection, kernel, fd).unwrap_or(false);
+            let now = tx.sender.transport();
+            Turned { has_moved: now != before, owes, is_done: tx.ended || now == Transport::Tcp }
+        });
+        let turned = turned.ok()?;
+        self.halves.notify_if(turned.has_moved);
+        Some(turned)
+    }
+
     /// One who waits for room looks now and then: where nobody reads for long, what this end sends moves to TCP until its peer has
     /// read what is in the pipe. Says whether it did. A ring holds less than the buffers of TCP do, and programs that send much
     /// before they read count on those (S-16).

@@ -71,6 +71,13 @@ impl Hints {
         settled != ASTIR && self.moves.load_acquire().hint() == settled && !self.has_unread() && !self.is_asked()
     }
 
+    /// Whether the sender has left the pipe, in which all was expected that comes, and this end has not followed it.
+    #[inline]
+    pub fn is_left(&self) -> bool {
+        let settled = self.settled.load(Ordering::Relaxed);
+        settled != ASTIR && self.moves.load_acquire().hint() != settled
+    }
+
     /// Whether the last read ended where the sender has left a transport (S-15).
     #[inline]
     pub fn is_crossing(&self) -> bool {

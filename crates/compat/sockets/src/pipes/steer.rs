@@ -19,17 +19,9 @@ use crate::{
 impl Pipes {
     /// The peer may need TCP, and this end's program may be about to wait for it: moves now, not at its next send.
     pub(super) fn comply(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) {
-        if !self.hints().is_asked() {
-            return;
+        if self.hints().is_asked() {
+            let _ = self.turn_to_tcp(connection, kernel, fd, false);
         }
-        let moved = self.halves.with_tx(&connection.members, |tx| {
-            let before = tx.sender.transport();
-            let now = tx.steer(connection, kernel, fd, Transport::Tcp);
-            // What fails here fails again where the program hears of it.
-            let _ = tx.send_recalled_now(connection, kernel, fd);
-            now.is_ok_and(|now| now != before)
-        });
-        self.halves.notify_if(matches!(moved, Ok(true)));
     }
 }
 
