@@ -76,10 +76,10 @@ fn connection_that_asks_for_a_protocol_which_the_kernel_has_not_stays_in_shared_
 
 #[test]
 fn end_that_comes_behind_bytes_is_told_with_them() {
-    same("halves");
+    same("ends");
 }
 
 #[test]
-fn end_of_both_ends_is_told_with_the_bytes_before_it() {
-    same("overs");
+fn room_is_told_to_who_was_told_of_bytes_when_there_was_none() {
+    same("room");
 }

@@ -53,6 +53,8 @@ pub(super) struct Entry {
     edge: bool,
     arrived: u64,
     stalls: u64,
+    /// It was told when there was no room: that there is some is news then, whether or not a send found none.
+    without_room: bool,
     /// The look in which it was last told, and what.
     told: (u64, u32),
     /// Its doorbell's ring was taken, or an edge of its socket, and it was not armed since.
@@ -92,6 +94,7 @@ impl Entry {
             edge: true,
             arrived: 0,
             stalls: 0,
+            without_room: false,
             told: (0, 0),
             notified: false,
             postponed: 0,
@@ -220,9 +223,10 @@ impl Entry {
         self.rested != Some(connection.pipes.arrived()) || connection.pipes.is_asked() || connection.pipes.are_cut_off()
     }
 
-    /// Whether its program found no room since it was last told that there is some, and wants to be told.
+    /// Whether its program found no room since it was last told that there is some, or was told of something else when there was
+    /// none, and wants to be told.
     pub fn is_stalled(&self) -> bool {
-        self.writes() && self.connection.wiring.stalls() != self.stalls
+        self.writes() && (self.without_room || self.connection.wiring.stalls() != self.stalls)
     }
 
     /// Before a sleep: asks the peer to ring for what is waited for.
@@ -272,6 +276,7 @@ impl Entry {
         if ready & OUT != 0 {
             self.stalls = stalls;
         }
+        self.without_room = ready & OUT == 0;
         self.spent = self.events & ONESHOT != 0;
         Some(epoll_event { events: ready, u64: self.data })
     }
@@ -282,7 +287,7 @@ impl Entry {
             || self.edge
             || ready & self.sticky & !self.told_sticky != 0
             || ready & IN != 0 && arrived != self.arrived
-            || ready & OUT != 0 && stalls != self.stalls
+            || ready & OUT != 0 && (self.without_room || stalls != self.stalls)
     }
 
     /// What is true now, of what was asked for. The kernel is asked only where it said that there is something new, and

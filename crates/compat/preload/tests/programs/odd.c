@@ -272,60 +272,64 @@ static void streams(void) {
     }
 }
 
-/* Neither end sends any more, and bytes are left to read: that is told with them, also to who asks for nothing else. */
-static void overs(void) {
-    static const unsigned modes[] = {0, EPOLLET, EPOLLONESHOT};
-    for (int at = 0; at < 6; at++) {
-        int most = at < 3 ? 4 : 1;
-        pair();
-        int set = epoll_create1(0);
-        struct epoll_event event = {.events = EPOLLIN | modes[at % 3], .data.u64 = 7}, told[4];
-        check(epoll_ctl(set, EPOLL_CTL_ADD, ends[0], &event) == 0, "add");
-        check(shutdown(ends[0], SHUT_WR) == 0, "shutdown");
-        check(write(ends[1], "bytes", 5) == 5, "write");
-        check(shutdown(ends[1], SHUT_WR) == 0, "shutdown");
-        usleep(50000);
-        struct pollfd asks[] = {{ends[0], 0, 0}, {ends[0], POLLIN, 0}};
-        say("poll for nothing", poll(asks, 1, 5000));
-        say("says", asks[0].revents);
-        say("poll for bytes too", poll(asks, 2, 5000));
-        say("says of nothing", asks[0].revents);
-        say("says of bytes", asks[1].revents);
-        int many = epoll_wait(set, told, most, 5000);
-        say("told", many);
-        say("of bytes and of both ends", many == 1 ? told[0].events : 0);
-        say("once more", epoll_wait(set, told, most, 0));
-        say("bytes", read(ends[0], room, 8));
-        say("end", read(ends[0], room, 8));
-        close(set);
-        close(ends[0]);
-        close(ends[1]);
+/* The peer sends no more, and bytes are left to read; the end itself sends no more either, where that is so. Who waits in a set hears
+ * of both at once, and who polls hears of the end without asking for anything. */
+static void end_behind_bytes(uint32_t mode, int most, int both) {
+    pair();
+    int set = epoll_create1(0);
+    struct epoll_event event = {.events = EPOLLIN | (both ? 0 : EPOLLRDHUP) | mode, .data.u64 = 7}, told[4];
+    check(epoll_ctl(set, EPOLL_CTL_ADD, ends[0], &event) == 0, "add");
+    check(!both || shutdown(ends[0], SHUT_WR) == 0, "shutdown");
+    check(write(ends[1], "bytes", 5) == 5, "write");
+    check(shutdown(ends[1], SHUT_WR) == 0, "shutdown");
+    usleep(50000);
+    struct pollfd asks[] = {{ends[0], 0, 0}, {ends[0], POLLIN, 0}};
+    say("poll for nothing", poll(asks, 1, 0));
+    say("says", asks[0].revents);
+    say("poll for bytes too", poll(asks, 2, 0));
+    say("says of nothing", asks[0].revents);
+    say("says of bytes", asks[1].revents);
+    int many = epoll_wait(set, told, most, 5000);
+    say("told", many);
+    say("of bytes and of the end", many == 1 ? told[0].events : 0);
+    say("once more", epoll_wait(set, told, most, 0));
+    say("bytes", read(ends[0], room, 8));
+    say("end", read(ends[0], room, 8));
+    close(set);
+    close(ends[0]);
+    close(ends[1]);
+}
+
+static void ends_behind_bytes(void) {
+    static const uint32_t modes[] = {0, EPOLLET, EPOLLONESHOT};
+    // With room for more events, and with room for this one.
+    for (int most = 1; most <= 4; most += 3) {
+        for (int at = 0; at < 6; at++) {
+            end_behind_bytes(modes[at % 3], most, at >= 3);
+        }
     }
 }
 
-/* The peer sends no more, and bytes are left to read: who waits in a set hears of both at once. */
-static void halves(void) {
-    static const unsigned modes[] = {0, EPOLLET, EPOLLONESHOT};
-    for (int at = 0; at < 6; at++) {
-        // With room for more events, and with room for this one.
-        int most = at < 3 ? 4 : 1;
-        pair();
-        int set = epoll_create1(0);
-        struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP | modes[at % 3], .data.u64 = 7}, told[4];
-        check(epoll_ctl(set, EPOLL_CTL_ADD, ends[0], &event) == 0, "add");
-        check(write(ends[1], "bytes", 5) == 5, "write");
-        check(shutdown(ends[1], SHUT_WR) == 0, "shutdown");
-        usleep(50000);
-        int many = epoll_wait(set, told, most, 5000);
-        say("told", many);
-        say("of bytes and of the end", many == 1 ? told[0].events : 0);
-        say("once more", epoll_wait(set, told, most, 0));
-        say("bytes", read(ends[0], room, 8));
-        say("end", read(ends[0], room, 8));
-        close(set);
-        close(ends[0]);
-        close(ends[1]);
+/* Who is told of bytes when there is no room hears of room when there is some, though no send of its found none. */
+static void room_after_bytes(void) {
+    pair();
+    int set = epoll_create1(0);
+    struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLET}, told[4];
+    struct pollfd asks = {ends[0], POLLOUT, 0};
+    check(epoll_ctl(set, EPOLL_CTL_ADD, ends[0], &event) == 0 && epoll_wait(set, told, 4, 5000) == 1, "add");
+    while (poll(&asks, 1, 100) == 1) {
+        check(send(ends[0], room, 1000, MSG_DONTWAIT) == 1000, "send");
     }
+    say("nothing yet", epoll_wait(set, told, 4, 0));
+    check(write(ends[1], "bytes", 5) == 5, "write");
+    say("told", epoll_wait(set, told, 4, 5000));
+    say("of bytes", told[0].events);
+    say("bytes", read(ends[0], room, 8));
+    while (recv(ends[1], room, sizeof room, MSG_DONTWAIT) > 0 || poll(&asks, 1, 10) == 0) {
+    }
+    say("told", epoll_wait(set, told, 4, 5000));
+    say("of room", told[0].events);
+    close(set);
 }
 
 int main(int count, char **words) {
@@ -347,10 +351,10 @@ int main(int count, char **words) {
         exits();
     } else if (strcmp(word, "streams") == 0) {
         streams();
-    } else if (strcmp(word, "halves") == 0) {
-        halves();
-    } else if (strcmp(word, "overs") == 0) {
-        overs();
+    } else if (strcmp(word, "ends") == 0) {
+        ends_behind_bytes();
+    } else if (strcmp(word, "room") == 0) {
+        room_after_bytes();
     }
     printf("done\n");
     return 0;
