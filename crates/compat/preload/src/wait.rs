@@ -253,7 +253,7 @@ fn check_joined(process: &Process, fds: &mut [pollfd], joined: &[Joined]) -> boo
             ready |= entry.events & READ;
         }
         if entry.events & WRITE != 0 {
-            let room = connection.is_writable();
+            let room = connection.for_call(process, entry.fd).tell_room();
             let writable = room.unwrap_or_else(|| process.kernel().poll(entry.fd, POLLOUT) & WRITE != 0);
             ready |= if writable { entry.events & WRITE } else { 0 };
         }

@@ -80,6 +80,6 @@ fn end_that_comes_behind_bytes_is_told_with_them() {
 }
 
 #[test]
-fn room_is_told_to_who_was_told_of_bytes_when_there_was_none() {
+fn room_is_told_to_who_was_told_that_there_is_none() {
     same("room");
 }

@@ -95,9 +95,25 @@ impl ProgramCall<'_> {
 
     /// A send found too little room.
     fn meet_full_ring(&self) {
+        self.count_stall();
+        self.process.rings.grow_ring(&self.process.exchange, self.connection);
+    }
+
+    /// Sets that tell edges tell of room when there is some.
+    fn count_stall(&self) {
         self.connection.wiring.count_stall();
         self.process.stalls.fetch_add(1, Ordering::SeqCst);
-        self.process.rings.grow_ring(&self.process.exchange, self.connection);
+    }
+
+    /// Whether a send would find room, for a call that tells the program so; none where TCP decides. That there is none counts as if a
+    /// send had found none: so it does in the kernel.
+    #[must_use]
+    pub fn tell_room(&self) -> Option<bool> {
+        let room = self.connection.is_writable();
+        if room == Some(false) {
+            self.count_stall();
+        }
+        room
     }
 
     /// So many bytes went by one of the two transports; those over TCP were counted when they went.

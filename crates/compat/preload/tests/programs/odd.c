@@ -13,6 +13,7 @@
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/resource.h>
+#include <sys/select.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -310,26 +311,44 @@ static void ends_behind_bytes(void) {
     }
 }
 
-/* Who is told of bytes when there is no room hears of room when there is some, though no send of its found none. */
-static void room_after_bytes(void) {
-    pair();
-    int set = epoll_create1(0);
-    struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLET}, told[4];
+/* Whether there is room to send within so many milliseconds: by `poll`, by `select`, or by the set `levels`. */
+static int has_room(int how, int levels, int limit) {
     struct pollfd asks = {ends[0], POLLOUT, 0};
+    struct timeval time = {0, limit * 1000};
+    struct epoll_event event;
+    fd_set writes;
+    FD_ZERO(&writes);
+    FD_SET(ends[0], &writes);
+    return how == 0   ? poll(&asks, 1, limit)
+           : how == 1 ? select(ends[0] + 1, NULL, &writes, NULL, &time)
+                      : epoll_wait(levels, &event, 1, limit);
+}
+
+/* A set with `EPOLLET` tells of room though no send found none: once another call, or the set itself, told that there is none. */
+static void room_after_none(int how) {
+    pair();
+    int set = epoll_create1(0), levels = epoll_create1(0);
+    struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLET}, level = {.events = EPOLLOUT}, told[4];
     check(epoll_ctl(set, EPOLL_CTL_ADD, ends[0], &event) == 0 && epoll_wait(set, told, 4, 5000) == 1, "add");
-    while (poll(&asks, 1, 100) == 1) {
+    check(epoll_ctl(levels, EPOLL_CTL_ADD, ends[0], &level) == 0, "add");
+    while (has_room(how, levels, 100)) {
         check(send(ends[0], room, 1000, MSG_DONTWAIT) == 1000, "send");
     }
     say("nothing yet", epoll_wait(set, told, 4, 0));
-    check(write(ends[1], "bytes", 5) == 5, "write");
-    say("told", epoll_wait(set, told, 4, 5000));
-    say("of bytes", told[0].events);
-    say("bytes", read(ends[0], room, 8));
-    while (recv(ends[1], room, sizeof room, MSG_DONTWAIT) > 0 || poll(&asks, 1, 10) == 0) {
+    if (how == 2) {
+        check(write(ends[1], "bytes", 5) == 5, "write");
+        say("told", epoll_wait(set, told, 4, 5000));
+        say("of bytes", told[0].events);
+        say("bytes", read(ends[0], room, 8));
+    }
+    while (recv(ends[1], room, sizeof room, MSG_DONTWAIT) > 0 || !has_room(how, levels, 10)) {
     }
     say("told", epoll_wait(set, told, 4, 5000));
     say("of room", told[0].events);
     close(set);
+    close(levels);
+    close(ends[0]);
+    close(ends[1]);
 }
 
 int main(int count, char **words) {
@@ -354,7 +373,9 @@ int main(int count, char **words) {
     } else if (strcmp(word, "ends") == 0) {
         ends_behind_bytes();
     } else if (strcmp(word, "room") == 0) {
-        room_after_bytes();
+        for (int how = 0; how < 3; how++) {
+            room_after_none(how);
+        }
     }
     printf("done\n");
     return 0;
