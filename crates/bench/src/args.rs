@@ -199,7 +199,8 @@ impl TryFrom<&BenchArgs> for Plan {
         };
         let mut transports = transport::all();
         let known = |name: &String| {
-            let known: Vec<_> = transport::all().iter().map(|t| t.card().name).collect();
+            let mut known: Vec<_> = transport::all().iter().map(|t| t.card().name).collect();
+            known.dedup();
             if known.contains(&name.as_str()) {
                 Ok(())
             } else {

@@ -28,6 +28,8 @@ fn bench_that_makes_no_sense_is_refused_in_one_line() {
     let (report, missing) = (place.path("report").display().to_string(), place.path("missing").display().to_string());
     let words = ["bench", "--report", &report, "--from", &missing];
     Running::start(&words, |_| {}).end().expect_failure(2, &["cannot read", "missing"]);
-    Running::start(&["bench", "--transport", "pigeon"], |_| {}).end().expect_failure(2, &["no transport \"pigeon\""]);
+    Running::start(&["bench", "--transport", "pigeon"], |_| {})
+        .end()
+        .expect_failure(2, &["no transport \"pigeon\"; there are tombolo, tcp,"]);
     assert!(!place.path("report").exists());
 }
