@@ -43,7 +43,7 @@ enum Action {
         /// Bytes for each direction: a power of two from 64KiB [default: as configured]
         #[arg(long, value_name = "SIZE", value_parser = size::parse)]
         size: Option<usize>,
-        /// How long to wait for a link between domains that run; 0: not at all
+        /// How long to wait until both can use it, where both run; 0: not at all
         #[arg(long, value_name = "SECONDS", default_value_t = 5.0)]
         wait: f64,
     },
@@ -113,32 +113,60 @@ fn list(broker: &Broker, what: What, json: bool) -> Result<()> {
     print(&if json { rows.iter().filter_map(|row| object(row, &rows)).collect() } else { table(what, &rows) })
 }
 
-/// Waits until a link is up, unless one of its domains does not run.
+/// How far a link is that somebody waits for.
+#[derive(Debug, PartialEq, Eq)]
+enum Progress<'a> {
+    /// Programs of both ends can use it.
+    Usable,
+    /// It is on its way, and the broker may say what is in it.
+    Coming(&'a str),
+    /// It is there once something changes that is up to people.
+    Waits(String),
+    /// There is none.
+    Gone,
+}
+
+fn progress<'a>(a: &Name, b: &Name, rows: &'a [Message]) -> Progress<'a> {
+    let of_link = rows.iter().find_map(|row| match row {
+        Message::LinkRow { link, a: one, b: other, state, note, .. } if one == a && other == b => {
+            Some((*link, *state, note.as_str()))
+        }
+        _ => None,
+    });
+    let Some((link, state, note)) = of_link else { return Progress::Gone };
+    let ends = ends(link, rows);
+    let is_idle = |end: &End<'_>| end.stage == Stage::Silent || end.life == tombolo_control::Life::Paused;
+    match state {
+        LinkState::Waiting if note.is_empty() => Progress::Waits(format!("until both {a} and {b} run")),
+        LinkState::Waiting => Progress::Waits(format!("({note})")),
+        LinkState::Up if ends.iter().all(|end| end.stage == Stage::Open) => Progress::Usable,
+        LinkState::Up if ends.iter().any(is_idle) => Progress::Waits(format!("({note})")),
+        LinkState::Wanted | LinkState::Up => Progress::Coming(note),
+        LinkState::Leaving => Progress::Gone,
+    }
+}
+
+/// Waits until both ends of a link can use it, unless one of them does not run or says nothing.
 fn await_link(broker: &Broker, a: &Name, b: &Name, time: Duration) -> Result<()> {
     let deadline = Instant::now() + time;
     loop {
         let rows = broker.ask(Message::List { what: What::Links })?;
-        let found = rows.iter().find_map(|row| match row {
-            Message::LinkRow { a: one, b: other, state, note, .. } if one == a && other == b => Some((*state, note)),
-            _ => None,
-        });
-        match found {
-            Some((LinkState::Wanted, note)) if Instant::now() >= deadline && !time.is_zero() => {
-                let note = if note.as_str().is_empty() { String::new() } else { format!(": {note}") };
-                let seconds = time.as_secs_f64();
-                return Err(Failure::Outcome(format!("the link is not up after {seconds} s{note}")));
-            }
-            Some((LinkState::Wanted, _)) if !time.is_zero() => {
-                poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: 20_000_000 })).os("poll")?;
-            }
-            Some((LinkState::Waiting, note)) => {
-                let why =
-                    if note.as_str().is_empty() { format!("until both {a} and {b} run") } else { format!("({note})") };
+        match progress(a, b, &rows) {
+            Progress::Usable => return Ok(()),
+            Progress::Waits(why) => {
                 crate::failure::print_line(&format!("tombolo: the link waits {why}"));
                 return Ok(());
             }
-            Some(_) => return Ok(()),
-            None => return Err(Failure::Outcome("the link was taken away again".into())),
+            Progress::Gone => return Err(Failure::Outcome("the link was taken away again".into())),
+            Progress::Coming(_) if time.is_zero() => return Ok(()),
+            Progress::Coming(note) if Instant::now() >= deadline => {
+                let note = if note.is_empty() { String::new() } else { format!(": {note}") };
+                let seconds = time.as_secs_f64();
+                return Err(Failure::Outcome(format!("the link is not up after {seconds} s{note}")));
+            }
+            Progress::Coming(_) => {
+                poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: 20_000_000 })).os("poll")?;
+            }
         }
     }
 }
@@ -280,4 +308,53 @@ fn object(row: &Message, rows: &[Message]) -> Option<String> {
 
 fn print(lines: &[String]) -> Result<()> {
     output::unless_unread(lines.iter().try_for_each(|line| output::print(line)))
+}
+
+#[cfg(test)]
+mod tests {
+    use tombolo_control::{Life, Reason};
+
+    use super::*;
+
+    /// What a broker says of a link of web with db, whose ends are so far.
+    fn rows(state: LinkState, note: &str, ends: [(Stage, Life); 2]) -> Vec<Message> {
+        let [a, b]: [Name; 2] = ["web", "db"].map(|name| name.parse().unwrap());
+        let end = |name: &Name, (stage, life)| Message::EndRow {
+            link: 7,
+            name: name.clone(),
+            stage,
+            life,
+            doorbell: NO_DOORBELL,
+            vector: 0,
+            connections: 0,
+            used: 0,
+            storms: 0,
+        };
+        let ends = [end(&a, ends[0]), end(&b, ends[1])];
+        let note: Reason = note.into();
+        let link = Message::LinkRow { link: 7, generation: 1, a, b, size: 65536, state, quarantined: 0, note };
+        std::iter::once(link).chain(ends).collect()
+    }
+
+    #[test]
+    fn link_that_both_qemus_have_is_waited_for_until_both_guests_have_opened_it() {
+        let [a, b]: [Name; 2] = ["web", "db"].map(|name| name.parse().unwrap());
+        let of = |state, note: &str, stages: [(Stage, Life); 2]| {
+            let rows = rows(state, note, stages);
+            format!("{:?}", progress(&a, &b, &rows))
+        };
+        let run = |stage| (stage, Life::Running);
+        let open = run(Stage::Open);
+        assert_eq!(of(LinkState::Up, "", [open, open]), "Usable");
+        for late in [Stage::Unplugged, Stage::Closed] {
+            assert_eq!(of(LinkState::Up, "not open", [open, run(late)]), "Coming(\"not open\")");
+            assert_eq!(of(LinkState::Wanted, "", [run(late), open]), "Coming(\"\")");
+        }
+        assert_eq!(of(LinkState::Up, "no driver", [open, run(Stage::Silent)]), "Waits(\"(no driver)\")");
+        assert_eq!(of(LinkState::Up, "paused", [(Stage::Closed, Life::Paused), open]), "Waits(\"(paused)\")");
+        let absent = (Stage::Absent, Life::DomainGone);
+        assert_eq!(of(LinkState::Waiting, "", [open, absent]), "Waits(\"until both web and db run\")");
+        assert_eq!(of(LinkState::Leaving, "", [open, open]), "Gone");
+        assert_eq!(format!("{:?}", progress(&b, &a, &rows(LinkState::Up, "", [open, open]))), "Gone");
+    }
 }
