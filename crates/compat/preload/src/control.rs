@@ -169,10 +169,17 @@ pub unsafe extern "C-unwind" fn setsockopt(
             _ => handback::use_kernel(process, fd, &connection),
         });
     }
-    // SAFETY: (contract) the caller's promise.
-    let answer = unsafe { real::setsockopt(fd, level, name, value, len) };
     // Both limits, by their names of before and after 2038.
-    if level == libc::SOL_SOCKET && matches!(name, 20 | 21 | 66 | 67) || kernel::is_ancillary(level, name) {
+    let is_limit = level == libc::SOL_SOCKET && matches!(name, 20 | 21 | 66 | 67);
+    let least = libc::timeval { tv_sec: 0, tv_usec: 1 };
+    let enough = is_limit && !value.is_null() && len as usize >= size_of::<libc::timeval>();
+    // SAFETY: (valid) the caller gave as much, aligned or not.
+    let below = enough && kernel::is_below_none(unsafe { value.cast::<libc::timeval>().read_unaligned() });
+    // With a limit below zero calls do not wait, and the kernel does not tell that from no limit.
+    let value = if below && kernel::is_tcp(fd) { (&raw const least).cast() } else { value };
+    // SAFETY: (contract) the caller's promise, or a time, of which the kernel reads no more.
+    let answer = unsafe { real::setsockopt(fd, level, name, value, len) };
+    if is_limit || kernel::is_ancillary(level, name) {
         set_anew(fd);
     }
     answer

@@ -22,7 +22,7 @@ use std::{
     os::fd::RawFd,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -78,6 +78,8 @@ pub(crate) struct Set {
     asleep: AtomicUsize,
     /// It is in another set, or polled: somebody else sleeps for it.
     nested: AtomicBool,
+    /// Who had all the room of the last call (`waiting::Crowd`).
+    crowd: AtomicU8,
     /// [`Process::decided`](tombolo_sockets::Process::decided) when its entries were last gone through.
     decided: AtomicU64,
 }

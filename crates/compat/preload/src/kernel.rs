@@ -291,6 +291,11 @@ pub(crate) fn patience(fd: RawFd, send: bool) -> Option<Duration> {
     socket_timeout(borrow(fd), if send { Timeout::Send } else { Timeout::Recv }).ok().flatten()
 }
 
+/// Whether it is a time below zero that the kernel takes for such a limit.
+pub(crate) fn is_below_none(limit: libc::timeval) -> bool {
+    limit.tv_sec < 0 && (0..1_000_000).contains(&limit.tv_usec)
+}
+
 /// Sends as the program would: waits as the socket says.
 pub(crate) fn sendmsg(fd: RawFd, from: &[IoSlice<'_>], flags: c_int) -> isize {
     // SAFETY: (valid) all zeros is an empty message header.

@@ -74,6 +74,16 @@ fn thread_that_polls_while_the_connection_is_joined_is_woken() {
 }
 
 #[test]
+fn call_that_does_not_wait_and_has_one_place_hears_what_is_behind_the_librarys_own_events() {
+    same("crowded", true);
+}
+
+#[test]
+fn calls_with_few_places_tell_of_everything_that_is_ready_by_turns() {
+    same("turns", true);
+}
+
+#[test]
 fn thread_that_sleeps_in_a_set_is_woken_after_another_took_what_was_to_wake_it() {
     same("taken change", true);
     same("taken edge", true);

@@ -32,6 +32,8 @@ pub(super) struct Registry {
     /// The number of this look, by which nothing is told twice in it.
     round: u64,
     turn: usize,
+    /// Where a look begins: behind those that had the last one's room, so that few places starve nobody.
+    first: usize,
     /// [`Process::stalls`] when they were last looked at for that.
     stalls: u64,
     paths: Paths,
@@ -285,7 +287,7 @@ impl Registry {
     /// A look begins. Wakes those whose program found no room since the last one, for it waits for some.
     pub fn begin_round(&mut self, stalls: u64) {
         self.round += 1;
-        // Each time from another one on, so that few places do not starve the last.
+        // Each time another one may rest.
         self.turn = if self.turn + 1 < self.awake { self.turn + 1 } else { 0 };
         if stalls == self.stalls {
             return;
@@ -301,14 +303,20 @@ impl Registry {
     /// Finds those that are ready by now, and tells of them. One that is not costs a load.
     pub fn collect(&mut self, process: &Process, events: &mut [epoll_event]) -> usize {
         let round = self.round;
-        let turn = self.turn.min(self.awake);
-        let (first, second) = self.entries[..self.awake].split_at_mut(turn);
-        let ready = second.iter_mut().chain(first).filter_map(|entry| entry.take_event(process, round));
-        let mut found = 0;
+        let first = self.first.min(self.awake);
+        let (before, after) = self.entries[..self.awake].split_at_mut(first);
+        let all = after.iter_mut().chain(before).enumerate();
+        let mut ready = all.filter_map(|(at, entry)| Some((at, entry.take_event(process, round)?)));
+        let (mut found, mut last) = (0, 0);
         // Room first: what is taken must be told.
-        for (place, event) in events.iter_mut().zip(ready) {
+        for place in &mut *events {
+            let Some((at, event)) = ready.next() else { break };
             *place = event;
-            found += 1;
+            (found, last) = (found + 1, at);
+        }
+        drop(ready);
+        if found > 0 && found == events.len() {
+            self.first = (first + last + 1) % self.awake;
         }
         // Who waits for one alone rests with it; who is busy with others leaves it.
         if found > 0 {

@@ -98,15 +98,24 @@ pub(crate) fn wait(
         let mut found = 0;
         if joined {
             let mut said = None;
-            if polls || mask.is_some() {
+            let last = Crowd::of_last(set);
+            if polls && last == Crowd::Kernel {
+                found = find_ready(process, (epfd, set), events, None);
+                if found > 0 {
+                    return done(found);
+                }
+            }
+            if polls || mask.is_some() || last == Crowd::Shared {
+                // Where the last call had room for nothing of the kernel's, this one has.
+                let share = if last == Crowd::Shared { room.div_ceil(2) } else { room };
                 let asking = SleepGuard::new(set);
-                let n = real(events, Some(Duration::ZERO));
+                let n = real(&mut events[..share], Some(Duration::ZERO));
                 drop(asking);
                 if n < 0 {
                     pass_on(set, 0, false);
                     return n;
                 }
-                said = Some(n as usize);
+                said = Some(Answer { n: n as usize, is_full: n as usize == share });
             }
             found = find_ready(process, (epfd, set), events, said);
             if found == 0 && !polls {
@@ -150,19 +159,57 @@ pub(crate) fn wait(
         if unheard.full && n == 0 {
             errno::kept(|| set.lock().leave_full_pipes(process));
         }
-        found = find_ready(process, (epfd, set), events, Some(n as usize));
+        found = find_ready(process, (epfd, set), events, Some(Answer { n: n as usize, is_full: n as usize == room }));
         if found > 0 || n == 0 && rest.is_some() && rest == left {
             return done(found);
         }
     }
 }
 
-/// Finds what is ready by now, the kernel having `said` so many events, and tells of it: so many.
-fn find_ready(process: &Process, (epfd, set): (RawFd, &Set), events: &mut [epoll_event], said: Option<usize>) -> usize {
+/// What the kernel said: so many events, and whether that is all that there was room for.
+struct Answer {
+    n: usize,
+    is_full: bool,
+}
+
+/// Who had all the room that a call gave. Without turns, few places and much that is ready on one side would starve the other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Crowd {
+    Nobody,
+    /// Shared memory, and the kernel was not asked.
+    Shared,
+    Kernel,
+}
+
+impl Crowd {
+    fn of_last(set: &Set) -> Self {
+        match set.crowd.load(Ordering::Relaxed) {
+            1 => Self::Shared,
+            2 => Self::Kernel,
+            _ => Self::Nobody,
+        }
+    }
+
+    fn note_crowd(self, set: &Set) {
+        set.crowd.store(self as u8, Ordering::Relaxed);
+    }
+}
+
+/// How often the kernel is asked again by one call where its answer had room for nothing but what is this library's.
+const CROWDED: usize = 4096;
+
+/// Finds what is ready by now, the kernel having `said` something, and tells of it: so much.
+fn find_ready(
+    process: &Process,
+    (epfd, set): (RawFd, &Set),
+    events: &mut [epoll_event],
+    said: Option<Answer>,
+) -> usize {
     let mut inner = set.lock();
     inner.begin_round(process.stalls());
-    let mut look = SetScan { process, epfd, inner: &mut inner, events, found: 0 };
-    let said = said.map(|n| look.sort(n));
+    let was_asked = said.is_some();
+    let mut look = SetScan { process, epfd, inner: &mut inner, events, found: 0, plain: 0 };
+    let said = said.map(|said| look.sort_all(said));
     // What the kernel refuses here it refuses again when it is waited for.
     let _ = gather(&mut look, said, true);
     if look.found > 0 && !look.has_room() {
@@ -171,6 +218,12 @@ fn find_ready(process: &Process, (epfd, set): (RawFd, &Set), events: &mut [epoll
             look.amend(amended);
         }
     }
+    let crowd = match (look.has_room(), look.plain) {
+        (false, 0) if !was_asked => Crowd::Shared,
+        (false, plain) if plain == look.found => Crowd::Kernel,
+        _ => Crowd::Nobody,
+    };
+    crowd.note_crowd(set);
     look.found
 }
 
@@ -181,6 +234,8 @@ struct SetScan<'a> {
     inner: &'a mut Registry,
     events: &'a mut [epoll_event],
     found: usize,
+    /// Of these, the kernel's.
+    plain: usize,
 }
 
 impl Sources for SetScan<'_> {
@@ -203,6 +258,22 @@ impl Sources for SetScan<'_> {
 }
 
 impl SetScan<'_> {
+    /// Sorts what the kernel said, and what is behind that where it was all ours and had no room for more: what is the program's,
+    /// and what is known of its connections.
+    fn sort_all(&mut self, said: Answer) -> KernelReply {
+        let mut all = self.sort(said.n);
+        let mut more = said.is_full;
+        for _ in 0..CROWDED {
+            if !more || all.plain > 0 {
+                break;
+            }
+            let Ok(n) = kernel::epoll_now(self.epfd, self.events) else { break };
+            more = n == self.events.len();
+            all.plain = self.sort(n).plain;
+        }
+        all
+    }
+
     /// Takes our own events out of the `n` that the kernel gave, and remembers what they mean.
     fn sort(&mut self, n: usize) -> KernelReply {
         let ours = tokens()..=tokens() | u64::from(u32::MAX);
@@ -237,6 +308,7 @@ impl SetScan<'_> {
             }
         }
         self.found += asked.plain;
+        self.plain += asked.plain;
         asked
     }
 

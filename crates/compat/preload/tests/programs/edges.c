@@ -135,6 +135,11 @@ static void times(void) {
     thread = later("x");
     say("pselect6 by number", syscall(SYS_pselect6, ends[1] + 1, &set, NULL, NULL, NULL, NULL));
     pthread_join(thread, NULL);
+    say("recv", recv(ends[1], room, LEN, 0));
+    say("a limit of less than none", setsockopt(ends[1], SOL_SOCKET, SO_RCVTIMEO, &before, sizeof before));
+    thread = later("x");
+    say("recv at once", recv(ends[1], room, LEN, 0));
+    pthread_join(thread, NULL);
 }
 
 /* A look at as much as was asked for. */

@@ -257,6 +257,53 @@ static void polled(void) {
     pthread_join(thread, NULL);
 }
 
+/* A pipe with something in it. */
+static int ready_pipe(void) {
+    int line[2];
+    check(pipe(line) == 0 && write(line[1], "x", 1) == 1, "pipe");
+    return line[0];
+}
+
+/* A call that does not wait and has room for one event hears of the pipe, whatever else there is to be said of a connection. */
+static void crowded(void) {
+    make();
+    join();
+    int set = set_with(ends[0], EPOLLIN);
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = DATA + 1};
+    check(epoll_ctl(set, EPOLL_CTL_ADD, ready_pipe(), &event) == 0, "add");
+    printf("crowded: %d", epoll_wait(set, &event, 1, 0));
+    printf(" %lu\n", event.data.u64);
+}
+
+/* Calls with few places tell of everything that is ready again and again, though one kind of it would fill them. */
+static void turns(int places, int limit) {
+    enum { KINDS = 3, CALLS = 60 };
+    int told[2 * KINDS] = {0}, set = epoll_create1(0);
+    struct epoll_event events[KINDS], event = {.events = EPOLLIN};
+    for (int at = 0; at < KINDS; at++, event.data.u32++) {
+        make();
+        join();
+        struct pollfd one = {.fd = ends[0], .events = POLLIN};
+        check(send(ends[1], "x", 1, 0) == 1 && poll(&one, 1, LONG) == 1, "send");
+        check(epoll_ctl(set, EPOLL_CTL_ADD, ends[0], &event) == 0, "add");
+    }
+    for (int at = 0; at < KINDS; at++, event.data.u32++) {
+        check(epoll_ctl(set, EPOLL_CTL_ADD, ready_pipe(), &event) == 0, "add");
+    }
+    for (int call = 0; call < CALLS; call++) {
+        int n = epoll_wait(set, events, places, limit);
+        check(n > 0, "epoll_wait");
+        for (int at = 0; at < n; at++) {
+            told[events[at].data.u32]++;
+        }
+    }
+    printf("turns of %d within %d:", places, limit);
+    for (int at = 0; at < 2 * KINDS; at++) {
+        printf(" %d", told[at] >= CALLS * places / (4 * KINDS));
+    }
+    printf("\n");
+}
+
 /* Leaves the CPU to every other thread of this program. */
 static void *wait_behind(void *set) {
     struct sched_param none = {0};
@@ -555,6 +602,13 @@ int main(int count, char **words) {
         half(0);
     } else if (strcmp(word, "half twice") == 0) {
         half(1);
+    } else if (strcmp(word, "crowded") == 0) {
+        crowded();
+    } else if (strcmp(word, "turns") == 0) {
+        for (int places = 1; places <= 3; places++) {
+            turns(places, 0);
+            turns(places, LONG);
+        }
     } else if (strcmp(word, "polled") == 0) {
         polled();
     } else if (strcmp(word, "signalled") == 0) {
