@@ -60,7 +60,7 @@ fn links_are_added_shown_and_removed() {
     let (code, out, err) = link("ls");
     assert_eq!((code, err.as_str()), (0, ""));
     let lines: Vec<Vec<&str>> = out.lines().map(|line| line.split_whitespace().collect()).collect();
-    let heads = ["LINK", "A", "B", "SIZE", "GEN", "STATE", "BELLS", "CHANNELS", "USED", "STORMS", "KEPT", "NOTE"];
+    let heads = ["LINK", "A", "B", "SIZE", "GEN", "STATE", "DOORBELLS", "CHANNELS", "USED", "STORMS", "KEPT", "NOTE"];
     assert_eq!(lines[0], heads);
     let cells = ["web", "db", "64.0", "KiB", "0", "waiting", "-/-", "0/0", "0", "B/0", "B", "0/0", "-"];
     assert_eq!(lines[1][1..], cells);

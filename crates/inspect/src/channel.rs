@@ -147,11 +147,11 @@ pub struct Counters {
     /// Messages, or calls that moved something.
     pub calls: u64,
     /// Notifications sent.
-    pub rings_sent: u64,
+    pub notifications_sent: u64,
     /// Notifications that nobody had asked for, and that were not sent.
-    pub rings_suppressed: u64,
+    pub notifications_suppressed: u64,
     /// Notifications received.
-    pub rings_received: u64,
+    pub notifications_received: u64,
     /// Times that it woke and found nothing.
     pub wakeups_spurious: u64,
     /// Times that polling found something before it came to sleep.
@@ -166,13 +166,14 @@ pub struct Counters {
 
 impl Counters {
     fn new(listed: [u64; COUNTERS]) -> Self {
-        let [calls, rings_sent, rings_suppressed, rings_received, wakeups_spurious, rest @ ..] = listed;
+        let [calls, notifications_sent, notifications_suppressed, notifications_received, wakeups_spurious, rest @ ..] =
+            listed;
         let [spins_paid, spins_wasted, sleeps, stalls] = rest;
         Self {
             calls,
-            rings_sent,
-            rings_suppressed,
-            rings_received,
+            notifications_sent,
+            notifications_suppressed,
+            notifications_received,
             wakeups_spurious,
             spins_paid,
             spins_wasted,

@@ -265,7 +265,7 @@ pub fn receive(args: &[String]) -> Result<()> {
 fn print_waits(pipe: &PipeStatistics) {
     let it = pipe.counters;
     println!(
-        "counted {} stalls, {} spins that paid and {} that did not, {} sleeps, {} rings sent and {} saved",
+        "counted {} stalls, {} spins that paid and {} that did not, {} sleeps, {} notifications sent and {} saved",
         it.stalls, it.spins_paid, it.spins_wasted, it.sleeps, it.notifications_sent, it.notifications_suppressed
     );
 }

@@ -188,7 +188,7 @@ fn table(what: What, rows: &[Message]) -> Vec<String> {
     let mut cells = vec![match what {
         What::Links => {
             let heads =
-                ["LINK", "A", "B", "SIZE", "GEN", "STATE", "BELLS", "CHANNELS", "USED", "STORMS", "KEPT", "NOTE"];
+                ["LINK", "A", "B", "SIZE", "GEN", "STATE", "DOORBELLS", "CHANNELS", "USED", "STORMS", "KEPT", "NOTE"];
             heads.map(String::from).to_vec()
         }
         What::Domains => ["DOMAIN", "LIFE", "SLOTS", "MEMORY", "OF", "NOTE"].map(String::from).to_vec(),

@@ -185,11 +185,13 @@ fn half(name: &str, half: &Half) -> String {
 }
 
 fn counters(counted: &Counters) -> String {
-    let Counters { calls, rings_sent, rings_suppressed, rings_received, sleeps, stalls, .. } = counted;
+    let Counters {
+        calls, notifications_sent, notifications_suppressed, notifications_received, sleeps, stalls, ..
+    } = counted;
     let Counters { wakeups_spurious, spins_paid, spins_wasted, .. } = counted;
     format!(
-        "calls {calls}  stalls {stalls}  sleeps {sleeps} ({wakeups_spurious} for nothing)  rings sent {rings_sent}, \
-         saved {rings_suppressed}, received {rings_received}  spins paid {spins_paid}, wasted {spins_wasted}"
+        "calls {calls}  stalls {stalls}  sleeps {sleeps} ({wakeups_spurious} for nothing)  notifications sent {notifications_sent}, \
+         saved {notifications_suppressed}, received {notifications_received}  spins paid {spins_paid}, wasted {spins_wasted}"
     )
 }
 

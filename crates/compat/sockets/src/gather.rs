@@ -11,11 +11,11 @@
 pub struct KernelReply {
     /// Events that go to the program as they are. They are reported by having been asked for.
     pub plain: usize,
-    /// Rings and the like, after which there may be more to be found in shared memory.
+    /// Notifications and the like, after which there may be more to be found in shared memory.
     pub hints: bool,
 }
 
-/// Rounds that bring nothing, after which a wait believes rings no more.
+/// Rounds that bring nothing, after which a wait believes notifications no more.
 const FRUITLESS: u32 = 16;
 
 /// Where a wait looks.

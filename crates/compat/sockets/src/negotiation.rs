@@ -150,7 +150,7 @@ impl Process {
         said.is_ok()
     }
 
-    /// To be called before a sleep, when rings from before are forgotten: looks at what came over the links, if there is a
+    /// To be called before a sleep, when notifications from before are forgotten: looks at what came over the links, if there is a
     /// reason to.
     #[inline]
     pub fn before_sleep(&self) {

@@ -90,7 +90,7 @@ impl Waiter<'_> {
         self.instance.as_ref().expect("until it is dropped").number
     }
 
-    /// Forgets rings that came before now (R-12, A0).
+    /// Forgets notifications that came before now (R-12, A0).
     pub fn forget(&self, exchange: &Exchange) {
         let mut room = [const { std::mem::MaybeUninit::uninit() }; 16];
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -139,7 +139,7 @@ impl<'a> Seat<'a> {
         Some(Self { connection, instance: Some(instance) })
     }
 
-    /// To wait at. Rings that came before are reported too, once.
+    /// To wait at. Notifications that came before are reported too, once.
     #[must_use]
     pub fn fd(&self) -> RawFd {
         self.instance.as_ref().expect("until it is dropped").number

@@ -87,7 +87,7 @@ pub(crate) struct End {
     revoked: AtomicBool,
     /// This endpoint found that the link is taken away: what it does not write any more was not its wish (V-9).
     left: AtomicBool,
-    /// For each half, how many rings brought it something.
+    /// For each half, how many notifications brought it something.
     served: [AtomicU32; 2],
 }
 
@@ -248,13 +248,13 @@ impl End {
         self.refused.get().and_then(Error::repeat_refusal).map_or(Ok(()), Err)
     }
 
-    /// A ring brought the half that sleeps in `slot` something.
+    /// A notification brought the half that sleeps in `slot` something.
     pub(crate) fn note_served(&self, slot: Slot) {
         // ORDER: Relaxed; it is only counted.
         self.served[slot.index()].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How many rings brought the other half something.
+    /// How many notifications brought the other half something.
     pub(crate) fn served_beside(&self, slot: Slot) -> u32 {
         self.served[1 - slot.index()].load(Ordering::Relaxed)
     }

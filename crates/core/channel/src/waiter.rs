@@ -19,7 +19,7 @@ pub(crate) use self::poll::Armed;
 use self::poll::Polling;
 use crate::{Error, Result, end::End, os, pollable::Pollable};
 
-/// Rings in a row that brought nothing, after which the doorbell is believed no more and naps take its place.
+/// Notifications in a row that brought nothing, after which the doorbell is believed no more and naps take its place.
 const STORM: u32 = 64;
 /// First nap, and the longest.
 const NAP: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(16));
@@ -28,7 +28,7 @@ const NAP: (Duration, Duration) = (Duration::from_millis(1), Duration::from_mill
 const LATE: Duration = Duration::from_millis(2);
 /// Non-blocking calls between two looks whether the peer lives, where nobody ever waits.
 const CALLS_PER_LOOK: u32 = 1024;
-/// Time between two such looks of one who rings.
+/// Time between two such looks of one who notifies.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// One half's side of the doorbell.
@@ -38,11 +38,11 @@ pub(crate) struct Waiter {
     slot: Slot,
     end: Arc<End>,
     spin: Spin,
-    /// The doorbell may hold a ring that nobody drained.
+    /// The doorbell may hold a notification that nobody drained.
     maybe_rung: bool,
     fruitless: Fruitless,
-    /// Rings that ended a sleep.
-    rings: u32,
+    /// Notifications that ended a sleep.
+    notifications: u32,
     calls: u32,
     /// When the peer's life was looked at last, by the coarse clock.
     looked: Duration,
@@ -51,10 +51,10 @@ pub(crate) struct Waiter {
     asked: Asked,
     /// The late look of this wait is over.
     looked_late: bool,
-    /// If something is there now or comes later, the doorbell holds a ring or will: true after an arming that found
+    /// If something is there now or comes later, the doorbell holds a notification or will: true after an arming that found
     /// nothing, false once the doorbell was drained.
     promised: bool,
-    /// A look at the peer's life took a ring, which counts as one at the next arming for who polls.
+    /// A look at the peer's life took a notification, which counts as one at the next arming for who polls.
     rung_unnoticed: bool,
     polling: Polling,
     /// One sleep was ended because the link is taken away (V-9).
@@ -79,7 +79,7 @@ impl Waiter {
             spin,
             maybe_rung: false,
             fruitless: Fruitless::default(),
-            rings: 0,
+            notifications: 0,
             calls: 0,
             looked: coarse_time(),
             pollable,
@@ -114,7 +114,7 @@ impl Waiter {
         lend_spin(self, |waiter, spin| wait(side, waiter, spin, need, deadline))
     }
 
-    /// Rings the peer's waiter of the other kind.
+    /// Notifies the peer's waiter of the other kind.
     #[inline(never)]
     pub(crate) fn notify_peer(&self) {
         self.doorbell.notify(match self.slot {
@@ -137,7 +137,7 @@ impl Waiter {
         }
     }
 
-    /// Whether the peer is gone, asked by one who just rang: looked at if the last look was a while ago.
+    /// Whether the peer is gone, asked by one who just notified: looked at if the last look was a while ago.
     #[cold]
     pub(crate) fn gone_since_last_ring(&mut self) -> bool {
         self.look_is_due() && self.gone_now()
@@ -163,7 +163,7 @@ impl Waiter {
             return true;
         }
         let woken = match self.doorbell.wait(self.slot, Deadline::NOW) {
-            // A ring goes before a hang-up, so it must not stay in the way.
+            // A notification goes before a hang-up, so it must not stay in the way.
             Ok(DoorbellWoken::Notified) => {
                 (self.maybe_rung, self.rung_unnoticed) = (true, true);
                 self.drain();
@@ -175,10 +175,10 @@ impl Waiter {
     }
 
     fn count_fruitless(&mut self) {
-        self.fruitless.ring(self.end.served_beside(self.slot));
+        self.fruitless.count_one(self.end.served_beside(self.slot));
     }
 
-    /// One who is rung again and again for nothing naps instead of listening.
+    /// One who is notified again and again for nothing naps instead of listening.
     fn nap(&self, deadline: Deadline) -> Woken {
         let nap = nap_after(self.fruitless.count);
         let until = Instant::now() + deadline.remaining().map_or(nap, |left| left.min(nap));
@@ -189,7 +189,7 @@ impl Waiter {
     }
 }
 
-/// How sure it is that a peer who publishes something now sees that it was asked to ring.
+/// How sure it is that a peer who publishes something now sees that it was asked to notify.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Asked {
     /// Both ends fence.
@@ -206,22 +206,22 @@ enum Asked {
 fn lend_spin(waiter: &mut Waiter, wait: impl FnOnce(&mut Waiter, &mut Spin) -> Result<Waited>) -> Result<Waited> {
     waiter.fruitless.begin(waiter.end.served_beside(waiter.slot));
     waiter.looked_late = false;
-    let rings = waiter.rings;
+    let before = waiter.notifications;
     let mut spin = std::mem::replace(&mut waiter.spin, Spin::new(Duration::ZERO));
     let waited = wait(waiter, &mut spin);
     waiter.spin = spin;
-    if waiter.rings != rings && matches!(waited, Ok(Waited::Ready)) {
+    if waiter.notifications != before && matches!(waited, Ok(Waited::Ready)) {
         waiter.end.note_served(waiter.slot);
     }
     waited
 }
 
-/// Rings in a row that brought nothing, to anybody. Where one event stands for both halves of an end, each
+/// Notifications in a row that brought nothing, to anybody. Where one event stands for both halves of an end, each
 /// wakes the half that it is not for as well: what brought the other half something is no storm.
 #[derive(Clone, Copy, Debug, Default)]
 struct Fruitless {
     count: u32,
-    /// Rings that had brought the other half something by then.
+    /// Notifications that had brought the other half something by then.
     beside: u32,
 }
 
@@ -231,15 +231,15 @@ impl Fruitless {
         *self = Self { count: 0, beside };
     }
 
-    /// A ring brought nothing. The other half may count what it brought there before this one counts, or after.
-    fn ring(&mut self, beside: u32) {
+    /// A notification brought nothing. The other half may count what it brought there before this one counts, or after.
+    fn count_one(&mut self, beside: u32) {
         let served = beside.wrapping_sub(self.beside);
         self.count = self.count.saturating_add(1).saturating_sub(served);
         self.beside = beside;
     }
 }
 
-/// How long one naps who was rung so often for nothing.
+/// How long one naps who was notified so often for nothing.
 fn nap_after(fruitless: u32) -> Duration {
     let doublings = fruitless.saturating_sub(STORM).min(4);
     (NAP.0 * (1 << doublings)).min(NAP.1)
@@ -289,7 +289,7 @@ impl WaitContext for Waiter {
         Ok(match self.doorbell.wait(self.slot, until)? {
             DoorbellWoken::Notified => {
                 self.maybe_rung = true;
-                self.rings = self.rings.wrapping_add(1);
+                self.notifications = self.notifications.wrapping_add(1);
                 self.count_fruitless();
                 Woken::Rung
             }
@@ -382,29 +382,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn r25_rings_that_brought_the_other_half_something_are_no_storm() {
+    fn r25_notifications_that_brought_the_other_half_something_are_no_storm() {
         let mut fruitless = Fruitless::default();
         let mut beside = u32::MAX - 500;
         fruitless.begin(beside);
-        for ring in 0..10_000 {
+        for at in 0..10_000 {
             // The other half counts before this one, or only after it.
-            if ring % 3 != 0 {
-                beside = beside.wrapping_add(if ring % 3 == 1 { 2 } else { 1 });
+            if at % 3 != 0 {
+                beside = beside.wrapping_add(if at % 3 == 1 { 2 } else { 1 });
             }
-            fruitless.ring(beside);
-            assert!(fruitless.count < 4, "{ring}: {}", fruitless.count);
+            fruitless.count_one(beside);
+            assert!(fruitless.count < 4, "{at}: {}", fruitless.count);
         }
         // What is more than that is one.
-        let mut rings = 0;
+        let mut count = 0;
         while fruitless.count < STORM {
-            rings += 1;
-            beside = beside.wrapping_add(u32::from(rings % 4 == 0));
-            fruitless.ring(beside);
-            assert!(rings < 2 * STORM, "a peer that also sends something naps nobody less");
+            count += 1;
+            beside = beside.wrapping_add(u32::from(count % 4 == 0));
+            fruitless.count_one(beside);
+            assert!(count < 2 * STORM, "a peer that also sends something naps nobody less");
         }
         fruitless.begin(beside);
         assert_eq!(fruitless.count, 0);
-        (0..STORM).for_each(|_| fruitless.ring(beside));
-        assert_eq!(fruitless.count, STORM, "nothing beside it: each ring counts");
+        (0..STORM).for_each(|_| fruitless.count_one(beside));
+        assert_eq!(fruitless.count, STORM, "nothing beside it: each counts");
     }
 }

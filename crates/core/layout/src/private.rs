@@ -72,7 +72,7 @@ pub struct Record {
     pub ring: u16,
     /// Reader: the newest announced ring that was looked into (H-2).
     pub told: u16,
-    /// What was counted: records or calls; rings sent, not sent, received; spurious wake-ups; spins that paid, that did
+    /// What was counted: records or calls; notifications sent, not sent, received; spurious wake-ups; spins that paid, that did
     /// not; sleeps; stalls.
     pub counters: [u64; COUNTERS],
 }

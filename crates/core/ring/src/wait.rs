@@ -46,7 +46,7 @@ pub trait WaitContext {
     /// Wakes the peer.
     fn notify(&mut self);
 
-    /// Forgets rings that came before now.
+    /// Forgets notifications that came before now.
     fn drain(&mut self);
 
     /// Makes every CPU that runs the peer pass a full fence.

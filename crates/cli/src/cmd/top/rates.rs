@@ -13,8 +13,8 @@ pub struct Rates {
     /// Messages, or calls that moved something, of the writer.
     pub calls: f64,
     pub sleeps: f64,
-    pub rings_sent: f64,
-    pub rings_suppressed: f64,
+    pub notifications_sent: f64,
+    pub notifications_suppressed: f64,
     pub spins_paid: f64,
 }
 
@@ -82,8 +82,9 @@ impl Rates {
     fn between(before: &Totals, after: &Totals, seconds: f64) -> Self {
         let seconds = seconds.max(1e-6);
         let rate = |which: usize| after[which].saturating_sub(before[which]) as f64 / seconds;
-        let [bytes, calls, sleeps, rings_sent, rings_suppressed, spins_paid] = [0, 1, 2, 3, 4, 5].map(rate);
-        Self { bytes, calls, sleeps, rings_sent, rings_suppressed, spins_paid }
+        let [bytes, calls, sleeps, notifications_sent, notifications_suppressed, spins_paid] =
+            [0, 1, 2, 3, 4, 5].map(rate);
+        Self { bytes, calls, sleeps, notifications_sent, notifications_suppressed, spins_paid }
     }
 }
 
@@ -95,8 +96,8 @@ fn totals(pipe: &Pipe) -> Totals {
         pipe.bytes.unwrap_or(0),
         calls,
         both(|counted| counted.sleeps),
-        both(|counted| counted.rings_sent),
-        both(|counted| counted.rings_suppressed),
+        both(|counted| counted.notifications_sent),
+        both(|counted| counted.notifications_suppressed),
         both(|counted| counted.spins_paid),
     ]
 }
@@ -108,7 +109,7 @@ mod tests {
     #[test]
     fn rates_are_differences_by_time_and_a_liar_is_no_trouble() {
         let rates = Rates::between(&[100, 10, 0, 0, 0, 9], &[300, 20, 0, 1, 0, 3], 2.0);
-        assert_eq!((rates.bytes, rates.calls, rates.rings_sent), (100.0, 5.0, 0.5));
+        assert_eq!((rates.bytes, rates.calls, rates.notifications_sent), (100.0, 5.0, 0.5));
         assert_eq!(rates.spins_paid, 0.0, "a counter that went back");
         let wild = Rates::between(&[0; 6], &[u64::MAX; 6], 0.0);
         assert!(wild.bytes.is_finite());

@@ -75,7 +75,7 @@ impl JoinedPipes {
         self.get()?.session.path()
     }
 
-    /// The way to the peer's process is gone, perhaps with it: there will be no more rings, and no end is told but by TCP.
+    /// The way to the peer's process is gone, perhaps with it: there will be no more notifications, and no end is told but by TCP.
     #[must_use]
     pub fn are_cut_off(&self) -> bool {
         self.get().is_some_and(|pipes| pipes.session.is_gone())
