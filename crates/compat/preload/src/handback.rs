@@ -90,8 +90,8 @@ pub(crate) fn use_kernel(process: &Process, fd: RawFd, connection: &Arc<Connecti
     process.leaves(connection, Reason::Usage);
     let is_there = match take_back(process, fd, connection, Reason::Usage, Instant::now() + PATIENCE) {
         ReturnStage::Done => true,
-        ReturnStage::Long => connection.for_call(process, fd).turn_back(),
-        ReturnStage::Lost => false,
+        // What a peer that sends no more has left in shared memory this program reads there (S-2).
+        ReturnStage::Long | ReturnStage::Lost => connection.for_call(process, fd).turn_back(),
     };
     if !is_there {
         reset(process, fd, connection);

@@ -135,6 +135,11 @@ fn s2_what_only_the_kernel_does_ends_no_connection_whose_peer_makes_no_call() {
 }
 
 #[test]
+fn s2_what_only_the_kernel_does_leaves_what_a_peer_that_sends_no_more_has_sent() {
+    same("mute", &[]);
+}
+
+#[test]
 fn s15_read_that_goes_on_with_the_other_carrier_ends_before_urgent_data() {
     same("urgent", &[]);
 }

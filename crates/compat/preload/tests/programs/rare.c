@@ -734,6 +734,29 @@ static void urgent(void) {
     say("the same", memcmp(room, "!def", 4));
 }
 
+/* What only the kernel does, asked for once the peer sends no more, and what it has sent is unread. */
+static void mute(int registers) {
+    int set = epoll_create1(0), one = 1, told = 0, all = 0;
+    struct epoll_event event = {.events = EPOLLIN | EPOLLEXCLUSIVE};
+    pair();
+    say("send", send(ends[0], room, 5000, 0));
+    say("no more", shutdown(ends[0], SHUT_WR));
+    there(ends[1], 5000);
+    if (registers) {
+        say("in a set", epoll_ctl(set, EPOLL_CTL_ADD, ends[1], &event));
+    } else {
+        say("stamps", setsockopt(ends[1], SOL_SOCKET, SO_TIMESTAMPING, &one, sizeof one));
+    }
+    say("answer", send(ends[1], room, 1000, MSG_NOSIGNAL));
+    for (long n = 1; n > 0; all += (int)n) {
+        told += registers ? epoll_wait(set, &event, 1, 5000) : 1;
+        check((n = recv(ends[1], room, 1000, 0)) >= 0, "recv");
+    }
+    say("told", told);
+    say("received", all);
+    say("the answer", recv(ends[0], room, 1000, MSG_WAITALL));
+}
+
 int main(int count, char **words) {
     const char *word = count > 1 ? words[1] : "";
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -768,6 +791,9 @@ int main(int count, char **words) {
         polled(words[2]);
     } else if (strcmp(word, "urgent") == 0) {
         urgent();
+    } else if (strcmp(word, "mute") == 0) {
+        mute(0);
+        mute(1);
     } else if (strcmp(word, "silent") == 0) {
         silent(words[2]);
     } else if (strcmp(word, "levels") == 0) {
