@@ -414,7 +414,9 @@ impl Negotiations {
         }
         let claimed = self.claim(process, &claims, tuple, Role::Seeking, &own_service)?;
         let peer_process = &mut self.peer_processes[index];
-        peer_process.send_message(&Message::Propose(claim)).map_err(|_| Reason::PeerGone)?;
+        if !peer_process.propose(connection, claim)? {
+            return Ok(());
+        }
         remember(&mut self.by_id, id, connection);
         *talk = NegotiationStage::Proposed { claim, link: peer_process.number, _claimed: claimed };
         Ok(())
@@ -491,13 +493,19 @@ impl Negotiations {
             waiting.tries += 1;
             return if waiting.tries < TRIES { Ok(()) } else { Err(Reason::TooLittle) };
         }
-        // Said before anything else is, it leaves the connection to another session (S-18).
-        if !peer_process.reserve(process, connection)? {
+        // Said before anything else is, it leaves the connection to another session (S-18, S-19).
+        let refused = match peer_process.is_leaving() {
+            true => Some(Reason::TakenAway),
+            false => (!peer_process.reserve(process, connection)?).then_some(Reason::Resources),
+        };
+        if let Some(reason) = refused {
             if let NegotiationStage::Claimed(waiting) = talk
                 && let Some((proposal, _)) = waiting.proposal.take()
             {
-                let full = Message::Refuse { to: proposal.id, reason: Reason::Resources as u16 };
-                peer_process.send_message(&full).map_err(|_| Reason::PeerGone)?;
+                let refusal = Message::Refuse { to: proposal.id, reason: reason as u16 };
+                // Where the session has ended nobody needs to be told.
+                let _ = peer_process.send_message(&refusal);
+                peer_process.return_spare(connection);
             }
             return Ok(());
         }
@@ -535,8 +543,11 @@ impl Negotiations {
         let proof =
             connection.trial.with_history(|history| proof::answer(history, secret, &proposal, &own, &before))?;
         let message = Message::Answer { to: proposal.id, claim: own, proof };
-        let Some(fresh) = peer_process.offer(process, connection, own.id, &message)? else {
-            return Ok(NegotiationStage::Claimed(Box::new(waiting)));
+        let fresh = match peer_process.offer(process, connection, own.id, &message) {
+            // The session has ended before anything was shown: who lets go of it takes the proposal back.
+            Ok(None) | Err(Reason::PeerGone) => return Ok(NegotiationStage::Claimed(Box::new(waiting))),
+            Ok(Some(fresh)) => fresh,
+            Err(reason) => return Err(reason),
         };
         remember(&mut self.by_id, own.id, connection);
         let _claimed = waiting.claimed;
@@ -657,14 +668,23 @@ impl Negotiations {
     fn handle_refusal(&mut self, process: &Process, peer_process: &mut PeerProcess, to: u64, reason: Reason) {
         let Some(connection) = self.by_id.remove(&to).and_then(|connection| connection.upgrade()) else { return };
         let mut talk = lock(&connection.search.talk);
-        // What has no room over this session may have it over another (S-18).
-        if reason == Reason::Resources
-            && !peer_process.link.same_kernel()
-            && matches!(&*talk, NegotiationStage::Proposed { link, .. } if *link == peer_process.number)
-        {
-            peer_process.memory.mark_full(&connection);
+        // What has no room over this session, or comes too late for it, may be joined over another (S-18, S-19).
+        let is_proposed = matches!(&*talk, NegotiationStage::Proposed { link, .. } if *link == peer_process.number);
+        let may_be_elsewhere = match reason {
+            _ if peer_process.link.same_kernel() || !is_proposed => false,
+            Reason::Resources => {
+                peer_process.memory.mark_full(&connection);
+                true
+            }
+            Reason::TakenAway => {
+                peer_process.is_closed = true;
+                connection.search.may_propose_again()
+            }
+            _ => false,
+        };
+        if may_be_elsewhere {
             *talk = NegotiationStage::Silent;
-            *lock(&connection.search.spare) = Spare::None;
+            peer_process.return_spare(&connection);
             return;
         }
         *talk = NegotiationStage::Done;

@@ -27,8 +27,13 @@ use tombolo_layout::{
     words,
 };
 use tombolo_mem::OwnWord;
-use tombolo_sockets::{Instances, Read, Reason, connection::Stage, switch::Transport, switched};
-use victim::{Liar, Play, RING, Random, SOON, Victim, go_on, talk};
+use tombolo_sockets::{
+    Instances, Read, Reason,
+    connection::{Direction, Stage},
+    switch::Transport,
+    switched,
+};
+use victim::{Liar, Play, RECEIVED, RING, Random, SENT, SOON, Victim, counts, go_on, talk};
 
 fn runs(short: u64, long: u64) -> u64 {
     if std::env::var_os("TOMBOLO_LONG").is_some() { long } else { short }
@@ -40,6 +45,49 @@ fn s4_s6_end_that_tells_the_truth_is_joined() {
         let victim = Victim::new(waits);
         assert!(talk(&victim, waits, true, None).1, "waits: {waits}");
     }
+}
+
+/// The peer takes the proposal and hangs up, four times and once more.
+#[test]
+fn s6_end_whose_sessions_end_before_an_answer_proposes_a_few_times_and_no_more() {
+    let victim = Victim::new(false);
+    for times in 0..4 {
+        let mut liar = Liar::meet(&victim, false, true);
+        assert!(matches!(liar.receive_message(), Some(Message::Propose(_))), "after {times}");
+        drop(liar);
+        victim.call();
+    }
+    assert_eq!(victim.connection.reason(), Some(Reason::PeerGone));
+    // One that answers the last is joined.
+    let victim = Victim::new(false);
+    for _ in 0..3 {
+        assert!(Liar::meet(&victim, false, true).receive_message().is_some());
+    }
+    assert!(talk(&victim, false, true, None).1);
+}
+
+/// One proposes, hangs up before it can be answered, and so keeps nobody from the connection.
+#[test]
+fn s6_end_that_waits_is_joined_by_the_next_where_a_session_ends_before_its_answer() {
+    let play = Play::new(true);
+    // Its program has not read yet all that its kernel has received.
+    play.counts.lock().unwrap().received += 1;
+    let victim = Victim::playing(play);
+    let propose = || {
+        let mut liar = Liar::meet(&victim, true, true);
+        liar.history.sent(RECEIVED.len() as u64, b"!");
+        liar.claim.known = liar.history.known();
+        liar.claim.counts = counts(&[RECEIVED, b"!"].concat(), SENT);
+        liar
+    };
+    let mut first = propose();
+    first.send_message(&Message::Propose(first.claim), None, &mut None);
+    victim.call();
+    assert!(first.receive_message().is_none(), "it has nothing to answer with");
+    drop(first);
+    victim.call();
+    victim.connection.plain(Direction::In).unwrap().moved(1, [b"!".as_slice()].into_iter());
+    assert!(go_on(&victim, propose(), true, None).1);
 }
 
 #[test]

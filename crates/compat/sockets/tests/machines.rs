@@ -4,14 +4,20 @@
 
 mod machine_pair;
 
-use std::{io::IoSliceMut, sync::Arc, time::Instant};
+use std::{
+    io::IoSliceMut,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use machine_pair::{support::Windows, *};
 use rustix::io::Errno;
+use tombolo_control::WINDOWS_AT;
 use tombolo_sockets::{
     Reason,
     connection::{Connection, Stage},
     kernel::Kernel,
+    switch::Transport,
     tuple::key_of_sequences,
 };
 
@@ -110,6 +116,92 @@ fn s19_connection_leaves_a_ring_that_grew_and_one_that_was_offered_with_every_by
         }
         // And on, over TCP.
         assert!(ends.send(1, 100_000) == 100_000 && ends.receive(1, 200_000) == 100_000);
+    }
+}
+
+/// The end that seeks heard so, then the one that waits: neither has another connection in memory that will be taken away.
+#[test]
+fn s19_connection_that_begins_after_a_session_is_left_is_joined_over_another() {
+    for told in ["b", "a"] {
+        let programs = Programs::new(of(WINDOW));
+        // Its other end makes no call, so it cannot leave, and the session stays.
+        let mut first = programs.join(0).unwrap();
+        let deadline = Instant::now() + SOON;
+        while first.ends.iter().any(|end| end.transports() != [Transport::Pipe; 2]) {
+            for from in 0..2 {
+                first.send(from, 1000);
+                first.receive(from, 1000);
+            }
+            assert!(Instant::now() < deadline, "not in memory");
+        }
+        programs.world.leave_in(told);
+        let mut second = programs.connect(1);
+        let told = usize::from(told == "b");
+        while first.ends[told].reason() != Some(Reason::TakenAway) {
+            programs.processes[told].advance(&first.ends[told]);
+            assert!(Instant::now() < deadline, "nobody heard");
+        }
+        while second.ends.iter().any(|end| end.stage() != Stage::Joined) {
+            second.advance();
+            let now = second.ends.each_ref().map(|end| (end.stage(), end.reason()));
+            assert!(Instant::now() < deadline && now.iter().all(|(_, reason)| reason.is_none()), "{told}: {now:?}");
+        }
+        assert_eq!(programs.world.calls(), 2, "{told}: over another session");
+        assert!(second.send(0, 1000) == 1000 && second.receive(0, 1000) == 1000);
+        assert_eq!(second.ends.each_ref().map(|end| end.reason()), [None; 2]);
+    }
+}
+
+/// The session ends before anybody has answered.
+#[test]
+fn s6_connection_whose_session_ends_before_an_answer_is_joined_over_another() {
+    let programs = Programs::new(of(WINDOW));
+    let ends = programs.connect(0);
+    programs.processes[0].advance(&ends.ends[0]);
+    let deadline = Instant::now() + SOON;
+    while programs.world.calls() == 0 {
+        programs.processes[1].advance(&ends.ends[1]);
+        assert!(Instant::now() < deadline, "it proposes nothing");
+    }
+    programs.world.lose_broker();
+    while ends.ends.iter().any(|end| end.stage() != Stage::Joined) {
+        ends.advance();
+        let now = ends.ends.each_ref().map(|end| (end.stage(), end.reason()));
+        assert!(Instant::now() < deadline && now.iter().all(|(_, reason)| reason.is_none()), "{now:?}");
+    }
+}
+
+/// How many messages the end in `a` has put into its mailbox (V-4).
+fn count_messages(programs: &Programs) -> u64 {
+    let mut word = [0; 8];
+    rustix::io::pread(&programs.world.memories()[1], &mut word, WINDOWS_AT + 0x100).unwrap();
+    u64::from_le_bytes(word)
+}
+
+/// The receiver's program makes no call, so the connection cannot leave.
+#[test]
+fn s19_large_ring_that_is_idle_is_not_made_smaller_once_its_session_is_left() {
+    for leaves in [false, true] {
+        let programs = Programs::new(of(WINDOW));
+        let mut ends = programs.join(0).unwrap();
+        assert_eq!(ends.be_busy(0), MOST);
+        let deadline = Instant::now() + SOON;
+        if leaves {
+            programs.world.leave_in("a");
+            while ends.ends[0].reason() != Some(Reason::TakenAway) {
+                programs.processes[0].advance(&ends.ends[0]);
+                assert!(Instant::now() < deadline, "nobody heard");
+            }
+        }
+        let (before, began) = (count_messages(&programs), Instant::now());
+        while began.elapsed() < Duration::from_secs(6) && count_messages(&programs) == before {
+            for at in 0..=usize::from(!leaves) {
+                programs.processes[at].before_sleep();
+                ends.call(at).arm(true, false);
+            }
+            std::thread::yield_now();
+        }
+        assert_eq!(count_messages(&programs) - before, u64::from(!leaves), "leaves: {leaves}");
     }
 }
 

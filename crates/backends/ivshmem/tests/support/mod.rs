@@ -151,6 +151,13 @@ impl World {
         }
     }
 
+    /// Says so to the ends in `domain` alone.
+    pub fn leave_in(&self, domain: &'static str) {
+        for end in self.state().calls.iter().flat_map(|call| call.iter()).filter(|end| end.domain == domain) {
+            end.send_message(Message::Leave { link: 0, generation: 0, wait: 1000 });
+        }
+    }
+
     /// How many calls there were.
     pub fn calls(&self) -> usize {
         self.state().calls.len()

@@ -7,7 +7,10 @@ use std::{
 };
 
 use tombolo_domain::{Endpoint, Error};
-use tombolo_layout::{limits, sockets::Message};
+use tombolo_layout::{
+    limits,
+    sockets::{Claim, Message},
+};
 
 use super::{outbox::Outbox, session_memory::SessionMemory};
 use crate::{
@@ -37,6 +40,8 @@ pub(crate) struct PeerProcess {
     pub(super) useless: u32,
     /// Segments that nobody wanted, since one was wanted.
     pub(super) unwanted: u32,
+    /// Nothing more is to be talked about over it: its peer says that its memory will be taken away, or nothing can be sent.
+    pub(super) is_closed: bool,
     /// It has ended, and is kept for its memory alone.
     pub(super) over: bool,
     /// What was joined over it.
@@ -63,6 +68,7 @@ impl PeerProcess {
             unwanted: 0,
             memory,
             near: None,
+            is_closed: false,
             over: false,
             joined: Vec::new(),
         }
@@ -76,6 +82,16 @@ impl PeerProcess {
     /// Sends what waits, as far as there is room.
     pub(super) fn send_waiting(&mut self) -> Result<(), Error> {
         self.outbox.send_waiting(&mut *self.link)
+    }
+
+    /// Proposes `connection`. Says whether it did: where the session has ended, another may be tried (S-6).
+    pub(super) fn propose(&mut self, connection: &Connection, claim: Claim) -> Result<bool, Reason> {
+        if self.send_message(&Message::Propose(claim)).is_ok() {
+            return Ok(true);
+        }
+        self.is_closed = true;
+        self.return_spare(connection);
+        if connection.search.may_propose_again() { Ok(false) } else { Err(Reason::PeerGone) }
     }
 
     /// Whether addresses that each namespace has may be those of a connection with it: where numbers prove that, or the kernel says
@@ -112,7 +128,12 @@ impl PeerProcess {
 
     /// Whether connections may be talked about over it.
     pub(super) fn is_open(&self) -> bool {
-        self.session.as_ref().is_none_or(|session| !session.is_gone() && !session.is_leaving())
+        !self.is_closed && self.session.as_ref().is_none_or(|session| !session.is_gone() && !session.is_leaving())
+    }
+
+    /// Whether its memory will be taken away: nothing more is joined over it (S-19).
+    pub(super) fn is_leaving(&self) -> bool {
+        self.session.as_ref().is_some_and(|session| session.is_leaving())
     }
 
     /// Whether another connection may share its memory (S-18).

@@ -93,7 +93,7 @@ impl Negotiations {
         {
             let oldest = self.peer_processes.remove(oldest);
             oldest.end_session();
-            self.abandon(process, oldest.number);
+            self.abandon(process, &oldest);
         }
         if self.peer_processes.len() < PEER_PROCESSES {
             self.peer_processes.push(PeerProcess::new(None, link));
@@ -120,7 +120,7 @@ impl Negotiations {
             } else {
                 peer_process.lose_memory(process);
                 peer_process.end_session();
-                self.abandon(process, peer_process.number);
+                self.abandon(process, peer_process);
             }
             !peer_process.has_left_memory()
         });
@@ -129,27 +129,42 @@ impl Negotiations {
         self.inherited.retain(|session| session.upgrade().is_some_and(|session| !session.peer_is_gone()));
     }
 
-    /// What was talked about over a link that is lost stays on TCP, and what was made for it is let go.
-    fn abandon(&mut self, process: &Process, link: u64) {
+    /// What was talked about over a link that is lost. What this end showed nothing of is looked for again; the rest stays on TCP (S-6).
+    fn abandon(&mut self, process: &Process, lost: &PeerProcess) {
         let met = |connection: &Arc<Connection>| {
             connection.stage() == Stage::Candidate
                 && match &*lock(&connection.search.talk) {
                     NegotiationStage::Claimed(waiting) => {
-                        waiting.proposal.as_ref().is_some_and(|(_, number)| *number == link)
+                        waiting.proposal.as_ref().is_some_and(|(_, number)| *number == lost.number)
                     }
-                    NegotiationStage::Proposed { link: number, .. } => *number == link,
-                    NegotiationStage::Answered(answered) => answered.link == link,
-                    NegotiationStage::Confirming(confirming) => confirming.link == link,
+                    NegotiationStage::Proposed { link, .. } => *link == lost.number,
+                    NegotiationStage::Answered(answered) => answered.link == lost.number,
+                    NegotiationStage::Confirming(confirming) => confirming.link == lost.number,
                     NegotiationStage::Silent | NegotiationStage::Done => false,
                 }
         };
         let all = self.by_id.values().chain(self.by_tuple.values()).filter_map(Weak::upgrade);
-        let lost: Vec<_> = all.filter(met).collect();
-        for connection in lost {
-            *lock(&connection.search.talk) = NegotiationStage::Done;
+        let all: Vec<_> = all.filter(met).collect();
+        for connection in all {
             let id = connection.find_identity(process.kernel()).map_or(0, |(_, id)| id);
-            self.forget(&connection, id);
-            process.stays(&connection, Reason::PeerGone);
+            let mut talk = lock(&connection.search.talk);
+            match &mut *talk {
+                NegotiationStage::Claimed(waiting) => {
+                    (waiting.proposal, waiting.tries) = (None, 0);
+                    lost.return_spare(&connection);
+                }
+                NegotiationStage::Proposed { .. } if connection.search.may_propose_again() => {
+                    *talk = NegotiationStage::Silent;
+                    self.by_id.remove(&id);
+                    lost.return_spare(&connection);
+                }
+                _ => {
+                    *talk = NegotiationStage::Done;
+                    drop(talk);
+                    self.forget(&connection, id);
+                    process.stays(&connection, Reason::PeerGone);
+                }
+            }
         }
     }
 
@@ -274,6 +289,13 @@ impl PeerProcess {
                     return Ok(false);
                 }
             }
+        }
+    }
+
+    /// What `connection` was to bring goes, where it is memory of this session.
+    pub(super) fn return_spare(&self, connection: &Connection) {
+        if !self.link.same_kernel() {
+            *lock(&connection.search.spare) = Spare::None;
         }
     }
 

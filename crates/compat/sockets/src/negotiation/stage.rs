@@ -32,7 +32,7 @@ pub(crate) enum NegotiationStage {
 pub(crate) struct Waiting {
     /// What the kernel counted before anybody could know of the claim.
     pub(super) before: Claim,
-    /// What came first, over the link with this number: there is no second try.
+    /// What came first, over the link with this number. Once it was answered there is no second try.
     pub(super) proposal: Option<(Claim, u64)>,
     pub(super) tries: u32,
     pub(super) claimed: Claimed,

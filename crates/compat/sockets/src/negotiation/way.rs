@@ -5,7 +5,6 @@
 use std::sync::Arc;
 
 use tombolo_domain::Sought;
-use tombolo_layout::sockets::Message;
 
 use super::{
     describe,
@@ -89,7 +88,9 @@ pub(super) fn seek_by_broker(
     if !peer_process.outbox.has_room() || !peer_process.reserve(process, connection)? {
         return Ok(());
     }
-    peer_process.send_message(&Message::Propose(claim)).map_err(|_| Reason::PeerGone)?;
+    if !peer_process.propose(connection, claim)? {
+        return Ok(());
+    }
     remember(&mut all.by_id, id, connection);
     *talk = NegotiationStage::Proposed { claim, link: peer_process.number, _claimed: Claimed::nowhere() };
     Ok(())
