@@ -180,13 +180,26 @@ pub struct Receiver {
     moves: u64,
     ready: bool,
     leave: bool,
+    /// It recalled what is in the pipe before it had read what came before that: so many bytes of TCP come first.
+    before_pipe: Option<u64>,
+}
+
+/// A sender that has left TCP, as its receiver finds it.
+#[derive(Clone, Copy, Debug)]
+pub struct LeftTcp {
+    /// The sender's moves.
+    pub moves: u64,
+    /// Bytes that it ever sent over TCP.
+    pub boundary: u64,
+    /// How many of these were read.
+    pub received: u64,
 }
 
 impl Receiver {
     /// The receiver as the last process of this end left it, by its own word (S-2, R-26).
     #[must_use]
     pub fn at(word: Followed) -> Self {
-        Self { moves: word.moves, ready: word.ready, leave: word.leave }
+        Self { moves: word.moves, ready: word.ready, leave: word.leave, before_pipe: None }
     }
 
     /// What the next byte is expected from.
@@ -207,7 +220,18 @@ impl Receiver {
 
     /// Asks the sender for TCP, also for what is in the pipe: this end reads no more of that (S-2). It MUST have
     /// published how far it has read, and then publishes the word that this gives.
-    pub fn recall(&mut self) -> Option<u64> {
+    ///
+    /// Where the sender has just gone to the pipe, `left` says where it left TCP. Then this end needs not read so far before: all
+    /// that comes, comes over TCP (S-3).
+    pub fn recall(&mut self, left: Option<LeftTcp>) -> Option<u64> {
+        if let Some(left) = left.filter(|_| self.transport() == Transport::Tcp && self.ready)
+            && left.moves == self.moves + 1
+            && left.received <= left.boundary
+        {
+            self.moves += 1;
+            (self.ready, self.leave, self.before_pipe) = (true, true, Some(left.boundary));
+            return Some(self.word());
+        }
         let news = self.transport() == Transport::Pipe && !self.recalls();
         if news {
             (self.ready, self.leave) = (true, true);
@@ -263,6 +287,7 @@ impl Receiver {
     fn follow<I: Incoming>(&mut self, io: &mut I) {
         self.moves += 1;
         self.ready = false;
+        self.before_pipe = None;
         io.publish(self.word());
     }
 
@@ -309,9 +334,22 @@ impl Receiver {
         }
     }
 
+    /// Reads what came over TCP before the pipe that was recalled. Until the sender sees that it goes nowhere, and then all follows
+    /// over TCP.
+    fn receive_before_pipe<I: Incoming>(&mut self, io: &mut I) -> Result<Option<Found>, I::Error> {
+        let Some(boundary) = self.before_pipe else { return Ok(None) };
+        if self.behind(io)? || io.received() >= boundary {
+            return Ok(None);
+        }
+        Ok(Some(io.read_tcp()?).filter(|found| matches!(found, Found::Bytes(_))))
+    }
+
     /// One look at the pipe; `None` as above.
     fn receive_pipe<I: Incoming>(&mut self, io: &mut I) -> Result<Option<Found>, I::Error> {
         if self.recalls() {
+            if let Some(found) = self.receive_before_pipe(io)? {
+                return Ok(Some(found));
+            }
             let ended = !self.behind(io)? && io.look_at_tcp()? == Found::End;
             let moved = self.behind(io)?;
             if !moved && !ended {

@@ -15,7 +15,11 @@ use rustix::{
     event::{Timespec, epoll},
     io::Errno,
 };
-use tombolo_sockets::{Reason, connection::Stage, switch::Transport};
+use tombolo_sockets::{
+    Reason,
+    connection::{Direction, Stage},
+    switch::Transport,
+};
 
 /// Both directions carry something, and what their programs' calls begin with is done.
 fn go_on(ends: &mut Ends<'_>, most: usize) {
@@ -140,6 +144,39 @@ fn s19_idle_connections_leave_where_each_end_acts_only_when_it_is_notified() {
             }
             assert!(Instant::now() < deadline, "{:?}", [have_left(0), have_left(1)]);
         }
+    }
+}
+
+/// Much comes over TCP before its sender goes to the pipe, and a program that is busy with something else reads none of it.
+#[test]
+fn s3_s19_end_whose_program_does_not_read_leaves_before_it_has_read_what_came_over_tcp() {
+    for ends_sending in [false, true] {
+        let programs = Programs::new(of(WINDOW));
+        let mut ends = programs.join(0).unwrap();
+        let is_in_pipe = |ends: &Ends<'_>| ends.ends[0].transports()[Direction::Out as usize] == Transport::Pipe;
+        let deadline = Instant::now() + SOON;
+        while !is_in_pipe(&ends) {
+            ends.send(0, 10_000);
+            assert!(Instant::now() < deadline, "it stays on TCP");
+            if !is_in_pipe(&ends) {
+                assert_eq!(ends.receive(0, 1), 1);
+            }
+        }
+        ends.send(0, 10_000);
+        let reads = ends.ends[1].transports()[Direction::In as usize];
+        assert_eq!(reads, Transport::Tcp, "much is left to read there");
+        if ends_sending {
+            // Then its sender moves no more, and the pipe is read in time, or never.
+            ends.ends[0].end_sending();
+        }
+        programs.world.leave();
+        let deadline = Instant::now() + SOON;
+        while !ends_sending && !ends.ends.iter().all(|end| end.is_back_on_tcp()) {
+            ends.advance();
+            (0..2).for_each(|at| _ = ends.call(at).send_recalled());
+            assert!(Instant::now() < deadline, "it waits for its program to read");
+        }
+        read_out(&mut ends);
     }
 }
 

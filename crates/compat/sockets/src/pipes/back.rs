@@ -3,11 +3,17 @@
 
 use std::{os::fd::RawFd, sync::atomic::Ordering, time::Instant};
 
-use tombolo_mem::OwnWord;
+use tombolo_mem::{OwnWord, PeerWord};
 use tombolo_os::clock::coarse_time;
 
 use super::{Pipes, Read, full_pipe::FullPipe};
-use crate::{connection::Connection, kernel::Kernel, stage::ReturnStage, switch::Transport};
+use crate::{
+    connection::Connection,
+    direction::Direction,
+    kernel::Kernel,
+    stage::ReturnStage,
+    switch::{LeftTcp, Transport},
+};
 
 /// How far what this end sends came on its way to TCP.
 pub(super) struct Turned {
@@ -28,7 +34,13 @@ impl Pipes {
         let owes = self.turn_to_tcp(connection, kernel, fd, false).is_some_and(|turned| turned.owes);
         let _ = self.halves.with_rx(&connection.members, |rx| {
             rx.reader.hand_back();
-            if let Some(word) = rx.receiver.recall() {
+            // Another process of this end could not tell that bytes of TCP come first.
+            let left = connection.members.is_alone().then(|| LeftTcp {
+                moves: rx.moves.load_acquire().hint(),
+                boundary: rx.boundary.load_acquire().hint(),
+                received: connection.members.counted(Direction::In),
+            });
+            if let Some(word) = rx.receiver.recall(left) {
                 // ORDER S-2: Release; pairs with the Acquire in Sending::followed. The head is published.
                 rx.followed.store_release(word);
             }
