@@ -137,8 +137,8 @@ fn iperf3(world: &World) -> u64 {
     payload
 }
 
-/// A client that leaves what the server says first unread until it ends. Beside other work the streams take up to 50 ms to be
-/// joined, in which TCP carries 200 MB.
+/// A client that leaves what the server says first unread until it ends. Beside other work it takes a while until all are
+/// joined, in which TCP carries a hundred megabytes and more: each stream is long beside that.
 fn iperf2(world: &World) -> u64 {
     let mut payload = 0;
     for streams in ["1", "4"] {
