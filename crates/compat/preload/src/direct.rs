@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_long, c_uint, c_ulong};
 
 use libc::{nfds_t, size_t, socklen_t};
 
-use crate::{asynchronous, batch, confine, control, data, life, poll, real, splice};
+use crate::{asynchronous, batch, confine, control, data, life, mapped, poll, real, splice};
 
 /// # Safety
 /// As `syscall(2)`. Who gives fewer arguments leaves what there is in their places, which nobody looks at.
@@ -48,6 +48,7 @@ pub unsafe extern "C-unwind" fn syscall(
         libc::SYS_accept4 => call!(control::accept4, fd: c_int, b: *mut _, c: *mut _, d: c_int),
         libc::SYS_shutdown => call!(control::shutdown, fd: c_int, b: c_int),
         libc::SYS_setsockopt => call!(control::setsockopt, fd: c_int, b: c_int, c: c_int, d: *const _, e: socklen_t),
+        libc::SYS_getsockopt => call!(mapped::getsockopt, fd: c_int, b: c_int, c: c_int, d: *mut _, e: *mut _),
         libc::SYS_ioctl => call!(control::ioctl, fd: c_int, b: c_ulong, c: *mut _),
         libc::SYS_fcntl => call!(control::fcntl, fd: c_int, b: c_int, c: c_long),
         libc::SYS_dup => call!(control::dup, fd: c_int),

@@ -60,7 +60,7 @@ fn option<const N: usize>(fd: RawFd, level: c_int, name: c_int) -> Option<([u8; 
     let mut value = [0; N];
     let mut len = N as libc::socklen_t;
     // SAFETY: (valid) the value has `len` bytes, and the kernel writes no more than it is told there are.
-    let done = unsafe { libc::getsockopt(fd, level, name, value.as_mut_ptr().cast::<c_void>(), &raw mut len) };
+    let done = unsafe { real::getsockopt(fd, level, name, value.as_mut_ptr().cast::<c_void>(), &raw mut len) };
     (done == 0).then_some((value, len as usize))
 }
 

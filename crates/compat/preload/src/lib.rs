@@ -32,6 +32,7 @@ mod handback;
 mod inside;
 mod kernel;
 mod life;
+mod mapped;
 mod plain;
 mod poll;
 mod real;

@@ -65,6 +65,7 @@ real! {
     fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int;
     fcntl64(fd: c_int, command: c_int, argument: c_long) -> c_int;
     ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int;
+    getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int;
     setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int;
     fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE;
     fclose(stream: *mut libc::FILE) -> c_int;

@@ -70,6 +70,11 @@ fn process_that_ends_with_bytes_unread_resets_its_connections() {
 }
 
 #[test]
+fn bytes_that_the_kernel_would_map_are_read_where_they_are_in_shared_memory() {
+    same("mapped");
+}
+
+#[test]
 fn connection_that_asks_for_a_protocol_which_the_kernel_has_not_stays_in_shared_memory() {
     same_of("protocol", |log| assert!(!log.contains("needs the kernel"), "{log}"));
 }

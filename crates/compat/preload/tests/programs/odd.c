@@ -9,9 +9,11 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/select.h>
 #include <sys/uio.h>
@@ -20,7 +22,7 @@
 
 #include "answers.h"
 
-enum { MESSAGES = 8, MESSAGE = 9000, BURSTS = 3000 };
+enum { MESSAGES = 8, MESSAGE = 9000, BURSTS = 3000, MAPPED = 4 << 20 };
 
 static char room[256 << 10];
 
@@ -178,6 +180,56 @@ static void protocol(void) {
     say("a protocol that there is not", setsockopt(ends[0], IPPROTO_TCP, TCP_ULP, "tombolo", 7));
     say("an empty name", setsockopt(ends[0], IPPROTO_TCP, TCP_ULP, "", 0));
     talk(ends);
+}
+
+static void *gives(void *nothing) {
+    for (unsigned long place = 0; place < MAPPED; place += sizeof room) {
+        for (unsigned long byte = 0; byte < sizeof room; byte++) {
+            room[byte] = (char)at(place + byte);
+        }
+        for (unsigned long done = 0; done < sizeof room;) {
+            long n = send(ends[0], room + done, sizeof room - done, 0);
+            check(n > 0, "send");
+            done += (unsigned long)n;
+        }
+    }
+    check(shutdown(ends[0], SHUT_WR) == 0, "shutdown");
+    return nothing;
+}
+
+/* A stream of which the kernel maps what fills pages, and says how much of the rest is to be read. */
+static void mapped(void) {
+    static unsigned char rest[64 << 10];
+    unsigned long place = 0, wrong = 0, in_vain = 0;
+    pthread_t giver;
+    pair();
+    unsigned char *pages = mmap(NULL, sizeof room, PROT_READ, MAP_SHARED, ends[1], 0);
+    if (pages == MAP_FAILED) {
+        perror("mmap"); /* A kernel that does not do so. */
+        return;
+    }
+    check(pthread_create(&giver, NULL, gives, NULL) == 0, "pthread_create");
+    while (in_vain < 10000) {
+        struct pollfd one = {.fd = ends[1], .events = POLLIN};
+        struct tcp_zerocopy_receive asks = {.address = (uintptr_t)pages, .length = sizeof room};
+        socklen_t len = sizeof asks;
+        check(poll(&one, 1, 5000) == 1, "poll");
+        if (getsockopt(ends[1], IPPROTO_TCP, TCP_ZEROCOPY_RECEIVE, &asks, &len) != 0) {
+            break;
+        }
+        long n = asks.recv_skip_hint < sizeof rest ? asks.recv_skip_hint : sizeof rest;
+        in_vain = asks.length || n ? 0 : in_vain + 1;
+        for (unsigned long byte = 0; byte < asks.length; byte++) {
+            wrong += pages[byte] != at(place++);
+        }
+        n = n > 0 ? recv(ends[1], rest, (size_t)n, 0) : 0;
+        for (long byte = 0; byte < n; byte++) {
+            wrong += rest[byte] != at(place++);
+        }
+    }
+    say("the end", in_vain < 10000 ? -1 : 0);
+    printf("%lu bytes, %lu of them wrong\n", place, wrong);
+    check(pthread_join(giver, NULL) == 0 && munmap(pages, sizeof room) == 0, "munmap");
 }
 
 /* A program that may have few addresses has enough of them for what it allocates. */
@@ -364,6 +416,8 @@ int main(int count, char **words) {
         pending();
     } else if (strcmp(word, "protocol") == 0) {
         protocol();
+    } else if (strcmp(word, "mapped") == 0) {
+        mapped();
     } else if (strcmp(word, "space") == 0) {
         space();
     } else if (strcmp(word, "exits") == 0) {
