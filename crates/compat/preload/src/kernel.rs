@@ -197,13 +197,14 @@ pub(crate) fn addresses(fd: RawFd) -> Option<(SocketAddr, SocketAddr)> {
     })
 }
 
-/// Options that only the kernel can honour: to hear of no less than so many bytes, or when each was sent; and to look from some
-/// place on. The last is one of them by its name of after 2038.
-const FOR_KERNEL: [(c_int, c_int); 4] = [
+/// Options that only the kernel can honour: to hear of no less than so many bytes, or when each was sent; to look from some
+/// place on; and to send no faster than so. The last but one is one of them by its name of after 2038.
+const FOR_KERNEL: [(c_int, c_int); 5] = [
     (libc::SOL_SOCKET, libc::SO_RCVLOWAT),
     (libc::SOL_SOCKET, libc::SO_TIMESTAMPING),
     (libc::SOL_SOCKET, libc::SO_PEEK_OFF),
     (libc::SOL_SOCKET, 65),
+    (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE),
 ];
 /// Options by which `recvmsg` says when bytes came, by their names of before and after 2038.
 const ARRIVALS: [c_int; 4] = [libc::SO_TIMESTAMP, libc::SO_TIMESTAMPNS, 63, 64];
@@ -213,6 +214,8 @@ pub(crate) fn is_for_kernel((level, name): (c_int, c_int), value: c_int) -> bool
     let least = match name {
         libc::SO_RCVLOWAT => 2,
         libc::SO_PEEK_OFF => 0,
+        // All bits are no limit.
+        libc::SO_MAX_PACING_RATE => return value != -1 && level == libc::SOL_SOCKET,
         _ => return value != 0 && FOR_KERNEL.contains(&(level, name)),
     };
     value >= least && FOR_KERNEL.contains(&(level, name))

@@ -75,6 +75,11 @@ fn bytes_that_the_kernel_would_map_are_read_where_they_are_in_shared_memory() {
 }
 
 #[test]
+fn end_that_is_to_send_no_faster_than_so_is_on_tcp() {
+    same("paced");
+}
+
+#[test]
 fn connection_that_asks_for_a_protocol_which_the_kernel_has_not_stays_in_shared_memory() {
     same_of("protocol", |log| assert!(!log.contains("needs the kernel"), "{log}"));
 }

@@ -232,6 +232,36 @@ static void mapped(void) {
     check(pthread_join(giver, NULL) == 0 && munmap(pages, sizeof room) == 0, "munmap");
 }
 
+/* A program that is to send no faster than so does not, whether it says so before there is a connection or later. */
+static void paced(void) {
+    for (int early = 0; early < 2; early++) {
+        unsigned rate = 4 << 20;
+        unsigned long place = 0;
+        struct timespec begun, over;
+        pthread_t giver;
+        pair();
+        if (early) {
+            close(ends[0]);
+            close(ends[1]);
+            meet(ends);
+        }
+        say("a limit", setsockopt(ends[0], SOL_SOCKET, SO_MAX_PACING_RATE, &rate, sizeof rate));
+        talk(ends);
+        clock_gettime(CLOCK_MONOTONIC, &begun);
+        check(pthread_create(&giver, NULL, gives, NULL) == 0, "pthread_create");
+        for (long n; place < 2 << 20; place += (unsigned long)n) {
+            static char taken[64 << 10];
+            check((n = recv(ends[1], taken, sizeof taken, 0)) > 0, "recv");
+        }
+        clock_gettime(CLOCK_MONOTONIC, &over);
+        long millis = (over.tv_sec - begun.tv_sec) * 1000 + (over.tv_nsec - begun.tv_nsec) / 1000000;
+        say("is kept to", millis >= 250);
+        while (recv(ends[1], (char[64 << 10]){0}, 64 << 10, 0) > 0) {
+        }
+        check(pthread_join(giver, NULL) == 0, "pthread_join");
+    }
+}
+
 /* A program that may have few addresses has enough of them for what it allocates. */
 static void space(void) {
     enum { CONNECTIONS = 64, MUCH = 100000 };
@@ -418,6 +448,8 @@ int main(int count, char **words) {
         protocol();
     } else if (strcmp(word, "mapped") == 0) {
         mapped();
+    } else if (strcmp(word, "paced") == 0) {
+        paced();
     } else if (strcmp(word, "space") == 0) {
         space();
     } else if (strcmp(word, "exits") == 0) {
