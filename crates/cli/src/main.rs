@@ -93,3 +93,21 @@ fn end(done: failure::Result<()>) -> ExitCode {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the maker of the help takes for a place to break lines at, and leaves out.
+    fn find_break(command: &clap::Command) -> Option<String> {
+        let own = [command.get_about(), command.get_long_about(), command.get_after_help()];
+        let flags = command.get_arguments().flat_map(|flag| [flag.get_help(), flag.get_long_help()]);
+        let mut texts = own.into_iter().chain(flags).flatten().map(ToString::to_string);
+        texts.find(|text| text.contains("{n}")).or_else(|| command.get_subcommands().find_map(find_break))
+    }
+
+    #[test]
+    fn no_help_has_a_hole_where_something_in_braces_stood() {
+        assert_eq!(find_break(&Line::<Verb>::command()), None);
+    }
+}

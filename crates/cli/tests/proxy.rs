@@ -212,6 +212,39 @@ fn client_too_many_waits_until_another_leaves() {
 }
 
 #[test]
+fn clients_that_come_faster_than_a_unix_server_accepts_wait_for_it() {
+    let place = Place::new();
+    let socket = place.path("server");
+    let kind = rustix::net::SocketType::STREAM;
+    let server = rustix::net::socket(rustix::net::AddressFamily::UNIX, kind, None).unwrap();
+    rustix::net::bind(&server, &rustix::net::SocketAddrUnix::new(&socket).unwrap()).unwrap();
+    // Room for one who was not accepted yet.
+    rustix::net::listen(&server, 0).unwrap();
+    let server = UnixListener::from(server);
+    let (_proxy, front) = proxy("tcp:127.0.0.1:0", &format!("unix:{}", socket.display()), "--wait 30");
+    let mut clients: Vec<_> = (0..4).map(|_| patient(TcpStream::connect(port(&front)).unwrap())).collect();
+    // All are at the server by then, or were turned away.
+    let turned_away = |client: &TcpStream| {
+        client.set_nonblocking(true).unwrap();
+        let turned_away = !matches!(client.peek(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock);
+        client.set_nonblocking(false).unwrap();
+        turned_away
+    };
+    let began = std::time::Instant::now();
+    while began.elapsed() < Duration::from_millis(300) {
+        assert!(!clients.iter().any(turned_away));
+        thread::yield_now();
+    }
+    let served: Vec<_> = clients.iter().map(|_| server.accept().unwrap().0).collect();
+    served.into_iter().for_each(|mut stream| stream.write_all(b"!").unwrap());
+    for client in &mut clients {
+        let mut byte = [0];
+        client.read_exact(&mut byte).unwrap();
+        assert_eq!(&byte, b"!");
+    }
+}
+
+#[test]
 fn proxy_that_is_terminated_leaves_no_socket_and_breaks_its_connections_off() {
     for signal in [Signal::TERM, Signal::INT] {
         let place = Place::new();

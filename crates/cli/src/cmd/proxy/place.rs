@@ -24,6 +24,9 @@ use super::{
     vchan::{VchanListeners, Vchans},
 };
 
+/// So long a listener whose queue is full is left alone.
+const FULL: Duration = Duration::from_millis(10);
+
 /// An address of any kind.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Place {
@@ -68,7 +71,7 @@ impl Place {
     pub async fn connect(&self, options: Arc<Options>, wait: Duration, most: usize) -> io::Result<End> {
         match self {
             Self::Tcp(at) => undelayed(time::timeout(wait, TcpStream::connect(at)).await??),
-            Self::Unix(path) => Ok(time::timeout(wait, UnixStream::connect(path)).await??.into()),
+            Self::Unix(path) => Ok(connect_unix(path, time::Instant::now() + wait).await?.into()),
             Self::Channel(address) => {
                 let address = address.to_string();
                 let connect = move || tombolo::connect_with::<Stream>(&address, &options);
@@ -78,6 +81,21 @@ impl Place {
                 let vchans = vchans.clone();
                 Ok(task::spawn_blocking(move || vchans.connect(wait, most)).await??.into())
             }
+        }
+    }
+}
+
+/// The kernel lets a socket that does not block not wait where a listener's queue is full: there is room in a moment.
+async fn connect_unix(path: &Path, deadline: time::Instant) -> io::Result<UnixStream> {
+    loop {
+        match UnixStream::connect(path).await {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                if time::Instant::now() >= deadline {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+                time::sleep(FULL).await;
+            }
+            other => return other,
         }
     }
 }
