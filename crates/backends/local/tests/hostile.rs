@@ -152,6 +152,19 @@ fn l4_l8_empty_datagram_is_refused_and_no_end_and_its_descriptors_are_closed() {
     });
 }
 
+/// As one refuses who looked at a datagram and took nothing of it: the kernel says once that the connection was reset.
+#[test]
+fn l8_last_words_of_a_peer_that_left_something_unread_are_received_before_its_end() {
+    let _alone = alone();
+    let folder = Folder::new();
+    let mut raw = Raw::introduced(&folder);
+    raw.link.send(b"nobody reads this", None).unwrap();
+    raw.send_message(BARE, b"x", &[]);
+    drop(raw.socket);
+    assert_eq!(raw.link.recv(0).unwrap().unwrap().message, b"x");
+    assert!(matches!(raw.link.recv(0), Err(Error::PeerGone)));
+}
+
 #[test]
 fn l5_what_is_refused_with_descriptors_that_were_not_taken_stays_refused() {
     let _alone = alone();
