@@ -205,6 +205,43 @@ fn s19_large_ring_that_is_idle_is_not_made_smaller_once_its_session_is_left() {
     }
 }
 
+/// It was offered before the receiver heard so, and nobody had taken it.
+#[test]
+fn s19_ring_that_was_offered_is_not_taken_once_its_session_is_left() {
+    for leaves in [false, true] {
+        let programs = Programs::new(of(WINDOW));
+        let mut ends = programs.join(0).unwrap();
+        let deadline = Instant::now() + SOON;
+        while ends.sent[1] < 64 * FIRST {
+            ends.send(1, 64 << 10);
+            ends.receive(1, 8 << 10);
+            assert!(Instant::now() < deadline);
+        }
+        if leaves {
+            programs.world.leave_in("a");
+            while ends.ends[0].reason() != Some(Reason::TakenAway) {
+                programs.processes[0].advance(&ends.ends[0]);
+                assert!(Instant::now() < deadline, "nobody heard");
+            }
+        }
+        // The sender's program makes no call meanwhile, so nothing is done with a ring that was taken.
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_millis(500) {
+            ends.receive(1, 64 << 10);
+            programs.processes[0].before_sleep();
+            ends.call(0).arm(true, false);
+        }
+        assert_eq!(has_let_go(&programs), leaves, "leaves: {leaves}");
+    }
+}
+
+/// Whether the end in `a` has let go of a segment of its peer's (V-6).
+fn has_let_go(programs: &Programs) -> bool {
+    let mut words = [0; 64 * 8];
+    rustix::io::pread(&programs.world.memories()[1], &mut words, WINDOWS_AT + 0x200).unwrap();
+    words != [0; 64 * 8]
+}
+
 #[test]
 fn d3_what_was_recalled_from_a_ring_whose_memory_went_is_not_sent() {
     let programs = Programs::new(of(WINDOW));
