@@ -57,7 +57,9 @@ pub fn archive() -> Result<PathBuf> {
     Programs::archive("tombolo-vchan", "libtombolo_vchan.a")
 }
 
-pub(crate) fn here(path: &str) -> PathBuf {
+/// Where a file is that is named as from this crate's folder.
+#[must_use]
+pub fn here(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
@@ -72,7 +74,10 @@ pub(crate) fn run(mut cc: Command, name: &str) -> Result<()> {
 }
 
 /// Compiles a program, to a file beside our library.
-pub(crate) fn compile(name: &str, source: &Path, link: impl FnOnce(&mut Command)) -> Result<PathBuf> {
+///
+/// # Errors
+/// There is no C compiler, or it does not build.
+pub fn compile(name: &str, source: &Path, link: impl FnOnce(&mut Command)) -> Result<PathBuf> {
     let to = archive()?.with_file_name(name);
     let mut cc = compiler();
     cc.args(["-O2", "-std=c11", "-D_DEFAULT_SOURCE", "-pthread", "-Wall", "-Wextra", "-Werror", "-s", "-o"]).arg(&to);

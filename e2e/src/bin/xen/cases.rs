@@ -5,9 +5,11 @@ mod death;
 mod doctor;
 mod faults;
 mod names;
+mod neighbours;
 mod orphans;
 pub mod shown;
 mod sockets;
+mod sockets_forks;
 mod suite;
 mod transfer;
 mod vchan;
@@ -25,7 +27,7 @@ pub type Case = runner::Case<Rig>;
 pub fn all() -> impl Iterator<Item = &'static Case> {
     let (deaths, more, kept) =
         if long() { (death::LONG, suite::PVH_LONG, orphans::PVH_LONG) } else { Default::default() };
-    let pv = [transfer::PV, doctor::PV, shown::PV, suite::PV, vchan::PV, names::PV, sockets::PV];
+    let pv = [transfer::PV, doctor::PV, shown::PV, suite::PV, vchan::PV, names::PV, sockets::PV, sockets_forks::PV];
     let pv = pv.into_iter().chain([death::CASES, orphans::PV, deaths]);
     pv.chain([transfer::PVH, suite::PVH, more, kept, vchan::PVH, faults::CASES]).flatten()
 }

@@ -2,25 +2,16 @@
 //! Unmodified programs in two domUs, started by `tombolo run`: their TCP connections go through memory. dom0's broker says who may
 //! reach whom; nobody gives the programs a name, a number or a right.
 
-use super::{Case, Kind, Verdict};
+use super::neighbours::{ADDRESS, as_neighbours, attach_hook, counted, stream, under_run};
+use super::{Case, Verdict};
 use crate::rig::{Pair, Rig};
 use crate::unmodified;
-use tombolo_e2e::control::Job;
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::line_reader::within;
-use tombolo_e2e::stream::sum_reports;
 
 pub const PV: &[Case] = &[Case { name: "pv_s17_s18_programs_in_two_domains_talk_through_memory", run: sockets }];
 
-const DOMAINS: &str = "[xen]\ndomains = [\"A\", \"B\"]\n";
-const RULES: &str = "[[allow]]\nfrom = \"A\"\nto = \"B\"\nservice = \"sockets-*\"\n\
-    [[allow]]\nfrom = \"B\"\nto = \"A\"\nservice = \"sockets-*\"\n";
-const STATE: &str = "/tmp/broker";
-/// Where B is.
-const ADDRESS: &str = "10.9.0.2";
-/// Pages that may be granted, for this case and otherwise.
-const PAGES: [usize; 2] = [16384, 1024];
 /// How many times as much through memory is the least (`tombolo run` between domUs).
 const LEAST: f64 = 1.5;
 
@@ -40,63 +31,6 @@ fn sockets(rig: &mut Rig) -> Result<Verdict> {
     })
 }
 
-/// Does `what` while programs of both domains may find each other; it leaves nothing behind.
-fn as_neighbours(rig: &mut Rig, what: impl FnOnce(&mut Pair) -> Result<()>) -> Result<Verdict> {
-    let pair = rig.pair(Kind::Pv)?;
-    allow_pages(pair, PAGES[0])?;
-    let broker = start_broker(pair)?;
-    for domain in ["A", "B"] {
-        attach_hook(pair, domain)?;
-    }
-    what(pair)?;
-    for domain in ["A", "B"] {
-        pair.sh(domain, "tombolo hook detach")?;
-    }
-    pair.at("dom0")?.kill(broker)?;
-    pair.sh("dom0", &format!("killall tombolod; rm -r {STATE}; for id in $(xenstore-list /local/domain); do xenstore-rm /local/domain/$id/tombolo; done"))?;
-    allow_pages(pair, PAGES[1])?;
-    pair.check_clean()?;
-    Ok(Verdict::Done)
-}
-
-fn allow_pages(pair: &mut Pair, pages: usize) -> Result<()> {
-    let raise = format!("echo {pages} > /sys/module/xen_gntalloc/parameters/limit");
-    ["A", "B"].into_iter().try_for_each(|domain| pair.sh(domain, &raise).map(drop))
-}
-
-fn start_broker(pair: &mut Pair) -> Result<Job> {
-    configure(pair, &[DOMAINS, RULES])?;
-    let broker = pair.start("dom0", &format!("exec tombolod --config {STATE}/toml --state {STATE}"))?;
-    let deadline = within(60);
-    while !pair.at("dom0")?.line(broker, deadline).context("tombolod")?.contains("told names") {}
-    await_record(pair)?;
-    Ok(broker)
-}
-
-/// Writes dom0's configuration.
-fn configure(pair: &mut Pair, parts: &[&str]) -> Result<()> {
-    let text = parts.concat().replace('\n', "\\n");
-    pair.sh("dom0", &format!("mkdir -p {STATE}; printf '%b' '{text}' >{STATE}/toml")).map(drop)
-}
-
-/// Until B is told of A.
-fn await_record(pair: &mut Pair) -> Result<()> {
-    let (a, b) = (pair.number("A"), pair.number("B"));
-    pair.sh("dom0", &format!("until xenstore-read /local/domain/{b}/tombolo/{a}; do :; done")).map(drop)
-}
-
-/// `program`, counting into `folder`.
-fn under_run(folder: &str, program: &str) -> String {
-    format!(
-        "export TOMBOLO_SOCKETS_XEN=on; exec tombolo run --folder /tmp/meeting --report {folder} --log {folder}.log -- {program}"
-    )
-}
-
-/// Bytes over TCP and through memory that programs of a domain counted in a folder.
-fn counted(pair: &mut Pair, at: &str, folder: &str) -> Result<[u64; 2]> {
-    sum_reports(&pair.sh(at, &format!("for it in {folder}/*; do cat $it; echo; done"))?)
-}
-
 /// At least 95 % of what both ends counted went through memory.
 fn ensure_through_memory(pair: &mut Pair, folder: &str) -> Result<f64> {
     let (a, b) = (counted(pair, "A", folder)?, counted(pair, "B", folder)?);
@@ -106,16 +40,6 @@ fn ensure_through_memory(pair: &mut Pair, folder: &str) -> Result<f64> {
         return Err(Error::new(format!("{folder}: {tcp} bytes over TCP, {memory} through memory\n{logs}")));
     }
     Ok(memory as f64 / (tcp + memory) as f64)
-}
-
-/// A stream that is checked; how much of it its sender counted over TCP and through memory.
-fn stream(pair: &mut Pair, folder: &str, millis: &str) -> Result<[u64; 2]> {
-    let receiver = pair.start("B", &under_run(folder, "/agent stream-receive"))?;
-    let listens = pair.at("B")?.line(receiver, within(60))?;
-    ensure!(listens.contains("listens"), "{listens}");
-    pair.sh("A", &under_run(folder, &format!("/agent stream-send {ADDRESS} {millis}")))?;
-    pair.done("B", receiver)?;
-    counted(pair, "A", folder)
 }
 
 fn checked(pair: &mut Pair) -> Result<()> {
@@ -181,11 +105,4 @@ fn redis(pair: &mut Pair) -> Result<()> {
     }
     pair.sh("B", "killall redis-server")?;
     pair.at("B")?.wait(server, within(60)).map(drop)
-}
-
-/// The kernel of `domain` tells programs the numbers of their connections.
-fn attach_hook(pair: &mut Pair, domain: &str) -> Result<()> {
-    let mount = "mkdir -p /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup";
-    let attach = format!("mountpoint -q /sys/fs/cgroup || {{ {mount}; }}; tombolo hook attach");
-    pair.sh(domain, &attach).map(drop)
 }

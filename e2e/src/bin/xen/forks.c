@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+// A program that knows nothing of Tombolo and forks while it has a connection: what goes over that stays whole.
+//
+// forks send HOW ADDRESS LOG FILE     connects, and sends the stream of `stream.rs` to whom `stream-receive` is
+// forks receive HOW LOG FILE          listens, and receives it from who is `stream-send`
+//
+// HOW is who goes on after the fork: `child` (the parent waits), `parent` (the child ends), or `both` (by turns). It forks once LOG
+// says that the connection is joined, and sends little before. What came of it is written to FILE.
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { CHUNK = 32 << 10, PORT = 9, TURNS = 200 };
+
+static uint64_t state = 88172645463325252ULL;
+static uint64_t moved;
+static const char *result;
+
+static void end(const char *what, int ok)
+{
+    FILE *file = fopen(result, "a");
+    if (file) {
+        fprintf(file, "%s %s at %llu: %s\n", ok ? "ok" : "failed", what, (unsigned long long)moved, ok ? "" : strerror(errno));
+        fclose(file);
+    }
+    _exit(!ok);
+}
+
+static void need(int ok, const char *what)
+{
+    if (!ok)
+        end(what, 0);
+}
+
+static void fill(unsigned char *room)
+{
+    for (int at = 0; at < CHUNK; at += 8) {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        memcpy(room + at, &state, 8);
+    }
+}
+
+// Moves one chunk; nothing once the peer has said all.
+static int step(int fd, int sends)
+{
+    static unsigned char room[CHUNK], wanted[CHUNK];
+    size_t done = 0;
+    if (sends)
+        fill(room);
+    while (done < CHUNK) {
+        ssize_t n = sends ? write(fd, room + done, CHUNK - done) : read(fd, room + done, CHUNK - done);
+        if (n < 0 && errno == EINTR)
+            continue;
+        need(n >= 0, sends ? "write" : "read");
+        if (n == 0)
+            break;
+        done += (size_t)n;
+    }
+    moved += done;
+    if (!sends && done) {
+        need(done == CHUNK, "half a chunk");
+        fill(wanted);
+        need(!memcmp(room, wanted, CHUNK), "other bytes came");
+    }
+    return done > 0;
+}
+
+static void work(int fd, int sends, double seconds)
+{
+    struct timespec begun, now;
+    clock_gettime(CLOCK_MONOTONIC, &begun);
+    do {
+        if (!step(fd, sends))
+            return;
+        clock_gettime(CLOCK_MONOTONIC, &now);
+    } while ((double)(now.tv_sec - begun.tv_sec) + 1e-9 * (double)(now.tv_nsec - begun.tv_nsec) < seconds);
+}
+
+// The rest of it, and what the other end says of it, or is told.
+static void finish(int fd, int sends)
+{
+    uint64_t came = 0;
+    size_t done = 0;
+    if (sends) {
+        work(fd, 1, 1);
+        need(!shutdown(fd, SHUT_WR), "shutdown");
+        for (ssize_t n; done < 8 && (n = read(fd, (char *)&came + done, 8 - done)) != 0; done += (size_t)n)
+            need(n > 0, "read of what came");
+        need(done == 8 && came == moved, "what came");
+    } else {
+        while (step(fd, 0))
+            ;
+        need(write(fd, &moved, 8) == 8, "write of what came");
+    }
+    need(!close(fd), "close");
+    end("", 1);
+}
+
+static void await(pid_t child)
+{
+    int status;
+    need(waitpid(child, &status, 0) == child, "waitpid");
+    if (status) {
+        char what[64];
+        snprintf(what, sizeof what, "the child ended with status %#x", (unsigned)status);
+        end(what, 0);
+    }
+}
+
+// Both go on by turns: each chunk is the next one's, whoever moves it.
+static void take_turns(int fd, int sends)
+{
+    int to_child[2], to_parent[2];
+    need(!pipe(to_child) && !pipe(to_parent), "pipe");
+    pid_t child = fork();
+    need(child >= 0, "fork");
+    int get = child ? to_parent[0] : to_child[0], put = child ? to_child[1] : to_parent[1];
+    struct { uint64_t state, moved; } turn = {state, moved};
+    for (int at = 0; at < TURNS; at++) {
+        if (at % 2 == (child != 0)) {
+            need(read(get, &turn, sizeof turn) == sizeof turn, "the other's turn");
+            state = turn.state, moved = turn.moved;
+            continue;
+        }
+        step(fd, sends);
+        turn.state = state, turn.moved = moved;
+        need(write(put, &turn, sizeof turn) == sizeof turn, "this one's turn");
+    }
+    if (!child)
+        _exit(0);
+    await(child);
+}
+
+static int is_joined(const char *log)
+{
+    static char text[4096];
+    int fd = open(log, O_RDONLY | O_CLOEXEC);
+    ssize_t length = fd < 0 ? 0 : read(fd, text, sizeof text - 1);
+    if (fd >= 0)
+        close(fd);
+    text[length > 0 ? length : 0] = 0;
+    return strstr(text, "joined") != NULL;
+}
+
+static void fork_while_joined(int fd, int sends, const char *how, const char *log)
+{
+    // Little is sent until it is joined, and for a while after that: the other end has to read what came over TCP before.
+    for (int at = 0, more = 20; more > 0; at++) {
+        need(at < 100000 && step(fd, sends), "it was not joined");
+        if (!sends)
+            more = is_joined(log) ? 0 : more;
+        else if (!usleep(50000) && is_joined(log))
+            more--;
+    }
+    work(fd, sends, 0.5);
+    if (!strcmp(how, "both")) {
+        take_turns(fd, sends);
+    } else {
+        int goes_on = !strcmp(how, "child");
+        pid_t child = fork();
+        need(child >= 0, "fork");
+        if (!child && !goes_on)
+            _exit(0);
+        if (child) {
+            await(child);
+            if (goes_on)
+                _exit(0);
+        }
+    }
+    finish(fd, sends);
+}
+
+int main(int count, char **words)
+{
+    int sends = count == 6 && !strcmp(words[1], "send");
+    if (!sends && !(count == 5 && !strcmp(words[1], "receive")))
+        return 2;
+    result = words[count - 1];
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons(PORT)};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), one = 1;
+    if (sends) {
+        need(inet_pton(AF_INET, words[3], &at.sin_addr) == 1, words[3]);
+        need(!connect(fd, (struct sockaddr *)&at, sizeof at), "connect");
+    } else {
+        int listener = fd;
+        need(!setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one), "setsockopt");
+        need(!bind(listener, (struct sockaddr *)&at, sizeof at) && !listen(listener, 1), "listen");
+        printf("listens\n");
+        fflush(stdout);
+        fd = accept(listener, NULL, NULL);
+        need(fd >= 0 && !close(listener), "accept");
+    }
+    fork_while_joined(fd, sends, words[2], words[count - 2]);
+}
