@@ -25,6 +25,8 @@ pub struct Exchange {
     /// Somebody heard that a path has ended, or that messages are left.
     notified: AtomicBool,
     begun: Instant,
+    /// There are sessions over which nobody has proved anything.
+    unproven: AtomicBool,
     /// When the sessions were last listened to, in microseconds since then.
     heard: AtomicU64,
     /// When calls began to be counted that found the sessions taken, likewise; how many there were; until when threads crowd.
@@ -38,6 +40,7 @@ impl Exchange {
         Self {
             negotiations: Mutex::default(),
             notified: AtomicBool::new(false),
+            unproven: AtomicBool::new(false),
             begun: Instant::now(),
             heard: AtomicU64::new(0),
             crowd_since: AtomicU64::new(0),
@@ -65,6 +68,16 @@ impl Exchange {
     #[inline]
     pub(crate) fn was_notified(&self) -> bool {
         self.notified.load(Ordering::SeqCst) && self.notified.swap(false, Ordering::SeqCst)
+    }
+
+    /// Whether there are sessions over which nobody has proved anything: of these no call of a joined connection hears.
+    pub(crate) fn note_unproven(&self, there_are: bool) {
+        self.unproven.store(there_are, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn has_unproven(&self) -> bool {
+        self.unproven.load(Ordering::Relaxed)
     }
 
     /// Whether the sessions were left alone for so long; who is told so listens.

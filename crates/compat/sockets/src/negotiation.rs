@@ -68,6 +68,8 @@ const TRIES: u32 = 1 << 12;
 const PAUSE: Duration = Duration::from_millis(1);
 /// So often joined connections look whether they have to leave, where their memory may be taken away.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// So often a program all of whose connections are joined looks whether strangers have gone.
+const FORGET_EVERY: Duration = Duration::from_millis(250);
 /// A connection that nobody claimed by its this many'th call is asked about no more.
 const CALLS: u64 = 1 << 20;
 
@@ -156,6 +158,11 @@ impl Process {
     pub fn before_sleep(&self) {
         if self.exchange.was_notified() {
             self.exchange.lock_all().receive_messages(self);
+        } else if self.exchange.has_unproven()
+            && self.exchange.has_not_heard_for(FORGET_EVERY)
+            && let Some(mut exchange) = self.exchange.try_lock_all()
+        {
+            exchange.receive_messages(self);
         }
         self.rings.shrink_idle_rings(&self.exchange);
     }

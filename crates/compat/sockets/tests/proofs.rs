@@ -622,6 +622,27 @@ fn s7_knocks_and_messages_without_end_cost_a_bounded_time_and_number() {
     assert!(convince(&victim, None, honest));
 }
 
+/// No call of a connection that is joined, or on TCP for good, hears of them.
+#[test]
+fn s7_strangers_that_have_gone_are_forgotten_by_a_program_that_only_waits() {
+    let victim = Victim::new(true);
+    victim.call();
+    let service = fs::read_to_string(victim.claim_file("waiting")).unwrap();
+    let domain = LocalDomain::in_folder(victim.folder.path());
+    let callers: Vec<_> = (0..20).map(|_| domain.connect(&service, Deadline::after(SOON)).unwrap()).collect();
+    victim.call();
+    let kept = || callers.iter().filter(|link| link.liveness() != tombolo_domain::Liveness::ProcessGone).count();
+    // They go, but for an ear.
+    callers.iter().for_each(|link| rustix::net::shutdown(link.fd(), rustix::net::Shutdown::Write).unwrap());
+    assert_eq!(kept(), 20);
+    let deadline = Instant::now() + SOON;
+    while kept() > 0 {
+        assert!(Instant::now() < deadline, "{} of those who have gone are kept", kept());
+        victim.process.before_sleep();
+        std::thread::yield_now();
+    }
+}
+
 #[test]
 fn s7_one_call_takes_64_knocks_and_64_messages_and_the_rest_comes_in_later_ones() {
     let play = Play::new(true);

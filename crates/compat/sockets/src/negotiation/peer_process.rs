@@ -126,6 +126,11 @@ impl PeerProcess {
         (self.session, self.path.map(|path| Inherited { link, _path: path }))
     }
 
+    /// Whether it came by itself, and nobody has proved anything over it.
+    pub(super) fn is_unproven(&self) -> bool {
+        self.service.is_none() && !self.proven
+    }
+
     /// Whether connections may be talked about over it.
     pub(super) fn is_open(&self) -> bool {
         !self.is_closed && self.session.as_ref().is_none_or(|session| !session.is_gone() && !session.is_leaving())

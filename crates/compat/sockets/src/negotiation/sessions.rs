@@ -87,9 +87,8 @@ impl Negotiations {
         if !self.claims(process).is_ok_and(|claims| may_be_peer(&claims, &*link)) {
             return;
         }
-        let is_unproven = |peer_process: &PeerProcess| peer_process.service.is_none() && !peer_process.proven;
-        if self.peer_processes.iter().filter(|peer_process| is_unproven(peer_process)).count() >= UNPROVEN
-            && let Some(oldest) = self.peer_processes.iter().position(is_unproven)
+        if self.peer_processes.iter().filter(|peer_process| peer_process.is_unproven()).count() >= UNPROVEN
+            && let Some(oldest) = self.peer_processes.iter().position(PeerProcess::is_unproven)
         {
             let oldest = self.peer_processes.remove(oldest);
             oldest.end_session();
@@ -126,6 +125,7 @@ impl Negotiations {
         });
         peer_processes.append(&mut self.peer_processes);
         self.peer_processes = peer_processes;
+        process.exchange.note_unproven(self.peer_processes.iter().any(PeerProcess::is_unproven));
         self.inherited.retain(|session| session.upgrade().is_some_and(|session| !session.peer_is_gone()));
     }
 
