@@ -87,6 +87,8 @@ def by_poll(streams):
             poll.register(number, wanted(stream))
         for number, events in poll.poll(30_000) or sys.exit("nothing in 30 s"):
             handle(by_number[number], events, False)
+            if by_number[number].ended:
+                by_number[number].shut_down()
         by_number = {number: stream for number, stream in by_number.items() if not stream.ended}
         time.sleep(0.001)
 
