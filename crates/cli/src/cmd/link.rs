@@ -19,6 +19,8 @@ use crate::{
 
 /// How long the broker may take to answer.
 pub const PATIENCE: Duration = Duration::from_secs(10);
+/// A guest that runs opens a link that it got within milliseconds, and one that is busy within this time.
+const OPENS_WITHIN: Duration = Duration::from_secs(2);
 /// The longest that a broker may be configured to give programs to leave a link (B-21).
 pub const LEAVE_MAX: Duration = Duration::from_secs(60);
 
@@ -120,6 +122,8 @@ enum Progress<'a> {
     Usable,
     /// It is on its way, and the broker may say what is in it.
     Coming(&'a str),
+    /// Both QEMUs have it, and a guest that is there has not opened it yet.
+    Opening(&'a str),
     /// It is there once something changes that is up to people.
     Waits(String),
     /// There is none.
@@ -141,7 +145,8 @@ fn progress<'a>(a: &Name, b: &Name, rows: &'a [Message]) -> Progress<'a> {
         LinkState::Waiting => Progress::Waits(format!("({note})")),
         LinkState::Up if ends.iter().all(|end| end.stage == Stage::Open) => Progress::Usable,
         LinkState::Up if ends.iter().any(is_idle) => Progress::Waits(format!("({note})")),
-        LinkState::Wanted | LinkState::Up => Progress::Coming(note),
+        LinkState::Up => Progress::Opening(note),
+        LinkState::Wanted => Progress::Coming(note),
         LinkState::Leaving => Progress::Gone,
     }
 }
@@ -149,6 +154,7 @@ fn progress<'a>(a: &Name, b: &Name, rows: &'a [Message]) -> Progress<'a> {
 /// Waits until both ends of a link can use it, unless one of them does not run or says nothing.
 fn await_link(broker: &Broker, a: &Name, b: &Name, time: Duration) -> Result<()> {
     let deadline = Instant::now() + time;
+    let mut opening_until = None;
     loop {
         let rows = broker.ask(Message::List { what: What::Links })?;
         match progress(a, b, &rows) {
@@ -158,13 +164,20 @@ fn await_link(broker: &Broker, a: &Name, b: &Name, time: Duration) -> Result<()>
                 return Ok(());
             }
             Progress::Gone => return Err(Failure::Outcome("the link was taken away again".into())),
-            Progress::Coming(_) if time.is_zero() => return Ok(()),
+            Progress::Coming(_) | Progress::Opening(_) if time.is_zero() => return Ok(()),
+            // Its broker may have ended, of which nobody has told yet.
+            Progress::Opening(note)
+                if Instant::now() >= *opening_until.get_or_insert_with(|| Instant::now() + OPENS_WITHIN.min(time)) =>
+            {
+                crate::failure::print_line(&format!("tombolo: the link waits ({note})"));
+                return Ok(());
+            }
             Progress::Coming(note) if Instant::now() >= deadline => {
                 let note = if note.is_empty() { String::new() } else { format!(": {note}") };
                 let seconds = time.as_secs_f64();
                 return Err(Failure::Outcome(format!("the link is not up after {seconds} s{note}")));
             }
-            Progress::Coming(_) => {
+            Progress::Coming(_) | Progress::Opening(_) => {
                 poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: 20_000_000 })).os("poll")?;
             }
         }
@@ -347,7 +360,7 @@ mod tests {
         let open = run(Stage::Open);
         assert_eq!(of(LinkState::Up, "", [open, open]), "Usable");
         for late in [Stage::Unplugged, Stage::Closed] {
-            assert_eq!(of(LinkState::Up, "not open", [open, run(late)]), "Coming(\"not open\")");
+            assert_eq!(of(LinkState::Up, "not open", [open, run(late)]), "Opening(\"not open\")");
             assert_eq!(of(LinkState::Wanted, "", [run(late), open]), "Coming(\"\")");
         }
         assert_eq!(of(LinkState::Up, "no driver", [open, run(Stage::Silent)]), "Waits(\"(no driver)\")");
