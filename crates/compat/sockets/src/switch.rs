@@ -180,8 +180,6 @@ pub struct Receiver {
     moves: u64,
     ready: bool,
     leave: bool,
-    /// It recalled what is in the pipe before it had read what came before that: so many bytes of TCP come first.
-    before_pipe: Option<u64>,
 }
 
 /// A sender that has left TCP, as its receiver finds it.
@@ -199,7 +197,7 @@ impl Receiver {
     /// The receiver as the last process of this end left it, by its own word (S-2, R-26).
     #[must_use]
     pub fn at(word: Followed) -> Self {
-        Self { moves: word.moves, ready: word.ready, leave: word.leave, before_pipe: None }
+        Self { moves: word.moves, ready: word.ready, leave: word.leave }
     }
 
     /// What the next byte is expected from.
@@ -223,13 +221,11 @@ impl Receiver {
     ///
     /// Where the sender has just gone to the pipe, `left` says where it left TCP. Then this end needs not read so far before: all
     /// that comes, comes over TCP (S-3).
-    pub fn recall(&mut self, left: Option<LeftTcp>) -> Option<u64> {
-        if let Some(left) = left.filter(|_| self.transport() == Transport::Tcp && self.ready)
-            && left.moves == self.moves + 1
-            && left.received <= left.boundary
-        {
+    pub fn recall(&mut self, left: LeftTcp) -> Option<u64> {
+        let is_ahead = self.transport() == Transport::Tcp && self.ready && left.moves == self.moves + 1;
+        if is_ahead && left.received <= left.boundary {
             self.moves += 1;
-            (self.ready, self.leave, self.before_pipe) = (true, true, Some(left.boundary));
+            (self.ready, self.leave) = (true, true);
             return Some(self.word());
         }
         let news = self.transport() == Transport::Pipe && !self.recalls();
@@ -287,7 +283,6 @@ impl Receiver {
     fn follow<I: Incoming>(&mut self, io: &mut I) {
         self.moves += 1;
         self.ready = false;
-        self.before_pipe = None;
         io.publish(self.word());
     }
 
@@ -334,32 +329,21 @@ impl Receiver {
         }
     }
 
-    /// Reads what came over TCP before the pipe that was recalled. Until the sender sees that it goes nowhere, and then all follows
-    /// over TCP.
-    fn receive_before_pipe<I: Incoming>(&mut self, io: &mut I) -> Result<Option<Found>, I::Error> {
-        let Some(boundary) = self.before_pipe else { return Ok(None) };
-        if self.behind(io)? || io.received() >= boundary {
-            return Ok(None);
-        }
-        Ok(Some(io.read_tcp()?).filter(|found| matches!(found, Found::Bytes(_))))
-    }
-
     /// One look at the pipe; `None` as above.
     fn receive_pipe<I: Incoming>(&mut self, io: &mut I) -> Result<Option<Found>, I::Error> {
         if self.recalls() {
-            if let Some(found) = self.receive_before_pipe(io)? {
-                return Ok(Some(found));
+            let seen = if self.behind(io)? { Found::Nothing } else { io.look_at_tcp()? };
+            // What TCP had before the sender moved again came before the pipe.
+            match (self.behind(io)?, seen) {
+                (true, _) if io.boundary() == io.position() => {
+                    self.follow(io);
+                    return Ok(None);
+                }
+                (false, Found::Bytes(_)) if io.received() < io.boundary() => return io.read_tcp().map(Some),
+                (false, Found::Bytes(_) | Found::Nothing) => return Ok(Some(Found::Nothing)),
+                // It moved before it was asked, or sends no more: then what it sent into the pipe is to be read there.
+                (true, _) | (false, Found::End) => {}
             }
-            let ended = !self.behind(io)? && io.look_at_tcp()? == Found::End;
-            let moved = self.behind(io)?;
-            if !moved && !ended {
-                return Ok(Some(Found::Nothing));
-            }
-            if moved && io.boundary() == io.position() {
-                self.follow(io);
-                return Ok(None);
-            }
-            // It moved before it was asked, or sends no more: then what it sent into the pipe is to be read there.
         }
         if let Some(n) = io.read_pipe()? {
             return Ok(Some(Found::Bytes(n)));

@@ -39,8 +39,11 @@ enum Mutant {
     KeepsRecalled,
     /// What was recalled comes after what is sent anew (S-2).
     RecalledLate,
-    /// A receiver that recalls before it has read what came over TCP before does not keep how far that goes (S-3).
+    /// A receiver that recalls before it has read what came over TCP before does not read that (S-3).
     ForgetsTcp,
+    /// One that recalls reads TCP up to what it takes for the boundary, and has not looked whether that was there before the
+    /// sender moved again (S-3).
+    ReadsUnseen,
 }
 
 /// Where choices come from: all sequences one after the other, or random ones.
@@ -218,9 +221,8 @@ impl<C: Chooser> World<'_, C> {
         }
         // From one who is gone nothing can be recalled.
         if self.leaves && !self.fin {
-            let (moves, received) = (self.moves, self.received);
-            let boundary = if self.mutant == Mutant::ForgetsTcp { received } else { self.boundary };
-            let left = (!self.mortal).then_some(LeftTcp { moves, boundary, received });
+            let (moves, boundary, received) = (self.moves, self.boundary, self.received);
+            let left = LeftTcp { moves, boundary, received };
             let was_on_tcp = receiver.transport() == Transport::Tcp;
             let word = receiver.recall(left);
             self.early += u64::from(was_on_tcp && word.is_some() && received < self.boundary);
@@ -273,7 +275,7 @@ impl<C: Chooser> World<'_, C> {
     /// Before the sender ends it sees to what was recalled.
     fn finish_sender(&mut self) {
         // One that has ended its sending moves no more: then the pipe is read, after TCP.
-        if self.leaves && !self.mortal && !self.recalled && self.choices.choose(4) == 1 {
+        if self.leaves && !self.recalled && self.choices.choose(4) == 1 {
             return;
         }
         // Again where a process of its end died over it.
@@ -368,7 +370,12 @@ impl<C: Chooser> Incoming for World<'_, C> {
 
     fn boundary(&mut self) -> u64 {
         self.others();
-        if self.mutant == Mutant::FollowsEarly && self.moves % 2 == 1 { self.received } else { self.boundary }
+        let forgets = match self.mutant {
+            Mutant::FollowsEarly => self.moves % 2 == 1,
+            Mutant::ForgetsTcp => Followed::decode(self.followed).recalls(),
+            _ => false,
+        };
+        if forgets { self.received } else { self.boundary }
     }
 
     fn publish(&mut self, word: u64) {
@@ -399,8 +406,10 @@ impl<C: Chooser> Incoming for World<'_, C> {
 
     fn look_at_tcp(&mut self) -> Result<Found, Wrong> {
         self.others();
+        let recalls = Followed::decode(self.followed).recalls();
         Ok(match self.tcp.len() {
             0 if self.fin => Found::End,
+            0 if recalls && self.mutant == Mutant::ReadsUnseen => Found::Bytes(1),
             0 => Found::Nothing,
             n => Found::Bytes(n),
         })
@@ -596,15 +605,18 @@ fn s3_canary_receiver_that_follows_early_is_refuted() {
 
 #[test]
 fn s9_s3_processes_that_die_at_any_step_leave_a_stream_that_others_of_their_end_continue() {
-    let (mut moves, mut deaths) = (0, 0);
+    let (mut moves, mut deaths, mut early) = (0, 0, 0);
     for seed in seeds() {
         let mut random = Random(seed);
         match run_with(&mut random, 60, Mutant::None, false, [true, seed % 3 == 0]) {
-            Ok(world) => (moves, deaths) = (moves + world.moves, deaths + world.deaths),
+            Ok(world) => {
+                (moves, deaths, early) = (moves + world.moves, deaths + world.deaths, early + world.early);
+            }
             Err(wrong) => panic!("{wrong:?} with seed {seed}"),
         }
     }
     assert!(moves > 100_000 && deaths > 50_000, "only {moves} moves and {deaths} deaths");
+    assert!(early > 100, "only {early} times what is in the pipe was recalled before all of TCP was read");
 }
 
 /// The first thing that goes wrong in random runs in which processes die.
@@ -642,7 +654,7 @@ fn s2_s3_receiver_that_recalls_what_is_in_the_pipe_gets_it_over_tcp_in_order() {
 
 #[test]
 fn s2_s3_canary_bytes_that_were_recalled_and_come_late_or_never_are_refuted() {
-    for mutant in [Mutant::KeepsRecalled, Mutant::RecalledLate, Mutant::ForgetsTcp] {
+    for mutant in [Mutant::KeepsRecalled, Mutant::RecalledLate, Mutant::ForgetsTcp, Mutant::ReadsUnseen] {
         let fails = |seed| run_with(&mut Random(seed), recalled_bytes(seed), mutant, false, [false, true]).is_err();
         let refuted = (0..100_000).any(fails);
         assert!(refuted, "{mutant:?}");

@@ -6,7 +6,8 @@ mod machine_pair;
 use std::{
     mem::MaybeUninit,
     os::fd::{AsFd, OwnedFd},
-    sync::atomic::Ordering,
+    process::{Command, Stdio},
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -16,7 +17,7 @@ use rustix::{
     io::Errno,
 };
 use tombolo_sockets::{
-    Reason,
+    Instances, Reason,
     connection::{Direction, Stage},
     switch::Transport,
 };
@@ -150,7 +151,7 @@ fn s19_idle_connections_leave_where_each_end_acts_only_when_it_is_notified() {
 /// Much comes over TCP before its sender goes to the pipe, and a program that is busy with something else reads none of it.
 #[test]
 fn s3_s19_end_whose_program_does_not_read_leaves_before_it_has_read_what_came_over_tcp() {
-    for ends_sending in [false, true] {
+    for (ends_sending, forks) in [(false, false), (true, false), (false, true), (true, true)] {
         let programs = Programs::new(of(WINDOW));
         let mut ends = programs.join(0).unwrap();
         let is_in_pipe = |ends: &Ends<'_>| ends.ends[0].transports()[Direction::Out as usize] == Transport::Pipe;
@@ -170,6 +171,14 @@ fn s3_s19_end_whose_program_does_not_read_leaves_before_it_has_read_what_came_ov
             ends.ends[0].end_sending();
         }
         programs.world.leave();
+        // Another process of its end knows of the words in memory alone.
+        let mut other = forks.then(|| {
+            ends.advance();
+            let other = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+            let (all, instances) = ([Arc::clone(&ends.ends[1])], Instances::list());
+            programs.processes[1].before_fork(&all, &instances).unwrap().parent(Some(other.id()));
+            other
+        });
         let deadline = Instant::now() + SOON;
         while !ends_sending && !ends.ends.iter().all(|end| end.is_back_on_tcp()) {
             ends.advance();
@@ -177,6 +186,7 @@ fn s3_s19_end_whose_program_does_not_read_leaves_before_it_has_read_what_came_ov
             assert!(Instant::now() < deadline, "it waits for its program to read");
         }
         read_out(&mut ends);
+        other.iter_mut().for_each(|other| _ = (other.kill().unwrap(), other.wait().unwrap()));
     }
 }
 

@@ -34,12 +34,11 @@ impl Pipes {
         let owes = self.turn_to_tcp(connection, kernel, fd, false).is_some_and(|turned| turned.owes);
         let _ = self.halves.with_rx(&connection.members, |rx| {
             rx.reader.hand_back();
-            // Another process of this end could not tell that bytes of TCP come first.
-            let left = connection.members.is_alone().then(|| LeftTcp {
+            let left = LeftTcp {
                 moves: rx.moves.load_acquire().hint(),
                 boundary: rx.boundary.load_acquire().hint(),
                 received: connection.members.counted(Direction::In),
-            });
+            };
             if let Some(word) = rx.receiver.recall(left) {
                 // ORDER S-2: Release; pairs with the Acquire in Sending::followed. The head is published.
                 rx.followed.store_release(word);
