@@ -10,7 +10,7 @@ use rustix::thread::sched_getaffinity;
 
 use crate::apart::Peer;
 use crate::error::{Error, Os, Result};
-use crate::job::{Cpu, Test, Wait};
+use crate::job::{Cpu, Rings, Test, Wait};
 use crate::size;
 use crate::transport::{self, Transport};
 
@@ -52,9 +52,10 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u16).range(1..=1000))]
     #[arg(default_value_if("quick", "true", "2"), default_value_if("report", ArgPredicate::IsPresent, "7"))]
     pub runs: u16,
-    /// Bytes of a ring, a power of two, and of memcpy's buffers; at least four of the messages that are kept apart in it
-    #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = ring_size)]
-    pub ring: usize,
+    /// Bytes of a ring, a power of two, and of memcpy's buffers; at least four of the messages that are kept apart in it. By
+    /// default 1MiB, and what Tombolo's streams have by default, which may become more
+    #[arg(long, value_name = "SIZE", value_parser = ring_size)]
+    pub ring: Option<usize>,
     /// Rings of the size that suits a bulk stream on this machine, by its caches; says which
     #[arg(long, conflicts_with_all = ["ring", "from"])]
     pub ring_by_caches: bool,
@@ -93,6 +94,9 @@ pub struct BenchArgs {
     pub from: Vec<PathBuf>,
 }
 
+/// Bytes of a ring that nobody chose.
+const RING: usize = 1 << 20;
+
 impl Default for BenchArgs {
     /// What the command line means with no options.
     fn default() -> Self {
@@ -106,10 +110,23 @@ impl Default for BenchArgs {
 }
 
 impl BenchArgs {
+    /// Between machines there may be less memory to share than anybody asks for, so it is asked for.
+    fn rings(&self) -> Rings {
+        match self.ring {
+            _ if self.ring_growth => Rings::Growing,
+            None if !self.ring_by_caches && self.peer.is_none() => Rings::Default,
+            _ => Rings::Fixed,
+        }
+    }
+
     /// Bytes of a ring.
     fn ring(&self) -> usize {
         // At most some MiB.
-        if self.ring_by_caches { tombolo::RingChoice::of_this_machine().bytes() as usize } else { self.ring }
+        if self.ring_by_caches {
+            tombolo::RingChoice::of_this_machine().bytes() as usize
+        } else {
+            self.ring.unwrap_or(RING)
+        }
     }
 }
 
@@ -175,8 +192,8 @@ pub struct Plan {
     pub runs: usize,
     /// Bytes of a ring.
     pub ring: usize,
-    /// Whether rings of streams follow their load instead.
-    pub ring_growth: bool,
+    /// Whether those of Tombolo's streams keep that.
+    pub rings: Rings,
     /// Bytes that cross in [`Test::Switches`].
     pub volume: u64,
     /// Whether the ends run under real-time priority.
@@ -226,7 +243,7 @@ impl TryFrom<&BenchArgs> for Plan {
             seconds: args.seconds,
             runs: args.runs.into(),
             ring,
-            ring_growth: args.ring_growth,
+            rings: args.rings(),
             volume: args.volume as u64,
             fifo: args.fifo,
             peer: args.peer.as_ref().map(|host| Peer::new(host, args.via.clone())).transpose()?,
@@ -325,7 +342,8 @@ mod tests {
     #[test]
     fn plan_that_takes_more_memory_than_it_should_is_refused() {
         let many = |ring, channels| {
-            plan(|a| (a.tests, a.ring, a.channels) = (vec!["channels".into()], ring, vec![1, channels])).map(|_| ())
+            plan(|a| (a.tests, a.ring, a.channels) = (vec!["channels".into()], Some(ring), vec![1, channels]))
+                .map(|_| ())
         };
         assert!(many(1 << 20, 64).is_ok() && many(1 << 30, 1).is_ok());
         let refused = many(1 << 30, 64).unwrap_err().to_string();

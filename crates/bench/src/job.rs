@@ -61,6 +61,19 @@ pub enum Cpu {
     Same,
 }
 
+/// How large the rings of Tombolo's streams are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Rings {
+    /// As it is by default: 1 MiB, and more where a busy stream finds that faster.
+    #[default]
+    Default,
+    /// As asked for.
+    Fixed,
+    /// They follow their load, up to what was asked for.
+    Growing,
+}
+
 /// The two workers of a pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -88,8 +101,8 @@ pub struct Job {
     pub channels: usize,
     /// Bytes of a ring, for transports that have one.
     pub ring: usize,
-    /// Whether the ring follows its load instead.
-    pub ring_growth: bool,
+    /// Whether the rings of Tombolo's streams keep that.
+    pub rings: Rings,
     /// How long the sample takes.
     pub seconds: f64,
     /// Messages a second, in the test under load.
@@ -200,7 +213,7 @@ pub(crate) mod tests {
             size: 64,
             channels: 1,
             ring: 4096,
-            ring_growth: false,
+            rings: Rings::Fixed,
             seconds: 1.0,
             rate: 1,
             volume: 1,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::apart::Peer;
 use crate::args::Plan;
 use crate::error::{Error, Result};
-use crate::job::{Cpu, Job, Mode, Report, Test, Times, Wait};
+use crate::job::{Cpu, Job, Mode, Report, Rings, Test, Times, Wait};
 use crate::line::Placement;
 use crate::pair::Pair;
 use crate::result::{Measurement, Skip};
@@ -187,7 +187,7 @@ impl Cell {
             size: self.size,
             channels: self.channels,
             ring: self.ring(plan),
-            ring_growth: self.follows_load(plan),
+            rings: if self.follows_load(plan) { plan.rings } else { Rings::Fixed },
             rate: self.rate,
             seconds: plan.seconds,
             volume: plan.volume,
@@ -216,9 +216,10 @@ impl Cell {
         if tight { (4 * self.size).next_power_of_two() } else { plan.ring }
     }
 
-    /// A ring that bounds the length of messages keeps its size.
+    /// Only Tombolo's streams have such rings: one that bounds the length of messages keeps its size.
     fn follows_load(&self, plan: &Plan) -> bool {
-        plan.ring_growth && self.transport.card().mode == Mode::Stream
+        let card = self.transport.card();
+        plan.rings != Rings::Fixed && card.mode == Mode::Stream && card.name == "tombolo"
     }
 
     fn samples(&self) -> impl Iterator<Item = &Sample> {

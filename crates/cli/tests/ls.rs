@@ -111,7 +111,7 @@ fn channel_is_shown_with_both_ends_and_what_they_counted() {
 #[test]
 fn c12_ring_that_follows_its_load_is_shown_with_its_target_and_why() {
     let place = Place::new();
-    let mut listener = place.listen("");
+    let mut listener = place.listen("--ring 1MiB");
     let mut connector = place.connect("--ring auto");
     connector.child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
     listener.child.stdout.as_mut().unwrap().read_exact(&mut [0; 1]).unwrap();

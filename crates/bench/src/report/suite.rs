@@ -2,7 +2,7 @@
 //! The suite that a report is made from: what is measured, in steps that each are a plan of their own.
 
 use crate::args::Plan;
-use crate::job::{Cpu, Test, Wait};
+use crate::job::{Cpu, Rings, Test, Wait};
 
 const KI: usize = 1 << 10;
 const MI: usize = 1 << 20;
@@ -47,7 +47,13 @@ pub fn steps(base: &Plan, quick: bool) -> Vec<Plan> {
     }
     if !ringed.is_empty() {
         let tests = vec![Test::Setup, Test::Memory];
-        steps.push(Plan { transports: ringed, ring: SMALL_RING, tests, ..step(Test::Setup, &[], &[]) });
+        steps.push(Plan {
+            transports: ringed,
+            ring: SMALL_RING,
+            rings: Rings::Fixed,
+            tests,
+            ..step(Test::Setup, &[], &[])
+        });
     }
     steps
 }

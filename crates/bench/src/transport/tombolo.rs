@@ -8,7 +8,7 @@ use tombolo::{Channel, Deadline, Listener, Messages, Options, RingBudget, Statis
 
 use super::{Card, Context, End, Namespaces, Wire};
 use crate::error::{Error, Result};
-use crate::job::{Job, Mode, Test, Wait};
+use crate::job::{Job, Mode, Rings, Test, Wait};
 
 const CARD: Card = Card {
     name: "tombolo",
@@ -159,8 +159,11 @@ fn elsewhere(service: &str, context: &Context) -> Result<String> {
 
 /// The options of a job: always spin, always sleep, or the defaults that users get.
 fn options(job: &Job) -> Options {
-    let options = Options::new().ring_size(job.ring as u64);
-    let options = if job.ring_growth { options.ring_growth(RingBudget::of_process()) } else { options };
+    let options = match job.rings {
+        Rings::Default => Options::new(),
+        Rings::Fixed => Options::new().ring_size(job.ring as u64),
+        Rings::Growing => Options::new().ring_size(job.ring as u64).ring_growth(RingBudget::of_process()),
+    };
     match job.wait {
         Some(Wait::Spin) => options.spin(Duration::MAX),
         Some(Wait::Sleep) => options.spin(Duration::ZERO),

@@ -7,14 +7,18 @@
 
 use std::{fmt, path::Path, sync::OnceLock};
 
-use tombolo_layout::limits::CAPACITY_DEFAULT;
-
+use tombolo_growth::RingBudget;
+use tombolo_layout::limits::{CAPACITY_DEFAULT, CONTROL_LEN};
 use tombolo_os::files::read_text;
 
 /// No more than this: no larger ring was seen to be worth its memory.
 const MOST: u64 = 2 * CAPACITY_DEFAULT;
 /// A ring takes at most this share of the L3 cache, which others use too.
 const SHARE_OF_L3: u64 = 8;
+/// Rings that streams try by themselves take no more than this share of it all together.
+const SHARE_OF_TRIALS: u64 = 2;
+/// The ring that a busy stream tries has so many times the L2 cache: where twice that helps, this does so more surely.
+const TRIED: u64 = 4;
 /// CPUs and caches of one that are looked at.
 const CPUS: u32 = 64;
 const INDEXES: u32 = 8;
@@ -45,6 +49,28 @@ impl RingChoice {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Bytes of the ring that a busy stream tries where nobody said how large one is to be. The stream measures whether it is
+    /// faster, so this may be more than what suits all.
+    pub(crate) fn tried(&self) -> u64 {
+        let tried = self.caches.map_or(0, |Caches { l2, l3 }| {
+            let share = l3.map_or(MOST, |l3| l3 / SHARE_OF_L3);
+            (TRIED * l2).min(share).checked_ilog2().map_or(0, |bits| 1 << bits)
+        });
+        tried.clamp(self.bytes, 2 * MOST)
+    }
+
+    /// What the streams of a process may grow by where nobody asked them to: their rings together take a part of the L3 cache.
+    pub(crate) fn trial_budget() -> &'static RingBudget {
+        static BUDGET: OnceLock<RingBudget> = OnceLock::new();
+        BUDGET.get_or_init(|| RingBudget::new(Self::of_this_machine().tried_together()))
+    }
+
+    /// Bytes of the segments of as many rings as may be tried at once.
+    fn tried_together(&self) -> u64 {
+        let share = self.caches.and_then(|caches| caches.l3).map_or(0, |l3| l3 / SHARE_OF_TRIALS);
+        (share / self.tried()).max(1) * (CONTROL_LEN + self.tried())
     }
 
     fn by(caches: Option<Caches>) -> Self {
@@ -146,15 +172,17 @@ mod tests {
 
     #[test]
     fn ring_by_caches_of_measured_cpus_is_the_one_measured_as_good() {
-        for (name, l1, l2, l3, kib) in [
-            ("zen4", "32K", "1024K", "32768K", 2048),
-            ("zen5", "48K", "1024K", "32768K", 2048),
-            ("intel-6-207", "48K", "2048K", "266240K", 2048),
-            ("small", "32K", "256K", "8192K", 1024),
-            ("little-l3", "32K", "1024K", "4096K", 1024),
+        for (name, l1, l2, l3, kib, tried) in [
+            ("zen4", "32K", "1024K", "32768K", 2048, (4096, 4)),
+            ("zen5", "48K", "1024K", "32768K", 2048, (4096, 4)),
+            ("intel-6-207", "48K", "2048K", "266240K", 2048, (4096, 32)),
+            ("small", "32K", "256K", "8192K", 1024, (1024, 4)),
+            ("little-l3", "32K", "1024K", "4096K", 1024, (1024, 2)),
         ] {
             let choice = Tree::new(name).usual(l1, l2, l3).choice();
             assert_eq!(choice.bytes(), kib << 10, "{name}: {choice}");
+            assert_eq!(choice.tried(), tried.0 << 10, "{name}");
+            assert_eq!(choice.tried_together(), tried.1 * (choice.tried() + CONTROL_LEN), "{name}");
             assert!(choice.to_string().contains(&format!("L2 cache of {} KiB", l2.trim_end_matches('K'))), "{choice}");
         }
     }

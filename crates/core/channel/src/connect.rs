@@ -16,7 +16,7 @@ use tombolo_os::clock::coarse_time;
 use tombolo_ring::{FenceMode, Fresh, Halves, Mode, halves};
 
 use crate::{
-    Error, Options, Result,
+    Error, Options, Result, RingBudget, RingChoice,
     control::{refused, without_doorbell},
     end::{Agreement, End},
     moves::RingMoves,
@@ -190,11 +190,9 @@ impl Agreed {
         if goes_ahead {
             reader.handover().allow_ahead();
         }
-        let growth = options.growth.as_ref().filter(|_| !agreement.features.has(Features::MESSAGES)).map(|budget| {
-            let peer_maps = if agreement.features.has(Features::HANDOVER) { agreement.peer_map_limit } else { 0 };
-            let rule = GrowthRule { idle: options.idle_time, ..GrowthRule::STREAM };
-            Growth::new(rule, budget.clone(), options.growth_target(), peer_maps, coarse_time())
-        });
+        let growth = growth(&*link, writer.capacity(), &agreement, options);
+        // To try a ring is no reason to make room.
+        let goes_ahead = goes_ahead && options.growth.is_some();
         let end = Arc::new(End::new(link, offer, (own_cpu, peer_cpu), agreement));
         let spin = options.spin.unwrap_or_else(|| doorbell.worth_spinning());
         let waiter = |slot, board| Waiter::new(Arc::clone(&doorbell), slot, Arc::clone(&end), spin, board);
@@ -203,6 +201,28 @@ impl Agreed {
             sending: Sending::new(writer, waiter(Slot::Space, sending), RingMoves::new(growth, goes_ahead, board)),
             receiving: Receiving::new(reader, waiter(Slot::Data, receiving)),
         })
+    }
+}
+
+/// How the ring of `capacity` bytes that this endpoint writes follows its load.
+fn growth(link: &dyn Endpoint, capacity: u64, agreement: &Agreement, options: &Options) -> Option<Growth> {
+    if agreement.features.has(Features::MESSAGES) {
+        return None;
+    }
+    let follows = agreement.features.has(Features::HANDOVER);
+    let peer_maps = if follows { agreement.peer_map_limit } else { 0 };
+    let of = |rule, budget: &RingBudget, most| {
+        let rule = GrowthRule { idle: options.idle_time, ..rule };
+        Growth::new(rule, budget.clone(), most, peer_maps, coarse_time())
+    };
+    let tried = RingChoice::of_this_machine().tried();
+    match &options.growth {
+        Some(budget) => Some(of(GrowthRule::STREAM, budget, options.growth_target())),
+        // Nobody said how large it is to be, and it costs nothing that others may lack.
+        None if options.capacity.is_none() && follows && can_go_ahead(link) && tried > capacity => {
+            Some(of(GrowthRule::trying(capacity), RingChoice::trial_budget(), tried).trying())
+        }
+        None => None,
     }
 }
 

@@ -7,12 +7,13 @@ use std::sync::{
 };
 
 use tombolo_domain::{Endpoint, Error as DomainError, Liveness, Offer, Peer, Received, Slot};
-use tombolo_layout::{Features, state::Phase};
-use tombolo_mem::{MappedOwnWord, MappedPeerWord};
+use tombolo_layout::{Features, state::Phase, words};
+use tombolo_mem::{MappedOwnWord, MappedPeerWord, OwnWord, PeerWord};
 
 use crate::{
     Error, Result,
     control::{refusal_in, without_doorbell},
+    os,
 };
 
 /// How the peer's side of a channel ended, once all that it sent was read.
@@ -67,11 +68,11 @@ impl Ending {
 pub(crate) struct End {
     link: Mutex<Shared>,
     /// Where this endpoint says on which CPU it runs.
-    pub(crate) own_cpu: MappedOwnWord,
+    own_cpu: MappedOwnWord,
     /// Where the peer says so.
-    pub(crate) peer_cpu: MappedPeerWord,
+    peer_cpu: MappedPeerWord,
     /// Whether the two count the same CPUs: the first of one machine is not the first of another.
-    pub(crate) same_cpus: bool,
+    same_cpus: bool,
     pub(crate) features: Features,
     pub(crate) own_epoch: u64,
     pub(crate) peer_epoch: u64,
@@ -196,6 +197,19 @@ impl End {
             self.set_gone();
         }
         revoked
+    }
+
+    /// Whether both ends are on one CPU, as far as the peer has said so. It is told where this one is.
+    pub(crate) fn shares_cpu(&self) -> bool {
+        if !self.same_cpus {
+            return false;
+        }
+        let cpu = words::encode_cpu(os::current_cpu());
+        if self.own_cpu.load() != cpu {
+            // ORDER R-14: Relaxed; a hint.
+            self.own_cpu.store_relaxed(cpu);
+        }
+        self.peer_cpu.load_relaxed().hint() == cpu
     }
 
     /// Whether the peer can map what this endpoint sent it even once this endpoint is gone.

@@ -8,7 +8,7 @@ use tombolo_domain::Error as DomainError;
 use tombolo_growth::{Growth, RingGrowth, RingReason};
 use tombolo_layout::words;
 use tombolo_mem::{Mapped, MappedOwnWord, OwnWord};
-use tombolo_os::clock::coarse_time;
+use tombolo_os::clock::{coarse_time, exact_time};
 use tombolo_ring::Writer;
 
 use crate::{Error, Result, handover::Outgoing, signalled::SignalledRing, stats::PipeStatistics};
@@ -115,7 +115,9 @@ impl RingMoves {
     #[inline]
     pub(crate) fn note_look(&mut self, ring: &Ring) {
         let (capacity, moved) = (ring.half.capacity(), ring.half.position());
-        let is_due = |growth: &Growth| growth.is_large(capacity) || growth.may_be_lively(capacity, moved);
+        let is_due = |growth: &Growth| {
+            growth.is_large(capacity) || growth.may_be_lively(capacity, moved) || growth.is_trial_due(moved)
+        };
         self.look_due = self.growth.as_deref().is_some_and(is_due);
     }
 
@@ -125,6 +127,9 @@ impl RingMoves {
             return Ok(());
         }
         let (capacity, moved, now) = (ring.half.capacity(), ring.half.position(), coarse_time());
+        if let Some(size) = weigh(growth, ring, now) {
+            return self.offer(size, ring).map(drop);
+        }
         if !growth.is_large(capacity) {
             return if growth.is_lively(capacity, moved, now) { self.grow(ring, now).map(drop) } else { Ok(()) };
         }
@@ -167,7 +172,7 @@ impl RingMoves {
         if self.outgoing.is_under_way() {
             return Ok(false);
         }
-        if let Some(size) = growth.yields_to(capacity, now) {
+        if let Some(size) = growth.yields_to(capacity, now).or_else(|| weigh(growth, ring, now)) {
             return Ok(self.offer(size, ring)? == Attempt::Offered);
         }
         if !growth.is_bulk(capacity, ring.half.position(), now) {
@@ -254,4 +259,12 @@ impl RingMoves {
         let ring_growth = self.growth.as_ref().map(|growth| growth.state());
         PipeStatistics { ring_growth, ..ring.statistics() }
     }
+}
+
+/// The ring that a busy stream goes to, to try it or as it has tried it.
+fn weigh(growth: &mut Growth, ring: &Ring, about_now: Duration) -> Option<u64> {
+    let moved = ring.half.position();
+    // Ends that share a CPU share its caches, and have no line to wait for.
+    let is_due = growth.may_weigh(moved, about_now) && !ring.waiter.end().shares_cpu();
+    is_due.then(|| growth.weigh(ring.half.capacity(), moved, exact_time())).flatten()
 }

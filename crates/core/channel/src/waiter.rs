@@ -10,8 +10,6 @@ use std::{
 };
 
 use tombolo_domain::{Doorbell, Slot, Woken as DoorbellWoken};
-use tombolo_layout::words;
-use tombolo_mem::{OwnWord, PeerWord};
 use tombolo_os::clock::coarse_time;
 use tombolo_ring::{Counters, Deadline, Side, Spin, StatsPage, WaitContext, Waited, Woken, wait};
 
@@ -307,15 +305,7 @@ impl WaitContext for Waiter {
     }
 
     fn may_spin(&mut self) -> bool {
-        if !self.end.same_cpus {
-            return true;
-        }
-        let cpu = words::encode_cpu(os::current_cpu());
-        if self.end.own_cpu.load() != cpu {
-            // ORDER R-14: Relaxed; a hint.
-            self.end.own_cpu.store_relaxed(cpu);
-        }
-        self.end.peer_cpu.load_relaxed().hint() != cpu
+        !self.end.shares_cpu()
     }
 }
 

@@ -313,7 +313,9 @@ fn c4_listener_that_knows_no_writer_that_goes_ahead_is_asked_anew_for_a_channel_
         let _kept = raw::send_with_segment(&mut *link, &Message::Welcome(raw::greeting()).encode(), 0);
         let mut stream = client.join().unwrap().unwrap();
         let sent = stream.statistics().sent;
-        assert_eq!((sent.ring_size, sent.ring_growth), (CAPACITY_DEFAULT, None));
+        // Whether it would try a larger one depends on this machine's caches.
+        assert!(sent.ring_growth.is_none_or(|growth| growth.reason == RingReason::First));
+        assert_eq!(sent.ring_size, CAPACITY_DEFAULT);
         assert_eq!(stream.split().1.try_write(&noise(2 * ROOM, 1)).unwrap(), Some(ROOM));
     });
 }

@@ -20,8 +20,8 @@ struct Watched {
     _offer: Offer,
 }
 
-fn watched(world: &World) -> Watched {
-    let mut listener = world.listen::<Stream>();
+fn watched(world: &World, options: &Options) -> Watched {
+    let mut listener = world.listening.listen::<Stream>(&world.address, options).unwrap();
     let mut link = world.knock();
     let (own, offer) = raw::send_with_segment(&mut *link, &Message::Hello(raw::greeting()).encode(), 0);
     let stream = listener.accept_until(Deadline::after(SOON)).unwrap();
@@ -42,7 +42,7 @@ fn worlds() -> [World; 2] {
 #[test]
 fn c12_end_says_that_it_has_a_board_and_whose_peer_it_is() {
     for world in worlds() {
-        let Watched { segment, .. } = watched(&world);
+        let Watched { segment, .. } = watched(&world, &Options::new());
         let header = SegmentHeader::decode(&segment.header(), segment.len() as u64).unwrap();
         assert!(header.features.has(Features::STATISTICS));
         assert_eq!(segment.word(words::PEER_EPOCH).load_relaxed().hint(), raw::EPOCH);
@@ -52,7 +52,7 @@ fn c12_end_says_that_it_has_a_board_and_whose_peer_it_is() {
 #[test]
 fn c12_board_is_up_to_date_once_an_end_sleeps() {
     for world in worlds() {
-        let Watched { mut stream, segment, link: _link, .. } = watched(&world);
+        let Watched { mut stream, segment, link: _link, .. } = watched(&world, &Options::new());
         let began = Instant::now();
         // On a busy machine one deadline may pass before there was time to sleep.
         let counted = loop {
@@ -73,7 +73,7 @@ fn c12_board_is_up_to_date_once_an_end_sleeps() {
 #[test]
 fn c12_board_is_never_more_than_1024_calls_behind() {
     for world in worlds() {
-        let Watched { mut stream, segment, link: _link, .. } = watched(&world);
+        let Watched { mut stream, segment, link: _link, .. } = watched(&world, &Options::new());
         for calls in 1..=3000u64 {
             assert_eq!(stream.split().1.try_write(b"x").unwrap(), Some(1));
             let behind = calls - board(&segment, words::WRITER_COUNTERS)[0];
@@ -88,7 +88,7 @@ fn c12_board_is_never_more_than_1024_calls_behind() {
 fn c12_board_says_how_a_ring_follows_its_load() {
     for world in worlds() {
         let growth = |segment: &PeerSegment| segment.word(words::RING_GROWTH).load_relaxed().hint();
-        let Watched { segment, link: _link, stream: _stream, .. } = watched(&world);
+        let Watched { segment, link: _link, .. } = watched(&world, &Options::new().ring_size(1 << 20));
         assert_eq!(growth(&segment), 0, "it does not");
         let world = World::local();
         let options = Options::new().ring_size(64 << 10).ring_growth(&RingBudget::unwatched(5000));
@@ -115,7 +115,7 @@ fn c12_board_says_how_a_ring_follows_its_load() {
 #[test]
 fn c12_rubbish_on_a_board_is_looked_at_by_no_end() {
     for world in worlds() {
-        let Watched { mut stream, segment, link: _link, own, .. } = watched(&world);
+        let Watched { mut stream, segment, link: _link, own, .. } = watched(&world, &Options::new());
         for at in (words::WRITER_COUNTERS..4096).step_by(8) {
             own.word(at).store_relaxed(u64::MAX);
         }

@@ -7,14 +7,21 @@ use std::{
     collections::VecDeque,
     fs,
     io::{Read, Write},
+    sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
 };
 
 use common::{SOON, World, eventually, let_pass, noise, raw};
 use proptest::prelude::*;
-use tombolo_channel::{Deadline, Error, Messages, Options, RingBudget, RingReason, Stream};
-use tombolo_layout::{Features, handshake::Greeting, handshake::Message, limits::CONTROL_LEN, words};
+use tombolo_channel::{Deadline, Error, Messages, Options, RingBudget, RingChoice, RingReason, Stream};
+use tombolo_layout::{
+    Features,
+    handshake::Greeting,
+    handshake::Message,
+    limits::{CAPACITY_DEFAULT, CONTROL_LEN},
+    words,
+};
 use tombolo_mem::{OwnWord, PeerWord};
 
 const FIRST: u64 = 8 << 10;
@@ -559,4 +566,78 @@ fn figures() {
         latency(false);
         latency(true);
     }
+}
+
+/// What a busy stream tries on this machine, if it tries anything: more than suits any stream, by the caches, and no more than 4 MiB.
+fn tried(stream: &Stream) -> Option<u64> {
+    let growth = stream.statistics().sent.ring_growth?;
+    let most = 2 * RingChoice::of_this_machine().bytes().max(2 << 20);
+    assert!((RingChoice::of_this_machine().bytes()..=most).contains(&growth.target), "{growth:?}");
+    Some(growth.target)
+}
+
+#[test]
+fn busy_stream_that_nobody_gave_a_ring_tries_a_larger_one_and_loses_nothing() {
+    let world = World::local();
+    let (mut reader, mut writer) = world.pair_with::<Stream>(&Options::new());
+    let piece = noise((1 << 20) + 13, 7);
+    let target = tried(&writer);
+    assert_eq!(target.is_none(), RingChoice::of_this_machine().bytes() == CAPACITY_DEFAULT, "{target:?}");
+    // Where the caches say nothing, so much goes through that it would have tried.
+    let least = 2 << 30;
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut at, mut buffer) = (0, vec![0; 1 << 20]);
+            loop {
+                let n = reader.split().0.read_until(&mut buffer, Deadline::after(SOON)).unwrap();
+                if n == 0 {
+                    break;
+                }
+                let (first, rest) = buffer[..n].split_at(n.min(piece.len() - at));
+                assert!(first == &piece[at..at + first.len()] && *rest == piece[..rest.len()], "at {at}");
+                at = (at + n) % piece.len();
+            }
+            assert!(over.load(Ordering::Relaxed), "the end comes last");
+        });
+        let (mut wrote, until) = (0, Instant::now() + SOON);
+        while target.map_or(wrote < least, |target| writer.statistics().sent.ring_size != target) {
+            assert!(Instant::now() < until, "it stays with {:?} after {wrote} bytes", writer.statistics().sent);
+            writer.split().1.write_all_until(&piece, Deadline::after(SOON)).unwrap();
+            wrote += piece.len();
+        }
+        (0..100).for_each(|_| writer.split().1.write_all_until(&piece, Deadline::after(SOON)).unwrap());
+        over.store(true, Ordering::Relaxed);
+        writer.split().1.close();
+    });
+    if target.is_none() {
+        assert_eq!(writer.statistics().sent.ring_size, CAPACITY_DEFAULT);
+    }
+}
+
+#[test]
+fn ring_that_somebody_chose_and_that_of_messages_try_nothing() {
+    let world = World::local();
+    let (_reader, writer) = world.pair_with::<Stream>(&Options::new().ring_size(CAPACITY_DEFAULT));
+    assert_eq!(writer.statistics().sent.ring_growth, None);
+    let world = World::local();
+    let (_reader, sender) = world.pair_with::<Messages>(&Options::new());
+    assert_eq!(sender.statistics().sent.ring_growth, None);
+    // Memory that others may lack, as between machines, is nothing to try with.
+    let world = World::harsh();
+    let (_reader, writer) = world.pair_with::<Stream>(&Options::new());
+    assert_eq!(writer.statistics().sent.ring_growth, None);
+}
+
+#[test]
+fn stream_that_may_try_more_has_no_more_room_than_before() {
+    let world = World::local();
+    let (_reader, mut writer) = world.pair_with::<Stream>(&Options::new());
+    let mut wrote = 0;
+    while let Some(n) = writer.split().1.try_write(&[7; 100_000]).unwrap() {
+        wrote += n as u64;
+    }
+    assert_eq!(wrote, CAPACITY_DEFAULT);
+    let refused = writer.split().1.try_reserve(2 * CAPACITY_DEFAULT as usize).map(|there| there.is_some());
+    assert!(matches!(refused, Err(Error::TooLarge { .. })), "{refused:?}");
 }

@@ -9,6 +9,7 @@
 mod budget;
 mod policy;
 mod pressure;
+mod trial;
 
 pub use budget::RingBudget;
 pub use policy::{Growth, GrowthRule, RingGrowth, RingReason};

@@ -5,7 +5,10 @@ use std::time::Duration;
 
 use tombolo_layout::limits::{self, CONTROL_LEN};
 
-use crate::budget::{Lacking, RingBudget, Share};
+use crate::{
+    budget::{Lacking, RingBudget, Share},
+    trial::{Trial, Verdict},
+};
 
 /// Bulk is looked for within so much time.
 const WINDOW: Duration = Duration::from_millis(100);
@@ -47,6 +50,12 @@ impl GrowthRule {
         lively: Some(512 << 10),
         idle: Duration::from_secs(1),
     };
+    /// For a stream that begins with the ring that programs count on, of `first` bytes, and only tries a larger one.
+    #[must_use]
+    pub const fn trying(first: u64) -> Self {
+        Self { first, least: first, full: u32::MAX, rounds: 0, lively: None, ..Self::STREAM }
+    }
+
     /// For a connection beside TCP, whose programs know nothing of rings: they count on room, so it grows sooner, and an idle one
     /// keeps as much room as it began with.
     #[must_use]
@@ -128,6 +137,8 @@ pub struct Growth {
     held: Option<Share>,
     /// What the ring that was offered costs.
     offered: Option<(Option<Share>, RingReason)>,
+    /// Where the larger ring has to prove that it is faster.
+    trial: Option<Trial>,
 }
 
 impl Growth {
@@ -138,7 +149,38 @@ impl Growth {
         let reason = if mapped.min(most) > rule.first { RingReason::First } else { RingReason::Peer };
         let most = most.min(mapped).max(rule.least);
         let (busy, lively, quiet) = ((now, 0, 0), (now, 0), (now, 0));
-        Self { rule, most, budget, reason, busy, lively, quiet, hold: now, held: None, offered: None }
+        Self { rule, most, budget, reason, busy, lively, quiet, hold: now, held: None, offered: None, trial: None }
+    }
+
+    /// The same, of a stream that grows no sooner than it has tried whether it is faster with a ring of that size.
+    #[must_use]
+    pub fn trying(self) -> Self {
+        Self { trial: Some(Trial::new()), ..self }
+    }
+
+    /// Whether it may be time to [weigh](Self::weigh) a larger ring: the writer, at byte `moved`, has moved much.
+    #[inline]
+    #[must_use]
+    pub fn is_trial_due(&self, moved: u64) -> bool {
+        self.trial.as_ref().is_some_and(|trial| trial.is_due(moved))
+    }
+
+    /// Whether it is, so that it is worth asking an exact clock.
+    pub fn may_weigh(&mut self, moved: u64, about_now: Duration) -> bool {
+        self.offered.is_none() && self.trial.as_mut().is_some_and(|trial| trial.may_weigh(moved, about_now))
+    }
+
+    /// The ring to go to from one of `capacity` bytes, as the writer of a busy stream is at byte `moved` at that exact time: a
+    /// larger one, to be tried, or back where that was in vain.
+    pub fn weigh(&mut self, capacity: u64, moved: u64, now: Duration) -> Option<u64> {
+        match self.trial.as_mut()?.weigh(moved, now)? {
+            Verdict::Try => self.choose_ring(capacity, u64::MAX, now),
+            Verdict::GoBack => {
+                self.offered = Some((None, RingReason::Bulk));
+                self.reason = RingReason::Offered;
+                Some(self.rule.first)
+            }
+        }
     }
 
     /// Where the ring stands, and why.
@@ -250,6 +292,9 @@ impl Growth {
         self.hold = now + HOLD;
         self.reason = reason;
         self.budget.note_want();
+        if let Some(trial) = &mut self.trial {
+            trial.put_off(now);
+        }
     }
 
     /// The move is over: the old ring is free, the new one is what is held.
@@ -257,6 +302,9 @@ impl Growth {
         if let Some((share, reason)) = self.offered.take() {
             (self.held, self.reason) = (share, reason);
             (self.busy, self.lively, self.quiet) = ((now, moved, 0), (now, moved), (now, moved));
+            if let Some(trial) = &mut self.trial {
+                trial.enter(moved, self.held.is_some());
+            }
             if reason == RingReason::Pressure {
                 self.hold = now + HOLD;
             }
@@ -401,5 +449,48 @@ mod tests {
         assert_eq!(of(CONTROL_LEN + (64 << 10) + 1).target, 64 << 10);
         assert_eq!((of(CONTROL_LEN + STREAM.first).reason, of(0).reason), (RingReason::Peer, RingReason::Peer));
         assert_eq!(of(u64::MAX), RingGrowth { target: 1 << 20, reason: RingReason::First });
+    }
+
+    /// Weighs a stream of 10 MiB a millisecond, so much as `part` of it once it tries a ring, until something is to be done.
+    fn weigh(policy: &mut Growth, at: &mut (u64, Duration), capacity: u64, mib: u64) -> Option<u64> {
+        (0..200).find_map(|_| {
+            *at = (at.0 + (mib << 20), at.1 + MS);
+            if policy.may_weigh(at.0, at.1) { policy.weigh(capacity, at.0, at.1) } else { None }
+        })
+    }
+
+    #[test]
+    fn busy_stream_tries_a_larger_ring_within_the_budget_and_returns_what_is_slower() {
+        let (base, most) = (1 << 20, 4 << 20);
+        let budget = RingBudget::unwatched(most + CONTROL_LEN);
+        let of = || Growth::new(GrowthRule::trying(base), budget.clone(), most, 1 << 31, MS).trying();
+        let (mut kept, mut at) = (of(), (0, MS));
+        assert!(!(0..100).any(|nth| kept.is_bulk(base, nth << 24, MS)), "bulk alone is no reason");
+        assert_eq!(weigh(&mut kept, &mut at, base, 10), Some(most));
+        assert_eq!((kept.state().reason, weigh(&mut kept, &mut at, base, 10)), (RingReason::Offered, None));
+        kept.settle_move(at.0, at.1);
+        assert_eq!((weigh(&mut kept, &mut at, most, 10), kept.state().reason), (None, RingReason::Bulk));
+        // Another finds the budget used up, tries again after a pause, and finds the ring slower.
+        let (mut other, mut then) = (of(), (0, MS));
+        assert_eq!(
+            (weigh(&mut other, &mut then, base, 10), other.state().reason),
+            (None, RingReason::Budget),
+            "there is room for one"
+        );
+        drop(kept);
+        while budget.used() == 0 {
+            assert!(then.1 < 10_000 * MS, "it tries no more");
+            let _ = weigh(&mut other, &mut then, base, 10);
+        }
+        other.settle_move(then.0, then.1);
+        assert_eq!(weigh(&mut other, &mut then, most, 9), Some(base));
+        assert!(budget.used() > most, "the peer may still read there");
+        other.settle_move(then.0, then.1);
+        assert_eq!((budget.used(), other.state().reason), (0, RingReason::Bulk));
+        // One that is idle in a ring that it kept goes back as well.
+        let (mut idle, mut at) = (of(), (0, MS));
+        weigh(&mut idle, &mut at, base, 10);
+        idle.settle_move(at.0, at.1);
+        assert_eq!(idle.shrinks_to(most, at.0 + 5, at.1 + 1100 * MS), Some(base));
     }
 }

@@ -46,7 +46,7 @@ pub struct Args {
     /// Give up when nothing has moved in either direction for so many seconds [default: never]
     #[arg(short, long, value_name = "SECONDS", value_parser = some_seconds)]
     pub timeout: Option<Duration>,
-    /// Bytes of the ring this side writes into, 4KiB to 1GiB, rounded up to a power of two; or "auto": 8KiB that follow the load [default: 1MiB, less where memory to share is scarce]
+    /// Bytes of the ring this side writes into, 4KiB to 1GiB, rounded up to a power of two; or "auto": 8KiB that follow the load [default: 1MiB, less where memory to share is scarce; while busy more, unless slower]
     #[arg(long, value_name = "SIZE", value_parser = ring_or_auto)]
     pub ring: Option<Ring>,
     /// Largest ring of the peer that this side maps, 4KiB to 1GiB [default: 16MiB of one who connects, or four times --ring]
