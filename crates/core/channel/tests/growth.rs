@@ -600,7 +600,7 @@ fn busy_stream_that_nobody_gave_a_ring_tries_a_larger_one_and_loses_nothing() {
             }
             assert!(over.load(Ordering::Relaxed), "the end comes last");
         });
-        let (mut wrote, until) = (0, Instant::now() + SOON);
+        let (mut wrote, until) = (0, Instant::now() + 6 * SOON);
         while target.map_or(wrote < least, |target| writer.statistics().sent.ring_size != target) {
             assert!(Instant::now() < until, "it stays with {:?} after {wrote} bytes", writer.statistics().sent);
             writer.split().1.write_all_until(&piece, Deadline::after(SOON)).unwrap();
