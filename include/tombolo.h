@@ -307,8 +307,8 @@ typedef struct tombolo_options {
    */
   uint32_t flags;
   /**
-   * Bytes of the ring this endpoint writes into: rounded up to a power of two, 4 KiB to 1 GiB. Default 1 MiB; a busy stream
-   * tries up to 4 MiB then, and keeps them while they are no slower.
+   * Bytes of the ring this endpoint writes into: rounded up to a power of two, 4 KiB to 1 GiB. Default 1 MiB; a busy
+   * channel of one kernel tries up to 4 MiB then, and keeps them while they are no slower.
    */
   uint64_t ring_size;
   /**

@@ -53,7 +53,7 @@ pub struct BenchArgs {
     #[arg(default_value_if("quick", "true", "2"), default_value_if("report", ArgPredicate::IsPresent, "7"))]
     pub runs: u16,
     /// Bytes of a ring, a power of two, and of memcpy's buffers; at least four of the messages that are kept apart in it. By
-    /// default 1MiB, and what Tombolo's streams have by default, which may become more
+    /// default 1MiB, and for Tombolo what programs get, which may become more
     #[arg(long, value_name = "SIZE", value_parser = ring_size)]
     pub ring: Option<usize>,
     /// Rings of the size that suits a bulk stream on this machine, by its caches; says which
@@ -192,7 +192,7 @@ pub struct Plan {
     pub runs: usize,
     /// Bytes of a ring.
     pub ring: usize,
-    /// Whether those of Tombolo's streams keep that.
+    /// Whether Tombolo's keep that.
     pub rings: Rings,
     /// Bytes that cross in [`Test::Switches`].
     pub volume: u64,

@@ -61,16 +61,16 @@ pub enum Cpu {
     Same,
 }
 
-/// How large the rings of Tombolo's streams are.
+/// How large Tombolo's rings are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Rings {
-    /// As it is by default: 1 MiB, and more where a busy stream finds that faster.
+    /// As it is by default: 1 MiB, and more where a busy channel finds that no slower.
     #[default]
     Default,
     /// As asked for.
     Fixed,
-    /// They follow their load, up to what was asked for.
+    /// Those of streams follow their load, up to what was asked for.
     Growing,
 }
 
@@ -101,7 +101,7 @@ pub struct Job {
     pub channels: usize,
     /// Bytes of a ring, for transports that have one.
     pub ring: usize,
-    /// Whether the rings of Tombolo's streams keep that.
+    /// Whether Tombolo's keep that.
     pub rings: Rings,
     /// How long the sample takes.
     pub seconds: f64,

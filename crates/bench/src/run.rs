@@ -216,10 +216,15 @@ impl Cell {
         if tight { (4 * self.size).next_power_of_two() } else { plan.ring }
     }
 
-    /// Only Tombolo's streams have such rings: one that bounds the length of messages keeps its size.
+    /// Only Tombolo has such rings. One that bounds the length of messages grows by a trial alone, where these are short.
     fn follows_load(&self, plan: &Plan) -> bool {
         let card = self.transport.card();
-        plan.rings != Rings::Fixed && card.mode == Mode::Stream && card.name == "tombolo"
+        let may = match plan.rings {
+            Rings::Fixed => false,
+            Rings::Growing => card.mode == Mode::Stream,
+            Rings::Default => self.ring(plan) == plan.ring,
+        };
+        may && card.name == "tombolo"
     }
 
     fn samples(&self) -> impl Iterator<Item = &Sample> {

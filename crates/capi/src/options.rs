@@ -28,8 +28,8 @@ pub struct Options {
     pub size: u32,
     /// TOMBOLO_NO_SPIN, TOMBOLO_NO_MEMBARRIER, TOMBOLO_RING_GROWTH.
     pub flags: u32,
-    /// Bytes of the ring this endpoint writes into: rounded up to a power of two, 4 KiB to 1 GiB. Default 1 MiB; a busy stream
-    /// tries up to 4 MiB then, and keeps them while they are no slower.
+    /// Bytes of the ring this endpoint writes into: rounded up to a power of two, 4 KiB to 1 GiB. Default 1 MiB; a busy
+    /// channel of one kernel tries up to 4 MiB then, and keeps them while they are no slower.
     pub ring_size: u64,
     /// Largest ring of the peer that this endpoint maps, in bytes. Default 16 MiB for a caller, else 1 GiB.
     pub largest_peer_ring: u64,

@@ -191,6 +191,7 @@ impl Agreed {
             reader.handover().allow_ahead();
         }
         let growth = growth(&*link, writer.capacity(), &agreement, options);
+        writer.handover().keep_message_max(growth.is_some());
         // To try a ring is no reason to make room.
         let goes_ahead = goes_ahead && options.growth.is_some();
         let end = Arc::new(End::new(link, offer, (own_cpu, peer_cpu), agreement));
@@ -206,9 +207,7 @@ impl Agreed {
 
 /// How the ring of `capacity` bytes that this endpoint writes follows its load.
 fn growth(link: &dyn Endpoint, capacity: u64, agreement: &Agreement, options: &Options) -> Option<Growth> {
-    if agreement.features.has(Features::MESSAGES) {
-        return None;
-    }
+    let messages = agreement.features.has(Features::MESSAGES);
     let follows = agreement.features.has(Features::HANDOVER);
     let peer_maps = if follows { agreement.peer_map_limit } else { 0 };
     let of = |rule, budget: &RingBudget, most| {
@@ -217,6 +216,8 @@ fn growth(link: &dyn Endpoint, capacity: u64, agreement: &Agreement, options: &O
     };
     let tried = RingChoice::of_this_machine().tried();
     match &options.growth {
+        // It bounds their length.
+        Some(_) if messages => None,
         Some(budget) => Some(of(GrowthRule::STREAM, budget, options.growth_target())),
         // Nobody said how large it is to be, and it costs nothing that others may lack.
         None if options.capacity.is_none() && follows && can_go_ahead(link) && tried > capacity => {

@@ -221,7 +221,9 @@ impl RingMoves {
 
     /// Offers a ring of `capacity` bytes, as the program wants: it answers for the ring from now on.
     pub(crate) fn resize(&mut self, capacity: u64, ring: &mut Ring) -> Result<()> {
-        self.outgoing.begin(capacity, false, &mut ring.half, ring.waiter.end())
+        self.outgoing.begin(capacity, false, &mut ring.half, ring.waiter.end())?;
+        ring.half.handover().keep_message_max(false);
+        Ok(())
     }
 
     /// No ring follows its load any more.

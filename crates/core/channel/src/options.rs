@@ -59,10 +59,11 @@ impl Default for Options {
 impl Options {
     /// Returns the defaults: 1 MiB rings, a learnt spin of at most 50 µs, flush at every write, 5 s for a handshake.
     ///
-    /// On one kernel, a stream that moves 400 MB/s or more tries a larger ring, where the caches let one expect that it is
+    /// On one kernel, a channel that moves 400 MB/s or more tries a larger ring, where the caches let one expect that it is
     /// faster: four times the L2 cache of one CPU, at most 4 MiB. It keeps that while it is busy, unless it is slower there.
-    /// Such rings of one process take half of the L3 cache at most. Once it is idle for a second the stream goes back to 1 MiB,
-    /// and its first ring's memory stays as well. Whoever wants rings that stay as they are says their [size](Self::ring_size).
+    /// Such rings of one process take half of the L3 cache at most. Messages become no longer by it. Once it is idle for a
+    /// second the channel goes back to 1 MiB, and its first ring's memory stays as well. Whoever wants rings that stay as they
+    /// are says their [size](Self::ring_size).
     ///
     /// Rings are smaller where memory to share is scarce (Xen's grants). Between emulated machines the spin is at most
     /// 200 µs.

@@ -19,7 +19,7 @@ use tombolo_layout::{
     Features,
     handshake::Greeting,
     handshake::Message,
-    limits::{CAPACITY_DEFAULT, CONTROL_LEN},
+    limits::{CAPACITY_DEFAULT, CONTROL_LEN, message_max},
     words,
 };
 use tombolo_mem::{OwnWord, PeerWord};
@@ -616,13 +616,57 @@ fn busy_stream_that_nobody_gave_a_ring_tries_a_larger_one_and_loses_nothing() {
 }
 
 #[test]
-fn ring_that_somebody_chose_and_that_of_messages_try_nothing() {
+fn busy_sender_of_messages_tries_a_larger_ring_and_they_become_no_longer() {
+    let world = World::local();
+    let (mut receiver, mut sender) = world.pair_with::<Messages>(&Options::new());
+    let target = sender.statistics().sent.ring_growth.map(|growth| growth.target);
+    assert_eq!(target.is_none(), RingChoice::of_this_machine().bytes() == CAPACITY_DEFAULT, "{target:?}");
+    let most = sender.split().0.message_max();
+    assert_eq!(most, message_max(CAPACITY_DEFAULT));
+    let piece = noise(8000, 9);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut buffer = vec![0; most as usize];
+            let mut received = 0_u64;
+            while let Some(n) = receiver.split().1.recv_until(&mut buffer, Deadline::after(SOON)).unwrap() {
+                if n == most as usize {
+                    continue;
+                }
+                assert_eq!((n, &buffer[..8]), (piece.len(), &received.to_le_bytes()[..]));
+                assert!(buffer[8..n] == piece[8..], "message {received}");
+                received += 1;
+            }
+        });
+        let (mut message, mut sent, until) = (piece.clone(), 0_u64, Instant::now() + 6 * SOON);
+        while target.map_or(sent < 1 << 18, |target| sender.statistics().sent.ring_size != target) {
+            assert!(Instant::now() < until, "it stays with {:?} after {sent} messages", sender.statistics().sent);
+            message[..8].copy_from_slice(&sent.to_le_bytes());
+            sender.split().0.send_until(&message, Deadline::after(SOON)).unwrap();
+            sent += 1;
+        }
+        let (half, _) = sender.split();
+        assert_eq!(half.message_max(), most);
+        half.send_until(&vec![1; most as usize], Deadline::after(SOON)).unwrap();
+        let refused = half.send_until(&vec![1; most as usize + 1], Deadline::after(SOON));
+        assert!(matches!(refused, Err(Error::TooLarge { max, .. }) if max == most), "{refused:?}");
+        half.close();
+    });
+    // One who asks for a ring gets what goes with it.
+    let world = World::local();
+    let (mut receiver, mut sender) = world.pair_with::<Messages>(&Options::new());
+    sender.split().0.resize(4 << 20).unwrap();
+    eventually("the receiver takes the ring", || {
+        while receiver.split().1.try_recv(&mut [0; 8]).unwrap().is_ready() {}
+        sender.split().0.try_send(b"").unwrap();
+        sender.split().0.message_max() == message_max(4 << 20)
+    });
+}
+
+#[test]
+fn ring_that_somebody_chose_tries_nothing() {
     let world = World::local();
     let (_reader, writer) = world.pair_with::<Stream>(&Options::new().ring_size(CAPACITY_DEFAULT));
     assert_eq!(writer.statistics().sent.ring_growth, None);
-    let world = World::local();
-    let (_reader, sender) = world.pair_with::<Messages>(&Options::new());
-    assert_eq!(sender.statistics().sent.ring_growth, None);
     // Memory that others may lack, as between machines, is nothing to try with.
     let world = World::harsh();
     let (_reader, writer) = world.pair_with::<Stream>(&Options::new());

@@ -10,7 +10,7 @@ const SAMPLE: Duration = Duration::from_millis(20);
 const MUCH: u64 = 8 << 20;
 /// The larger ring is kept if it has this part of the rate: what there is for others in the caches changes within seconds, and
 /// where that is little for a while no ring is faster than another.
-const WORTH: (u64, u64) = (15, 16);
+const WORTH: (u64, u64) = (31, 32);
 /// After a trial in vain the next comes so much later, and after each one more in twice the time.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(64));
 
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn ring_that_is_no_slower_is_kept_and_one_that_is_slower_is_left() {
-        for (faster, is_kept) in [(2.0, true), (1.0, true), (0.96, true), (0.9, false), (0.5, false)] {
+        for (faster, is_kept) in [(2.0, true), (1.0, true), (0.98, true), (0.95, false), (0.5, false)] {
             let mut busy = Busy::new();
             let (at, verdict) = busy.next(10 * MIB, 100).unwrap();
             assert!(verdict == Verdict::Try && (40..50).contains(&at), "after {at} ms");

@@ -197,10 +197,10 @@ impl<M: Mem> Writer<M> {
         self.flow.room()
     }
 
-    /// Largest record that this ring takes, in bytes.
+    /// Largest record that this ring takes, in bytes, or that the [first of several](Handover::keep_message_max) took.
     #[must_use]
     pub fn message_max(&self) -> u64 {
-        limits::message_max(self.flow.ring.capacity)
+        limits::message_max(self.flow.ring.capacity).min(self.flow.longest)
     }
 
     /// Bytes of the ring.

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Moving a pipe to another ring: the writer's side (H-1 to H-6).
 
-use tombolo_layout::state::{Phase, State};
+use tombolo_layout::{
+    limits,
+    state::{Phase, State},
+};
 use tombolo_mem::{Mem, OwnWord};
 
 use super::Outflow;
@@ -26,6 +29,11 @@ impl<M: Mem> Handover<'_, M> {
             && self.flow.reader.ready == self.flow.state.ready
             && self.flow.previous.is_none()
             && self.flow.state.phase == Phase::Open)
+    }
+
+    /// Whether records stay no longer than they may be in this ring, also in a larger one.
+    pub fn keep_message_max(&mut self, kept: bool) {
+        self.flow.longest = if kept { limits::message_max(self.flow.ring.capacity) } else { u64::MAX };
     }
 
     /// The number of the ring that comes next (H-1).

@@ -30,6 +30,8 @@ pub(crate) struct Outflow<M: Mem> {
     pub(crate) limit: u64,
     /// The head as last seen and checked.
     pub(crate) head_seen: u64,
+    /// A record is no longer than this, whatever ring the pipe is in.
+    pub(crate) longest: u64,
     /// Where the present ring begins: what lies before it is in the ring before (H-3).
     pub(crate) floor: u64,
     pub(crate) notifier: Notifier<M>,
@@ -68,6 +70,7 @@ impl<M: Mem> Outflow<M> {
             limit: start.wrapping_add(ring.capacity),
             ring,
             head_seen: start,
+            longest: u64::MAX,
             floor: start,
             notifier: Notifier::new(parts.want_data, start),
             ordering: parts.ordering,
@@ -138,7 +141,7 @@ impl<M: Mem> Outflow<M> {
     /// Whether a record of `len` bytes fits now.
     pub(super) fn make_room(&mut self, len: u64) -> Result<bool, Error> {
         self.check_open()?;
-        let max = limits::message_max(self.ring.capacity);
+        let max = limits::message_max(self.ring.capacity).min(self.longest);
         if len > max {
             return Err(Error::TooLarge { len, max });
         }
