@@ -152,10 +152,12 @@ impl Growth {
         Self { rule, most, budget, reason, busy, lively, quiet, hold: now, held: None, offered: None, trial: None }
     }
 
-    /// The same, of a stream that grows no sooner than it has tried whether it is faster with a ring of that size.
+    /// The same, of a stream that grows no sooner than it has tried whether it is faster with a ring of that size, if its peer
+    /// maps that.
     #[must_use]
     pub fn trying(self) -> Self {
-        Self { trial: Some(Trial::new()), ..self }
+        let trial = (self.most > self.rule.first).then(Trial::new);
+        Self { trial, ..self }
     }
 
     /// Whether it may be time to [weigh](Self::weigh) a larger ring: the writer, at byte `moved`, has moved much.
@@ -487,6 +489,9 @@ mod tests {
         assert!(budget.used() > most, "the peer may still read there");
         other.settle_move(then.0, then.1);
         assert_eq!((budget.used(), other.state().reason), (0, RingReason::Bulk));
+        // A peer that maps no larger one is offered none.
+        let mut small = Growth::new(GrowthRule::trying(base), budget.clone(), most, base + CONTROL_LEN, MS).trying();
+        assert_eq!((weigh(&mut small, &mut (0, MS), base, 10), small.state().reason), (None, RingReason::Peer));
         // One that is idle in a ring that it kept goes back as well.
         let (mut idle, mut at) = (of(), (0, MS));
         weigh(&mut idle, &mut at, base, 10);
