@@ -14,6 +14,7 @@ use std::{
 
 use common::{SOON, World, eventually, let_pass, noise, raw};
 use proptest::prelude::*;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tombolo_channel::{Deadline, Error, Messages, Options, RingBudget, RingChoice, RingReason, Stream};
 use tombolo_layout::{
     Features,
@@ -568,6 +569,15 @@ fn figures() {
     }
 }
 
+/// Keeps this thread to one of this process's CPUs: ends that share one try no larger ring.
+fn keep_to_cpu(nth: usize) {
+    let all = sched_getaffinity(None).unwrap();
+    let numbers: Vec<_> = (0..CpuSet::MAX_CPU).filter(|number| all.is_set(*number)).collect();
+    let mut one = CpuSet::new();
+    one.set(numbers[nth % numbers.len()]);
+    sched_setaffinity(None, &one).unwrap();
+}
+
 /// What a busy stream tries on this machine, if it tries anything: more than suits any stream, by the caches, and no more than 4 MiB.
 fn tried(stream: &Stream) -> Option<u64> {
     let growth = stream.statistics().sent.ring_growth?;
@@ -583,11 +593,13 @@ fn busy_stream_that_nobody_gave_a_ring_tries_a_larger_one_and_loses_nothing() {
     let piece = noise((1 << 20) + 13, 7);
     let target = tried(&writer);
     assert_eq!(target.is_none(), RingChoice::of_this_machine().bytes() == CAPACITY_DEFAULT, "{target:?}");
-    // Where the caches say nothing, so much goes through that it would have tried.
+    // Where the caches say nothing, or there is one CPU, so much goes through that it would have tried.
     let least = 2 << 30;
     let over = AtomicBool::new(false);
+    let cpus = sched_getaffinity(None).unwrap().count();
     thread::scope(|scope| {
         scope.spawn(|| {
+            keep_to_cpu(1);
             let (mut at, mut buffer) = (0, vec![0; 1 << 20]);
             loop {
                 let n = reader.split().0.read_until(&mut buffer, Deadline::after(SOON)).unwrap();
@@ -601,6 +613,8 @@ fn busy_stream_that_nobody_gave_a_ring_tries_a_larger_one_and_loses_nothing() {
             assert!(over.load(Ordering::Relaxed), "the end comes last");
         });
         let (mut wrote, until) = (0, Instant::now() + 6 * SOON);
+        keep_to_cpu(0);
+        let target = target.filter(|_| cpus > 1);
         while target.map_or(wrote < least, |target| writer.statistics().sent.ring_size != target) {
             assert!(Instant::now() < until, "it stays with {:?} after {wrote} bytes", writer.statistics().sent);
             writer.split().1.write_all_until(&piece, Deadline::after(SOON)).unwrap();
@@ -624,8 +638,10 @@ fn busy_sender_of_messages_tries_a_larger_ring_and_they_become_no_longer() {
     let most = sender.split().0.message_max();
     assert_eq!(most, message_max(CAPACITY_DEFAULT));
     let piece = noise(8000, 9);
+    let cpus = sched_getaffinity(None).unwrap().count();
     thread::scope(|scope| {
         scope.spawn(|| {
+            keep_to_cpu(1);
             let mut buffer = vec![0; most as usize];
             let mut received = 0_u64;
             while let Some(n) = receiver.split().1.recv_until(&mut buffer, Deadline::after(SOON)).unwrap() {
@@ -638,6 +654,8 @@ fn busy_sender_of_messages_tries_a_larger_ring_and_they_become_no_longer() {
             }
         });
         let (mut message, mut sent, until) = (piece.clone(), 0_u64, Instant::now() + 6 * SOON);
+        keep_to_cpu(0);
+        let target = target.filter(|_| cpus > 1);
         while target.map_or(sent < 1 << 18, |target| sender.statistics().sent.ring_size != target) {
             assert!(Instant::now() < until, "it stays with {:?} after {sent} messages", sender.statistics().sent);
             message[..8].copy_from_slice(&sent.to_le_bytes());
