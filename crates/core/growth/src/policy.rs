@@ -453,7 +453,7 @@ mod tests {
         assert_eq!(of(u64::MAX), RingGrowth { target: 1 << 20, reason: RingReason::First });
     }
 
-    /// Weighs a stream of 10 MiB a millisecond, so much as `part` of it once it tries a ring, until something is to be done.
+    /// Weighs a stream of `mib` MiB a millisecond, until something is to be done.
     fn weigh(policy: &mut Growth, at: &mut (u64, Duration), capacity: u64, mib: u64) -> Option<u64> {
         (0..200).find_map(|_| {
             *at = (at.0 + (mib << 20), at.1 + MS);
