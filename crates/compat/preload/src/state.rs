@@ -121,9 +121,11 @@ fn settings() -> Option<Settings> {
     let number = |name| env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
     let path = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let ring = |name| number(name).filter(|ring| ring.is_power_of_two() && (4096..=1 << 30).contains(ring));
+    let most = ring("TOMBOLO_SOCKETS_RING");
     Some(Settings {
         folder: path("TOMBOLO_SOCKETS")?,
-        ring: ring("TOMBOLO_SOCKETS_RING").unwrap_or(1 << 20),
+        ring: most.unwrap_or(1 << 20),
+        tries_larger: most.is_none(),
         first_ring: ring("TOMBOLO_SOCKETS_FIRST_RING").unwrap_or(256 << 10),
         after: number("TOMBOLO_SOCKETS_AFTER").unwrap_or(16 << 10),
         memory: number("TOMBOLO_SOCKETS_MEMORY").unwrap_or(u64::MAX),

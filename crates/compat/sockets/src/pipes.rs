@@ -18,7 +18,7 @@ use std::sync::{Arc, atomic::AtomicU64};
 
 use rustix::io::Errno;
 use tombolo_domain::{SingleDoorbell, SingleNotifier};
-use tombolo_growth::RingBudget;
+use tombolo_growth::Growth;
 use tombolo_layout::{
     Features,
     sockets::{BOUNDARY, FOLLOWED, MOVES},
@@ -47,7 +47,7 @@ pub(crate) struct OwnResources {
     /// The number of this end.
     pub id: u64,
     /// How the ring may grow, if the peer follows (S-20).
-    pub growth: Option<(RingBudget, u64)>,
+    pub growth: Option<Growth>,
 }
 
 /// What the peer brought.
@@ -206,8 +206,7 @@ impl Pipes {
         let mode = Mode { messages: false, ordering: tombolo_ring::FenceMode::Fences };
         let (halves, theirs) = tombolo_ring::halves(own, peer, mode)?;
         let growth = growth.filter(|_| theirs.features.has(Features::HANDOVER));
-        let first = halves.writer.capacity();
-        let rings = growth.map(|(budget, most)| Box::new(RingMoves::new(budget, first, most)));
+        let rings = growth.map(|policy| Box::new(RingMoves::new(policy)));
         let tx = Tx {
             sender: Sender::default(),
             writer: halves.writer,

@@ -32,6 +32,8 @@ pub struct Settings {
     pub folder: PathBuf,
     /// Bytes of each direction's ring while it is busy, a power of two.
     pub ring: u64,
+    /// Whether a busy one tries a larger ring than that, where this machine's caches let one expect that it is faster.
+    pub tries_larger: bool,
     /// Bytes that it begins with and has once it is idle, likewise; no more than that.
     pub first_ring: u64,
     /// Bytes after which a connection is worth it; two requests and answers are as well.

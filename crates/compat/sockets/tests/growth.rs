@@ -6,6 +6,7 @@ mod pair;
 use std::time::{Duration, Instant};
 
 use pair::{End, FIRST, SOON, joined};
+use tombolo_growth::RingChoice;
 use tombolo_sockets::Read;
 
 struct Random(u64);
@@ -77,6 +78,97 @@ fn s20_ring_begins_small_grows_for_bulk_and_shrinks_once_idle() {
     assert!(idle.elapsed() >= Duration::from_millis(1500), "after {:?}", idle.elapsed());
     // And again.
     be_busy(&ends, &mut flow, 1 << 20);
+}
+
+/// A stream in one direction that is as fast as this build can be: its bytes repeat themselves after a prime number of them.
+struct Bulk {
+    bytes: Vec<u8>,
+    to: Vec<u8>,
+    sent: usize,
+    received: usize,
+}
+
+impl Bulk {
+    const PERIOD: usize = 1_048_583;
+
+    fn new() -> Self {
+        let bytes = (0..2 * Self::PERIOD).map(|at| byte((at % Self::PERIOD) as u64)).collect();
+        Self { bytes, to: vec![0; Self::PERIOD], sent: 0, received: 0 }
+    }
+
+    /// Fills the ring, and empties it.
+    fn go_round(&mut self, ends: &[End; 2]) {
+        // TCP takes all that comes.
+        for _ in 0..16 {
+            let from = self.sent % Self::PERIOD;
+            let n = ends[0].send(&self.bytes[from..from + Self::PERIOD]);
+            self.sent += n;
+            if n < Self::PERIOD {
+                break;
+            }
+        }
+        // To the end, and once more in vain: who finds nothing looks for another ring.
+        loop {
+            let n = ends[1].receive(&mut self.to, Read::Take);
+            let from = self.received % Self::PERIOD;
+            assert!(self.to[..n] == self.bytes[from..from + n], "after {} bytes", self.received);
+            self.received += n;
+            if n == 0 {
+                break;
+            }
+        }
+        assert_eq!(self.received, self.sent, "nothing is on its way");
+    }
+
+    /// Until the sender's ring has `size` bytes, each round with so many times its own time after it.
+    fn be_busy_until(&mut self, ends: &[End; 2], size: u64, slower: u32) {
+        let deadline = Instant::now() + SOON;
+        while ends[0].sends_by() != size {
+            let begun = Instant::now();
+            self.go_round(ends);
+            let until = Instant::now() + begun.elapsed() * slower;
+            while Instant::now() < until {}
+            assert!(Instant::now() < deadline, "{size}: {:?}", ends[0].connection.ring_sizes());
+        }
+    }
+}
+
+#[test]
+fn s20_busy_end_tries_a_larger_ring_and_goes_back_where_that_is_slower() {
+    let (ends, _folder) = joined(|settings| settings.tries_larger = true);
+    let (mut bulk, tried) = (Bulk::new(), RingChoice::of_this_machine().tried());
+    be_busy(&ends, &mut Flow::default(), 1 << 20);
+    if tried > 1 << 20 {
+        bulk.be_busy_until(&ends, tried, 0);
+        bulk.be_busy_until(&ends, 1 << 20, 4);
+        // It tries again after a while, and stays.
+        bulk.be_busy_until(&ends, tried, 4);
+    }
+    let (size, until) = (ends[0].sends_by(), Instant::now() + Duration::from_secs(1));
+    while Instant::now() < until {
+        bulk.go_round(&ends);
+    }
+    assert_eq!(ends[0].sends_by(), size, "nothing was slower");
+    // Idle, it has its first ring again.
+    let deadline = Instant::now() + SOON;
+    while ends[0].sends_by() != FIRST {
+        ends.iter().for_each(|end| end.prepare_sleep(true, false));
+        assert!(Instant::now() < deadline, "{:?}", ends[0].connection.ring_sizes());
+        std::thread::yield_now();
+    }
+    bulk.go_round(&ends);
+}
+
+#[test]
+fn s20_end_that_was_given_a_ring_tries_no_larger_one() {
+    let (ends, _folder) = joined(|_| {});
+    be_busy(&ends, &mut Flow::default(), 1 << 20);
+    let (mut bulk, until) = (Bulk::new(), Instant::now() + Duration::from_secs(1));
+    while Instant::now() < until {
+        bulk.go_round(&ends);
+        assert!(ends[0].sends_by() <= 1 << 20);
+    }
+    assert_eq!(ends[0].sends_by(), 1 << 20);
 }
 
 #[test]

@@ -221,7 +221,8 @@ fn growth(link: &dyn Endpoint, capacity: u64, agreement: &Agreement, options: &O
         Some(budget) => Some(of(GrowthRule::STREAM, budget, options.growth_target())),
         // Nobody said how large it is to be, and it costs nothing that others may lack.
         None if options.capacity.is_none() && follows && can_go_ahead(link) && tried > capacity => {
-            Some(of(GrowthRule::trying(capacity), RingChoice::trial_budget(), tried).trying())
+            let fixed = of(GrowthRule::fixed(capacity), &RingBudget::new(0), capacity);
+            Some(fixed.trying(tried, RingChoice::trial_budget().clone()))
         }
         None => None,
     }

@@ -7,7 +7,6 @@
 
 mod address;
 mod backends;
-mod caches;
 mod connect;
 mod control;
 #[doc(hidden)]
@@ -37,7 +36,6 @@ mod watch;
 
 pub use address::{Address, AddressError};
 pub use backends::Backends;
-pub use caches::RingChoice;
 pub use connect::Channel;
 pub use end::Ending;
 pub use error::Error;
@@ -49,7 +47,7 @@ pub use options::Options;
 pub use stats::{PipeStatistics, Statistics};
 pub use stream::Stream;
 pub use tombolo_domain::{Deadline, Error as BackendError, Liveness, Peer};
-pub use tombolo_growth::{RingBudget, RingGrowth, RingReason};
+pub use tombolo_growth::{RingBudget, RingChoice, RingGrowth, RingReason};
 pub use tombolo_layout::handshake::Refusal;
 pub use tombolo_mem::SharedSlice;
 pub use tombolo_ring::{Corrupt, Counters, FlushPolicy, Peeked, Reserved};

@@ -265,8 +265,8 @@ impl RingMoves {
 
 /// The ring that a busy stream goes to, to try it or as it has tried it.
 fn weigh(growth: &mut Growth, ring: &Ring, about_now: Duration) -> Option<u64> {
-    let moved = ring.half.position();
+    let (capacity, moved) = (ring.half.capacity(), ring.half.position());
     // Ends that share a CPU share its caches, and have no line to wait for.
-    let is_due = growth.may_weigh(moved, about_now) && !ring.waiter.end().shares_cpu();
-    is_due.then(|| growth.weigh(ring.half.capacity(), moved, exact_time())).flatten()
+    let is_due = growth.may_weigh(capacity, moved, about_now) && !ring.waiter.end().shares_cpu();
+    is_due.then(|| growth.weigh(capacity, u64::MAX, moved, exact_time())).flatten()
 }

@@ -7,9 +7,11 @@
 #![forbid(unsafe_code)]
 
 mod budget;
+mod caches;
 mod policy;
 mod pressure;
 mod trial;
 
 pub use budget::RingBudget;
+pub use caches::RingChoice;
 pub use policy::{Growth, GrowthRule, RingGrowth, RingReason};

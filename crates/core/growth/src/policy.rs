@@ -50,10 +50,11 @@ impl GrowthRule {
         lively: Some(512 << 10),
         idle: Duration::from_secs(1),
     };
-    /// For a stream that begins with the ring that programs count on, of `first` bytes, and only tries a larger one.
+    /// For a stream that begins with the ring that programs count on, of `first` bytes, and only [tries](Growth::trying) a larger
+    /// one.
     #[must_use]
-    pub const fn trying(first: u64) -> Self {
-        Self { first, least: first, full: u32::MAX, rounds: 0, lively: None, ..Self::STREAM }
+    pub const fn fixed(first: u64) -> Self {
+        Self { first, least: first, lively: None, ..Self::STREAM }
     }
 
     /// For a connection beside TCP, whose programs know nothing of rings: they count on room, so it grows sooner, and an idle one
@@ -123,6 +124,8 @@ pub struct RingGrowth {
 pub struct Growth {
     rule: GrowthRule,
     most: u64,
+    /// The largest ring that the peer maps.
+    mapped: u64,
     budget: RingBudget,
     reason: RingReason,
     /// Where bulk is looked for: since when, from which byte, and how often the ring was full.
@@ -135,10 +138,25 @@ pub struct Growth {
     hold: Duration,
     /// What the present ring costs, and the one before for as long as it is drained.
     held: Option<Share>,
-    /// What the ring that was offered costs.
-    offered: Option<(Option<Share>, RingReason)>,
-    /// Where the larger ring has to prove that it is faster.
-    trial: Option<Trial>,
+    offered: Option<Offered>,
+    larger: Option<Larger>,
+}
+
+/// A ring that was offered.
+#[derive(Debug)]
+struct Offered {
+    /// What it costs, if more than the first.
+    share: Option<Share>,
+    reason: RingReason,
+    is_tried: bool,
+}
+
+/// A ring beyond what bulk grows to, which has to prove that it is faster.
+#[derive(Debug)]
+struct Larger {
+    size: u64,
+    budget: RingBudget,
+    trial: Trial,
 }
 
 impl Growth {
@@ -146,49 +164,78 @@ impl Growth {
     #[must_use]
     pub fn new(rule: GrowthRule, budget: RingBudget, most: u64, peer_maps: u64, now: Duration) -> Self {
         let mapped = peer_maps.saturating_sub(CONTROL_LEN).checked_ilog2().map_or(0, |bits| 1 << bits);
-        let reason = if mapped.min(most) > rule.first { RingReason::First } else { RingReason::Peer };
+        let reason = if most > rule.first && mapped <= rule.first { RingReason::Peer } else { RingReason::First };
         let most = most.min(mapped).max(rule.least);
         let (busy, lively, quiet) = ((now, 0, 0), (now, 0), (now, 0));
-        Self { rule, most, budget, reason, busy, lively, quiet, hold: now, held: None, offered: None, trial: None }
+        Self {
+            rule,
+            most,
+            mapped,
+            budget,
+            reason,
+            busy,
+            lively,
+            quiet,
+            hold: now,
+            held: None,
+            offered: None,
+            larger: None,
+        }
     }
 
-    /// The same, of a stream that grows no sooner than it has tried whether it is faster with a ring of that size, if its peer
-    /// maps that.
+    /// The same, of one that in the largest of these rings tries whether it is faster with one of `size` bytes, within another
+    /// budget, if its peer maps that.
     #[must_use]
-    pub fn trying(self) -> Self {
-        let trial = (self.most > self.rule.first).then(Trial::new);
-        Self { trial, ..self }
+    pub fn trying(self, size: u64, budget: RingBudget) -> Self {
+        if size <= self.most {
+            return self;
+        }
+        let size = size.min(self.mapped);
+        let larger = (size > self.most).then(|| Larger { size, budget, trial: Trial::new() });
+        let reason = if larger.is_none() && self.most == self.rule.first { RingReason::Peer } else { self.reason };
+        Self { larger, reason, ..self }
     }
 
     /// Whether it may be time to [weigh](Self::weigh) a larger ring: the writer, at byte `moved`, has moved much.
     #[inline]
     #[must_use]
     pub fn is_trial_due(&self, moved: u64) -> bool {
-        self.trial.as_ref().is_some_and(|trial| trial.is_due(moved))
+        self.larger.as_ref().is_some_and(|larger| larger.trial.is_due(moved))
     }
 
-    /// Whether it is, so that it is worth asking an exact clock.
-    pub fn may_weigh(&mut self, moved: u64, about_now: Duration) -> bool {
-        self.offered.is_none() && self.trial.as_mut().is_some_and(|trial| trial.may_weigh(moved, about_now))
+    /// Whether it is, so that it is worth asking an exact clock. A ring of `capacity` bytes that may still grow is not weighed. Nor
+    /// is one where rings that grew have as much together: by turns, they leave the caches to each other, and a larger one would
+    /// take from the rest.
+    pub fn may_weigh(&mut self, capacity: u64, moved: u64, about_now: Duration) -> bool {
+        let (is_under_way, used) = (self.offered.is_some(), self.budget.used());
+        self.larger.as_mut().is_some_and(|larger| {
+            let is_alone = capacity > self.most || used < larger.size;
+            !is_under_way && capacity >= self.most && is_alone && larger.trial.may_weigh(moved, about_now)
+        })
     }
 
-    /// The ring to go to from one of `capacity` bytes, as the writer of a busy stream is at byte `moved` at that exact time: a
-    /// larger one, to be tried, or back where that was in vain.
-    pub fn weigh(&mut self, capacity: u64, moved: u64, now: Duration) -> Option<u64> {
-        match self.trial.as_mut()?.weigh(moved, now)? {
-            Verdict::Try => self.choose_ring(capacity, u64::MAX, now),
-            Verdict::GoBack => {
-                self.offered = Some((None, RingReason::Bulk));
-                self.reason = RingReason::Offered;
-                Some(self.rule.first)
+    /// The ring to go to from one of `capacity` bytes: a larger one of at most `room` bytes, to be tried, or back where that was
+    /// in vain. The writer of a busy stream is at byte `moved` at that exact time.
+    pub fn weigh(&mut self, capacity: u64, room: u64, moved: u64, now: Duration) -> Option<u64> {
+        let larger = self.larger.as_mut()?;
+        match larger.trial.weigh(moved, now)? {
+            Verdict::Try if capacity <= self.most => {
+                let (size, budget) = (larger.size.min(room), larger.budget.clone());
+                self.take_ring(size, capacity, &budget, true, now)
             }
+            // The way back may have failed before.
+            _ if self.most > self.rule.first => {
+                self.take_ring(self.most, self.rule.first, &self.budget.clone(), false, now)
+            }
+            _ => Some(self.offer_first(self.rule.first, RingReason::Bulk)),
         }
     }
 
     /// Where the ring stands, and why.
     #[must_use]
     pub fn state(&self) -> RingGrowth {
-        RingGrowth { target: self.most, reason: self.reason }
+        let target = self.larger.as_ref().map_or(self.most, |larger| larger.size);
+        RingGrowth { target, reason: self.reason }
     }
 
     /// The writer, at byte `moved`, found its ring of `capacity` bytes full: whether that is bulk, and the ring too small.
@@ -229,11 +276,23 @@ impl Growth {
 
     /// The ring to grow to from `capacity`: the target, but at most `most`, or what budget and memory have. It is taken there.
     pub fn choose_ring(&mut self, capacity: u64, most: u64, now: Duration) -> Option<u64> {
-        let (mut size, mut why) = (self.most.min(most), RingReason::Budget);
-        while size > capacity {
-            match self.budget.take_share(CONTROL_LEN + size, now) {
+        self.take_ring(self.most.min(most), capacity, &self.budget.clone(), false, now)
+    }
+
+    /// The largest ring of at most `size` bytes, and more than `least`, that `budget` has room for. It is taken there.
+    fn take_ring(
+        &mut self,
+        mut size: u64,
+        least: u64,
+        budget: &RingBudget,
+        is_tried: bool,
+        now: Duration,
+    ) -> Option<u64> {
+        let mut why = RingReason::Budget;
+        while size > least {
+            match budget.take_share(CONTROL_LEN + size, now) {
                 Ok(share) => {
-                    self.offered = Some((Some(share), RingReason::Bulk));
+                    self.offered = Some(Offered { share: Some(share), reason: RingReason::Bulk, is_tried });
                     self.reason = RingReason::Offered;
                     return Some(size);
                 }
@@ -246,14 +305,19 @@ impl Growth {
         None
     }
 
+    /// Goes to a ring of `size` bytes that costs no more than the first.
+    fn offer_first(&mut self, size: u64, reason: RingReason) -> u64 {
+        self.offered = Some(Offered { share: None, reason, is_tried: false });
+        self.reason = RingReason::Offered;
+        size
+    }
+
     /// Whether memory is so scarce that a ring of `capacity` bytes shrinks although it is busy: then to what.
     pub fn yields_to(&mut self, capacity: u64, now: Duration) -> Option<u64> {
         if capacity <= self.rule.first || self.offered.is_some() || now < self.hold || !self.budget.is_scarce(now) {
             return None;
         }
-        self.offered = Some((None, RingReason::Pressure));
-        self.reason = RingReason::Offered;
-        Some(self.rule.first)
+        Some(self.offer_first(self.rule.first, RingReason::Pressure))
     }
 
     /// Whether the writer, at byte `moved`, has been idle with a ring of `capacity` bytes: then the ring to shrink to.
@@ -270,15 +334,14 @@ impl Growth {
         if moved.wrapping_sub(from) >= self.rule.first {
             return None;
         }
-        self.offered = Some((None, RingReason::Idle));
-        self.reason = RingReason::Offered;
-        Some(self.rule.least)
+        Some(self.offer_first(self.rule.least, RingReason::Idle))
     }
 
     /// After which time without data a large ring shrinks: less where memory or budget is wanted elsewhere.
     #[must_use]
     pub fn look_time(&self) -> Duration {
-        if self.budget.is_wanted() { self.rule.idle / SOONER } else { self.rule.idle }
+        let is_wanted = self.budget.is_wanted() || self.larger.as_ref().is_some_and(|larger| larger.budget.is_wanted());
+        if is_wanted { self.rule.idle / SOONER } else { self.rule.idle }
     }
 
     /// Whether a ring of `capacity` bytes shrinks once it is idle.
@@ -294,18 +357,19 @@ impl Growth {
         self.hold = now + HOLD;
         self.reason = reason;
         self.budget.note_want();
-        if let Some(trial) = &mut self.trial {
-            trial.put_off(now);
+        if let Some(larger) = &mut self.larger {
+            larger.budget.note_want();
+            larger.trial.put_off(now);
         }
     }
 
     /// The move is over: the old ring is free, the new one is what is held.
     pub fn settle_move(&mut self, moved: u64, now: Duration) {
-        if let Some((share, reason)) = self.offered.take() {
+        if let Some(Offered { share, reason, is_tried }) = self.offered.take() {
             (self.held, self.reason) = (share, reason);
             (self.busy, self.lively, self.quiet) = ((now, moved, 0), (now, moved), (now, moved));
-            if let Some(trial) = &mut self.trial {
-                trial.enter(moved, self.held.is_some());
+            if let Some(larger) = &mut self.larger {
+                larger.trial.enter(moved, is_tried);
             }
             if reason == RingReason::Pressure {
                 self.hold = now + HOLD;
@@ -457,7 +521,7 @@ mod tests {
     fn weigh(policy: &mut Growth, at: &mut (u64, Duration), capacity: u64, mib: u64) -> Option<u64> {
         (0..200).find_map(|_| {
             *at = (at.0 + (mib << 20), at.1 + MS);
-            if policy.may_weigh(at.0, at.1) { policy.weigh(capacity, at.0, at.1) } else { None }
+            if policy.may_weigh(capacity, at.0, at.1) { policy.weigh(capacity, u64::MAX, at.0, at.1) } else { None }
         })
     }
 
@@ -465,7 +529,10 @@ mod tests {
     fn busy_stream_tries_a_larger_ring_within_the_budget_and_returns_what_is_slower() {
         let (base, most) = (1 << 20, 4 << 20);
         let budget = RingBudget::unwatched(most + CONTROL_LEN);
-        let of = || Growth::new(GrowthRule::trying(base), budget.clone(), most, 1 << 31, MS).trying();
+        let maps = |maps| {
+            Growth::new(GrowthRule::fixed(base), RingBudget::unwatched(0), base, maps, MS).trying(most, budget.clone())
+        };
+        let of = || maps(1 << 31);
         let (mut kept, mut at) = (of(), (0, MS));
         assert!(!(0..100).any(|nth| kept.is_bulk(base, nth << 24, MS)), "bulk alone is no reason");
         assert_eq!(weigh(&mut kept, &mut at, base, 10), Some(most));
@@ -490,12 +557,89 @@ mod tests {
         other.settle_move(then.0, then.1);
         assert_eq!((budget.used(), other.state().reason), (0, RingReason::Bulk));
         // A peer that maps no larger one is offered none.
-        let mut small = Growth::new(GrowthRule::trying(base), budget.clone(), most, base + CONTROL_LEN, MS).trying();
+        let mut small = maps(base + CONTROL_LEN);
         assert_eq!((weigh(&mut small, &mut (0, MS), base, 10), small.state().reason), (None, RingReason::Peer));
         // One that is idle in a ring that it kept goes back as well.
         let (mut idle, mut at) = (of(), (0, MS));
         weigh(&mut idle, &mut at, base, 10);
         idle.settle_move(at.0, at.1);
         assert_eq!(idle.shrinks_to(most, at.0 + 5, at.1 + 1100 * MS), Some(base));
+    }
+
+    #[test]
+    fn connection_tries_a_larger_ring_once_it_has_grown_and_goes_back_within_its_own_budget() {
+        let (first, base, most) = (16 << 10, 1 << 20, 4 << 20);
+        let [own, trials] = [2 * most, most + CONTROL_LEN].map(RingBudget::unwatched);
+        let policy = Growth::new(GrowthRule::connection(first), own.clone(), base, 1 << 31, MS);
+        let mut policy = policy.trying(most, trials.clone());
+        assert_eq!(policy.state(), RingGrowth { target: most, reason: RingReason::First });
+        let mut at = (0, MS);
+        assert_eq!(weigh(&mut policy, &mut at, first, 10), None, "bulk comes first");
+        assert_eq!(policy.choose_ring(first, u64::MAX, at.1), Some(base));
+        policy.settle_move(at.0, at.1);
+        assert_eq!(weigh(&mut policy, &mut at, base, 10), Some(most));
+        policy.settle_move(at.0, at.1);
+        assert_eq!((own.used(), trials.used()), (0, most + CONTROL_LEN), "one ring is held");
+        assert!(!policy.may_grow(most, at.1));
+        assert_eq!(weigh(&mut policy, &mut at, most, 9), Some(base));
+        policy.settle_move(at.0, at.1);
+        assert_eq!((own.used(), trials.used()), (base + CONTROL_LEN, 0));
+        // What cannot be offered is tried again later, and the way back as well.
+        while weigh(&mut policy, &mut at, base, 10).is_none() {}
+        policy.settle_move(at.0, at.1);
+        assert_eq!(weigh(&mut policy, &mut at, most, 9), Some(base));
+        policy.fail(RingReason::Memory, at.1);
+        assert_eq!((own.used(), policy.state().reason), (0, RingReason::Memory));
+        while at.1 < 10_000 * MS {
+            if let Some(size) = weigh(&mut policy, &mut at, most, 9) {
+                assert_eq!(size, base);
+                return;
+            }
+        }
+        panic!("it stays where it is slower");
+    }
+
+    #[test]
+    fn no_larger_ring_is_tried_beside_others_that_have_as_much_together() {
+        let (first, base, most) = (16 << 10, 1 << 20, 4 << 20);
+        let budget = RingBudget::unwatched(1 << 30);
+        let of = || {
+            let policy = Growth::new(GrowthRule::connection(first), budget.clone(), base, 1 << 31, MS);
+            let mut policy = policy.trying(most, budget.clone());
+            assert_eq!(policy.choose_ring(first, u64::MAX, MS), Some(base));
+            policy.settle_move(0, MS);
+            policy
+        };
+        let mut all = Vec::from([(); 4].map(|()| (of(), (0, MS))));
+        for (policy, at) in &mut all {
+            assert_eq!(weigh(policy, at, base, 10), None);
+        }
+        all.truncate(1);
+        let (mut last, mut at) = all.remove(0);
+        assert_eq!(weigh(&mut last, &mut at, base, 10), Some(most), "the others are gone");
+    }
+
+    #[test]
+    fn nothing_larger_is_tried_beyond_the_room_that_there_is_or_the_peer_maps() {
+        let (base, most) = (1 << 20, 4 << 20);
+        let budget = RingBudget::unwatched(1 << 30);
+        let of = |maps| {
+            Growth::new(GrowthRule::fixed(base), RingBudget::unwatched(0), base, maps, MS).trying(most, budget.clone())
+        };
+        assert_eq!(of(CONTROL_LEN + (2 << 20)).state().target, 2 << 20);
+        let mut policy = of(1 << 31);
+        let mut at = (0, MS);
+        let size = (0..200).find_map(|_| {
+            at = (at.0 + (10 << 20), at.1 + MS);
+            let weighs = policy.may_weigh(base, at.0, at.1);
+            weighs.then(|| policy.weigh(base, 2 << 20, at.0, at.1)).flatten()
+        });
+        assert_eq!(size, Some(2 << 20));
+        let mut narrow = of(1 << 31);
+        let none = (0..200u32).find_map(|nth| {
+            let (moved, now) = (u64::from(nth) * (10 << 20), MS * nth);
+            narrow.may_weigh(base, moved, now).then(|| narrow.weigh(base, base, moved, now)).flatten()
+        });
+        assert_eq!((none, budget.used()), (None, CONTROL_LEN + (2 << 20)));
     }
 }

@@ -105,9 +105,10 @@ impl Trial {
         (rate >= u128::from(MUCH) / SAMPLE.as_millis()).then_some(rate as u64)
     }
 
-    /// The writer is in another ring now, at byte `moved`: which was tried, or else one that nothing is known of.
+    /// The writer is in another ring now, at byte `moved`: which was tried, or else one that nothing is known of. No sample has
+    /// the first rounds in it, whose pages are new.
     pub fn enter(&mut self, moved: u64, is_tried: bool) {
-        (self.since, self.from) = (None, moved.wrapping_sub(MUCH));
+        (self.since, self.from) = (None, moved);
         if !is_tried {
             self.known = Known::Nothing;
         }

@@ -66,9 +66,10 @@ pub struct Args {
     /// Bytes after which a connection is worth joining; two requests with answers are as well
     #[arg(long, value_name = "SIZE", default_value = "16KiB", value_parser = bytes)]
     after: u64,
-    /// Bytes of shared memory for each direction of a busy connection: a power of two, from 4KiB to 1GiB
-    #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = ring)]
-    ring: u64,
+    /// Bytes of shared memory for each direction of a busy connection: a power of two, from 4KiB to 1GiB [default: 1MiB, and up
+    /// to 4MiB where that is no slower]
+    #[arg(long, value_name = "SIZE", value_parser = ring)]
+    ring: Option<u64>,
     /// Of these, bytes that a connection begins with and has when it is not busy
     #[arg(long, value_name = "SIZE", default_value = "256KiB", value_parser = ring)]
     first_ring: u64,
@@ -124,7 +125,11 @@ pub fn run(args: &Args) -> Result<()> {
     command.env("LD_PRELOAD", library::preload(&library, std::env::var_os("LD_PRELOAD"))?);
     command.env("TOMBOLO_SOCKETS", folder);
     command.env("TOMBOLO_SOCKETS_AFTER", args.after.to_string());
-    command.env("TOMBOLO_SOCKETS_RING", args.ring.to_string());
+    // One that runs within another is told nothing by that.
+    match args.ring {
+        Some(ring) => command.env("TOMBOLO_SOCKETS_RING", ring.to_string()),
+        None => command.env_remove("TOMBOLO_SOCKETS_RING"),
+    };
     command.env("TOMBOLO_SOCKETS_FIRST_RING", args.first_ring.to_string());
     command.env("TOMBOLO_SOCKETS_LOOPBACK", if args.no_loopback { "off" } else { "on" });
     if let Some(memory) = args.memory {

@@ -10,8 +10,8 @@ use std::{
 };
 
 use tombolo_domain::aside;
-use tombolo_growth::RingBudget;
-use tombolo_layout::{SegmentHeader, sockets::Message};
+use tombolo_growth::{Growth, GrowthRule, RingBudget, RingChoice};
+use tombolo_layout::{SegmentHeader, limits, sockets::Message};
 use tombolo_mem::Mapped;
 use tombolo_os::clock::coarse_time;
 use tombolo_ring::{Fresh, OwnRing};
@@ -25,6 +25,8 @@ use crate::{
     session::Session,
 };
 
+/// A larger segment is not offered: no end has to map it (S-20).
+const PEER_MAPS: u64 = limits::CONTROL_LEN + (64 << 20);
 /// So often large rings are looked at, whether they are idle.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
@@ -55,16 +57,20 @@ impl RingMemory {
         &self.quota
     }
 
-    /// What a ring that grows counts against.
-    pub fn budget(&self) -> RingBudget {
-        self.budget.clone()
+    /// How a ring of `first` bytes grows to `most`, and whether it tries a still larger one. None if it does neither.
+    pub fn growth(&self, first: u64, most: u64, tries: bool) -> Option<Growth> {
+        let rule = GrowthRule::connection(first);
+        let growth = Growth::new(rule, self.budget.clone(), most, PEER_MAPS, coarse_time());
+        let tried = RingChoice::of_this_machine().tried();
+        let growth = if tries { growth.trying(tried, RingChoice::trial_budget().clone()) } else { growth };
+        (growth.state().target > first).then_some(growth)
     }
 
-    /// A send found its ring full: where that is bulk, a larger one is offered.
+    /// A send found its ring full: where that is bulk, a larger one is offered, and where one was tried in vain the one before.
     #[cold]
     pub fn grow_ring(&self, exchange: &Exchange, connection: &Connection) {
         let Some(pipes) = connection.pipes.get() else { return };
-        if !pipes.halves.with_tx(&connection.members, Tx::is_bulk).unwrap_or(false) {
+        if !pipes.halves.with_tx(&connection.members, Tx::may_change_ring).unwrap_or(false) {
             return;
         }
         // Bulk is found again, in this call or a later one.
@@ -73,7 +79,7 @@ impl RingMemory {
         offer_over(&mut exchange.peer_processes, &self.quota, pipes, |offer| {
             let _ = pipes.halves.with_tx(&connection.members, |tx| {
                 if !pipes.hints().is_detached() {
-                    tx.grow_ring(connection, room, pipes.epochs.own, offer);
+                    tx.change_ring(connection, room, pipes.epochs.own, offer);
                 }
             });
         });

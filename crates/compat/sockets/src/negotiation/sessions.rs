@@ -321,7 +321,9 @@ impl PeerProcess {
             Spare::Made(made) if shares => made.len - limits::CONTROL_LEN,
             _ => most.min(settings.first_ring),
         };
-        let growth = (ring < most).then(|| (process.rings.budget(), most));
+        // Memory that many share is nobody's to try, nor what a program bounded.
+        let tries = settings.tries_larger && !shares && most == settings.ring;
+        let growth = process.rings.growth(ring, most, tries);
         let header = SegmentHeader::new(ring, 0, 0, Features::HANDOVER, id);
         let spare = std::mem::take(&mut *lock(&connection.search.spare));
         let made = match spare {

@@ -1,16 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A move of the ring that this end sends by, and the policy that begins moves (S-20).
 
-use tombolo_growth::{Growth, GrowthRule, RingBudget};
-use tombolo_layout::limits;
+use tombolo_growth::Growth;
 use tombolo_mem::Mapped;
 use tombolo_os::clock::coarse_time;
 use tombolo_ring::{Error, OwnRing, Writer};
 
 use crate::quota::Lease;
-
-/// A larger segment is not offered: no end has to map it (S-20).
-const PEER_MAPS: u64 = limits::CONTROL_LEN + (64 << 20);
 
 /// How the ring that this end sends by follows its load.
 #[derive(Debug)]
@@ -34,9 +30,7 @@ pub(super) enum MoveStage {
 }
 
 impl RingMoves {
-    /// For a ring that begins with `first` bytes and may have `most`.
-    pub fn new(budget: RingBudget, first: u64, most: u64) -> Self {
-        let policy = Growth::new(GrowthRule::connection(first), budget, most, PEER_MAPS, coarse_time());
+    pub fn new(policy: Growth) -> Self {
         Self { policy, stage: MoveStage::None, held: None }
     }
 

@@ -6,7 +6,7 @@
 use tombolo_growth::RingReason;
 use tombolo_layout::{Features, SegmentHeader, words};
 use tombolo_mem::{Mapped, MappedPeerWord, PeerSegment};
-use tombolo_os::clock::coarse_time;
+use tombolo_os::clock::{coarse_time, exact_time};
 use tombolo_ring::{Error, OwnRing, PeerRing, follow};
 
 use super::{Pipes, Rx, Tx, ring_moves::MoveStage};
@@ -48,20 +48,24 @@ impl Tx {
         settled && !self.ended && connection.members.is_alone() && self.writer.handover().can_offer().unwrap_or(false)
     }
 
-    /// The ring was found full. Says whether to offer a larger one.
-    pub fn is_bulk(&mut self) -> bool {
-        let (capacity, moved) = (self.writer.capacity(), self.writer.position());
+    /// The ring was found full. Says whether to look for another.
+    pub fn may_change_ring(&mut self) -> bool {
+        let (capacity, moved, now) = (self.writer.capacity(), self.writer.position(), coarse_time());
         let Some(rings) = self.rings.as_mut().filter(|rings| !rings.is_under_way()) else { return false };
-        rings.policy.is_bulk(capacity, moved, coarse_time())
+        rings.policy.is_bulk(capacity, moved, now) || rings.policy.may_weigh(capacity, moved, now)
     }
 
-    /// Offers the ring that bulk wants, of at most `room` bytes, with the number of this end.
-    pub fn grow_ring(&mut self, connection: &Connection, room: u64, epoch: u64, offer: RingOffer<'_>) {
+    /// Offers the ring that bulk wants, or tries, of at most `room` bytes, with the number of this end.
+    pub fn change_ring(&mut self, connection: &Connection, room: u64, epoch: u64, offer: RingOffer<'_>) {
         if !self.may_offer(connection) {
             return;
         }
-        let capacity = self.writer.capacity();
-        let size = self.rings.as_mut().and_then(|it| it.policy.choose_ring(capacity, room, coarse_time()));
+        let (capacity, moved, now) = (self.writer.capacity(), self.writer.position(), coarse_time());
+        let Some(rings) = &mut self.rings else { return };
+        let size = match rings.policy.may_weigh(capacity, moved, now) {
+            true => rings.policy.weigh(capacity, room, moved, exact_time()),
+            false => rings.policy.choose_ring(capacity, room, now),
+        };
         if let Some(size) = size {
             self.offer_ring(size, epoch, offer);
         }

@@ -186,6 +186,7 @@ impl Programs {
             let settings = Settings {
                 folder: folders[at].path().into(),
                 ring: MOST,
+                tries_larger: false,
                 first_ring: 256 << 10,
                 after: 0,
                 memory: u64::MAX,

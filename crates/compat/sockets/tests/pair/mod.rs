@@ -73,6 +73,7 @@ pub fn joined(change: impl Fn(&mut Settings)) -> ([End; 2], tempfile::TempDir) {
         let mut settings = Settings {
             folder: folder.path().into(),
             ring: 1 << 20,
+            tries_larger: false,
             first_ring: FIRST,
             after: 0,
             memory: u64::MAX,

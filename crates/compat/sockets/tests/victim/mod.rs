@@ -200,6 +200,7 @@ impl Victim {
         let settings = Settings {
             folder: folder.path().into(),
             ring: play.grows_to.unwrap_or(RING),
+            tries_larger: false,
             first_ring: play.grows_to.map_or(RING, |_| 16 << 10),
             after: 0,
             memory: u64::MAX,

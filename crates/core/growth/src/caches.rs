@@ -7,9 +7,10 @@
 
 use std::{fmt, path::Path, sync::OnceLock};
 
-use tombolo_growth::RingBudget;
 use tombolo_layout::limits::{CAPACITY_DEFAULT, CONTROL_LEN};
 use tombolo_os::files::read_text;
+
+use crate::RingBudget;
 
 /// No more than this: no larger ring was seen to be worth its memory.
 const MOST: u64 = 2 * CAPACITY_DEFAULT;
@@ -53,7 +54,9 @@ impl RingChoice {
 
     /// Bytes of the ring that a busy stream tries where nobody said how large one is to be. The stream measures whether it is
     /// faster, so this may be more than what suits all.
-    pub(crate) fn tried(&self) -> u64 {
+    #[doc(hidden)]
+    #[must_use]
+    pub fn tried(&self) -> u64 {
         let tried = self.caches.map_or(0, |Caches { l2, l3 }| {
             let share = l3.map_or(MOST, |l3| l3 / SHARE_OF_L3);
             (TRIED * l2).min(share).checked_ilog2().map_or(0, |bits| 1 << bits)
@@ -62,7 +65,8 @@ impl RingChoice {
     }
 
     /// What the streams of a process may grow by where nobody asked them to: their rings together take a part of the L3 cache.
-    pub(crate) fn trial_budget() -> &'static RingBudget {
+    #[doc(hidden)]
+    pub fn trial_budget() -> &'static RingBudget {
         static BUDGET: OnceLock<RingBudget> = OnceLock::new();
         BUDGET.get_or_init(|| RingBudget::new(Self::of_this_machine().tried_together()))
     }
