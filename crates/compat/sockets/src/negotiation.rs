@@ -32,10 +32,10 @@ use std::{
     time::Duration,
 };
 
-use rustix::io::Errno;
-use tombolo_domain::Error;
+use rustix::{event::PollFlags, io::Errno};
+use tombolo_domain::{Error, Listener};
 use tombolo_layout::sockets::{Claim, Message, Proof};
-use tombolo_os::lock::lock;
+use tombolo_os::{lock::lock, poll::polls_as};
 
 use crate::{
     Reason,
@@ -258,7 +258,11 @@ impl Negotiations {
 
     fn service(&mut self, process: &Process, claims: &Claims) -> Result<String, Reason> {
         let is_local = process.rendezvous.scheme() == "local";
-        if self.listener.as_ref().is_none_or(|(service, _)| is_local && !claims.has_socket(service)) {
+        // Somebody may have taken the file away, or the program ended the listening, which knew nothing of it.
+        let is_over = |service: &str, listener: &dyn Listener| {
+            is_local && (!claims.has_socket(service) || polls_as(listener.fd(), PollFlags::HUP))
+        };
+        if self.listener.as_ref().is_none_or(|(service, listener)| is_over(service, &**listener)) {
             let service = claim::service_name(random_id());
             // What the backend says may come of many causes: the file system tells more.
             let listener = process.rendezvous.listen(&service).map_err(|error| {

@@ -146,7 +146,8 @@ def killed(listener, serves):
 
 
 def revoked(address):
-    """While streams go both ways, what joins the two processes is cut. They arrive whole."""
+    """While streams go both ways, what joins the two processes is cut, and the place where callers come in as well. They arrive
+    whole."""
     libc = ctypes.CDLL(None)
     for seed in range(count):
         with socket.create_connection(address) as end:
@@ -169,7 +170,7 @@ def revoked(address):
                 if late is not None and got > late:
                     late, cut = None, 0
                     for name in os.listdir("/proc/self/fd"):
-                        # The library's links, at numbers beyond the limit.
+                        # The library's sockets, at numbers beyond the limit.
                         if int(name) >= LIMIT and os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                             cut += libc.shutdown(int(name), 2) == 0
                     assert cut, "there was nothing to cut"
@@ -180,7 +181,20 @@ def revoked(address):
                     held = False
 
 
-listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
+def listen():
+    """Which end waits for the other is decided by addresses. Where links are cut, each seed has one or the other for sure."""
+    if what != "revoked":
+        return socket.create_server(("127.0.0.1", 0), backlog=4096)
+    below, above = map(int, open("/proc/sys/net/ipv4/ip_local_port_range").read().split())
+    for port in random.sample(range(1024, below) if int(os.environ["SEED"]) % 2 else range(above + 1, 65536), 1000):
+        try:
+            return socket.create_server(("127.0.0.1", port), backlog=4096)
+        except OSError:
+            pass
+    raise AssertionError("no port is free")
+
+
+listener = listen()
 if what.startswith("killed"):
     killed(listener, what == "killed_server")
 else:
