@@ -7,8 +7,8 @@
 //! came from somewhere. A torn value is possible and harmless, an assumption is not. Elsewhere the loads are volatile.
 //!
 //! Sizes, measured on Zen 5: up to 128 bytes a handful of overlapping vector moves; to 4 KiB a vector loop; above it
-//! `rep movsb`, which beats every vector loop once the other core's cache is involved. Never non-temporal stores: the
-//! reader wants the lines in a cache. An emulated CPU copies words, which QEMU keeps in a register of its host. Vectors it moves
+//! `rep movsb`, which beats every vector loop once the other core's cache is involved. Non-temporal stores only where
+//! the writer has measured that they are faster: the reader wants the lines in a cache. An emulated CPU copies words, which QEMU keeps in a register of its host. Vectors it moves
 //! through memory, at less than half the rate, and `rep movsb` byte by byte, whatever the CPU claims.
 #![allow(unsafe_code)]
 
@@ -44,6 +44,11 @@ pub enum CopyMethod {
 pub(crate) unsafe fn copy_by(method: CopyMethod, from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: the caller's promises are passed on unchanged.
     unsafe { imp::copy_by(method, from, to, len) }
+}
+
+/// Whether [`CopyMethod::NonTemporal`] is a way of its own here, and no emulator's.
+pub(crate) fn can_bypass_caches() -> bool {
+    imp::can_bypass_caches()
 }
 
 /// Asks for the lines of `len` bytes from `at` on.
@@ -225,6 +230,14 @@ mod imp {
         }
     }
 
+    pub(super) fn can_bypass_caches() -> bool {
+        let good_at = match GOOD_AT.load(Ordering::Relaxed) {
+            0 => detect_routine(),
+            known => known,
+        };
+        good_at & AVX != 0
+    }
+
     /// Any length: what the method cannot do, [`copy`] does.
     pub(super) unsafe fn copy_by(method: super::CopyMethod, from: *const u8, to: *mut u8, len: usize) {
         use super::CopyMethod::{NonTemporal, RepMovsb, Vectors};
@@ -393,6 +406,10 @@ mod imp {
             unsafe { byte(from, to, at) };
             at += 1;
         }
+    }
+
+    pub(super) fn can_bypass_caches() -> bool {
+        false
     }
 
     pub(super) unsafe fn copy_by(_: super::CopyMethod, from: *const u8, to: *mut u8, len: usize) {

@@ -120,6 +120,14 @@ impl OwnData for OwnBytes {
         unsafe { copy::copy(from.as_ptr(), to.as_ptr(), from.len()) }
     }
 
+    fn can_bypass_caches(&self) -> bool {
+        copy::can_bypass_caches()
+    }
+
+    fn copy_in_past_caches(&mut self, offset: usize, from: &[u8]) {
+        self.copy_in_by(CopyMethod::NonTemporal, offset, from);
+    }
+
     #[inline]
     fn put_word(&mut self, offset: usize, word: u64) {
         if offset % 8 != 0 {

@@ -102,6 +102,15 @@ pub trait OwnData {
     /// # Panics
     /// Where it would not fit.
     fn copy_in(&mut self, offset: usize, from: &[u8]);
+    /// Whether [`copy_in_past_caches`](Self::copy_in_past_caches) is another way, and this CPU good at it.
+    fn can_bypass_caches(&self) -> bool {
+        false
+    }
+
+    /// The same past the caches, where the CPU has stores for that. All of it is there before what this thread stores next.
+    fn copy_in_past_caches(&mut self, offset: usize, from: &[u8]) {
+        self.copy_in(offset, from);
+    }
     /// Stores a little-endian word at `offset`, a multiple of eight.
     ///
     /// # Panics

@@ -18,6 +18,7 @@ mod ring;
 mod slip;
 mod spin;
 mod stats_page;
+mod stores;
 mod wait;
 mod writer;
 mod zero_copy;

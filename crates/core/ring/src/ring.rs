@@ -61,6 +61,15 @@ impl<M: Mem> OwnRing<M> {
         }
     }
 
+    /// The same for a long piece, past the caches.
+    #[inline(never)]
+    pub(crate) fn copy_in_past_caches(&mut self, position: u64, bytes: &[u8]) {
+        let offset = self.offset(position);
+        let (first, second) = bytes.split_at(bytes.len().min(self.capacity as usize - offset));
+        self.data.copy_in_past_caches(offset, first);
+        self.data.copy_in_past_caches(0, second);
+    }
+
     #[cold]
     fn copy_in_around(&mut self, offset: usize, bytes: &[u8]) {
         let (first, second) = bytes.split_at(self.capacity as usize - offset);

@@ -106,7 +106,7 @@ impl<M: Mem> Writer<M> {
         if len > self.flow.limit.wrapping_sub(self.flow.tail) || len > STEPPED_FROM || !self.flow.is_open() {
             return false;
         }
-        self.flow.ring.copy_in(self.flow.tail, bytes);
+        self.flow.stores.copy_in(&mut self.flow.ring, self.flow.tail, bytes);
         self.flow.publish(len);
         self.flow.prepare(len);
         self.flow.records += 1;
@@ -155,7 +155,7 @@ impl<M: Mem> Writer<M> {
             return false;
         }
         self.flow.ring.put_word(self.flow.tail, payload.len() as u64);
-        self.flow.ring.copy_in(self.flow.tail.wrapping_add(limits::RECORD_ALIGN), payload);
+        self.flow.stores.copy_in(&mut self.flow.ring, self.flow.tail.wrapping_add(limits::RECORD_ALIGN), payload);
         self.flow.publish(span);
         self.flow.prepare(span);
         self.flow.records += 1;
@@ -178,7 +178,7 @@ impl<M: Mem> Writer<M> {
         let step = step_for(len);
         for part in parts {
             for piece in part.chunks(step as usize) {
-                self.flow.ring.copy_in(at, piece);
+                self.flow.stores.copy_in(&mut self.flow.ring, at, piece);
                 at = at.wrapping_add(piece.len() as u64);
                 let whole = (at.wrapping_sub(self.flow.tail)) & !(limits::RECORD_ALIGN - 1);
                 if whole >= step {

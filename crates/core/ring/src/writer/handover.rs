@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Moving a pipe to another ring: the writer's side (H-1 to H-6).
 
+use std::time::Instant;
+
 use tombolo_layout::{
     limits,
     state::{Phase, State},
@@ -89,6 +91,7 @@ impl<M: Mem> Handover<'_, M> {
         self.flow.limit = self.flow.tail.wrapping_add(next.capacity);
         self.flow.previous = Some(std::mem::replace(&mut self.flow.ring, next));
         self.flow.floor = self.flow.tail;
+        self.flow.stores.enter_ring(self.flow.tail, Instant::now());
         self.flow.publish_state(State { ready: generation, current: generation, ..self.flow.state });
     }
 

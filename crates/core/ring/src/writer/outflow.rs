@@ -9,10 +9,10 @@ use tombolo_layout::{
     record,
     state::{Phase, State},
 };
-use tombolo_mem::{Mem, OwnWord, PeerWord};
+use tombolo_mem::{Mem, OwnData, OwnWord, PeerWord};
 
 use super::{FlushPolicy, WriterParts};
-use crate::{Corrupt, Counters, Error, FenceMode, notify::Notifier, ring::OwnRing, wait::Waits};
+use crate::{Corrupt, Counters, Error, FenceMode, notify::Notifier, ring::OwnRing, stores::Stores, wait::Waits};
 
 /// Writes of more than this are published in steps, so that reader and writer copy at the same time.
 pub(super) const STEPPED_FROM: u64 = 16 << 10;
@@ -50,6 +50,7 @@ pub(crate) struct Outflow<M: Mem> {
     pub(crate) start: u64,
     pub(crate) waits: Waits,
     pub(crate) previous: Option<OwnRing<M>>,
+    pub(crate) stores: Stores,
     pub(crate) head: M::PeerWord,
     pub(crate) want_space: M::OwnWord,
     pub(crate) state_word: M::OwnWord,
@@ -68,6 +69,7 @@ impl<M: Mem> Outflow<M> {
         Self {
             tail: start,
             limit: start.wrapping_add(ring.capacity),
+            stores: Stores::new(ring.data.can_bypass_caches(), start),
             ring,
             head_seen: start,
             longest: u64::MAX,
@@ -125,7 +127,7 @@ impl<M: Mem> Outflow<M> {
                 break;
             }
             let (now, later) = rest.split_at(take);
-            self.ring.copy_in(self.tail, now);
+            self.stores.copy_in(&mut self.ring, self.tail, now);
             self.publish(now.len() as u64);
             rest = later;
         }
