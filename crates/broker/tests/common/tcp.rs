@@ -109,6 +109,7 @@ impl Program {
         let settings = Settings {
             folder: folder.path().into(),
             ring: 64 << 10,
+            tries_larger: false,
             first_ring: 64 << 10,
             after: 0,
             memory: u64::MAX,
