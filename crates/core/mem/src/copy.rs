@@ -83,6 +83,14 @@ mod imp {
     const AVX: u8 = 4;
     const WORDS: u8 = 8;
 
+    #[inline(always)]
+    fn good_at() -> u8 {
+        match GOOD_AT.load(Ordering::Relaxed) {
+            0 => detect_routine(),
+            known => known,
+        }
+    }
+
     #[cold]
     fn detect_routine() -> u8 {
         let (rep, avx) = (is_x86_feature_detected!("ermsb"), is_x86_feature_detected!("avx"));
@@ -198,10 +206,7 @@ mod imp {
     /// More than 128 bytes.
     #[inline]
     unsafe fn long(from: *const u8, to: *mut u8, len: usize) {
-        let good_at = match GOOD_AT.load(Ordering::Relaxed) {
-            0 => detect_routine(),
-            known => known,
-        };
+        let good_at = good_at();
         if len >= REP_FROM && good_at & REP != 0 {
             // SAFETY: the caller's promises.
             unsafe { rep_movsb(from, to, len) }
@@ -231,11 +236,7 @@ mod imp {
     }
 
     pub(super) fn can_bypass_caches() -> bool {
-        let good_at = match GOOD_AT.load(Ordering::Relaxed) {
-            0 => detect_routine(),
-            known => known,
-        };
-        good_at & AVX != 0
+        good_at() & AVX != 0
     }
 
     /// Any length: what the method cannot do, [`copy`] does.
