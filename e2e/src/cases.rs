@@ -19,6 +19,7 @@ mod looking;
 mod mapping;
 pub mod migration;
 pub mod net;
+mod net_ends;
 mod net_load;
 mod network;
 mod rage;
@@ -35,7 +36,7 @@ pub use tombolo_e2e::runner::{Half, Verdict};
 pub type Case = runner::Case<Rig>;
 
 /// Cheap ones first; those that leave a guest in an odd state last.
-const CASES: [&[Case]; 25] = [
+const CASES: [&[Case]; 26] = [
     build::CASES,
     lifetime::CASES,
     mapping::CASES,
@@ -52,6 +53,7 @@ const CASES: [&[Case]; 25] = [
     net::ENGINE_CASES,
     frames::CASES,
     net_load::CASES,
+    net_ends::CASES,
     looking::CASES,
     vchan::CASES,
     life::CASES,

@@ -83,6 +83,20 @@ static netdev_features_t net_check_features(struct sk_buff *skb, struct net_devi
 	return features;
 }
 
+/* Who holds the file hears of the death of the peer's machine, of which nothing in its memory tells. */
+static int net_change_carrier(struct net_device *dev, bool on)
+{
+	struct tombolo_netdev *net = netdev_priv(dev);
+
+	if (on && !tombolo_port_is_alive(net))
+		return -ENOTCONN;
+	if (on)
+		netif_carrier_on(dev);
+	else
+		netif_carrier_off(dev);
+	return 0;
+}
+
 /* look() keeps it from being called for a peer that is paused. */
 static void net_timeout(struct net_device *dev, unsigned int queue)
 {
@@ -115,6 +129,7 @@ static const struct net_device_ops net_ops = {
 	.ndo_start_xmit = tombolo_port_send,
 	.ndo_tx_timeout = net_timeout,
 	.ndo_get_stats64 = net_get_stats,
+	.ndo_change_carrier = net_change_carrier,
 	.ndo_fix_features = net_fix_features,
 	.ndo_features_check = net_check_features,
 	.ndo_set_mac_address = eth_mac_addr,

@@ -36,7 +36,7 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)
 const LOOK: Duration = Duration::from_millis(250);
 const LOOKS_EACH: u32 = 4;
 /// How long the module may take for what a peer had sent before its side ended, as its kernel says and as the broker does. In the
-/// first case the module sees the end too, and needs nobody to have the carrier off.
+/// first case the module sees the end too.
 const REST: [Duration; 2] = [Duration::from_secs(3), Duration::from_millis(500)];
 /// So many who want to be the peer of an interface that has one are told at a time.
 const CALLERS_EACH: usize = 64;
@@ -368,7 +368,7 @@ impl Supervisor {
             // It is closed as soon as this end wants no more, so that the peer hears of it now, not once both threads have ended.
             scope.spawn(|| finish(pump.send(&mut { sender }, &to_peer, &counters.sent)));
             scope.spawn(|| finish(pump.receive(&mut receiver, &from_peer, &counters.received)));
-            let looked = self.watch_link(over.as_fd(), &watch, own, peer);
+            let looked = self.watch_link(over.as_fd(), None, &watch, own, peer);
             let looked = looked.map(|end| end.into_iter().for_each(&finish));
             over.raise();
             looked.and(lose_carrier())
@@ -393,8 +393,11 @@ impl Supervisor {
         };
         kernel.handle().settle_carrier(self.shared.port.as_ref());
         self.report_link(&watch.peer(), own, peer);
-        let looked = self.watch_link(kernel.as_fd(), &watch, own, peer);
-        // The module had it off where it saw the end by itself.
+        let looked = self.watch_link(kernel.as_fd(), Some(lent.parts.news.as_fd()), &watch, own, peer);
+        if matches!(looked, Ok(Some(End::Peer(_)))) {
+            // The module sees no end of a machine. One of before this call takes it off with the channel, below.
+            let _ = kernel.handle().lose_carrier();
+        }
         kernel.handle().settle_carrier(self.shared.port.as_ref());
         // The module may still be at what the peer had sent (N-10).
         let rest = match &looked {
@@ -412,13 +415,15 @@ impl Supervisor {
     fn watch_link(
         &mut self,
         over: BorrowedFd<'_>,
+        news: Option<BorrowedFd<'_>>,
         watch: &tombolo::Watch,
         own: &Hello,
         peer: &Hello,
     ) -> Result<Option<End>> {
         let shared = Arc::clone(&self.shared);
         let mtu = own.mtu.min(peer.mtu);
-        LinkWatch { handle: shared.nic.handle(), over, stop: &shared.stop, watch, own, mtu }.run(&mut self.listener)
+        LinkWatch { handle: shared.nic.handle(), over, news, stop: &shared.stop, watch, own, mtu }
+            .run(&mut self.listener)
     }
 
     fn report_link(&mut self, peer: &tombolo::Peer, own: &Hello, hello: &Hello) {
@@ -497,6 +502,8 @@ struct LinkWatch<'a> {
     handle: &'a Handle,
     /// Polls readable once the link is over.
     over: BorrowedFd<'a>,
+    /// Polls readable when there may be news of the peer's life.
+    news: Option<BorrowedFd<'a>>,
     stop: &'a Flag,
     watch: &'a tombolo::Watch,
     own: &'a Hello,
@@ -506,8 +513,13 @@ struct LinkWatch<'a> {
 impl LinkWatch<'_> {
     /// Waits until the link is over; an end if this is what ends it.
     fn run(&self, listener: &mut Option<Listener<Messages>>) -> Result<Option<End>> {
+        // What has woken this once is not waited for in the next look: it may be a peer's that rings for nothing.
+        let mut has_heard = false;
         for looks in 1_u32.. {
-            wait_any(&[self.over, self.stop.as_fd()], Some(LOOK)).os("poll")?;
+            let news = self.news.filter(|_| !has_heard);
+            let fds: Vec<_> = [self.over, self.stop.as_fd()].into_iter().chain(news).collect();
+            wait_any(&fds, Some(LOOK)).os("poll")?;
+            has_heard = news.map_or(Ok(false), is_ready).os("poll")?;
             if self.stop.is_raised() || is_ready(self.over).os("poll")? {
                 break;
             }

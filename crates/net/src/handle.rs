@@ -269,6 +269,11 @@ impl Handle {
         })
     }
 
+    /// Takes its carrier off, where its driver lets others do that.
+    pub fn lose_carrier(&self) -> io::Result<()> {
+        self.ask(Netlink::lose_carrier)
+    }
+
     /// Why a call about it failed.
     pub fn failed(&self, call: &'static str, source: io::Error) -> Error {
         match Errno::from_io_error(&source) {

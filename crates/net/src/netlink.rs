@@ -30,6 +30,7 @@ const REPLACE: u16 = 0x100;
 const ADDRESS: u16 = 1;
 const NAME: u16 = 3;
 const MTU: u16 = 4;
+const CARRIER: u16 = 33;
 const MASTER: u16 = 10;
 const INFO: u16 = 18;
 const ALIAS: u16 = 20;
@@ -128,6 +129,11 @@ impl Netlink {
     /// Changes an interface's MTU.
     pub fn set_mtu(&self, index: i32, mtu: u32) -> io::Result<()> {
         self.ask(&request(NEW_LINK, REQUEST | ANSWER, index, 0, 0, &[(MTU, &mtu.to_ne_bytes())])).map(drop)
+    }
+
+    /// Takes an interface's carrier off, where its driver lets others do that.
+    pub fn lose_carrier(&self, index: i32) -> io::Result<()> {
+        self.ask(&request(NEW_LINK, REQUEST | ANSWER, index, 0, 0, &[(CARRIER, &[0])])).map(drop)
     }
 
     /// Switches an interface on.

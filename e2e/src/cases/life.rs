@@ -31,7 +31,7 @@ pub const CASES: &[Case] = &[
 pub const HALVES: &[Half] = &[("life::pour", pour), ("life::drink", drink)];
 
 /// Within this the death of a program or a machine is to be seen, and a pause within twice that, under emulation.
-const SEEN: Duration = Duration::from_secs(1);
+pub(super) const SEEN: Duration = Duration::from_secs(1);
 const ADDRESS: &str = "vm:b/flow";
 /// Numbers in a block.
 const BLOCK: usize = 512;
@@ -396,7 +396,7 @@ fn ends(site: &mut Site, what: &str, end: impl FnOnce(&mut Site) -> Result<()>) 
     site.a.wait(flow.pour, within(60))?.success().map(drop)
 }
 
-fn come_back(site: &mut Site) -> Result<()> {
+pub(super) fn come_back(site: &mut Site) -> Result<()> {
     site.b.anew()?;
     site.brokers[At::B as usize] = None;
     site.set_up(At::B)?;
@@ -436,7 +436,7 @@ fn killed(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-fn renew(site: &mut Site) -> Result<()> {
+pub(super) fn renew(site: &mut Site) -> Result<()> {
     site.brokers[At::B as usize] = None;
     site.renew(At::B)?;
     site.link("a", "b")?;

@@ -239,17 +239,22 @@ fn answer_one(mut stream: TcpStream) -> std::result::Result<(), Failed> {
 }
 
 /// Connections between the machines that are busy all the time.
-struct Load {
+pub(super) struct Load {
     pour: Job,
     answer: Job,
 }
 
 impl Load {
-    fn start(site: &mut Site, address: &str) -> Result<Self> {
-        let answer = start(&mut site.b, "net_load::answer", &[])?;
-        line(&mut site.b, answer, "listens", within(60))?;
+    pub(super) fn start(site: &mut Site, address: &str) -> Result<Self> {
+        let answer = start_answer(site)?;
         let pour = start(&mut site.a, "net_load::pour", &[address])?;
         Ok(Self { pour, answer })
+    }
+
+    /// Answers in the machine that booted in the place of the one that did.
+    pub(super) fn answer_anew(&mut self, site: &mut Site) -> Result<()> {
+        self.answer = start_answer(site)?;
+        Ok(())
     }
 
     fn latest(&self, site: &mut Site) -> Result<Vec<u64>> {
@@ -258,7 +263,7 @@ impl Load {
     }
 
     /// Waits until more has come over each connection than had by now. Returns how long that took.
-    fn goes_on(&self, site: &mut Site) -> Result<Duration> {
+    pub(super) fn goes_on(&self, site: &mut Site) -> Result<Duration> {
         let begun = Instant::now();
         while site.a.line(self.pour, Instant::now()).is_ok() {}
         let before = self.latest(site)?;
@@ -283,7 +288,7 @@ impl Load {
     }
 
     /// Ends it in order. Returns the errors of connections that broke.
-    fn end(self, site: &mut Site) -> Result<Vec<String>> {
+    pub(super) fn end(self, site: &mut Site) -> Result<Vec<String>> {
         site.a.sh(&format!("touch {STOP}"), within(60))?;
         let said = site.a.wait(self.pour, within(120))?.success().context("who sends")?;
         site.b.kill(self.answer)?;
@@ -296,6 +301,12 @@ impl Load {
     }
 }
 
+fn start_answer(site: &mut Site) -> Result<Job> {
+    let answer = start(&mut site.b, "net_load::answer", &[])?;
+    line(&mut site.b, answer, "listens", within(60))?;
+    Ok(answer)
+}
+
 /// Interfaces, and how many use the module.
 fn held(site: &mut Site, at: At) -> String {
     let what = "ls /sys/class/net; cat /sys/module/tombolo_ivshmem/refcnt";
@@ -303,7 +314,7 @@ fn held(site: &mut Site, at: At) -> String {
 }
 
 /// Nothing is left: no interface, and nobody who uses the module once its broker has gone.
-fn is_clean(site: &mut Site, at: At) -> Result<()> {
+pub(super) fn is_clean(site: &mut Site, at: At) -> Result<()> {
     let before = held(site, at);
     site.kill_broker(at)?;
     let mut held = String::new();

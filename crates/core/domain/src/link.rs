@@ -181,6 +181,8 @@ pub struct DriverParts {
     pub life: u32,
     /// From which state on the peer is over.
     pub over: u8,
+    /// Polls readable when [`Endpoint::liveness`] may have changed. It may stay so.
+    pub news: OwnedFd,
 }
 
 /// Two ends that met: their memory, a path for control messages, and each other's life.
