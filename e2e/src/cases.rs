@@ -21,6 +21,7 @@ pub mod migration;
 pub mod net;
 mod net_ends;
 mod net_load;
+mod net_three;
 mod network;
 mod rage;
 pub mod sockets;
@@ -64,7 +65,7 @@ const CASES: [&[Case]; 26] = [
     migration::CASES,
     boards::CASES,
 ];
-const HALVES: [&[Half]; 18] = [
+const HALVES: [&[Half]; 19] = [
     lifetime::HALVES,
     mapping::HALVES,
     doorbells::HALVES,
@@ -78,6 +79,7 @@ const HALVES: [&[Half]; 18] = [
     net::HALVES,
     frames::HALVES,
     net_load::HALVES,
+    net_three::HALVES,
     crate::demo::HALVES,
     life::HALVES,
     rage::HALVES,
@@ -86,7 +88,7 @@ const HALVES: [&[Half]; 18] = [
 ];
 
 /// Those that only the long form runs: they need more of this machine, or more time, than there may be to spare.
-const LONG_CASES: [&[Case]; 3] = [rage::LONG_CASES, network::LONG_CASES, net::LONG_CASES];
+const LONG_CASES: [&[Case]; 4] = [rage::LONG_CASES, network::LONG_CASES, net::LONG_CASES, net_three::LONG_CASES];
 
 /// Those that try the kernel module alone, in the order in which they run: all that a kernel which checks itself is wanted for.
 pub fn of_module() -> impl Iterator<Item = &'static Case> {

@@ -20,6 +20,8 @@ pub const REGION: u64 = 4 << 20;
 const DOORBELL_REGION: u64 = 1 << 16;
 /// In how many ways a guest can be rung.
 pub const VECTORS: usize = 4;
+/// Modules of the kernel that are in the machines with brokers, for those who load them.
+const MODULES: &[&str] = &["tun", "bridge"];
 
 /// What cases share.
 pub struct Rig {
@@ -68,12 +70,19 @@ impl Rig {
     pub fn site(&mut self) -> Result<&mut Site> {
         if self.site.is_none() {
             self.rest()?;
-            let plan = Plan { purpose: Purpose::Cases, config: CONFIG, modules: &["tun", "bridge"], programs: &[] };
+            let plan = Plan { purpose: Purpose::Cases, config: CONFIG, modules: MODULES, programs: &[] };
             self.site = Some(Site::boot_with(&self.parts, &plan, |_| Ok(()))?);
         }
         let site = self.site.as_mut().ok_or_else(|| Error::new("no site"))?;
         site.serve()?;
         Ok(site)
+    }
+
+    /// A machine beside these two, one that their broker knows, for a case that ends it.
+    pub fn third(&mut self, name: &str) -> Result<Vm> {
+        self.site()?;
+        let site = self.site.as_ref().ok_or_else(|| Error::new("no site"))?;
+        site.boot_third(&self.parts, name, MODULES)
     }
 
     /// The guest that shares regions with the host, its module loaded.

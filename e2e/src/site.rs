@@ -143,11 +143,19 @@ impl Site {
 
     /// Starts the broker in a machine, and waits until it serves programs.
     pub fn start_broker(&mut self, at: At) -> Result<()> {
-        let vm = self.vm(at);
-        let job = vm.start(&["tombolod", "--guest"])?;
-        let ready = line(vm, job, "tombolod: serves", within(60)).context("the broker in a machine");
+        let job = start_broker(self.vm(at))?;
         self.brokers[at as usize] = Some(job);
-        ready.map(drop)
+        Ok(())
+    }
+
+    /// Boots a machine beside the two, one that the broker knows, with its broker.
+    pub fn boot_third(&self, parts: &Parts, name: &str, modules: &[&str]) -> Result<Vm> {
+        let mut spec = spec(parts, name, Purpose::Cases, (modules, &[]))?;
+        spec.args.extend(self.broker.snippet(name)?);
+        let mut vm = Vm::boot(spec)?;
+        vm.run(&["/agent", "insmod", MODULE], within(60))?;
+        start_broker(&mut vm)?;
+        Ok(vm)
     }
 
     /// Starts the brokers that do not run.
@@ -289,6 +297,12 @@ fn without_doorbell(args: &[String]) -> Vec<String> {
         }
     }
     kept
+}
+
+fn start_broker(vm: &mut Vm) -> Result<Job> {
+    let job = vm.start(&["tombolod", "--guest"])?;
+    line(vm, job, "tombolod: serves", within(60)).context("the broker in a machine")?;
+    Ok(job)
 }
 
 /// Starts a guest half of a case in a machine.
