@@ -395,7 +395,7 @@ impl Supervisor {
         self.report_link(&watch.peer(), own, peer);
         let looked = self.watch_link(kernel.as_fd(), Some(lent.parts.news.as_fd()), &watch, own, peer);
         if matches!(looked, Ok(Some(End::Peer(_)))) {
-            // The module sees no end of a machine. One of before this call takes it off with the channel, below.
+            // The module sees no machine's end. An older one refuses this: it has the carrier off once the channel is taken back.
             let _ = kernel.handle().lose_carrier();
         }
         kernel.handle().settle_carrier(self.shared.port.as_ref());
