@@ -32,9 +32,8 @@ const WORDS: usize = 2048;
 const END: u64 = u64::MAX;
 /// Where who sends is told to come to an end.
 const STOP: &str = "/tmp/net-stop";
-/// How long nothing may come before a connection counts as stalled. A machine that boots anew may answer only the packet that TCP
-/// sends again after 51 s.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// How long nothing may come before a connection counts as stalled.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The word at a place of a stream, which is another one in each connection and each way.
 fn word(seed: u64, at: u64) -> u64 {
