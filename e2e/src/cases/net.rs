@@ -12,6 +12,7 @@ use tombolo_e2e::control::Job;
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::line_reader::within;
+use tombolo_e2e::qemu::Vm;
 
 pub const CASES: &[Case] = &[
     Case { name: "n7_n10_n11_packets_cross_between_machines_while_both_are_there", run: processes },
@@ -118,10 +119,12 @@ fn processes(rig: &mut Rig) -> Result<Verdict> {
 }
 
 pub fn load_tun(site: &mut Site) -> Result<()> {
-    for at in [At::A, At::B] {
-        site.vm(at).sh("[ -e /dev/net/tun ] || /agent insmod $(cat /modules/order)", within(60))?;
-    }
-    Ok(())
+    [&mut site.a, &mut site.b].into_iter().try_for_each(load_tun_of)
+}
+
+/// The same in one machine.
+pub fn load_tun_of(vm: &mut Vm) -> Result<()> {
+    vm.sh("[ -e /dev/net/tun ] || /agent insmod $(cat /modules/order)", within(60)).map(drop)
 }
 
 pub fn stat(site: &mut Site, at: At) -> Result<String> {

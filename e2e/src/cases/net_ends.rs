@@ -3,7 +3,7 @@
 
 use super::life::{SEEN, come_back, renew};
 use super::net::{down, load_tun, up, wait_carrier};
-use super::net_load::{Load, is_clean};
+use super::net_load::{CONNECTIONS, Load, is_clean};
 use super::{Case, Verdict, long};
 use crate::rig::Rig;
 use crate::site::{At, Site};
@@ -42,7 +42,7 @@ fn dies(rig: &mut Rig) -> Result<Verdict> {
         for (what, end, boot) in ENDS {
             end(site)?;
             let begun = Instant::now();
-            let lost = "while [ $(cat /sys/class/net/tmb0/carrier) = 1 ]; do usleep 5000; done";
+            let lost = "until [ \"$(cat /sys/class/net/tmb0/carrier)\" = 0 ]; do usleep 5000; done";
             site.a.sh(lost, within(60)).context(what)?;
             let seen = begun.elapsed();
             ensure!(seen < SEEN, "{what}: the carrier is lost after {seen:?}");
@@ -59,6 +59,7 @@ fn dies(rig: &mut Rig) -> Result<Verdict> {
         ensure!(soonest < SEEN / 2, "the carrier is never lost before {soonest:?}");
         // The machine that went knew the connections, and the next one says that it does not.
         let broken = load.end(site)?;
+        ensure!(broken.len() >= CONNECTIONS * ENDS.len(), "they go on with machines that are gone: {broken:?}");
         ensure!(broken.iter().all(|why| why.contains("ConnectionReset")), "{broken:?}");
         let now = site.a.sh("cat /sys/class/net/tmb0/ifindex", within(60))?;
         ensure!(now == index, "another interface: {index}, {now}");

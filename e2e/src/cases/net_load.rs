@@ -24,7 +24,7 @@ pub const CASES: &[Case] =
 pub const HALVES: &[Half] = &[("net_load::pour", pour), ("net_load::answer", answer)];
 
 /// Connections at a time, each busy both ways.
-const CONNECTIONS: usize = 4;
+pub(super) const CONNECTIONS: usize = 4;
 const PORT: u16 = 10;
 /// Words of eight bytes that a connection writes at a time.
 const WORDS: usize = 2048;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A network of three machines: what becomes of one of them stops nobody else.
 
-use super::net::{load_tun, wait_carrier, wait_for};
+use super::net::{load_tun_of, wait_carrier, wait_for};
 use super::net_load::Load;
 use super::{Case, Half, Verdict};
 use crate::rig::Rig;
@@ -23,7 +23,9 @@ pub const HALVES: &[Half] = &[("net_three::flood", flood)];
 /// The broker knows a third machine, and all of them are in one network.
 const LAN: &str = "[domain.c]\n[[net]]\nname = \"lan\"\ndomains = [\"*\"]\n\
                    addresses = { a = \"10.9.0.1/24\", b = \"10.9.0.2/24\", c = \"10.9.0.3/24\" }\n";
-/// More than a ring and a queue hold.
+/// What a machine takes that runs, and more than a ring and a queue hold.
+const TAKEN: u64 = 3_000;
+/// Where a flood ends.
 const FLOOD: u64 = 20_000;
 /// How long the third machine does not run.
 const PAUSE: Duration = Duration::from_secs(12);
@@ -44,18 +46,19 @@ fn flood(args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Floods an address from the first machine while its connections with the second one go on.
-fn floods(site: &mut Site, load: &Load, address: &str) -> Result<()> {
+/// Floods an address from the first machine while its connections with the second one go on. Returns how many datagrams were taken.
+fn floods(site: &mut Site, load: &Load, address: &str) -> Result<u64> {
     let job = start(&mut site.a, "net_three::flood", &[address])?;
     line(&mut site.a, job, "floods", within(60))?;
     let again = load.goes_on(site).context(format!("{address} is flooded"))?;
-    let sent = site.a.wait(job, within(60))?.success().context("who floods")?;
-    println!("{address} is flooded, {}: all connections go on {again:?} later", sent.lines().last().unwrap_or(""));
-    Ok(())
+    let said = site.a.wait(job, within(60))?.success().context("who floods")?;
+    let sent = said.lines().find_map(|line| line.strip_prefix("sent ")).unwrap_or_default().parse().context(&said)?;
+    println!("{address} is flooded, {sent} datagrams were taken: all connections go on {again:?} later");
+    Ok(sent)
 }
 
 fn follow(vm: &mut Vm) -> Result<Job> {
-    vm.sh("for file in $(cat /modules/order); do /agent insmod $file || true; done", within(60))?;
+    load_tun_of(vm)?;
     vm.start(&["tombolo", "net", "follow", "--engine", "kernel"])
 }
 
@@ -63,7 +66,6 @@ fn three(rig: &mut Rig) -> Result<Verdict> {
     rig.site()?.broker.configure(&format!("{CONFIG}{LAN}"))?;
     let mut c = rig.third("c")?;
     let site = rig.site()?;
-    load_tun(site)?;
     let jobs = [follow(&mut site.a)?, follow(&mut site.b)?];
     follow(&mut c)?;
     for (at, ports) in [(At::A, ["lan-b", "lan-c"]), (At::B, ["lan-a", "lan-c"])] {
@@ -75,12 +77,13 @@ fn three(rig: &mut Rig) -> Result<Verdict> {
     let load = Load::start(site, "10.9.0.2")?;
     load.goes_on(site)?;
 
-    floods(site, &load, "10.9.0.3").context("the third machine runs")?;
+    let sent = floods(site, &load, "10.9.0.3").context("the third machine runs")?;
+    ensure!(sent > TAKEN, "no flood: {sent} datagrams");
     c.qmp.run("stop", &json!({}))?;
     let paused = Instant::now();
-    for address in ["10.9.0.3", "10.9.0.255"] {
-        floods(site, &load, address).context("the third machine is paused")?;
-    }
+    let to_it = floods(site, &load, "10.9.0.3").context("the third machine is paused")?;
+    ensure!(to_it < TAKEN, "a machine that does not run took {to_it} datagrams");
+    floods(site, &load, "10.9.0.255").context("the third machine is paused, and all are flooded")?;
     pass(PAUSE.saturating_sub(paused.elapsed()));
     load.goes_on(site)?;
     // It keeps its link, and takes what waited.
@@ -89,7 +92,8 @@ fn three(rig: &mut Rig) -> Result<Verdict> {
     wait_for(site, At::A, "ping -c 1 -W 2 10.9.0.3 > /dev/null")?;
     load.goes_on(site)?;
 
-    c.cut()?;
+    // It is killed, if it had no fault until then.
+    c.finish()?;
     wait_carrier(site, At::A, "lan-c", 0)?;
     ensure!(carriers(site)? == "110", "of lan, lan-b and lan-c: {}", carriers(site)?);
     load.goes_on(site)?;

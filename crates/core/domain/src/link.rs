@@ -166,7 +166,8 @@ pub struct Received {
     pub segment: Option<PeerSegment>,
 }
 
-/// Where the segments of a channel are, for a driver of this kernel's that is to use them in this end's place.
+/// Where the segments of a channel are, for a driver of this kernel's that is to use them in this end's place, and what the program
+/// is to wait for meanwhile.
 #[derive(Debug)]
 pub struct DriverParts {
     /// What the own segment is in.
