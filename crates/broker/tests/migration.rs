@@ -148,6 +148,7 @@ fn b26_machine_that_stays_gets_its_devices_again_if_its_numbers_are_filled() {
     asking.send_message(7, cancel());
     let a = Vm::arrived("a", qmp);
     assert_eq!(asking.receive_message().unwrap().message, Message::Done {});
+    a.greet();
     until_up(&daemon);
     assert_eq!(a.qmp.state().marks.len(), 0, "it is as any other");
     assert_eq!(a.qmp.state().plugged_twice, [""; 0]);
@@ -364,6 +365,8 @@ fn b27_machine_that_arrives_gets_a_doorbell_once_it_has_arrived() {
     assert!(qmp.state().chardevs.is_empty(), "it has not arrived");
     qmp.state().status = "running";
     let a = Vm::arrived("a", qmp);
+    assert!(a.qmp.state().memories.is_empty(), "its guest's broker says Hello first");
+    a.greet();
     until_up(&daemon);
     assert_eq!(b.doorbell().0, 2);
     let runs =

@@ -10,11 +10,13 @@ use std::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
+    path::Path,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
 use common::{Daemon, remove, until};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use serde_json::{Value, json};
 use tombolo_broker::{fd_passing, host::memory};
 use tombolo_control::{Form, Life, LinkState, Message};
@@ -78,6 +80,26 @@ impl Qemu {
     fn execute(&mut self, command: &str) {
         let answer = self.ask(&json!({ "execute": command }), &[]);
         assert!(answer["error"].is_null(), "{answer}");
+    }
+
+    /// The guest's broker says Hello, as far as its host can tell: through what QEMU has open.
+    fn greet(&self, name: &str) {
+        let pidfd = pidfd_open(Pid::from_child(&self.child), PidfdFlags::empty()).unwrap();
+        let files = fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().map(|entry| entry.unwrap().path());
+        let all: Vec<_> = files.filter_map(|file| Some((fs::read_link(&file).ok()?, file))).collect();
+        let of = |what: &str| -> Vec<OwnedFd> {
+            let them = all.iter().filter(|(is, _)| is.to_string_lossy().contains(what));
+            let number = |file: &Path| file.file_name()?.to_str()?.parse().ok();
+            them.map(|(_, file)| pidfd_getfd(&pidfd, number(file).unwrap(), PidfdGetfdFlags::empty()).unwrap())
+                .collect()
+        };
+        // Which of them rings the host, QEMU knows; the others' rings mean nothing.
+        let (memory, doorbells) = (of("memfd:tombolo-device").remove(0), of("[eventfd]"));
+        common::greet(&memory, name, || {
+            for doorbell in &doorbells {
+                let _ = rustix::io::write(doorbell, &1u64.to_ne_bytes());
+            }
+        });
     }
 
     /// The answer to a command that comes with descriptors.
@@ -150,6 +172,10 @@ fn b10_b12_b16_real_qemus_take_regions_and_tell_their_lives() {
     let mut daemon = Daemon::start(config);
     let (mut a, b) = (Qemu::start(&daemon, "a", "pc"), Qemu::start(&daemon, "b", "q35"));
     daemon.client().link("a", "b");
+    b.greet("b");
+    until("it has its region", || (b.regions() == ["rw-s"]).then_some(()));
+    assert_eq!(a.regions(), [""; 0], "its firmware may not have begun yet");
+    a.greet("a");
     until("the link is up", || is_up(&daemon));
     for qemu in [&a, &b] {
         assert_eq!(qemu.regions(), ["r--s", "rw-s"]);
@@ -175,6 +201,7 @@ fn b10_b12_b16_real_qemus_take_regions_and_tell_their_lives() {
         drop(b);
         until("b is gone", || (life(&daemon, "b") == Life::DomainGone).then_some(()));
         b = Qemu::start(&daemon, "b", "q35");
+        b.greet("b");
         until("the link is up with other memory", || {
             a.execute("system_reset");
             let rows = daemon.client().links();
@@ -264,6 +291,8 @@ fn b10_guest_that_ejects_its_regions_is_told_of_and_its_qemu_lives() {
     let drive = format!("file={},format=raw,if=ide", disk.display());
     let mut a = Qemu::start_with(&daemon, "a", "pc", &["-drive", &drive]);
     let mut b = Qemu::start(&daemon, "b", "pc");
+    a.greet("a");
+    b.greet("b");
     a.execute("cont");
     daemon.client().link("a", "b");
     let noted = |what: &str| {

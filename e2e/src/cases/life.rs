@@ -432,6 +432,10 @@ fn killed(rig: &mut Rig) -> Result<Verdict> {
     for _ in 0..if super::long() { 20 } else { 1 } {
         ends(site, "killed", |site| site.b.cut())?;
         renew(site)?;
+        // It has a link from its first moment on. Had its firmware found the memory, it would not be cached (B-10).
+        let cached = site.b.sh("cat /sys/class/misc/tombolo*/write_back", within(60))?;
+        let regions = cached.lines().filter(|says| says.trim() == "1").count();
+        ensure!(regions == 2, "{regions} of its 2 regions are write-back cached: {cached:?}");
     }
     Ok(Verdict::Done)
 }

@@ -91,7 +91,7 @@ pub const TIERS: &[Tier] = &[
     Tier {
         name: "integration",
         assumes: "Linux, no privileges, loopback; root and TAP devices for `tombolo net`, else skipped",
-        command: "cargo test --workspace --all-features --no-fail-fast --test *",
+        command: "cargo test --workspace --all-features --exclude tombolo-preload --no-fail-fast --test *",
         env: &[("TOMBOLO_TEST_BUILD", "--workspace --all-features")],
         limit: 30,
         again: Some("-- --exact"),
@@ -132,10 +132,20 @@ pub const TIERS: &[Tier] = &[
     Tier {
         name: "sockets",
         assumes: "root for network namespaces; Python, socat, iperf3, Redis, nginx and more, else skipped",
-        command: "cargo test --release -p tombolo-preload -p tombolo-sockets --no-fail-fast --test model --test sockets --test processes --test calls --test path --test suites --test libraries --test databases --test programs --test services --test descriptors --test memory --test registrations --test relays --test moves --test told --test webs --test strangers --test waiting --test waits --test rare --test odd --test random --test long --test bursts",
+        command: "cargo test --release -p tombolo-preload --no-fail-fast --test *",
         limit: 15,
         long: Some(90),
         gate: Gate::Canaries,
+        again: Some("-- --exact"),
+        ..BASE
+    },
+    Tier {
+        name: "sockets-checked",
+        assumes: "as `sockets`; with overflow checks and debug assertions",
+        command: "cargo test -p tombolo-preload --no-fail-fast --test *",
+        limit: 30,
+        gate: Gate::Canaries,
+        runs: Runs::Long,
         again: Some("-- --exact"),
         ..BASE
     },
@@ -182,7 +192,7 @@ pub const TIERS: &[Tier] = &[
     Tier {
         name: "xen",
         assumes: "QEMU, xz, strip; Debian's archive or what was cached of it",
-        command: "cargo run --quiet --package tombolo-e2e --bin xen",
+        command: "cargo run --quiet --release --package tombolo-e2e --bin xen",
         limit: 20,
         long: Some(90),
         gate: Gate::Canaries,

@@ -21,9 +21,7 @@ pub fn program() -> &'static Path {
         let of = std::env::var("TOMBOLO_TEST_BUILD").unwrap_or_else(|_| "--package tombolo-bench".into());
         build.args(["build", "--quiet", "--example", "bench"]).args(of.split_whitespace());
         build.arg("--target-dir").arg(profile.parent().unwrap());
-        if profile.ends_with("release") {
-            build.arg("--release");
-        }
+        build.args(["--profile", if profile.ends_with("release") { "release" } else { "test" }]);
         assert!(build.status().unwrap().success(), "the example cannot be built");
         profile.join("examples/bench")
     });

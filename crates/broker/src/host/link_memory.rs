@@ -224,13 +224,15 @@ impl LinkMemory {
         }
     }
 
-    /// Says what regions each QEMU should have.
+    /// Says what regions each QEMU should have: none before its guest's broker said Hello. What is there when firmware
+    /// begins, it places below 4 GiB, where the guest does not cache it (B-10).
     pub fn update_plugs(&self, domains: &Domains, migrations: &Migrations) {
         for (domain, vm) in &domains.vms {
             let mut plugs = Vec::new();
             for (number, link) in domains.state.links_of(domain) {
                 let (Some(side), Some(memory)) = (link.side(domain), self.regions.get(&number)) else { continue };
-                if link.lives[side] != domains.state.machines[domain].life {
+                let machine = &domains.state.machines[domain];
+                if link.lives[side] != machine.life || machine.boot.is_none() {
                     continue;
                 }
                 let mut plug = |own: bool, memory: &Arc<_>| {

@@ -114,8 +114,8 @@ impl Overview<'_> {
         let is_plugged = self.domains.config.is_local(end) || self.has_both(number, link, end);
         let is_sent = guest.sent_links().get(&number).is_some_and(|sent| sent.generation == link.generation);
         match guest.usage(number, link.generation) {
-            _ if !is_plugged => Stage::Unplugged,
             _ if !guest.is_there() => Stage::Silent,
+            _ if !is_plugged => Stage::Unplugged,
             Some(_) => Stage::Open,
             None if is_sent => Stage::Closed,
             // It may not know of it yet.

@@ -341,6 +341,37 @@ impl Device {
     }
 }
 
+fn hello_of_guest(name: &str, version: u16, epoch: u64, boot: u8) -> Message {
+    Message::Hello { version_min: 1, version_max: version, epoch, boot: [boot; 16], name: name.parse().unwrap() }
+}
+
+/// Begins a session with the host in the memory of a machine's device, where `hello` comes first.
+fn say_hello(memory: &OwnedFd, epoch: u64, hello: Message, ring: impl Fn()) -> Session {
+    let mut session = Session::begin(Way::Host, epoch, &mut GuestBoxes(memory)).unwrap();
+    until("the host's box", || {
+        let (event, changed) = session.turn(&mut GuestBoxes(memory)).unwrap();
+        if changed {
+            ring();
+        }
+        matches!(event, Some(Event::Began)).then_some(())
+    });
+    session.queue_message(&Envelope::statement(hello));
+    session
+}
+
+/// The first broker of a guest says Hello in its device's memory, and nothing more once it was heard.
+pub fn greet(memory: &OwnedFd, name: &str, ring: impl Fn()) {
+    let epoch = u64::MAX;
+    let mut session = say_hello(memory, epoch, hello_of_guest(name, 1, epoch, 1), &ring);
+    until("the machine's name", || {
+        let (event, changed) = session.turn(&mut GuestBoxes(memory)).unwrap();
+        if changed {
+            ring();
+        }
+        matches!(event, Some(Event::Said(said)) if matches!(said.message, Message::You { .. })).then_some(())
+    });
+}
+
 /// A virtual machine without a machine: its device, its control socket, and a broker in its guest.
 pub struct Vm {
     pub name: String,
@@ -360,7 +391,15 @@ pub struct Vm {
 pub const VECTORS: usize = 8;
 
 impl Vm {
+    /// One whose guest's broker said Hello, and says nothing more.
     pub fn start(daemon: &Daemon, name: &str) -> Self {
+        let vm = Self::without_broker(daemon, name);
+        vm.greet();
+        vm
+    }
+
+    /// One whose guest is not there yet.
+    pub fn without_broker(daemon: &Daemon, name: &str) -> Self {
         let qmp = qmp::Fake::start(&daemon.file(&format!("{name}.qmp")));
         let device = Device::connect(daemon.path(), name);
         Self::with(name, qmp, device)
@@ -391,26 +430,16 @@ impl Vm {
         Self { name: name.into(), device, memory, host, own, qmp, guest: None, heard: Vec::new(), version: 1 }
     }
 
+    /// What `boot` does of the guest's broker that runs first, until the host has heard it; then it says nothing more.
+    pub fn greet(&self) {
+        greet(&self.memory, &self.name, || self.ring_host());
+    }
+
     /// A broker begins in the guest and says Hello.
     pub fn boot(&mut self, epoch: u64, boot: u8) {
-        let mut session = Session::begin(Way::Host, epoch, &mut GuestBoxes(&self.memory)).unwrap();
         self.heard.clear();
-        until("the host's box", || {
-            let (event, changed) = session.turn(&mut GuestBoxes(&self.memory)).unwrap();
-            if changed {
-                self.ring_host();
-            }
-            matches!(event, Some(Event::Began)).then_some(())
-        });
-        let (name, boot) = (self.name.parse().unwrap(), [boot; 16]);
-        session.queue_message(&Envelope::statement(Message::Hello {
-            version_min: 1,
-            version_max: self.version,
-            epoch,
-            boot,
-            name,
-        }));
-        self.guest = Some(session);
+        let hello = hello_of_guest(&self.name, self.version, epoch, boot);
+        self.guest = Some(say_hello(&self.memory, epoch, hello, || self.ring_host()));
         self.listen_until("the host's Hello", |said| matches!(said, Message::Hello { .. }));
     }
 
@@ -434,15 +463,8 @@ impl Vm {
             Some(Event::Broke(fault)) => panic!("the host broke {fault}"),
             Some(Event::Began) => {
                 // The host's broker began anew: so does the conversation.
-                let (epoch, boot) = (session.epoch(), [1; 16]);
-                let name = self.name.parse().unwrap();
-                session.queue_message(&Envelope::statement(Message::Hello {
-                    version_min: 1,
-                    version_max: 1,
-                    epoch,
-                    boot,
-                    name,
-                }));
+                let hello = hello_of_guest(&self.name, 1, session.epoch(), 1);
+                session.queue_message(&Envelope::statement(hello));
             }
             None => {}
         }

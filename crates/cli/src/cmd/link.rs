@@ -139,13 +139,16 @@ fn progress<'a>(a: &Name, b: &Name, rows: &'a [Message]) -> Progress<'a> {
     });
     let Some((link, state, note)) = of_link else { return Progress::Gone };
     let ends = ends(link, rows);
-    let is_idle = |end: &End<'_>| end.stage == Stage::Silent || end.life == tombolo_control::Life::Paused;
+    let is_silent = |end: &End<'_>| end.stage == Stage::Silent;
+    let is_idle = |end: &End<'_>| is_silent(end) || end.life == tombolo_control::Life::Paused;
     match state {
         LinkState::Waiting if note.is_empty() => Progress::Waits(format!("until both {a} and {b} run")),
         LinkState::Waiting => Progress::Waits(format!("({note})")),
         LinkState::Up if ends.iter().all(|end| end.stage == Stage::Open) => Progress::Usable,
         LinkState::Up if ends.iter().any(is_idle) => Progress::Waits(format!("({note})")),
         LinkState::Up => Progress::Opening(note),
+        // Its QEMU gets the link once its guest said Hello (B-10).
+        LinkState::Wanted if ends.iter().any(is_silent) => Progress::Waits(format!("({note})")),
         LinkState::Wanted => Progress::Coming(note),
         LinkState::Leaving => Progress::Gone,
     }
@@ -363,7 +366,9 @@ mod tests {
             assert_eq!(of(LinkState::Up, "not open", [open, run(late)]), "Opening(\"not open\")");
             assert_eq!(of(LinkState::Wanted, "", [run(late), open]), "Coming(\"\")");
         }
-        assert_eq!(of(LinkState::Up, "no driver", [open, run(Stage::Silent)]), "Waits(\"(no driver)\")");
+        for state in [LinkState::Up, LinkState::Wanted] {
+            assert_eq!(of(state, "no driver", [open, run(Stage::Silent)]), "Waits(\"(no driver)\")");
+        }
         assert_eq!(of(LinkState::Up, "paused", [(Stage::Closed, Life::Paused), open]), "Waits(\"(paused)\")");
         let absent = (Stage::Absent, Life::DomainGone);
         assert_eq!(of(LinkState::Waiting, "", [open, absent]), "Waits(\"until both web and db run\")");

@@ -54,11 +54,13 @@ pub fn has_sanitizers(test: &str) -> bool {
 fn archive() -> &'static Path {
     static ARCHIVE: OnceLock<PathBuf> = OnceLock::new();
     ARCHIVE.get_or_init(|| {
-        let target = Path::new(TMP).join("vchan-library");
+        // Beside the tests, so that what they have in common is built once.
+        let target = Path::new(TMP).parent().unwrap();
         let mut build = Command::new(env!("CARGO"));
-        build.current_dir(ROOT).args(["build", "--quiet", "--package", "tombolo-vchan", "--features", "testing"]);
+        build.current_dir(ROOT).args(["build", "--quiet", "--profile", "test"]);
+        build.args(["--package", "tombolo-vchan", "--features", "testing"]);
         // Variables that cargo sets for a test are not for this cargo.
-        build.arg("--target-dir").arg(&target).env_remove("RUSTFLAGS").env_remove("CARGO_TARGET_DIR");
+        build.arg("--target-dir").arg(target).env_remove("RUSTFLAGS").env_remove("CARGO_TARGET_DIR");
         must(&mut build);
         target.join("debug/libtombolo_vchan.a")
     })

@@ -59,6 +59,9 @@ impl Boxes for Inside {
     }
 }
 
+/// Of the machines' kernels.
+const BOOT: [u8; 16] = [1; 16];
+
 struct World {
     broker: Broker,
     events: mpsc::Receiver<Event>,
@@ -126,6 +129,8 @@ impl World {
         self.sockets.push(theirs);
         self.handle_event(Event::Joined(name.into(), ours));
         self.send_news(name, News::Running(true));
+        self.broker.domains.begin_life(name, BOOT);
+        self.broker.reconcile().unwrap();
     }
 
     fn handle_event(&mut self, event: Event) {
@@ -240,7 +245,7 @@ fn b8_storm_that_is_told_while_the_guest_is_told_other_news_is_heard_and_has_con
         let mut guest = Session::begin(tombolo_control::Path::Host, 7, &mut boxes).unwrap();
         let process = world.broker.domains.state.machines["a"].process;
         assert!(matches!(guest.turn(&mut boxes), Ok((Some(tombolo_control::Event::Began), _))));
-        let (boot, name) = ([1; 16], checked_name("a"));
+        let (boot, name) = (BOOT, checked_name("a"));
         guest.queue_message(&Envelope::statement(Message::Hello {
             version_min: 1,
             version_max: 1,
@@ -282,7 +287,7 @@ fn b17_guest_that_rings_or_begins_sessions_without_end_has_the_broker_reconcile_
             let mut guest =
                 Session::begin(tombolo_control::Path::Host, 7 + began.elapsed().as_nanos() as u64, &mut boxes).unwrap();
             guest.turn(&mut boxes).unwrap();
-            let (version_min, version_max, epoch, boot) = (1, 1, guest.epoch(), [1; 16]);
+            let (version_min, version_max, epoch, boot) = (1, 1, guest.epoch(), BOOT);
             let name = checked_name("a");
             guest.queue_message(&Envelope::statement(Message::Hello { version_min, version_max, epoch, boot, name }));
             for _ in 0..8 {
