@@ -18,6 +18,9 @@ pub const BOUNDARY: usize = 0x308;
 pub const FOLLOWED: usize = 0x380;
 const _: () = assert!(MOVES >= crate::words::RESERVED && (FOLLOWED as u64) < crate::limits::CONTROL_LEN);
 
+/// Bytes of a ring that a connection moves to, at most: no end has to map a larger one (S-20).
+pub const RING_MAX: u64 = 64 << 20;
+
 /// The receiver's word taken apart (S-2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Followed {

@@ -146,3 +146,39 @@ impl<M: Mem> PeerRing<M> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+    use std::os::fd::AsFd;
+    use tombolo_layout::{limits::CONTROL_LEN, words};
+    use tombolo_mem::{Mapped, PeerSegment, create_sealed};
+
+    #[test]
+    fn r5_bytes_past_the_caches_stand_where_others_do_wherever_they_begin() {
+        const CAPACITY: usize = 4096;
+        let len = CONTROL_LEN as usize + CAPACITY;
+        let (own, memory) = create_sealed("tombolo-test", len).unwrap();
+        let peer = PeerSegment::map(memory.as_fd(), len).unwrap();
+        let (control, data) = own.split(CONTROL_LEN as usize);
+        let mut ring = OwnRing::<Mapped>::new(control.word(words::TAIL), data);
+        let seen = PeerRing::<Mapped>::new(peer.word(words::TAIL), peer.data(CONTROL_LEN as usize));
+        let bytes: Vec<u8> = (0..CAPACITY as u32).map(|at| ((at * 31) >> 3) as u8 | 1).collect();
+        let mut read = vec![0; CAPACITY];
+        // Around lines, and around the end of the ring, in its second and its last time round.
+        let starts = [0, 1, 63, 64, 2047, 4032, 4095]
+            .into_iter()
+            .flat_map(|at| [CAPACITY as u64, 0_u64.wrapping_sub(CAPACITY as u64)].map(|lap| lap + at));
+        for start in starts.collect::<BTreeSet<u64>>() {
+            for len in [1, 63, 64, 65, 2048, 4031, 4095, 4096] {
+                ring.data.copy_in(0, &[0; CAPACITY]);
+                ring.copy_in_past_caches(start, &bytes[..len]);
+                Mapped::fence();
+                seen.copy_out(start, &mut read);
+                assert!(read[..len] == bytes[..len], "{len} bytes at {start}");
+                assert!(read[len..].iter().all(|byte| *byte == 0), "{len} bytes at {start}: more was written");
+            }
+        }
+    }
+}

@@ -11,7 +11,10 @@ use std::{
 
 use tombolo_domain::aside;
 use tombolo_growth::{Growth, GrowthRule, RingBudget, RingChoice};
-use tombolo_layout::{SegmentHeader, limits, sockets::Message};
+use tombolo_layout::{
+    SegmentHeader, limits,
+    sockets::{Message, RING_MAX},
+};
 use tombolo_mem::Mapped;
 use tombolo_os::clock::coarse_time;
 use tombolo_ring::{Fresh, OwnRing};
@@ -25,8 +28,8 @@ use crate::{
     session::Session,
 };
 
-/// A larger segment is not offered: no end has to map it (S-20).
-const PEER_MAPS: u64 = limits::CONTROL_LEN + (64 << 20);
+/// A larger segment is not offered.
+const PEER_MAPS: u64 = limits::CONTROL_LEN + RING_MAX;
 /// So often large rings are looked at, whether they are idle.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 

@@ -4,7 +4,10 @@
 use std::sync::{Arc, Weak};
 
 use tombolo_domain::{Endpoint, Error, Rendezvous, aside};
-use tombolo_layout::{Features, SegmentHeader, limits, sockets::Message};
+use tombolo_layout::{
+    Features, SegmentHeader, limits,
+    sockets::{Message, RING_MAX},
+};
 use tombolo_os::lock::lock;
 use tombolo_ring::Fresh;
 
@@ -33,9 +36,6 @@ const SESSIONS: usize = 64;
 const LEAST_SHARERS: usize = 8;
 /// Segments that nobody wanted, with none between them that was: after more than these a link ends.
 const UNWANTED: u32 = 512;
-/// Bytes of a segment at most, where this process's own are smaller; and after how many bytes of them one call hears no more of a
-/// link: to map them takes long.
-const SEGMENT: u64 = 64 << 20;
 
 /// Whether a service could be called.
 pub(super) enum Dialled {
@@ -169,12 +169,13 @@ impl Negotiations {
     }
 
     fn receive_from(&mut self, process: &Process, peer_process: &mut PeerProcess) -> Result<(), Error> {
-        let max = limits::CONTROL_LEN + process.settings.ring.max(SEGMENT);
+        let max = limits::CONTROL_LEN + process.settings.ring.max(RING_MAX);
         // Of a peer that is gone what it said last is heard first.
         let _ = peer_process.send_waiting();
         let mut mapped = 0;
         for heard in 0.. {
-            if heard == MESSAGES || mapped >= SEGMENT {
+            // To map much takes long.
+            if heard == MESSAGES || mapped >= RING_MAX {
                 // The rest in a later call, and soon.
                 process.exchange.mark_notified();
                 break;
