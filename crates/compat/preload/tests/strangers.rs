@@ -216,6 +216,8 @@ struct Way<'a> {
     group: Option<&'a Group>,
     /// Whose the stranger, or each of the two ends, is.
     users: [Option<u32>; 2],
+    /// Both ends are in the server's namespace, at its loopback address.
+    near: bool,
 }
 
 /// A command in one of the world's namespaces, or another, as a test is set up.
@@ -245,16 +247,18 @@ fn victims(world: &World, dressed: &[usize], way: Way<'_>) -> [Started; 2] {
     let user = |end: usize| way.users[end].filter(|_| dressed.len() == 2);
     let start = |end: usize, words: &[&str]| {
         let words = [&[&python[..], &asks], words].concat();
-        let mut command = within(world.namespaces.name(end), way.group, user(end), &words);
+        let place = if way.near { SERVERS } else { end };
+        let mut command = within(world.namespaces.name(place), way.group, user(end), &words);
         if dressed.contains(&end) {
             world.place.dress(&mut command);
         }
         Started::new(&mut command)
     };
-    let server = start(SERVERS, &["serve", SERVER, "7100"]);
+    let [at, from] = if way.near { ["127.0.0.1"; 2] } else { [SERVER, CLIENT] };
+    let server = start(SERVERS, &["serve", at, "7100"]);
     world.namespaces.wait_for(7100);
     let [warm, tried] = ["warm", "tried"].map(|name| world.text(name));
-    let client = start(CLIENTS, &["ask", SERVER, "7100", CLIENT, "7200", "200", &warm, &tried]);
+    let client = start(CLIENTS, &["ask", at, "7100", from, "7200", "200", &warm, &tried]);
     [client, server]
 }
 
@@ -382,9 +386,9 @@ fn numbers_required(world: &World) {
         std::os::unix::fs::chown(world.place.path(path), Some(NOBODY), Some(NOBODY)).unwrap();
     }
     let users = [Some(NOBODY); 2];
-    let (joined, log) = join(world, Way { group: Some(&group), users });
+    let (joined, log) = join(world, Way { group: Some(&group), users, ..Way::default() });
     assert!(joined, "{log}");
-    let (joined, log) = join(world, Way { group: None, users });
+    let (joined, log) = join(world, Way { users, ..Way::default() });
     assert!(!joined && log.contains("`tombolo hook attach`"), "{log}");
 }
 
@@ -395,8 +399,10 @@ fn two_users(world: &World) {
     let (joined, log) = join(world, way);
     assert!(!joined && log.contains("written to by others"), "{log}");
     configure(world, "users = 0 65534\n");
-    let (joined, log) = join(world, way);
-    assert!(joined, "{log}");
+    for near in [false, true] {
+        let (joined, log) = join(world, Way { near, ..way });
+        assert!(joined, "near: {near}: {log}");
+    }
 }
 
 correct! {

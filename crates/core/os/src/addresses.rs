@@ -92,6 +92,15 @@ pub fn namespace_of(process: u32) -> Option<u64> {
     Some(fs::metadata(format!("/proc/{process}/net/dev")).ok()?.ino())
 }
 
+/// Whether a process, by its number in this PID namespace, is in this one's network namespace. Where `/proc` is another PID
+/// namespace's, or hides the process, nobody is.
+#[must_use]
+pub fn shares_namespace(process: u32) -> bool {
+    let own = std::process::id();
+    let has_own_numbers = fs::read_link("/proc/self").is_ok_and(|to| to.as_os_str() == own.to_string().as_str());
+    has_own_numbers && namespace_of(process).is_some_and(|theirs| namespace_of(own) == Some(theirs))
+}
+
 /// Whether an address means the same to a peer: those that each kernel has (loopback, link-local) do not (B-22).
 #[must_use]
 pub fn is_published(address: &[u8; 16]) -> bool {
@@ -127,6 +136,14 @@ fn v6_of(text: &str) -> Vec<Ipv6Addr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn s5_process_shares_the_namespace_if_the_kernel_says_so() {
+        assert!(shares_namespace(std::process::id()));
+        for nobody in [0, u32::MAX >> 1] {
+            assert!(!shares_namespace(nobody), "two that are not known are not one");
+        }
+    }
 
     #[test]
     fn b22_addresses_are_what_the_kernel_lists_as_local_and_others_can_know() {

@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A link to another process, and what is known of that.
 
-use std::{
-    os::unix::fs::MetadataExt,
-    sync::{Arc, Weak},
-};
+use std::sync::{Arc, Weak};
 
 use tombolo_domain::{Endpoint, Error};
 use tombolo_layout::{
     limits,
     sockets::{Claim, Message},
 };
+use tombolo_os::addresses::shares_namespace;
 
 use super::{outbox::Outbox, session_memory::SessionMemory};
 use crate::{
@@ -104,7 +102,7 @@ impl PeerProcess {
     pub(super) fn is_near(&mut self) -> bool {
         *self.near.get_or_insert_with(|| {
             let pid = self.link.peer().pid.filter(|_| self.link.same_kernel());
-            pid.is_some_and(|pid| is_one_namespace("/proc/self/ns/net", &format!("/proc/{pid}/ns/net")))
+            pid.is_some_and(shares_namespace)
         })
     }
 
@@ -176,27 +174,5 @@ impl PeerProcess {
         if let Some(session) = &self.session {
             session.end();
         }
-    }
-}
-
-/// Whether two names of namespaces are of one. Each has a number within the file system that all of them are files of.
-fn is_one_namespace(own: &str, theirs: &str) -> bool {
-    let number = |name| std::fs::metadata(name).map(|found| (found.dev(), found.ino())).ok();
-    number(own).is_some_and(|own| number(theirs) == Some(own))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn s5_namespace_is_one_by_its_number_and_by_the_file_system_that_has_it() {
-        let net = "/proc/self/ns/net";
-        let own = format!("/proc/{}/ns/net", std::process::id());
-        assert!(is_one_namespace(net, &own));
-        // Another number of the same file system, and what is not there or hidden.
-        assert!(!is_one_namespace(net, "/proc/self/ns/mnt"));
-        assert!(!is_one_namespace(net, "/proc/0/ns/net") && !is_one_namespace("/proc/0/ns/net", net));
-        assert!(!is_one_namespace("/proc/0/ns/net", "/proc/0/ns/net"), "two that are not known are not one");
     }
 }
