@@ -36,8 +36,8 @@ pub fn describe() -> String {
     out
 }
 
-/// How long a whole run in the short form may take, builds included. Twice the usual time: on a machine that is slower
-/// still, or where tests hang, the run ends with a table that names what had not begun, before whoever waits gives up.
+/// How long a whole run in the short form may take, builds included. More than the usual time by a third: on a machine that is
+/// slower still, or where tests hang, the run ends with a table that names what had not begun, before whoever waits gives up.
 const WHOLE_RUN: Duration = Duration::from_secs(80 * 60);
 
 /// Programs whose tests take this many seconds are named at the end: where to look when a run gets too long.
