@@ -65,7 +65,7 @@ fn postgres(world: &World) -> u64 {
             .is_ok_and(|said| said.contains("ready to accept connections"))
     });
 
-    let times = if cfg!(debug_assertions) { 1000 } else { 3000 };
+    let times = 3000;
     sql(world, "pgbench", &["-i", "-q", "-s", "1"]);
     sql(world, "pgbench", &["-n", "-c", "8", "-j", "2", "-t", "100"]);
     let sums = "select (select sum(abalance) from pgbench_accounts) = (select sum(delta) from pgbench_history), \
