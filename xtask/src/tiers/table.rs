@@ -132,7 +132,7 @@ pub const TIERS: &[Tier] = &[
     Tier {
         name: "sockets",
         assumes: "root for network namespaces; Python, socat, iperf3, Redis, nginx and more, else skipped",
-        command: "cargo test --release -p tombolo-preload --no-fail-fast --test *",
+        command: "cargo test --release -p tombolo-preload -p tombolo-sockets --no-fail-fast --test *",
         limit: 15,
         long: Some(90),
         gate: Gate::Canaries,
