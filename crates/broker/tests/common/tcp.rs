@@ -111,7 +111,7 @@ impl Program {
             ring: 64 << 10,
             tries_larger: false,
             first_ring: 64 << 10,
-            after: 0,
+            after: Some(0),
             memory: u64::MAX,
             // What is in one network namespace stays on TCP; two kernels' are never one.
             loopback: false,

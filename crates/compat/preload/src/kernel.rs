@@ -102,6 +102,12 @@ impl Kernel for Linux {
         addresses(fd).filter(|_| !needs_kernel(fd)).map(|(own, peer)| Tuple::new(own, peer))
     }
 
+    fn service_port(&self, fd: RawFd, dialled: bool) -> Option<u16> {
+        let fd = borrow(fd);
+        let named = || if dialled { rustix::net::getpeername(fd).ok()? } else { rustix::net::getsockname(fd).ok() };
+        errno::kept(|| SocketAddr::try_from(named()?).ok().map(|address| address.port()))
+    }
+
     fn cookie(&self, fd: RawFd) -> u64 {
         errno::kept(|| {
             option::<8>(fd, libc::SOL_SOCKET, SO_NETNS_COOKIE).map_or(0, |(cookie, _)| u64::from_ne_bytes(cookie))

@@ -127,7 +127,7 @@ fn settings() -> Option<Settings> {
         ring: most.unwrap_or(1 << 20),
         tries_larger: most.is_none(),
         first_ring: ring("TOMBOLO_SOCKETS_FIRST_RING").unwrap_or(256 << 10),
-        after: number("TOMBOLO_SOCKETS_AFTER").unwrap_or(16 << 10),
+        after: number("TOMBOLO_SOCKETS_AFTER"),
         memory: number("TOMBOLO_SOCKETS_MEMORY").unwrap_or(u64::MAX),
         loopback: env::var_os("TOMBOLO_SOCKETS_LOOPBACK").is_none_or(|value| value != "off"),
         flip: number("TOMBOLO_SOCKETS_FLIP_US").map(Duration::from_micros),

@@ -14,6 +14,7 @@
 //! | [`Membership`] | which processes have it, and what they count together |
 //! | `StageWord` | how far it is, and why it is on TCP |
 //! | `Trial` | what was seen of it that a proof may need |
+//! | `Worth` | whether it has moved enough to be joined |
 //! | `Search` | how far the way to its peer is |
 //! | [`JoinedPipes`] | its pipes, and what they show |
 //! | [`Options`] | what its program has set |
@@ -35,6 +36,7 @@ mod returns;
 mod search;
 mod trial;
 mod wiring;
+mod worth;
 
 use std::{
     os::fd::RawFd,
@@ -65,6 +67,7 @@ use piped_bytes::PipedBytes;
 use returns::Returns;
 use search::Search;
 use trial::Trial;
+use worth::Worth;
 
 /// One end of a connection. All descriptors of it in this process share this.
 #[derive(Debug)]
@@ -83,6 +86,7 @@ pub struct Connection {
     pub options: Options,
     pub(crate) search: Search,
     pub(crate) trial: Trial,
+    pub(crate) worth: Worth,
     /// How it comes to its end.
     pub ending: Ending,
     stage: StageWord,
@@ -108,6 +112,7 @@ impl Connection {
             options: Options::default(),
             search: Search::default(),
             trial: Trial::new(),
+            worth: Worth::default(),
             ending: Ending::default(),
             stage: StageWord::default(),
             piped: PipedBytes::default(),
@@ -128,6 +133,7 @@ impl Connection {
             descriptors: self.descriptors.begin_anew(),
             members: self.members.begin_anew(),
             trial: self.trial.begin_anew(),
+            worth: self.worth.begin_anew(),
             piped: self.piped.begin_anew(),
             returns: self.returns.begin_anew(coarse_time()),
             ..Self::new(self.dialled, self.descriptors.fd())
@@ -205,13 +211,13 @@ impl Connection {
         }
     }
 
-    /// Why it is on TCP at this moment, where enough is `after` bytes: also one for which the other end is still looked for. None
-    /// where it is carried by shared memory.
-    pub(crate) fn reason_so_far(&self, after: u64) -> Option<Reason> {
+    /// Why it is on TCP at this moment: also one for which the other end is still looked for. None where it is carried by shared
+    /// memory.
+    pub(crate) fn reason_so_far(&self) -> Option<Reason> {
         match self.stage() {
             Stage::Plain => Some(self.stage.reason()),
             Stage::Joined => self.stage.is_leaving().then(|| self.stage.reason()),
-            Stage::Candidate if !self.trial.is_due(self.members.counted_both(), after) => Some(Reason::Brief),
+            Stage::Candidate if !self.worth.is_sought() => Some(Reason::Brief),
             Stage::Candidate if !self.members.is_alone() => Some(Reason::Shared),
             Stage::Candidate => Some(Reason::NoPeer),
         }

@@ -66,6 +66,7 @@ impl Process {
     /// Where there is no memory for what the two processes will have in common.
     pub fn before_fork<'a>(&'a self, all: &'a [Arc<Connection>], instances: &'a Instances) -> io::Result<Forking<'a>> {
         spin::prepare();
+        self.credits.page();
         let mut exchange = self.exchange.lock_all();
         let waiters = self.waiters.hold_all();
         let mut members = Vec::with_capacity(all.len());

@@ -32,6 +32,10 @@ impl Sample {
 pub trait Kernel: Send + Sync {
     /// Its two addresses, if it is a TCP connection.
     fn tuple(&self, fd: RawFd) -> Option<Tuple>;
+    /// The port that a connection was made to, which this end `dialled` or accepted; none where it is no TCP connection.
+    fn service_port(&self, fd: RawFd, dialled: bool) -> Option<u16> {
+        self.tuple(fd).map(|tuple| tuple.service_port(dialled))
+    }
     /// The cookie of the socket's network namespace; 0 where it cannot be told.
     fn cookie(&self, fd: RawFd) -> u64;
     /// The counts of a connection that this end `dialled`, or accepted; none where they cannot be told.

@@ -25,6 +25,7 @@
 pub mod claim;
 pub mod connection;
 mod connection_table;
+mod credit;
 mod direction;
 mod exchange;
 pub mod folder;

@@ -64,13 +64,13 @@ pub(crate) use table::Negotiations;
 
 /// Calls in which an end waits to have read what its kernel received.
 const TRIES: u32 = 1 << 12;
-/// How long the links are left alone once a connection has made its first calls.
+/// How long the links are left alone once a connection has looked for its peer in its first calls.
 const PAUSE: Duration = Duration::from_millis(1);
 /// So often joined connections look whether they have to leave, where their memory may be taken away.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// So often a program all of whose connections are joined looks whether strangers have gone.
 const FORGET_EVERY: Duration = Duration::from_millis(250);
-/// A connection that nobody claimed by its this many'th call is asked about no more.
+/// A connection that nobody claimed in so many calls is asked about no more.
 const CALLS: u64 = 1 << 20;
 
 impl Process {
@@ -88,12 +88,12 @@ impl Process {
             }
             return;
         }
-        let call = connection.search.count_call();
         if connection.stage() != Stage::Candidate
-            || !connection.trial.is_due(connection.members.counted_both(), self.settings.after)
+            || !self.credits.is_sought(self.kernel(), connection, self.settings.after)
         {
             return;
         }
+        let call = connection.search.count_call();
         if connection.search.is_before_next_try(call) || returning::is_paused(connection, call) {
             return;
         }
@@ -707,7 +707,7 @@ impl Negotiations {
 
 impl Ports {
     pub(crate) fn admit_connection(&self, connection: &Connection, tuple: Tuple) -> bool {
-        self.admit(if connection.dialled { tuple.peer.port } else { tuple.own.port })
+        self.admit(tuple.service_port(connection.dialled))
     }
 }
 

@@ -17,9 +17,9 @@ use tombolo_domain::Rendezvous;
 use tombolo_os::clock::coarse_time;
 
 use crate::{
-    Reason, connection::Connection, connection_table::ConnectionTable, direction::Direction, exchange::Exchange,
-    journal::Journal, kernel::Kernel, negotiation::RingMemory, pipes::Broken, ports::Ports, stage::Stage,
-    switch::Transport, switched::Switch, waiting::WaiterPool,
+    Reason, connection::Connection, connection_table::ConnectionTable, credit::Credits, direction::Direction,
+    exchange::Exchange, journal::Journal, kernel::Kernel, negotiation::RingMemory, pipes::Broken, ports::Ports,
+    stage::Stage, switch::Transport, switched::Switch, waiting::WaiterPool,
 };
 
 /// What the log says of a connection that had to go back to TCP and could not in time.
@@ -36,8 +36,9 @@ pub struct Settings {
     pub tries_larger: bool,
     /// Bytes that it begins with and has once it is idle, likewise; no more than that.
     pub first_ring: u64,
-    /// Bytes after which a connection is worth it; two requests and answers are as well.
-    pub after: u64,
+    /// Bytes after which a connection is worth it; two requests and answers are as well. None where its service's other connections
+    /// decide.
+    pub after: Option<u64>,
     /// Bytes of shared memory that this process makes at most, for all its connections.
     pub memory: u64,
     /// Whether connections inside one network namespace are joined.
@@ -68,6 +69,8 @@ pub struct Process {
     /// What is counted and said of the connections.
     pub journal: Journal,
     pub(crate) switch: Switch,
+    /// Which services' connections are joined before they have paid for it.
+    pub(crate) credits: Credits,
     /// Sends of all connections that found no room.
     pub(crate) stalls: AtomicU64,
     begun: Instant,
@@ -94,6 +97,7 @@ impl Process {
             exchange: Exchange::new(),
             waiters: WaiterPool::default(),
             switch: Switch::default(),
+            credits: Credits::default(),
             stalls: AtomicU64::new(0),
             begun: Instant::now(),
         }
@@ -197,14 +201,15 @@ impl Process {
     /// The program has given up the last descriptor of a connection, which is still open: says how it was carried, or why not.
     /// While other processes have it nothing is at its end.
     pub fn ended(&self, connection: &Connection) {
-        // One whose addresses nobody knows never came about.
-        if !self.journal.is_kept()
-            || connection.members.has_departed()
-            || connection.find_identity(self.kernel()).is_none()
-        {
+        if connection.members.has_departed() {
             return;
         }
-        let reason = connection.reason_so_far(self.settings.after);
+        self.credits.write_off(self.kernel(), connection);
+        // One whose addresses nobody knows never came about.
+        if !self.journal.is_kept() || connection.find_identity(self.kernel()).is_none() {
+            return;
+        }
+        let reason = connection.reason_so_far();
         let was_joined = connection.stage() == Stage::Joined || connection.returns.was_joined();
         if let (Stage::Candidate, Some(reason), false) = (connection.stage(), reason, was_joined) {
             self.journal.count_reason(reason);

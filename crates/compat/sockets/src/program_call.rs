@@ -123,7 +123,20 @@ impl ProgramCall<'_> {
         if transport == Transport::Pipe {
             let all = self.connection.piped.count(direction, bytes);
             self.connection.row.count(direction, transport, all);
+            if !self.connection.worth.has_paid() {
+                self.note_worth(direction);
+            }
         }
+    }
+
+    /// The connection has not moved yet what pays for its join.
+    #[cold]
+    fn note_worth(&self, direction: Direction) {
+        let Self { connection, process, .. } = *self;
+        connection.worth.count_turn(direction);
+        let over_tcp = connection.members.counted_both();
+        let counted = Direction::BOTH.map(|way| over_tcp[way as usize] + connection.piped.counted(way));
+        process.credits.note_worth(process.kernel(), connection, counted);
     }
 
     /// To be called now and then by one who waits for room: where nobody reads what is in the pipe, what comes next goes over TCP.

@@ -62,6 +62,12 @@ impl Tuple {
         Self { own: self.peer, peer: self.own }
     }
 
+    /// The port that the connection was made to, at an end that `dialled` or one that accepted.
+    #[must_use]
+    pub fn service_port(self, dialled: bool) -> u16 {
+        if dialled { self.peer.port } else { self.own.port }
+    }
+
     /// This end's role; none where a socket is connected to itself.
     #[must_use]
     pub fn role(self) -> Option<Role> {

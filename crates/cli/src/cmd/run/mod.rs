@@ -63,9 +63,10 @@ pub struct Args {
     /// Leave connections inside one network namespace alone
     #[arg(long)]
     no_loopback: bool,
-    /// Bytes after which a connection is worth joining; two requests with answers are as well
-    #[arg(long, value_name = "SIZE", default_value = "16KiB", value_parser = bytes)]
-    after: u64,
+    /// Bytes after which a connection is joined; two requests with answers do as well [default: 16KiB, and for a service most of
+    /// whose connections end soon 2MiB or 64 requests]
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    after: Option<u64>,
     /// Bytes of shared memory for each direction of a busy connection: a power of two, from 4KiB to 1GiB [default: 1MiB, and up
     /// to 4MiB where that is no slower]
     #[arg(long, value_name = "SIZE", value_parser = ring)]
@@ -124,12 +125,13 @@ pub fn run(args: &Args) -> Result<()> {
     command.args(arguments);
     command.env("LD_PRELOAD", library::preload(&library, std::env::var_os("LD_PRELOAD"))?);
     command.env("TOMBOLO_SOCKETS", folder);
-    command.env("TOMBOLO_SOCKETS_AFTER", args.after.to_string());
     // One that runs within another is told nothing by that.
-    match args.ring {
-        Some(ring) => command.env("TOMBOLO_SOCKETS_RING", ring.to_string()),
-        None => command.env_remove("TOMBOLO_SOCKETS_RING"),
-    };
+    for (name, size) in [("TOMBOLO_SOCKETS_AFTER", args.after), ("TOMBOLO_SOCKETS_RING", args.ring)] {
+        match size {
+            Some(size) => command.env(name, size.to_string()),
+            None => command.env_remove(name),
+        };
+    }
     command.env("TOMBOLO_SOCKETS_FIRST_RING", args.first_ring.to_string());
     command.env("TOMBOLO_SOCKETS_LOOPBACK", if args.no_loopback { "off" } else { "on" });
     if let Some(memory) = args.memory {

@@ -3,7 +3,10 @@
 
 use std::{
     os::fd::RawFd,
-    sync::{Mutex, MutexGuard, OnceLock},
+    sync::{
+        Mutex, MutexGuard, OnceLock,
+        atomic::{AtomicU16, Ordering},
+    },
 };
 
 use tombolo_os::lock::lock;
@@ -17,13 +20,15 @@ pub struct Identity {
     found: Mutex<Option<(Tuple, u64)>>,
     /// The addresses under which both ends know it (S-7).
     meeting: OnceLock<Tuple>,
+    /// The port that it was made to; 0 until it was asked for. No lock, which a fork might find taken.
+    service_port: AtomicU16,
 }
 
 impl Identity {
     /// The same addresses, and another number: of an end that takes the place of this one.
     pub(super) fn begin_anew(&self) -> Self {
         let found = self.addresses().map(|tuple| (tuple, random_id()));
-        Self { found: Mutex::new(found), meeting: self.meeting.clone() }
+        Self { found: Mutex::new(found), meeting: self.meeting.clone(), service_port: AtomicU16::default() }
     }
 
     /// Its addresses, once they were asked for.
@@ -40,6 +45,16 @@ impl Identity {
             *found = kernel.tuple(fd).map(|tuple| (tuple, random_id()));
         }
         *found
+    }
+
+    /// The port that `fd` was connected to, at an end that `dialled` or one that accepted; none where it is no TCP connection. Costs
+    /// much less than all that names the connection, which a short one does not need.
+    pub(crate) fn service_port(&self, kernel: &dyn Kernel, fd: RawFd, dialled: bool) -> Option<u16> {
+        let known = self.service_port.load(Ordering::Relaxed);
+        if known != 0 {
+            return Some(known);
+        }
+        kernel.service_port(fd, dialled).inspect(|port| self.service_port.store(*port, Ordering::Relaxed))
     }
 
     /// The addresses under which both ends know it, once that was decided (S-7).

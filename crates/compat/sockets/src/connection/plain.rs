@@ -24,7 +24,7 @@ impl<'a> Plain<'a> {
             connection.count(direction, n);
             return;
         }
-        connection.trial.count_turn(direction);
+        connection.worth.count_turn(direction);
         connection.count_parts(direction, n, parts);
     }
 

@@ -17,7 +17,7 @@ pub(crate) struct Search {
     pub talk: Mutex<NegotiationStage>,
     /// What this end brings to its peer, where that is made ahead.
     pub spare: Mutex<Spare>,
-    /// Calls of the program so far.
+    /// Calls of the program since it looks.
     calls: AtomicU64,
     /// The call that gets on with it.
     next_try: AtomicU64,
@@ -26,7 +26,7 @@ pub(crate) struct Search {
 }
 
 impl Search {
-    /// A call of the program begins. Says how many there were so far, this one included.
+    /// A call of the program begins. Says how many there were since the other end is looked for, this one included.
     pub fn count_call(&self) -> u64 {
         self.calls.fetch_add(1, Ordering::Relaxed) + 1
     }

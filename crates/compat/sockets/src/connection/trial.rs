@@ -6,7 +6,7 @@ use std::{
     os::fd::RawFd,
     sync::{
         Mutex, MutexGuard,
-        atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
 };
 
@@ -15,14 +15,10 @@ use tombolo_os::lock::lock;
 use crate::{
     direction::Direction,
     kernel::{Kernel, Sample},
-    proof::{ENOUGH, HISTORY, History},
+    proof::{HISTORY, History},
 };
 
-/// No direction yet.
-const NEITHER: u8 = 2;
-
-/// Which calls move bytes by the kernel now, how the two directions alternate, and the beginning of what each has carried. Once it
-/// is decided that the connection is joined, or never, nothing is kept; one that may come to be joined anew keeps it (S-22).
+/// Which calls move bytes by the kernel now, and the beginning of what each direction has carried. Once it is decided that the connection is joined, or never, nothing is kept; one that may come to be joined anew keeps it (S-22).
 #[derive(Debug)]
 pub(crate) struct Trial {
     /// Threads inside a kernel call that moves bytes.
@@ -30,9 +26,6 @@ pub(crate) struct Trial {
     history: Mutex<Option<Box<History>>>,
     /// Which directions the history still wants.
     wants: [AtomicBool; 2],
-    /// Calls that went another way than the one before: a read after a write, a write after a read.
-    turns: AtomicU64,
-    last: AtomicU8,
 }
 
 impl Trial {
@@ -41,8 +34,6 @@ impl Trial {
             inside: [const { AtomicU32::new(0) }; 2],
             history: Mutex::new(Some(Box::default())),
             wants: [const { AtomicBool::new(true) }; 2],
-            turns: AtomicU64::new(0),
-            last: AtomicU8::new(NEITHER),
         }
     }
 
@@ -52,8 +43,6 @@ impl Trial {
             inside: [const { AtomicU32::new(0) }; 2],
             history: Mutex::new(lock(&self.history).take()),
             wants: [0, 1].map(|at: usize| AtomicBool::new(self.wants[at].load(Ordering::Relaxed))),
-            turns: AtomicU64::new(self.turns.load(Ordering::Relaxed)),
-            last: AtomicU8::new(NEITHER),
         }
     }
 
@@ -76,23 +65,6 @@ impl Trial {
     /// In a child made by fork: others of its parent were in these calls, and nobody is here.
     pub fn forget_calls(&self) {
         self.inside.iter().for_each(|inside| inside.store(0, Ordering::SeqCst));
-    }
-
-    /// A call moved bytes in this direction.
-    pub(super) fn count_turn(&self, direction: Direction) {
-        let turn = direction as u8;
-        if self.last.load(Ordering::Relaxed) != turn {
-            self.last.store(turn, Ordering::Relaxed);
-            self.turns.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Whether enough has passed to be worth the trouble, where so much was `counted` in the two directions: `after` bytes, or two
-    /// turns with as much as a proof needs.
-    pub fn is_due(&self, counted: [u64; 2], after: u64) -> bool {
-        let [sent, received] = counted;
-        let turned = self.turns.load(Ordering::Relaxed) >= 4 && sent.max(received) >= ENOUGH.into();
-        (sent + received >= after || turned) && sent + received >= ENOUGH.into()
     }
 
     // ---- history

@@ -188,7 +188,7 @@ impl Programs {
                 ring: MOST,
                 tries_larger: false,
                 first_ring: 256 << 10,
-                after: 0,
+                after: Some(0),
                 memory: u64::MAX,
                 // Each kernel counts its namespaces from 1, so the same number says nothing (S-6).
                 loopback: false,

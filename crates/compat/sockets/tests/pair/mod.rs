@@ -75,7 +75,7 @@ pub fn joined(change: impl Fn(&mut Settings)) -> ([End; 2], tempfile::TempDir) {
             ring: 1 << 20,
             tries_larger: false,
             first_ring: FIRST,
-            after: 0,
+            after: Some(0),
             memory: u64::MAX,
             loopback: true,
             flip: None,

@@ -202,7 +202,7 @@ impl Victim {
             ring: play.grows_to.unwrap_or(RING),
             tries_larger: false,
             first_ring: play.grows_to.map_or(RING, |_| 16 << 10),
-            after: 0,
+            after: Some(0),
             memory: u64::MAX,
             loopback: true,
             flip: None,
