@@ -181,7 +181,8 @@ fn many_at_once(site: &mut Site) -> Result<()> {
         run(site, &folder, &words).context(format!("{clients} clients with {requests} requests"))?;
     }
     let counts = counted(site, At::A, "/tmp/many12000")?;
-    ensure!(counts[1] / 9 >= counts[0], "50 clients: {} bytes over TCP, {} through memory", counts[0], counts[1]);
+    // Those before used up the service's credit, so that some of these 240 requests of each go first (ADR 0095): 64 at most.
+    ensure!(counts[1] / 2 >= counts[0], "50 clients: {} bytes over TCP, {} through memory", counts[0], counts[1]);
     site.b.kill(server)?;
     site.b.wait(server, within(60)).map(drop)
 }
