@@ -9,7 +9,7 @@ use std::{
 };
 
 use common::endpoint::World;
-use tombolo_channel::{Backends, Ending, Error, Messages, Options, Stream};
+use tombolo_channel::{Backends, Ending, Error, Options, Stream};
 
 #[test]
 fn child_process() {
@@ -50,25 +50,7 @@ fn v1_stream_between_machines_carries_every_byte_both_ways() {
 fn v1_messages_between_machines_stay_apart_and_sleepers_wake() {
     let world = World::new();
     let [a, b] = backends(&world);
-    let address = format!("vm:{}", world.service()).parse().unwrap();
-    let options = Options::new().spin(std::time::Duration::ZERO);
-    let mut listener = a.listen::<Messages>(&address, &options).unwrap();
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            let (mut replies, mut questions) = listener.accept().unwrap().into_split();
-            let mut message = [0; 64];
-            while let Some(len) = questions.recv(&mut message).unwrap() {
-                replies.send(&message[..len]).unwrap();
-            }
-        });
-        let (mut questions, mut replies) = b.connect::<Messages>(&address, &options).unwrap().into_split();
-        for round in 0..2000u32 {
-            questions.send(&round.to_le_bytes()).unwrap();
-            let mut answer = [0; 64];
-            assert_eq!(replies.recv(&mut answer).unwrap(), Some(4));
-            assert_eq!(answer[..4], round.to_le_bytes());
-        }
-    });
+    common::wake_each_other(&a, &b, &world.service());
 }
 
 #[test]

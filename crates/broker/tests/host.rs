@@ -11,13 +11,14 @@ use std::{
 };
 
 use common::{
+    by_hand::ByHand,
     host::{World, accept, patience},
     until,
 };
 use rustix::net::SocketType;
 use tombolo_broker::{fd_passing, host::eventfd::notify_event};
 use tombolo_channel::{Backends, Ending, Messages, Options, Stream};
-use tombolo_control::{Envelope, MESSAGE_MAX, Message, Path, Stage, code};
+use tombolo_control::{Message, Stage, code};
 use tombolo_domain::{Error, Liveness, Rendezvous};
 use tombolo_testing::conformance::{self, Actor};
 
@@ -156,25 +157,7 @@ fn v1_stream_between_host_and_machine_carries_every_byte_both_ways() {
 fn v3_sleepers_on_host_and_machine_wake_each_other() {
     let world = World::new();
     let [host, guest] = backends(&world);
-    let address = format!("vm:{}", world.service("host")).parse().unwrap();
-    let options = Options::new().spin(Duration::ZERO);
-    let mut listener = host.listen::<Messages>(&address, &options).unwrap();
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            let (mut replies, mut questions) = listener.accept().unwrap().into_split();
-            let mut message = [0; 64];
-            while let Some(len) = questions.recv(&mut message).unwrap() {
-                replies.send(&message[..len]).unwrap();
-            }
-        });
-        let (mut questions, mut replies) = guest.connect::<Messages>(&address, &options).unwrap().into_split();
-        for round in 0..1000u32 {
-            questions.send(&round.to_le_bytes()).unwrap();
-            let mut answer = [0; 64];
-            assert_eq!(replies.recv(&mut answer).unwrap(), Some(4));
-            assert_eq!(answer[..4], round.to_le_bytes());
-        }
-    });
+    common::wake_each_other(&host, &guest, &world.service("host"));
 }
 
 #[test]
@@ -317,22 +300,9 @@ fn jam(event: &OwnedFd) {
 #[test]
 fn b8_eventfds_that_programs_and_qemus_fill_and_make_blocking_stop_no_broker() {
     let mut world = World::new();
-    // A program that listens by hand, so that it has what it is given.
-    let program = fd_passing::connect(&world.socket(), rustix::net::SocketType::SEQPACKET).unwrap();
-    let say =
-        |serial, message| assert!(fd_passing::send(&program, &Envelope { serial, message }.encode(), &[]).unwrap());
-    let hear = || {
-        let mut buffer = [0; MESSAGE_MAX];
-        let (len, descriptors) = fd_passing::receive(&program, &mut buffer).unwrap();
-        (Envelope::decode(Path::Socket, &buffer[..len]).unwrap().message, descriptors)
-    };
-    say(0, common::hello());
-    assert!(matches!(hear().0, Message::Hello { .. }));
-    say(1, Message::Listen { service: "jammed".parse().unwrap() });
-    assert!(matches!(hear().0, Message::Done {}));
+    let program = ByHand::listen(&world.socket(), "jammed");
     let _client = world.guest.domain.connect("host/jammed", patience()).unwrap();
-    let (stated, descriptors) = hear();
-    assert!(matches!(stated, Message::Connect { .. }) && descriptors.len() == 8, "{stated:?}");
+    let descriptors = program.accept();
     descriptors[2..].iter().for_each(jam);
     // And the machine's QEMU: its broker's vector, and the links'.
     world.vm.own.iter().for_each(jam);

@@ -12,26 +12,15 @@ use std::{
 };
 
 use common::{
-    Client, Daemon, Device, Vm, add,
+    Client, Daemon, Device, TWO, Vm, add,
+    by_hand::ByHand,
     hold::{self, Hold},
     host::World,
     remove, until,
 };
 use rustix::net::SocketType;
 use tombolo_broker::{fd_passing, host::paths::program_socket};
-use tombolo_control::{Envelope, Life, LinkState, MESSAGE_MAX, Message, Path};
-
-/// `a` and `b` may have links with the host.
-const TWO: &str = r#"
-[host]
-region = "1MiB"
-[domain.a]
-[domain.b]
-[[allow]]
-from = "*"
-to = "*"
-service = "*"
-"#;
+use tombolo_control::{Envelope, Life, LinkState, Message};
 
 /// The states of all links, by their first end.
 fn state(daemon: &Daemon, end: &str) -> LinkState {
@@ -120,26 +109,13 @@ fn b11_program_that_holds_the_lock_of_its_regions_stops_neither_its_account_nor_
         return;
     }
     let mut world = World::new();
-    // A program that listens by hand, so that it has what it is given.
-    let program = fd_passing::connect(&world.socket(), SocketType::SEQPACKET).unwrap();
-    let say =
-        |serial, message| assert!(fd_passing::send(&program, &Envelope { serial, message }.encode(), &[]).unwrap());
-    let hear = || {
-        let mut buffer = [0; MESSAGE_MAX];
-        let (len, descriptors) = fd_passing::receive(&program, &mut buffer).unwrap();
-        (Envelope::decode(Path::Socket, &buffer[..len]).unwrap().message, descriptors)
-    };
-    say(0, common::hello());
-    assert!(matches!(hear().0, Message::Hello { .. }));
-    say(1, Message::Listen { service: "held".parse().unwrap() });
-    assert!(matches!(hear().0, Message::Done {}));
+    let program = ByHand::listen(&world.socket(), "held");
     let client = world.guest.domain.clone();
     let caller = std::thread::spawn(move || {
         use tombolo_domain::Rendezvous;
         client.connect("host/held", common::host::patience()).map(drop)
     });
-    let (stated, descriptors) = hear();
-    assert!(matches!(stated, Message::Connect { .. }) && descriptors.len() == 8, "{stated:?}");
+    let descriptors = program.accept();
     let _ = caller.join();
     let _held: Vec<Hold> = descriptors[1..2].iter().map(Hold::lock_file).collect();
     // Marks, boxes and windows of other connections stand in the same region.

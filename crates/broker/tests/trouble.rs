@@ -4,34 +4,24 @@
 
 mod common;
 
-use std::{fs, io::Write, os::fd::OwnedFd, path::Path as File, thread, time::Duration};
+use std::{fs, io::Write, os::fd::OwnedFd, thread, time::Duration};
 
 use common::{
-    Client, Daemon, Device, Vm, add, allow_files,
+    Client, Daemon, Device, TWO, Vm, add, allow_files,
+    by_hand::{ByHand, receive_message},
     host::{Guest, PAIR, World, patience},
     remove, until,
 };
 use rustix::{
     fs::Uid,
-    net::{Shutdown, SocketType, sockopt},
+    net::{Shutdown, SocketType},
     process::Signal,
 };
 use tombolo_broker::{fd_passing, host::paths::program_socket};
 use tombolo_channel::{Backends, Ending, Messages, Options};
-use tombolo_control::{Envelope, LinkState, MESSAGE_MAX, Message, Path, code};
+use tombolo_control::{Envelope, LinkState, Message, code};
 use tombolo_domain::Rendezvous;
 
-/// Any machine may have a link with the host.
-const TWO: &str = r#"
-[host]
-region = "1MiB"
-[domain.a]
-[domain.b]
-[[allow]]
-from = "*"
-to = "*"
-service = "*"
-"#;
 const USER: u32 = 12345;
 
 #[test]
@@ -43,40 +33,6 @@ fn is_up(daemon: &Daemon, end: &str) -> Option<()> {
     let rows = daemon.client().links();
     let is = |row: &Message| matches!(row, Message::LinkRow { a, state: LinkState::Up, .. } if a.as_str() == end);
     rows.iter().any(is).then_some(())
-}
-
-/// A program of the host that listens by hand, so that it has what it is given.
-struct ByHand(OwnedFd);
-
-impl ByHand {
-    fn listen(socket: &File, service: &str) -> Self {
-        let program = Self(fd_passing::connect(socket, SocketType::SEQPACKET).unwrap());
-        sockopt::set_socket_timeout(&program.0, sockopt::Timeout::Recv, Some(common::LIMIT)).unwrap();
-        program.send_message(0, common::hello());
-        assert!(matches!(program.receive_message(), Some((Message::Hello { .. }, _))));
-        program.send_message(1, Message::Listen { service: service.parse().unwrap() });
-        assert!(matches!(program.receive_message(), Some((Message::Done {}, _))));
-        program
-    }
-
-    fn send_message(&self, serial: u32, message: Message) {
-        assert!(fd_passing::send(&self.0, &Envelope { serial, message }.encode(), &[]).unwrap());
-    }
-
-    fn receive_message(&self) -> Option<(Message, Vec<OwnedFd>)> {
-        receive_message(&self.0)
-    }
-}
-
-/// The next message; none at the end.
-fn receive_message(socket: &OwnedFd) -> Option<(Message, Vec<OwnedFd>)> {
-    let mut buffer = [0; MESSAGE_MAX];
-    rustix::io::ioctl_fionbio(socket, false).unwrap();
-    sockopt::set_socket_timeout(socket, sockopt::Timeout::Recv, Some(common::LIMIT)).unwrap();
-    match fd_passing::receive(socket, &mut buffer).expect("something is said within the time") {
-        (0, _) => None,
-        (len, descriptors) => Some((Envelope::decode(Path::Socket, &buffer[..len]).unwrap().message, descriptors)),
-    }
 }
 
 #[test]
@@ -161,8 +117,7 @@ fn v7_programs_of_the_host_hear_of_a_machine_that_went_while_no_broker_was_there
     let client = guest.connect::<Messages>(&address, &options).unwrap();
     let by_hand = ByHand::listen(&world.socket(), "kept");
     let _connected = world.guest.domain.connect("host/kept", patience()).unwrap();
-    let (stated, descriptors) = by_hand.receive_message().unwrap();
-    assert!(matches!(stated, Message::Connect { .. }), "{stated:?}");
+    let descriptors = by_hand.accept();
     world.daemon.kill();
     world.guest.forget();
     rustix::net::shutdown(&world.vm.device.socket, Shutdown::Both).unwrap();
@@ -215,8 +170,7 @@ impl Alice {
         };
         let program = thread::scope(|scope| scope.spawn(listens).join().unwrap());
         let connected = until("the brokers meet", || guest.domain.connect("alice/hers", patience()).ok());
-        let (stated, connection) = program.receive_message().unwrap();
-        assert!(matches!(stated, Message::Connect { .. }) && connection.len() == 8, "{stated:?}");
+        let connection = program.accept();
         drop(connected);
         assert!(daemon.kept().iter().any(|key| key.starts_with("call/")));
         Self { daemon, vm, guest, program, connection, generation }

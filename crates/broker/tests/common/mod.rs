@@ -2,6 +2,7 @@
 //! The broker as a process, and QEMUs that are none: one socket to the broker's server, one that speaks QMP.
 #![allow(dead_code, reason = "each test program uses its part of this")]
 
+pub mod by_hand;
 pub mod endpoint;
 pub mod hold;
 pub mod host;
@@ -25,6 +26,7 @@ use tombolo_broker::{
     fd_passing,
     host::{descriptor_store::DescriptorStore, paths::control_socket},
 };
+use tombolo_channel::{Backends, Messages, Options};
 use tombolo_control::{Boxes, Envelope, Event, MESSAGE_MAX, Message, Path as Way, Session};
 
 /// Nothing here takes this long.
@@ -518,6 +520,18 @@ impl Boxes for GuestBoxes<'_> {
     }
 }
 
+/// Any of two machines may have a link with the other and with the host.
+pub const TWO: &str = r#"
+[host]
+region = "1MiB"
+[domain.a]
+[domain.b]
+[[allow]]
+from = "*"
+to = "*"
+service = "*"
+"#;
+
 /// Domains `a`, `b`, `c`; `a` may connect to `b` and to the host.
 pub const TRIO: &str = r#"
 [host]
@@ -534,3 +548,26 @@ from = "a"
 to = "host"
 service = "time"
 "#;
+
+/// Questions and answers between two ends that sleep whenever they wait.
+pub fn wake_each_other(listens: &Backends, connects: &Backends, service: &str) {
+    let address = format!("vm:{service}").parse().unwrap();
+    let options = Options::new().spin(Duration::ZERO);
+    let mut listener = listens.listen::<Messages>(&address, &options).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut replies, mut questions) = listener.accept().unwrap().into_split();
+            let mut message = [0; 64];
+            while let Some(len) = questions.recv(&mut message).unwrap() {
+                replies.send(&message[..len]).unwrap();
+            }
+        });
+        let (mut questions, mut replies) = connects.connect::<Messages>(&address, &options).unwrap().into_split();
+        for round in 0..1000u32 {
+            questions.send(&round.to_le_bytes()).unwrap();
+            let mut answer = [0; 64];
+            assert_eq!(replies.recv(&mut answer).unwrap(), Some(4));
+            assert_eq!(answer[..4], round.to_le_bytes());
+        }
+    });
+}

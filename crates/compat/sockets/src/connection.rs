@@ -13,7 +13,7 @@
 //! | [`Descriptors`] | by which descriptors this process has it |
 //! | [`Membership`] | which processes have it, and what they count together |
 //! | `StageWord` | how far it is, and why it is on TCP |
-//! | `Trial` | what was seen of it that a proof may need |
+//! | `PlainCalls` | which calls the kernel carries out, and what of them a proof may need |
 //! | `Worth` | whether it has moved enough to be joined |
 //! | `Search` | how far the way to its peer is |
 //! | [`JoinedPipes`] | its pipes, and what they show |
@@ -32,9 +32,9 @@ mod membership;
 mod options;
 mod piped_bytes;
 mod plain;
+mod plain_calls;
 mod returns;
 mod search;
-mod trial;
 mod wiring;
 mod worth;
 
@@ -64,9 +64,9 @@ pub use plain::Plain;
 pub use wiring::Wiring;
 
 use piped_bytes::PipedBytes;
+use plain_calls::PlainCalls;
 use returns::Returns;
 use search::Search;
-use trial::Trial;
 use worth::Worth;
 
 /// One end of a connection. All descriptors of it in this process share this.
@@ -85,7 +85,7 @@ pub struct Connection {
     /// What the program has set on it.
     pub options: Options,
     pub(crate) search: Search,
-    pub(crate) trial: Trial,
+    pub(crate) plain_calls: PlainCalls,
     pub(crate) worth: Worth,
     /// How it comes to its end.
     pub ending: Ending,
@@ -111,7 +111,7 @@ impl Connection {
             wiring: Wiring::default(),
             options: Options::default(),
             search: Search::default(),
-            trial: Trial::new(),
+            plain_calls: PlainCalls::new(),
             worth: Worth::default(),
             ending: Ending::default(),
             stage: StageWord::default(),
@@ -132,7 +132,7 @@ impl Connection {
             identity: self.identity.begin_anew(),
             descriptors: self.descriptors.begin_anew(),
             members: self.members.begin_anew(),
-            trial: self.trial.begin_anew(),
+            plain_calls: self.plain_calls.begin_anew(),
             worth: self.worth.begin_anew(),
             piped: self.piped.begin_anew(),
             returns: self.returns.begin_anew(coarse_time()),
@@ -157,7 +157,7 @@ impl Connection {
             self.stage.join();
             self.returns.note_join(coarse_time());
             if !self.pipes.are_revocable() {
-                self.trial.forget_history();
+                self.plain_calls.forget_history();
             }
             if self.ending.has_ended_sending() {
                 self.end_sending();
@@ -172,7 +172,7 @@ impl Connection {
         if news {
             // What happens to it here is not seen by others who have it.
             self.members.group().inspect(|group| group.set_crowded());
-            self.trial.forget_history();
+            self.plain_calls.forget_history();
             *lock(&self.search.spare) = Spare::None;
             self.publish_stage();
         }
@@ -234,7 +234,7 @@ impl Connection {
             Stage::Plain => return Some(Plain::new(self, direction, false)),
             Stage::Joined => return None,
         }
-        self.trial.enter_call(direction);
+        self.plain_calls.enter_call(direction);
         let plain = Plain::new(self, direction, true);
         (self.stage() != Stage::Joined).then_some(plain)
     }
@@ -249,8 +249,8 @@ impl Connection {
     /// The same, of which the first `n` bytes of the parts went, and are kept where a proof may need them (S-6).
     pub(crate) fn count_parts<'p>(&self, direction: Direction, n: usize, parts: impl Iterator<Item = &'p [u8]>) -> u64 {
         let before = self.count(direction, n);
-        if self.trial.wants(direction) {
-            self.trial.remember(direction, before, n, parts);
+        if self.plain_calls.wants(direction) {
+            self.plain_calls.remember(direction, before, n, parts);
         }
         before
     }

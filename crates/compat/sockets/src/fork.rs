@@ -72,7 +72,7 @@ impl Process {
         let mut members = Vec::with_capacity(all.len());
         for connection in all {
             let mut talk = lock(&connection.search.talk);
-            let history = connection.trial.hold_history();
+            let history = connection.plain_calls.hold_history();
             // The child would have the same memory.
             let mut spare = lock(&connection.search.spare);
             *spare = Spare::None;
@@ -136,7 +136,7 @@ impl Forking<'_> {
         spin::begin_anew();
         for connection in all {
             // The calls that others of the parent were in, and what is shown of it, are the parent's.
-            connection.trial.forget_calls();
+            connection.plain_calls.forget_calls();
             connection.row.disown();
         }
         instances.forget();

@@ -206,12 +206,12 @@ fn describe(kernel: &dyn Kernel, connection: &Connection) -> Result<Claim, Reaso
     let meeting = connection.identity.meeting().unwrap_or(tuple);
     let fd = connection.descriptors.fd();
     let sample = kernel.counts(fd, connection.dialled).ok_or(Reason::Usage)?;
-    connection.trial.remember_unread(kernel, fd, connection.dialled, &sample);
+    connection.plain_calls.remember_unread(kernel, fd, connection.dialled, &sample);
     Ok(Claim {
         id,
         cookie: kernel.cookie(fd),
         addresses: [meeting.own, meeting.peer],
-        known: connection.trial.with_history(proof::History::known),
+        known: connection.plain_calls.with_history(proof::History::known),
         counts: sample.counts,
         nonce: random(),
     })
@@ -552,7 +552,7 @@ impl Negotiations {
             return Err(Reason::Ambiguous);
         }
         let proof =
-            connection.trial.with_history(|history| proof::answer(history, secret, &proposal, &own, &before))?;
+            connection.plain_calls.with_history(|history| proof::answer(history, secret, &proposal, &own, &before))?;
         let message = Message::Answer { to: proposal.id, claim: own, proof };
         let fresh = match peer_process.offer(process, connection, own.id, &message) {
             // The session has ended before anything was shown: who lets go of it takes the proposal back.
@@ -592,7 +592,7 @@ impl Negotiations {
             proof::counts_fit(&claim, &peer)?;
             proof::counts_fit(&peer, &now)?;
             let proof =
-                connection.trial.with_history(|history| proof::confirm(history, secret, &claim, &peer, proof))?;
+                connection.plain_calls.with_history(|history| proof::confirm(history, secret, &claim, &peer, proof))?;
             let brought = brought.ok_or(Reason::Corrupt)?;
             Ok(Confirming { peer: peer.id, proof, brought, link: peer_process.number, _claimed: claimed })
         })();
@@ -666,7 +666,9 @@ impl Negotiations {
             .claims(process)
             .and_then(|claims| peer_process.find_secret(process.kernel(), &connection, &claims))
             .and_then(|secret| {
-                connection.trial.with_history(|history| proof::check(history, secret, [&proposal, &own], &given, proof))
+                connection
+                    .plain_calls
+                    .with_history(|history| proof::check(history, secret, [&proposal, &own], &given, proof))
             })
             .and_then(|()| brought.ok_or(Reason::Corrupt))
             .and_then(|brought| join(process, peer_process, &connection, fresh, brought));

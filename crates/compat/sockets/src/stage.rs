@@ -48,7 +48,7 @@ impl StageWord {
     /// How far it is.
     #[inline]
     pub fn stage(&self) -> Stage {
-        // ORDER SeqCst: with `Trial::inside`; see `Trial::enter_call`.
+        // ORDER SeqCst: with `PlainCalls::inside`; see `PlainCalls::enter_call`.
         stage_of(self.0.load(Ordering::SeqCst))
     }
 

@@ -38,6 +38,13 @@ struct Caches {
     l3: Option<u64>,
 }
 
+impl Caches {
+    /// Bytes that one ring may take of the L3 cache.
+    fn share(self) -> u64 {
+        self.l3.map_or(MOST, |l3| l3 / SHARE_OF_L3)
+    }
+}
+
 impl RingChoice {
     /// The choice for this machine, made once in a process.
     #[must_use]
@@ -57,10 +64,9 @@ impl RingChoice {
     #[doc(hidden)]
     #[must_use]
     pub fn tried(&self) -> u64 {
-        let tried = self.caches.map_or(0, |Caches { l2, l3 }| {
-            let share = l3.map_or(MOST, |l3| l3 / SHARE_OF_L3);
-            (TRIED * l2).min(share).checked_ilog2().map_or(0, |bits| 1 << bits)
-        });
+        let tried = self
+            .caches
+            .map_or(0, |caches| (TRIED * caches.l2).min(caches.share()).checked_ilog2().map_or(0, |bits| 1 << bits));
         tried.clamp(self.bytes, 2 * MOST)
     }
 
@@ -78,11 +84,10 @@ impl RingChoice {
     }
 
     fn by(caches: Option<Caches>) -> Self {
-        let bytes = caches.map_or(CAPACITY_DEFAULT, |Caches { l2, l3 }| {
-            let share = l3.map_or(MOST, |l3| l3 / SHARE_OF_L3);
+        let bytes = caches.map_or(CAPACITY_DEFAULT, |caches| {
             // What is plausible is far from an overflow.
-            let twice = (2 * l2).next_power_of_two().min(MOST);
-            if twice <= share { twice.max(CAPACITY_DEFAULT) } else { CAPACITY_DEFAULT }
+            let twice = (2 * caches.l2).next_power_of_two().min(MOST);
+            if twice <= caches.share() { twice.max(CAPACITY_DEFAULT) } else { CAPACITY_DEFAULT }
         });
         Self { bytes, caches }
     }

@@ -31,12 +31,12 @@ impl<'a> Plain<'a> {
     /// Whether the bytes that a call moves are still wanted for a proof.
     #[must_use]
     pub fn remembers(&self) -> bool {
-        self.candidate && self.connection.trial.wants(self.direction)
+        self.candidate && self.connection.plain_calls.wants(self.direction)
     }
 
     /// The call moved `n` bytes that nobody here saw.
     pub fn moved_unseen(&self, n: usize) {
-        self.connection.trial.stop_wanting(self.direction);
+        self.connection.plain_calls.stop_wanting(self.direction);
         self.moved(n, std::iter::empty());
     }
 }
@@ -44,7 +44,7 @@ impl<'a> Plain<'a> {
 impl Drop for Plain<'_> {
     fn drop(&mut self) {
         if self.candidate {
-            self.connection.trial.leave_call(self.direction);
+            self.connection.plain_calls.leave_call(self.direction);
         }
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the program's calls leave while a connection is a candidate: the material of a proof.
+//! The calls that the kernel carries out while a connection is a candidate: who is in one, and what they leave for a proof.
 
 use std::{
     io::IoSliceMut,
@@ -18,9 +18,10 @@ use crate::{
     proof::{HISTORY, History},
 };
 
-/// Which calls move bytes by the kernel now, and the beginning of what each direction has carried. Once it is decided that the connection is joined, or never, nothing is kept; one that may come to be joined anew keeps it (S-22).
+/// Which calls move bytes by the kernel now, and the beginning of what each direction has carried. Once it is decided that the
+/// connection is joined, or never, nothing is kept; one that may come to be joined anew keeps it (S-22).
 #[derive(Debug)]
-pub(crate) struct Trial {
+pub(crate) struct PlainCalls {
     /// Threads inside a kernel call that moves bytes.
     inside: [AtomicU32; 2],
     history: Mutex<Option<Box<History>>>,
@@ -28,7 +29,7 @@ pub(crate) struct Trial {
     wants: [AtomicBool; 2],
 }
 
-impl Trial {
+impl PlainCalls {
     pub(super) fn new() -> Self {
         Self {
             inside: [const { AtomicU32::new(0) }; 2],

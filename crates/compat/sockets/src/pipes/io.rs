@@ -36,7 +36,7 @@ impl Outgoing for Sending<'_> {
 
     fn sent_over_tcp(&mut self) -> Option<u64> {
         // An epoll set that is not prepared would report room by TCP, which always has some.
-        if !self.connection.wiring.is_wired() || self.connection.trial.is_inside(Direction::Out) {
+        if !self.connection.wiring.is_wired() || self.connection.plain_calls.is_inside(Direction::Out) {
             return None;
         }
         let counted = self.connection.members.counted(Direction::Out);
@@ -154,7 +154,7 @@ impl Incoming for Reading<'_, '_> {
     }
 
     fn may_be_ready(&mut self) -> bool {
-        if !self.connection.wiring.is_wired() || self.connection.trial.is_inside(Direction::In) {
+        if !self.connection.wiring.is_wired() || self.connection.plain_calls.is_inside(Direction::In) {
             return false;
         }
         let Some(sample) = self.kernel.counts(self.fd, self.connection.dialled) else { return false };

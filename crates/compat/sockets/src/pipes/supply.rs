@@ -71,6 +71,6 @@ impl Pipes {
 
 /// Bytes went over TCP that nobody here saw.
 fn count_unseen(connection: &Connection, n: usize) {
-    connection.trial.stop_wanting(Direction::Out);
+    connection.plain_calls.stop_wanting(Direction::Out);
     connection.count(Direction::Out, n);
 }
