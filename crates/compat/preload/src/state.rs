@@ -94,8 +94,7 @@ pub(crate) fn process() -> Option<&'static Process> {
             // Where a broker is, connections may be with other machines too.
             let machines = env::var_os("TOMBOLO_SOCKETS_VM").is_none_or(|value| value != "off").then(machines);
             // In a domain of Xen's only where that is asked for: a fork may cost connections there.
-            let wants_xen = env::var_os("TOMBOLO_SOCKETS_XEN").is_some_and(|value| value == "on");
-            let machines = machines.flatten().or_else(|| wants_xen.then(xen_domains).flatten());
+            let machines = machines.flatten().or_else(|| wants_xen().then(xen_domains).flatten());
             Some(Process::new(settings, Box::new(kernel::Linux), rendezvous).with_machines(machines))
         };
         PROCESS.get_or_init(first).as_ref()
@@ -127,7 +126,8 @@ fn settings() -> Option<Settings> {
         ring: most.unwrap_or(1 << 20),
         tries_larger: most.is_none(),
         first_ring: ring("TOMBOLO_SOCKETS_FIRST_RING").unwrap_or(256 << 10),
-        after: number("TOMBOLO_SOCKETS_AFTER"),
+        // Between Xen domains connections are not joined on credit yet (ADR 0095).
+        after: number("TOMBOLO_SOCKETS_AFTER").or_else(|| wants_xen().then_some(16 << 10)),
         memory: number("TOMBOLO_SOCKETS_MEMORY").unwrap_or(u64::MAX),
         loopback: env::var_os("TOMBOLO_SOCKETS_LOOPBACK").is_none_or(|value| value != "off"),
         flip: number("TOMBOLO_SOCKETS_FLIP_US").map(Duration::from_micros),
@@ -135,6 +135,10 @@ fn settings() -> Option<Settings> {
         report: path("TOMBOLO_SOCKETS_REPORT"),
         ports: ports(),
     })
+}
+
+fn wants_xen() -> bool {
+    env::var_os("TOMBOLO_SOCKETS_XEN").is_some_and(|value| value == "on")
 }
 
 /// Where a list makes no sense, nothing is joined.
