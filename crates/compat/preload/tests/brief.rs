@@ -78,6 +78,19 @@ fn short_connections_of_a_service_are_joined_sixteen_times_and_long_ones_always(
     assert_eq!(count(&ask(&place, &server, &["12"; 30], Some("0"))), 30, "{}", place.log());
 }
 
+/// Either end is enough: here the client alone learns, of the port that it connects to.
+#[test]
+fn client_that_learns_leaves_short_connections_to_an_eager_server_on_tcp() {
+    if !has("client_that_learns_leaves_short_connections_to_an_eager_server_on_tcp", &["python3"]) {
+        return;
+    }
+    let place = Place::new();
+    let server = serve(&place, &["serve"], Some("0"));
+    let joined = ask(&place, &server, &["12"; 30], None);
+    assert_eq!(joined.iter().position(|joined| !joined), Some(16), "{joined:?}");
+    assert_eq!(count(&joined), 16, "{joined:?}");
+}
+
 /// A server that makes a process for each connection learns as well, by memory that all of them have.
 #[test]
 fn processes_of_a_server_learn_together_that_its_connections_are_short() {
