@@ -274,7 +274,9 @@ impl Load {
             }
             if begun.elapsed() > PATIENCE {
                 let shown = [At::A, At::B].map(|at| {
-                    let what = "cat /proc/net/tcp; ip addr show tmb0; tombolo net stat tmb0 --json";
+                    let what = "cat /proc/net/tcp; ip addr show tmb0; tombolo net stat tmb0 --json; \
+                        for it in /proc/[0-9]*/task/*; do grep -q agent $it/comm && \
+                        echo $it $(cut -d' ' -f3,14,15 $it/stat) $(cat $it/wchan) $(cat $it/syscall); done; true";
                     site.vm(at).sh(what, within(60)).unwrap_or_else(|why| why.to_string())
                 });
                 let heard = site.a.printed(self.pour).iter().filter(|line| line.starts_with("broken"));

@@ -126,8 +126,7 @@ fn settings() -> Option<Settings> {
         ring: most.unwrap_or(1 << 20),
         tries_larger: most.is_none(),
         first_ring: ring("TOMBOLO_SOCKETS_FIRST_RING").unwrap_or(256 << 10),
-        // Between Xen domains connections are not joined on credit yet (ADR 0095).
-        after: number("TOMBOLO_SOCKETS_AFTER").or_else(|| wants_xen().then_some(16 << 10)),
+        after: number("TOMBOLO_SOCKETS_AFTER"),
         memory: number("TOMBOLO_SOCKETS_MEMORY").unwrap_or(u64::MAX),
         loopback: env::var_os("TOMBOLO_SOCKETS_LOOPBACK").is_none_or(|value| value != "off"),
         flip: number("TOMBOLO_SOCKETS_FLIP_US").map(Duration::from_micros),

@@ -13,20 +13,27 @@ const PROGRAMS: [&str; 3] = ["/usr/bin/iperf3", "/usr/bin/redis-server", "/usr/b
 /// The program that forks while it has a connection.
 pub const FORKS: &str = "/bin/forks";
 
+/// The client that never sleeps.
+pub const SLEEPLESS: &str = "/bin/sleepless";
+
 /// The first of them that this host lacks.
 pub fn missing() -> Option<&'static str> {
     PROGRAMS.into_iter().find(|program| !Path::new(program).exists())
 }
 
-/// The library that `tombolo run` puts before libc, the program that forks, and those of the others that this host has.
+/// The library that `tombolo run` puts before libc, the programs of our own, and those of the others that this host has.
 ///
 /// # Errors
-/// The library or the program does not build.
+/// The library or a program does not build.
 pub fn programs() -> Result<Vec<Extra>> {
     let library = Programs::shared("tombolo-preload", "libtombolo_preload.so")?;
     let there = PROGRAMS.into_iter().filter(|program| Path::new(program).exists());
     let named = there.map(|program| (program.trim_start_matches("/usr/").to_owned(), program.into()));
-    let forks = vchan::compile("forks", &vchan::here("src/bin/xen/forks.c"), |_| ())?;
-    let own = [("bin/libtombolo_preload.so".to_owned(), library), (FORKS.trim_start_matches('/').to_owned(), forks)];
+    let mut own = vec![("bin/libtombolo_preload.so".to_owned(), library)];
+    for place in [FORKS, SLEEPLESS] {
+        let name = place.trim_start_matches("/bin/");
+        let program = vchan::compile(name, &vchan::here(&format!("src/bin/xen/{name}.c")), |_| ())?;
+        own.push((place.trim_start_matches('/').to_owned(), program));
+    }
     Ok(named.chain(own).collect())
 }

@@ -89,6 +89,7 @@ pub(crate) fn wait(
     let room = events.len();
     let mut looks = Looks::default();
     let done = |found| {
+        errno::kept(|| process.after_wait());
         pass_on(set, found, found == room);
         errno::set(before);
         found as isize

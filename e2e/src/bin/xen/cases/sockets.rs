@@ -5,7 +5,7 @@
 use super::neighbours::{ADDRESS, as_neighbours, attach_hook, counted, stream, under_run};
 use super::{Case, Verdict};
 use crate::rig::{Pair, Rig};
-use crate::unmodified;
+use crate::unmodified::{self, SLEEPLESS};
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::line_reader::within;
@@ -103,6 +103,17 @@ fn redis(pair: &mut Pair) -> Result<()> {
         );
         ensure!(shared / 9 >= tcp, "Redis, {clients} clients: {tcp} bytes over TCP, {shared} through memory");
     }
+    sleepless(pair)?;
     pair.sh("B", "killall redis-server")?;
     pair.at("B")?.wait(server, within(60)).map(drop)
+}
+
+/// What comes for a client that always has something to do it is told of too, by a server of Redis that is there.
+fn sleepless(pair: &mut Pair) -> Result<()> {
+    let folder = "/tmp/sleepless";
+    let said = pair.sh("A", &under_run(folder, &format!("{SLEEPLESS} {ADDRESS} 3000")))?;
+    let [tcp, shared] = counted(pair, "A", folder)?;
+    println!("a client that never sleeps: {said}");
+    ensure!(shared / 9 >= tcp, "a client that never sleeps: {tcp} bytes over TCP, {shared} through memory");
+    Ok(())
 }
