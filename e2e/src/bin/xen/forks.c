@@ -4,8 +4,8 @@
 // forks send HOW ADDRESS LOG FILE     connects, and sends the stream of `stream.rs` to whom `stream-receive` is
 // forks receive HOW LOG FILE          listens, and receives it from who is `stream-send`
 //
-// HOW is who goes on after the fork: `child` (the parent waits), `parent` (the child ends), or `both` (by turns). It forks once LOG
-// says that the connection is joined, and sends little before. What came of it is written to FILE.
+// HOW is who goes on after the fork: `child` (the parent waits), `daemon` (it does not), `parent` (the child ends), or `both` (by
+// turns). It forks once LOG says that the connection is joined, and sends little before. What came of it is written to FILE.
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -167,6 +167,8 @@ static void fork_while_joined(int fd, int sends, const char *how, const char *lo
     work(fd, sends, 0.5);
     if (!strcmp(how, "both")) {
         take_turns(fd, sends);
+    } else if (!strcmp(how, "daemon")) {
+        need(!daemon(1, 1), "daemon");
     } else {
         int goes_on = !strcmp(how, "child");
         pid_t child = fork();
