@@ -332,6 +332,11 @@ fn b11_quarantine_outlives_the_broker_and_ends_with_the_qemu() {
 fn b16_broker_killed_at_any_moment_of_making_a_link_finishes_it() {
     let mut daemon = Daemon::start(TRIO);
     let (a, b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
+    // A guest's broker says Hello to each broker of the host. These do so once, and what they said is saved in its turn (B-17).
+    until("both Hellos are saved", || {
+        let saved = std::fs::read_to_string(daemon.file("state.json")).unwrap_or_default();
+        (saved.matches(r#""boot":["#).count() == 2).then_some(())
+    });
     for delay in 0..16i64 {
         daemon.client().send_message(1, add("a", "b", 64 << 10));
         let pause = rustix::event::Timespec { tv_sec: 0, tv_nsec: delay * 400_000 };
