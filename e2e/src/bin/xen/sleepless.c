@@ -64,8 +64,8 @@ int main(int argc, char **argv)
         ask(with_room), hear(with_room);
         ask(asking), hear(asking);
     }
-    long told = 0;
-    for (int asked = 0; asked < atoi(argv[2]); asked++) {
+    long told = 0, count = atol(argv[2]);
+    for (long asked = 0; asked < count; asked++) {
         ask(asking);
         for (time_t begun = time(NULL);;) {
             struct epoll_event events[2];
@@ -81,6 +81,8 @@ int main(int argc, char **argv)
         }
         hear(asking);
     }
+    // Else it may have slept, and shows nothing.
+    need(told >= count, "a wait did not tell of room");
     printf("answered; told of room %ld times\n", told);
     return 0;
 }
