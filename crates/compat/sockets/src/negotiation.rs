@@ -40,7 +40,7 @@ use tombolo_os::{lock::lock, poll::polls_as};
 use crate::{
     Reason,
     claim::{self, Claimed, Claims, NotClaimed},
-    connection::Connection,
+    connection::{Connection, Direction},
     folder::{Folder, Refused},
     kernel::Kernel,
     pipes::{OwnResources, PeerResources, Pipes},
@@ -228,6 +228,17 @@ fn describe(kernel: &dyn Kernel, connection: &Connection) -> Result<Claim, Reaso
         counts: sample.counts,
         nonce: random(),
     })
+}
+
+/// The same, if this end can prove all of it (S-6). While a thread is in a call that sends, it cannot: the peer may have bytes of that
+/// which are not kept yet.
+fn describe_provable(kernel: &dyn Kernel, connection: &Connection) -> Result<Option<Claim>, Reason> {
+    // Before the kernel is asked: who begins a call after this sends what no sample has that was taken before.
+    if connection.plain_calls.is_inside(Direction::Out) {
+        return Ok(None);
+    }
+    let claim = describe(kernel, connection)?;
+    Ok(proof::is_ready(&claim).then_some(claim))
 }
 
 /// The file system refuses something in the folder, or below `within` it.
@@ -420,10 +431,7 @@ impl Negotiations {
             return Err(Reason::Ambiguous);
         }
         // Before the link says anything; and who waits there must not be asked for less than all that it has a right to.
-        let claim = describe(process.kernel(), connection)?;
-        if !proof::is_ready(&claim) {
-            return Ok(());
-        }
+        let Some(claim) = describe_provable(process.kernel(), connection)? else { return Ok(()) };
         let own_service = self.service(process, &claims)?;
         let index = match self.dial(&*process.rendezvous, &claims, &service)? {
             Dialled::Is(index) => index,
@@ -510,13 +518,12 @@ impl Negotiations {
         if !peer_process.outbox.is_open() {
             return Ok(());
         }
-        let own = describe(process.kernel(), connection)?;
-        if let NegotiationStage::Claimed(waiting) = talk
-            && !proof::is_ready(&own)
-        {
-            waiting.tries += 1;
+        let NegotiationStage::Claimed(waiting) = &mut *talk else { return Ok(()) };
+        let Some(own) = describe_provable(process.kernel(), connection)? else {
+            // A send may last for long.
+            waiting.tries += u32::from(!connection.plain_calls.is_inside(Direction::Out));
             return if waiting.tries < TRIES { Ok(()) } else { Err(Reason::TooLittle) };
-        }
+        };
         // Said before anything else is, it leaves the connection to another session (S-18, S-19).
         let refused = match peer_process.is_leaving() {
             true => Some(Reason::TakenAway),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tombolo_domain::Sought;
 
 use super::{
-    describe,
+    describe_provable,
     machines::Machines,
     sessions::Dialled,
     stage::NegotiationStage,
@@ -18,7 +18,6 @@ use crate::{
     claim::Claimed,
     connection::Connection,
     process::Process,
-    proof,
     tuple::{Role, Tuple, key_of_sequences},
 };
 
@@ -70,10 +69,7 @@ pub(super) fn seek_by_broker(
     if process.switch.is_off_for(&claims) {
         return Err(Reason::Off);
     }
-    let claim = describe(process.kernel(), connection)?;
-    if !proof::is_ready(&claim) {
-        return Ok(());
-    }
+    let Some(claim) = describe_provable(process.kernel(), connection)? else { return Ok(()) };
     let machines = process.machines.as_deref().ok_or(Reason::Unreachable)?;
     let index = match all.dial(machines, &claims, &service)? {
         Dialled::Is(index) => index,

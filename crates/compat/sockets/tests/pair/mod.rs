@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Two honest processes, a connection between them, and a kernel that carries its bytes without losing any.
+#![allow(dead_code, reason = "each test uses its part")]
 
 mod wire;
 
@@ -66,6 +67,22 @@ impl End {
 
 /// Both ends, joined. Each may be changed before.
 pub fn joined(change: impl Fn(&mut Settings)) -> ([End; 2], tempfile::TempDir) {
+    let (ends, folder) = met(change);
+    join(&ends);
+    (ends, folder)
+}
+
+/// Both ends look for each other until they are joined.
+pub fn join(ends: &[End; 2]) {
+    let deadline = Instant::now() + SOON;
+    while ends.iter().any(|end| end.connection.stage() != Stage::Joined) {
+        ends.iter().for_each(|end| end.process.advance(&end.connection));
+        assert!(Instant::now() < deadline, "{:?}", ends.each_ref().map(|end| end.connection.reason()));
+    }
+}
+
+/// Both ends on TCP, after a request and its answer.
+pub fn met(change: impl Fn(&mut Settings)) -> ([End; 2], tempfile::TempDir) {
     let folder = tempfile::Builder::new().permissions(PermissionsExt::from_mode(0o700)).tempdir().unwrap();
     let ways: [Arc<Mutex<Carried>>; 2] = Default::default();
     let [low, high] = ["10.0.0.1:80", "10.0.0.2:4000"].map(|address| address.parse().unwrap());
@@ -103,11 +120,6 @@ pub fn joined(change: impl Fn(&mut Settings)) -> ([End; 2], tempfile::TempDir) {
         let mut seen = [0; 52];
         assert_eq!(ends[to].process.kernel().recv(-1, &mut [IoSliceMut::new(&mut seen)], false), Ok(text.len()));
         read.moved(seen.len(), [seen.as_slice()].into_iter());
-    }
-    let deadline = Instant::now() + SOON;
-    while ends.iter().any(|end| end.connection.stage() != Stage::Joined) {
-        ends.iter().for_each(|end| end.process.advance(&end.connection));
-        assert!(Instant::now() < deadline, "{:?}", ends.each_ref().map(|end| end.connection.reason()));
     }
     (ends, folder)
 }
