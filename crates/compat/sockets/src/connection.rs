@@ -18,7 +18,7 @@
 //! | `Search` | how far the way to its peer is |
 //! | [`JoinedPipes`] | its pipes, and what they show |
 //! | [`Options`] | what its program has set |
-//! | [`Wiring`] | what the front has prepared, and how the program waits |
+//! | [`Wiring`] | what the front has prepared and seen |
 //! | [`Ending`] | how it ends |
 //! | `Returns` | how often it was joined before, and when it may be joined again |
 //!
@@ -61,7 +61,7 @@ pub use joined_pipes::JoinedPipes;
 pub use membership::Membership;
 pub use options::{Options, Set, set_anew};
 pub use plain::Plain;
-pub use wiring::{SeenWaits, Wiring};
+pub use wiring::Wiring;
 
 use piped_bytes::PipedBytes;
 use plain_calls::PlainCalls;
@@ -136,7 +136,6 @@ impl Connection {
             worth: self.worth.begin_anew(),
             piped: self.piped.begin_anew(),
             returns: self.returns.begin_anew(coarse_time()),
-            wiring: self.wiring.begin_anew(),
             ..Self::new(self.dialled, self.descriptors.fd())
         }
     }

@@ -133,10 +133,9 @@ impl Process {
         connection
     }
 
-    /// Where what this end of a connection sends should go now.
+    /// Where both directions of a connection should be now.
     pub(crate) fn wanted(&self, connection: &Connection) -> Transport {
-        // Who waits for room unseen would be told that TCP has some.
-        if connection.leaves() || !connection.wiring.waits().is_seen(Direction::Out) {
+        if connection.leaves() {
             return Transport::Tcp;
         }
         match self.settings.flip {

@@ -16,7 +16,6 @@ use super::{
     entry::{DOORBELL, EDGE, Entry, IN, OUT, PRI, RDHUP},
     kick, path,
     registry::{Known, Paths},
-    unseen::has_unseen_sets,
 };
 use crate::{kernel, state};
 
@@ -25,9 +24,6 @@ pub(crate) fn wire(process: &Process, connection: &Arc<Connection>) {
     let mut woken = Vec::new();
     let first = wire_sets(connection, &mut woken);
     if first.is_ok() {
-        if has_unseen_sets() {
-            connection.wiring.waits().note_unseen();
-        }
         connection.wiring.set_wired();
     }
     // One that came to a set after that was looked at, and before this was said, nobody else wires.

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
  * Two ends of a TCP connection in one program, which have talked enough to be joined. */
 #include <arpa/inet.h>
-#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -22,10 +21,7 @@ static inline void turn(int from, int to) {
     check(send(from, bytes, LEN, 0) == LEN && recv(to, bytes, LEN, MSG_WAITALL) == LEN, "turn");
 }
 
-/* Asks for both first: what goes to and from one that does not wait, and was never asked for, stays on TCP. */
 static inline void talk(const int ends[2]) {
-    struct pollfd waits[] = {{.fd = ends[0], .events = POLLIN}, {.fd = ends[1], .events = POLLIN}};
-    poll(waits, 2, 0);
     for (int at = 0; at < TURNS; at++) {
         turn(ends[0], ends[1]);
         turn(ends[1], ends[0]);
