@@ -40,7 +40,7 @@ use tombolo_os::{lock::lock, poll::polls_as};
 use crate::{
     Reason,
     claim::{self, Claimed, Claims, NotClaimed},
-    connection::{Connection, Direction},
+    connection::Connection,
     folder::{Folder, Refused},
     kernel::Kernel,
     pipes::{OwnResources, PeerResources, Pipes},
@@ -230,11 +230,11 @@ fn describe(kernel: &dyn Kernel, connection: &Connection) -> Result<Claim, Reaso
     })
 }
 
-/// The same, if this end can prove all of it (S-6). While a thread is in a call that sends, it cannot: the peer may have bytes of that
-/// which are not kept yet.
+/// The same, if this end can prove all of it (S-6). While a thread is in a call that sends some of the beginning, it cannot: the peer
+/// may have what is not kept yet.
 fn describe_provable(kernel: &dyn Kernel, connection: &Connection) -> Result<Option<Claim>, Reason> {
     // Before the kernel is asked: who begins a call after this sends what no sample has that was taken before.
-    if connection.plain_calls.is_inside(Direction::Out) {
+    if connection.plain_calls.is_beginning_under_way() {
         return Ok(None);
     }
     let claim = describe(kernel, connection)?;
@@ -521,7 +521,7 @@ impl Negotiations {
         let NegotiationStage::Claimed(waiting) = &mut *talk else { return Ok(()) };
         let Some(own) = describe_provable(process.kernel(), connection)? else {
             // A send may last for long.
-            waiting.tries += u32::from(!connection.plain_calls.is_inside(Direction::Out));
+            waiting.tries += u32::from(!connection.plain_calls.is_beginning_under_way());
             return if waiting.tries < TRIES { Ok(()) } else { Err(Reason::TooLittle) };
         };
         // Said before anything else is, it leaves the connection to another session (S-18, S-19).

@@ -6,7 +6,10 @@ mod pair;
 use std::io::IoSlice;
 
 use pair::{join, met};
-use tombolo_sockets::connection::{Direction, Stage};
+use tombolo_sockets::{
+    connection::{Direction, Stage},
+    proof::HISTORY,
+};
 
 /// Looks of both ends for each other.
 const LOOKS: usize = 200;
@@ -29,5 +32,21 @@ fn s6_end_in_whose_program_a_thread_sends_proves_nothing_until_that_is_counted()
         sent.moved(text.len(), [text.as_slice()].into_iter());
         drop(sent);
         join(&ends);
+    }
+}
+
+#[test]
+fn s6_end_that_has_kept_its_beginning_is_joined_while_a_thread_sends() {
+    for at in [0, 1] {
+        let (ends, _folder) = met(|_| {});
+        let end = &ends[at];
+        let much = [b's'; HISTORY];
+        let send = || assert_eq!(end.process.kernel().send(-1, &[IoSlice::new(&much)]), Ok(HISTORY));
+        send();
+        end.connection.plain(Direction::Out).unwrap().moved(HISTORY, [much.as_slice()].into_iter());
+        let sent = end.connection.plain(Direction::Out).unwrap();
+        send();
+        join(&ends);
+        sent.moved(HISTORY, [much.as_slice()].into_iter());
     }
 }

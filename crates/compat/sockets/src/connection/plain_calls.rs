@@ -75,6 +75,11 @@ impl PlainCalls {
         self.wants[direction as usize].load(Ordering::Relaxed)
     }
 
+    /// Whether a call is under way that sends some of the beginning, which is kept once it returns.
+    pub fn is_beginning_under_way(&self) -> bool {
+        self.is_inside(Direction::Out) && self.wants(Direction::Out)
+    }
+
     /// Bytes went that nobody here saw: what comes later in this direction is not its beginning.
     pub fn stop_wanting(&self, direction: Direction) {
         self.wants[direction as usize].store(false, Ordering::Relaxed);
