@@ -417,10 +417,11 @@ pub(crate) fn mark() {
             return;
         }
         place = page.cast::<AtomicU32>();
-        MARK.store(place, Ordering::Release);
     }
     // SAFETY: (valid) a page that is never unmapped, reached as an atomic only.
     unsafe { &*place }.store(1, Ordering::Relaxed);
+    // Only then: until there is one, another thread takes the process for marked.
+    MARK.store(place, Ordering::Release);
 }
 
 /// Whether this is the marked process, and no copy of it.

@@ -30,19 +30,21 @@ fn forking(fork: impl FnOnce() -> pid_t) -> pid_t {
         // What is locked stays so in the child: there everything goes to the kernel, as nobody marks it.
         return fork();
     }
-    let Some(process) = state::busy().filter(|_| state::is_owner()) else {
-        let _begun = state::beginning();
-        if state::is_owner() {
-            state::share_unconnected();
+    let _inside = inside::enter();
+    let process = match state::made() {
+        Ok(process) => process,
+        Err(_held) => {
+            if state::is_owner() {
+                state::share_unconnected();
+            }
+            let answer = fork();
+            if answer == 0 {
+                state::inherit();
+            }
+            return answer;
         }
-        let answer = fork();
-        if answer == 0 {
-            state::inherit();
-        }
-        return answer;
     };
     let before = errno::get();
-    let _inside = inside::enter();
     handback::leave_before_fork(process);
     // In the order in which calls take them: a set's thread moves bytes, one that moves bytes waits for no set.
     let left = state::GIVEN_UP.lock().unwrap_or_else(PoisonError::into_inner);

@@ -75,9 +75,11 @@ pub(crate) enum Watched {
     Set(Arc<Set>),
 }
 
+/// Made under the table's lock.
+static PROCESS: OnceLock<Option<Process>> = OnceLock::new();
+
 /// This process, if the environment asks for it.
 pub(crate) fn process() -> Option<&'static Process> {
-    static PROCESS: OnceLock<Option<Process>> = OnceLock::new();
     if STAGE.load(Ordering::Relaxed) == SHUT {
         return None;
     }
@@ -109,9 +111,18 @@ fn read() -> RwLockReadGuard<'static, Vec<Option<Watched>>> {
     WATCH.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// While this process knows of nothing yet: held before a fork, it keeps another thread from beginning meanwhile.
-pub(crate) fn beginning() -> Option<impl Sized> {
-    (OWNER.load(Ordering::Relaxed) == 0).then(write)
+/// What a fork is about: this process if it was made, also where there is nothing to watch yet, as its other threads may have locked
+/// something. Otherwise what keeps them from making it meanwhile.
+pub(crate) fn made() -> Result<&'static Process, Option<impl Sized>> {
+    if STAGE.load(Ordering::Relaxed) != IDLE || !is_owner() || !kernel::is_marked() {
+        return busy().filter(|_| is_owner()).ok_or(None);
+    }
+    let known = || PROCESS.get().and_then(Option::as_ref);
+    if let Some(process) = known() {
+        return Ok(process);
+    }
+    let table = write();
+    known().ok_or(Some(table))
 }
 
 /// What `tombolo run` put into the environment. Numbers that make no sense are as good as none: a program must not fail

@@ -82,6 +82,19 @@ fn process_whose_threads_serve_and_call_while_it_forks_waits_for_nobody() {
     }
 }
 
+/// Where a fork does not hold the table while nothing is in it, a child waits for ever within five rounds.
+#[test]
+fn process_that_forks_while_its_thread_begins_has_children_that_wait_for_nobody() {
+    if !has("process_that_forks_while_its_thread_begins_has_children_that_wait_for_nobody", &["cc"]) {
+        return;
+    }
+    let place = Place::new();
+    let mut command = Command::new(built(&place, "beginning.c"));
+    place.dress(command.arg(runs(5, 100).to_string()).env("TOMBOLO_SOCKETS_AFTER", "0"));
+    assert_eq!(output(&mut command, &place.path("out")), "done\n", "{}", place.log());
+    assert!(place.log().contains("joined") && !place.log().contains("broken"), "{}", place.log());
+}
+
 #[test]
 fn server_that_forks_and_keeps_the_callers_socket_loses_nothing() {
     if has("server_that_forks_and_keeps_the_callers_socket_loses_nothing", &["python3"]) {
