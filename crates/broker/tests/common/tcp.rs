@@ -127,6 +127,7 @@ impl Program {
         let one = |index: usize| {
             let connection = Arc::new(process.track(dialled, -1 - index as RawFd));
             connection.wiring.set_wired();
+            connection.wiring.waits().note_both_asked();
             Self { process: Arc::clone(&process), connection, _folder: Arc::clone(&folder) }
         };
         (0..count).map(one).collect()

@@ -14,6 +14,7 @@ pub(crate) mod changes;
 mod entry;
 mod registry;
 pub(crate) mod replacing;
+mod unseen;
 pub(crate) mod waiting;
 pub(crate) mod wiring;
 

@@ -178,6 +178,7 @@ fn joined_receive(
     let read = if flags & LOOKS == 0 { Read::Take } else { Read::Peek };
     let all = flags & libc::MSG_WAITALL != 0;
     let mut patience = Patience::default();
+    patience.note_wait(connection, fd, flags, Direction::In);
     let mut parts = to;
     // Whether to wait at once: where nothing is there, and who waits hears whatever comes.
     let mut rests = true;
@@ -297,6 +298,7 @@ fn joined_send(
     let total = done + total(from);
     let mut parts = from;
     let mut patience = Patience::default();
+    patience.note_send(process, connection, fd, flags);
     connection.ending.ask_now_and_then(process.kernel(), fd);
     loop {
         if done > 0 && connection.ending.is_over() {
@@ -359,6 +361,7 @@ fn joined_send_from(
     let mut patience = Patience::default();
     let mut done = 0;
     connection.ending.ask_now_and_then(process.kernel(), fd);
+    patience.note_send(process, connection, fd, 0);
     source.be_patient(!patience.is_nonblocking(connection, fd, 0));
     loop {
         let failed = match connection.for_call(process, fd).send_from(source, most - done) {
@@ -407,6 +410,39 @@ impl Patience {
             || *self.nonblocking.get_or_insert_with(|| connection.has_set(Set::Nonblocking, ask))
     }
 
+    /// A call begins. One that waits itself shows how its program waits, where nothing else does.
+    fn note_wait(&mut self, connection: &Connection, fd: RawFd, flags: i32, direction: Direction) {
+        let waits = connection.wiring.waits();
+        if !waits.is_seen(direction) && !self.is_nonblocking(connection, fd, flags) {
+            waits.note_blocked(direction);
+        }
+    }
+
+    /// The same of a call that sends. After it the program may wait for an answer before it calls again.
+    fn note_send(&mut self, process: &Process, connection: &Arc<Connection>, fd: RawFd, flags: i32) {
+        self.note_wait(connection, fd, flags, Direction::Out);
+        if !connection.wiring.waits().is_asked(Direction::In) && self.is_nonblocking(connection, fd, flags) {
+            self.note_refused(process, connection, fd, flags, Direction::In);
+        }
+    }
+
+    /// A call does not wait. Where calls that do are all that was seen, the program waits past this library from now on: what comes next
+    /// must be seen there. Says whether that is news.
+    fn note_refused(
+        &self,
+        process: &Process,
+        connection: &Arc<Connection>,
+        fd: RawFd,
+        flags: i32,
+        direction: Direction,
+    ) -> bool {
+        let is_news = flags & libc::MSG_DONTWAIT == 0 && connection.wiring.waits().note_refused(direction);
+        if is_news && direction == Direction::In {
+            errno::kept(|| handback::ask_for_tcp(process, fd, connection, Reason::Usage));
+        }
+        is_news
+    }
+
     fn deadline(&mut self, connection: &Connection, fd: RawFd, wanted: Wanted) -> Option<Instant> {
         let send = wanted == Wanted::WRITE;
         let what = if send { Set::SendLimit } else { Set::ReceiveLimit };
@@ -447,7 +483,9 @@ impl Patience {
         (wanted, done): (Wanted, usize),
     ) -> Result<(), Errno> {
         if self.is_nonblocking(connection, fd, flags) {
-            return Err(Errno::AGAIN);
+            let direction = if wanted == Wanted::READ { Direction::In } else { Direction::Out };
+            let tries_again = self.note_refused(process, connection, fd, flags, direction);
+            return if tries_again { Ok(()) } else { Err(Errno::AGAIN) };
         }
         let look = (wanted == Wanted::WRITE).then(|| Instant::now() + self.looks.next_pause());
         let limit = || {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer 4. Uses: backends, sockets.
+//! Layer 4. Uses: backends, os, sockets.
 //!
 //! The library that `tombolo run` preloads: it stands between an unmodified program and libc's socket calls, and gives
 //! TCP connections to peer processes shared memory. The descriptor that the program holds stays the real socket.

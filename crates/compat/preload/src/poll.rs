@@ -18,7 +18,7 @@ use rustix::{
 };
 use tombolo_sockets::{
     Process, aside,
-    connection::{Direction, Plain, Stage},
+    connection::{Connection, Direction, Plain, Stage},
 };
 
 use crate::{
@@ -44,16 +44,13 @@ fn deadline(timeout: Option<Duration>) -> Option<Instant> {
 }
 
 /// Gets on with the connections among `fds`; those that are joined, and the others, whose kernel call this is.
-fn sort<'a>(
-    process: &Process,
-    fds: &[pollfd],
-    all: &'a [(usize, Arc<tombolo_sockets::connection::Connection>)],
-) -> (Vec<Joined>, Vec<Plain<'a>>) {
+fn sort<'a>(process: &Process, fds: &[pollfd], all: &'a [(usize, Arc<Connection>)]) -> (Vec<Joined>, Vec<Plain<'a>>) {
     let (mut joined, mut plain) = (Vec::new(), Vec::new());
     for set in fds.iter().filter_map(|entry| state::set(entry.fd)) {
         waiting::nested(process, &set);
     }
     for (at, connection) in all {
+        note_asked(connection, fds[*at].events);
         plain::begin(process, connection);
         match connection.stage() {
             Stage::Joined => joined.push((*at, Arc::clone(connection))),
@@ -67,6 +64,16 @@ fn sort<'a>(
         }
     }
     (joined, plain)
+}
+
+/// The program waits for these events by a call that comes here. Who asks for bytes so asks for room so.
+fn note_asked(connection: &Connection, events: i16) {
+    let waits = connection.wiring.waits();
+    if events & (libc::POLLIN | libc::POLLRDNORM) != 0 {
+        waits.note_both_asked();
+    } else if events & (libc::POLLOUT | libc::POLLWRNORM) != 0 {
+        waits.note_asked(Direction::Out);
+    }
 }
 
 /// What a call answers that a signal's handler makes, where it would need what the interrupted call has.

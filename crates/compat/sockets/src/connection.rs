@@ -18,7 +18,7 @@
 //! | `Search` | how far the way to its peer is |
 //! | [`JoinedPipes`] | its pipes, and what they show |
 //! | [`Options`] | what its program has set |
-//! | [`Wiring`] | what the front has prepared and seen |
+//! | [`Wiring`] | what the front has prepared, and how the program waits |
 //! | [`Ending`] | how it ends |
 //! | `Returns` | how often it was joined before, and when it may be joined again |
 //!
@@ -61,7 +61,7 @@ pub use joined_pipes::JoinedPipes;
 pub use membership::Membership;
 pub use options::{Options, Set, set_anew};
 pub use plain::Plain;
-pub use wiring::Wiring;
+pub use wiring::{SeenWaits, Wiring};
 
 use piped_bytes::PipedBytes;
 use plain_calls::PlainCalls;
@@ -136,6 +136,7 @@ impl Connection {
             worth: self.worth.begin_anew(),
             piped: self.piped.begin_anew(),
             returns: self.returns.begin_anew(coarse_time()),
+            wiring: self.wiring.begin_anew(),
             ..Self::new(self.dialled, self.descriptors.fd())
         }
     }

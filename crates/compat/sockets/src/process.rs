@@ -133,9 +133,10 @@ impl Process {
         connection
     }
 
-    /// Where both directions of a connection should be now.
+    /// Where what this end of a connection sends should go now.
     pub(crate) fn wanted(&self, connection: &Connection) -> Transport {
-        if connection.leaves() {
+        // Who waits for room unseen would be told that TCP has some.
+        if connection.leaves() || !connection.wiring.waits().is_seen(Direction::Out) {
             return Transport::Tcp;
         }
         match self.settings.flip {

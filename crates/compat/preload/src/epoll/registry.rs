@@ -121,6 +121,7 @@ impl Registry {
     pub fn push(&mut self, fd: RawFd, connection: &Arc<Connection>, tokens: u64) -> usize {
         // The descriptor, by which it is found again, and a number by which a late event of another is known.
         self.next_token = self.next_token % MANY + 1;
+        connection.wiring.waits().note_both_asked();
         self.entries.push(Entry::new(fd, connection, tokens | self.next_token << 16 | fd as u64));
         let last = self.entries.len() - 1;
         self.place(last);

@@ -16,6 +16,7 @@ use super::{
     entry::{DOORBELL, EDGE, Entry, IN, OUT, PRI, RDHUP},
     kick, path,
     registry::{Known, Paths},
+    unseen::has_unseen_sets,
 };
 use crate::{kernel, state};
 
@@ -24,6 +25,9 @@ pub(crate) fn wire(process: &Process, connection: &Arc<Connection>) {
     let mut woken = Vec::new();
     let first = wire_sets(connection, &mut woken);
     if first.is_ok() {
+        if has_unseen_sets() {
+            connection.wiring.waits().note_unseen();
+        }
         connection.wiring.set_wired();
     }
     // One that came to a set after that was looked at, and before this was said, nobody else wires.

@@ -367,7 +367,7 @@ static void confined(int by_number) {
         say("it", found[0].data.u32);
     }
     check(recv(ends[1], room, 3, MSG_WAITALL) == 3 && recv(ends[0], room, 3, MSG_WAITALL) == 3, "recv");
-    talk(ends);
+    take_turns(ends);
     puts("on");
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
  * Two ends of a TCP connection in one program, which have talked enough to be joined. */
 #include <arpa/inet.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -21,11 +22,18 @@ static inline void turn(int from, int to) {
     check(send(from, bytes, LEN, 0) == LEN && recv(to, bytes, LEN, MSG_WAITALL) == LEN, "turn");
 }
 
-static inline void talk(const int ends[2]) {
+static inline void take_turns(const int ends[2]) {
     for (int at = 0; at < TURNS; at++) {
         turn(ends[0], ends[1]);
         turn(ends[1], ends[0]);
     }
+}
+
+/* Asks for both first: what goes to and from one that does not wait, and was never asked for, stays on TCP. */
+static inline void talk(const int ends[2]) {
+    struct pollfd waits[] = {{.fd = ends[0], .events = POLLIN}, {.fd = ends[1], .events = POLLIN}};
+    poll(waits, 2, 0);
+    take_turns(ends);
 }
 
 /* `before` sees the end that connects before it does. */

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What the front has prepared and seen of a connection's readiness.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
-/// Whether the front can report readiness that the kernel does not know of, and what it has seen since it last looked.
+use crate::direction::Direction;
+
+/// Whether the front can report readiness that the kernel does not know of, how its program waits for that, and what it has seen since
+/// it last looked.
 #[derive(Debug, Default)]
 pub struct Wiring {
+    waits: SeenWaits,
     /// It has made its preparations.
     wired: AtomicBool,
     /// It watches the kernel's edges of this socket, and there was none since the last look.
@@ -25,6 +29,17 @@ impl Wiring {
     #[must_use]
     pub fn is_wired(&self) -> bool {
         self.wired.load(Ordering::SeqCst)
+    }
+
+    /// How the program waits.
+    #[must_use]
+    pub fn waits(&self) -> &SeenWaits {
+        &self.waits
+    }
+
+    /// The same for one that takes its place.
+    pub(super) fn begin_anew(&self) -> Self {
+        Self { waits: self.waits.begin_anew(), ..Self::default() }
     }
 
     /// `false`: the front saw an edge of the socket. `true`: it watches for edges, and is about to look.
@@ -48,5 +63,120 @@ impl Wiring {
     /// A send found too little room.
     pub(crate) fn count_stall(&self) {
         self.stalls.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// By which calls the program was seen to wait for a connection (ADR 0096). One that waits by calls that the front does not see is told
+/// nothing of what is in a pipe: until a wait for a direction was seen, that direction stays on TCP.
+#[derive(Debug, Default)]
+pub struct SeenWaits {
+    /// A bit for each direction: the program asks the front by calls that are about readiness. Another for each: calls that move bytes
+    /// wait for them. And one: such calls show nothing.
+    seen: AtomicU8,
+}
+
+/// In `seen`: there are waits that the front does not see.
+const UNSEEN: u8 = 1 << 4;
+
+impl SeenWaits {
+    fn asked(direction: Direction) -> u8 {
+        1 << direction as u8
+    }
+
+    fn blocked(direction: Direction) -> u8 {
+        4 << direction as u8
+    }
+
+    fn begin_anew(&self) -> Self {
+        Self { seen: AtomicU8::new(self.seen.load(Ordering::Relaxed)) }
+    }
+
+    fn has(&self, bits: u8) -> bool {
+        // ORDER Relaxed: each thread acts on what it has seen itself, or later.
+        self.seen.load(Ordering::Relaxed) & bits != 0
+    }
+
+    fn note_bits(&self, bits: u8) {
+        if !self.has(bits) {
+            self.seen.fetch_or(bits, Ordering::Relaxed);
+        }
+    }
+
+    /// The program asked the front whether this direction is ready, or to be told when it is.
+    #[inline]
+    pub fn note_asked(&self, direction: Direction) {
+        self.note_bits(Self::asked(direction));
+    }
+
+    /// The same of both directions.
+    pub fn note_both_asked(&self) {
+        Direction::BOTH.into_iter().for_each(|direction| self.note_asked(direction));
+    }
+
+    /// A call that moves bytes in this direction waits until it can.
+    pub fn note_blocked(&self, direction: Direction) {
+        self.note_bits(Self::blocked(direction));
+    }
+
+    /// The program may wait for bytes by calls that the front does not see: one that waits for them itself shows nothing.
+    pub fn note_unseen(&self) {
+        self.note_bits(UNSEEN);
+    }
+
+    /// A call found nothing, or no room, and did not wait. Says whether that contradicts all that was seen so far, which is forgotten:
+    /// the program waits by a call that the front does not see.
+    #[must_use]
+    pub fn note_refused(&self, direction: Direction) -> bool {
+        let blocked = Self::blocked(direction);
+        if self.is_asked(direction) || !self.has(blocked) {
+            return false;
+        }
+        self.seen.fetch_and(!blocked, Ordering::Relaxed) & blocked != 0
+    }
+
+    /// Whether the program was seen to ask the front about this direction.
+    #[inline]
+    #[must_use]
+    pub fn is_asked(&self, direction: Direction) -> bool {
+        self.has(Self::asked(direction))
+    }
+
+    /// Whether a wait for this direction was seen.
+    #[inline]
+    #[must_use]
+    pub fn is_seen(&self, direction: Direction) -> bool {
+        let is_blocked = || self.has(Self::blocked(direction)) && (direction == Direction::Out || !self.has(UNSEEN));
+        self.is_asked(direction) || is_blocked()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wait_of_a_call_counts_until_another_call_does_not_wait() {
+        let waits = SeenWaits::default();
+        for direction in Direction::BOTH {
+            assert!(!waits.is_seen(direction) && !waits.note_refused(direction));
+            waits.note_blocked(direction);
+            assert!(waits.is_seen(direction) && !waits.is_asked(direction));
+        }
+        assert!(waits.note_refused(Direction::In) && !waits.is_seen(Direction::In) && waits.is_seen(Direction::Out));
+        assert!(!waits.note_refused(Direction::In), "known already");
+        waits.note_asked(Direction::Out);
+        assert!(!waits.note_refused(Direction::Out) && waits.is_seen(Direction::Out) && !waits.is_seen(Direction::In));
+        let wiring = Wiring { waits, ..Wiring::default() }.begin_anew();
+        assert!(wiring.waits().is_asked(Direction::Out) && !wiring.waits().is_seen(Direction::In));
+    }
+
+    #[test]
+    fn where_waits_are_unseen_a_call_that_waits_for_bytes_shows_nothing() {
+        let waits = SeenWaits::default();
+        Direction::BOTH.into_iter().for_each(|direction| waits.note_blocked(direction));
+        waits.note_unseen();
+        assert!(!waits.is_seen(Direction::In) && waits.is_seen(Direction::Out), "room is waited for in the call");
+        waits.note_asked(Direction::In);
+        assert!(waits.is_seen(Direction::In));
     }
 }

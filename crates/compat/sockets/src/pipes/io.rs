@@ -154,7 +154,11 @@ impl Incoming for Reading<'_, '_> {
     }
 
     fn may_be_ready(&mut self) -> bool {
-        if !self.connection.wiring.is_wired() || self.connection.plain_calls.is_inside(Direction::In) {
+        let wiring = &self.connection.wiring;
+        if !wiring.is_wired()
+            || !wiring.waits().is_seen(Direction::In)
+            || self.connection.plain_calls.is_inside(Direction::In)
+        {
             return false;
         }
         let Some(sample) = self.kernel.counts(self.fd, self.connection.dialled) else { return false };

@@ -221,6 +221,7 @@ impl Programs {
             self.kernels[at].0.lock().unwrap().insert(fd, Arc::new(wire));
             let connection = Arc::new(self.processes[at].track(at == 1, fd));
             connection.wiring.set_wired();
+            connection.wiring.waits().note_both_asked();
             connection
         });
         for (from, to) in [(1, 0), (0, 1)] {
@@ -320,6 +321,7 @@ impl Ends<'_> {
         if may {
             let new = Arc::new(old.begin_anew());
             new.wiring.set_wired();
+            new.wiring.waits().note_both_asked();
             self.ends[at] = new;
         }
         may

@@ -107,6 +107,7 @@ pub fn met(change: impl Fn(&mut Settings)) -> ([End; 2], tempfile::TempDir) {
         let process = Process::new(settings, Box::new(wire), Box::new(domain));
         let connection = Arc::new(process.track(at == 1, -1));
         connection.wiring.set_wired();
+        connection.wiring.waits().note_both_asked();
         End { process, connection }
     });
     // A request and its answer, which both know of.

@@ -229,6 +229,7 @@ impl Victim {
             connection.plain(direction).unwrap().moved(bytes.len(), [bytes].into_iter());
         }
         connection.wiring.set_wired();
+        connection.wiring.waits().note_both_asked();
         connection
     }
 
