@@ -71,7 +71,7 @@ fuzz_target!(|input: &[u8]| {
                 pages.set(words::WRITER_STATE, u64::from(phase) | u64::from(ready) << 16 | u64::from(current) << 32);
             }
             9 => pages.set([words::WANT_DATA, words::WANT_SPACE][usize::from(script.byte() % 2)], script.word()),
-            10 => pages.data.put_word(script.len() % 4096 & !7, script.word()),
+            10 => pages.data.put_word((script.len() % 4096) & !7, script.word()),
             11 => pages.data.put_word(reader.position() as usize & 4095 & !7, u64::from(script.byte()) * 17),
             // The victim.
             12 | 13 => {

@@ -15,6 +15,7 @@ mod rust;
 mod tiers;
 mod tree;
 mod workspace;
+mod workspaces;
 
 use std::process::ExitCode;
 
@@ -43,6 +44,7 @@ usage: cargo xtask <command>
   table               make those tables again, in place
 
   features            the public crate with each feature alone; what is off is not compiled
+  workspaces          what is no member of the workspace builds without warnings
 
   miri                what Miri can run, and a canary
   mutants [FILE...]   changes what matters most, line by line, and sees that tests fail; --record keeps what came of it
@@ -84,6 +86,7 @@ fn run(words: &[&str]) -> Result<bool, String> {
         ["test", rest @ ..] => tiers::run(rest),
         ["miri"] => miri::run(),
         ["features"] => features::run(),
+        ["workspaces"] => workspaces::run(),
         ["surface", "--write"] => checks::write_surface(&checks::Project::load()?).map(|()| true),
         ["mutants", rest @ ..] => mutants::run(rest),
         ["header", "--write"] => checks::write_header(&workspace::Workspace::load()?.root).map(|()| true),

@@ -2,12 +2,12 @@
 //! Transports that live in the heap of one process: both ends run in the left worker, in two threads that are tied to the
 //! CPUs of the two workers. The right worker sleeps until all is over, and reports what the right thread saw.
 
-use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::thread::{CpuSet, sched_setaffinity};
+use tombolo_bench::error::Os;
 use tombolo_bench::job::{Job, Report, Role};
 use tombolo_bench::line::Line;
 use tombolo_bench::link::ControlPipe;
@@ -50,7 +50,7 @@ impl<H: Heap> Transport for Threads<H> {
 
 /// Runs the right half in a thread of its own, and the left half in this one, which is on the left CPU already.
 fn both<E: End>(wire: &Joined<E>, context: &Context) -> Result<[Report; 2]> {
-    let (left, right) = UnixStream::pair().map_err(|source| Error::Os { call: "socketpair", source })?;
+    let (left, right) = UnixStream::pair().os("socketpair")?;
     let half = |role, socket| {
         let link = ControlPipe::new(socket, LIMIT)?;
         let line = Line::open(&link, LIMIT)?;
@@ -72,7 +72,7 @@ fn both<E: End>(wire: &Joined<E>, context: &Context) -> Result<[Report; 2]> {
 fn tie(cpu: usize) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu);
-    sched_setaffinity(None, &set).map_err(|e| Error::Os { call: "sched_setaffinity", source: io::Error::from(e) })
+    Ok(sched_setaffinity(None, &set).os("sched_setaffinity")?)
 }
 
 fn worker(error: serde_json::Error) -> Error {

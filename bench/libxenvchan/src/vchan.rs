@@ -11,6 +11,7 @@ use std::ffi::{CString, c_char, c_int, c_void};
 use std::hint::spin_loop;
 use std::ptr::NonNull;
 
+use tombolo_bench::error::FailedCall;
 use tombolo_bench::job::{Mode, Test, Wait};
 use tombolo_bench::transport::{Card, Context, End, Namespaces, Wire};
 use tombolo_bench::{Error, Result};
@@ -142,7 +143,7 @@ fn blocking(context: &Context) -> c_int {
 }
 
 fn failed(call: &'static str) -> Error {
-    Error::Os { call, source: std::io::Error::last_os_error() }
+    FailedCall { call, source: std::io::Error::last_os_error() }.into()
 }
 
 impl End for Side {

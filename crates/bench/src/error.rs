@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What can go wrong while measuring.
 
-pub(crate) use tombolo_os::failed_call::{FailedCall, Os};
+pub use tombolo_os::failed_call::{FailedCall, Os};
 
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

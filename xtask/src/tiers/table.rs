@@ -89,6 +89,14 @@ pub const TIERS: &[Tier] = &[
         ..BASE
     },
     Tier {
+        name: "workspaces",
+        assumes: "clippy; crates from the registry",
+        command: "cargo run --quiet --package xtask -- workspaces",
+        gate: Gate::ExitCode,
+        needs: Some(Need::Clippy),
+        ..BASE
+    },
+    Tier {
         name: "integration",
         assumes: "Linux, no privileges, loopback; root and TAP devices for `tombolo net`, else skipped",
         command: "cargo test --workspace --all-features --exclude tombolo-preload --no-fail-fast --test *",

@@ -5,13 +5,20 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Result};
+use tombolo_e2e::image::Extra;
 use tombolo_e2e::xen::packages::Packages;
+use tombolo_e2e::xen::vchan;
 
 /// The program in the domUs: the benchmark with libxenvchan.
 pub const BENCH: &str = "bench-libxenvchan";
 
+/// The benchmark, and the library that it loads.
+pub fn programs(packages: &Packages) -> Result<Vec<Extra>> {
+    Ok(vec![(format!("bin/{BENCH}"), build(packages)?), vchan::shared()?])
+}
+
 /// Builds the benchmark with libxenvchan, against Debian's package.
-pub fn build(packages: &Packages) -> Result<PathBuf> {
+fn build(packages: &Packages) -> Result<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let target = root.join("target");
     let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));

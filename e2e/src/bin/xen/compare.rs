@@ -11,7 +11,8 @@ use tombolo_e2e::error::Result;
 use tombolo_e2e::runner;
 use tombolo_e2e::xen::host::Kind;
 
-const TRANSPORTS: [&str; 3] = ["libxenvchan", "tombolo-vchan", "tombolo-wire"];
+/// The original, its functions over channels, and its layout by ours.
+pub const TRANSPORTS: [&str; 3] = ["libxenvchan", "tombolo-vchan", "tombolo-wire"];
 const TABLES: [(&str, &str); 2] = [
     ("throughput", "--size 64,1KiB,4KiB,16KiB,64KiB,1MiB --seconds 0.25 --runs 5"),
     ("latency", "--size 64,1KiB,4KiB --wait sleep --think 300 --seconds 0.25 --runs 5"),

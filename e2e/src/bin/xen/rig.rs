@@ -2,7 +2,7 @@
 //! The domains that cases run in. The host boots when the first case wants it and serves all that follow; a case that
 //! fails takes it with it.
 
-use crate::bench::{self, BENCH};
+use crate::bench;
 use crate::unmodified;
 use std::collections::BTreeSet;
 use std::fs;
@@ -46,6 +46,7 @@ impl runner::Rig for Rig {
     fn prepare() -> std::result::Result<Self, Lacking> {
         Self::with(|packages| {
             let mut programs = vchan::programs(packages)?;
+            programs.extend(bench::programs(packages)?);
             programs.extend(ours::apart()?);
             programs.extend(unmodified::programs()?);
             let pair = Programs::example("tombolo-domain-xen", "pair")?;
@@ -90,8 +91,7 @@ impl Rig {
 
     /// The domains with the benchmark that knows libxenvchan.
     fn with_bench() -> Result<Self> {
-        let bench = |packages: &Packages| Ok(vec![(format!("bin/{BENCH}"), bench::build(packages)?), vchan::shared()?]);
-        Self::with(bench).map_err(|why| match why {
+        Self::with(bench::programs).map_err(|why| match why {
             Lacking::Need(why) => Error::new(why),
             Lacking::Fault(why) => why,
         })

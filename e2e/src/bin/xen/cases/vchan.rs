@@ -2,6 +2,8 @@
 //! libtombolo-vchan between two domUs: with itself, and by the layout of the original with Debian's libxenvchan.
 
 use super::{Case, Kind, Verdict};
+use crate::compare::TRANSPORTS;
+use crate::demo::Serving;
 use crate::rig::{Pair, Rig};
 use std::time::Instant;
 use tombolo_e2e::control::Job;
@@ -27,6 +29,7 @@ pub const PV: &[Case] = &[
     Case { name: "vchan_canary_spoiled_bytes_are_found", run: spoiled },
     Case { name: "vchan_proxies_join_tcp_clients_and_a_server_of_two_domains", run: proxied },
     Case { name: "vchan_wire_either_side_killed_under_load_is_told_to_the_other", run: killed },
+    Case { name: "vchan_benchmark_measures_the_original_beside_ours", run: measured },
     Case { name: "vchan_domain_that_is_destroyed_is_told_before_and_after_it_connects", run: destroyed },
 ];
 pub const PVH: &[Case] = &[
@@ -218,6 +221,23 @@ fn proxied(rig: &mut Rig) -> Result<Verdict> {
         pair.at(at)?.kill(job)?;
         pair.at(at)?.wait(job, within(TOLD))?;
     }
+    pair.check_clean()?;
+    Ok(Verdict::Done)
+}
+
+/// What `make xen-demo` compares with is there, and gives figures.
+fn measured(rig: &mut Rig) -> Result<Verdict> {
+    let pair = rig.pair(Kind::Pv)?;
+    let mut server = Serving::start(pair)?;
+    let transports = ["tombolo"].iter().chain(&TRANSPORTS).copied().collect::<Vec<_>>();
+    let options = "--test throughput --size 4KiB --ring 64KiB --seconds 0.2 --runs 1 --transport";
+    let lines = server.measure(pair, &format!("{options} {}", transports.join(",")))?;
+    for transport in transports {
+        let line = lines.lines().find(|line| line.contains(&format!(r#""transport":"{transport}""#)));
+        ensure!(line.is_some_and(|line| line.contains(r#""median":"#)), "no figure of {transport}: {lines}");
+    }
+    let said = server.end(pair)?;
+    ensure!(said.trim().is_empty(), "{said}");
     pair.check_clean()?;
     Ok(Verdict::Done)
 }
