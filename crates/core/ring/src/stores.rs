@@ -16,6 +16,8 @@ const LONG: usize = 2 << 10;
 const MUCH: u64 = 4 << 20;
 /// A rate is taken over so much time at least, by a writer that moved as much as makes it worth while.
 const SAMPLE: Duration = Duration::from_millis(10);
+/// The other way is given up after so much time where it has less than half of the rate: a short stream is not to pay more.
+const ENOUGH: Duration = Duration::from_millis(2);
 /// Far away, beside others that compute, plain stores into a small ring have no more than a few hundred MB/s.
 const LEAST: u64 = MUCH / 4;
 /// So long what was found is good; and what was found in another ring.
@@ -84,12 +86,19 @@ impl Stores {
     }
 
     fn weigh(&mut self, position: u64, now: Instant) {
-        let rate = |since: Instant| {
+        let taken = |since: Instant| {
             let (time, bytes) = (now.saturating_duration_since(since), position.wrapping_sub(self.from));
-            let rate = u128::from(bytes) * 1_000_000 / time.as_nanos().max(1);
+            (time, (u128::from(bytes) * 1_000_000 / time.as_nanos().max(1)) as u64)
+        };
+        let rate = |since: Instant| {
+            let (time, rate) = taken(since);
             // One who was slower had nothing to store for a while.
-            let is_busy = rate >= u128::from(LEAST) / SAMPLE.as_millis();
-            (time >= SAMPLE).then_some(if is_busy { Some(rate as u64) } else { None })
+            let is_busy = u128::from(rate) >= u128::from(LEAST) / SAMPLE.as_millis();
+            (time >= SAMPLE).then_some(is_busy.then_some(rate))
+        };
+        let is_hopeless = |since: Instant, before: u64| {
+            let (time, rate) = taken(since);
+            (ENOUGH..SAMPLE).contains(&time) && rate < before / 2
         };
         let next = match self.stage {
             Stage::Found(until) => (until.is_none_or(|until| now >= until)).then_some(Stage::Own(now)),
@@ -97,6 +106,10 @@ impl Stores {
                 self.bypasses ^= rate.is_some();
                 rate.map_or(Stage::Own(now), |rate| Stage::Other(now, rate))
             }),
+            Stage::Other(since, before) if is_hopeless(since, before) => {
+                self.bypasses ^= true;
+                Some(Stage::Found(Some(now + GOOD_FOR)))
+            }
             Stage::Other(since, before) => rate(since).map(|rate| {
                 let [past, plain] = if self.bypasses { [rate, Some(before)] } else { [Some(before), rate] };
                 // One that stopped amid it goes on as before.
@@ -151,13 +164,16 @@ mod tests {
 
     #[test]
     fn writer_uses_what_is_faster_and_pays_a_hundredth_for_the_knowledge() {
-        // Far away, and near in rings of two sizes.
-        for (rates, is_past) in [([3, 15], true), ([12, 13], false), ([30, 12], false), ([2, 3], true)] {
+        // Far away, and near in rings of two sizes. What has less than half of the rate is soon given up.
+        let (whole, short) = (80..=130, 15..=40);
+        for (rates, is_past, cost) in
+            [([3, 15], true, &short), ([12, 13], false, &whole), ([30, 12], false, &short), ([2, 3], true, &whole)]
+        {
             let mut busy = Busy::new(rates);
             busy.go_on(40);
             let (all, past) = (10_000, busy.go_on(10_000));
             let wrong = if is_past { all - past } else { past };
-            assert!((80..=130).contains(&wrong), "{rates:?}: {wrong} ms");
+            assert!(cost.contains(&wrong), "{rates:?}: {wrong} ms");
         }
     }
 
