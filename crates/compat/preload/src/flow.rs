@@ -286,6 +286,14 @@ fn is_short(sent: Result<usize, Errno>, total: usize) -> bool {
     sent.map_or_else(|errno| errno == Errno::AGAIN, |n| n < total)
 }
 
+/// A call that sends begins: now and then it looks whether somebody is left who reads.
+#[inline]
+fn look_now_and_then(process: &Process, connection: &Connection, fd: RawFd) {
+    if connection.ending.is_due() {
+        errno::kept(|| connection.for_call(process, fd).look_for_end());
+    }
+}
+
 /// What a call does that has sent `done` bytes over TCP before the connection was joined: says how many there are with those.
 fn joined_send(
     process: &Process,
@@ -299,7 +307,7 @@ fn joined_send(
     let mut parts = from;
     let mut patience = Patience::default();
     patience.note_send(process, connection, fd, flags);
-    connection.ending.ask_now_and_then(process.kernel(), fd);
+    look_now_and_then(process, connection, fd);
     loop {
         if done > 0 && connection.ending.is_over() {
             return Ok(done); // What the kernel says to more is for the next call.
@@ -360,7 +368,7 @@ fn joined_send_from(
 ) -> Result<usize, Errno> {
     let mut patience = Patience::default();
     let mut done = 0;
-    connection.ending.ask_now_and_then(process.kernel(), fd);
+    look_now_and_then(process, connection, fd);
     patience.note_send(process, connection, fd, 0);
     source.be_patient(!patience.is_nonblocking(connection, fd, 0));
     loop {

@@ -112,6 +112,11 @@ fn s12_who_sends_to_an_end_that_has_shut_down_both_ways_is_told() {
 }
 
 #[test]
+fn s12_who_only_sends_to_a_process_that_is_gone_is_told() {
+    same("gone", &[]);
+}
+
+#[test]
 fn arguments_that_the_kernel_refuses_are_refused_before_anything_is_touched() {
     let Some(place) = same("refused", &[]) else { return };
     assert!(!place.log().contains("goes back"), "{}", place.log());

@@ -177,7 +177,7 @@ impl Process {
     }
 
     /// Takes what came over the links. Where somebody has the sessions, that one hears it, or whoever waits next.
-    fn receive_or_leave(&self) {
+    pub(crate) fn receive_or_leave(&self) {
         match self.exchange.try_lock_all() {
             Some(mut exchange) => exchange.receive_messages(self),
             None => self.exchange.mark_notified(),

@@ -93,6 +93,20 @@ impl ProgramCall<'_> {
         }
     }
 
+    /// To be called now and then by one who sends (`Ending::is_due`): who never waits hears here that it is over. Where the peer's
+    /// process is gone with its end, nobody is left who reads the pipe, and TCP says so to what comes next (S-12).
+    #[cold]
+    pub fn look_for_end(&self) {
+        let Self { connection, process, fd } = *self;
+        let (ending, kernel) = (&connection.ending, process.kernel());
+        if !ending.ask_whether_over(kernel, fd) && ending.has_peer_ended(kernel, fd) {
+            process.receive_or_leave();
+            if connection.pipes.are_cut_off() {
+                let _ = self.turn_back();
+            }
+        }
+    }
+
     /// A send found too little room.
     fn meet_full_ring(&self) {
         self.count_stall();
@@ -162,6 +176,8 @@ impl ProgramCall<'_> {
                         self.count_moved(Direction::In, transport, n);
                         if n > 0 {
                             self.tell_of_end();
+                        } else {
+                            connection.ending.make_due();
                         }
                     }
                     // Who looks for more than there is room for, and takes nothing, needs a larger ring.

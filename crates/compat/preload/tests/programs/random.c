@@ -28,7 +28,9 @@
 
 enum { NUMBERS = 4, FIRST = 40, ROOM = 1 << 16, AHEAD = 20000, EPISODE = 60, PATIENCE = 10000 };
 
-enum op { SEND, RECV, COUNT, POLL, SELECT, CONTROL, WAIT, NUMBER, OPTION, SHUT, FORK, BLOCK, OPS };
+enum op { SEND, RECV, COUNT, POLL, SELECT, CONTROL, WAIT, NUMBER, OPTION, SHUT, FORK, BLOCK, CLOSE, EXIT, OPS };
+/* Ways to send, to receive, and to end: closed, reset, and by a process that ends in either way. */
+enum { SENDS = 9, RECEIVES = 12, ENDS = 4 };
 
 struct command {
     enum op op;
@@ -103,7 +105,8 @@ static void seen(struct result *result, const char *bytes, long n) {
 }
 
 static void sends(const struct command *command, struct result *result) {
-    static const char *names[] = {"send", "write", "writev", "sendmsg", "sendfile", "splice"};
+    static const char *names[] = {"send",   "write",    "writev",   "sendmsg", "sendfile",
+                                  "splice", "sendmmsg", "pwritev2", "sendto"};
     int fd = fd_of(command->number), len = command->len, half = len / 3, line[2];
     struct iovec parts[2] = {{room, (size_t)half}, {room + half, (size_t)(len - half)}};
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
@@ -132,6 +135,21 @@ static void sends(const struct command *command, struct result *result) {
         close(file);
         break;
     }
+    case 6: {
+        struct mmsghdr both[2] = {{.msg_hdr = {.msg_iov = parts, .msg_iovlen = 1}},
+                                  {.msg_hdr = {.msg_iov = parts + 1, .msg_iovlen = 1}}};
+        n = sendmmsg(fd, both, 2, 0);
+        add(result, "messages", n);
+        n = n <= 0 ? n : both[0].msg_len + (n > 1 ? both[1].msg_len : 0);
+        break;
+    }
+    case 7:
+        n = pwritev2(fd, parts, 2, -1, 0);
+        break;
+    case 8:
+        n = sendto(fd, room, (size_t)len, MSG_DONTWAIT, (struct sockaddr *)&(struct sockaddr_in){.sin_family = AF_INET},
+                   sizeof(struct sockaddr_in));
+        break;
     default:
         check(pipe(line) == 0 && write(line[1], room, (size_t)len) == len, "pipe");
         n = splice(line[0], NULL, fd, NULL, (size_t)len, 0);
@@ -172,13 +190,15 @@ static long receive_past_libc(long fd, long len) {
 }
 
 static void receives(const struct command *command, struct result *result) {
-    static const char *names[] = {"recv", "read", "readv", "recvmsg", "peek", "peek all", "truncate", "all", "splice"};
+    static const char *names[] = {"recv",     "read", "readv",  "recvmsg",  "peek",    "peek all",
+                                  "truncate", "all",  "splice", "recvmmsg", "preadv2", "recvfrom"};
     int fd = fd_of(command->number), len = command->len, half = len / 3, nonblocking = fcntl(fd, F_GETFL) & O_NONBLOCK;
     struct iovec parts[2] = {{room, (size_t)half}, {room + half, (size_t)(len - half)}};
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+    char control[100];
     int how = command->how;
     /* What would wait. */
-    how = (how == 1 || how == 2 || how == 8) && command->there == 0 && !command->ended && !nonblocking ? 0 : how;
+    how = (how == 1 || how == 2 || how == 8 || how == 10) && command->there == 0 && !command->ended && !nonblocking ? 0 : how;
     long n = 0;
     memset(room, 0, (size_t)len);
     switch (how) {
@@ -189,7 +209,12 @@ static void receives(const struct command *command, struct result *result) {
         n = readv(fd, parts, 2);
         break;
     case 3:
+        message.msg_control = control, message.msg_controllen = sizeof control;
         n = recvmsg(fd, &message, MSG_DONTWAIT);
+        if (n >= 0) {
+            add(result, "flags", message.msg_flags);
+            add(result, "beside", (long)message.msg_controllen);
+        }
         break;
     case 4:
         n = recv(fd, room, (size_t)len, MSG_PEEK | MSG_DONTWAIT);
@@ -206,6 +231,26 @@ static void receives(const struct command *command, struct result *result) {
     case 8:
         n = splice_out(fd, len, command->there);
         break;
+    case 9: {
+        struct mmsghdr both[2] = {{.msg_hdr = {.msg_iov = parts, .msg_iovlen = 1}},
+                                  {.msg_hdr = {.msg_iov = parts + 1, .msg_iovlen = 1}}};
+        n = recvmmsg(fd, both, 2, MSG_DONTWAIT, NULL);
+        add(result, "messages", n);
+        n = n <= 0 ? n : both[0].msg_len + (n > 1 ? both[1].msg_len : 0);
+        break;
+    }
+    case 10:
+        n = preadv2(fd, parts, 2, -1, 0);
+        break;
+    case 11: {
+        struct sockaddr_in from;
+        socklen_t from_len = sizeof from;
+        n = recvfrom(fd, room, (size_t)len, MSG_DONTWAIT, (struct sockaddr *)&from, &from_len);
+        if (n >= 0) {
+            add(result, "address of", from_len);
+        }
+        break;
+    }
     default:
         n = past && command->events ? receive_past_libc(fd, len) : recv(fd, room, (size_t)len, MSG_DONTWAIT);
     }
@@ -348,6 +393,45 @@ static void forks(const struct command *command, struct result *result) {
     *(its.op == SEND ? &sent : &received) += said.moved;
 }
 
+static void closes(int with_reset) {
+    struct linger linger = {1, 0};
+    for (int at = 0; at < NUMBERS; at++) {
+        if (is_open[at] && with_reset) {
+            check(setsockopt(fd_of(at), SOL_SOCKET, SO_LINGER, &linger, sizeof linger) == 0, "SO_LINGER");
+        }
+        close(fd_of(at));
+    }
+}
+
+/* What an end gives whose peer is gone. */
+static void survives(int fd, struct result *result) {
+    struct pollfd one = {.fd = fd, .events = POLLIN | POLLRDHUP};
+    int error = 0;
+    socklen_t len = sizeof error;
+    long n = 0, rest = 0;
+    do {
+        check(poll(&one, 1, PATIENCE) == 1, "the end is told");
+        n = recv(fd, room, 3000, MSG_DONTWAIT);
+        seen(result, room, n);
+        received += n > 0 ? n : 0;
+        rest += n > 0 ? n : 0;
+    } while (n > 0 || (n < 0 && errno == EAGAIN));
+    add(result, "the rest", rest);
+    add(result, "then", n);
+    check(getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &len) == 0, "SO_ERROR");
+    add(result, "error", error);
+    one.events = POLLIN | POLLOUT | POLLRDHUP;
+    poll(&one, 1, 0);
+    add(result, "poll says", one.revents);
+    add(result, "recv", recv(fd, room, 3000, MSG_DONTWAIT));
+    add(result, "send", send(fd, room, 10, MSG_DONTWAIT));
+    one.events = 0;
+    add(result, "poll", poll(&one, 1, PATIENCE));
+    add(result, "says", one.revents);
+    add(result, "send", send(fd, room, 10, MSG_DONTWAIT));
+    add(result, "recv", recv(fd, room, 3000, MSG_DONTWAIT));
+}
+
 static void does(const struct command *command, struct result *result) {
     int there = -1;
     switch (command->op) {
@@ -403,6 +487,11 @@ static void does(const struct command *command, struct result *result) {
         }
         break;
     }
+    case CLOSE:
+        closes(command->how);
+        break;
+    case EXIT:
+        exit(0);
     case OPS:
         _exit(0);
     }
@@ -426,7 +515,7 @@ static void ask(int whose, struct command *command) {
 
 static void carry_out(const struct command *command, struct result *result) {
     *result = (struct result){0};
-    if (command->op != BLOCK) {
+    if (command->op < BLOCK) {
         settle(command, result);
     }
     does(command, result);
@@ -495,10 +584,10 @@ static void step(void) {
     command.events = events_at_random();
     switch (command.op) {
     case SEND:
-        command.how = pick(6);
+        command.how = pick(SENDS);
         break;
     case RECV:
-        command.how = pick(9);
+        command.how = pick(RECEIVES);
         break;
     case SELECT:
     case CONTROL:
@@ -510,7 +599,7 @@ static void step(void) {
         command.how = pick(6);
         break;
     case FORK:
-        command.how = pick(command.events & 1 ? 6 : 9);
+        command.how = pick(command.events & 1 ? SENDS : RECEIVES);
         break;
     case NUMBER:
         command.other = command.other == command.number ? (command.number + 1) % NUMBERS : command.other;
@@ -534,7 +623,7 @@ static void step(void) {
     if (ahead[!whose] || mutes[!whose] || whose == 0) {
         return;
     }
-    struct command sending = {.op = SEND, .len = len, .how = pick(6), .number = open_number(0)};
+    struct command sending = {.op = SEND, .len = len, .how = pick(SENDS), .number = open_number(0)};
     struct result result;
     ask(1, &command);
     for (volatile int turn = pick(2) ? pick(200000) : 0; turn > 0; turn--) {
@@ -555,6 +644,27 @@ static void open_end(int fd) {
     check(dup2(fd, FIRST) == FIRST && close(fd) == 0, "dup2");
     /* One that was asked for stays in shared memory where it does not wait. */
     poll(&(struct pollfd){.fd = FIRST, .events = POLLIN}, 1, 0);
+}
+
+/* The child's end goes, with everything there that was sent. */
+static void ends(void) {
+    struct result result = {0};
+    int how = pick(ENDS), with_reset = how == 1;
+    for (int whose = 0; whose < 2; whose++) {
+        struct command count = {.op = COUNT, .number = open_number(whose)};
+        run(whose, &count);
+    }
+    struct command last = {.op = how == 3 ? EXIT : OPS}, first = {.op = CLOSE, .how = with_reset};
+    if (how < 2) {
+        run(1, &first);
+        survives(fd_of(open_number(0)), &result);
+    }
+    ask(1, &last);
+    check(waitpid(child, NULL, 0) == child, "waitpid");
+    if (how >= 2) {
+        survives(fd_of(open_number(0)), &result);
+    }
+    printf("%s:%s\n", (const char *[]){"closed", "reset", "_exit", "exit"}[how], result.text);
 }
 
 static void episode(int steps) {
@@ -595,9 +705,7 @@ static void episode(int steps) {
     for (int at = 0; at < steps; at++) {
         step();
     }
-    struct command last = {.op = OPS, .number = open_number(1)};
-    ask(1, &last);
-    check(waitpid(child, NULL, 0) == child, "waitpid");
+    ends();
     close(set);
     for (int at = 0; at < 2; at++) {
         close(commands[at]);

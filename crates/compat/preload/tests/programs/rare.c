@@ -486,6 +486,45 @@ static void both_ways(void) {
     printf("with %x\n", (unsigned)one.revents & (POLLHUP | POLLERR));
 }
 
+/* A process that ends in one of three ways, with nothing unread: who only sends to it is told so. */
+static void gone(void) {
+    static const char *ways[] = {"killed", "_exit", "exit"};
+    struct timespec moment = {.tv_nsec = 1000000};
+    for (int how = 0; how < 3; how++) {
+        struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+        socklen_t len = sizeof address;
+        int listener = socket(AF_INET, SOCK_STREAM, 0);
+        check(bind(listener, (struct sockaddr *)&address, len) == 0 && listen(listener, 1) == 0, "listen");
+        check(getsockname(listener, (struct sockaddr *)&address, &len) == 0, "getsockname");
+        pid_t peer = fork();
+        if (peer == 0) {
+            int fd = socket(AF_INET, SOCK_STREAM, 0);
+            check(connect(fd, (struct sockaddr *)&address, len) == 0, "connect");
+            for (int at = 0; at < TURNS; at++) {
+                check(recv(fd, room, LEN, MSG_WAITALL) == LEN && send(fd, room, LEN, 0) == LEN, "answer");
+            }
+            if (how == 0) {
+                pause();
+            } else if (how == 1) {
+                _exit(0);
+            }
+            exit(0);
+        }
+        int fd = accept(listener, NULL, NULL);
+        close(listener);
+        for (int at = 0; at < TURNS; at++) {
+            check(send(fd, room, LEN, 0) == LEN && recv(fd, room, LEN, MSG_WAITALL) == LEN, "ask");
+        }
+        check(how != 0 || kill(peer, SIGKILL) == 0, "kill");
+        check(waitpid(peer, NULL, 0) == peer, "waitpid");
+        for (int at = 0; at < 5000 && send(fd, "after", 5, MSG_NOSIGNAL) == 5; at++) {
+            nanosleep(&moment, NULL);
+        }
+        say(ways[how], send(fd, "after", 5, MSG_NOSIGNAL));
+        close(fd);
+    }
+}
+
 /* An end that receives no more by its own word is not one whose peer has ended: it goes back to TCP with all that is unread. */
 static void deaf(void) {
     struct epoll_event event = {.events = EPOLLIN | EPOLLEXCLUSIVE};
@@ -779,6 +818,8 @@ int main(int count, char **words) {
         watched();
     } else if (strcmp(word, "both") == 0) {
         both_ways();
+    } else if (strcmp(word, "gone") == 0) {
+        gone();
     } else if (strcmp(word, "deaf") == 0) {
         deaf();
     } else if (strcmp(word, "refused") == 0) {

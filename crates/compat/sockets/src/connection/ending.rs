@@ -103,15 +103,18 @@ impl Ending {
         self.is_over()
     }
 
-    /// Before a call that sends, asks now and then whether it is over: who never waits hears of it here. The clock is one that costs
-    /// nothing.
+    /// Before a call that sends: whether it is time to ask again how it is. The clock is one that costs nothing.
     #[inline]
-    pub fn ask_now_and_then(&self, kernel: &dyn Kernel, fd: RawFd) {
+    #[must_use]
+    pub fn is_due(&self) -> bool {
         let now = clock_gettime(ClockId::MonotonicCoarse);
         let now = now.tv_sec * LOOKS_A_SECOND + now.tv_nsec / (1_000_000_000 / LOOKS_A_SECOND);
-        if self.asked.swap(now, Ordering::Relaxed) != now {
-            self.ask_whether_over(kernel, fd);
-        }
+        self.asked.swap(now, Ordering::Relaxed) != now
+    }
+
+    /// The program was told of an end: it is time at its next call that sends.
+    pub(crate) fn make_due(&self) {
+        self.asked.store(0, Ordering::Relaxed);
     }
 
     /// Asks the kernel whether the peer sends no more, or is gone. Of an own end it says the same, which is no word of the peer.
