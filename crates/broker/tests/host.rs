@@ -258,7 +258,7 @@ fn b7_ends_of_a_link_are_told_with_their_guests_and_connections() {
             _ => None,
         })
     };
-    assert!(note(&daemon).is_some_and(|note| note.starts_with("a's guest says nothing")), "{:?}", note(&daemon));
+    until("the list says why", || note(&daemon).filter(|note| note.starts_with("a's guest says nothing")));
     let why = host.connect("a/service", patience()).map(drop).unwrap_err().to_string();
     assert!(why.contains("there is no link with a"), "{why}");
     assert!(vm.qmp.state().memories.is_empty(), "what is plugged before its kernel runs lies where it does not cache");

@@ -65,7 +65,7 @@ pub(crate) use table::Negotiations;
 /// Calls in which an end waits to have read what its kernel received.
 const TRIES: u32 = 1 << 12;
 /// How long the links are left alone once a connection has looked for its peer in its first calls.
-const PAUSE: Duration = Duration::from_millis(1);
+pub(crate) const PAUSE: Duration = Duration::from_millis(1);
 /// So often joined connections look whether they have to leave, where their memory may be taken away.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// So often a program all of whose connections are joined looks whether strangers have gone.

@@ -13,6 +13,7 @@ use crate::{
     Reason,
     connection::Connection,
     direction::Direction,
+    negotiation::PAUSE,
     pipes::{Failed, Pipes, Read, Source},
     process::Process,
     stage::ReturnStage,
@@ -94,16 +95,21 @@ impl ProgramCall<'_> {
     }
 
     /// To be called now and then by one who sends (`Ending::is_due`): who never waits hears here that it is over. Where the peer's
-    /// process is gone with its end, nobody is left who reads the pipe, and TCP says so to what comes next (S-12).
+    /// process is gone with its end, nobody is left who reads the pipe, and TCP says so to what comes next (S-12). Of the peer's end
+    /// the kernel says nothing to one that receives no more by its own word.
     #[cold]
     pub fn look_for_end(&self) {
         let Self { connection, process, fd } = *self;
         let (ending, kernel) = (&connection.ending, process.kernel());
-        if !ending.ask_whether_over(kernel, fd) && ending.has_peer_ended(kernel, fd) {
+        if ending.ask_whether_over(kernel, fd) || !ending.is_deaf() && !ending.has_peer_ended(kernel, fd) {
+            return;
+        }
+        // One look is for all connections.
+        if process.exchange.has_not_heard_for(PAUSE) {
             process.receive_or_leave();
-            if connection.pipes.are_cut_off() {
-                let _ = self.turn_back();
-            }
+        }
+        if connection.pipes.are_cut_off() {
+            let _ = self.turn_back();
         }
     }
 

@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
@@ -28,7 +29,10 @@
 
 enum { NUMBERS = 4, FIRST = 40, ROOM = 1 << 16, AHEAD = 20000, EPISODE = 60, PATIENCE = 10000 };
 
-enum op { SEND, RECV, COUNT, POLL, SELECT, CONTROL, WAIT, NUMBER, OPTION, SHUT, FORK, BLOCK, CLOSE, EXIT, OPS };
+enum op {
+    SEND, RECV, COUNT, POLL, SELECT, CONTROL, WAIT, NUMBER, OPTION, SHUT,
+    FORK, THREAD, HANDLER, BLOCK, CLOSE, EXIT, OPS
+};
 /* Ways to send, to receive, and to end: closed, reset, and by a process that ends in either way. */
 enum { SENDS = 9, RECEIVES = 12, ENDS = 4 };
 
@@ -331,13 +335,28 @@ static void numbers(const struct command *command, struct result *result) {
     for (int at = 0; at < NUMBERS; at++) {
         others += is_open[at] && at != command->number;
     }
+    int fd = fd_of(command->number), to = fd_of(command->other);
     if (command->how && others > 0) {
-        add(result, "close", close(fd_of(command->number)));
+        if (command->len & 1) {
+            add(result, "close", close(fd));
+        } else {
+            add(result, "close_range", close_range((unsigned)fd, (unsigned)fd, 0));
+        }
         is_open[command->number] = 0;
-    } else {
-        add(result, "dup2", dup2(fd_of(command->number), fd_of(command->other)));
-        is_open[command->other] = 1;
+        return;
     }
+    switch (command->len % 4) {
+    case 0:
+        add(result, "dup3", dup3(fd, to, O_CLOEXEC));
+        break;
+    case 1:
+        close(to);
+        add(result, "F_DUPFD", fcntl(fd, F_DUPFD, to));
+        break;
+    default:
+        add(result, "dup2", dup2(fd, to));
+    }
+    is_open[command->other] = 1;
 }
 
 static void options(const struct command *command, struct result *result) {
@@ -373,12 +392,18 @@ static void options(const struct command *command, struct result *result) {
 
 static void does(const struct command *command, struct result *result);
 
+/* What is done by somebody else. */
+static enum op inner(const struct command *command) {
+    static const enum op others[] = {RECV, RECV, COUNT, POLL, SELECT};
+    return command->events & 1 ? SEND : others[command->len % 5];
+}
+
 /* A child does it, which has nothing of its own. */
 static void forks(const struct command *command, struct result *result) {
     struct command its = *command;
     struct result said = {0};
     int answer[2], status;
-    its.op = command->events & 1 ? SEND : RECV;
+    its.op = inner(command);
     check(pipe(answer) == 0, "pipe");
     pid_t child = fork();
     if (child == 0) {
@@ -391,6 +416,33 @@ static void forks(const struct command *command, struct result *result) {
     close(answer[1]);
     *result = said;
     *(its.op == SEND ? &sent : &received) += said.moved;
+}
+
+static const struct command *given;
+static struct result *gives;
+
+static void *in_thread(void *unused) {
+    does(given, gives);
+    return unused;
+}
+
+static void in_handler(int signal) {
+    (void)signal;
+    does(given, gives);
+}
+
+/* Another thread does it, or a handler. */
+static void elsewhere(const struct command *command, struct result *result) {
+    struct command its = *command;
+    pthread_t thread;
+    its.op = inner(command);
+    given = &its, gives = result;
+    if (command->op == THREAD) {
+        check(pthread_create(&thread, NULL, in_thread, NULL) == 0 && pthread_join(thread, NULL) == 0, "thread");
+    } else {
+        signal(SIGUSR1, in_handler);
+        raise(SIGUSR1);
+    }
 }
 
 static void closes(int with_reset) {
@@ -464,10 +516,18 @@ static void does(const struct command *command, struct result *result) {
         options(command, result);
         break;
     case SHUT:
-        add(result, "shut down sending", shutdown(fd_of(command->number), SHUT_WR));
+        if (command->how) {
+            add(result, "shut down receiving", shutdown(fd_of(command->number), SHUT_RD));
+        } else {
+            add(result, "shut down sending", shutdown(fd_of(command->number), SHUT_WR));
+        }
         break;
     case FORK:
         forks(command, result);
+        break;
+    case THREAD:
+    case HANDLER:
+        elsewhere(command, result);
         break;
     case BLOCK: {
         /* Until what is sent just now has come. */
@@ -501,7 +561,7 @@ static void does(const struct command *command, struct result *result) {
 
 static pid_t child;
 static int commands[2], results[2];
-static int ahead[2], mutes[2], opens[2][NUMBERS];
+static int ahead[2], mutes[2], deaf[2], opens[2][NUMBERS];
 static long all[2];
 
 static void ask(int whose, struct command *command) {
@@ -535,12 +595,17 @@ static void hear(int whose, const struct command *command, struct result *result
     }
 }
 
+static int is_send(const struct command *command) {
+    return command->op == SEND || (command->op >= FORK && command->op <= HANDLER && command->events & 1);
+}
+
 static void note(int whose, const struct command *command, const struct result *result) {
-    int sends = command->op == SEND || (command->op == FORK && command->events & 1);
+    int sends = is_send(command);
     int at = sends ? whose : !whose;
     ahead[at] += sends ? result->moved : -result->moved;
     all[at] += sends ? result->moved : 0;
-    mutes[whose] |= command->op == SHUT;
+    mutes[whose] |= command->op == SHUT && command->how == 0;
+    deaf[whose] |= command->op == SHUT && command->how == 1;
     if (command->op == NUMBER) {
         int others = 0;
         for (int number = 0; number < NUMBERS; number++) {
@@ -576,7 +641,7 @@ static int events_at_random(void) {
 
 static void step(void) {
     static const enum op often[] = {SEND, SEND, SEND, RECV, RECV, RECV, RECV, RECV, COUNT, POLL, SELECT, CONTROL,
-                                    CONTROL, WAIT, WAIT, NUMBER, NUMBER, OPTION, FORK, BLOCK, BLOCK};
+                                    CONTROL, WAIT, WAIT, NUMBER, NUMBER, OPTION, FORK, THREAD, HANDLER, BLOCK, BLOCK};
     int whose = pick(2), len = pick(8) ? 1 + pick(3000) : 1 + pick(9000);
     struct command command = {.op = pick(100) < 3 ? SHUT : often[pick(sizeof often / sizeof *often)], .len = len};
     command.number = open_number(whose);
@@ -599,7 +664,10 @@ static void step(void) {
         command.how = pick(6);
         break;
     case FORK:
+    case THREAD:
+    case HANDLER:
         command.how = pick(command.events & 1 ? SENDS : RECEIVES);
+        command.how = command.events & 1 || inner(&command) == RECV ? command.how : command.how % 4;
         break;
     case NUMBER:
         command.other = command.other == command.number ? (command.number + 1) % NUMBERS : command.other;
@@ -611,8 +679,12 @@ static void step(void) {
     default:
         command.how = pick(2);
     }
-    int sends = command.op == SEND || (command.op == FORK && command.events & 1);
+    int sends = is_send(&command);
     if (sends && ahead[whose] + len > AHEAD) {
+        return;
+    }
+    /* One that has shut down both ways resets what comes. */
+    if (command.op == SHUT && (command.how ? mutes : deaf)[whose]) {
         return;
     }
     if (command.op != BLOCK) {
@@ -620,7 +692,7 @@ static void step(void) {
         return;
     }
     /* Only where nothing is there, and something can come. */
-    if (ahead[!whose] || mutes[!whose] || whose == 0) {
+    if (ahead[!whose] || mutes[!whose] || deaf[whose] || whose == 0) {
         return;
     }
     struct command sending = {.op = SEND, .len = len, .how = pick(SENDS), .number = open_number(0)};
@@ -689,7 +761,7 @@ static void episode(int steps) {
         check(write(results[1], &result, sizeof result) == sizeof result, "result");
     }
     for (int at = 0; at < 2; at++) {
-        ahead[at] = mutes[at] = 0;
+        ahead[at] = mutes[at] = deaf[at] = 0;
         all[at] = 0;
         memset(opens[at], 0, sizeof opens[at]);
         opens[at][0] = 1;

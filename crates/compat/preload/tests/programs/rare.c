@@ -486,11 +486,11 @@ static void both_ways(void) {
     printf("with %x\n", (unsigned)one.revents & (POLLHUP | POLLERR));
 }
 
-/* A process that ends in one of three ways, with nothing unread: who only sends to it is told so. */
+/* A process that ends in one of three ways, with nothing unread: who only sends to it is told so, also one that receives no more. */
 static void gone(void) {
-    static const char *ways[] = {"killed", "_exit", "exit"};
+    static const char *ways[] = {"killed", "_exit", "exit", "killed, to one that is deaf"};
     struct timespec moment = {.tv_nsec = 1000000};
-    for (int how = 0; how < 3; how++) {
+    for (int how = 0; how < 4; how++) {
         struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
         socklen_t len = sizeof address;
         int listener = socket(AF_INET, SOCK_STREAM, 0);
@@ -503,7 +503,7 @@ static void gone(void) {
             for (int at = 0; at < TURNS; at++) {
                 check(recv(fd, room, LEN, MSG_WAITALL) == LEN && send(fd, room, LEN, 0) == LEN, "answer");
             }
-            if (how == 0) {
+            if (how % 3 == 0) {
                 pause();
             } else if (how == 1) {
                 _exit(0);
@@ -515,7 +515,8 @@ static void gone(void) {
         for (int at = 0; at < TURNS; at++) {
             check(send(fd, room, LEN, 0) == LEN && recv(fd, room, LEN, MSG_WAITALL) == LEN, "ask");
         }
-        check(how != 0 || kill(peer, SIGKILL) == 0, "kill");
+        check(how != 3 || shutdown(fd, SHUT_RD) == 0, "shutdown");
+        check(how % 3 != 0 || kill(peer, SIGKILL) == 0, "kill");
         check(waitpid(peer, NULL, 0) == peer, "waitpid");
         for (int at = 0; at < 5000 && send(fd, "after", 5, MSG_NOSIGNAL) == 5; at++) {
             nanosleep(&moment, NULL);
