@@ -36,22 +36,46 @@ static inline void talk(const int ends[2]) {
     take_turns(ends);
 }
 
+/* A socket that listens at `address`, which is of this machine alone. */
+static inline int listening(struct sockaddr_in *address) {
+    *address = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof *address;
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    check(bind(listener, (struct sockaddr *)address, len) == 0 && listen(listener, 1) == 0, "listen");
+    check(getsockname(listener, (struct sockaddr *)address, &len) == 0, "getsockname");
+    return listener;
+}
+
 /* `before` sees the end that connects before it does. */
 static inline void meet_with(int ends[2], void (*before)(int)) {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof address;
-    int listener = socket(AF_INET, SOCK_STREAM, 0);
-    check(bind(listener, (struct sockaddr *)&address, len) == 0 && listen(listener, 1) == 0, "listen");
-    check(getsockname(listener, (struct sockaddr *)&address, &len) == 0, "getsockname");
+    struct sockaddr_in address;
+    int listener = listening(&address);
     ends[0] = socket(AF_INET, SOCK_STREAM, 0);
     if (before != NULL) {
         before(ends[0]);
     }
-    check(connect(ends[0], (struct sockaddr *)&address, len) == 0, "connect");
+    check(connect(ends[0], (struct sockaddr *)&address, sizeof address) == 0, "connect");
     check((ends[1] = accept(listener, NULL, NULL)) >= 0, "accept");
     close(listener);
 }
 
 static inline void meet(int ends[2]) {
     meet_with(ends, NULL);
+}
+
+/* The other end is another process's, which has 0. They have talked enough as well. */
+static inline pid_t meet_peer(int *end) {
+    char bytes[LEN] = {0};
+    struct sockaddr_in address;
+    int listener = listening(&address);
+    pid_t peer = fork();
+    *end = peer ? accept(listener, NULL, NULL) : socket(AF_INET, SOCK_STREAM, 0);
+    check(peer || connect(*end, (struct sockaddr *)&address, sizeof address) == 0, "connect");
+    close(listener);
+    for (int at = 0; at < TURNS; at++) {
+        check(!peer || send(*end, bytes, LEN, 0) == LEN, "send");
+        check(recv(*end, bytes, LEN, MSG_WAITALL) == LEN, "recv");
+        check(peer || send(*end, bytes, LEN, 0) == LEN, "send");
+    }
+    return peer;
 }

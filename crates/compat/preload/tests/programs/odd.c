@@ -276,25 +276,6 @@ static void space(void) {
     printf("some is left: %d\n", own != NULL);
 }
 
-/* A peer in another process, which has 0. */
-static pid_t meet_peer(int *end) {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof address;
-    int listener = socket(AF_INET, SOCK_STREAM, 0);
-    check(bind(listener, (struct sockaddr *)&address, len) == 0 && listen(listener, 1) == 0, "listen");
-    check(getsockname(listener, (struct sockaddr *)&address, &len) == 0, "getsockname");
-    pid_t peer = fork();
-    *end = peer ? accept(listener, NULL, NULL) : socket(AF_INET, SOCK_STREAM, 0);
-    check(peer || connect(*end, (struct sockaddr *)&address, len) == 0, "connect");
-    close(listener);
-    for (int round = 0; round < TURNS; round++) {
-        check(!peer || send(*end, room, LEN, 0) == LEN, "send");
-        check(recv(*end, room, LEN, MSG_WAITALL) == LEN, "recv");
-        check(peer || send(*end, room, LEN, 0) == LEN, "send");
-    }
-    return peer;
-}
-
 /* Says "early", waits as long as it is told, takes what comes, and says "late". */
 static void answer(int end, long us) {
     check(send(end, "early\n", 6, 0) == 6, "send");

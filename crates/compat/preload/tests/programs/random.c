@@ -108,6 +108,15 @@ static void seen(struct result *result, const char *bytes, long n) {
     }
 }
 
+/* Each part as a message of its own, by one call. */
+static long two_messages(int fd, struct iovec *parts, int sends, struct result *result) {
+    struct mmsghdr both[2] = {{.msg_hdr = {.msg_iov = parts, .msg_iovlen = 1}},
+                              {.msg_hdr = {.msg_iov = parts + 1, .msg_iovlen = 1}}};
+    long n = sends ? sendmmsg(fd, both, 2, 0) : recvmmsg(fd, both, 2, MSG_DONTWAIT, NULL);
+    add(result, "messages", n);
+    return n <= 0 ? n : both[0].msg_len + (n > 1 ? both[1].msg_len : 0);
+}
+
 static void sends(const struct command *command, struct result *result) {
     static const char *names[] = {"send",   "write",    "writev",   "sendmsg", "sendfile",
                                   "splice", "sendmmsg", "pwritev2", "sendto"};
@@ -139,14 +148,9 @@ static void sends(const struct command *command, struct result *result) {
         close(file);
         break;
     }
-    case 6: {
-        struct mmsghdr both[2] = {{.msg_hdr = {.msg_iov = parts, .msg_iovlen = 1}},
-                                  {.msg_hdr = {.msg_iov = parts + 1, .msg_iovlen = 1}}};
-        n = sendmmsg(fd, both, 2, 0);
-        add(result, "messages", n);
-        n = n <= 0 ? n : both[0].msg_len + (n > 1 ? both[1].msg_len : 0);
+    case 6:
+        n = two_messages(fd, parts, 1, result);
         break;
-    }
     case 7:
         n = pwritev2(fd, parts, 2, -1, 0);
         break;
@@ -235,14 +239,9 @@ static void receives(const struct command *command, struct result *result) {
     case 8:
         n = splice_out(fd, len, command->there);
         break;
-    case 9: {
-        struct mmsghdr both[2] = {{.msg_hdr = {.msg_iov = parts, .msg_iovlen = 1}},
-                                  {.msg_hdr = {.msg_iov = parts + 1, .msg_iovlen = 1}}};
-        n = recvmmsg(fd, both, 2, MSG_DONTWAIT, NULL);
-        add(result, "messages", n);
-        n = n <= 0 ? n : both[0].msg_len + (n > 1 ? both[1].msg_len : 0);
+    case 9:
+        n = two_messages(fd, parts, 0, result);
         break;
-    }
     case 10:
         n = preadv2(fd, parts, 2, -1, 0);
         break;
@@ -740,17 +739,14 @@ static void ends(void) {
 }
 
 static void episode(int steps) {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof address;
-    int listener = socket(AF_INET, SOCK_STREAM, 0);
-    check(bind(listener, (struct sockaddr *)&address, len) == 0 && listen(listener, 1) == 0, "listen");
-    check(getsockname(listener, (struct sockaddr *)&address, &len) == 0, "getsockname");
+    struct sockaddr_in address;
+    int listener = listening(&address);
     check(pipe(commands) == 0 && pipe(results) == 0, "pipe");
     fflush(stdout);
     child = fork();
     end = child == 0;
     int fd = end ? socket(AF_INET, SOCK_STREAM, 0) : accept(listener, NULL, NULL);
-    check(!end || connect(fd, (struct sockaddr *)&address, len) == 0, "connect");
+    check(!end || connect(fd, (struct sockaddr *)&address, sizeof address) == 0, "connect");
     close(listener);
     open_end(fd);
     for (int at = 0; end;) {

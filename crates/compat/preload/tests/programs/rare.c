@@ -491,29 +491,15 @@ static void gone(void) {
     static const char *ways[] = {"killed", "_exit", "exit", "killed, to one that is deaf"};
     struct timespec moment = {.tv_nsec = 1000000};
     for (int how = 0; how < 4; how++) {
-        struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-        socklen_t len = sizeof address;
-        int listener = socket(AF_INET, SOCK_STREAM, 0);
-        check(bind(listener, (struct sockaddr *)&address, len) == 0 && listen(listener, 1) == 0, "listen");
-        check(getsockname(listener, (struct sockaddr *)&address, &len) == 0, "getsockname");
-        pid_t peer = fork();
+        int fd;
+        pid_t peer = meet_peer(&fd);
         if (peer == 0) {
-            int fd = socket(AF_INET, SOCK_STREAM, 0);
-            check(connect(fd, (struct sockaddr *)&address, len) == 0, "connect");
-            for (int at = 0; at < TURNS; at++) {
-                check(recv(fd, room, LEN, MSG_WAITALL) == LEN && send(fd, room, LEN, 0) == LEN, "answer");
-            }
             if (how % 3 == 0) {
                 pause();
             } else if (how == 1) {
                 _exit(0);
             }
             exit(0);
-        }
-        int fd = accept(listener, NULL, NULL);
-        close(listener);
-        for (int at = 0; at < TURNS; at++) {
-            check(send(fd, room, LEN, 0) == LEN && recv(fd, room, LEN, MSG_WAITALL) == LEN, "ask");
         }
         check(how != 3 || shutdown(fd, SHUT_RD) == 0, "shutdown");
         check(how % 3 != 0 || kill(peer, SIGKILL) == 0, "kill");
