@@ -22,8 +22,10 @@ use crate::direction::Direction;
 const MEMBERS: usize = 32;
 /// Turns between two looks for the dead.
 const SELDOM: u64 = 1024;
-/// A place that is taken for a child that is about to be made.
+/// A place that is taken for a child that is about to be made; and, among those seen, that its parent has not named it yet.
 const UNBORN: u64 = u64::MAX;
+/// The child went before its parent had named it, which is then all that keeps the place from the next one.
+const UNNAMED: u64 = UNBORN - 1;
 /// Words of a record.
 const RECORD: usize = private::LEN / 8;
 
@@ -41,7 +43,7 @@ const TURNS: usize = 10;
 const RECALLED: usize = 11;
 const BASE: usize = 12;
 const PIDS: usize = 16;
-/// The same processes as those see them that made them.
+/// The same processes as those see them that made them; 0 is a free place.
 const SEEN: usize = PIDS + MEMBERS;
 const RECORDS: usize = SEEN + MEMBERS;
 const _: () = assert!(RECORDS + 2 * RECORD <= 256);
@@ -79,9 +81,8 @@ pub(crate) enum Birth {
 impl ForkGroup {
     /// A group of one: this process, which has counted so much.
     pub fn new(counted: [u64; 2]) -> io::Result<Self> {
-        let group = Self { page: Common::new()?, own: AtomicUsize::new(0) };
-        group.word(COUNT).store(1, Ordering::SeqCst);
-        group.word(PIDS).store(member(std::process::id()), Ordering::SeqCst);
+        let group = Self { page: Common::new()?, own: AtomicUsize::new(MEMBERS) };
+        group.stay();
         for (at, counted) in counted.into_iter().enumerate() {
             group.word(COUNTED + at).store(counted, Ordering::SeqCst);
         }
@@ -104,10 +105,11 @@ impl ForkGroup {
     pub fn reserve_slot(&self) -> ChildSlot {
         self.word(COUNT).fetch_add(1, Ordering::SeqCst);
         let free =
-            |at: &usize| self.word(PIDS + at).compare_exchange(0, UNBORN, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+            |at: &usize| self.word(SEEN + at).compare_exchange(0, UNBORN, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         let place = (0..MEMBERS).find(free);
-        if place.is_none() {
-            self.word(CROWD).store(1, Ordering::SeqCst);
+        match place {
+            Some(at) => self.word(PIDS + at).store(UNBORN, Ordering::SeqCst),
+            None => self.word(CROWD).store(1, Ordering::SeqCst),
         }
         ChildSlot(place)
     }
@@ -119,14 +121,25 @@ impl ForkGroup {
         }
         let Some(at) = place.0 else { return };
         match birth {
-            Birth::Failed => _ = self.remove(at, UNBORN),
+            Birth::Failed => {
+                self.remove(at, UNBORN);
+                self.name(at, 0);
+            }
             Birth::Child(pid) => {
                 let seen = member(pid);
-                self.word(SEEN + at).store(seen, Ordering::SeqCst);
                 // Unless the child has said so itself, by the number that it has for itself.
                 let _ = self.word(PIDS + at).compare_exchange(UNBORN, seen, Ordering::SeqCst, Ordering::SeqCst);
+                self.name(at, seen);
             }
             Birth::Own => self.word(PIDS + at).store(member(std::process::id()), Ordering::SeqCst),
+        }
+    }
+
+    /// Who made the process at this place says what number it has there; the place is free if it has gone meanwhile.
+    fn name(&self, at: usize, seen: u64) {
+        let word = self.word(SEEN + at);
+        if word.compare_exchange(UNBORN, seen, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+            word.store(0, Ordering::SeqCst);
         }
     }
 
@@ -139,6 +152,7 @@ impl ForkGroup {
     pub fn stay(&self) {
         let place = self.reserve_slot();
         self.record_birth(place, Birth::Own);
+        self.record_birth(place, Birth::Child(std::process::id()));
     }
 
     /// This process has no descriptor of the socket any more. Says whether it was the last one.
@@ -150,10 +164,15 @@ impl ForkGroup {
 
     /// Strikes out one process; says whether nobody is left.
     fn remove(&self, at: usize, pid: u64) -> bool {
-        // Before the place is free: the next one there is seen anew.
-        self.word(SEEN + at).store(0, Ordering::SeqCst);
-        self.word(PIDS + at).compare_exchange(pid, 0, Ordering::SeqCst, Ordering::SeqCst).is_ok()
-            && self.word(COUNT).fetch_sub(1, Ordering::SeqCst) == 1
+        if self.word(PIDS + at).compare_exchange(pid, 0, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+            return false;
+        }
+        // The next one there must not be taken for this one: its parent may still be about to name it.
+        let seen = self.word(SEEN + at);
+        if seen.compare_exchange(UNBORN, UNNAMED, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+            seen.store(0, Ordering::SeqCst);
+        }
+        self.word(COUNT).fetch_sub(1, Ordering::SeqCst) == 1
     }
 
     /// Strikes out those who died without saying so.
@@ -320,6 +339,32 @@ mod tests {
         }
         child.wait().unwrap();
         assert!(group.depart(), "the last one");
+    }
+
+    #[test]
+    fn r26_child_that_goes_before_it_is_named_leaves_no_name_to_the_next() {
+        let group = ForkGroup::new([0, 0]).unwrap();
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let brief = group.reserve_slot();
+        group.word(PIDS + brief.0.unwrap()).store(member(child.id()), Ordering::SeqCst);
+        child.wait().unwrap();
+        group.remove_dead();
+        // Whose parent is another one: it is made before the first is named, or after it.
+        let next = group.reserve_slot();
+        group.record_birth(brief, Birth::Child(child.id()));
+        let last = group.reserve_slot();
+        for place in [next, last] {
+            group.word(PIDS + place.0.unwrap()).store(member(std::process::id()), Ordering::SeqCst);
+        }
+        for place in [next, last] {
+            group.remove_dead();
+            assert!(!group.is_alone(), "one who lives is struck out");
+            group.record_birth(place, Birth::Child(std::process::id()));
+            group.remove(place.0.unwrap(), member(std::process::id()));
+        }
+        assert!(group.is_alone());
+        let free = (0..MEMBERS).filter(|at| group.word(SEEN + at).load(Ordering::SeqCst) == 0).count();
+        assert_eq!(free, MEMBERS - 1, "each place can be had again");
     }
 
     #[test]
