@@ -125,6 +125,17 @@ fn answer(call: impl FnOnce() -> Result<usize, Errno>) -> isize {
     answer
 }
 
+/// What a call does on a joined connection that hands on what is there: no byte is taken that is not handed on, and none twice.
+pub(crate) fn receive_through(
+    process: &Process,
+    connection: &Arc<Connection>,
+    fd: RawFd,
+    room: &mut [u8],
+    mut give: impl FnMut(&[u8]) -> Result<usize, Errno>,
+) -> isize {
+    answer(|| connection.for_call(process, fd).recv_through(room, &mut give))
+}
+
 /// A call that throws away what it receives (`MSG_TRUNC`), up to `len` bytes. `real` is the call itself.
 pub(crate) fn discard(
     process: &Process,

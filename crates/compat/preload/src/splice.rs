@@ -65,23 +65,36 @@ fn from_connection(
     len: usize,
     flags: c_uint,
 ) -> ssize_t {
-    // In the kernel's order: the pipe, then the socket.
-    let waits = waits_for_pipe(to, flags);
-    if let Err(errno) = wait_for_room(to, waits) {
-        return failed(errno);
-    }
     // Not on the stack, which may be a small one.
     let mut buffer = vec![0; len];
-    // The flag is about the pipe alone.
-    let there = receive(process, connection, from, &mut buffer, libc::MSG_PEEK);
-    if there <= 0 {
-        return there;
+    let waits = waits_for_pipe(to, flags);
+    loop {
+        // In the kernel's order: the pipe, then the socket.
+        if let Err(errno) = wait_for_room(to, waits) {
+            return failed(errno);
+        }
+        let is_joined = connection.stage() == Stage::Joined;
+        let looked = if is_joined { 1 } else { len };
+        // The flag is about the pipe alone.
+        let there = receive(process, connection, from, &mut buffer[..looked], libc::MSG_PEEK);
+        if there <= 0 {
+            return there;
+        }
+        if !is_joined {
+            let written = write(to, &buffer[..there as usize], !waits);
+            if written > 0 {
+                let flags = libc::MSG_DONTWAIT | libc::MSG_WAITALL;
+                receive(process, connection, from, &mut buffer[..written as usize], flags);
+            }
+            return written;
+        }
+        let give = |bytes: &[u8]| errno::result(write(to, bytes, true));
+        let moved = flow::receive_through(process, connection, from, &mut buffer, give);
+        // Another thread may have taken what there was, or filled the pipe.
+        if moved >= 0 || errno::get() != libc::EAGAIN || !waits {
+            return moved;
+        }
     }
-    let written = write(to, &buffer[..there as usize], !waits);
-    if written > 0 {
-        receive(process, connection, from, &mut buffer[..written as usize], libc::MSG_DONTWAIT | libc::MSG_WAITALL);
-    }
-    written
 }
 
 fn receive(process: &Process, connection: &Arc<Connection>, from: c_int, to: &mut [u8], flags: c_int) -> ssize_t {

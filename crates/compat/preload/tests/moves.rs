@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Waits and moves of one connection by several threads, processes and handlers (`programs/moves.c`, `programs/awake.c`): what the
-//! calls give is what they give without the library.
+//! Waits and moves of one connection by several threads, processes and handlers (`programs/moves.c`, `leaves.c`, `awake.c`): what
+//! the calls give is what they give without the library.
 
 mod place;
 
@@ -64,6 +64,11 @@ fn splice_from_and_to_a_fifo_that_has_a_name_waits_only_as_it_was_told() {
 #[test]
 fn splice_of_a_part_of_a_packet_leaves_the_rest() {
     same("moves.c", "packets");
+}
+
+#[test]
+fn splice_gives_each_byte_once_where_the_connection_goes_back_to_tcp_meanwhile() {
+    same("leaves.c", "all");
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod full_pipe;
 mod halves;
 mod hints;
 mod io;
+pub(crate) mod read_call;
 mod readiness;
 mod ring_moves;
 mod rings;

@@ -14,7 +14,7 @@ use crate::{
     connection::Connection,
     direction::Direction,
     negotiation::PAUSE,
-    pipes::{Failed, Pipes, Read, Source},
+    pipes::{Failed, Pipes, Read, Source, read_call::ReadCall},
     process::Process,
     stage::ReturnStage,
     switch::Transport,
@@ -192,13 +192,46 @@ impl ProgramCall<'_> {
                 }
                 Ok(n)
             }
-            Err(Failed::Os(errno)) => {
-                if errno == Errno::AGAIN {
-                    process.follow_ring(connection);
+            Err(failed) => Err(self.refuse_recv(failed)),
+        }
+    }
+
+    /// Shows what is there to `give`, up to the length of `room`, and takes what that says it has handed on (`splice`); 0 is the end.
+    ///
+    /// # Errors
+    /// What TCP would say; `AGAIN` where there is nothing; what `give` says.
+    pub fn recv_through(
+        &self,
+        room: &mut [u8],
+        give: &mut dyn FnMut(&[u8]) -> Result<usize, Errno>,
+    ) -> Result<usize, Errno> {
+        let Self { connection, process, fd } = *self;
+        let Some(pipes) = connection.pipes.get() else { return Err(Errno::NOTCONN) };
+        match (ReadCall { pipes, connection, kernel: process.kernel(), fd }).recv_through(room, give) {
+            Ok(taken) => {
+                taken.iter().for_each(|(n, transport)| self.count_moved(Direction::In, *transport, *n));
+                let n = taken.iter().map(|(n, _)| n).sum();
+                if n > 0 {
+                    self.tell_of_end();
+                } else {
+                    connection.ending.make_due();
                 }
-                Err(errno)
+                Ok(n)
             }
-            Err(Failed::Broken(broken)) => Err(process.broken(connection, broken)),
+            Err(failed) => Err(self.refuse_recv(failed)),
+        }
+    }
+
+    /// What the program hears of a read that found nothing.
+    fn refuse_recv(&self, failed: Failed) -> Errno {
+        match failed {
+            Failed::Os(errno) => {
+                if errno == Errno::AGAIN {
+                    self.process.follow_ring(self.connection);
+                }
+                errno
+            }
+            Failed::Broken(broken) => self.process.broken(self.connection, broken),
         }
     }
 

@@ -95,7 +95,7 @@ impl JoinedPipes {
     }
 
     /// Whether their memory will be taken away (V-9).
-    pub(super) fn are_to_leave(&self) -> bool {
+    pub fn are_to_leave(&self) -> bool {
         self.get().is_some_and(|pipes| pipes.session.is_leaving())
     }
 }

@@ -7,7 +7,7 @@ use std::{io::IoSliceMut, os::fd::RawFd};
 use rustix::io::Errno;
 use tombolo_mem::PeerWord;
 
-use super::{Failed, Pipes, Read, Rx, io::Reading};
+use super::{Failed, Pipes, Read, Rx};
 use crate::{
     connection::Connection,
     direction::Direction,
@@ -61,18 +61,7 @@ impl Rx {
         to: &mut [IoSliceMut<'_>],
         read: Read,
     ) -> Result<(usize, Transport), Failed> {
-        let mut io = Reading {
-            connection,
-            kernel,
-            fd,
-            to,
-            read,
-            reader: &mut self.reader,
-            moves: &self.moves,
-            boundary: &self.boundary,
-            followed: &self.followed,
-            error: &mut self.error,
-        };
+        let (_, mut io) = self.reading((connection, kernel, fd), to, read);
         match io.read_tcp() {
             Ok(Found::Bytes(n)) => Ok((n, Transport::Tcp)),
             Ok(Found::End) => Ok((0, Transport::Tcp)),

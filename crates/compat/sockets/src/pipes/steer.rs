@@ -26,11 +26,20 @@ impl Pipes {
 }
 
 impl Tx {
-    /// Whether the peer wants from TCP what it has not read from the pipe (S-2).
-    fn is_recalled_in_vain(&mut self) -> bool {
-        self.sender.transport() == Transport::Pipe
-            && Followed::decode(self.followed.load_acquire().hint()).recalls()
-            && !self.writer.reader().is_drained().unwrap_or(true)
+    /// Whether something lies in the pipe that was not read, and whether the peer wants it from TCP (S-2).
+    fn is_unread_and_recalled(&mut self) -> (bool, bool) {
+        let unread = self.sender.transport() == Transport::Pipe && !self.writer.reader().is_drained().unwrap_or(true);
+        (unread, Followed::decode(self.followed.load_acquire().hint()).recalls())
+    }
+
+    /// Whether to stay in the pipe for what lies there. What is recalled from an end that sends no more can only be read there. Where
+    /// the memory will be taken away, the peer is about to recall it, and would have to read it there after a move (S-19).
+    #[cold]
+    fn stays_for_unread(&mut self, is_leaving: bool) -> bool {
+        match self.is_unread_and_recalled() {
+            (true, true) => self.ended,
+            (unread, _) => unread && is_leaving,
+        }
     }
 
     /// Sends over TCP what was recalled from the pipe, before anything else. Says whether something is left.
@@ -73,7 +82,8 @@ impl Tx {
         wanted: Transport,
     ) -> Result<Transport, Fault> {
         self.ended |= connection.members.group().is_some_and(ForkGroup::has_ended_sending);
-        if self.ended && self.is_recalled_in_vain() {
+        let is_leaving = connection.pipes.are_to_leave();
+        if (self.ended || is_leaving) && self.stays_for_unread(is_leaving) {
             return Ok(Transport::Pipe);
         }
         // An honest peer that recalled something never says that it is ready again.

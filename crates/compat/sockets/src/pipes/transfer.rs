@@ -10,13 +10,8 @@ use rustix::io::Errno;
 use tombolo_mem::PeerWord;
 use tombolo_ring::{Error, Side};
 
-use super::{Failed, Pipes, Read, Rx, hints::Hints, io::Reading};
-use crate::{
-    connection::Connection,
-    direction::Direction,
-    kernel::Kernel,
-    switch::{Found, Transport},
-};
+use super::{Failed, Pipes, Read, read_call::ReadCall};
+use crate::{connection::Connection, direction::Direction, kernel::Kernel, switch::Transport};
 
 impl Pipes {
     /// Sends what there is room for. `wanted` is where the program's user would have the direction.
@@ -66,83 +61,7 @@ impl Pipes {
         to: &mut [IoSliceMut<'_>],
         read: Read,
     ) -> Result<(usize, Transport), Failed> {
-        let (mut missed, mut asks) = (false, false);
-        let received = self.halves.with_rx(&connection.members, |rx| -> Result<_, Failed> {
-            if let Some(broken) = rx.broken {
-                return Err(Failed::Broken(broken));
-            }
-            if rx.over {
-                if let Some(error) = rx.error.take_if(|_| read != Read::Look) {
-                    return Err(Failed::Os(error));
-                }
-                let n = if read == Read::Look { 0 } else { kernel.recv(fd, to, false).map_err(Failed::Os)? };
-                return Ok((n, Transport::Tcp));
-            }
-            connection.members.recount(Direction::In, || kernel.counts(fd, connection.dialled));
-            if self.hints().is_detached() {
-                return rx.recv_detached(connection, (kernel, fd), to, read);
-            }
-            let mut io = Reading {
-                connection,
-                kernel,
-                fd,
-                to,
-                read,
-                reader: &mut rx.reader,
-                moves: &rx.moves,
-                boundary: &rx.boundary,
-                followed: &rx.followed,
-                error: &mut rx.error,
-            };
-            asks |= rx.receiver.set_leave(&mut io, connection.leaves());
-            let mut found = rx.receiver.receive(&mut io);
-            if let (Read::Peek, Ok(Found::Bytes(shown))) = (read, &mut found) {
-                match io.peek_across(&rx.receiver, *shown) {
-                    Ok(more) => *shown += more,
-                    Err(failed) => found = Err(failed),
-                }
-            }
-            let transport = rx.receiver.transport();
-            self.hints().set_read_to(rx.reader.position());
-            let settled = matches!(found, Ok(Found::Bytes(_) | Found::Nothing)) && rx.error.is_none();
-            let moves = rx.receiver.moves_within_pipe().filter(|_| settled);
-            self.hints().set_settled(moves);
-            if read == Read::Take {
-                missed = rx.armed_full && rx.arm_anew(connection);
-                let behind = rx.receiver.is_behind(rx.moves.load_acquire().hint());
-                self.hints().set_crossing(behind && matches!(found, Ok(Found::Bytes(_))));
-            }
-            if read != Read::Look && matches!(found, Ok(Found::End) | Err(Failed::Os(_))) {
-                rx.end_reading(self.hints(), connection, kernel, fd);
-            }
-            let lacks = matches!((read, &found), (Read::Take, Ok(Found::Nothing)) | (Read::Peek, _));
-            if lacks && rx.look_for_ring() {
-                self.offered.set_announced(true);
-            }
-            match found {
-                Ok(Found::Bytes(n)) => Ok((n, transport)),
-                Ok(Found::End) => Ok((0, transport)),
-                Ok(Found::Nothing) => Err(Failed::Os(Errno::AGAIN)),
-                Err(Failed::Broken(broken)) => {
-                    rx.broken = Some(broken);
-                    self.hints().mark_broken();
-                    Err(Failed::Broken(broken))
-                }
-                Err(failed) => {
-                    rx.error = None; // The program hears it.
-                    Err(failed)
-                }
-            }
-        })?;
-        if missed {
-            self.doorbell.notify();
-        }
-        // Who sends may sleep, and that it is asked for TCP is no position that it waits for (S-13).
-        self.halves.notify_if(asks);
-        if matches!(received, Err(Failed::Os(Errno::AGAIN))) {
-            self.comply(connection, kernel, fd);
-        }
-        received
+        ReadCall { pipes: self, connection, kernel, fd }.recv(to, read)
     }
 
     /// Ends reading where the program asks for nothing: if nothing is left to read.
@@ -181,16 +100,4 @@ fn send_over_tcp(
     let n = kernel.send(fd, from).map_err(Failed::Os)?;
     connection.count_parts(Direction::Out, n, from.iter().map(|part| &**part));
     Ok((n, Transport::Tcp))
-}
-
-impl Rx {
-    /// The program hears that there is no more, and that is so: TCP is over and the pipe is empty. What the peer sends from now on
-    /// is for TCP to refuse (S-12).
-    fn end_reading(&mut self, hints: &Hints, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) {
-        self.over = connection.members.is_alone() && connection.ending.ask_whether_over(kernel, fd);
-        if self.over {
-            self.reader.close();
-            hints.forget_unread();
-        }
-    }
 }

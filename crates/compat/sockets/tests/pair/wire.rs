@@ -21,6 +21,8 @@ pub struct Carried {
     written: u64,
     /// There is no room for more.
     pub is_full: bool,
+    /// Nothing more comes.
+    pub is_over: bool,
     under_way: VecDeque<u8>,
 }
 
@@ -49,7 +51,7 @@ impl Kernel for Wire {
     fn recv(&self, _: RawFd, to: &mut [IoSliceMut<'_>], peek: bool) -> Result<usize, Errno> {
         let mut inward = self.inward.lock().unwrap();
         if inward.under_way.is_empty() {
-            return Err(Errno::AGAIN);
+            return if inward.is_over { Ok(0) } else { Err(Errno::AGAIN) };
         }
         let mut done = 0;
         for part in to {
@@ -73,8 +75,12 @@ impl Kernel for Wire {
         Ok(n)
     }
     fn poll(&self, _: RawFd, events: i16) -> i16 {
-        let readable = !self.inward.lock().unwrap().under_way.is_empty();
-        if readable { events & PollFlags::IN.bits() as i16 } else { 0 }
+        let (out, inward) = (self.out.lock().unwrap(), self.inward.lock().unwrap());
+        let mut said = PollFlags::empty();
+        said.set(PollFlags::IN, inward.is_over || !inward.under_way.is_empty());
+        said.set(PollFlags::RDHUP, inward.is_over);
+        let over = if out.is_over && inward.is_over { PollFlags::HUP } else { PollFlags::empty() };
+        (said & PollFlags::from_bits_retain(events as _) | over).bits() as i16
     }
     fn reset(&self, _: RawFd) {}
 }

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A call that reads: what it does in its turn, and what that owes to others.
+
+use std::{io::IoSliceMut, os::fd::RawFd};
+
+use rustix::io::Errno;
+use tombolo_mem::PeerWord;
+
+use super::{Failed, Pipes, Read, Rx, hints::Hints, io::Reading};
+use crate::{
+    connection::Connection,
+    direction::Direction,
+    kernel::Kernel,
+    switch::{Found, Receiver, Transport},
+};
+
+/// A call that reads by the descriptor `fd`.
+#[derive(Clone, Copy)]
+pub(crate) struct ReadCall<'a> {
+    pub pipes: &'a Pipes,
+    pub connection: &'a Connection,
+    pub kernel: &'a dyn Kernel,
+    pub fd: RawFd,
+}
+
+/// What a turn that receives owes: to those who sleep at this end, as it took what they were to be woken by, and to the peer, which it
+/// asked for TCP.
+#[derive(Debug, Default)]
+struct Owed {
+    missed: bool,
+    asks: bool,
+}
+
+impl ReadCall<'_> {
+    /// Reads what is there; 0 is the end.
+    pub fn recv(&self, to: &mut [IoSliceMut<'_>], read: Read) -> Result<(usize, Transport), Failed> {
+        self.in_turn(|rx, owed| self.recv_in_turn(rx, to, read, owed))
+    }
+
+    /// Shows what is there to `give`, as far as there is `room`, and takes as much as that says it has handed on: in one turn, within
+    /// which nothing that was shown can be recalled. Says how much by each transport, nothing being the end. In `room` is nothing
+    /// of use then.
+    pub fn recv_through(
+        &self,
+        room: &mut [u8],
+        give: &mut dyn FnMut(&[u8]) -> Result<usize, Errno>,
+    ) -> Result<[(usize, Transport); 2], Failed> {
+        self.in_turn(|rx, owed| {
+            let mut read = |room: &mut [u8], read| self.recv_in_turn(rx, &mut [IoSliceMut::new(room)], read, owed);
+            let (shown, transport) = read(room, Read::Peek)?;
+            let given = if shown == 0 { 0 } else { give(&room[..shown]).map_err(Failed::Os)? };
+            let (mut taken, mut other) = ((0, transport), (0, Transport::Tcp));
+            while taken.0 + other.0 < given {
+                let left = given - taken.0 - other.0;
+                match read(&mut room[..left], Read::Take) {
+                    Ok((n @ 1.., by)) if by == transport => taken.0 += n,
+                    Ok((n @ 1.., by)) => other = (other.0 + n, by),
+                    // What is wrong the next call finds again; these bytes were handed on.
+                    _ => taken.0 += left,
+                }
+            }
+            Ok([taken, other])
+        })
+    }
+
+    /// One turn that receives, and what it owes to others.
+    fn in_turn<T>(&self, f: impl FnOnce(&mut Rx, &mut Owed) -> Result<T, Failed>) -> Result<T, Failed> {
+        let Self { pipes, connection, kernel, fd } = *self;
+        let mut owed = Owed::default();
+        let received = pipes.halves.with_rx(&connection.members, |rx| f(rx, &mut owed))?;
+        if owed.missed {
+            pipes.doorbell.notify();
+        }
+        // Who sends may sleep, and that it is asked for TCP is no position that it waits for (S-13).
+        pipes.halves.notify_if(owed.asks);
+        if matches!(received, Err(Failed::Os(Errno::AGAIN))) {
+            pipes.comply(connection, kernel, fd);
+        }
+        received
+    }
+
+    fn recv_in_turn(
+        &self,
+        rx: &mut Rx,
+        to: &mut [IoSliceMut<'_>],
+        read: Read,
+        owed: &mut Owed,
+    ) -> Result<(usize, Transport), Failed> {
+        let Self { pipes, connection, kernel, fd } = *self;
+        if let Some(broken) = rx.broken {
+            return Err(Failed::Broken(broken));
+        }
+        if rx.over {
+            if read == Read::Look && connection.pipes.are_to_leave() {
+                // The peer waits for this end to follow, before it lets go of the memory (S-19).
+                let (receiver, mut io) = rx.reading((connection, kernel, fd), to, read);
+                let _ = receiver.receive(&mut io);
+            }
+            if let Some(error) = rx.error.take_if(|_| read != Read::Look) {
+                return Err(Failed::Os(error));
+            }
+            let n = if read == Read::Look { 0 } else { kernel.recv(fd, to, false).map_err(Failed::Os)? };
+            return Ok((n, Transport::Tcp));
+        }
+        connection.members.recount(Direction::In, || kernel.counts(fd, connection.dialled));
+        if pipes.hints().is_detached() {
+            return rx.recv_detached(connection, (kernel, fd), to, read);
+        }
+        let (receiver, mut io) = rx.reading((connection, kernel, fd), to, read);
+        // Where the memory will be taken away, TCP is asked for together with what lies in the pipe (S-19).
+        if !(connection.pipes.are_to_leave() && receiver.reads_pipe()) {
+            owed.asks |= receiver.set_leave(&mut io, connection.leaves());
+        }
+        let mut found = receiver.receive(&mut io);
+        if let (Read::Peek, Ok(Found::Bytes(shown))) = (read, &mut found) {
+            match io.peek_across(receiver, *shown) {
+                Ok(more) => *shown += more,
+                Err(failed) => found = Err(failed),
+            }
+        }
+        let transport = rx.receiver.transport();
+        pipes.hints().set_read_to(rx.reader.position());
+        let settled = matches!(found, Ok(Found::Bytes(_) | Found::Nothing)) && rx.error.is_none();
+        let moves = rx.receiver.moves_within_pipe().filter(|_| settled);
+        pipes.hints().set_settled(moves);
+        if read == Read::Take {
+            owed.missed |= rx.armed_full && rx.arm_anew(connection);
+            let behind = rx.receiver.is_behind(rx.moves.load_acquire().hint());
+            pipes.hints().set_crossing(behind && matches!(found, Ok(Found::Bytes(_))));
+        }
+        if read != Read::Look && matches!(found, Ok(Found::End) | Err(Failed::Os(_))) {
+            rx.end_reading(pipes.hints(), connection, kernel, fd);
+        }
+        let lacks = matches!((read, &found), (Read::Take, Ok(Found::Nothing)) | (Read::Peek, _));
+        if lacks && rx.look_for_ring() {
+            pipes.offered.set_announced(true);
+        }
+        match found {
+            Ok(Found::Bytes(n)) => Ok((n, transport)),
+            Ok(Found::End) => Ok((0, transport)),
+            Ok(Found::Nothing) => Err(Failed::Os(Errno::AGAIN)),
+            Err(Failed::Broken(broken)) => {
+                rx.broken = Some(broken);
+                pipes.hints().mark_broken();
+                Err(Failed::Broken(broken))
+            }
+            Err(failed) => {
+                rx.error = None; // The program hears it.
+                Err(failed)
+            }
+        }
+    }
+}
+
+impl Rx {
+    /// What a call reads with.
+    pub(super) fn reading<'a, 'b>(
+        &'a mut self,
+        (connection, kernel, fd): (&'a Connection, &'a dyn Kernel, RawFd),
+        to: &'a mut [IoSliceMut<'b>],
+        read: Read,
+    ) -> (&'a mut Receiver, Reading<'a, 'b>) {
+        let Self { receiver, reader, moves, boundary, followed, error, .. } = self;
+        (receiver, Reading { connection, kernel, fd, to, read, reader, moves, boundary, followed, error })
+    }
+
+    /// The program hears that there is no more, and that is so: TCP is over and the pipe is empty. What the peer sends from now on
+    /// is for TCP to refuse (S-12).
+    fn end_reading(&mut self, hints: &Hints, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) {
+        self.over = connection.members.is_alone() && connection.ending.ask_whether_over(kernel, fd);
+        if self.over {
+            self.reader.close();
+            hints.forget_unread();
+        }
+    }
+}

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Calls at random on a connection between two machines whose link is taken away meanwhile: whatever the programs did before and do
+//! then, it leaves its memory by calls that read nothing, and every byte arrives, once (S-19).
+
+mod machine_pair;
+
+use std::{
+    io::IoSliceMut,
+    time::{Duration, Instant},
+};
+
+use machine_pair::{Ends, PAGE, Programs, SOON, WINDOW, done, of};
+use tombolo_sockets::{Read, switch::Transport};
+
+/// Numbers that look like chance, the same ones for a seed.
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((self.0 >> 33) as usize) % bound
+    }
+
+    /// Some bytes mostly, and sometimes many.
+    fn len(&mut self) -> usize {
+        let most = [200, 9000, 70_000][self.below(3)];
+        1 + self.below(most)
+    }
+}
+
+impl Ends<'_> {
+    /// What a program may do that reads nothing, with which it hears what there is to hear.
+    fn call_and_read_nothing(&self, at: usize) {
+        self.programs.processes[at].advance(&self.ends[at]);
+        self.call(at).send_recalled();
+        self.programs.processes[at].before_sleep();
+        self.call(at).arm(true, true);
+    }
+
+    fn call_at_random(&mut self, chance: &mut Chance) {
+        let (at, len) = (chance.below(2), chance.len());
+        let is_over = self.ends[at].ending.has_ended_sending();
+        match chance.below(8) {
+            0 | 1 if is_over => {}
+            0 | 1 => drop(self.send(at, len)),
+            2 | 3 => drop(self.receive(at, len)),
+            4 => {
+                let mut to = vec![0; len];
+                let seen = done(self.call(1 - at).recv(&mut [IoSliceMut::new(&mut to)], Read::Peek));
+                let expected = (0..seen as u64).map(|ahead| machine_pair::byte(self.received[at] + ahead));
+                assert!(to[..seen].iter().copied().eq(expected), "a peek shows other bytes");
+            }
+            5 if chance.below(20) == 0 => {
+                self.programs.kernels[at].of(self.fd).out.lock().unwrap().is_over = true;
+                self.ends[at].end_sending();
+                self.call(at).finish_shutdown(false);
+            }
+            5 => {
+                let wire = self.programs.kernels[at].of(self.fd);
+                wire.out.lock().unwrap().is_full = chance.below(4) == 0;
+            }
+            _ => self.call_and_read_nothing(at),
+        }
+    }
+
+    fn is_left(&self) -> bool {
+        self.ends.iter().all(|end| end.is_back_on_tcp())
+    }
+}
+
+/// One life of a connection.
+fn leave_at_random(seed: u64) {
+    let mut chance = Chance(seed);
+    let programs = Programs::new(of(WINDOW));
+    let mut ends = programs.join(0).unwrap();
+    let deadline = Instant::now() + SOON;
+    while ends.ends.iter().any(|end| end.transports() != [Transport::Pipe; 2]) {
+        for from in 0..2 {
+            ends.send(from, 100);
+            ends.receive(from, 100);
+        }
+        assert!(Instant::now() < deadline, "not in memory");
+    }
+    let (first, steps) = (["a", "b"][chance.below(2)], [chance.below(400), chance.below(60), chance.below(60)]);
+    (0..steps[0]).for_each(|_| ends.call_at_random(&mut chance));
+    programs.world.leave_in(first);
+    (0..steps[1]).for_each(|_| ends.call_at_random(&mut chance));
+    programs.world.leave_in(if first == "a" { "b" } else { "a" });
+    (0..steps[2]).for_each(|_| ends.call_at_random(&mut chance));
+    for kernel in &programs.kernels {
+        kernel.of(ends.fd).out.lock().unwrap().is_full = false;
+    }
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !ends.is_left() {
+        for at in 0..2 {
+            ends.call_and_read_nothing(at);
+            // What lies in memory cannot go over TCP after its end.
+            if ends.ends[at].ending.has_ended_sending() {
+                ends.receive(at, 9000);
+            }
+        }
+        let unread = [0, 1].map(|from| ends.sent[from] - ends.received[from]);
+        let transports = ends.ends.each_ref().map(|end| end.transports());
+        assert!(Instant::now() < deadline, "seed {seed}: it does not leave: {unread:?} bytes unread, {transports:?}");
+    }
+    // Nobody looks there any more.
+    for memory in programs.world.memories() {
+        rustix::fs::ftruncate(&memory, PAGE).unwrap();
+    }
+    for from in 0..2 {
+        if !ends.ends[from].ending.has_ended_sending() {
+            ends.send(from, 5000);
+        }
+        while ends.receive(from, 70_000) > 0 {}
+        assert_eq!(ends.received[from], ends.sent[from], "seed {seed}");
+    }
+}
+
+#[test]
+fn s19_connection_leaves_at_any_moment_by_calls_that_read_nothing_and_every_byte_arrives() {
+    (0..if std::env::var_os("TOMBOLO_LONG").is_some() { 3000 } else { 100 }).for_each(leave_at_random);
+}
