@@ -15,10 +15,12 @@ use tombolo_e2e::line_reader::within;
 use tombolo_e2e::network::Network;
 use tombolo_e2e::programs::Programs;
 use tombolo_e2e::stream::{self, sum_reports};
+use tombolo_e2e::vchan;
 
 pub const CASES: &[Case] = &[
     Case { name: "s17_s18_s19_s22_programs_in_two_machines_talk_through_memory_while_there_is_a_link", run: talk },
     Case { name: "s18_connections_that_come_and_go_at_once_hold_nobody_up", run: come_and_go },
+    Case { name: "s19_child_that_has_a_connection_leaves_memory_that_goes", run: child },
 ];
 
 /// The word before the name of a half.
@@ -32,6 +34,8 @@ pub const HALVES: &[Half] = &[(SEND, stream::send), (RECEIVE, |_| stream::receiv
 pub const IPERF: &str = "/usr/bin/iperf3";
 const REDIS: [&str; 2] = ["/usr/bin/redis-server", "/usr/bin/redis-benchmark"];
 pub const SOCKPERF: &str = "/usr/bin/sockperf";
+/// The program that forks while it has a connection.
+const FORKS: &str = "bin/forks";
 
 /// The first that this host lacks of the programs without which nothing is shown.
 pub fn missing() -> Option<&'static str> {
@@ -43,7 +47,8 @@ fn programs() -> Result<Vec<Extra>> {
     let library = Programs::shared("tombolo-preload", "libtombolo_preload.so")?;
     let there = [IPERF, SOCKPERF].into_iter().chain(REDIS).filter(|program| Path::new(program).exists());
     let named = there.map(|program| (program.trim_start_matches("/usr/").to_owned(), program.into()));
-    Ok(named.chain([("bin/libtombolo_preload.so".to_owned(), library)]).collect())
+    let forks = vchan::compile("forks", &vchan::here("src/bin/xen/forks.c"), |_| ())?;
+    Ok(named.chain([("bin/libtombolo_preload.so".to_owned(), library), (FORKS.to_owned(), forks)]).collect())
 }
 
 /// Two machines with a network, and programs in them that know nothing of each other.
@@ -170,6 +175,45 @@ fn come_and_go(rig: &mut Rig) -> Result<Verdict> {
         Ok(()) => site.finish().map(|()| Verdict::Done),
         Err(why) => Err(Error::new(format!("{why}\n{}", site.report()))),
     }
+}
+
+/// At each end a child goes on with its parent's connection, and the parent sleeps: the children hear that the link goes, and no byte
+/// is lost.
+fn child(rig: &mut Rig) -> Result<Verdict> {
+    if let Err(why) = Network::open() {
+        return Ok(Verdict::Skip { need: "netns", why: why.to_string() });
+    }
+    rig.rest()?;
+    let mut site = boot(&rig.parts, Purpose::Networked)?;
+    match leave_in_child(&mut site) {
+        Ok(()) => site.finish().map(|()| Verdict::Done),
+        Err(why) => Err(Error::new(format!("{why}\n{}", site.report()))),
+    }
+}
+
+fn leave_in_child(site: &mut Site) -> Result<()> {
+    let address = site.addresses[1].clone();
+    let wrapped = |words: &str| {
+        format!("SECONDS=8 tombolo run --log /tmp/log --report /tmp/child -- forks {words} /tmp/log /tmp/result")
+    };
+    let receiver = site.b.start(&["sh", "-c", &wrapped("receive child")])?;
+    site.b.sh("until grep -q :0009 /proc/net/tcp; do usleep 50000; done", within(60)).context("nobody listens")?;
+    let sender = site.a.start(&["sh", "-c", &wrapped(&format!("send child {address}"))])?;
+    for at in [At::A, At::B] {
+        let forked = "until [ $(pidof forks | wc -w) = 2 ]; do usleep 50000; done";
+        site.vm(at).sh(forked, within(90)).context("it does not fork")?;
+    }
+    site.unlink()?;
+    site.link("a", "b")?;
+    site.a.wait(sender, within(120))?.success().context("who sends")?;
+    site.b.wait(receiver, within(60))?.success().context("who receives")?;
+    for at in [At::A, At::B] {
+        let said = site.vm(at).sh("cat /tmp/result", within(60))?;
+        ensure!(said.starts_with("ok"), "the child says {said}");
+        let lines = site.vm(at).sh("cat /tmp/log", within(60))?;
+        ensure!(lines.contains("joined:") && !lines.contains("reset:") && !lines.contains("broken:"), "{lines}");
+    }
+    Ok(())
 }
 
 fn many_at_once(site: &mut Site) -> Result<()> {

@@ -23,6 +23,7 @@ use rustix::{
 };
 use tombolo_control::Message;
 use tombolo_domain::{Deadline, Doorbell, Error, Liveness, Result, Slot, Spin, Woken};
+use tombolo_mem::Common;
 use tombolo_os::{
     lock::lock,
     poll::polls_as,
@@ -49,14 +50,46 @@ pub(crate) struct Hub {
     /// Readable for good once nothing more comes, or nobody is to wait for more.
     over: OnceLock<ReservedFd>,
     is_over: AtomicBool,
-    /// The broker said that the link will be taken away (V-9).
-    leaving: AtomicBool,
+    news: News,
     /// What was called, for people.
     address: String,
     known: Mutex<Known>,
 }
 
-/// What the broker said.
+/// What was said of a call, for all processes that have it: a child made by fork has the same socket, and each message there comes
+/// to one of them.
+#[derive(Debug)]
+struct News(Common);
+
+/// The link will be taken away (V-9).
+const LEAVING: usize = 0;
+/// How the call ended: which of [`ENDS`], counted from 1.
+const ENDED: usize = 1;
+const ENDS: [Liveness; 3] = [Liveness::ProcessGone, Liveness::DomainGone, Liveness::Revoked];
+
+impl News {
+    fn is_leaving(&self) -> bool {
+        // ORDER: Relaxed; the flag stands for itself.
+        self.0.words()[LEAVING].load(Ordering::Relaxed) != 0
+    }
+
+    /// Says whether this is news.
+    fn begin_to_leave(&self) -> bool {
+        self.0.words()[LEAVING].swap(1, Ordering::Relaxed) == 0
+    }
+
+    fn end(&self, life: Liveness) {
+        let ended = ENDS.iter().position(|end| *end == life).map_or(1, |at| at as u64 + 1);
+        self.0.words()[ENDED].store(ended, Ordering::Relaxed);
+    }
+
+    fn ended(&self) -> Option<Liveness> {
+        let ended = self.0.words()[ENDED].load(Ordering::Relaxed) as usize;
+        ENDS.get(ended.wrapping_sub(1)).copied()
+    }
+}
+
+/// What this process knows of it.
 #[derive(Debug)]
 struct Known {
     life: Liveness,
@@ -70,12 +103,19 @@ struct Known {
 }
 
 impl Hub {
-    pub(crate) fn new(port: Arc<Port>, own: OwnPage, peer: PeerPage, socket: ReservedFd, address: String) -> Self {
+    pub(crate) fn new(
+        port: Arc<Port>,
+        own: OwnPage,
+        peer: PeerPage,
+        socket: ReservedFd,
+        address: String,
+    ) -> Result<Self> {
         let hangs_up = port.hang_up().is_some();
         let known =
             Mutex::new(Known { life: Liveness::Running, ended: false, socket: Some(socket), hangs_up, refused: None });
-        let (waits, over, is_over, leaving) = Default::default();
-        Self { port, own, peer, waits, over, is_over, leaving, address, known }
+        let (waits, over, is_over) = Default::default();
+        let news = News(Common::new().map_err(|error| Error::os("mmap", error))?);
+        Ok(Self { port, own, peer, waits, over, is_over, news, address, known })
     }
 
     /// Makes what is waited at for a doorbell, unless that was made.
@@ -160,6 +200,14 @@ impl Hub {
         }
     }
 
+    /// This process hears of the call no more; others that have it do. In a child made by fork nobody may be left to unlock what
+    /// another thread had.
+    pub(crate) fn hang_up(&self) {
+        if let Ok(mut known) = self.known.try_lock() {
+            known.socket = None;
+        }
+    }
+
     fn unwatch(&self, fd: BorrowedFd<'_>) {
         for epoll in self.waits.iter().filter_map(OnceLock::get) {
             let _ = epoll::delete(epoll, fd);
@@ -169,6 +217,7 @@ impl Hub {
     fn end(&self, known: &mut Known, life: Liveness) {
         if !known.ended {
             (known.life, known.ended) = (life, true);
+            self.news.end(life);
         }
         self.end_waits(known);
     }
@@ -209,14 +258,14 @@ impl Hub {
         }
     }
 
-    fn is_leaving(&self) -> bool {
-        // ORDER: Relaxed; the flag stands for itself.
-        self.leaving.load(Ordering::Relaxed)
+    /// Whether the broker said that the link will be taken away (V-9).
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.news.is_leaving()
     }
 
     /// The link will be taken away: whoever waits is woken once, to learn of it (V-9).
     fn begin_to_leave(&self) {
-        if !self.leaving.swap(true, Ordering::Relaxed) {
+        if self.news.begin_to_leave() {
             (0..DOORBELLS).for_each(|doorbell| self.port.notify_own(doorbell));
         }
     }
@@ -239,6 +288,9 @@ impl Hub {
             self.end(&mut known, Liveness::Revoked);
         }
         self.receive_news(&mut known);
+        if let Some(ended) = self.news.ended() {
+            self.end(&mut known, ended);
+        }
         if self.own.is_lost() || self.peer.is_lost() {
             self.end(&mut known, Liveness::Revoked);
         }

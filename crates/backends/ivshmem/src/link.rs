@@ -13,6 +13,7 @@ use tombolo_mem::OwnSegment;
 use tombolo_os::reserved::{ReservedFd, lifted};
 
 use crate::{
+    forks::Mapping,
     hub::{Hub, VmDoorbell},
     mailbox::{self, Mailbox, Mapped, PeerPage},
     pool::{Pool, Token},
@@ -30,6 +31,7 @@ pub(crate) struct VmEndpoint {
     heard: bool,
     /// The process whose it is: a copy in a child made by fork ends nothing.
     process: u32,
+    made: Mapping,
 }
 
 impl VmEndpoint {
@@ -37,10 +39,10 @@ impl VmEndpoint {
     pub(crate) fn new(port: Port, socket: ReservedFd, peer: String, address: String) -> Result<Self> {
         let page = usize::try_from(mailbox::LEN).expect("a page");
         let mailbox = Mailbox::new(port.map_own(0, page)?, PeerPage::default());
-        let hub = Hub::new(Arc::new(port), mailbox.own().clone(), mailbox.peer().clone(), socket, address);
+        let hub = Hub::new(Arc::new(port), mailbox.own().clone(), mailbox.peer().clone(), socket, address)?;
         let (hub, process) = (Arc::new(hub), std::process::id());
         let (pool, mapped, heard) = (Pool::default(), Mapped::default(), false);
-        Ok(Self { hub, mailbox, pool, mapped, peer, heard, process })
+        Ok(Self { hub, mailbox, pool, mapped, peer, heard, process, made: Mapping::now() })
     }
 
     /// What is read from memory that was taken away makes no sense, and that is not the peer's fault.
@@ -199,7 +201,10 @@ impl Endpoint for VmEndpoint {
 
 impl Drop for VmEndpoint {
     fn drop(&mut self) {
-        if self.process != std::process::id() {
+        // A child made by fork may need the memory still. Once all that have the call have let go of it, the broker says so.
+        let is_left_to_child = self.hub.is_leaving() && self.made.may_be_shared();
+        if self.process != std::process::id() || is_left_to_child {
+            self.hub.hang_up();
             return;
         }
         self.mailbox.own().close();

@@ -7,7 +7,7 @@
 
 use std::{
     io,
-    sync::{Arc, MutexGuard, Weak},
+    sync::{Arc, MutexGuard},
 };
 
 use tombolo_domain::{Held, aside};
@@ -16,11 +16,10 @@ use tombolo_os::lock::lock;
 use crate::{
     connection::{Connection, set_anew},
     fork_group::{self, Birth, ChildSlot},
-    negotiation::{NegotiationStage, Negotiations},
+    negotiation::{InheritedSession, NegotiationStage, Negotiations},
     pipes::FrozenPipes,
     process::Process,
     proof::History,
-    session::Session,
     spare::Spare,
     spin,
     stage::Stage,
@@ -159,9 +158,9 @@ impl Negotiations {
     /// In a child: keeps of the links what tells of a peer's life, where a connection goes over it, and nothing else.
     fn inherit(&mut self) {
         let parents = std::mem::take(self);
-        let mut sessions: Vec<Arc<Session>> = parents.inherited.iter().filter_map(Weak::upgrade).collect();
+        self.inherited = parents.inherited;
         for peer_process in parents.peer_processes {
-            let (session, inherited) = peer_process.into_parts();
+            let (session, inherited, joined) = peer_process.into_parts();
             // What is mapped of it is not here, and all of its connections have left it.
             if let Some(session) = session.as_ref().filter(|session| !session.is_inherited()) {
                 session.gone.store(true, std::sync::atomic::Ordering::SeqCst);
@@ -169,9 +168,8 @@ impl Negotiations {
             }
             if let Some(session) = session.filter(|session| Arc::strong_count(session) > 1) {
                 *lock(&session.inherited) = inherited;
-                sessions.push(session);
+                self.inherited.push(InheritedSession { session: Arc::downgrade(&session), joined });
             }
         }
-        self.inherited = sessions.iter().map(Arc::downgrade).collect();
     }
 }

@@ -42,6 +42,7 @@ const ARMED: usize = 8;
 const TURNS: usize = 10;
 const RECALLED: usize = 11;
 const BASE: usize = 12;
+const DETACHED: usize = 13;
 const PIDS: usize = 16;
 /// The same processes as those see them that made them; 0 is a free place.
 const SEEN: usize = PIDS + MEMBERS;
@@ -218,6 +219,15 @@ impl ForkGroup {
 
     pub fn recalled(&self) -> Option<u64> {
         (self.word(RECALLED).load(Ordering::Acquire) != 0).then(|| self.word(BASE).load(Ordering::Relaxed))
+    }
+
+    /// Nobody of this end looks at the memory any more (S-19).
+    pub fn detach(&self) {
+        self.word(DETACHED).store(1, Ordering::Release);
+    }
+
+    pub fn is_detached(&self) -> bool {
+        self.word(DETACHED).load(Ordering::Acquire) != 0
     }
 
     pub fn end_sending(&self) {

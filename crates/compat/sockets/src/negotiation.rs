@@ -58,6 +58,7 @@ use stage::{Answered, Confirming, Waiting};
 use table::remember;
 use way::Way;
 
+pub(crate) use peer_process::InheritedSession;
 pub(crate) use rings::RingMemory;
 pub(crate) use stage::NegotiationStage;
 pub(crate) use table::Negotiations;

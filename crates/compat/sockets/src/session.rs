@@ -153,20 +153,28 @@ impl Session {
         doorbells.push(Arc::downgrade(doorbell));
     }
 
-    /// In a child: whether the peer is gone by now, as its parent's link tells. Messages on it are the parent's.
-    pub(crate) fn peer_is_gone(&self) -> bool {
+    /// In a child: hears what its parent's link tells of its end. Messages on it are the parent's. Says whether the memory was taken
+    /// away.
+    pub(crate) fn hear_news(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
-        if let Some(Inherited { link, .. }) = &*lock(&self.inherited) {
-            let tells = if link.same_kernel() { PollFlags::RDHUP } else { PollFlags::IN };
-            let mut one = [PollFd::from_borrowed_fd(link.fd(), tells)];
-            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-            let hung_up = matches!(poll(&mut one, Some(&now)), Ok(1));
-            let is_over = |life: Liveness| life.is_gone() || life == Liveness::Revoked;
-            if hung_up && is_over(link.liveness()) {
-                self.end();
-            }
+        let inherited = lock(&self.inherited);
+        let Some(Inherited { link, .. }) = &*inherited else { return false };
+        let tells = if link.same_kernel() { PollFlags::RDHUP } else { PollFlags::IN };
+        let mut one = [PollFd::from_borrowed_fd(link.fd(), tells)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let life = if matches!(poll(&mut one, Some(&now)), Ok(1)) { link.liveness() } else { Liveness::Running };
+        if self.is_revocable && link.doorbell().is_some_and(|doorbell| doorbell.is_leaving()) {
+            self.begin_to_leave();
         }
-        self.gone.load(Ordering::SeqCst)
+        if life.is_gone() || life == Liveness::Revoked {
+            self.end();
+        }
+        self.is_revocable && life == Liveness::Revoked
+    }
+
+    /// In a child: nothing needs the memory any more.
+    pub(crate) fn let_go(&self) {
+        drop(lock(&self.inherited).take());
     }
 }
 

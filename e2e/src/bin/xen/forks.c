@@ -5,7 +5,8 @@
 // forks receive HOW LOG FILE          listens, and receives it from who is `stream-send`
 //
 // HOW is who goes on after the fork: `child` (the parent waits), `daemon` (it does not), `parent` (the child ends), or `both` (by
-// turns). It forks once LOG says that the connection is joined, and sends little before. What came of it is written to FILE.
+// turns). It forks once LOG says that the connection is joined, and sends little before. After it has forked it sends for a second,
+// or so many SECONDS. What came of it is written to FILE.
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -94,7 +95,8 @@ static void finish(int fd, int sends)
     uint64_t came = 0;
     size_t done = 0;
     if (sends) {
-        work(fd, 1, 1);
+        const char *seconds = getenv("SECONDS");
+        work(fd, 1, seconds ? atof(seconds) : 1);
         need(!shutdown(fd, SHUT_WR), "shutdown");
         for (ssize_t n; done < 8 && (n = read(fd, (char *)&came + done, 8 - done)) != 0; done += (size_t)n)
             need(n > 0, "read of what came");

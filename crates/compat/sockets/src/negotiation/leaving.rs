@@ -5,8 +5,8 @@ use std::sync::Weak;
 
 use tombolo_domain::Liveness;
 
-use super::peer_process::PeerProcess;
-use crate::{Reason, connection::Connection, process::Process};
+use super::peer_process::{InheritedSession, PeerProcess};
+use crate::{Reason, connection::Connection, fork_group::ForkGroup, process::Process};
 
 impl PeerProcess {
     /// Takes its connections back to TCP where its memory will be taken away (V-9). Says whether it is left, and all of them are.
@@ -43,6 +43,27 @@ impl PeerProcess {
     }
 }
 
+impl InheritedSession {
+    /// Hears what there is to hear, and takes its connections back to TCP where its memory will be taken away (V-9). Says whether
+    /// something may still be heard.
+    pub(super) fn hear_news(&mut self, process: &Process) -> bool {
+        let Some(session) = self.session.upgrade() else { return false };
+        let is_revoked = session.hear_news();
+        let all = || self.joined.iter().filter_map(Weak::upgrade);
+        if is_revoked {
+            all().for_each(|connection| lose_memory(&connection, process));
+        }
+        if session.is_leaving() {
+            if all().fold(true, |all, connection| all & leave_memory(&connection, process)) {
+                session.let_go();
+                return false;
+            }
+            process.exchange.mark_notified();
+        }
+        !session.is_gone()
+    }
+}
+
 impl Process {
     /// Lets go of the memory of a connection that went back to TCP, for who is about to fork. Says whether that is done: the
     /// peer may need it still. `by_force` it is done, and what was in it is lost.
@@ -73,7 +94,8 @@ fn has_left_memory(connection: &Connection) -> bool {
 
 /// Its memory was taken away: what was in it is lost, unless nothing was (V-9).
 fn lose_memory(connection: &Connection, process: &Process) {
-    let needs_it = connection.pipes.get().is_some_and(|pipes| !pipes.hints().is_detached());
+    let is_detached = connection.members.group().is_some_and(ForkGroup::is_detached);
+    let needs_it = connection.pipes.get().is_some_and(|pipes| !pipes.hints().is_detached() && !is_detached);
     if needs_it && !connection.descriptors.are_closed() && process.gives_up(connection) {
         process.kernel().reset(connection.descriptors.fd());
     }

@@ -50,6 +50,13 @@ pub(crate) struct PeerProcess {
     pub(super) near: Option<bool>,
 }
 
+/// In a child made by fork: a session of its parent's, and the connections that go over it.
+#[derive(Debug)]
+pub(crate) struct InheritedSession {
+    pub session: Weak<Session>,
+    pub joined: Vec<Weak<Connection>>,
+}
+
 impl PeerProcess {
     pub(super) fn new(service: Option<String>, link: Box<dyn Endpoint>) -> Self {
         let (number, outbox, memory) =
@@ -119,9 +126,9 @@ impl PeerProcess {
         if secret.is_none() && needed { Err(Reason::Sequences) } else { Ok(secret) }
     }
 
-    pub(crate) fn into_parts(self) -> (Option<Arc<Session>>, Option<Inherited>) {
+    pub(crate) fn into_parts(self) -> (Option<Arc<Session>>, Option<Inherited>, Vec<Weak<Connection>>) {
         let link = self.link;
-        (self.session, self.path.map(|path| Inherited { link, _path: path }))
+        (self.session, self.path.map(|path| Inherited { link, _path: path }), self.joined)
     }
 
     /// Whether it came by itself, and nobody has proved anything over it.

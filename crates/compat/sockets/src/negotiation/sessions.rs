@@ -126,7 +126,7 @@ impl Negotiations {
         peer_processes.append(&mut self.peer_processes);
         self.peer_processes = peer_processes;
         process.exchange.note_unproven(self.peer_processes.iter().any(PeerProcess::is_unproven));
-        self.inherited.retain(|session| session.upgrade().is_some_and(|session| !session.peer_is_gone()));
+        self.inherited.retain_mut(|inherited| inherited.hear_news(process));
     }
 
     /// What was talked about over a link that is lost. What this end showed nothing of is looked for again; the rest stays on TCP (S-6).

@@ -9,11 +9,14 @@ use std::{
 
 use tombolo_domain::Listener;
 
-use super::{dials::Dials, machines::Machines, peer_process::PeerProcess};
+use super::{
+    dials::Dials,
+    machines::Machines,
+    peer_process::{InheritedSession, PeerProcess},
+};
 use crate::{
     claim::{Claimed, Claims},
     connection::Connection,
-    session::Session,
     stage::Stage,
     tuple::Tuple,
 };
@@ -33,7 +36,7 @@ pub(crate) struct Negotiations {
     /// Connections whose ring has grown, and may be idle (S-20).
     pub(super) with_large_rings: Vec<Weak<Connection>>,
     /// In a child made by fork: its parent's lines that its connections go over.
-    pub(crate) inherited: Vec<Weak<Session>>,
+    pub(crate) inherited: Vec<InheritedSession>,
 }
 
 impl Negotiations {

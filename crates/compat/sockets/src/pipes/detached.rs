@@ -11,6 +11,7 @@ use super::{Failed, Pipes, Read, Rx};
 use crate::{
     connection::Connection,
     direction::Direction,
+    fork_group::ForkGroup,
     kernel::Kernel,
     switch::{Found, Incoming, Transport},
 };
@@ -19,6 +20,11 @@ impl Pipes {
     /// Lets go of the memory, if both directions are on TCP and the peer needs nothing of it either. Says whether that is so.
     pub fn detach(&self, connection: &Connection) -> bool {
         if self.hints().is_detached() {
+            return true;
+        }
+        let group = connection.members.group();
+        if group.is_some_and(ForkGroup::is_detached) {
+            self.hints().detach();
             return true;
         }
         let sends_over_tcp = self.halves.with_tx(&connection.members, |tx| {
@@ -39,6 +45,7 @@ impl Pipes {
         let done = matches!((sends_over_tcp, reads_tcp), (Ok(true), Ok(true)));
         if done {
             self.hints().detach();
+            group.inspect(|group| group.detach());
         }
         done
     }

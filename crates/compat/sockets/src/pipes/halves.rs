@@ -103,7 +103,13 @@ impl Halves {
         // Once alone, always: only this process could make another one, and then it has the lock.
         let alone = group.is_alone();
         let turn = group.turn(H::DIRECTION).map_err(|_| Failed::Os(Errno::CONNRESET))?;
-        half.resume(group, turn.record().as_ref())?;
+        let resumed = half.resume(group, turn.record().as_ref());
+        if group.is_detached() {
+            // Another process has found that the memory is needed no more, and what stands there is nobody's word.
+            self.hints.detach();
+        } else {
+            resumed?;
+        }
         let result = f(half);
         half.publish_hints(&self.hints);
         let record = half.save();
