@@ -47,7 +47,7 @@ fn programs() -> Result<Vec<Extra>> {
     let library = Programs::shared("tombolo-preload", "libtombolo_preload.so")?;
     let there = [IPERF, SOCKPERF].into_iter().chain(REDIS).filter(|program| Path::new(program).exists());
     let named = there.map(|program| (program.trim_start_matches("/usr/").to_owned(), program.into()));
-    let forks = vchan::compile("forks", &vchan::here("src/bin/xen/forks.c"), |_| ())?;
+    let forks = vchan::compile("forks", &vchan::here("src/forks.c"), |_| ())?;
     Ok(named.chain([("bin/libtombolo_preload.so".to_owned(), library), (FORKS.to_owned(), forks)]).collect())
 }
 
@@ -146,19 +146,24 @@ pub fn until_in_memory(site: &mut Site, folder: &str) -> Result<()> {
     site.a.sh(&has, within(60)).context("nothing is joined").map(drop)
 }
 
-fn talk(rig: &mut Rig) -> Result<Verdict> {
-    if let Some(missing) = missing() {
-        return Ok(Verdict::Skip { need: "iperf3", why: format!("no {missing}") });
-    }
+/// Runs `case` where two machines have a network.
+fn at_site(rig: &mut Rig, case: impl FnOnce(&mut Site) -> Result<()>) -> Result<Verdict> {
     if let Err(why) = Network::open() {
         return Ok(Verdict::Skip { need: "netns", why: why.to_string() });
     }
     rig.rest()?;
     let mut site = boot(&rig.parts, Purpose::Networked)?;
-    match through_it(&mut site) {
+    match case(&mut site) {
         Ok(()) => site.finish().map(|()| Verdict::Done),
         Err(why) => Err(Error::new(format!("{why}\n{}", site.report()))),
     }
+}
+
+fn talk(rig: &mut Rig) -> Result<Verdict> {
+    if let Some(missing) = missing() {
+        return Ok(Verdict::Skip { need: "iperf3", why: format!("no {missing}") });
+    }
+    at_site(rig, through_it)
 }
 
 /// Many connections at once, of which most end before they have said anything, hold nobody up; and those that stay have room.
@@ -166,29 +171,13 @@ fn come_and_go(rig: &mut Rig) -> Result<Verdict> {
     if let Some(missing) = REDIS.into_iter().find(|program| !Path::new(program).exists()) {
         return Ok(Verdict::Skip { need: "redis", why: format!("no {missing}") });
     }
-    if let Err(why) = Network::open() {
-        return Ok(Verdict::Skip { need: "netns", why: why.to_string() });
-    }
-    rig.rest()?;
-    let mut site = boot(&rig.parts, Purpose::Networked)?;
-    match many_at_once(&mut site) {
-        Ok(()) => site.finish().map(|()| Verdict::Done),
-        Err(why) => Err(Error::new(format!("{why}\n{}", site.report()))),
-    }
+    at_site(rig, many_at_once)
 }
 
 /// At each end a child goes on with its parent's connection, and the parent sleeps: the children hear that the link goes, and no byte
 /// is lost.
 fn child(rig: &mut Rig) -> Result<Verdict> {
-    if let Err(why) = Network::open() {
-        return Ok(Verdict::Skip { need: "netns", why: why.to_string() });
-    }
-    rig.rest()?;
-    let mut site = boot(&rig.parts, Purpose::Networked)?;
-    match leave_in_child(&mut site) {
-        Ok(()) => site.finish().map(|()| Verdict::Done),
-        Err(why) => Err(Error::new(format!("{why}\n{}", site.report()))),
-    }
+    at_site(rig, leave_in_child)
 }
 
 fn leave_in_child(site: &mut Site) -> Result<()> {

@@ -56,7 +56,7 @@ fn spliced(
     plain::plainly(process, connection, direction, true, real, |plain, n| plain.moved_unseen(n))
 }
 
-/// Shows what has come, hands it on, and takes what was taken.
+/// Hands on what has come.
 fn from_connection(
     process: &Process,
     connection: &Arc<Connection>,
@@ -73,20 +73,13 @@ fn from_connection(
         if let Err(errno) = wait_for_room(to, waits) {
             return failed(errno);
         }
-        let is_joined = connection.stage() == Stage::Joined;
-        let looked = if is_joined { 1 } else { len };
+        if connection.stage() != Stage::Joined {
+            return first_from_connection(process, connection, (from, to), &mut buffer, waits);
+        }
         // The flag is about the pipe alone.
-        let there = receive(process, connection, from, &mut buffer[..looked], libc::MSG_PEEK);
+        let there = receive(process, connection, from, &mut buffer[..1], libc::MSG_PEEK);
         if there <= 0 {
             return there;
-        }
-        if !is_joined {
-            let written = write(to, &buffer[..there as usize], !waits);
-            if written > 0 {
-                let flags = libc::MSG_DONTWAIT | libc::MSG_WAITALL;
-                receive(process, connection, from, &mut buffer[..written as usize], flags);
-            }
-            return written;
         }
         let give = |bytes: &[u8]| errno::result(write(to, bytes, true));
         let moved = flow::receive_through(process, connection, from, &mut buffer, give);
@@ -95,6 +88,25 @@ fn from_connection(
             return moved;
         }
     }
+}
+
+/// The first bytes come over TCP, and are looked at, as a proof wants them: shows them, hands them on, and takes what was taken.
+fn first_from_connection(
+    process: &Process,
+    connection: &Arc<Connection>,
+    (from, to): (c_int, c_int),
+    buffer: &mut [u8],
+    waits: bool,
+) -> ssize_t {
+    let there = receive(process, connection, from, buffer, libc::MSG_PEEK);
+    if there <= 0 {
+        return there;
+    }
+    let written = write(to, &buffer[..there as usize], !waits);
+    if written > 0 {
+        receive(process, connection, from, &mut buffer[..written as usize], libc::MSG_DONTWAIT | libc::MSG_WAITALL);
+    }
+    written
 }
 
 fn receive(process: &Process, connection: &Arc<Connection>, from: c_int, to: &mut [u8], flags: c_int) -> ssize_t {

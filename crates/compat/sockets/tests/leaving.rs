@@ -9,8 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use machine_pair::{Ends, PAGE, Programs, SOON, WINDOW, done, of};
-use tombolo_sockets::{Read, switch::Transport};
+use machine_pair::{Ends, PAGE, Programs, WINDOW, done, of};
+use tombolo_sockets::Read;
 
 /// Numbers that look like chance, the same ones for a seed.
 struct Chance(u64);
@@ -73,14 +73,7 @@ fn leave_at_random(seed: u64) {
     let mut chance = Chance(seed);
     let programs = Programs::new(of(WINDOW));
     let mut ends = programs.join(0).unwrap();
-    let deadline = Instant::now() + SOON;
-    while ends.ends.iter().any(|end| end.transports() != [Transport::Pipe; 2]) {
-        for from in 0..2 {
-            ends.send(from, 100);
-            ends.receive(from, 100);
-        }
-        assert!(Instant::now() < deadline, "not in memory");
-    }
+    ends.move_into_memory();
     let (first, steps) = (["a", "b"][chance.below(2)], [chance.below(400), chance.below(60), chance.below(60)]);
     (0..steps[0]).for_each(|_| ends.call_at_random(&mut chance));
     programs.world.leave_in(first);

@@ -17,7 +17,6 @@ use tombolo_sockets::{
     Reason,
     connection::{Connection, Stage},
     kernel::Kernel,
-    switch::Transport,
     tuple::key_of_sequences,
 };
 
@@ -126,17 +125,10 @@ fn s19_connection_that_begins_after_a_session_is_left_is_joined_over_another() {
         let programs = Programs::new(of(WINDOW));
         // Its other end makes no call, so it cannot leave, and the session stays.
         let mut first = programs.join(0).unwrap();
-        let deadline = Instant::now() + SOON;
-        while first.ends.iter().any(|end| end.transports() != [Transport::Pipe; 2]) {
-            for from in 0..2 {
-                first.send(from, 1000);
-                first.receive(from, 1000);
-            }
-            assert!(Instant::now() < deadline, "not in memory");
-        }
+        first.move_into_memory();
         programs.world.leave_in(told);
         let mut second = programs.connect(1);
-        let told = usize::from(told == "b");
+        let (told, deadline) = (usize::from(told == "b"), Instant::now() + SOON);
         while first.ends[told].reason() != Some(Reason::TakenAway) {
             programs.processes[told].advance(&first.ends[told]);
             assert!(Instant::now() < deadline, "nobody heard");

@@ -30,9 +30,9 @@ pub fn programs() -> Result<Vec<Extra>> {
     let there = PROGRAMS.into_iter().filter(|program| Path::new(program).exists());
     let named = there.map(|program| (program.trim_start_matches("/usr/").to_owned(), program.into()));
     let mut own = vec![("bin/libtombolo_preload.so".to_owned(), library)];
-    for place in [FORKS, SLEEPLESS] {
+    for (place, source) in [(FORKS, "src/forks.c"), (SLEEPLESS, "src/bin/xen/sleepless.c")] {
         let name = place.trim_start_matches("/bin/");
-        let program = vchan::compile(name, &vchan::here(&format!("src/bin/xen/{name}.c")), |_| ())?;
+        let program = vchan::compile(name, &vchan::here(source), |_| ())?;
         own.push((place.trim_start_matches('/').to_owned(), program));
     }
     Ok(named.chain(own).collect())

@@ -46,17 +46,25 @@ impl ReadCall<'_> {
         give: &mut dyn FnMut(&[u8]) -> Result<usize, Errno>,
     ) -> Result<[(usize, Transport); 2], Failed> {
         self.in_turn(|rx, owed| {
-            let mut read = |room: &mut [u8], read| self.recv_in_turn(rx, &mut [IoSliceMut::new(room)], read, owed);
-            let (shown, transport) = read(room, Read::Peek)?;
+            let mut read =
+                |rx: &mut Rx, room: &mut [u8], read| self.recv_in_turn(rx, &mut [IoSliceMut::new(room)], read, owed);
+            let (shown, transport) = read(rx, room, Read::Peek)?;
             let given = if shown == 0 { 0 } else { give(&room[..shown]).map_err(Failed::Os)? };
             let (mut taken, mut other) = ((0, transport), (0, Transport::Tcp));
             while taken.0 + other.0 < given {
                 let left = given - taken.0 - other.0;
-                match read(&mut room[..left], Read::Take) {
+                match read(rx, &mut room[..left], Read::Take) {
                     Ok((n @ 1.., by)) if by == transport => taken.0 += n,
                     Ok((n @ 1.., by)) => other = (other.0 + n, by),
-                    // What is wrong the next call finds again; these bytes were handed on.
-                    _ => taken.0 += left,
+                    // These bytes were handed on. What is wrong the next call hears.
+                    failed => {
+                        taken.0 += left;
+                        if let Err(Failed::Os(error)) = failed
+                            && error != Errno::AGAIN
+                        {
+                            rx.error = Some(error);
+                        }
+                    }
                 }
             }
             Ok([taken, other])

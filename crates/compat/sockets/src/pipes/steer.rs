@@ -26,20 +26,13 @@ impl Pipes {
 }
 
 impl Tx {
-    /// Whether something lies in the pipe that was not read, and whether the peer wants it from TCP (S-2).
-    fn is_unread_and_recalled(&mut self) -> (bool, bool) {
-        let unread = self.sender.transport() == Transport::Pipe && !self.writer.reader().is_drained().unwrap_or(true);
-        (unread, Followed::decode(self.followed.load_acquire().hint()).recalls())
-    }
-
     /// Whether to stay in the pipe for what lies there. What is recalled from an end that sends no more can only be read there. Where
     /// the memory will be taken away, the peer is about to recall it, and would have to read it there after a move (S-19).
     #[cold]
     fn stays_for_unread(&mut self, is_leaving: bool) -> bool {
-        match self.is_unread_and_recalled() {
-            (true, true) => self.ended,
-            (unread, _) => unread && is_leaving,
-        }
+        let is_recalled = Followed::decode(self.followed.load_acquire().hint()).recalls();
+        let stays = if is_recalled { self.ended } else { is_leaving };
+        stays && self.sender.transport() == Transport::Pipe && !self.writer.reader().is_drained().unwrap_or(true)
     }
 
     /// Sends over TCP what was recalled from the pipe, before anything else. Says whether something is left.

@@ -29,6 +29,7 @@ use tombolo_sockets::{
     Process, ProgramCall, Read, Reason, Settings,
     connection::{Connection, Direction, Stage},
     kernel::{Kernel, Sample},
+    switch::Transport,
     tuple::Tuple,
 };
 use wire::{Carried, Wire};
@@ -286,6 +287,18 @@ impl Ends<'_> {
         }
         self.received[from] += n as u64;
         n
+    }
+
+    /// Both programs send and receive until either direction goes by memory.
+    pub fn move_into_memory(&mut self) {
+        let deadline = Instant::now() + SOON;
+        while self.ends.iter().any(|end| end.transports() != [Transport::Pipe; 2]) {
+            for from in 0..2 {
+                self.send(from, 1000);
+                self.receive(from, 1000);
+            }
+            assert!(Instant::now() < deadline, "not in memory");
+        }
     }
 
     /// The same two for a connection in any state: before it is joined, the kernel carries the call out.
