@@ -68,7 +68,7 @@ fn forking(fork: impl FnOnce() -> pid_t) -> pid_t {
         if std::process::id() == parent {
             held.parent(u32::try_from(answer).ok());
         } else {
-            state::set_owner();
+            state::inherit();
             held.child();
             epoll::inherit(&sets);
         }

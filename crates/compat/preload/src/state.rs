@@ -164,16 +164,28 @@ pub(crate) fn is_owner() -> bool {
     owner == 0 || owner == rustix::process::getpid().as_raw_nonzero().get() as u32
 }
 
-/// A child made by fork owns its copy.
-pub(crate) fn set_owner() {
+fn set_owner() {
     OWNER.store(std::process::id(), Ordering::Relaxed);
     kernel::mark();
 }
 
-/// A child of a process that had nothing to watch yet.
+/// A child made by fork owns its copy, also of a process that had nothing to watch yet.
 pub(crate) fn inherit() {
     if OWNER.load(Ordering::Relaxed) != 0 {
         set_owner();
+    }
+    forget_absent();
+}
+
+/// The kernel copies a process's descriptors first and its memory later: what another thread of the parent opened in between is in
+/// this copy of the table, and its number will be another file's here.
+fn forget_absent() {
+    for (fd, kind) in KINDS.iter().enumerate() {
+        let found = kind.load(Ordering::Relaxed);
+        // The others came there under the table's lock, which the parent held.
+        if !matches!(found, NOTHING | CONNECTION | SET) && !errno::kept(|| kernel::is_tcp(fd as RawFd)) {
+            forget_if(fd as RawFd, found);
+        }
     }
 }
 

@@ -1,0 +1,547 @@
+/* SPDX-License-Identifier: Apache-2.0 OR MIT
+ * Some connections on which everything happens at once: threads and processes that move bytes in every way, children by
+ * fork amid a stream, signals, edges, limits of time. Each byte follows from its place in its stream: who receives
+ * compares it, and the end of the stream with where it must be.
+ *
+ *   stress SEED LEN                 both ends, a process each
+ *   stress SEED LEN PORT            the one that accepts
+ *   stress SEED LEN PORT ADDRESS    the one that connects
+ *
+ * A stream has up to LEN bytes. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/select.h>
+#include <sys/sendfile.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { CONNECTIONS = 5, ROOM = 100000, LINE = 1 << 16, GREETINGS = 40, GREETING = 100, WAYS = 10, WAITS = 6 };
+/* So far into a stream some bytes are wrong ones; 0: none is. */
+#ifndef WRONG_FROM
+#define WRONG_FROM 0
+#endif
+enum direction { IN, OUT };
+enum outcome { MOVED, MUST_WAIT, ENDED };
+
+/* One direction of a connection, as the end sees it that sends or receives there. */
+struct stream {
+    int fd, connection, sender;
+    enum direction direction;
+    long at, len;
+    unsigned seed;
+    /* A set for events that lasts, or -1. */
+    int set;
+    char room[ROOM];
+};
+
+static int has_children;
+
+#define CHECK(holds) \
+    do { \
+        if (!(holds)) { \
+            fprintf(stderr, "%d: line %d: %s: %s\n", getpid(), __LINE__, #holds, strerror(errno)); \
+            _exit(3); \
+        } \
+    } while (0)
+
+/* A call that a signal may interrupt, until none does. */
+#define UNINTERRUPTED(call) \
+    ({ \
+        long answer_; \
+        while ((answer_ = (call)) < 0 && errno == EINTR) { \
+        } \
+        answer_; \
+    })
+
+static int pick(unsigned *seed, int below) {
+    return rand_r(seed) % below;
+}
+
+static char byte_at(const struct stream *stream, long at) {
+    uint64_t name = (uint64_t)(stream->connection * 2 + stream->sender + 1);
+    uint64_t hash = (uint64_t)(at / 8) * 0x9E3779B97F4A7C15 + name * 0xC2B2AE3D27D4EB4F;
+    hash = (hash ^ hash >> 29) * 0xBF58476D1CE4E5B9;
+    hash ^= hash >> 32;
+    return (char)(hash >> 8 * (at & 7));
+}
+
+static void interrupted(int signal) {
+    (void)signal;
+}
+
+/* One of the ways to wait until bytes can be moved. */
+static void wait_in_some_way(struct stream *stream) {
+    int is_out = stream->direction == OUT, way = pick(&stream->seed, WAITS), ready = 0;
+    struct pollfd one = {stream->fd, is_out ? POLLOUT : POLLIN, 0};
+    struct epoll_event event = {.events = is_out ? EPOLLOUT : EPOLLIN};
+    fd_set set;
+    sigset_t none;
+    sigemptyset(&none);
+    while (ready <= 0) {
+        errno = 0;
+        switch (way) {
+        case 0:
+            ready = poll(&one, 1, -1);
+            break;
+        case 1:
+            ready = ppoll(&one, 1, &(struct timespec){.tv_nsec = 300000}, &none);
+            break;
+        case 2:
+        case 3:
+            FD_ZERO(&set);
+            FD_SET(stream->fd, &set);
+            ready = select(stream->fd + 1, is_out ? NULL : &set, is_out ? &set : NULL, NULL,
+                           way == 2 ? NULL : &(struct timeval){.tv_usec = 500});
+            break;
+        case 4: {
+            int once = epoll_create1(0);
+            event.events |= pick(&stream->seed, 2) ? EPOLLET : 0;
+            CHECK(epoll_ctl(once, EPOLL_CTL_ADD, stream->fd, &event) == 0);
+            ready = (int)UNINTERRUPTED(epoll_wait(once, &event, 1, -1));
+            close(once);
+            break;
+        }
+        default:
+            if (stream->set < 0) {
+                stream->set = epoll_create1(0);
+                CHECK(epoll_ctl(stream->set, EPOLL_CTL_ADD, stream->fd, &event) == 0);
+            } else if (pick(&stream->seed, 3) == 0) {
+                CHECK(epoll_ctl(stream->set, EPOLL_CTL_MOD, stream->fd, &event) == 0);
+            }
+            ready = epoll_wait(stream->set, &event, 1, -1);
+        }
+        CHECK(ready == 1 || errno == EINTR || (ready == 0 && (way == 1 || way == 3)));
+    }
+}
+
+/* A call that waits no longer than two milliseconds. */
+static long within_limit(struct stream *stream, int option, size_t len, int flags) {
+    struct timeval limit = {.tv_usec = 2000}, none = {0};
+    CHECK(setsockopt(stream->fd, SOL_SOCKET, option, &limit, sizeof limit) == 0);
+    long n = option == SO_SNDTIMEO ? send(stream->fd, stream->room, len, flags)
+                                   : recv(stream->fd, stream->room, len, flags);
+    int error = errno;
+    CHECK(setsockopt(stream->fd, SOL_SOCKET, option, &none, sizeof none) == 0);
+    errno = error;
+    return n;
+}
+
+/* By the kernel's own hands: what is sent comes from a file or a pipe, what is received goes to a pipe. */
+static long send_file(struct stream *stream, size_t len) {
+    int file = memfd_create("stress", 0);
+    off_t from = 0;
+    CHECK(write(file, stream->room, len) == (long)len);
+    long n = sendfile(stream->fd, file, &from, len);
+    int error = errno;
+    close(file);
+    errno = error;
+    return n;
+}
+
+static long through_line(struct stream *stream, size_t len) {
+    int line[2];
+    len = len < LINE ? len : LINE;
+    CHECK(pipe(line) == 0);
+    CHECK(stream->direction == IN || write(line[1], stream->room, len) == (long)len);
+    long n = stream->direction == IN ? splice(stream->fd, NULL, line[1], NULL, len, 0)
+                                     : splice(line[0], NULL, stream->fd, NULL, len, 0);
+    int error = errno;
+    CHECK(stream->direction == OUT || n <= 0 || read(line[0], stream->room, (size_t)n) == n);
+    close(line[0]);
+    close(line[1]);
+    errno = error;
+    return n;
+}
+
+/* `flags` is 0 or MSG_DONTWAIT: then the ways that take no flags are not gone. */
+static long send_in_some_way(struct stream *stream, size_t len, int flags) {
+    struct iovec parts[2] = {{stream->room, len / 3}, {stream->room + len / 3, len - len / 3}};
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+    int way = pick(&stream->seed, WAYS), is_last = stream->at + (long)len == stream->len;
+    if (flags == 0) {
+        switch (way) {
+        case 1:
+            return write(stream->fd, stream->room, len);
+        case 2:
+            return writev(stream->fd, parts, 2);
+        case 3:
+            return send_file(stream, len);
+        case 4:
+            return through_line(stream, len);
+        default:
+            break;
+        }
+    }
+    switch (way) {
+    case 5:
+        return sendmsg(stream->fd, &message, flags);
+    case 6:
+        return send(stream->fd, stream->room, len, flags | (is_last ? 0 : MSG_MORE));
+    case 7:
+        return within_limit(stream, SO_SNDTIMEO, len, flags);
+    default:
+        return send(stream->fd, stream->room, len, flags);
+    }
+}
+
+static long receive_in_some_way(struct stream *stream, size_t len, int flags) {
+    struct iovec parts[2] = {{stream->room, len / 3}, {stream->room + len / 3, len - len / 3}};
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+    int way = pick(&stream->seed, WAYS);
+    if (flags == 0) {
+        switch (way) {
+        case 1:
+            return read(stream->fd, stream->room, len);
+        case 2:
+            return readv(stream->fd, parts, 2);
+        case 3:
+            return through_line(stream, len);
+        default:
+            break;
+        }
+    }
+    switch (way) {
+    case 4: {
+        long n = recv(stream->fd, stream->room, len, flags | MSG_PEEK);
+        return n <= 0 ? n : recv(stream->fd, stream->room, (size_t)(1 + pick(&stream->seed, (int)n)), flags | MSG_WAITALL);
+    }
+    case 5:
+        return recvmsg(stream->fd, &message, flags);
+    case 6:
+        return recv(stream->fd, stream->room, len, flags | MSG_WAITALL);
+    case 7:
+        return within_limit(stream, SO_RCVTIMEO, len, flags);
+    default:
+        return recv(stream->fd, stream->room, len, flags);
+    }
+}
+
+/* Where in the stream the bytes are that came in place of the right ones says what went wrong. */
+static void wrong_byte(const struct stream *stream, long at, long n) {
+    fprintf(stderr, "connection %d to end %d: a wrong byte at %ld, of %ld from %ld on\n", stream->connection, !stream->sender,
+            stream->at + at, n, stream->at);
+    for (long from = 0; from < stream->len; from++) {
+        long same = 0;
+        while (at + same < n && stream->room[at + same] == byte_at(stream, from + same)) {
+            same++;
+        }
+        if (same >= 30) {
+            fprintf(stderr, "there are %ld from %ld on\n", same, from);
+        }
+    }
+    _exit(4);
+}
+
+static enum outcome move_some(struct stream *stream, int flags) {
+    static const int most[] = {200, 200, 9000, 9000, ROOM};
+    int is_out = stream->direction == OUT, there;
+    long len = 1 + pick(&stream->seed, most[pick(&stream->seed, 5)]);
+    if (is_out) {
+        len = len < stream->len - stream->at ? len : stream->len - stream->at;
+        for (long at = 0; at < len; at++) {
+            stream->room[at] = byte_at(stream, stream->at + at);
+        }
+        stream->room[0] ^= (char)(WRONG_FROM != 0 && stream->at >= WRONG_FROM);
+    } else if (pick(&stream->seed, 20) == 0) {
+        CHECK(ioctl(stream->fd, FIONREAD, &there) == 0 && there >= 0 && there <= stream->len - stream->at);
+    }
+    long n = is_out ? send_in_some_way(stream, (size_t)len, flags) : receive_in_some_way(stream, (size_t)len, flags);
+    if (n < 0) {
+        CHECK(errno == EINTR || errno == EAGAIN);
+        return errno == EINTR ? MOVED : MUST_WAIT;
+    }
+    if (n == 0) {
+        CHECK(!is_out && stream->at == stream->len);
+        return ENDED;
+    }
+    for (long at = 0; !is_out && at < n; at++) {
+        if (stream->room[at] != byte_at(stream, stream->at + at)) {
+            wrong_byte(stream, at, n);
+        }
+    }
+    stream->at += n;
+    return MOVED;
+}
+
+/* A child moves some and says how far it came: the parent goes on there. */
+static void move_in_child(struct stream *stream) {
+    struct {
+        long at;
+        unsigned seed;
+    } reached;
+    int line[2], status, steps = 1 + pick(&stream->seed, 20);
+    CHECK(pipe(line) == 0);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        stream->set = -1;
+        for (int at = 0; at < steps && stream->at < stream->len; at++) {
+            if (move_some(stream, 0) == MUST_WAIT) {
+                wait_in_some_way(stream);
+            }
+        }
+        reached.at = stream->at, reached.seed = stream->seed;
+        CHECK(write(line[1], &reached, sizeof reached) == sizeof reached);
+        _exit(0);
+    }
+    close(line[1]);
+    CHECK(UNINTERRUPTED(read(line[0], &reached, sizeof reached)) == sizeof reached);
+    CHECK(UNINTERRUPTED(waitpid(child, &status, 0)) == child && status == 0);
+    close(line[0]);
+    stream->at = reached.at, stream->seed = reached.seed;
+}
+
+static void sleep_at_times(struct stream *stream) {
+    if (pick(&stream->seed, 200) == 0) {
+        usleep((useconds_t)pick(&stream->seed, 3000));
+    }
+}
+
+static int is_over(const struct stream *stream, enum outcome last) {
+    return stream->direction == OUT ? stream->at == stream->len : last == ENDED;
+}
+
+/* A thread that has one direction. */
+static void *one_way(void *given) {
+    struct stream *stream = given;
+    enum outcome last = MOVED;
+    int flags = 0;
+    while (!is_over(stream, last)) {
+        sleep_at_times(stream);
+        if (pick(&stream->seed, 50) == 0) {
+            flags = pick(&stream->seed, 2) ? MSG_DONTWAIT : 0;
+        }
+        if (has_children && stream->at < stream->len && pick(&stream->seed, 300) == 0) {
+            move_in_child(stream);
+            continue;
+        }
+        if (pick(&stream->seed, 4) == 0) {
+            wait_in_some_way(stream);
+        }
+        last = move_some(stream, flags);
+        if (last == MUST_WAIT) {
+            wait_in_some_way(stream);
+        }
+    }
+    CHECK(stream->direction == IN || shutdown(stream->fd, SHUT_WR) == 0);
+    return NULL;
+}
+
+/* One that has both, which waits by poll, by select, or for edges, and then takes all there is. */
+static void *both_ways(void *given) {
+    struct stream *both = given;
+    unsigned *seed = &both[OUT].seed;
+    int way = pick(seed, 3), set = epoll_create1(0), is_done[2] = {0, 0};
+    struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET};
+    CHECK(epoll_ctl(set, EPOLL_CTL_ADD, both->fd, &event) == 0);
+    for (int round = 0; !is_done[IN] || !is_done[OUT]; round++) {
+        struct pollfd one = {both->fd, (short)((is_done[OUT] ? 0 : POLLOUT) | (is_done[IN] ? 0 : POLLIN)), 0};
+        fd_set in, out;
+        int goes[2] = {1, 1}, steps = way == 2 ? 1 << 30 : 1 + pick(seed, 4), n;
+        sleep_at_times(&both[OUT]);
+        if (way == 0) {
+            CHECK(UNINTERRUPTED(poll(&one, 1, -1)) == 1);
+            goes[IN] = one.revents & ~POLLOUT, goes[OUT] = one.revents & ~POLLIN;
+        } else if (way == 1) {
+            do {
+                FD_ZERO(&in);
+                FD_ZERO(&out);
+                if (!is_done[IN]) {
+                    FD_SET(both->fd, &in);
+                }
+                if (!is_done[OUT]) {
+                    FD_SET(both->fd, &out);
+                }
+                n = select(both->fd + 1, &in, &out, NULL, NULL);
+            } while (n < 0 && errno == EINTR);
+            CHECK(n > 0);
+            goes[IN] = FD_ISSET(both->fd, &in), goes[OUT] = FD_ISSET(both->fd, &out);
+        } else if (round > 0) {
+            CHECK(UNINTERRUPTED(epoll_wait(set, &event, 1, -1)) == 1);
+        }
+        for (int step = 0; step < steps; step++) {
+            int goes_on = 0;
+            for (int at = IN; at <= OUT; at++) {
+                if (is_done[at] || !goes[at]) {
+                    continue;
+                }
+                enum outcome last = is_over(&both[at], MOVED) ? ENDED : move_some(&both[at], MSG_DONTWAIT);
+                goes[at] = last == MOVED;
+                if (is_over(&both[at], last)) {
+                    CHECK(at == IN || shutdown(both->fd, SHUT_WR) == 0);
+                    is_done[at] = 1;
+                }
+                goes_on |= goes[at] && !is_done[at];
+            }
+            if (!goes_on) {
+                break;
+            }
+        }
+    }
+    close(set);
+    return NULL;
+}
+
+struct threads {
+    pthread_t all[2 * CONNECTIONS];
+    int count;
+};
+
+static void start(struct threads *threads, void *(*body)(void *), struct stream *streams) {
+    CHECK(pthread_create(&threads->all[threads->count++], NULL, body, streams) == 0);
+}
+
+/* What the two ends must agree on comes from `seed` alone. */
+static void carry(struct threads *threads, int fd, int connection, int end, unsigned seed, int most) {
+    unsigned common = seed * 1000003 + (unsigned)connection, own = seed * 7919 + (unsigned)(connection * 2 + end);
+    long len[2];
+    for (int sender = 0; sender < 2; sender++) {
+        int below = pick(&common, 4) ? most : 3000;
+        len[sender] = pick(&common, below);
+    }
+    struct stream *both = calloc(2, sizeof *both);
+    CHECK(both != NULL);
+    for (int direction = IN; direction <= OUT; direction++) {
+        struct stream *stream = &both[direction];
+        stream->fd = fd, stream->connection = connection, stream->direction = (enum direction)direction;
+        stream->sender = direction == OUT ? end : !end;
+        stream->len = len[stream->sender], stream->seed = own * 31 + (unsigned)direction, stream->set = -1;
+    }
+    if (pick(&own, 2)) {
+        start(threads, both_ways, both);
+    } else {
+        start(threads, one_way, &both[IN]);
+        start(threads, one_way, &both[OUT]);
+    }
+}
+
+static void join(const struct threads *threads) {
+    for (int at = 0; at < threads->count; at++) {
+        pthread_join(threads->all[at], NULL);
+    }
+}
+
+static void send_all(int fd, const char *bytes, size_t len) {
+    for (size_t sent = 0; sent < len;) {
+        long n = send(fd, bytes + sent, len - sent, 0);
+        CHECK(n > 0 || errno == EINTR);
+        sent += n > 0 ? (size_t)n : 0;
+    }
+}
+
+static void receive_all(int fd, char *bytes, size_t len) {
+    for (size_t received = 0; received < len;) {
+        long n = recv(fd, bytes + received, len - received, 0);
+        CHECK(n > 0 || (n < 0 && errno == EINTR));
+        received += n > 0 ? (size_t)n : 0;
+    }
+}
+
+/* Turns after which two ends are joined. */
+static void greet(int fd, int end) {
+    char bytes[GREETING] = {0};
+    for (int at = 0; at < 2 * GREETINGS; at++) {
+        at % 2 == end ? send_all(fd, bytes, sizeof bytes) : receive_all(fd, bytes, sizeof bytes);
+    }
+}
+
+/* The next connection: end 1 connects. As both greet, each counts the same. */
+static int connection_of(int end, int listener, const struct sockaddr_in *peer) {
+    int fd = end == 0 ? (int)UNINTERRUPTED(accept(listener, NULL, NULL)) : socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(fd >= 0);
+    if (end == 1 && connect(fd, (const struct sockaddr *)peer, sizeof *peer) != 0) {
+        struct pollfd one = {fd, POLLOUT, 0};
+        CHECK(errno == EINTR && UNINTERRUPTED(poll(&one, 1, -1)) == 1);
+    }
+    greet(fd, end);
+    return fd;
+}
+
+/* All of one end. Where the seed says so, every second connection is a process's of its own. */
+static void run_end(int end, unsigned seed, int len, int listener, const struct sockaddr_in *peer) {
+    unsigned drawn = seed;
+    int connections = 1 + pick(&drawn, CONNECTIONS), has_signals = pick(&drawn, 2);
+    has_children = pick(&drawn, 2);
+    int has_processes = pick(&drawn, 2), status;
+    struct sigaction action = {.sa_handler = interrupted, .sa_flags = pick(&drawn, 2) ? SA_RESTART : 0};
+    CHECK(sigaction(SIGALRM, &action, NULL) == 0);
+    if (has_signals) {
+        struct timeval often = {.tv_usec = 1500};
+        CHECK(setitimer(ITIMER_REAL, &(struct itimerval){often, often}, NULL) == 0);
+    }
+    struct threads threads = {.count = 0};
+    pid_t processes[CONNECTIONS];
+    int count = 0;
+    for (int at = 0; at < connections; at++) {
+        int fd = connection_of(end, listener, peer);
+        if (!has_processes || at % 2 == 0) {
+            carry(&threads, fd, at, end, seed, len);
+        } else if ((processes[count++] = fork()) == 0) {
+            struct threads own = {.count = 0};
+            carry(&own, fd, at, end, seed, len);
+            join(&own);
+            _exit(0);
+        } else {
+            close(fd);
+        }
+    }
+    join(&threads);
+    for (int at = 0; at < count; at++) {
+        CHECK(UNINTERRUPTED(waitpid(processes[at], &status, 0)) > 0 && status == 0);
+    }
+}
+
+static int listening(struct sockaddr_in *address) {
+    socklen_t len = sizeof *address;
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int)) == 0);
+    CHECK(bind(fd, (struct sockaddr *)address, len) == 0 && listen(fd, CONNECTIONS) == 0);
+    CHECK(getsockname(fd, (struct sockaddr *)address, &len) == 0);
+    return fd;
+}
+
+int main(int count, char **words) {
+    struct sockaddr_in address = {.sin_family = AF_INET};
+    CHECK(count >= 3 && count <= 5);
+    unsigned seed = (unsigned)strtoul(words[1], NULL, 10);
+    int len = atoi(words[2]), status;
+    signal(SIGPIPE, SIG_IGN);
+    address.sin_port = htons((uint16_t)(count > 3 ? atoi(words[3]) : 0));
+    if (count == 3) {
+        address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        int listener = listening(&address);
+        pid_t other = fork();
+        CHECK(other >= 0);
+        run_end(other != 0, seed, len, listener, &address);
+        if (other == 0) {
+            _exit(0);
+        }
+        CHECK(UNINTERRUPTED(waitpid(other, &status, 0)) == other && status == 0);
+    } else if (count == 4) {
+        int listener = listening(&address);
+        printf("listens\n");
+        fflush(stdout);
+        run_end(0, seed, len, listener, &address);
+    } else {
+        CHECK(inet_pton(AF_INET, words[4], &address.sin_addr) == 1);
+        run_end(1, seed, len, -1, &address);
+    }
+    printf("done\n");
+    return 0;
+}
