@@ -25,6 +25,7 @@ mod net_three;
 mod network;
 mod rage;
 pub mod sockets;
+mod stress;
 mod unplug;
 mod vchan;
 
@@ -37,7 +38,7 @@ pub use tombolo_e2e::runner::{Half, Verdict};
 pub type Case = runner::Case<Rig>;
 
 /// Cheap ones first; those that leave a guest in an odd state last.
-const CASES: [&[Case]; 26] = [
+const CASES: [&[Case]; 27] = [
     build::CASES,
     lifetime::CASES,
     mapping::CASES,
@@ -61,6 +62,7 @@ const CASES: [&[Case]; 26] = [
     rage::CASES,
     network::CASES,
     sockets::CASES,
+    stress::CASES,
     host_sockets::CASES,
     migration::CASES,
     boards::CASES,

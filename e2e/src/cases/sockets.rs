@@ -34,8 +34,9 @@ pub const HALVES: &[Half] = &[(SEND, stream::send), (RECEIVE, |_| stream::receiv
 pub const IPERF: &str = "/usr/bin/iperf3";
 const REDIS: [&str; 2] = ["/usr/bin/redis-server", "/usr/bin/redis-benchmark"];
 pub const SOCKPERF: &str = "/usr/bin/sockperf";
-/// The program that forks while it has a connection.
+/// The program that forks while it has a connection, and that in which everything happens at once.
 const FORKS: &str = "bin/forks";
+const STRESS: &str = "bin/stress";
 
 /// The first that this host lacks of the programs without which nothing is shown.
 pub fn missing() -> Option<&'static str> {
@@ -48,7 +49,10 @@ fn programs() -> Result<Vec<Extra>> {
     let there = [IPERF, SOCKPERF].into_iter().chain(REDIS).filter(|program| Path::new(program).exists());
     let named = there.map(|program| (program.trim_start_matches("/usr/").to_owned(), program.into()));
     let forks = vchan::compile("forks", &vchan::here("src/forks.c"), |_| ())?;
-    Ok(named.chain([("bin/libtombolo_preload.so".to_owned(), library), (FORKS.to_owned(), forks)]).collect())
+    let stress = vchan::here("../crates/compat/preload/tests/programs/stress.c");
+    let stress = vchan::compile("stress", &stress, |cc| _ = cc.arg("-pthread"))?;
+    let ours = [("bin/libtombolo_preload.so", library), (FORKS, forks), (STRESS, stress)];
+    Ok(named.chain(ours.map(|(place, file)| (place.to_owned(), file))).collect())
 }
 
 /// Two machines with a network, and programs in them that know nothing of each other.
@@ -147,7 +151,7 @@ pub fn until_in_memory(site: &mut Site, folder: &str) -> Result<()> {
 }
 
 /// Runs `case` where two machines have a network.
-fn at_site(rig: &mut Rig, case: impl FnOnce(&mut Site) -> Result<()>) -> Result<Verdict> {
+pub fn at_site(rig: &mut Rig, case: impl FnOnce(&mut Site) -> Result<()>) -> Result<Verdict> {
     if let Err(why) = Network::open() {
         return Ok(Verdict::Skip { need: "netns", why: why.to_string() });
     }

@@ -36,8 +36,8 @@ pub(crate) fn before_close(fd: RawFd) {
     match state::forget(fd) {
         Some(Watched::Connection(connection)) if is_still => {
             let reset = given_up(fd, &connection, || handback::drain_before_close(fd, &connection));
-            if reset {
-                kernel::reset_at_close(fd);
+            if reset && let Some(process) = state::busy() {
+                handback::reset_at_close(process, fd, &connection);
             }
         }
         // Of another file, which has the number by now, nothing is to be changed.
@@ -58,7 +58,7 @@ fn given_up(fd: RawFd, connection: &Arc<Connection>, last: impl FnOnce()) -> boo
     }
     last();
     wiring::forget(connection);
-    let reset = connection.finish();
+    let reset = connection.finish(&kernel::Linux, fd);
     // Another thread may wait for it in a call: the kernel tells it nothing of this number any more.
     connection.pipes.doorbell().inspect(|doorbell| doorbell.notify());
     if let Some(process) = state::busy() {

@@ -43,10 +43,23 @@ pub(crate) fn hand_over(process: &Process, fd: RawFd, connection: &Arc<Connectio
 
 /// The same for several, which together wait no longer than one.
 pub(crate) fn hand_over_all(process: &Process, all: &[(RawFd, Arc<Connection>)], reason: Reason) {
-    hand_over_until(process, all, reason, Instant::now() + PATIENCE);
+    hand_over_until(process, all, reason, Instant::now() + PATIENCE, |_, _| false);
 }
 
-fn hand_over_until(process: &Process, all: &[(RawFd, Arc<Connection>)], reason: Reason, deadline: Instant) {
+/// The same for what a program that is started gets. Most programs get most of their descriptors unasked, by the numbers that these
+/// had before: where this end `goes_on` they are lent, and what is in shared memory stays for it to read.
+pub(crate) fn hand_on_all(process: &Process, all: &[(RawFd, Arc<Connection>)], goes_on: impl Fn(&Connection) -> bool) {
+    let is_lent = |fd, connection: &Connection| fd > libc::STDERR_FILENO && goes_on(connection);
+    hand_over_until(process, all, Reason::Shared, Instant::now() + PATIENCE, is_lent);
+}
+
+fn hand_over_until(
+    process: &Process,
+    all: &[(RawFd, Arc<Connection>)],
+    reason: Reason,
+    deadline: Instant,
+    is_lent: impl Fn(RawFd, &Connection) -> bool,
+) {
     let all: Vec<_> = all.iter().filter(|(fd, _)| !state::is_owner() || state::is_still(*fd)).collect();
     for (fd, connection) in &all {
         process.leaves(connection, reason);
@@ -55,9 +68,11 @@ fn hand_over_until(process: &Process, all: &[(RawFd, Arc<Connection>)], reason: 
         }
     }
     for (fd, connection) in &all {
-        if !connection.ending.is_given_up()
-            && take_back(process, *fd, connection, reason, deadline) != ReturnStage::Done
-        {
+        let is_there = connection.ending.is_given_up()
+            || take_back(process, *fd, connection, reason, deadline) == ReturnStage::Done;
+        if !is_there && is_lent(*fd, connection) {
+            connection.members.lend();
+        } else if !is_there {
             reset(process, *fd, connection);
         }
     }
@@ -71,7 +86,7 @@ pub(crate) fn leave_before_fork(process: &Process) {
         return;
     }
     let deadline = Instant::now() + FORK_PATIENCE;
-    hand_over_until(process, &all, Reason::Shared, deadline);
+    hand_over_until(process, &all, Reason::Shared, deadline, |_, _| false);
     for (fd, connection) in &all {
         while !process.lets_go(connection, connection.ending.is_given_up()) {
             if Instant::now() >= deadline {
@@ -108,6 +123,16 @@ pub(crate) fn send_by_kernel(process: &Process, fd: RawFd, connection: &Arc<Conn
             reset(process, fd, connection);
         }
         let _ = kernel::poll(&mut [], Some(Duration::from_millis(1)), None);
+    }
+}
+
+/// The last descriptor that this end has is about to be closed, and bytes are unread of which the kernel knows nothing: TCP would
+/// reset. Where another program has the socket as well it is not closed, and ends now: that program would find an end that is none.
+pub(crate) fn reset_at_close(process: &Process, fd: RawFd, connection: &Connection) {
+    if connection.members.is_lent() {
+        reset(process, fd, connection);
+    } else {
+        kernel::reset_at_close(fd);
     }
 }
 

@@ -118,7 +118,7 @@ pub(crate) fn leaving() {
         return;
     }
     errno::kept(|| {
-        handback::hand_over_all(process, &passed_on(), Reason::Shared);
+        handback::hand_on_all(process, &passed_on(), |connection| !connection.members.is_alone());
         let all = state::connections().into_iter().map(|(_, connection)| connection);
         let left: Vec<_> = all.filter(|connection| !connection.depart()).collect();
         state::GIVEN_UP.lock().unwrap_or_else(PoisonError::into_inner).extend(left);
@@ -158,7 +158,7 @@ fn handing_on() {
             passed_on.push((fd, Arc::clone(connection)));
         }
     }
-    handback::hand_over_all(process, &passed_on, Reason::Shared);
+    handback::hand_on_all(process, &passed_on, |_| true);
 }
 
 /// A child of `vfork` closes what may be the other end of one that it keeps for another program: while it has both, that
@@ -173,7 +173,7 @@ pub(crate) fn closing_in_child(fd: RawFd) {
 /// what this program set, if what this gives is held until it runs.
 fn spawning() -> impl Sized {
     if let Some(process) = state::busy().filter(|_| state::is_owner()) {
-        errno::kept(|| handback::hand_over_all(process, &passed_on(), Reason::Shared));
+        errno::kept(|| handback::hand_on_all(process, &passed_on(), |_| true));
     }
     aside::hold()
 }
@@ -382,7 +382,7 @@ extern "C" fn end() {
             handback::drain_before_close(fd, &connection);
             // The kernel is about to close it, and sees nothing unread.
             if connection.depart() && connection.unread() > 0 && state::is_still(fd) {
-                kernel::reset_at_close(fd);
+                handback::reset_at_close(process, fd, &connection);
             }
             process.ended(&connection);
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Waits and moves of one connection by several threads, processes and handlers (`programs/moves.c`, `leaves.c`,
-//! `absent.c`, `awake.c`): what the calls give is what they give without the library.
+//! `absent.c`, `lent.c`, `awake.c`): what the calls give is what they give without the library.
 
 mod place;
 
@@ -74,6 +74,29 @@ fn splice_gives_each_byte_once_where_the_connection_goes_back_to_tcp_meanwhile()
 #[test]
 fn child_takes_no_file_of_its_own_for_a_socket_that_was_accepted_amid_the_fork() {
     same("absent.c", "all");
+}
+
+#[test]
+fn program_that_starts_another_one_reads_what_its_peer_sent_before_it_ended() {
+    for how in ["spawn", "system", "exec"] {
+        if let Some(place) = same("lent.c", how) {
+            place.assert_none_reset();
+        }
+    }
+}
+
+/// What it leaves unread the other one cannot read, and hears so: the end would be one that is none.
+#[test]
+fn program_that_was_started_hears_that_bytes_were_left_unread() {
+    if !has("bytes left unread", &["cc"]) {
+        return;
+    }
+    let place = Place::new();
+    let mut command = Command::new(built(&place, "lent.c"));
+    place.dress(command.arg("close").env("TOMBOLO_SOCKETS_AFTER", "0"));
+    let said = command.output().unwrap();
+    let heard = String::from_utf8_lossy(&said.stderr);
+    assert!(place.log().contains("joined") && heard.contains("wc:"), "{heard}{}", place.log());
 }
 
 #[test]

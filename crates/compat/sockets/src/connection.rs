@@ -318,7 +318,7 @@ impl Connection {
     }
 
     /// This process's last descriptor is about to be closed. Says whether TCP would reset, because bytes were left unread.
-    pub fn finish(&self) -> bool {
-        self.depart() && self.pipes.get().is_some_and(|pipes| pipes.close(self))
+    pub fn finish(&self, kernel: &dyn Kernel, fd: RawFd) -> bool {
+        self.depart() && self.pipes.get().is_some_and(|pipes| pipes.close(self, kernel, fd))
     }
 }

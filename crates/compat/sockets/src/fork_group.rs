@@ -43,6 +43,7 @@ const TURNS: usize = 10;
 const RECALLED: usize = 11;
 const BASE: usize = 12;
 const DETACHED: usize = 13;
+const LENT: usize = 14;
 const PIDS: usize = 16;
 /// The same processes as those see them that made them; 0 is a free place.
 const SEEN: usize = PIDS + MEMBERS;
@@ -228,6 +229,14 @@ impl ForkGroup {
 
     pub fn is_detached(&self) -> bool {
         self.word(DETACHED).load(Ordering::Acquire) != 0
+    }
+
+    pub fn lend(&self) {
+        self.word(LENT).store(1, Ordering::SeqCst);
+    }
+
+    pub fn is_lent(&self) -> bool {
+        self.word(LENT).load(Ordering::SeqCst) != 0
     }
 
     pub fn end_sending(&self) {

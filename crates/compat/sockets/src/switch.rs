@@ -251,9 +251,11 @@ impl Receiver {
         self.transport() == Transport::Pipe && !self.recalls()
     }
 
-    /// Whether what is left in the pipe was recalled, and comes over TCP: the sender has made so many moves.
-    pub(crate) fn is_paid(&self, moves: u64) -> bool {
-        self.leave && (self.transport() == Transport::Tcp || self.recalls() && moves != self.moves)
+    /// Whether what is left in the pipe behind `position` was recalled, and comes over TCP: the sender has made so many moves, the
+    /// last at `boundary`. One that moved before it was asked left at another one, and what it left is to be read in the pipe.
+    pub(crate) fn is_paid(&self, moves: u64, boundary: u64, position: u64) -> bool {
+        let has_moved = self.recalls() && moves != self.moves && boundary == position;
+        self.leave && (self.transport() == Transport::Tcp || has_moved)
     }
 
     /// Where the sender has left the transport that this end reads, if it has, and this end reads it up to there.
@@ -262,7 +264,8 @@ impl Receiver {
         Ok(left.then(|| io.boundary()))
     }
 
-    fn recalls(&self) -> bool {
+    /// Whether it was asked for what is in the pipe, and has not gone on from there.
+    pub(crate) fn recalls(&self) -> bool {
         self.transport() == Transport::Pipe && self.ready
     }
 

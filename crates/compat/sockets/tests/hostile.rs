@@ -244,7 +244,7 @@ fn s2_s3_words_that_lie_after_joining_end_the_stream_and_nothing_else() {
                 }
             }
         }
-        victim.connection.finish();
+        victim.connection.finish(victim.process.kernel(), -1);
     }
     assert!(bytes > 0 && errors > 0, "{bytes} bytes, {errors} streams ended: the lies did not reach anything");
 }
@@ -352,7 +352,7 @@ fn s20_rings_that_lie_end_the_stream_and_nothing_else() {
             grown += u32::from(sends != 16 << 10);
             followed += u32::from(reads != RING);
         }
-        connection.finish();
+        connection.finish(victim.process.kernel(), -1);
     }
     assert!(
         grown > 0 && followed > 0 && errors > 0,

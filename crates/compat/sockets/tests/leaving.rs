@@ -10,7 +10,7 @@ use std::{
 };
 
 use machine_pair::{Ends, PAGE, Programs, WINDOW, done, of};
-use tombolo_sockets::Read;
+use tombolo_sockets::{Read, Reason, connection::ReturnStage};
 
 /// Numbers that look like chance, the same ones for a seed.
 struct Chance(u64);
@@ -112,4 +112,26 @@ fn leave_at_random(seed: u64) {
 #[test]
 fn s19_connection_leaves_at_any_moment_by_calls_that_read_nothing_and_every_byte_arrives() {
     (0..if std::env::var_os("TOMBOLO_LONG").is_some() { 3000 } else { 100 }).for_each(leave_at_random);
+}
+
+/// Who is asked for TCP goes there from where it is; what it left in the pipe cannot be recalled after that, and is to be read there.
+#[test]
+fn s2_what_a_sender_left_before_it_was_recalled_is_still_in_the_pipe() {
+    for (is_over, stage) in [(false, ReturnStage::Long), (true, ReturnStage::Lost)] {
+        let programs = Programs::new(of(WINDOW));
+        let mut ends = programs.join(0).unwrap();
+        ends.move_into_memory();
+        ends.receive(0, 100_000);
+        ends.send(0, 1000);
+        ends.receive(0, 400);
+        programs.processes[1].leaves(&ends.ends[1], Reason::Usage);
+        assert!(ends.call(1).is_readable());
+        ends.send(0, 10);
+        programs.kernels[0].of(ends.fd).out.lock().unwrap().is_over = is_over;
+        assert_eq!((ends.call(1).retreat(Reason::Usage), ends.ends[1].unread()), (stage, 600));
+        while ends.received[0] < ends.sent[0] {
+            assert!(ends.receive(0, 1000) > 0, "{} of {}", ends.received[0], ends.sent[0]);
+        }
+        assert_eq!(ends.call(1).retreat(Reason::Usage), ReturnStage::Done);
+    }
 }

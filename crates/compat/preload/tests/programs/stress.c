@@ -12,9 +12,11 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,7 +52,9 @@ struct stream {
     char room[ROOM];
 };
 
-static int has_children;
+static int has_children, has_disturbances;
+/* Between signals, in microseconds: longer between machines, which are emulated. */
+static int signal_pause = 1500;
 
 #define CHECK(holds) \
     do { \
@@ -307,6 +311,45 @@ static void move_in_child(struct stream *stream) {
     stream->at = reached.at, stream->seed = reached.seed;
 }
 
+/* Moves some by another number of the connection. */
+static enum outcome move_by(struct stream *stream, int fd) {
+    int own = stream->fd, set = stream->set;
+    CHECK(fd >= 0);
+    stream->fd = fd, stream->set = -1;
+    enum outcome outcome = move_some(stream, MSG_DONTWAIT);
+    stream->fd = own, stream->set = set;
+    close(fd);
+    return outcome;
+}
+
+/* What programs do with a connection beside moving bytes, or that concerns it without their knowing. */
+static enum outcome disturb(struct stream *stream) {
+    enum outcome outcome = MOVED;
+    char *words[] = {"true", NULL};
+    int status, flags;
+    pid_t program;
+    switch (pick(&stream->seed, 5)) {
+    case 0:
+        return move_by(stream, dup(stream->fd));
+    case 1:
+        CHECK(posix_spawnp(&program, "true", NULL, NULL, words, environ) == 0);
+        CHECK(UNINTERRUPTED(waitpid(program, &status, 0)) == program && status == 0);
+        break;
+    case 2:
+        /* Another thread may do the same. */
+        CHECK((flags = fcntl(stream->fd, F_GETFL)) >= 0 && fcntl(stream->fd, F_SETFL, flags | O_NONBLOCK) == 0);
+        outcome = move_some(stream, 0);
+        CHECK(fcntl(stream->fd, F_SETFL, flags & ~O_NONBLOCK) == 0);
+        break;
+    case 3:
+        CHECK(setsockopt(stream->fd, IPPROTO_TCP, TCP_NODELAY, &(int){pick(&stream->seed, 2)}, sizeof(int)) == 0);
+        break;
+    default:
+        CHECK(setsockopt(stream->fd, SOL_SOCKET, SO_SNDBUF, &(int){5000 + pick(&stream->seed, 300000)}, sizeof(int)) == 0);
+    }
+    return outcome;
+}
+
 static void sleep_at_times(struct stream *stream) {
     if (pick(&stream->seed, 200) == 0) {
         usleep((useconds_t)pick(&stream->seed, 3000));
@@ -329,6 +372,10 @@ static void *one_way(void *given) {
         }
         if (has_children && stream->at < stream->len && pick(&stream->seed, 300) == 0) {
             move_in_child(stream);
+            continue;
+        }
+        if (has_disturbances && stream->at < stream->len && pick(&stream->seed, 100) == 0) {
+            last = disturb(stream);
             continue;
         }
         if (pick(&stream->seed, 4) == 0) {
@@ -479,10 +526,11 @@ static void run_end(int end, unsigned seed, int len, int listener, const struct 
     int connections = 1 + pick(&drawn, CONNECTIONS), has_signals = pick(&drawn, 2);
     has_children = pick(&drawn, 2);
     int has_processes = pick(&drawn, 2), status;
+    has_disturbances = pick(&drawn, 3) == 0;
     struct sigaction action = {.sa_handler = interrupted, .sa_flags = pick(&drawn, 2) ? SA_RESTART : 0};
     CHECK(sigaction(SIGALRM, &action, NULL) == 0);
     if (has_signals) {
-        struct timeval often = {.tv_usec = 1500};
+        struct timeval often = {.tv_usec = signal_pause};
         CHECK(setitimer(ITIMER_REAL, &(struct itimerval){often, often}, NULL) == 0);
     }
     struct threads threads = {.count = 0};
@@ -523,6 +571,7 @@ int main(int count, char **words) {
     int len = atoi(words[2]), status;
     signal(SIGPIPE, SIG_IGN);
     address.sin_port = htons((uint16_t)(count > 3 ? atoi(words[3]) : 0));
+    signal_pause *= count == 3 ? 1 : 10;
     if (count == 3) {
         address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
         int listener = listening(&address);

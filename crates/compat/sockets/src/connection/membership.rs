@@ -18,6 +18,8 @@ pub struct Membership {
     group: OnceLock<ForkGroup>,
     /// This process is none of them any more.
     departed: AtomicBool,
+    /// Another program has the socket as well, and is none of them.
+    lent: AtomicBool,
     /// Bytes that went over TCP through this library, while there is no group. From then on they are counted there.
     counted: [AtomicU64; 2],
 }
@@ -47,6 +49,9 @@ impl Membership {
         if leaves() {
             group.leave();
         }
+        if self.is_lent() {
+            group.lend();
+        }
         Ok(self.group.get_or_init(|| group))
     }
 
@@ -69,6 +74,19 @@ impl Membership {
 
     pub(crate) fn has_departed(&self) -> bool {
         self.departed.load(Ordering::Relaxed)
+    }
+
+    /// Another program gets the socket, which knows nothing of what is in shared memory: one of these processes goes on and reads
+    /// it.
+    pub fn lend(&self) {
+        self.lent.store(true, Ordering::SeqCst);
+        self.group().inspect(|group| group.lend());
+    }
+
+    /// Whether another program has got the socket so.
+    #[must_use]
+    pub fn is_lent(&self) -> bool {
+        self.lent.load(Ordering::SeqCst) || self.group().is_some_and(ForkGroup::is_lent)
     }
 
     // ---- what they count

@@ -17,8 +17,7 @@ impl Pipes {
         }
         let unread = self.halves.with_rx(&connection.members, |rx| {
             // What was recalled comes over TCP, and is counted there.
-            let moves = rx.moves.load_acquire().hint();
-            if rx.receiver.is_paid(moves) { 0 } else { rx.find_unread() }
+            if rx.is_paid() { 0 } else { rx.find_unread() }
         });
         unread.unwrap_or(0)
     }
@@ -81,6 +80,12 @@ impl Pipes {
 }
 
 impl Rx {
+    /// Whether what is left in the pipe comes over TCP.
+    pub(super) fn is_paid(&self) -> bool {
+        let moves = self.moves.load_acquire().hint();
+        self.receiver.is_paid(moves, self.boundary.load_acquire().hint(), self.reader.position())
+    }
+
     /// Looks how much there is, whatever was there already. A lie is met by the next read.
     fn find_unread(&mut self) -> u64 {
         self.reader.handover().find_unread().unwrap_or(0)

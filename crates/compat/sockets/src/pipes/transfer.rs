@@ -7,7 +7,6 @@ use std::{
 };
 
 use rustix::io::Errno;
-use tombolo_mem::PeerWord;
 use tombolo_ring::{Error, Side};
 
 use super::{Failed, Pipes, Read, read_call::ReadCall};
@@ -75,13 +74,13 @@ impl Pipes {
     }
 
     /// The last descriptor of this end is about to be closed. Says whether bytes are left unread: then TCP would reset.
-    pub fn close(&self, connection: &Connection) -> bool {
+    pub fn close(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
         let _ = self.halves.with_tx(&connection.members, |tx| tx.writer.close());
         let unread = self.halves.with_rx(&connection.members, |rx| {
-            // What was recalled comes over TCP, to whoever has the socket then. This end may not have followed into the pipe yet.
-            let moves = rx.moves.load_acquire().hint();
-            let is_ahead = rx.receiver.transport() == Transport::Tcp && !rx.receiver.is_paid(moves);
-            let is_here = rx.receiver.reads_pipe() || is_ahead;
+            // What was recalled comes over TCP, to whoever has the socket then, if the peer still sends. This end may not have
+            // followed into the pipe yet.
+            let comes = rx.receiver.recalls() && !connection.ending.has_peer_ended(kernel, fd);
+            let is_here = !comes && !rx.is_paid();
             let unread = is_here && matches!(rx.reader.ready(1), Ok(true)) && rx.reader.available() > 0;
             rx.reader.close();
             unread

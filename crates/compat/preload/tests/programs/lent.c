@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 OR MIT
+ * A program that has not read all that its peer sent before it ended, and starts another one, which gets the connection unasked by
+ * the number that it has: `lent spawn`, `system`, `exec`. The rest is still there afterwards.
+ *
+ * With `close` it closes the connection instead, and the other one reads. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <spawn.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+
+#include "ends.h"
+
+enum { ALL = 30000, BEFORE = 7 };
+
+extern char **environ;
+
+static void start(const char *how, char *command) {
+    char *words[] = {"sh", "-c", command, NULL};
+    int status = 0;
+    pid_t program = 0;
+    if (strcmp(how, "system") == 0) {
+        status = system(command);
+    } else if (strcmp(how, "exec") == 0) {
+        program = fork();
+        if (program == 0) {
+            execvp(words[0], words);
+        }
+        check(program > 0, "fork");
+    } else {
+        check(posix_spawnp(&program, words[0], NULL, NULL, words, environ) == 0, "spawn");
+    }
+    check(strcmp(how, "close") == 0 || program == 0 || waitpid(program, &status, 0) == program, "wait");
+    check(status == 0, "the program");
+}
+
+int main(int count, char **words) {
+    static char bytes[ALL], found[ALL];
+    char command[100];
+    int end, all = BEFORE, status;
+    check(count == 2, "how");
+    for (int at = 0; at < ALL; at++) {
+        bytes[at] = (char)(at * 31 % 251);
+    }
+    pid_t peer = meet_peer(&end);
+    if (peer == 0) {
+        check(send(end, bytes, ALL, 0) == ALL && shutdown(end, SHUT_WR) == 0, "send");
+        recv(end, bytes, 1, 0); /* Until the other end is closed. */
+        _exit(0);
+    }
+    check(recv(end, found, BEFORE, MSG_WAITALL) == BEFORE, "some");
+    struct pollfd ended = {.fd = end, .events = POLLRDHUP};
+    check(poll(&ended, 1, 10000) == 1, "the end");
+    if (strcmp(words[1], "close") == 0) {
+        snprintf(command, sizeof command, "sleep 0.3; wc -c <&%d >&2", end);
+        start(words[1], command);
+        close(end);
+        check(wait(&status) > 0 && wait(&status) > 0, "wait");
+        return 0;
+    }
+    for (int at = 0; at < 2; at++) {
+        start(words[1], "true");
+    }
+    for (long n = 1; n > 0; all += (int)n) {
+        check((n = recv(end, found + all, sizeof found - (size_t)all, 0)) >= 0, "recv");
+    }
+    printf("%d bytes, %s\n", all, memcmp(bytes, found, ALL) == 0 ? "the same" : "others");
+    close(end);
+    check(waitpid(peer, &status, 0) == peer && status == 0, "peer");
+    return 0;
+}

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Everything at once on connections between two machines, whose link goes and comes back: each byte comes, once and in order.
+
+use super::{Case, Verdict, long, sockets};
+use crate::rig::Rig;
+use crate::site::{At, Site, line};
+use std::time::Instant;
+use tombolo_e2e::ensure;
+use tombolo_e2e::error::{Context, Result};
+use tombolo_e2e::line_reader::within;
+
+pub const CASES: &[Case] = &[Case { name: "s19_everything_at_once_while_a_link_comes_and_goes", run: at_once }];
+
+/// Bytes that a stream has at most.
+const LEN: &str = "20000000";
+const PORT: &str = "15000";
+const REPORT: &str = "/tmp/stress";
+/// Seconds for seeds to begin in.
+const SHORT: u64 = 15;
+const LONG: u64 = 600;
+
+fn at_once(rig: &mut Rig) -> Result<Verdict> {
+    sockets::at_site(rig, |site| {
+        let deadline = within(if long() { LONG } else { SHORT });
+        let (mut seed, mut joined) = (0, 0);
+        while Instant::now() < deadline {
+            joined += one_seed(site, seed).context(format!("seed {seed}"))?;
+            seed += 1;
+        }
+        // Short streams use a service's credit up, so not all are.
+        ensure!(joined > seed, "{joined} connections were joined in {seed} runs");
+        println!("{seed} seeds, {joined} connections in memory");
+        Ok(())
+    })
+}
+
+/// How often a connection was joined.
+fn one_seed(site: &mut Site, seed: usize) -> Result<usize> {
+    let (address, seed) = (site.addresses[1].clone(), seed.to_string());
+    let wrapped =
+        |words: &str| format!("rm -rf {REPORT}; exec tombolo run --log /tmp/log --report {REPORT} -- stress {words}");
+    let accepts = site.b.start(&["sh", "-c", &wrapped(&format!("{seed} {LEN} {PORT}"))])?;
+    line(&mut site.b, accepts, "listens", within(60))?;
+    let connects = site.a.start(&["sh", "-c", &wrapped(&format!("{seed} {LEN} {PORT} {address}"))])?;
+    let mut goes_on = true;
+    while goes_on {
+        site.a.sh("usleep 700000", within(60))?;
+        site.unlink()?;
+        site.a.sh("usleep 300000", within(60))?;
+        site.link("a", "b")?;
+        goes_on = !site.a.sh("pidof stress || true", within(60))?.trim().is_empty();
+    }
+    site.a.wait(connects, within(60))?.success().context("who connects")?;
+    site.b.wait(accepts, within(60))?.success().context("who accepts")?;
+    let mut joined = 0;
+    for at in [At::A, At::B] {
+        let lines = site.vm(at).sh("cat /tmp/log; rm /tmp/log", within(60))?;
+        ensure!(!lines.contains("reset:") && !lines.contains("broken:"), "{lines}");
+        joined += lines.matches("joined:").count();
+    }
+    Ok(joined / 2)
+}
