@@ -22,7 +22,8 @@ use tombolo_sockets::{
 use crate::{
     ancillary,
     epoll::waiting,
-    errno, flow, handback, inside,
+    errno, flow, handback,
+    inside::{self, Few},
     plain::{self, Progress},
     poll::{self, check},
     real, renewal,
@@ -59,7 +60,7 @@ unsafe fn part<'a>(from: *const c_void, len: size_t) -> Parts<IoSlice<'a>> {
 
 /// # Safety
 /// `count` parts at `parts`, each as for [`part_mut`].
-unsafe fn parts_mut<'a>(parts: *const iovec, count: usize, too_many: Errno) -> Parts<Vec<IoSliceMut<'a>>> {
+unsafe fn parts_mut<'a>(parts: *const iovec, count: usize, too_many: Errno) -> Parts<Few<IoSliceMut<'a>>> {
     // SAFETY: (valid) the caller's promise.
     let parts = unsafe { vector(parts, count, too_many) }?;
     // SAFETY: (valid) the caller's promise, for each part.
@@ -68,7 +69,7 @@ unsafe fn parts_mut<'a>(parts: *const iovec, count: usize, too_many: Errno) -> P
 
 /// # Safety
 /// `count` parts at `parts`, each as for [`part`].
-unsafe fn parts<'a>(parts: *const iovec, count: usize, too_many: Errno) -> Parts<Vec<IoSlice<'a>>> {
+unsafe fn parts<'a>(parts: *const iovec, count: usize, too_many: Errno) -> Parts<Few<IoSlice<'a>>> {
     // SAFETY: (valid) the caller's promise.
     let parts = unsafe { vector(parts, count, too_many) }?;
     // SAFETY: (valid) the caller's promise, for each part.

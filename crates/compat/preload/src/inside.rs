@@ -6,10 +6,16 @@
 
 use std::cell::Cell;
 
+use smallvec::SmallVec;
+
 thread_local! {
     /// Without a destructor, so that its first use in a handler allocates nothing.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
+
+/// What a call has of each of its buffers or descriptors. Where they are as few as most calls have, no memory is got for it: the call
+/// may be a handler's, of a signal that has interrupted `malloc`.
+pub(crate) type Few<T> = SmallVec<[T; 8]>;
 
 /// While it lives this thread is in the middle of something.
 #[derive(Debug)]

@@ -23,7 +23,8 @@ use tombolo_sockets::{
 
 use crate::{
     epoll::waiting,
-    errno, inside,
+    errno,
+    inside::{self, Few},
     kernel::Mask,
     plain, real, state,
     wait::{self, Joined},
@@ -44,8 +45,8 @@ fn deadline(timeout: Option<Duration>) -> Option<Instant> {
 }
 
 /// Gets on with the connections among `fds`; those that are joined, and the others, whose kernel call this is.
-fn sort<'a>(process: &Process, fds: &[pollfd], all: &'a [(usize, Arc<Connection>)]) -> (Vec<Joined>, Vec<Plain<'a>>) {
-    let (mut joined, mut plain) = (Vec::new(), Vec::new());
+fn sort<'a>(process: &Process, fds: &[pollfd], all: &'a [(usize, Arc<Connection>)]) -> (Few<Joined>, Few<Plain<'a>>) {
+    let (mut joined, mut plain) = (Few::new(), Few::new());
     for set in fds.iter().filter_map(|entry| state::set(entry.fd)) {
         waiting::nested(process, &set);
     }
@@ -83,7 +84,7 @@ pub(crate) fn interrupted() -> c_int {
 }
 
 /// The connections among `fds`. None is the usual answer, and costs a load for each.
-fn connections(fds: &[pollfd]) -> Vec<Joined> {
+fn connections(fds: &[pollfd]) -> Few<Joined> {
     let found = fds.iter().enumerate().filter_map(|(at, entry)| state::connection(entry.fd).map(|found| (at, found)));
     found.collect()
 }
@@ -244,7 +245,7 @@ fn select_any(
     };
     let begun = Instant::now();
     let sets = sets.map(Bits);
-    let mut fds = Vec::new();
+    let mut fds = Few::new();
     for fd in 0..count.max(0) {
         let wants = [0, 1, 2].map(|set| sets[set].has(fd));
         if wants != [false; 3] {

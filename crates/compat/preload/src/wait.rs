@@ -19,7 +19,8 @@ use rustix::io::Errno;
 use tombolo_sockets::{Process, Seat, connection::Connection, spin};
 
 use crate::{
-    errno, inside,
+    errno,
+    inside::{self, Few},
     kernel::{self, Mask},
 };
 
@@ -157,8 +158,7 @@ fn wait_for(
     let _inside = inside::enter();
     // A process that never sleeps does here what its peer asks for (S-2).
     joined.iter().for_each(|(at, connection)| _ = connection.for_call(process, fds[*at].fd).send_recalled());
-    let mut asked = Vec::with_capacity(fds.len() + 1);
-    let mut seen = Vec::with_capacity(joined.len());
+    let (mut asked, mut seen) = (Few::new(), Few::new());
     let mut pauses = Looks::default();
     loop {
         seen.clear();
@@ -288,7 +288,7 @@ fn has_news(fds: &[pollfd], joined: &[Joined], seen: &[u64]) -> bool {
 fn ask(
     fds: &mut [pollfd],
     joined: &[Joined],
-    asked: &mut Vec<pollfd>,
+    asked: &mut Few<pollfd>,
     doorbell: Option<RawFd>,
     timeout: Option<Duration>,
     mask: Mask,

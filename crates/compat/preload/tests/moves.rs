@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Waits and moves of one connection by several threads, processes and handlers (`programs/moves.c`, `leaves.c`,
-//! `absent.c`, `lent.c`, `awake.c`): what the calls give is what they give without the library.
+//! `absent.c`, `lent.c`, `frugal.c`, `awake.c`): what the calls give is what they give without the library.
 
 mod place;
 
@@ -74,6 +74,11 @@ fn splice_gives_each_byte_once_where_the_connection_goes_back_to_tcp_meanwhile()
 #[test]
 fn child_takes_no_file_of_its_own_for_a_socket_that_was_accepted_amid_the_fork() {
     same("absent.c", "all");
+}
+
+#[test]
+fn handler_of_a_signal_that_interrupted_malloc_waits_and_moves_bytes() {
+    same("frugal.c", "all");
 }
 
 #[test]

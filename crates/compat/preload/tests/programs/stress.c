@@ -33,7 +33,17 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { CONNECTIONS = 5, ROOM = 100000, LINE = 1 << 16, GREETINGS = 40, GREETING = 100, WAYS = 10, WAITS = 6 };
+enum {
+    CONNECTIONS = 5,
+    ROOM = 100000,
+    LINE = 1 << 16,
+    GREETINGS = 40,
+    GREETING = 100,
+    WAYS = 12,
+    MANY = 8,
+    WAITS = 7,
+    VISIT = 20000
+};
 /* So far into a stream some bytes are wrong ones; 0: none is. */
 #ifndef WRONG_FROM
 #define WRONG_FROM 0
@@ -53,6 +63,8 @@ struct stream {
 };
 
 static int has_children, has_disturbances;
+/* One that the handler of a signal looks at, or -1. */
+static volatile int looked_at = -1;
 /* Between signals, in microseconds: longer between machines, which are emulated. */
 static int signal_pause = 1500;
 
@@ -86,7 +98,16 @@ static char byte_at(const struct stream *stream, long at) {
 }
 
 static void interrupted(int signal) {
+    int error = errno, there;
     (void)signal;
+    if (looked_at >= 0) {
+        struct pollfd one = {looked_at, POLLIN | POLLOUT, 0};
+        /* Of one that the interrupted code is just using the library says nothing. */
+        CHECK(poll(&one, 1, 0) >= 0 || errno == EINTR);
+        CHECK(ioctl(looked_at, FIONREAD, &there) == 0 || errno == EINTR);
+        recv(looked_at, &there, 1, MSG_PEEK | MSG_DONTWAIT);
+    }
+    errno = error;
 }
 
 /* One of the ways to wait until bytes can be moved. */
@@ -117,6 +138,18 @@ static void wait_in_some_way(struct stream *stream) {
             int once = epoll_create1(0);
             event.events |= pick(&stream->seed, 2) ? EPOLLET : 0;
             CHECK(epoll_ctl(once, EPOLL_CTL_ADD, stream->fd, &event) == 0);
+            ready = (int)UNINTERRUPTED(epoll_wait(once, &event, 1, -1));
+            close(once);
+            break;
+        }
+        case 5: {
+            /* Once, and again. */
+            int once = epoll_create1(EPOLL_CLOEXEC);
+            event.events |= EPOLLONESHOT;
+            CHECK(epoll_ctl(once, EPOLL_CTL_ADD, stream->fd, &event) == 0);
+            CHECK(UNINTERRUPTED(epoll_wait(once, &event, 1, -1)) == 1 && epoll_wait(once, &event, 1, 0) <= 0);
+            event.events = is_out ? EPOLLOUT : EPOLLIN;
+            CHECK(epoll_ctl(once, EPOLL_CTL_MOD, stream->fd, &event) == 0);
             ready = (int)UNINTERRUPTED(epoll_wait(once, &event, 1, -1));
             close(once);
             break;
@@ -173,11 +206,26 @@ static long through_line(struct stream *stream, size_t len) {
     return n;
 }
 
+/* What a call moved of two messages. More may have come after it had received the first in part: that goes to where it belongs. */
+static long many(int messages, const struct mmsghdr *both) {
+    if (messages <= 0) {
+        return messages;
+    }
+    struct iovec *parts[2] = {both[0].msg_hdr.msg_iov, both[1].msg_hdr.msg_iov};
+    if (messages == 2) {
+        memmove((char *)parts[0]->iov_base + both[0].msg_len, parts[1]->iov_base, both[1].msg_len);
+    }
+    return (long)both[0].msg_len + (messages == 2 ? both[1].msg_len : 0);
+}
+
 /* `flags` is 0 or MSG_DONTWAIT: then the ways that take no flags are not gone. */
 static long send_in_some_way(struct stream *stream, size_t len, int flags) {
     struct iovec parts[2] = {{stream->room, len / 3}, {stream->room + len / 3, len - len / 3}};
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+    struct mmsghdr both[2] = {{.msg_hdr = {.msg_iov = parts, .msg_iovlen = 1}},
+                              {.msg_hdr = {.msg_iov = parts + 1, .msg_iovlen = 1}}};
     int way = pick(&stream->seed, WAYS), is_last = stream->at + (long)len == stream->len;
+    way = way == MANY && len < 3 ? 0 : way; /* A message of nothing would be moved. */
     if (flags == 0) {
         switch (way) {
         case 1:
@@ -199,6 +247,10 @@ static long send_in_some_way(struct stream *stream, size_t len, int flags) {
         return send(stream->fd, stream->room, len, flags | (is_last ? 0 : MSG_MORE));
     case 7:
         return within_limit(stream, SO_SNDTIMEO, len, flags);
+    case MANY:
+        return many(sendmmsg(stream->fd, both, 2, flags), both);
+    case 9:
+        return sendto(stream->fd, stream->room, len, flags, NULL, 0);
     default:
         return send(stream->fd, stream->room, len, flags);
     }
@@ -207,7 +259,10 @@ static long send_in_some_way(struct stream *stream, size_t len, int flags) {
 static long receive_in_some_way(struct stream *stream, size_t len, int flags) {
     struct iovec parts[2] = {{stream->room, len / 3}, {stream->room + len / 3, len - len / 3}};
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+    struct mmsghdr both[2] = {{.msg_hdr = {.msg_iov = parts, .msg_iovlen = 1}},
+                              {.msg_hdr = {.msg_iov = parts + 1, .msg_iovlen = 1}}};
     int way = pick(&stream->seed, WAYS);
+    way = way == MANY && len < 3 ? 0 : way;
     if (flags == 0) {
         switch (way) {
         case 1:
@@ -231,6 +286,10 @@ static long receive_in_some_way(struct stream *stream, size_t len, int flags) {
         return recv(stream->fd, stream->room, len, flags | MSG_WAITALL);
     case 7:
         return within_limit(stream, SO_RCVTIMEO, len, flags);
+    case MANY:
+        return many(recvmmsg(stream->fd, both, 2, flags | MSG_WAITFORONE, NULL), both);
+    case 9:
+        return recvfrom(stream->fd, stream->room, len, flags, NULL, NULL);
     default:
         return recv(stream->fd, stream->room, len, flags);
     }
@@ -283,8 +342,8 @@ static enum outcome move_some(struct stream *stream, int flags) {
     return MOVED;
 }
 
-/* A child moves some and says how far it came: the parent goes on there. */
-static void move_in_child(struct stream *stream) {
+/* A child moves some and says how far it came: the parent goes on there. It waits unless `flags` say that it may not. */
+static void move_in_child(struct stream *stream, int flags) {
     struct {
         long at;
         unsigned seed;
@@ -296,7 +355,10 @@ static void move_in_child(struct stream *stream) {
     if (child == 0) {
         stream->set = -1;
         for (int at = 0; at < steps && stream->at < stream->len; at++) {
-            if (move_some(stream, 0) == MUST_WAIT) {
+            if (move_some(stream, flags) == MUST_WAIT) {
+                if (flags & MSG_DONTWAIT) {
+                    break;
+                }
                 wait_in_some_way(stream);
             }
         }
@@ -371,7 +433,7 @@ static void *one_way(void *given) {
             flags = pick(&stream->seed, 2) ? MSG_DONTWAIT : 0;
         }
         if (has_children && stream->at < stream->len && pick(&stream->seed, 300) == 0) {
-            move_in_child(stream);
+            move_in_child(stream, 0);
             continue;
         }
         if (has_disturbances && stream->at < stream->len && pick(&stream->seed, 100) == 0) {
@@ -400,6 +462,15 @@ static void *both_ways(void *given) {
     for (int round = 0; !is_done[IN] || !is_done[OUT]; round++) {
         struct pollfd one = {both->fd, (short)((is_done[OUT] ? 0 : POLLOUT) | (is_done[IN] ? 0 : POLLIN)), 0};
         fd_set in, out;
+        struct stream *one_of = &both[pick(seed, 2)];
+        if (!is_done[one_of->direction] && one_of->at < one_of->len && pick(seed, 200) == 0) {
+            if (has_children) {
+                move_in_child(one_of, MSG_DONTWAIT); /* The peer may wait for a child as well. */
+            } else if (has_disturbances) {
+                disturb(one_of);
+            }
+            round = 0; /* The edges may have gone there. */
+        }
         int goes[2] = {1, 1}, steps = way == 2 ? 1 << 30 : 1 + pick(seed, 4), n;
         sleep_at_times(&both[OUT]);
         if (way == 0) {
@@ -450,7 +521,7 @@ struct threads {
     int count;
 };
 
-static void start(struct threads *threads, void *(*body)(void *), struct stream *streams) {
+static void start(struct threads *threads, void *(*body)(void *), void *streams) {
     CHECK(pthread_create(&threads->all[threads->count++], NULL, body, streams) == 0);
 }
 
@@ -508,20 +579,67 @@ static void greet(int fd, int end) {
     }
 }
 
+static void dial(int fd, const struct sockaddr_in *peer) {
+    CHECK(fd >= 0);
+    if (connect(fd, (const struct sockaddr *)peer, sizeof *peer) != 0) {
+        struct pollfd one = {fd, POLLOUT, 0};
+        CHECK(errno == EINTR && UNINTERRUPTED(poll(&one, 1, -1)) == 1);
+    }
+}
+
 /* The next connection: end 1 connects. As both greet, each counts the same. */
 static int connection_of(int end, int listener, const struct sockaddr_in *peer) {
     int fd = end == 0 ? (int)UNINTERRUPTED(accept(listener, NULL, NULL)) : socket(AF_INET, SOCK_STREAM, 0);
     CHECK(fd >= 0);
-    if (end == 1 && connect(fd, (const struct sockaddr *)peer, sizeof *peer) != 0) {
-        struct pollfd one = {fd, POLLOUT, 0};
-        CHECK(errno == EINTR && UNINTERRUPTED(poll(&one, 1, -1)) == 1);
+    if (end == 1) {
+        dial(fd, peer);
     }
     greet(fd, end);
     return fd;
 }
 
+/* Short connections beside the others: one after the other, whose bytes come back. */
+static int are_visits_over;
+
+static void *visits(void *given) {
+    const struct sockaddr_in *peer = given;
+    static char bytes[VISIT], back[VISIT];
+    unsigned seed = (unsigned)getpid();
+    for (int is_last = 0; !is_last;) {
+        is_last = __atomic_load_n(&are_visits_over, __ATOMIC_SEQ_CST);
+        int fd = socket(AF_INET, SOCK_STREAM, 0), len = 1 + pick(&seed, VISIT);
+        dial(fd, peer);
+        for (int at = 0; at < len; at++) {
+            bytes[at] = (char)pick(&seed, 256);
+        }
+        bytes[0] = (char)is_last;
+        send_all(fd, bytes, (size_t)len);
+        CHECK(pick(&seed, 2) || shutdown(fd, SHUT_WR) == 0);
+        receive_all(fd, back, (size_t)len);
+        CHECK(memcmp(bytes, back, (size_t)len) == 0);
+        close(fd);
+    }
+    return NULL;
+}
+
+static void *visited(void *listener) {
+    static char bytes[VISIT];
+    for (int is_last = 0; !is_last;) {
+        int fd = (int)UNINTERRUPTED(accept(*(int *)listener, NULL, NULL));
+        CHECK(fd >= 0);
+        for (long n = 1, all = 0; n != 0; all += n) {
+            n = UNINTERRUPTED(recv(fd, bytes, sizeof bytes, 0));
+            CHECK(n >= 0);
+            is_last |= all == 0 && bytes[0];
+            send_all(fd, bytes, (size_t)n);
+        }
+        close(fd);
+    }
+    return NULL;
+}
+
 /* All of one end. Where the seed says so, every second connection is a process's of its own. */
-static void run_end(int end, unsigned seed, int len, int listener, const struct sockaddr_in *peer) {
+static void run_end(int end, unsigned seed, int len, int listeners[2], const struct sockaddr_in peers[2]) {
     unsigned drawn = seed;
     int connections = 1 + pick(&drawn, CONNECTIONS), has_signals = pick(&drawn, 2);
     has_children = pick(&drawn, 2);
@@ -533,11 +651,13 @@ static void run_end(int end, unsigned seed, int len, int listener, const struct 
         struct timeval often = {.tv_usec = signal_pause};
         CHECK(setitimer(ITIMER_REAL, &(struct itimerval){often, often}, NULL) == 0);
     }
-    struct threads threads = {.count = 0};
+    int has_visits = pick(&drawn, 3) == 0, looks = pick(&drawn, 2);
+    struct threads threads = {.count = 0}, visitors = {.count = 0};
     pid_t processes[CONNECTIONS];
     int count = 0;
     for (int at = 0; at < connections; at++) {
-        int fd = connection_of(end, listener, peer);
+        int fd = connection_of(end, listeners[0], &peers[0]);
+        looked_at = looks ? fd : -1;
         if (!has_processes || at % 2 == 0) {
             carry(&threads, fd, at, end, seed, len);
         } else if ((processes[count++] = fork()) == 0) {
@@ -546,10 +666,16 @@ static void run_end(int end, unsigned seed, int len, int listener, const struct 
             join(&own);
             _exit(0);
         } else {
+            looked_at = -1;
             close(fd);
         }
     }
+    if (has_visits) {
+        start(&visitors, end == 0 ? visited : visits, end == 0 ? (void *)&listeners[1] : (void *)&peers[1]);
+    }
     join(&threads);
+    __atomic_store_n(&are_visits_over, 1, __ATOMIC_SEQ_CST);
+    join(&visitors);
     for (int at = 0; at < count; at++) {
         CHECK(UNINTERRUPTED(waitpid(processes[at], &status, 0)) > 0 && status == 0);
     }
@@ -565,31 +691,36 @@ static int listening(struct sockaddr_in *address) {
 }
 
 int main(int count, char **words) {
-    struct sockaddr_in address = {.sin_family = AF_INET};
+    struct sockaddr_in addresses[2];
     CHECK(count >= 3 && count <= 5);
     unsigned seed = (unsigned)strtoul(words[1], NULL, 10);
-    int len = atoi(words[2]), status;
+    int len = atoi(words[2]), listeners[2] = {-1, -1}, status;
     signal(SIGPIPE, SIG_IGN);
-    address.sin_port = htons((uint16_t)(count > 3 ? atoi(words[3]) : 0));
     signal_pause *= count == 3 ? 1 : 10;
+    for (int at = 0; at < 2; at++) {
+        int port = count > 3 ? atoi(words[3]) + at : 0;
+        addresses[at] = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+        if (count == 3) {
+            addresses[at].sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        }
+        if (count == 5) {
+            CHECK(inet_pton(AF_INET, words[4], &addresses[at].sin_addr) == 1);
+        } else {
+            listeners[at] = listening(&addresses[at]);
+        }
+    }
     if (count == 3) {
-        address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-        int listener = listening(&address);
         pid_t other = fork();
         CHECK(other >= 0);
-        run_end(other != 0, seed, len, listener, &address);
+        run_end(other != 0, seed, len, listeners, addresses);
         if (other == 0) {
             _exit(0);
         }
         CHECK(UNINTERRUPTED(waitpid(other, &status, 0)) == other && status == 0);
-    } else if (count == 4) {
-        int listener = listening(&address);
-        printf("listens\n");
-        fflush(stdout);
-        run_end(0, seed, len, listener, &address);
     } else {
-        CHECK(inet_pton(AF_INET, words[4], &address.sin_addr) == 1);
-        run_end(1, seed, len, -1, &address);
+        printf(count == 4 ? "listens\n" : "");
+        fflush(stdout);
+        run_end(count == 5, seed, len, listeners, addresses);
     }
     printf("done\n");
     return 0;
