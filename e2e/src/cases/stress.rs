@@ -6,7 +6,7 @@ use crate::rig::Rig;
 use crate::site::{At, Site, line};
 use std::time::Instant;
 use tombolo_e2e::ensure;
-use tombolo_e2e::error::{Context, Result};
+use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::line_reader::within;
 
 pub const CASES: &[Case] = &[Case { name: "s19_everything_at_once_while_a_link_comes_and_goes", run: at_once }];
@@ -17,6 +17,8 @@ const PORT: &str = "15000";
 const REPORT: &str = "/tmp/stress";
 /// Seconds for seeds to begin in.
 const SHORT: u64 = 15;
+/// And for one to end in: most take three.
+const PATIENCE: u64 = 60;
 const LONG: u64 = 600;
 
 fn at_once(rig: &mut Rig) -> Result<Verdict> {
@@ -34,20 +36,45 @@ fn at_once(rig: &mut Rig) -> Result<Verdict> {
     })
 }
 
+/// The link goes and comes back, or the broker of a machine does.
+fn disturb(site: &mut Site, seed: usize) -> Result<()> {
+    let at = match seed % 4 {
+        2 => At::A,
+        3 => At::B,
+        _ => {
+            site.unlink()?;
+            site.a.sh("usleep 300000", within(60))?;
+            return site.link("a", "b");
+        }
+    };
+    site.kill_broker(at)?;
+    site.a.sh("usleep 300000", within(60))?;
+    site.start_broker(at)
+}
+
+/// Where each thread of the program is, and what was said.
+fn stands(site: &mut Site, at: At) -> Result<String> {
+    let look = "for it in $(pidof stress); do echo \"== $it\"; ls -l /proc/$it/fd | sed 's/.* \\([0-9]* ->\\)/\\1/'; \
+                for one in /proc/$it/task/*; do cat $one/wchan; echo; cat $one/syscall; done; done; \
+                cat /tmp/log; netstat -tn; tombolo ls --json";
+    site.vm(at).sh(look, within(60))
+}
+
 /// How often a connection was joined.
 fn one_seed(site: &mut Site, seed: usize) -> Result<usize> {
-    let (address, seed) = (site.addresses[1].clone(), seed.to_string());
+    let (address, number, seed) = (site.addresses[1].clone(), seed, seed.to_string());
     let wrapped =
         |words: &str| format!("rm -rf {REPORT}; exec tombolo run --log /tmp/log --report {REPORT} -- stress {words}");
     let accepts = site.b.start(&["sh", "-c", &wrapped(&format!("{seed} {LEN} {PORT}"))])?;
     line(&mut site.b, accepts, "listens", within(60))?;
     let connects = site.a.start(&["sh", "-c", &wrapped(&format!("{seed} {LEN} {PORT} {address}"))])?;
-    let mut goes_on = true;
+    let (mut goes_on, deadline) = (true, within(PATIENCE));
     while goes_on {
+        if Instant::now() > deadline {
+            return Err(Error::new(format!("it stands still\n{}\n{}", stands(site, At::A)?, stands(site, At::B)?)));
+        }
         site.a.sh("usleep 700000", within(60))?;
-        site.unlink()?;
-        site.a.sh("usleep 300000", within(60))?;
-        site.link("a", "b")?;
+        disturb(site, number)?;
         goes_on = !site.a.sh("pidof stress || true", within(60))?.trim().is_empty();
     }
     site.a.wait(connects, within(60))?.success().context("who connects")?;

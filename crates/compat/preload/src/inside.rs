@@ -7,6 +7,7 @@
 use std::cell::Cell;
 
 use smallvec::SmallVec;
+use tombolo_sockets::aside;
 
 thread_local! {
     /// Without a destructor, so that its first use in a handler allocates nothing.
@@ -39,6 +40,12 @@ impl Drop for Inside {
 #[inline]
 pub(crate) fn has_interrupted() -> bool {
     DEPTH.get() != 0
+}
+
+/// Does `f`, which opens descriptors of this library's ([`aside::lifted`]), for which it takes a lock.
+pub(crate) fn lifted<T>(f: impl FnOnce() -> T) -> T {
+    let _inside = enter();
+    aside::lifted(f)
 }
 
 /// Does `f`, which takes no lock, and may take long.

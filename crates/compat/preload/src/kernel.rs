@@ -20,7 +20,7 @@ use std::{
 use libc::{epoll_event, iovec, msghdr, nfds_t, pollfd, sigset_t, timespec};
 use rustix::io::Errno;
 use tombolo_sockets::{
-    aside, hook,
+    hook,
     kernel::{Counts, Kernel, Sample},
     tuple::Tuple,
 };
@@ -268,7 +268,7 @@ fn needs_kernel(fd: RawFd) -> bool {
 
 /// What the kernel says of an epoll set: a line for each registration.
 pub(crate) fn registrations(epfd: RawFd) -> Option<String> {
-    aside::lifted(|| std::fs::read_to_string(format!("/proc/self/fdinfo/{epfd}")).ok())
+    inside::lifted(|| std::fs::read_to_string(format!("/proc/self/fdinfo/{epfd}")).ok())
 }
 
 /// Whether one of these is of `fd`, with this word, and would be told.

@@ -170,12 +170,13 @@ pub(crate) fn closing_in_child(fd: RawFd) {
 }
 
 /// A program is about to be started by libc, which asks nobody: what it gets goes back to TCP first. Its limit of descriptors is
-/// what this program set, if what this gives is held until it runs.
+/// what this program set, if what this gives is held until it runs. A handler that comes meanwhile waits for nothing.
 fn spawning() -> impl Sized {
+    let inside = inside::enter();
     if let Some(process) = state::busy().filter(|_| state::is_owner()) {
         errno::kept(|| handback::hand_on_all(process, &passed_on(), |_| true));
     }
-    aside::hold()
+    (aside::hold(), inside) // Dropped in this order.
 }
 
 macro_rules! spawns {

@@ -17,7 +17,7 @@ use rustix::{
     process::{Resource, getrlimit},
 };
 use tombolo_sockets::{
-    Process, aside,
+    Process,
     connection::{Connection, Direction, Plain, Stage},
 };
 
@@ -220,7 +220,7 @@ impl Bits {
 /// grows with the highest number that was ever taken. Programs that say `getdtablesize()` have room for less than that, and count on it.
 fn known(count: c_int) -> c_int {
     let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse().ok();
-    let open = aside::lifted(|| {
+    let open = inside::lifted(|| {
         let open = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
         open.filter_map(number).filter(|fd| !state::is_ours(*fd)).max()
     });

@@ -15,7 +15,7 @@ use std::{
 use libc::{off_t, size_t, ssize_t};
 use rustix::io::Errno;
 use tombolo_sockets::{
-    Process, Source, aside,
+    Process, Source,
     connection::{Connection, Direction, Plain, Stage},
     kernel::Kernel,
     proof::HISTORY,
@@ -171,7 +171,7 @@ struct Detour {
 
 impl Detour {
     fn new() -> Result<Self, Errno> {
-        let made = errno::kept(|| aside::lifted(|| rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)));
+        let made = errno::kept(|| inside::lifted(|| rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)));
         made.map(|(reads, writes)| Self { reads, writes })
     }
 
@@ -373,7 +373,7 @@ fn first_to_connection(
 /// fails.
 fn show(from: c_int, most: usize) -> Option<Vec<u8>> {
     errno::kept(|| {
-        let (reads, writes) = aside::lifted(|| rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)).ok()?;
+        let (reads, writes) = inside::lifted(|| rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)).ok()?;
         let flags = rustix::pipe::SpliceFlags::NONBLOCK;
         let there = rustix::pipe::tee(kernel::borrow(from), &writes, most, flags).ok()?;
         let mut bytes = vec![0; there];

@@ -28,6 +28,8 @@ use crate::{
 
 /// Descriptors beyond this are left alone.
 const WATCHED: usize = 1 << 16;
+/// Places of the table as it is made.
+const SLOTS: usize = 256;
 
 /// What a descriptor is.
 const NOTHING: u8 = 0;
@@ -318,7 +320,8 @@ fn change_kind(fd: RawFd, from: u8, to: u8) -> bool {
 fn put(table: &mut Vec<Option<Watched>>, fd: RawFd, what: Watched) -> Watched {
     let at = fd as usize;
     if table.len() <= at {
-        table.resize(at + 1, None);
+        // Seldom: a handler of a signal that has interrupted `malloc` may wait for the table.
+        table.resize((at + 1).next_power_of_two().max(SLOTS), None);
     }
     let kind = if matches!(what, Watched::Connection(_)) { CONNECTION } else { SET };
     if kind == CONNECTION {

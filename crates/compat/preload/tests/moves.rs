@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Waits and moves of one connection by several threads, processes and handlers (`programs/moves.c`, `leaves.c`,
-//! `absent.c`, `lent.c`, `frugal.c`, `awake.c`): what the calls give is what they give without the library.
+//! `absent.c`, `lent.c`, `frugal.c`, `spawns.c`, `awake.c`): what the calls give is what they give without the library.
 
 mod place;
 
@@ -79,6 +79,11 @@ fn child_takes_no_file_of_its_own_for_a_socket_that_was_accepted_amid_the_fork()
 #[test]
 fn handler_of_a_signal_that_interrupted_malloc_waits_and_moves_bytes() {
     same("frugal.c", "all");
+}
+
+#[test]
+fn handler_that_comes_amid_a_spawn_waits_for_nobody_who_forks() {
+    same("spawns.c", "all");
 }
 
 #[test]

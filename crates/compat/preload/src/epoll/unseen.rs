@@ -10,9 +10,8 @@ use std::{
 };
 
 use tombolo_os::clock::coarse_time;
-use tombolo_sockets::aside;
 
-use crate::state;
+use crate::{inside, state};
 
 /// How long an answer counts, at least, and at least so many times what it took to find out.
 const WHILE: Duration = Duration::from_secs(1);
@@ -39,7 +38,7 @@ pub(super) fn has_unseen_sets() -> bool {
 }
 
 fn find() -> bool {
-    aside::lifted(|| {
+    inside::lifted(|| {
         let all = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
         let all = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         let found: Vec<_> = all.filter(|fd| is_unseen_set(*fd)).collect();

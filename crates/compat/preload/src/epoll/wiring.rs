@@ -9,7 +9,7 @@ use std::{
 
 use libc::epoll_event;
 use rustix::io::Errno;
-use tombolo_sockets::{Process, Reason, SingleDoorbell, aside, connection::Connection};
+use tombolo_sockets::{Process, Reason, SingleDoorbell, connection::Connection};
 
 use super::{
     Set,
@@ -18,7 +18,7 @@ use super::{
     registry::{Known, Paths},
     unseen::has_unseen_sets,
 };
-use crate::{kernel, state};
+use crate::{inside, kernel, state};
 
 /// Prepares every set of the program's for a connection that was joined; only then may its bytes come another way.
 pub(crate) fn wire(process: &Process, connection: &Arc<Connection>) {
@@ -167,7 +167,7 @@ fn remove_doorbell(epfd: RawFd, connection: &Connection) {
 pub(super) fn add_own_doorbell(epfd: RawFd, set: &Set) -> bool {
     if !set.doorbells.load(Ordering::SeqCst) {
         if set.doorbell.get().is_none()
-            && let Ok(doorbell) = aside::lifted(SingleDoorbell::new)
+            && let Ok(doorbell) = inside::lifted(SingleDoorbell::new)
         {
             let _ = set.doorbell.set(doorbell);
         }
