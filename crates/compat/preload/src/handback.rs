@@ -49,8 +49,8 @@ pub(crate) fn hand_over_all(process: &Process, all: &[(RawFd, Arc<Connection>)],
 /// The same for what a program that is started gets. Most programs get most of their descriptors unasked, by the numbers that these
 /// had before: where this end `goes_on` they are lent, and what is in shared memory stays for it to read.
 pub(crate) fn hand_on_all(process: &Process, all: &[(RawFd, Arc<Connection>)], goes_on: impl Fn(&Connection) -> bool) {
-    let is_lent = |fd, connection: &Connection| fd > libc::STDERR_FILENO && goes_on(connection);
-    hand_over_until(process, all, Reason::Shared, Instant::now() + PATIENCE, is_lent);
+    let may_be_lent = |fd, connection: &Connection| fd > libc::STDERR_FILENO && goes_on(connection);
+    hand_over_until(process, all, Reason::Shared, Instant::now() + PATIENCE, may_be_lent);
 }
 
 fn hand_over_until(
@@ -58,7 +58,7 @@ fn hand_over_until(
     all: &[(RawFd, Arc<Connection>)],
     reason: Reason,
     deadline: Instant,
-    is_lent: impl Fn(RawFd, &Connection) -> bool,
+    may_be_lent: impl Fn(RawFd, &Connection) -> bool,
 ) {
     let all: Vec<_> = all.iter().filter(|(fd, _)| !state::is_owner() || state::is_still(*fd)).collect();
     for (fd, connection) in &all {
@@ -68,9 +68,12 @@ fn hand_over_until(
         }
     }
     for (fd, connection) in &all {
+        let lends = may_be_lent(*fd, connection);
+        // One that was lent before was waited for then.
+        let deadline = if lends && connection.members.is_lent() { Instant::now() } else { deadline };
         let is_there = connection.ending.is_given_up()
             || take_back(process, *fd, connection, reason, deadline) == ReturnStage::Done;
-        if !is_there && is_lent(*fd, connection) {
+        if !is_there && lends {
             connection.members.lend();
         } else if !is_there {
             reset(process, *fd, connection);
