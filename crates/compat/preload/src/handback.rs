@@ -132,6 +132,7 @@ pub(crate) fn send_by_kernel(process: &Process, fd: RawFd, connection: &Arc<Conn
 /// The last descriptor that this end has is about to be closed, and bytes are unread of which the kernel knows nothing: TCP would
 /// reset. Where another program has the socket as well it is not closed, and ends now: that program would find an end that is none.
 pub(crate) fn reset_at_close(process: &Process, fd: RawFd, connection: &Connection) {
+    process.kernel().push(fd); // What TCP holds back to send it with more would be lost.
     if connection.members.is_lent() {
         reset(process, fd, connection);
     } else {

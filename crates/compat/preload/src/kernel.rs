@@ -333,7 +333,6 @@ pub(crate) fn signal_broken_pipe() {
 
 /// Makes the coming close a reset, as TCP does where bytes were left unread.
 pub(crate) fn reset_at_close(fd: RawFd) {
-    Linux.push(fd); // What TCP holds back to send it with more would be lost.
     let _ = rustix::net::sockopt::set_socket_linger(borrow(fd), Some(Duration::ZERO));
 }
 
