@@ -63,8 +63,6 @@ struct stream {
 };
 
 static int has_children, has_disturbances;
-/* One that the handler of a signal looks at, or -1. */
-static volatile int looked_at = -1;
 /* Between signals, in microseconds: longer between machines, which are emulated. */
 static int signal_pause = 1500;
 
@@ -98,16 +96,7 @@ static char byte_at(const struct stream *stream, long at) {
 }
 
 static void interrupted(int signal) {
-    int error = errno, there;
     (void)signal;
-    if (looked_at >= 0) {
-        struct pollfd one = {looked_at, POLLIN | POLLOUT, 0};
-        /* Of one that the interrupted code is just using the library says nothing. */
-        CHECK(poll(&one, 1, 0) >= 0 || errno == EINTR);
-        CHECK(ioctl(looked_at, FIONREAD, &there) == 0 || errno == EINTR);
-        recv(looked_at, &there, 1, MSG_PEEK | MSG_DONTWAIT);
-    }
-    errno = error;
 }
 
 /* One of the ways to wait until bytes can be moved. */
@@ -651,14 +640,12 @@ static void run_end(int end, unsigned seed, int len, int listeners[2], const str
         struct timeval often = {.tv_usec = signal_pause};
         CHECK(setitimer(ITIMER_REAL, &(struct itimerval){often, often}, NULL) == 0);
     }
-    /* A handler may have interrupted `malloc`, for which who forks waits with what the handler's call needs. */
-    int has_visits = pick(&drawn, 3) == 0, looks = pick(&drawn, 2) && !has_children && !has_processes;
+    int has_visits = pick(&drawn, 3) == 0;
     struct threads threads = {.count = 0}, visitors = {.count = 0};
     pid_t processes[CONNECTIONS];
     int count = 0;
     for (int at = 0; at < connections; at++) {
         int fd = connection_of(end, listeners[0], &peers[0]);
-        looked_at = looks ? fd : -1;
         if (!has_processes || at % 2 == 0) {
             carry(&threads, fd, at, end, seed, len);
         } else if ((processes[count++] = fork()) == 0) {
@@ -667,7 +654,6 @@ static void run_end(int end, unsigned seed, int len, int listeners[2], const str
             join(&own);
             _exit(0);
         } else {
-            looked_at = -1;
             close(fd);
         }
     }
