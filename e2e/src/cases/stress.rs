@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Everything at once on connections between two machines, whose link goes and comes back: each byte comes, once and in order.
+//! Everything at once on connections between two machines, whose link goes and comes back, or a broker: each byte comes,
+//! once and in order.
 
 use super::{Case, Verdict, long, sockets};
 use crate::rig::Rig;
@@ -17,9 +18,9 @@ const PORT: &str = "15000";
 const REPORT: &str = "/tmp/stress";
 /// Seconds for seeds to begin in.
 const SHORT: u64 = 15;
+const LONG: u64 = 600;
 /// And for one to end in: most take three.
 const PATIENCE: u64 = 60;
-const LONG: u64 = 600;
 
 fn at_once(rig: &mut Rig) -> Result<Verdict> {
     sockets::at_site(rig, |site| {
@@ -30,7 +31,7 @@ fn at_once(rig: &mut Rig) -> Result<Verdict> {
             seed += 1;
         }
         // Short streams use a service's credit up, so not all are.
-        ensure!(joined > seed, "{joined} connections were joined in {seed} runs");
+        ensure!(joined > 0, "none of {seed} runs had a connection in memory");
         println!("{seed} seeds, {joined} connections in memory");
         Ok(())
     })
