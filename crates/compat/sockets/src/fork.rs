@@ -71,12 +71,13 @@ impl Process {
         let mut members = Vec::with_capacity(all.len());
         for connection in all {
             let mut talk = lock(&connection.search.talk);
-            let history = connection.plain_calls.hold_history();
             // The child would have the same memory.
             let mut spare = lock(&connection.search.spare);
             *spare = Spare::None;
             // Before the group takes over what was counted: what is read meanwhile would be missing there.
             let mut still = connection.pipes.get().map(|pipes| pipes.halves.freeze());
+            // After those: who sends over TCP, or receives there, in a turn at the pipes remembers what.
+            let history = connection.plain_calls.hold_history();
             let mut place = None;
             if connection.stage() != Stage::Plain {
                 let group = connection.members.found_group(|| connection.leaves())?;

@@ -4,6 +4,7 @@
 mod machine_pair;
 
 use std::{
+    io::IoSlice,
     mem::MaybeUninit,
     os::fd::{AsFd, OwnedFd},
     process::{Command, Stdio},
@@ -289,4 +290,32 @@ fn s22_nothing_is_tried_while_the_peer_is_no_neighbour() {
     programs.asked.is_far.store(false, Ordering::SeqCst);
     until(&mut ends, 1000, "joined again", is_in_memory);
     read_out(&mut ends);
+}
+
+/// What a call sends over TCP is remembered for another join, and a fork holds both still.
+#[test]
+fn s22_who_forks_waits_for_nobody_who_sends_over_tcp() {
+    // Threads that wait for each other for ever have it for as long.
+    let programs: &'static Programs = Box::leak(Box::new(Programs::new(of(WINDOW))));
+    for number in 0..20 {
+        let ends: &'static Ends<'static> = Box::leak(Box::new(programs.join(number).unwrap()));
+        let sends = std::thread::spawn(|| {
+            for _ in 0..900 {
+                assert_eq!(ends.call(0).send(&[IoSlice::new(b"a")]), Ok(1));
+            }
+        });
+        let forks = std::thread::spawn(move || {
+            let (instances, all) = (Instances::list(), [Arc::clone(&ends.ends[0])]);
+            while !sends.is_finished() {
+                programs.processes[0].before_fork(&all, &instances).unwrap().parent(None);
+            }
+        });
+        let deadline = Instant::now() + SOON;
+        while !forks.is_finished() {
+            assert!(Instant::now() < deadline, "connection {number}: they wait for each other");
+            std::thread::yield_now();
+        }
+        forks.join().unwrap();
+        assert_eq!(ends.ends[0].transports(), [Transport::Tcp; 2]);
+    }
 }
