@@ -76,15 +76,16 @@ fn from_connection(
         if connection.stage() != Stage::Joined {
             return first_from_connection(process, connection, (from, to), &mut buffer, waits);
         }
-        let give = |bytes: &[u8]| errno::result(write(to, bytes, true));
-        let moved = flow::receive_through(process, connection, from, &mut buffer, give);
-        if moved >= 0 || errno::get() != libc::EAGAIN {
-            return moved;
-        }
-        // There is nothing, or another thread has filled the pipe. The flag is about the pipe alone.
+        // The flag is about the pipe alone. This look is the call's wait, which counts also where there is something (S-2).
         let there = receive(process, connection, from, &mut buffer[..1], libc::MSG_PEEK);
         if there <= 0 {
             return there;
+        }
+        let give = |bytes: &[u8]| errno::result(write(to, bytes, true));
+        let moved = flow::receive_through(process, connection, from, &mut buffer, give);
+        // Another thread may have taken what there was, or filled the pipe.
+        if moved >= 0 || errno::get() != libc::EAGAIN || !waits {
+            return moved;
         }
     }
 }
