@@ -102,11 +102,14 @@ fn program_that_was_started_hears_that_bytes_were_left_unread() {
         return;
     }
     let place = Place::new();
-    let mut command = Command::new(built(&place, "lent.c"));
-    place.dress(command.arg("close").env("TOMBOLO_SOCKETS_AFTER", "0"));
-    let said = command.output().unwrap();
-    let heard = String::from_utf8_lossy(&said.stderr);
-    assert!(place.log().contains("joined") && heard.contains("wc:"), "{heard}{}", place.log());
+    let program = built(&place, "lent.c");
+    for how in ["spawn", "exec"] {
+        let mut command = Command::new(&program);
+        place.dress(command.args([how, "close"]).env("TOMBOLO_SOCKETS_AFTER", "0"));
+        let said = command.output().unwrap();
+        let heard = String::from_utf8_lossy(&said.stderr);
+        assert!(place.log().contains("joined") && heard.contains("wc:"), "{how}: {heard}{}", place.log());
+    }
 }
 
 #[test]

@@ -195,32 +195,48 @@ static long through_line(struct stream *stream, size_t len) {
     return n;
 }
 
+/* The same bytes as two parts, as a message of both, and as a message of each. */
+struct pieces {
+    struct iovec parts[2];
+    struct msghdr one;
+    struct mmsghdr many[2];
+};
+
+static void cut_in_two(struct stream *stream, size_t len, struct pieces *pieces) {
+    size_t first = len / 3;
+    *pieces = (struct pieces){.parts = {{stream->room, first}, {stream->room + first, len - first}}};
+    pieces->one = (struct msghdr){.msg_iov = pieces->parts, .msg_iovlen = 2};
+    for (int at = 0; at < 2; at++) {
+        pieces->many[at].msg_hdr = (struct msghdr){.msg_iov = &pieces->parts[at], .msg_iovlen = 1};
+    }
+}
+
 /* What a call moved of two messages. More may have come after it had received the first in part: that goes to where it belongs. */
-static long many(int messages, const struct mmsghdr *both) {
-    if (messages <= 0) {
-        return messages;
+static long moved_of_many(int messages, const struct pieces *pieces) {
+    if (messages < 2) {
+        return messages < 1 ? messages : (long)pieces->many[0].msg_len;
     }
-    struct iovec *parts[2] = {both[0].msg_hdr.msg_iov, both[1].msg_hdr.msg_iov};
-    if (messages == 2) {
-        memmove((char *)parts[0]->iov_base + both[0].msg_len, parts[1]->iov_base, both[1].msg_len);
-    }
-    return (long)both[0].msg_len + (messages == 2 ? both[1].msg_len : 0);
+    size_t first = pieces->many[0].msg_len, second = pieces->many[1].msg_len;
+    memmove((char *)pieces->parts[0].iov_base + first, pieces->parts[1].iov_base, second);
+    return (long)(first + second);
+}
+
+static int pick_way(struct stream *stream, size_t len) {
+    int way = pick(&stream->seed, WAYS);
+    return way == MANY && len < 3 ? 0 : way; /* A message of nothing would be moved. */
 }
 
 /* `flags` is 0 or MSG_DONTWAIT: then the ways that take no flags are not gone. */
 static long send_in_some_way(struct stream *stream, size_t len, int flags) {
-    struct iovec parts[2] = {{stream->room, len / 3}, {stream->room + len / 3, len - len / 3}};
-    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
-    struct mmsghdr both[2] = {{.msg_hdr = {.msg_iov = parts, .msg_iovlen = 1}},
-                              {.msg_hdr = {.msg_iov = parts + 1, .msg_iovlen = 1}}};
-    int way = pick(&stream->seed, WAYS), is_last = stream->at + (long)len == stream->len;
-    way = way == MANY && len < 3 ? 0 : way; /* A message of nothing would be moved. */
+    struct pieces pieces;
+    cut_in_two(stream, len, &pieces);
+    int way = pick_way(stream, len), is_last = stream->at + (long)len == stream->len;
     if (flags == 0) {
         switch (way) {
         case 1:
             return write(stream->fd, stream->room, len);
         case 2:
-            return writev(stream->fd, parts, 2);
+            return writev(stream->fd, pieces.parts, 2);
         case 3:
             return send_file(stream, len);
         case 4:
@@ -231,13 +247,13 @@ static long send_in_some_way(struct stream *stream, size_t len, int flags) {
     }
     switch (way) {
     case 5:
-        return sendmsg(stream->fd, &message, flags);
+        return sendmsg(stream->fd, &pieces.one, flags);
     case 6:
         return send(stream->fd, stream->room, len, flags | (is_last ? 0 : MSG_MORE));
     case 7:
         return within_limit(stream, SO_SNDTIMEO, len, flags);
     case MANY:
-        return many(sendmmsg(stream->fd, both, 2, flags), both);
+        return moved_of_many(sendmmsg(stream->fd, pieces.many, 2, flags), &pieces);
     case 9:
         return sendto(stream->fd, stream->room, len, flags, NULL, 0);
     default:
@@ -246,18 +262,15 @@ static long send_in_some_way(struct stream *stream, size_t len, int flags) {
 }
 
 static long receive_in_some_way(struct stream *stream, size_t len, int flags) {
-    struct iovec parts[2] = {{stream->room, len / 3}, {stream->room + len / 3, len - len / 3}};
-    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
-    struct mmsghdr both[2] = {{.msg_hdr = {.msg_iov = parts, .msg_iovlen = 1}},
-                              {.msg_hdr = {.msg_iov = parts + 1, .msg_iovlen = 1}}};
-    int way = pick(&stream->seed, WAYS);
-    way = way == MANY && len < 3 ? 0 : way;
+    struct pieces pieces;
+    cut_in_two(stream, len, &pieces);
+    int way = pick_way(stream, len);
     if (flags == 0) {
         switch (way) {
         case 1:
             return read(stream->fd, stream->room, len);
         case 2:
-            return readv(stream->fd, parts, 2);
+            return readv(stream->fd, pieces.parts, 2);
         case 3:
             return through_line(stream, len);
         default:
@@ -270,13 +283,13 @@ static long receive_in_some_way(struct stream *stream, size_t len, int flags) {
         return n <= 0 ? n : recv(stream->fd, stream->room, (size_t)(1 + pick(&stream->seed, (int)n)), flags | MSG_WAITALL);
     }
     case 5:
-        return recvmsg(stream->fd, &message, flags);
+        return recvmsg(stream->fd, &pieces.one, flags);
     case 6:
         return recv(stream->fd, stream->room, len, flags | MSG_WAITALL);
     case 7:
         return within_limit(stream, SO_RCVTIMEO, len, flags);
     case MANY:
-        return many(recvmmsg(stream->fd, both, 2, flags | MSG_WAITFORONE, NULL), both);
+        return moved_of_many(recvmmsg(stream->fd, pieces.many, 2, flags | MSG_WAITFORONE, NULL), &pieces);
     case 9:
         return recvfrom(stream->fd, stream->room, len, flags, NULL, NULL);
     default:
