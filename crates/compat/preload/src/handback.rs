@@ -50,7 +50,15 @@ pub(crate) fn hand_over_all(process: &Process, all: &[(RawFd, Arc<Connection>)],
 /// had before: where this end `goes_on` they are lent, and what is in shared memory stays for it to read.
 pub(crate) fn hand_on_all(process: &Process, all: &[(RawFd, Arc<Connection>)], goes_on: impl Fn(&Connection) -> bool) {
     let may_be_lent = |fd, connection: &Connection| fd > libc::STDERR_FILENO && goes_on(connection);
-    hand_over_until(process, all, Reason::Shared, Instant::now() + PATIENCE, may_be_lent);
+    // A peer that makes no call sends nothing again: what is here already stays, and is not asked for.
+    let (unread, rest): (Vec<_>, Vec<_>) =
+        all.iter().cloned().partition(|(fd, connection)| may_be_lent(*fd, connection) && connection.unread() > 0);
+    for (fd, connection) in &unread {
+        ask_for_tcp(process, *fd, connection, Reason::Shared);
+        let _ = connection.for_call(process, *fd).turn_back();
+        connection.members.lend();
+    }
+    hand_over_until(process, &rest, Reason::Shared, Instant::now() + PATIENCE, may_be_lent);
 }
 
 fn hand_over_until(

@@ -95,6 +95,22 @@ fn program_that_starts_another_one_reads_what_its_peer_sent_before_it_ended() {
     }
 }
 
+#[test]
+fn program_that_starts_another_one_reads_what_a_peer_sent_that_makes_no_call_any_more() {
+    if !has("a peer that makes no call", &["cc"]) {
+        return;
+    }
+    let place = Place::new();
+    let program = built(&place, "lent.c");
+    for how in ["spawn", "system", "exec"] {
+        let mut command = Command::new(&program);
+        place.dress(command.args([how, "silent"]).env("TOMBOLO_SOCKETS_AFTER", "0"));
+        assert_eq!(output(&mut command, &place.path("out")), "30000 bytes, the same\n", "{how}");
+    }
+    assert!(place.log().contains("joined"), "{}", place.log());
+    place.assert_none_reset();
+}
+
 /// What it leaves unread the other one cannot read, and hears so: the end would be one that is none.
 #[test]
 fn program_that_was_started_hears_that_bytes_were_left_unread() {

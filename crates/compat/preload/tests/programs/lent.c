@@ -2,9 +2,10 @@
  * A program that has not read all that its peer sent before it ended, and starts another one, which gets the connection unasked by
  * the number that it has: `lent spawn`, `system`, `exec`. The rest is still there afterwards.
  *
- * With `close` after `spawn` or `exec` it closes the connection instead, and the other one reads. */
+ * With `silent` after one of these the peer has not ended, and makes no call any more. With `close` after `spawn` or `exec` it closes the connection instead, and the other one reads. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <signal.h>
 #include <spawn.h>
 #include <stdlib.h>
 #include <sys/wait.h>
@@ -39,19 +40,21 @@ int main(int count, char **words) {
     char command[100];
     int end, all = BEFORE, status;
     int closes = count == 3 && strcmp(words[2], "close") == 0;
-    check(count == 2 || closes, "how");
+    int is_silent = count == 3 && strcmp(words[2], "silent") == 0;
+    check(count == 2 || closes || is_silent, "how");
     for (int at = 0; at < ALL; at++) {
         bytes[at] = (char)(at * 31 % 251);
     }
     pid_t peer = meet_peer(&end);
     if (peer == 0) {
-        check(send(end, bytes, ALL, 0) == ALL && shutdown(end, SHUT_WR) == 0, "send");
+        check(send(end, bytes, ALL, 0) == ALL && (is_silent || shutdown(end, SHUT_WR) == 0), "send");
+        is_silent ? pause() : 0;
         recv(end, bytes, 1, 0); /* Until the other end is closed. */
         _exit(0);
     }
     check(recv(end, found, BEFORE, MSG_WAITALL) == BEFORE, "some");
     struct pollfd ended = {.fd = end, .events = POLLRDHUP};
-    check(poll(&ended, 1, 10000) == 1, "the end");
+    check(is_silent ? usleep(100000) == 0 : poll(&ended, 1, 10000) == 1, "the end");
     if (closes) {
         snprintf(command, sizeof command, "sleep 0.3; wc -c <&%d >&2", end);
         start(words[1], command, 0);
@@ -62,11 +65,12 @@ int main(int count, char **words) {
     for (int at = 0; at < 2; at++) {
         start(words[1], "true", 1);
     }
-    for (long n = 1; n > 0; all += (int)n) {
+    for (long n = 1; n > 0 && all < ALL; all += (int)n) {
         check((n = recv(end, found + all, sizeof found - (size_t)all, 0)) >= 0, "recv");
     }
     printf("%d bytes, %s\n", all, memcmp(bytes, found, ALL) == 0 ? "the same" : "others");
     close(end);
-    check(waitpid(peer, &status, 0) == peer && status == 0, "peer");
+    check(!is_silent || kill(peer, SIGKILL) == 0, "kill");
+    check(waitpid(peer, &status, 0) == peer && (is_silent || status == 0), "peer");
     return 0;
 }
