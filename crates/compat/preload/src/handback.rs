@@ -50,15 +50,41 @@ pub(crate) fn hand_over_all(process: &Process, all: &[(RawFd, Arc<Connection>)],
 /// had before: where this end `goes_on` they are lent, and what is in shared memory stays for it to read.
 pub(crate) fn hand_on_all(process: &Process, all: &[(RawFd, Arc<Connection>)], goes_on: impl Fn(&Connection) -> bool) {
     let may_be_lent = |fd, connection: &Connection| fd > libc::STDERR_FILENO && goes_on(connection);
-    // A peer that makes no call sends nothing again: what is here already stays, and is not asked for.
-    let (unread, rest): (Vec<_>, Vec<_>) =
+    let (unread, mut others): (Vec<_>, Vec<_>) =
         all.iter().cloned().partition(|(fd, connection)| may_be_lent(*fd, connection) && connection.unread() > 0);
-    for (fd, connection) in &unread {
-        ask_for_tcp(process, *fd, connection, Reason::Shared);
-        let _ = connection.for_call(process, *fd).turn_back();
-        connection.members.lend();
+    let asked: Vec<_> = unread.iter().map(|(fd, connection)| asks_for_an_answer(process, *fd, connection)).collect();
+    let deadline = Instant::now() + PATIENCE;
+    for ((fd, connection), asked) in unread.into_iter().zip(asked) {
+        if asked && is_answered(process, fd, &connection, deadline) {
+            others.push((fd, connection));
+        } else {
+            ask_for_tcp(process, fd, &connection, Reason::Shared);
+            connection.members.lend();
+        }
     }
-    hand_over_until(process, &rest, Reason::Shared, Instant::now() + PATIENCE, may_be_lent);
+    hand_over_until(process, &others, Reason::Shared, Instant::now() + PATIENCE, may_be_lent);
+}
+
+/// Moves what this end sends to TCP, which a peer that makes calls follows. From one that makes none, what is unread must not be
+/// recalled: it would come nowhere, and is here already. Says whether an answer will tell which it is.
+fn asks_for_an_answer(process: &Process, fd: RawFd, connection: &Arc<Connection>) -> bool {
+    // One that was lent before was waited for then.
+    let may_answer = !connection.members.is_lent()
+        && (connection.transports()[Direction::Out as usize] == Transport::Pipe || find_twin(connection).is_some());
+    let _ = connection.for_call(process, fd).turn_back();
+    may_answer
+}
+
+fn is_answered(process: &Process, fd: RawFd, connection: &Arc<Connection>, deadline: Instant) -> bool {
+    // This very thread may be what a peer in this process would answer in.
+    let is_here = find_twin(connection).is_some();
+    while !is_here && !connection.for_call(process, fd).turn_back_and_see() {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        let _ = kernel::poll(&mut [], Some(Duration::from_millis(1)), None);
+    }
+    true
 }
 
 fn hand_over_until(

@@ -264,11 +264,6 @@ impl Pipes {
         self.hints().set_settled(None);
     }
 
-    /// What the program was not told of, if it is to be told now.
-    fn take_error(&self) -> Option<Errno> {
-        self.halves.lock_rx().error.take()
-    }
-
     /// This end sends no more.
     pub fn end_sending(&self) {
         self.halves.lock_tx().ended = true;

@@ -290,6 +290,14 @@ impl ProgramCall<'_> {
         connection.pipes.get().is_none_or(has_turned)
     }
 
+    /// Moves what this end sends from the pipe to TCP, if that can be done now. Says whether the peer has followed such a move: it
+    /// makes calls.
+    #[must_use]
+    pub fn turn_back_and_see(&self) -> bool {
+        let turned = self.turn_back();
+        turned && self.connection.pipes.get().is_some_and(|pipes| pipes.are_followed_to_tcp(self.connection))
+    }
+
     /// Moves towards TCP, with what is in the pipe.
     pub fn retreat(&self, reason: Reason) -> ReturnStage {
         let Self { connection, process, fd } = *self;

@@ -2,7 +2,10 @@
  * A program that has not read all that its peer sent before it ended, and starts another one, which gets the connection unasked by
  * the number that it has: `lent spawn`, `system`, `exec`. The rest is still there afterwards.
  *
- * With `silent` after one of these the peer has not ended, and makes no call any more. With `close` after `spawn` or `exec` it closes the connection instead, and the other one reads. */
+ * A second word changes that:
+ * `silent`: the peer has not ended, and makes no call any more;
+ * `close`: the program closes the connection, and the other one finds that it cannot read the rest;
+ * `given`: the peer waits for an answer, and the other one reads the rest. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <signal.h>
@@ -39,27 +42,34 @@ int main(int count, char **words) {
     static char bytes[ALL], found[ALL];
     char command[100];
     int end, all = BEFORE, status;
-    int closes = count == 3 && strcmp(words[2], "close") == 0;
-    int is_silent = count == 3 && strcmp(words[2], "silent") == 0;
-    check(count == 2 || closes || is_silent, "how");
+    const char *what = count == 3 ? words[2] : "";
+    int closes = strcmp(what, "close") == 0, is_silent = strcmp(what, "silent") == 0, gives = strcmp(what, "given") == 0;
+    check(count == 2 || closes || is_silent || gives, "how");
     for (int at = 0; at < ALL; at++) {
         bytes[at] = (char)(at * 31 % 251);
     }
     pid_t peer = meet_peer(&end);
     if (peer == 0) {
-        check(send(end, bytes, ALL, 0) == ALL && (is_silent || shutdown(end, SHUT_WR) == 0), "send");
+        check(send(end, bytes, ALL, 0) == ALL && (is_silent || gives || shutdown(end, SHUT_WR) == 0), "send");
         is_silent ? pause() : 0;
-        recv(end, bytes, 1, 0); /* Until the other end is closed. */
+        check(recv(end, bytes, 1, 0) == gives, "recv"); /* Until the other end is closed, or says so. */
         _exit(0);
     }
     check(recv(end, found, BEFORE, MSG_WAITALL) == BEFORE, "some");
     struct pollfd ended = {.fd = end, .events = POLLRDHUP};
-    check(is_silent ? usleep(100000) == 0 : poll(&ended, 1, 10000) == 1, "the end");
+    check(is_silent || gives ? usleep(100000) == 0 : poll(&ended, 1, 10000) == 1, "the end");
     if (closes) {
         snprintf(command, sizeof command, "sleep 0.3; wc -c <&%d >&2", end);
         start(words[1], command, 0);
         close(end);
         check(wait(&status) > 0 && wait(&status) > 0, "wait");
+        return 0;
+    }
+    if (gives) {
+        snprintf(command, sizeof command, "head -c %d <&%d | wc -c; echo thanks >&%d", ALL - BEFORE, end, end);
+        start(words[1], command, 1);
+        close(end);
+        check(waitpid(peer, &status, 0) == peer && status == 0, "peer");
         return 0;
     }
     for (int at = 0; at < 2; at++) {

@@ -7,7 +7,7 @@ use std::{io::IoSliceMut, os::fd::RawFd};
 use rustix::io::Errno;
 use tombolo_mem::PeerWord;
 
-use super::{Failed, Pipes, Read, Rx};
+use super::{Failed, Pipes, Read, Rx, Tx};
 use crate::{
     connection::Connection,
     direction::Direction,
@@ -28,15 +28,11 @@ impl Pipes {
             return true;
         }
         let sends_over_tcp = self.halves.with_tx(&connection.members, |tx| {
-            let followed = tx.followed.load_acquire().hint();
             let owes = tx.recalled.is_some_and(|base| {
                 let from = connection.members.counted(Direction::Out).wrapping_sub(base);
                 tx.writer.position().wrapping_sub(from) as i64 > 0
             });
-            // Zeros say that nothing was ever followed: memory that is gone is not left in order.
-            let moved =
-                tx.sender.transport() == Transport::Tcp && tx.sender.may_move(followed) && !tx.followed.is_lost();
-            moved && !owes
+            tx.is_followed_to_tcp() && !owes
         });
         let reads_tcp = self.halves.with_rx(&connection.members, |rx| {
             let moves = rx.moves.load_acquire().hint();
@@ -52,10 +48,23 @@ impl Pipes {
 }
 
 impl Pipes {
+    /// Whether the peer has followed what this end sends to TCP.
+    pub fn are_followed_to_tcp(&self, connection: &Connection) -> bool {
+        self.halves.with_tx(&connection.members, |tx| tx.is_followed_to_tcp()).unwrap_or(false)
+    }
+
     /// Whether the program is still to be told of nothing.
     pub fn owes_nothing(&self) -> bool {
         let rx = self.halves.lock_rx();
         rx.error.is_none() && rx.broken.is_none()
+    }
+}
+
+impl Tx {
+    /// Zeros say that nothing was ever followed: memory that is gone is not left in order.
+    fn is_followed_to_tcp(&self) -> bool {
+        let followed = self.followed.load_acquire().hint();
+        self.sender.transport() == Transport::Tcp && self.sender.may_move(followed) && !self.followed.is_lost()
     }
 }
 

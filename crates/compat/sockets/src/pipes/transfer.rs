@@ -46,7 +46,7 @@ impl Pipes {
         })?;
         // The kernel gives an error once, and the program hears it before it hears that the end is reached.
         sent.map_err(|failed| match failed {
-            Failed::Os(Errno::PIPE) => self.take_error().map_or(failed, Failed::Os),
+            Failed::Os(Errno::PIPE) => self.halves.lock_rx().error.take().map_or(failed, Failed::Os),
             _ => failed,
         })
     }
