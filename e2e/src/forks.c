@@ -7,15 +7,22 @@
 // HOW is who goes on after the fork: `child` (the parent waits), `daemon` (it does not), `parent` (the child ends), or `both` (by
 // turns). It forks once LOG says that the connection is joined, and sends little before. After it has forked it sends for a second,
 // or so many SECONDS. What came of it is written to FILE.
+//
+// With `late` or `gone` nobody forks. Who receives reads nothing from a moment after that on until FILE.go is there, and says how
+// many bytes it can read then. Who sends has shut down its sending by then, or has ended. With `ended` who receives reads nothing
+// until who sends, by `late`, has shut down; then it forks, and the child goes on.
 
+#define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -89,8 +96,8 @@ static void work(int fd, int sends, double seconds)
     } while ((double)(now.tv_sec - begun.tv_sec) + 1e-9 * (double)(now.tv_nsec - begun.tv_nsec) < seconds);
 }
 
-// The rest of it, and what the other end says of it, or is told.
-static void finish(int fd, int sends)
+// The rest of it, and what the other end says of it, or is told, unless that one has `gone`.
+static void finish(int fd, int sends, int gone)
 {
     uint64_t came = 0;
     size_t done = 0;
@@ -98,13 +105,13 @@ static void finish(int fd, int sends)
         const char *seconds = getenv("SECONDS");
         work(fd, 1, seconds ? atof(seconds) : 1);
         need(!shutdown(fd, SHUT_WR), "shutdown");
-        for (ssize_t n; done < 8 && (n = read(fd, (char *)&came + done, 8 - done)) != 0; done += (size_t)n)
+        for (ssize_t n; !gone && done < 8 && (n = read(fd, (char *)&came + done, 8 - done)) != 0; done += (size_t)n)
             need(n > 0, "read of what came");
-        need(done == 8 && came == moved, "what came");
+        need(gone || (done == 8 && came == moved), "what came");
     } else {
         while (step(fd, 0))
             ;
-        need(write(fd, &moved, 8) == 8, "write of what came");
+        need(gone || write(fd, &moved, 8) == 8, "write of what came");
     }
     need(!close(fd), "close");
     end("", 1);
@@ -156,23 +163,48 @@ static int is_joined(const char *log)
     return strstr(text, "joined") != NULL;
 }
 
+// Calls that read nothing.
+static void pause_reading(int fd)
+{
+    struct pollfd one = {.fd = fd};
+    char go[256];
+    snprintf(go, sizeof go, "%s.go", result);
+    while (access(go, F_OK))
+        need(poll(&one, 1, 20) >= 0, "poll");
+    int unread = 0;
+    need(!ioctl(fd, FIONREAD, &unread), "FIONREAD");
+    printf("%d unread\n", unread);
+    fflush(stdout);
+}
+
 static void fork_while_joined(int fd, int sends, const char *how, const char *log)
 {
     // Little is sent until it is joined, and for a while after that: the other end has to read what came over TCP before.
-    for (int at = 0, more = 20; more > 0; at++) {
+    int has_ended = !strcmp(how, "ended"), is_late = has_ended || !strcmp(how, "late") || !strcmp(how, "gone");
+    for (int at = 0, more = is_late && !sends ? 10 : 20; more > 0; at++) {
         need(at < 100000 && step(fd, sends), "it was not joined");
         if (!sends)
-            more = is_joined(log) ? 0 : more;
+            more -= is_joined(log) ? (is_late ? 1 : more) : 0;
         else if (!usleep(50000) && is_joined(log))
             more--;
     }
-    work(fd, sends, 0.5);
+    need(!is_late || !setenv("SECONDS", "0", 1), "setenv"); // It is all sent.
+    if (has_ended) {
+        struct pollfd end = {.fd = fd, .events = POLLRDHUP};
+        need(poll(&end, 1, 60000) == 1, "the end");
+    } else if (is_late) {
+        if (!sends)
+            pause_reading(fd);
+        finish(fd, sends, !strcmp(how, "gone"));
+    } else {
+        work(fd, sends, 0.5);
+    }
     if (!strcmp(how, "both")) {
         take_turns(fd, sends);
     } else if (!strcmp(how, "daemon")) {
         need(!daemon(1, 1), "daemon");
     } else {
-        int goes_on = !strcmp(how, "child");
+        int goes_on = has_ended || !strcmp(how, "child");
         pid_t child = fork();
         need(child >= 0, "fork");
         if (!child && !goes_on)
@@ -183,7 +215,7 @@ static void fork_while_joined(int fd, int sends, const char *how, const char *lo
                 _exit(0);
         }
     }
-    finish(fd, sends);
+    finish(fd, sends, 0);
 }
 
 int main(int count, char **words)

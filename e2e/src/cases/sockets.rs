@@ -21,6 +21,7 @@ pub const CASES: &[Case] = &[
     Case { name: "s17_s18_s19_s22_programs_in_two_machines_talk_through_memory_while_there_is_a_link", run: talk },
     Case { name: "s18_connections_that_come_and_go_at_once_hold_nobody_up", run: come_and_go },
     Case { name: "s19_child_that_has_a_connection_leaves_memory_that_goes", run: child },
+    Case { name: "s19_what_a_sender_left_before_it_ended_is_read_after_memory_went", run: late },
 ];
 
 /// The word before the name of a half.
@@ -206,6 +207,36 @@ fn leave_in_child(site: &mut Site) -> Result<()> {
         let lines = site.vm(at).sh("cat /tmp/log", within(60))?;
         ensure!(lines.contains("joined:") && !lines.contains("reset:") && !lines.contains("broken:"), "{lines}");
     }
+    Ok(())
+}
+
+/// Who sends has shut down, or ended, and who receives has not read all when the link goes.
+fn late(rig: &mut Rig) -> Result<Verdict> {
+    at_site(rig, |site| ["late", "gone"].into_iter().try_for_each(|how| read_late(site, how).context(how)))
+}
+
+fn read_late(site: &mut Site, how: &str) -> Result<()> {
+    let address = site.addresses[1].clone();
+    let wrapped = |words: &str| {
+        format!(
+            "rm -f /tmp/log /tmp/result*; tombolo run --log /tmp/log -- forks {words} /tmp/log /tmp/result; cat /tmp/result"
+        )
+    };
+    let receiver = site.b.start(&["sh", "-c", &wrapped(&format!("receive {how}"))])?;
+    site.b.sh("until grep -q :0009 /proc/net/tcp; do usleep 50000; done", within(60)).context("nobody listens")?;
+    let sender = site.a.start(&["sh", "-c", &wrapped(&format!("send {how} {address}"))])?;
+    let ended = "until netstat -tn | grep -q ':9 .*CLOSE_WAIT'; do usleep 50000; done";
+    site.b.sh(ended, within(90)).context("who sends does not end")?;
+    site.unlink()?;
+    site.link("a", "b")?;
+    let in_kernel = "sleep 2; netstat -tn | grep ':9 .*CLOSE_WAIT' | awk '{ print $2 }'; touch /tmp/result.go";
+    let in_kernel: u64 = site.b.sh(in_kernel, within(60))?.trim().parse()?;
+    let sent = site.a.wait(sender, within(60))?.success()?;
+    let received = site.b.wait(receiver, within(60))?.success()?;
+    let lines = site.b.sh("cat /tmp/log", within(60))?;
+    ensure!(sent.starts_with("ok") && received.contains("ok"), "{sent}, {received}: {lines}");
+    let unread = received.lines().find_map(|line| line.strip_suffix(" unread")?.parse().ok()).unwrap_or(0);
+    ensure!(unread > in_kernel, "{unread} bytes were unread, {in_kernel} of them the kernel's: {received}: {lines}");
     Ok(())
 }
 

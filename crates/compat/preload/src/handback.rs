@@ -43,13 +43,14 @@ pub(crate) fn hand_over(process: &Process, fd: RawFd, connection: &Arc<Connectio
 
 /// The same for several, which together wait no longer than one.
 pub(crate) fn hand_over_all(process: &Process, all: &[(RawFd, Arc<Connection>)], reason: Reason) {
-    hand_over_until(process, all, reason, Instant::now() + PATIENCE, |_, _| false);
+    hand_over_until(process, all, reason, Instant::now() + PATIENCE, |_, _| Unread::Lost);
 }
 
 /// The same for what a program that is started gets. Most programs get most of their descriptors unasked, by the numbers that these
 /// had before: where this end `goes_on` they are lent, and what is in shared memory stays for it to read.
 pub(crate) fn hand_on_all(process: &Process, all: &[(RawFd, Arc<Connection>)], goes_on: impl Fn(&Connection) -> bool) {
     let may_be_lent = |fd, connection: &Connection| fd > libc::STDERR_FILENO && goes_on(connection);
+    let unread_is = |fd, connection: &Connection| if may_be_lent(fd, connection) { Unread::Lent } else { Unread::Lost };
     let (unread, mut others): (Vec<_>, Vec<_>) =
         all.iter().cloned().partition(|(fd, connection)| may_be_lent(*fd, connection) && connection.unread() > 0);
     let asked: Vec<_> = unread.iter().map(|(fd, connection)| asks_for_an_answer(process, *fd, connection)).collect();
@@ -62,7 +63,7 @@ pub(crate) fn hand_on_all(process: &Process, all: &[(RawFd, Arc<Connection>)], g
             connection.members.lend();
         }
     }
-    hand_over_until(process, &others, Reason::Shared, Instant::now() + PATIENCE, may_be_lent);
+    hand_over_until(process, &others, Reason::Shared, Instant::now() + PATIENCE, unread_is);
 }
 
 /// Moves what this end sends to TCP, which a peer that makes calls follows. From one that makes none, what is unread must not be
@@ -87,12 +88,23 @@ fn is_answered(process: &Process, fd: RawFd, connection: &Arc<Connection>, deadl
     true
 }
 
+/// What becomes of bytes that are in shared memory and cannot go over TCP any more, where a connection goes there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Unread {
+    /// The connection is reset: nobody would read them.
+    Lost,
+    /// They stay where they are, for this end to read; so does the connection, if it cannot go in time.
+    Lent,
+    /// This end takes them out, as the memory goes.
+    Kept,
+}
+
 fn hand_over_until(
     process: &Process,
     all: &[(RawFd, Arc<Connection>)],
     reason: Reason,
     deadline: Instant,
-    may_be_lent: impl Fn(RawFd, &Connection) -> bool,
+    unread_is: impl Fn(RawFd, &Connection) -> Unread,
 ) {
     let all: Vec<_> = all.iter().filter(|(fd, _)| !state::is_owner() || state::is_still(*fd)).collect();
     for (fd, connection) in &all {
@@ -102,15 +114,20 @@ fn hand_over_until(
         }
     }
     for (fd, connection) in &all {
-        let lends = may_be_lent(*fd, connection);
+        let unread = unread_is(*fd, connection);
         // One that was lent before was waited for then.
-        let deadline = if lends && connection.members.is_lent() { Instant::now() } else { deadline };
+        let is_lent = unread == Unread::Lent && connection.members.is_lent();
+        let deadline = if is_lent { Instant::now() } else { deadline };
         let is_there = connection.ending.is_given_up()
-            || take_back(process, *fd, connection, reason, deadline) == ReturnStage::Done;
-        if !is_there && lends {
-            connection.members.lend();
-        } else if !is_there {
-            reset(process, *fd, connection);
+            || match take_back(process, *fd, connection, reason, deadline) {
+                ReturnStage::Done => true,
+                ReturnStage::Lost => unread == Unread::Kept && connection.for_call(process, *fd).keep_unread(),
+                ReturnStage::Long => false,
+            };
+        match unread {
+            _ if is_there => {}
+            Unread::Lent => connection.members.lend(),
+            Unread::Lost | Unread::Kept => reset(process, *fd, connection),
         }
     }
 }
@@ -123,7 +140,7 @@ pub(crate) fn leave_before_fork(process: &Process) {
         return;
     }
     let deadline = Instant::now() + FORK_PATIENCE;
-    hand_over_until(process, &all, Reason::Shared, deadline, |_, _| false);
+    hand_over_until(process, &all, Reason::Shared, deadline, |_, _| Unread::Kept);
     for (fd, connection) in &all {
         while !process.lets_go(connection, connection.ending.is_given_up()) {
             if Instant::now() >= deadline {

@@ -293,8 +293,12 @@ impl Connection {
     /// well be the kernel's.
     #[must_use]
     pub fn is_back_on_tcp(&self) -> bool {
-        let is_over = |pipes: &Pipes| !pipes.session.is_revocable() || pipes.hints().is_detached();
-        self.leaves() && self.pipes.get().is_some_and(is_over) && self.transports() == [Transport::Tcp; 2]
+        if self.pipes.have_left_memory() {
+            return self.pipes.get().is_some_and(|pipes| !pipes.hints().has_leftover());
+        }
+        self.leaves()
+            && self.pipes.get().is_some_and(|pipes| !pipes.session.is_revocable())
+            && self.transports() == [Transport::Tcp; 2]
     }
 
     // ---- its end

@@ -7,6 +7,7 @@ mod full_pipe;
 mod halves;
 mod hints;
 mod io;
+mod leftover;
 pub(crate) mod read_call;
 mod readiness;
 mod ring_moves;
@@ -131,6 +132,8 @@ pub(crate) struct Rx {
     behind: bool,
     /// All that ever comes was read (S-12).
     over: bool,
+    /// What was taken out of the pipe before its memory went, and comes before all else (S-19).
+    leftover: Option<leftover::Leftover>,
     /// The ring in which the sender was found last, and the one that was asked for last (S-20).
     ring: u16,
     asked_ring: Option<u16>,
@@ -234,6 +237,7 @@ impl Pipes {
             armed_full: false,
             behind: false,
             over: false,
+            leftover: None,
             ring: 0,
             asked_ring: None,
         };

@@ -305,6 +305,15 @@ impl ProgramCall<'_> {
         connection.pipes.get().map_or(ReturnStage::Done, |pipes| pipes.retreat(connection, process.kernel(), fd))
     }
 
+    /// Takes what is unread out of the pipe, whose memory goes, where that came to [`ReturnStage::Lost`]: the program reads it as if it
+    /// were there still. Says whether that is so.
+    #[must_use]
+    pub fn keep_unread(&self) -> bool {
+        let Self { connection, process, fd } = *self;
+        let kept = |pipes: &Pipes| ReadCall { pipes, connection, kernel: process.kernel(), fd }.keep_unread();
+        connection.pipes.get().is_some_and(kept)
+    }
+
     /// The program has shut the socket down, for what it `receives` too where that is so. Where that was both ways and nothing is
     /// left to read, TCP refuses what comes (S-12).
     pub fn finish_shutdown(&self, receives: bool) {

@@ -6,6 +6,7 @@ mod machine_pair;
 
 use std::{
     io::IoSliceMut,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -64,7 +65,7 @@ impl Ends<'_> {
     }
 
     fn is_left(&self) -> bool {
-        self.ends.iter().all(|end| end.is_back_on_tcp())
+        self.ends.iter().all(|end| end.pipes.have_left_memory())
     }
 }
 
@@ -87,10 +88,6 @@ fn leave_at_random(seed: u64) {
     while !ends.is_left() {
         for at in 0..2 {
             ends.call_and_read_nothing(at);
-            // What lies in memory cannot go over TCP after its end.
-            if ends.ends[at].ending.has_ended_sending() {
-                ends.receive(at, 9000);
-            }
         }
         let unread = [0, 1].map(|from| ends.sent[from] - ends.received[from]);
         let transports = ends.ends.each_ref().map(|end| end.transports());
@@ -133,5 +130,86 @@ fn s2_what_a_sender_left_before_it_was_recalled_is_still_in_the_pipe() {
             assert!(ends.receive(0, 1000) > 0, "{} of {}", ends.received[0], ends.sent[0]);
         }
         assert_eq!(ends.call(1).retreat(Reason::Usage), ReturnStage::Done);
+    }
+}
+
+/// How a sender ends that has left bytes in memory.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Sender {
+    ShutsDown,
+    /// After it has gone on over TCP.
+    ShutsDownOnTcp,
+    Closes,
+    Dies,
+}
+
+impl Ends<'_> {
+    /// End 0 sends so much, and no more.
+    fn send_last(&mut self, len: usize, sender: Sender) {
+        for from in 0..2 {
+            self.receive(from, 100_000);
+        }
+        assert_eq!(self.send(0, len - 1000), len - 1000);
+        if sender == Sender::ShutsDownOnTcp {
+            assert!(self.call(0).turn_back());
+        }
+        assert_eq!(self.send(0, 1000), 1000);
+        self.programs.kernels[0].of(self.fd).out.lock().unwrap().is_over = true;
+        let end = &self.ends[0];
+        match sender {
+            Sender::ShutsDown | Sender::ShutsDownOnTcp => {
+                end.end_sending();
+                self.call(0).finish_shutdown(false);
+            }
+            Sender::Closes => {
+                assert!(!end.finish(&self.programs.kernels[0], self.fd), "bytes are unread");
+                assert!(end.descriptors.close_one(None));
+            }
+            Sender::Dies => self.programs.processes[0].end(),
+        }
+    }
+
+    fn peek(&self, from: usize) -> usize {
+        let mut to = [vec![0; 10_000], vec![0; 10_000]];
+        let [first, second] = &mut to;
+        let parts = &mut [IoSliceMut::new(first), IoSliceMut::new(second)];
+        let n = done(self.call(1 - from).recv(parts, Read::Peek));
+        let expected = (0..n as u64).map(|at| machine_pair::byte(self.received[from] + at));
+        assert!(to.concat()[..n].iter().copied().eq(expected), "a peek shows other bytes");
+        n
+    }
+}
+
+/// What lies in memory cannot go over TCP after its end, and is not lost with the memory. The reader's program hears of it as before.
+#[test]
+fn s19_what_a_sender_left_that_has_ended_is_read_after_its_memory_went() {
+    for sender in [Sender::ShutsDown, Sender::ShutsDownOnTcp, Sender::Closes, Sender::Dies] {
+        let programs = Programs::new(of(WINDOW));
+        let mut ends = programs.join(0).unwrap();
+        ends.move_into_memory();
+        ends.send_last(12_000, sender);
+        programs.world.leave();
+        let end = Arc::clone(&ends.ends[1]);
+        let is_alive = matches!(sender, Sender::ShutsDown | Sender::ShutsDownOnTcp);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !end.pipes.have_left_memory() || is_alive && !ends.is_left() {
+            (0..2).for_each(|at| ends.call_and_read_nothing(at));
+            assert!(Instant::now() < deadline, "{sender:?}: {:?}", end.transports());
+        }
+        for memory in programs.world.memories() {
+            rustix::fs::ftruncate(&memory, PAGE).unwrap();
+        }
+        let over_tcp = if sender == Sender::ShutsDownOnTcp { 1000 } else { 0 };
+        assert!(!end.is_back_on_tcp() && end.pipes.has_unread() && ends.call(1).is_readable(), "{sender:?}");
+        assert_eq!((ends.peek(0), end.unread()), (12_000, 12_000 - over_tcp), "{sender:?}");
+        assert_eq!((ends.receive(0, 5000), end.unread(), end.pipes.has_unread()), (5000, 7000 - over_tcp, true));
+        assert_eq!(
+            (ends.receive(0, 100_000), end.unread(), end.pipes.has_unread()),
+            (7000 - over_tcp as usize, 0, false)
+        );
+        assert!(end.pipes.is_crossing() && end.is_back_on_tcp());
+        assert_eq!(ends.receive(0, 100_000), over_tcp as usize);
+        assert_eq!(ends.call(1).recv(&mut [IoSliceMut::new(&mut [0; 10])], Read::Take), Ok(0));
+        assert!(!is_alive || ends.send(1, 1000) == 1000 && ends.receive(1, 1000) == 1000);
     }
 }

@@ -64,6 +64,15 @@ impl Mapping {
         Ok(Self { base, len, watched: None, forgotten: OnceLock::new(), guard: None })
     }
 
+    /// Maps `len` zeroed bytes that children made by fork share.
+    pub(crate) fn anonymous(len: usize) -> io::Result<Self> {
+        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        // SAFETY: (address) null with no MAP_FIXED lets the kernel choose a free range.
+        let base = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, prot, flags) }?;
+        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("the kernel mapped address 0"))?;
+        Ok(Self { base, len, watched: None, forgotten: OnceLock::new(), guard: None })
+    }
+
     /// As [`new`](Self::new), of memory that can be taken away.
     pub(crate) fn revocable(fd: BorrowedFd<'_>, offset: u64, len: usize, access: Access) -> io::Result<Self> {
         let mut mapping = Self::new(fd, offset, len, access)?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Memory that both endpoints write. Law 1 of this crate does not hold for it, so it is for one purpose: a wire format
-//! of somebody else's that wants it so.
+//! Memory that several write. Law 1 of this crate does not hold for it, so it is for two purposes: a wire format of somebody else's
+//! that wants it so, and what the processes of one endpoint share.
 //!
 //! # Safety
 //! A [`CommonSegment`] never becomes a reference to its bytes: single ones and words are reached as atomics, the others
@@ -23,7 +23,7 @@ use crate::{
     map::{Access, Mapping},
 };
 
-/// Memory that a peer may write as well as this endpoint.
+/// Memory that a peer, or another process of this endpoint, may write as well.
 #[derive(Clone, Debug)]
 pub struct CommonSegment {
     mapping: Arc<Mapping>,
@@ -38,6 +38,14 @@ impl CommonSegment {
     pub fn map(fd: BorrowedFd<'_>, len: usize, writable: bool, guard: impl Any + Send + Sync) -> io::Result<Self> {
         let access = if writable { Access::ReadWrite } else { Access::ReadOnly };
         Ok(Self { mapping: Arc::new(Mapping::new(fd, 0, len, access)?.guarded(guard)), writable })
+    }
+
+    /// Makes `len` zeroed bytes that this process has in common with the children it forks, and with nobody else.
+    ///
+    /// # Errors
+    /// What the kernel says to `mmap`.
+    pub fn among_processes(len: usize) -> io::Result<Self> {
+        Ok(Self { mapping: Arc::new(Mapping::anonymous(len)?), writable: true })
     }
 
     /// Leaves this mapping out of children made by fork.

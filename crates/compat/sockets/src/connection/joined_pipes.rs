@@ -61,6 +61,13 @@ impl JoinedPipes {
         }
     }
 
+    /// Whether nobody looks at their memory any more (S-19). What the peer had left there before it ended the program may have to read
+    /// still.
+    #[must_use]
+    pub fn have_left_memory(&self) -> bool {
+        self.get().is_some_and(|pipes| pipes.hints().is_detached())
+    }
+
     // ---- whom they lead to
 
     /// Where who waits for this connection is woken, once it has pipes (S-13).

@@ -6,12 +6,14 @@ use std::sync::Weak;
 use tombolo_domain::Liveness;
 
 use super::peer_process::{InheritedSession, PeerProcess};
-use crate::{Reason, connection::Connection, fork_group::ForkGroup, process::Process};
+use crate::{
+    Reason, connection::Connection, fork_group::ForkGroup, pipes::Pipes, process::Process, stage::ReturnStage,
+};
 
 impl PeerProcess {
     /// Takes its connections back to TCP where its memory will be taken away (V-9). Says whether it is left, and all of them are.
     pub(super) fn leave_memory(&mut self, process: &Process) -> bool {
-        if self.link.same_kernel() || !self.link.doorbell().is_some_and(|doorbell| doorbell.is_leaving()) {
+        if !self.is_to_leave() {
             return false;
         }
         if let Some(session) = &self.session {
@@ -27,11 +29,17 @@ impl PeerProcess {
         all_left
     }
 
+    /// Whether its memory will be taken away.
+    fn is_to_leave(&self) -> bool {
+        !self.link.same_kernel() && self.link.doorbell().is_some_and(|doorbell| doorbell.is_leaving())
+    }
+
     /// It has ended. Says whether nothing needs its memory any more: as long as something does, the call must not be given back.
-    pub(super) fn has_left_memory(&mut self) -> bool {
+    pub(super) fn has_left_memory(&mut self, process: &Process) -> bool {
         self.over = true;
         self.joined.retain(|connection| connection.strong_count() > 0);
-        let left = |connection: &Weak<Connection>| connection.upgrade().is_none_or(|it| has_left_memory(&it));
+        let leaves = if self.is_to_leave() { leave_memory } else { has_left_memory };
+        let left = |connection: &Weak<Connection>| connection.upgrade().is_none_or(|it| leaves(&it, process));
         self.link.same_kernel() || self.joined.iter().map(left).fold(true, |all, one| all & one)
     }
 
@@ -73,7 +81,7 @@ impl Process {
         if by_force {
             pipes.hints().detach();
         }
-        pipes.detach(connection)
+        pipes.detach(connection, self.kernel(), connection.descriptors.fd())
     }
 }
 
@@ -83,13 +91,18 @@ fn leave_memory(connection: &Connection, process: &Process) -> bool {
     if connection.descriptors.are_closed() {
         return true;
     }
-    connection.for_call(process, connection.descriptors.fd()).retreat(Reason::TakenAway);
-    has_left_memory(connection)
+    let call = connection.for_call(process, connection.descriptors.fd());
+    if call.retreat(Reason::TakenAway) == ReturnStage::Lost {
+        let _ = call.keep_unread();
+    }
+    has_left_memory(connection, process)
 }
 
 /// Whether `connection` needs its memory no more (V-9).
-fn has_left_memory(connection: &Connection) -> bool {
-    connection.descriptors.are_closed() || connection.pipes.get().is_none_or(|pipes| pipes.detach(connection))
+fn has_left_memory(connection: &Connection, process: &Process) -> bool {
+    let (kernel, fd) = (process.kernel(), connection.descriptors.fd());
+    let has_left = |pipes: &Pipes| pipes.detach(connection, kernel, fd);
+    connection.descriptors.are_closed() || connection.pipes.get().is_none_or(has_left)
 }
 
 /// Its memory was taken away: what was in it is lost, unless nothing was (V-9).

@@ -121,7 +121,7 @@ impl Negotiations {
                 peer_process.end_session();
                 self.abandon(process, peer_process);
             }
-            !peer_process.has_left_memory()
+            !peer_process.has_left_memory(process)
         });
         peer_processes.append(&mut self.peer_processes);
         self.peer_processes = peer_processes;

@@ -70,7 +70,7 @@ impl Pipes {
         if self.session.is_gone() {
             // Nobody will ring once the peer has followed: that it has to is something left.
             let left = !self.turn_back(connection, kernel, fd);
-            let detached = self.session.is_revocable() && self.detach(connection);
+            let detached = self.session.is_revocable() && self.detach(connection, kernel, fd);
             return left && !detached;
         }
         if self.hints().is_left() {

@@ -17,8 +17,9 @@ use crate::{
 };
 
 impl Pipes {
-    /// Lets go of the memory, if both directions are on TCP and the peer needs nothing of it either. Says whether that is so.
-    pub fn detach(&self, connection: &Connection) -> bool {
+    /// Lets go of the memory, if both directions are on TCP and the peer needs nothing of it either: neither does one that has closed
+    /// its end, or is gone. Says whether that is so.
+    pub fn detach(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
         if self.hints().is_detached() {
             return true;
         }
@@ -27,18 +28,29 @@ impl Pipes {
             self.hints().detach();
             return true;
         }
+        let is_peer_gone = self.session.is_gone() && connection.ending.has_peer_ended(kernel, fd);
         let sends_over_tcp = self.halves.with_tx(&connection.members, |tx| {
             let owes = tx.recalled.is_some_and(|base| {
                 let from = connection.members.counted(Direction::Out).wrapping_sub(base);
                 tx.writer.position().wrapping_sub(from) as i64 > 0
             });
-            tx.is_followed_to_tcp() && !owes
+            tx.is_followed_to_tcp() && !owes || is_peer_gone || matches!(tx.writer.reader().is_closed(), Ok(true))
         });
-        let reads_tcp = self.halves.with_rx(&connection.members, |rx| {
-            let moves = rx.moves.load_acquire().hint();
-            rx.receiver.transport() == Transport::Tcp && !rx.receiver.is_behind(moves) && rx.broken.is_none()
-        });
-        let done = matches!((sends_over_tcp, reads_tcp), (Ok(true), Ok(true)));
+        let reads_tcp = || {
+            self.halves.with_rx(&connection.members, |rx| {
+                let is_behind = rx.receiver.is_behind(rx.moves.load_acquire().hint());
+                let is_done = rx.receiver.transport() == Transport::Tcp
+                    || matches!(rx.reader.finished(), Ok(Some(_)))
+                    || is_peer_gone && rx.find_unread() == 0;
+                (is_done && !is_behind && rx.broken.is_none(), is_behind)
+            })
+        };
+        let mut read = reads_tcp();
+        if matches!(read, Ok((_, true))) {
+            let _ = self.recv(connection, kernel, fd, &mut [], Read::Look); // Follows, where it has read so far.
+            read = reads_tcp();
+        }
+        let done = matches!((sends_over_tcp, read), (Ok(true), Ok((true, _))));
         if done {
             self.hints().detach();
             group.inspect(|group| group.detach());

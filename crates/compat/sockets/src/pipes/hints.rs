@@ -38,6 +38,8 @@ pub(crate) struct Hints {
     settled: AtomicU64,
     /// The last read ended where the sender has left a transport: there may be more on the other one.
     crossing: AtomicBool,
+    /// Something was taken out of the pipe that the program has not read, as far as this process knows.
+    leftover: AtomicBool,
     /// Both directions are on TCP, and neither end looks at the memory any more: what stands there is nobody's word (V-9).
     detached: AtomicBool,
 }
@@ -54,6 +56,7 @@ impl Hints {
             moves: peer.word(MOVES),
             settled: AtomicU64::new(ASTIR),
             crossing: AtomicBool::new(false),
+            leftover: AtomicBool::new(false),
             detached: AtomicBool::new(false),
         }
     }
@@ -88,7 +91,13 @@ impl Hints {
     /// still under way over TCP, or that another process of this end has read, finds out when it looks.
     #[inline]
     pub fn has_unread(&self) -> bool {
-        self.arrived() != self.read_to() && !self.is_detached()
+        self.arrived() != self.read_to() && !self.is_detached() || self.has_leftover()
+    }
+
+    /// Whether something was taken out of the pipe before its memory went, and not read (S-19).
+    #[inline]
+    pub fn has_leftover(&self) -> bool {
+        self.leftover.load(Ordering::Relaxed)
     }
 
     /// Position after the last byte in the pipe, as the peer says.
@@ -143,6 +152,11 @@ impl Hints {
     /// Whether the last read ended where the sender has left a transport.
     pub fn set_crossing(&self, crossing: bool) {
         self.crossing.store(crossing, Ordering::Relaxed);
+    }
+
+    /// Whether something is left that was taken out of the pipe.
+    pub fn set_leftover(&self, leftover: bool) {
+        self.leftover.store(leftover, Ordering::Relaxed);
     }
 
     /// Nobody looks at the memory from now on.

@@ -109,31 +109,39 @@ impl Reading<'_, '_> {
         if receiver.left_at(self)? != Some(at.wrapping_add(shown as u64)) {
             return Ok(0);
         }
-        let mut skip = shown;
-        let mut rest: Vec<_> = self
-            .to
-            .iter_mut()
-            .map(|part| {
-                let begin = skip.min(part.len());
-                skip -= begin;
-                IoSliceMut::new(&mut part[begin..])
-            })
-            .collect();
-        if rest.iter().all(|part| part.is_empty()) {
-            return Ok(0);
-        }
         if transport == Transport::Tcp {
-            return peek_pipe(self.reader, &mut rest);
+            return peek_pipe(self.reader, &mut room_behind(self.to, shown));
         }
-        match self.kernel.recv(self.fd, &mut rest, true) {
-            Ok(n) => Ok(n),
-            Err(error) => {
-                // The kernel reports an error once; the program gets it after the bytes that are there.
-                *self.error = self.error.or((error != Errno::AGAIN).then_some(error));
-                Ok(0)
-            }
-        }
+        Ok(peek_kernel((self.kernel, self.fd), self.to, shown, self.error))
     }
+}
+
+/// The room behind so many bytes.
+fn room_behind<'a>(to: &'a mut [IoSliceMut<'_>], mut skip: usize) -> Vec<IoSliceMut<'a>> {
+    let behind = |part: &'a mut IoSliceMut<'_>| {
+        let begin = skip.min(part.len());
+        skip -= begin;
+        IoSliceMut::new(&mut part[begin..])
+    };
+    to.iter_mut().map(behind).filter(|part| !part.is_empty()).collect()
+}
+
+/// Shows what TCP has, behind what was `shown` already. Returns how much.
+pub(super) fn peek_kernel(
+    (kernel, fd): (&dyn Kernel, RawFd),
+    to: &mut [IoSliceMut<'_>],
+    shown: usize,
+    error: &mut Option<Errno>,
+) -> usize {
+    let mut rest = room_behind(to, shown);
+    if rest.is_empty() {
+        return 0;
+    }
+    kernel.recv(fd, &mut rest, true).unwrap_or_else(|said| {
+        // The kernel reports an error once; the program gets it after the bytes that are there.
+        *error = error.or((said != Errno::AGAIN).then_some(said));
+        0
+    })
 }
 
 impl Incoming for Reading<'_, '_> {

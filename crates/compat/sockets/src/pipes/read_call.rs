@@ -6,7 +6,12 @@ use std::{io::IoSliceMut, os::fd::RawFd};
 use rustix::io::Errno;
 use tombolo_mem::PeerWord;
 
-use super::{Failed, Pipes, Read, Rx, hints::Hints, io::Reading};
+use super::{
+    Failed, Pipes, Read, Rx,
+    hints::Hints,
+    io::{Reading, peek_kernel},
+    leftover::Leftover,
+};
 use crate::{
     connection::Connection,
     direction::Direction,
@@ -71,6 +76,38 @@ impl ReadCall<'_> {
         })
     }
 
+    /// Takes what is unread out of the pipe, whose memory is about to go, and keeps it for the program. Its sender has ended, so it can
+    /// come no other way (S-19). Says whether it did: an end that is several processes cannot.
+    pub fn keep_unread(&self) -> bool {
+        let Self { pipes, connection, .. } = *self;
+        let kept = self.in_turn(|rx, owed| {
+            let mut left = usize::try_from(rx.find_unread()).unwrap_or(usize::MAX);
+            if !connection.members.is_alone() || rx.leftover.is_some() {
+                return Ok(false);
+            }
+            let Ok(mut leftover) = Leftover::with_room(left) else { return Ok(false) };
+            let mut room = [0; 8 << 10];
+            while left > 0 {
+                let most = left.min(room.len());
+                match self.recv_in_turn(rx, &mut [IoSliceMut::new(&mut room[..most])], Read::Take, owed) {
+                    Ok((n @ 1.., _)) => {
+                        leftover.push(&room[..n]);
+                        left -= n;
+                        continue;
+                    }
+                    // The program was not told of it.
+                    Err(Failed::Os(error)) if error != Errno::AGAIN => rx.error = Some(error),
+                    _ => {}
+                }
+                break;
+            }
+            pipes.hints().set_leftover(leftover.unread() > 0);
+            rx.leftover = Some(leftover);
+            Ok(true)
+        });
+        kept.unwrap_or(false)
+    }
+
     /// One turn that receives, and what it owes to others.
     fn in_turn<T>(&self, f: impl FnOnce(&mut Rx, &mut Owed) -> Result<T, Failed>) -> Result<T, Failed> {
         let Self { pipes, connection, kernel, fd } = *self;
@@ -95,15 +132,22 @@ impl ReadCall<'_> {
         owed: &mut Owed,
     ) -> Result<(usize, Transport), Failed> {
         let Self { pipes, connection, kernel, fd } = *self;
+        let has_leftover = rx.leftover.as_ref().is_some_and(|leftover| leftover.unread() > 0);
+        if (has_leftover || rx.over) && read == Read::Look && connection.leaves() && !pipes.hints().is_detached() {
+            // The peer waits for this end to follow, before it lets go of the memory (S-19).
+            let (receiver, mut io) = rx.reading((connection, kernel, fd), to, read);
+            let _ = receiver.receive(&mut io);
+        }
+        if has_leftover {
+            return Ok((rx.read_leftover(pipes.hints(), (kernel, fd), to, read), Transport::Pipe));
+        }
+        if pipes.hints().has_leftover() {
+            pipes.hints().set_leftover(false); // Another process of this end has read it.
+        }
         if let Some(broken) = rx.broken {
             return Err(Failed::Broken(broken));
         }
         if rx.over {
-            if read == Read::Look && connection.pipes.are_to_leave() {
-                // The peer waits for this end to follow, before it lets go of the memory (S-19).
-                let (receiver, mut io) = rx.reading((connection, kernel, fd), to, read);
-                let _ = receiver.receive(&mut io);
-            }
             if let Some(error) = rx.error.take_if(|_| read != Read::Look) {
                 return Err(Failed::Os(error));
             }
@@ -170,6 +214,26 @@ impl Rx {
     ) -> (&'a mut Receiver, Reading<'a, 'b>) {
         let Self { receiver, reader, moves, boundary, followed, error, .. } = self;
         (receiver, Reading { connection, kernel, fd, to, read, reader, moves, boundary, followed, error })
+    }
+
+    /// Reads what was taken out of the pipe. A peek goes on with what is there over TCP, and a read is to go on there (S-15).
+    fn read_leftover(
+        &mut self,
+        hints: &Hints,
+        (kernel, fd): (&dyn Kernel, RawFd),
+        to: &mut [IoSliceMut<'_>],
+        read: Read,
+    ) -> usize {
+        let Some(leftover) = &self.leftover else { return 0 };
+        let n = leftover.read(to, read);
+        let is_all = leftover.unread() == if read == Read::Take { 0 } else { n };
+        hints.set_leftover(leftover.unread() > 0);
+        hints.set_crossing(read == Read::Take && is_all);
+        if read == Read::Peek && is_all && self.receiver.transport() == Transport::Tcp {
+            n + peek_kernel((kernel, fd), to, n, &mut self.error)
+        } else {
+            n
+        }
     }
 
     /// The program hears that there is no more, and that is so: TCP is over and the pipe is empty. What the peer sends from now on

@@ -6,18 +6,20 @@ use std::{os::fd::RawFd, sync::atomic::Ordering};
 use tombolo_mem::PeerWord;
 use tombolo_ring::{Error, Side};
 
-use super::{Pipes, Rx, Tx};
+use super::{Pipes, Rx, Tx, leftover::Leftover};
 use crate::{connection::Connection, direction::Direction, kernel::Kernel, switch::Transport};
 
 impl Pipes {
     /// Bytes in the pipe and not read, for `FIONREAD`.
     pub fn unread(&self, connection: &Connection) -> u64 {
-        if self.hints().is_detached() {
+        let has_left = self.hints().is_detached();
+        if has_left && !self.hints().has_leftover() {
             return 0;
         }
         let unread = self.halves.with_rx(&connection.members, |rx| {
+            let leftover = rx.leftover.as_ref().map_or(0, Leftover::unread) as u64;
             // What was recalled comes over TCP, and is counted there.
-            if rx.is_paid() { 0 } else { rx.find_unread() }
+            if has_left || rx.is_paid() { leftover } else { leftover + rx.find_unread() }
         });
         unread.unwrap_or(0)
     }
@@ -87,7 +89,7 @@ impl Rx {
     }
 
     /// Looks how much there is, whatever was there already. A lie is met by the next read.
-    fn find_unread(&mut self) -> u64 {
+    pub(super) fn find_unread(&mut self) -> u64 {
         self.reader.handover().find_unread().unwrap_or(0)
     }
 

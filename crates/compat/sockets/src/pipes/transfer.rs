@@ -81,7 +81,8 @@ impl Pipes {
             // followed into the pipe yet.
             let comes = rx.receiver.recalls() && !connection.ending.has_peer_ended(kernel, fd);
             let is_here = !comes && !rx.is_paid();
-            let unread = is_here && matches!(rx.reader.ready(1), Ok(true)) && rx.reader.available() > 0;
+            let has_leftover = rx.leftover.as_ref().is_some_and(|leftover| leftover.unread() > 0);
+            let unread = has_leftover || is_here && matches!(rx.reader.ready(1), Ok(true)) && rx.reader.available() > 0;
             rx.reader.close();
             unread
         });

@@ -18,7 +18,7 @@ const FORKS: &str = unmodified::FORKS;
 fn forks(rig: &mut Rig) -> Result<Verdict> {
     as_neighbours(rig, |pair| {
         let turns = ["child", "daemon", "parent"].into_iter().flat_map(|how| [(how, true), (how, false)]);
-        let turns: Vec<_> = turns.chain([("both", true)]).collect();
+        let turns: Vec<_> = turns.chain([("both", true), ("ended", false)]).collect();
         for (how, sends) in turns.repeat(if long() { 10 } else { 1 }) {
             // On a machine that has no time the other end may be late.
             let mut memory = 0;
@@ -43,10 +43,11 @@ fn fork_in(pair: &mut Pair, how: &str, sends: bool) -> Result<u64> {
         if sends { "/agent stream-receive".into() } else { format!("{FORKS} receive {how} {folder}.log {result}") };
     let receiver = pair.start("B", &under_run(&folder, &receive))?;
     ensure!(pair.at("B")?.line(receiver, within(60))?.contains("listens"), "{receive}");
-    let send = if sends {
-        format!("{FORKS} send {how} {ADDRESS} {folder}.log {result}")
-    } else {
-        format!("/agent stream-send {ADDRESS} 3000 {folder}.log")
+    let send = match how {
+        // Who sends has ended, and what it left in memory is unread.
+        "ended" => format!("{FORKS} send late {ADDRESS} {folder}.log {result}"),
+        _ if sends => format!("{FORKS} send {how} {ADDRESS} {folder}.log {result}"),
+        _ => format!("/agent stream-send {ADDRESS} 3000 {folder}.log"),
     };
     let sender = pair.start("A", &under_run(&folder, &send))?;
     // What the one that forks says comes first.

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a sender that has ended left in the pipe, once the pipe's memory is taken away (S-19). All processes that this end is by then,
+//! or becomes, have it in common, and read it in turns (S-9).
+
+use std::io::{self, IoSliceMut};
+
+use tombolo_mem::CommonSegment;
+
+use super::Read;
+
+/// Where the bytes begin: before them stands how many were taken.
+const BEGIN: usize = 8;
+
+/// Bytes that were taken out of the pipe, and that the program has not read.
+#[derive(Debug)]
+pub(super) struct Leftover {
+    memory: CommonSegment,
+    len: usize,
+}
+
+impl Leftover {
+    /// None, and room for so many.
+    ///
+    /// # Errors
+    /// Where there is no memory for them.
+    pub fn with_room(len: usize) -> io::Result<Self> {
+        Ok(Self { memory: CommonSegment::among_processes(BEGIN + len)?, len: 0 })
+    }
+
+    /// One more piece, for which there is room.
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.memory.copy_in(BEGIN + self.len, bytes);
+        self.len += bytes.len();
+    }
+
+    /// Bytes that are left.
+    pub fn unread(&self) -> usize {
+        self.len - self.taken()
+    }
+
+    fn taken(&self) -> usize {
+        self.memory.load32(0) as usize
+    }
+
+    /// Reads what there is room for, within a turn. Says how much that is, or for a look how much there is.
+    pub fn read(&self, to: &mut [IoSliceMut<'_>], read: Read) -> usize {
+        if read == Read::Look {
+            return self.unread();
+        }
+        let (before, mut at) = (self.taken(), self.taken());
+        for part in to {
+            let n = part.len().min(self.len - at);
+            self.memory.copy_out(BEGIN + at, &mut part[..n]);
+            at += n;
+        }
+        if read == Read::Take {
+            self.memory.store32(0, u32::try_from(at).expect("a ring has less"));
+        }
+        at - before
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn s19_what_is_left_is_read_once_and_shown_as_often_as_one_likes() {
+        let mut leftover = Leftover::with_room(12).unwrap();
+        leftover.push(b"what ");
+        leftover.push(b"is left");
+        let mut room = [[0; 3], [0; 3]];
+        let mut read = |how| {
+            let [first, second] = &mut room;
+            let n = leftover.read(&mut [IoSliceMut::new(first), IoSliceMut::new(second)], how);
+            (n, room.concat())
+        };
+        assert_eq!(read(Read::Look).0, 12);
+        assert_eq!(read(Read::Peek), (6, b"what i".to_vec()));
+        assert_eq!(read(Read::Take), (6, b"what i".to_vec()));
+        assert_eq!(read(Read::Take), (6, b"s left".to_vec()));
+        assert_eq!((read(Read::Take).0, read(Read::Look).0, leftover.unread()), (0, 0, 0));
+    }
+}
