@@ -29,6 +29,14 @@ impl Chance {
     }
 }
 
+/// How an end ends.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Ending {
+    ShutsDown,
+    Closes,
+    Dies,
+}
+
 impl Ends<'_> {
     /// What a program may do that reads nothing, with which it hears what there is to hear.
     fn call_and_read_nothing(&self, at: usize) {
@@ -38,34 +46,63 @@ impl Ends<'_> {
         self.call(at).arm(true, true);
     }
 
-    fn call_at_random(&mut self, chance: &mut Chance) {
-        let (at, len) = (chance.below(2), chance.len());
+    /// A call of an end that is not `gone`. Says which is then.
+    fn call_at_random(&mut self, chance: &mut Chance, gone: Option<usize>) -> Option<usize> {
+        let (at, len) = (gone.map_or_else(|| chance.below(2), |gone| 1 - gone), chance.len());
         let is_over = self.ends[at].ending.has_ended_sending();
         match chance.below(8) {
             0 | 1 if is_over => {}
             0 | 1 => drop(self.send(at, len)),
-            2 | 3 => drop(self.receive(at, len)),
-            4 => {
-                let mut to = vec![0; len];
-                let seen = done(self.call(1 - at).recv(&mut [IoSliceMut::new(&mut to)], Read::Peek));
-                let expected = (0..seen as u64).map(|ahead| machine_pair::byte(self.received[at] + ahead));
-                assert!(to[..seen].iter().copied().eq(expected), "a peek shows other bytes");
-            }
-            5 if chance.below(20) == 0 => {
-                self.programs.kernels[at].of(self.fd).out.lock().unwrap().is_over = true;
-                self.ends[at].end_sending();
+            2 | 3 => drop(self.receive(1 - at, len)),
+            4 => drop(self.peek(1 - at, len)),
+            5 => match chance.below(40) {
+                0 | 1 => self.end(at, Ending::ShutsDown),
+                how @ (2 | 3) if gone.is_none() && self.may_close(at) => {
+                    self.end(at, [Ending::Closes, Ending::Dies][how - 2]);
+                    return Some(at);
+                }
+                _ => {
+                    let wire = self.programs.kernels[at].of(self.fd);
+                    wire.out.lock().unwrap().is_full = chance.below(4) == 0;
+                }
+            },
+            _ => self.call_and_read_nothing(at),
+        }
+        gone
+    }
+
+    /// Whether TCP would not reset, and nothing is owed over it.
+    fn may_close(&mut self, at: usize) -> bool {
+        self.programs.kernels[at].of(self.fd).out.lock().unwrap().is_full = false;
+        while self.receive(1 - at, 70_000) > 0 {}
+        !self.call(at).send_recalled()
+    }
+
+    fn end(&mut self, at: usize, how: Ending) {
+        let end = &self.ends[at];
+        self.programs.kernels[at].of(self.fd).out.lock().unwrap().is_over = true;
+        match how {
+            Ending::ShutsDown => {
+                end.end_sending();
                 self.call(at).finish_shutdown(false);
             }
-            5 => {
-                let wire = self.programs.kernels[at].of(self.fd);
-                wire.out.lock().unwrap().is_full = chance.below(4) == 0;
+            Ending::Closes => {
+                assert!(!end.finish(&self.programs.kernels[at], self.fd), "bytes are unread");
+                assert!(end.descriptors.close_one(None));
             }
-            _ => self.call_and_read_nothing(at),
+            Ending::Dies => self.programs.processes[at].end(),
         }
     }
 
-    fn is_left(&self) -> bool {
-        self.ends.iter().all(|end| end.pipes.have_left_memory())
+    /// Looks at what comes from an end, and leaves it.
+    fn peek(&self, from: usize, most: usize) -> usize {
+        let mut to = [vec![0; most / 2], vec![0; most - most / 2]];
+        let [first, second] = &mut to;
+        let parts = &mut [IoSliceMut::new(first), IoSliceMut::new(second)];
+        let n = done(self.call(1 - from).recv(parts, Read::Peek));
+        let expected = (0..n as u64).map(|ahead| machine_pair::byte(self.received[from] + ahead));
+        assert!(to.concat()[..n].iter().copied().eq(expected), "a peek shows other bytes");
+        n
     }
 }
 
@@ -76,19 +113,19 @@ fn leave_at_random(seed: u64) {
     let mut ends = programs.join(0).unwrap();
     ends.move_into_memory();
     let (first, steps) = (["a", "b"][chance.below(2)], [chance.below(400), chance.below(60), chance.below(60)]);
-    (0..steps[0]).for_each(|_| ends.call_at_random(&mut chance));
+    let mut gone = None;
+    (0..steps[0]).for_each(|_| gone = ends.call_at_random(&mut chance, gone));
     programs.world.leave_in(first);
-    (0..steps[1]).for_each(|_| ends.call_at_random(&mut chance));
+    (0..steps[1]).for_each(|_| gone = ends.call_at_random(&mut chance, gone));
     programs.world.leave_in(if first == "a" { "b" } else { "a" });
-    (0..steps[2]).for_each(|_| ends.call_at_random(&mut chance));
+    (0..steps[2]).for_each(|_| gone = ends.call_at_random(&mut chance, gone));
     for kernel in &programs.kernels {
         kernel.of(ends.fd).out.lock().unwrap().is_full = false;
     }
     let deadline = Instant::now() + Duration::from_secs(10);
-    while !ends.is_left() {
-        for at in 0..2 {
-            ends.call_and_read_nothing(at);
-        }
+    let there: Vec<_> = (0..2).filter(|at| Some(*at) != gone).collect();
+    while !there.iter().all(|at| ends.ends[*at].pipes.have_left_memory()) {
+        there.iter().for_each(|at| ends.call_and_read_nothing(*at));
         let unread = [0, 1].map(|from| ends.sent[from] - ends.received[from]);
         let transports = ends.ends.each_ref().map(|end| end.transports());
         assert!(Instant::now() < deadline, "seed {seed}: it does not leave: {unread:?} bytes unread, {transports:?}");
@@ -97,8 +134,8 @@ fn leave_at_random(seed: u64) {
     for memory in programs.world.memories() {
         rustix::fs::ftruncate(&memory, PAGE).unwrap();
     }
-    for from in 0..2 {
-        if !ends.ends[from].ending.has_ended_sending() {
+    for from in (0..2).filter(|from| there.contains(&(1 - from))) {
+        if there.contains(&from) && !ends.ends[from].ending.has_ended_sending() {
             ends.send(from, 5000);
         }
         while ends.receive(from, 70_000) > 0 {}
@@ -133,83 +170,41 @@ fn s2_what_a_sender_left_before_it_was_recalled_is_still_in_the_pipe() {
     }
 }
 
-/// How a sender ends that has left bytes in memory.
-#[derive(Clone, Copy, PartialEq, Debug)]
-enum Sender {
-    ShutsDown,
-    /// After it has gone on over TCP.
-    ShutsDownOnTcp,
-    Closes,
-    Dies,
-}
-
-impl Ends<'_> {
-    /// End 0 sends so much, and no more.
-    fn send_last(&mut self, len: usize, sender: Sender) {
-        for from in 0..2 {
-            self.receive(from, 100_000);
-        }
-        assert_eq!(self.send(0, len - 1000), len - 1000);
-        if sender == Sender::ShutsDownOnTcp {
-            assert!(self.call(0).turn_back());
-        }
-        assert_eq!(self.send(0, 1000), 1000);
-        self.programs.kernels[0].of(self.fd).out.lock().unwrap().is_over = true;
-        let end = &self.ends[0];
-        match sender {
-            Sender::ShutsDown | Sender::ShutsDownOnTcp => {
-                end.end_sending();
-                self.call(0).finish_shutdown(false);
-            }
-            Sender::Closes => {
-                assert!(!end.finish(&self.programs.kernels[0], self.fd), "bytes are unread");
-                assert!(end.descriptors.close_one(None));
-            }
-            Sender::Dies => self.programs.processes[0].end(),
-        }
-    }
-
-    fn peek(&self, from: usize) -> usize {
-        let mut to = [vec![0; 10_000], vec![0; 10_000]];
-        let [first, second] = &mut to;
-        let parts = &mut [IoSliceMut::new(first), IoSliceMut::new(second)];
-        let n = done(self.call(1 - from).recv(parts, Read::Peek));
-        let expected = (0..n as u64).map(|at| machine_pair::byte(self.received[from] + at));
-        assert!(to.concat()[..n].iter().copied().eq(expected), "a peek shows other bytes");
-        n
-    }
-}
-
 /// What lies in memory cannot go over TCP after its end, and is not lost with the memory. The reader's program hears of it as before.
+/// The last of it may have gone over TCP.
 #[test]
 fn s19_what_a_sender_left_that_has_ended_is_read_after_its_memory_went() {
-    for sender in [Sender::ShutsDown, Sender::ShutsDownOnTcp, Sender::Closes, Sender::Dies] {
+    let endings = [Ending::ShutsDown, Ending::Closes, Ending::Dies];
+    for (ending, over_tcp) in endings.into_iter().flat_map(|ending| [(ending, 0), (ending, 1000)]) {
         let programs = Programs::new(of(WINDOW));
         let mut ends = programs.join(0).unwrap();
         ends.move_into_memory();
-        ends.send_last(12_000, sender);
+        while ends.receive(0, 100_000) + ends.receive(1, 100_000) > 0 {}
+        assert_eq!(ends.send(0, 12_000), 12_000);
+        if over_tcp > 0 {
+            assert!(ends.call(0).turn_back());
+            assert_eq!(ends.send(0, over_tcp), over_tcp);
+        }
+        ends.end(0, ending);
         programs.world.leave();
-        let end = Arc::clone(&ends.ends[1]);
-        let is_alive = matches!(sender, Sender::ShutsDown | Sender::ShutsDownOnTcp);
+        let there = if ending == Ending::ShutsDown { 0..2 } else { 1..2 };
         let deadline = Instant::now() + Duration::from_secs(10);
-        while !end.pipes.have_left_memory() || is_alive && !ends.is_left() {
-            (0..2).for_each(|at| ends.call_and_read_nothing(at));
-            assert!(Instant::now() < deadline, "{sender:?}: {:?}", end.transports());
+        while !ends.ends[there.clone()].iter().all(|end| end.pipes.have_left_memory()) {
+            there.clone().for_each(|at| ends.call_and_read_nothing(at));
+            assert!(Instant::now() < deadline, "{ending:?}: {:?}", ends.ends[1].transports());
         }
         for memory in programs.world.memories() {
             rustix::fs::ftruncate(&memory, PAGE).unwrap();
         }
-        let over_tcp = if sender == Sender::ShutsDownOnTcp { 1000 } else { 0 };
-        assert!(!end.is_back_on_tcp() && end.pipes.has_unread() && ends.call(1).is_readable(), "{sender:?}");
-        assert_eq!((ends.peek(0), end.unread()), (12_000, 12_000 - over_tcp), "{sender:?}");
-        assert_eq!((ends.receive(0, 5000), end.unread(), end.pipes.has_unread()), (5000, 7000 - over_tcp, true));
-        assert_eq!(
-            (ends.receive(0, 100_000), end.unread(), end.pipes.has_unread()),
-            (7000 - over_tcp as usize, 0, false)
-        );
-        assert!(end.pipes.is_crossing() && end.is_back_on_tcp());
-        assert_eq!(ends.receive(0, 100_000), over_tcp as usize);
+        let end = Arc::clone(&ends.ends[1]);
+        let left = || (end.unread(), end.pipes.has_unread(), end.pipes.is_crossing(), end.is_back_on_tcp());
+        assert!(ends.call(1).is_readable(), "{ending:?}");
+        assert_eq!(left(), (12_000, true, false, false));
+        assert_eq!(ends.peek(0, 20_000), 12_000 + over_tcp, "{ending:?}");
+        assert_eq!((ends.receive(0, 5000), left()), (5000, (7000, true, false, false)));
+        assert_eq!((ends.receive(0, 100_000), left()), (7000, (0, false, true, true)));
+        assert_eq!(ends.receive(0, 100_000), over_tcp);
         assert_eq!(ends.call(1).recv(&mut [IoSliceMut::new(&mut [0; 10])], Read::Take), Ok(0));
-        assert!(!is_alive || ends.send(1, 1000) == 1000 && ends.receive(1, 1000) == 1000);
+        assert!(there.start == 1 || ends.send(1, 1000) == 1000 && ends.receive(1, 1000) == 1000);
     }
 }

@@ -36,21 +36,13 @@ impl Pipes {
             });
             tx.is_followed_to_tcp() && !owes || is_peer_gone || matches!(tx.writer.reader().is_closed(), Ok(true))
         });
-        let reads_tcp = || {
-            self.halves.with_rx(&connection.members, |rx| {
-                let is_behind = rx.receiver.is_behind(rx.moves.load_acquire().hint());
-                let is_done = rx.receiver.transport() == Transport::Tcp
-                    || matches!(rx.reader.finished(), Ok(Some(_)))
-                    || is_peer_gone && rx.find_unread() == 0;
-                (is_done && !is_behind && rx.broken.is_none(), is_behind)
-            })
-        };
-        let mut read = reads_tcp();
-        if matches!(read, Ok((_, true))) {
-            let _ = self.recv(connection, kernel, fd, &mut [], Read::Look); // Follows, where it has read so far.
-            read = reads_tcp();
-        }
-        let done = matches!((sends_over_tcp, read), (Ok(true), Ok((true, _))));
+        let reads_tcp = self.halves.with_rx(&connection.members, |rx| {
+            let is_done = rx.receiver.transport() == Transport::Tcp
+                || matches!(rx.reader.finished(), Ok(Some(_)))
+                || is_peer_gone && rx.find_unread() == 0;
+            is_done && !rx.receiver.is_behind(rx.moves.load_acquire().hint()) && rx.broken.is_none()
+        });
+        let done = matches!((sends_over_tcp, reads_tcp), (Ok(true), Ok(true)));
         if done {
             self.hints().detach();
             group.inspect(|group| group.detach());
