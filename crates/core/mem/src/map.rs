@@ -254,6 +254,19 @@ mod tests {
     }
 
     #[test]
+    fn r26_anonymous_memory_is_a_childs_as_well() {
+        let memory = Mapping::anonymous(5000).unwrap();
+        let at = memory.base().as_ptr().wrapping_add(4999);
+        assert!(forked(|| {
+            // SAFETY: (range) inside; the parent waits.
+            unsafe { at.write_volatile(7) };
+            true
+        }));
+        // SAFETY: (range) as above; the child has ended.
+        assert_eq!(unsafe { at.read_volatile() }, 7);
+    }
+
+    #[test]
     fn x24_child_finds_zeros_where_its_parent_has_memory_that_is_not_inherited() {
         let memory = rustix::fs::memfd_create("forgotten", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&memory, 8192).unwrap();
