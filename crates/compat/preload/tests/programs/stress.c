@@ -344,35 +344,67 @@ static enum outcome move_some(struct stream *stream, int flags) {
     return MOVED;
 }
 
-/* A child moves some and says how far it came: the parent goes on there. It waits unless `flags` say that it may not. */
-static void move_in_child(struct stream *stream, int flags) {
+/* What one who moves some for another is told, and tells. */
+struct errand {
     struct {
-        long at;
-        unsigned seed;
-    } reached;
-    int line[2], status, steps = 1 + pick(&stream->seed, 20);
-    CHECK(pipe(line) == 0);
-    pid_t child = fork();
-    CHECK(child >= 0);
-    if (child == 0) {
-        stream->set = -1;
-        for (int at = 0; at < steps && stream->at < stream->len; at++) {
-            if (move_some(stream, flags) == MUST_WAIT) {
-                if (flags & MSG_DONTWAIT) {
-                    break;
-                }
-                wait_in_some_way(stream);
+        int fd, connection, sender, steps, flags;
+    } what;
+    long at, len;
+    unsigned seed;
+};
+
+/* Moves some and says how far it came. It waits unless `flags` say that it may not. */
+static void run_errand(struct stream *stream, struct errand *errand, int line) {
+    for (int at = 0; at < errand->what.steps && stream->at < stream->len; at++) {
+        if (move_some(stream, errand->what.flags) == MUST_WAIT) {
+            if (errand->what.flags & MSG_DONTWAIT) {
+                break;
             }
+            wait_in_some_way(stream);
         }
-        reached.at = stream->at, reached.seed = stream->seed;
-        CHECK(write(line[1], &reached, sizeof reached) == sizeof reached);
+    }
+    errand->at = stream->at, errand->seed = stream->seed;
+    CHECK(write(line, errand, sizeof *errand) == sizeof *errand);
+}
+
+/* This program, started anew by another that runs it: it sends by the number of a socket that it got. */
+static void run_started(const char *line) {
+    static struct stream stream;
+    struct errand errand;
+    int fd = atoi(line);
+    CHECK(read(fd, &errand, sizeof errand) == sizeof errand);
+    stream = (struct stream){.fd = errand.what.fd, .connection = errand.what.connection, .sender = errand.what.sender,
+                             .direction = OUT, .at = errand.at, .len = errand.len, .seed = errand.seed, .set = -1};
+    run_errand(&stream, &errand, fd);
+}
+
+/* A child, or another program, moves some: this one goes on where that has come to. */
+static void move_elsewhere(struct stream *stream, int flags, int by_program) {
+    struct errand errand = {.what = {stream->fd, stream->connection, stream->sender, 1 + pick(&stream->seed, 20), flags},
+                            .at = stream->at, .len = stream->len, .seed = stream->seed};
+    int line[2], status;
+    pid_t other;
+    char number[20];
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, line) == 0);
+    if (by_program) {
+        char *words[] = {"stress", "errand", number, NULL};
+        snprintf(number, sizeof number, "%d", line[1]);
+        CHECK(write(line[0], &errand, sizeof errand) == sizeof errand);
+        CHECK(posix_spawn(&other, "/proc/self/exe", NULL, NULL, words, environ) == 0);
+    } else {
+        other = fork();
+    }
+    CHECK(other >= 0);
+    if (other == 0) {
+        stream->set = -1;
+        run_errand(stream, &errand, line[1]);
         _exit(0);
     }
     close(line[1]);
-    CHECK(UNINTERRUPTED(read(line[0], &reached, sizeof reached)) == sizeof reached);
-    CHECK(UNINTERRUPTED(waitpid(child, &status, 0)) == child && status == 0);
+    CHECK(UNINTERRUPTED(read(line[0], &errand, sizeof errand)) == sizeof errand);
+    CHECK(UNINTERRUPTED(waitpid(other, &status, 0)) == other && status == 0);
     close(line[0]);
-    stream->at = reached.at, stream->seed = reached.seed;
+    stream->at = errand.at, stream->seed = errand.seed;
 }
 
 /* Moves some by another number of the connection. */
@@ -392,7 +424,7 @@ static enum outcome disturb(struct stream *stream) {
     char *words[] = {"true", NULL};
     int status, flags;
     pid_t program;
-    switch (pick(&stream->seed, 5)) {
+    switch (pick(&stream->seed, 6)) {
     case 0:
         return move_by(stream, dup(stream->fd));
     case 1:
@@ -406,6 +438,12 @@ static enum outcome disturb(struct stream *stream) {
         CHECK(fcntl(stream->fd, F_SETFL, flags & ~O_NONBLOCK) == 0);
         break;
     case 3:
+        /* What is to be received may be in memory for this program alone. */
+        if (stream->direction == OUT) {
+            move_elsewhere(stream, MSG_DONTWAIT, 1);
+        }
+        break;
+    case 4:
         CHECK(setsockopt(stream->fd, IPPROTO_TCP, TCP_NODELAY, &(int){pick(&stream->seed, 2)}, sizeof(int)) == 0);
         break;
     default:
@@ -435,7 +473,7 @@ static void *one_way(void *given) {
             flags = pick(&stream->seed, 2) ? MSG_DONTWAIT : 0;
         }
         if (has_children && stream->at < stream->len && pick(&stream->seed, 300) == 0) {
-            move_in_child(stream, 0);
+            move_elsewhere(stream, 0, 0);
             continue;
         }
         if (has_disturbances && stream->at < stream->len && pick(&stream->seed, 100) == 0) {
@@ -467,7 +505,7 @@ static void *both_ways(void *given) {
         struct stream *one_of = &both[pick(seed, 2)];
         if (!is_done[one_of->direction] && one_of->at < one_of->len && pick(seed, 200) == 0) {
             if (has_children) {
-                move_in_child(one_of, MSG_DONTWAIT); /* The peer may wait for a child as well. */
+                move_elsewhere(one_of, MSG_DONTWAIT, 0); /* The peer may wait for a child as well. */
             } else if (has_disturbances) {
                 disturb(one_of);
             }
@@ -696,6 +734,10 @@ int main(int count, char **words) {
     unsigned seed = (unsigned)strtoul(words[1], NULL, 10);
     int len = atoi(words[2]), listeners[2] = {-1, -1}, status;
     signal(SIGPIPE, SIG_IGN);
+    if (strcmp(words[1], "errand") == 0) {
+        run_started(words[2]);
+        return 0;
+    }
     signal_pause *= count == 3 ? 1 : 10;
     for (int at = 0; at < 2; at++) {
         int port = count > 3 ? atoi(words[3]) + at : 0;
