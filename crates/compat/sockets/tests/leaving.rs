@@ -55,10 +55,10 @@ impl Ends<'_> {
             0 | 1 => drop(self.send(at, len)),
             2 | 3 => drop(self.receive(1 - at, len)),
             4 => drop(self.peek(1 - at, len)),
-            5 => match chance.below(40) {
-                0 | 1 => self.end(at, Ending::ShutsDown),
-                how @ (2 | 3) if gone.is_none() && self.may_close(at) => {
-                    self.end(at, [Ending::Closes, Ending::Dies][how - 2]);
+            5 => match chance.below(400) {
+                0..8 => self.end(at, Ending::ShutsDown),
+                how @ (8 | 9) if gone.is_none() && self.may_close(at) => {
+                    self.end(at, [Ending::Closes, Ending::Dies][how - 8]);
                     return Some(at);
                 }
                 _ => {
@@ -112,20 +112,26 @@ fn leave_at_random(seed: u64) {
     let programs = Programs::new(of(WINDOW));
     let mut ends = programs.join(0).unwrap();
     ends.move_into_memory();
-    let (first, steps) = (["a", "b"][chance.below(2)], [chance.below(400), chance.below(60), chance.below(60)]);
+    let first = ["a", "b"][chance.below(2)];
+    let steps = [400, 60, 60].map(|most| {
+        let most = [most, 6][chance.below(2)];
+        chance.below(most)
+    });
     let mut gone = None;
     (0..steps[0]).for_each(|_| gone = ends.call_at_random(&mut chance, gone));
     programs.world.leave_in(first);
     (0..steps[1]).for_each(|_| gone = ends.call_at_random(&mut chance, gone));
     programs.world.leave_in(if first == "a" { "b" } else { "a" });
     (0..steps[2]).for_each(|_| gone = ends.call_at_random(&mut chance, gone));
-    for kernel in &programs.kernels {
-        kernel.of(ends.fd).out.lock().unwrap().is_full = false;
-    }
+    // They hear some milliseconds later (S-19).
+    let relief = Instant::now() + Duration::from_millis([0, 30][chance.below(2)]);
     let deadline = Instant::now() + Duration::from_secs(10);
     let there: Vec<_> = (0..2).filter(|at| Some(*at) != gone).collect();
     while !there.iter().all(|at| ends.ends[*at].pipes.have_left_memory()) {
         there.iter().for_each(|at| ends.call_and_read_nothing(*at));
+        if Instant::now() > relief {
+            programs.kernels.iter().for_each(|kernel| kernel.of(ends.fd).out.lock().unwrap().is_full = false);
+        }
         let unread = [0, 1].map(|from| ends.sent[from] - ends.received[from]);
         let transports = ends.ends.each_ref().map(|end| end.transports());
         assert!(Instant::now() < deadline, "seed {seed}: it does not leave: {unread:?} bytes unread, {transports:?}");
@@ -207,4 +213,31 @@ fn s19_what_a_sender_left_that_has_ended_is_read_after_its_memory_went() {
         assert_eq!(ends.call(1).recv(&mut [IoSliceMut::new(&mut [0; 10])], Read::Take), Ok(0));
         assert!(there.start == 1 || ends.send(1, 1000) == 1000 && ends.receive(1, 1000) == 1000);
     }
+}
+
+/// What it owes over TCP, where there is no room, an end owes to a peer that has left and sends no more as well.
+#[test]
+fn s19_end_that_owes_what_was_recalled_has_not_left_before_it_is_sent() {
+    let programs = Programs::new(of(WINDOW));
+    let mut ends = programs.join(0).unwrap();
+    ends.move_into_memory();
+    while ends.receive(0, 100_000) + ends.receive(1, 100_000) > 0 {}
+    assert_eq!(ends.send(0, 12_000), 12_000);
+    ends.end(1, Ending::ShutsDown);
+    let is_full = |full| programs.kernels[0].of(ends.fd).out.lock().unwrap().is_full = full;
+    is_full(true);
+    programs.world.leave();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let call_until = |at: usize| {
+        while !ends.ends[at].pipes.have_left_memory() {
+            (0..2).for_each(|at| ends.call_and_read_nothing(at));
+            assert!(Instant::now() < deadline, "{:?}", ends.ends.each_ref().map(|end| end.transports()));
+        }
+    };
+    call_until(1);
+    (0..100).for_each(|_| ends.call_and_read_nothing(0));
+    assert!(!ends.ends[0].pipes.have_left_memory(), "12000 bytes are owed");
+    is_full(false);
+    call_until(0);
+    assert_eq!(ends.receive(0, 100_000), 12_000);
 }

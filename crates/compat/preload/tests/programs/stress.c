@@ -306,7 +306,7 @@ static void wrong_byte(const struct stream *stream, long at, long n) {
         while (at + same < n && stream->room[at + same] == byte_at(stream, from + same)) {
             same++;
         }
-        if (same >= 30) {
+        if (same >= 16) {
             fprintf(stderr, "there are %ld from %ld on\n", same, from);
         }
     }

@@ -28,13 +28,19 @@ impl Pipes {
             self.hints().detach();
             return true;
         }
+        // Its process is, or it has left before, and sends no more.
         let is_peer_gone = self.session.is_gone() && connection.ending.has_peer_ended(kernel, fd);
+        let is_over = connection.ending.ask_whether_over(kernel, fd);
         let sends_over_tcp = self.halves.with_tx(&connection.members, |tx| {
-            let owes = tx.recalled.is_some_and(|base| {
-                let from = connection.members.counted(Direction::Out).wrapping_sub(base);
-                tx.writer.position().wrapping_sub(from) as i64 > 0
-            });
-            tx.is_followed_to_tcp() && !owes || is_peer_gone || matches!(tx.writer.reader().is_closed(), Ok(true))
+            // What was recalled a peer that has left still reads.
+            let owes = !is_over
+                && tx.recalled.is_some_and(|base| {
+                    let from = connection.members.counted(Direction::Out).wrapping_sub(base);
+                    tx.writer.position().wrapping_sub(from) as i64 > 0
+                });
+            let has_moved = tx.sender.transport() == Transport::Tcp;
+            let is_followed = tx.is_followed_to_tcp() || matches!(tx.writer.reader().is_closed(), Ok(true));
+            has_moved && !owes && (is_followed || is_peer_gone)
         });
         let reads_tcp = self.halves.with_rx(&connection.members, |rx| {
             let is_done = rx.receiver.transport() == Transport::Tcp
