@@ -9,6 +9,7 @@ use std::time::Instant;
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::line_reader::within;
+use tombolo_e2e::wire::End;
 
 pub const CASES: &[Case] = &[Case { name: "s19_everything_at_once_while_a_link_comes_and_goes", run: at_once }];
 
@@ -25,11 +26,10 @@ const PATIENCE: u64 = 60;
 fn at_once(rig: &mut Rig) -> Result<Verdict> {
     sockets::at_site(rig, |site| {
         let deadline = within(if long() { LONG } else { SHORT });
-        let fixed: Option<usize> = std::env::var("STRESS_SEED").ok().and_then(|seed| seed.parse().ok());
-        let (mut seed, mut joined) = (fixed.unwrap_or(0), 0);
+        let (mut seed, mut joined) = (0, 0);
         while Instant::now() < deadline {
             joined += one_seed(site, seed).context(format!("seed {seed}"))?;
-            seed += usize::from(fixed.is_none());
+            seed += 1;
         }
         // Short streams use a service's credit up, so not all are.
         ensure!(joined > 0, "none of {seed} runs had a connection in memory");
@@ -79,18 +79,11 @@ fn one_seed(site: &mut Site, seed: usize) -> Result<usize> {
         disturb(site, number)?;
         goes_on = !site.a.sh("pidof stress || true", within(60))?.trim().is_empty();
     }
-    let ended = [site.a.wait(connects, within(60))?, site.b.wait(accepts, within(5))?];
-    if ended.iter().any(|it| it.text.contains("wrong byte")) {
-        let logs = [At::A, At::B].map(|at| site.vm(at).sh("cat /tmp/log", within(60)));
-        return Err(Error::new(format!(
-            "{ended:?}\nA:\n{}\nB:\n{}",
-            logs[0].as_deref().unwrap_or(""),
-            logs[1].as_deref().unwrap_or("")
-        )));
+    let ended = [site.a.wait(connects, within(60))?, site.b.wait(accepts, within(60))?];
+    if ended.iter().any(|it| it.end != End::Code(0)) {
+        let logs = [At::A, At::B].map(|at| site.vm(at).sh("cat /tmp/log", within(60)).unwrap_or_default());
+        return Err(Error::new(format!("{ended:?}\n{}", logs.join("\n"))));
     }
-    let [connects, accepts] = ended;
-    connects.success().context("who connects")?;
-    accepts.success().context("who accepts")?;
     let mut joined = 0;
     for at in [At::A, At::B] {
         let lines = site.vm(at).sh("cat /tmp/log; rm /tmp/log", within(60))?;
