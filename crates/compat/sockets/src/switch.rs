@@ -75,7 +75,10 @@ pub trait Outgoing {
     fn position(&mut self) -> u64;
     /// The receiver reads nothing more from the pipe: how far it has read (S-2). What lies behind that goes over TCP,
     /// first.
-    fn recalled(&mut self) -> u64;
+    ///
+    /// # Errors
+    /// Where that cannot be, as other bytes went there that did not go through here (S-5).
+    fn recalled(&mut self) -> Result<u64, Fault>;
     /// Stores the boundary, then the number of moves with release (S-1).
     fn publish(&mut self, boundary: u64, moves: u64);
 }
@@ -126,7 +129,7 @@ impl Sender {
                 }
             }
             (Transport::Pipe, Transport::Tcp) => {
-                let boundary = if followed.recalls() { io.recalled() } else { io.position() };
+                let boundary = if followed.recalls() { io.recalled()? } else { io.position() };
                 self.go(io, boundary);
             }
             _ => {}

@@ -5,13 +5,14 @@
 mod machine_pair;
 
 use std::{
-    io::IoSliceMut,
+    io::{IoSlice, IoSliceMut},
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use machine_pair::{Ends, PAGE, Programs, WINDOW, done, of};
-use tombolo_sockets::{Read, Reason, connection::ReturnStage};
+use rustix::io::Errno;
+use tombolo_sockets::{Read, Reason, connection::ReturnStage, kernel::Kernel};
 
 /// Numbers that look like chance, the same ones for a seed.
 struct Chance(u64);
@@ -240,4 +241,21 @@ fn s19_end_that_owes_what_was_recalled_has_not_left_before_it_is_sent() {
     is_full(false);
     call_until(0);
     assert_eq!(ends.receive(0, 100_000), 12_000);
+}
+
+/// Bytes that a program sent past the library are there before what was recalled: its peer must not take them for that.
+#[test]
+fn s5_what_is_recalled_does_not_come_behind_bytes_that_went_past_the_library() {
+    let programs = Programs::new(of(WINDOW));
+    let mut ends = programs.join(0).unwrap();
+    ends.move_into_memory();
+    while ends.receive(0, 100_000) + ends.receive(1, 100_000) > 0 {}
+    assert_eq!(ends.send(0, 12_000), 12_000);
+    assert_eq!(programs.kernels[0].send(ends.fd, &[IoSlice::new(b"past")]), Ok(4));
+    ends.call(1).retreat(Reason::Usage);
+    for _ in 0..100 {
+        (0..2).for_each(|at| ends.call_and_read_nothing(at));
+        assert_eq!(ends.receive(0, 1000), 0);
+    }
+    assert_eq!(ends.call(0).send(&[IoSlice::new(b"more")]), Err(Errno::CONNRESET), "{}", programs.log());
 }

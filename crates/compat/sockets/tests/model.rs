@@ -188,9 +188,9 @@ impl Outgoing for Deciding<'_> {
         self.pipe_sent
     }
 
-    fn recalled(&mut self) -> u64 {
+    fn recalled(&mut self) -> Result<u64, Fault> {
         *self.recalled = true;
-        self.head
+        Ok(self.head)
     }
 
     fn publish(&mut self, boundary: u64, moves: u64) {

@@ -13,7 +13,7 @@ use crate::{
     connection::Connection,
     direction::Direction,
     kernel::Kernel,
-    switch::{Found, Incoming, Outgoing, Receiver, Transport},
+    switch::{Fault, Found, Incoming, Outgoing, Receiver, Transport},
 };
 
 pub(super) struct Sending<'a> {
@@ -53,16 +53,25 @@ impl Outgoing for Sending<'_> {
         self.writer.position()
     }
 
-    fn recalled(&mut self) -> u64 {
+    fn recalled(&mut self) -> Result<u64, Fault> {
+        let Self { connection, kernel, fd, .. } = *self;
         // A false head is found where the bytes are taken back.
         let _ = self.writer.reader().is_drained();
+        let counted = || connection.members.counted(Direction::Out);
+        if self.writer.in_flight() > 0 {
+            connection.members.recount(Direction::Out, || kernel.counts(fd, connection.dialled));
+            // The peer would take bytes that went past the library for the first of these.
+            if kernel.counts(fd, connection.dialled).is_some_and(|sample| sample.counts.written != counted()) {
+                return Err(Fault::Stray);
+            }
+        }
         let head = self.writer.position().wrapping_sub(self.writer.in_flight());
-        let base = self.connection.members.counted(Direction::Out).wrapping_sub(head);
+        let base = counted().wrapping_sub(head);
         if let Some(group) = self.connection.members.group() {
             group.set_recalled(base);
         }
         *self.recalled = Some(base);
-        head
+        Ok(head)
     }
 
     fn publish(&mut self, boundary: u64, moves: u64) {
