@@ -83,9 +83,17 @@ fn is_answered(process: &Process, fd: RawFd, connection: &Arc<Connection>, deadl
         if Instant::now() >= deadline {
             return false;
         }
+        hear_of_links(process, connection);
         let _ = kernel::poll(&mut [], Some(Duration::from_millis(1)), None);
     }
     true
+}
+
+/// Who waits for a peer hears of a link that goes meanwhile (S-19): the peer may wait likewise.
+fn hear_of_links(process: &Process, connection: &Arc<Connection>) {
+    if state::is_owner() {
+        process.advance(connection);
+    }
 }
 
 /// What becomes of bytes that are in shared memory and cannot go over TCP any more, where a connection goes there.
@@ -119,11 +127,7 @@ fn hand_over_until(
         let is_lent = unread == Unread::Lent && connection.members.is_lent();
         let deadline = if is_lent { Instant::now() } else { deadline };
         let is_there = connection.ending.is_given_up()
-            || match take_back(process, *fd, connection, reason, deadline) {
-                ReturnStage::Done => true,
-                ReturnStage::Lost => unread == Unread::Kept && connection.for_call(process, *fd).keep_unread(),
-                ReturnStage::Long => false,
-            };
+            || take_back(process, *fd, connection, reason, deadline, unread) == ReturnStage::Done;
         match unread {
             _ if is_there => {}
             Unread::Lent => connection.members.lend(),
@@ -157,7 +161,7 @@ pub(crate) fn leave_before_fork(process: &Process) {
 /// still come here. Where the peer makes no call for a while, this goes on: its next call sees what it is asked for (S-2).
 pub(crate) fn use_kernel(process: &Process, fd: RawFd, connection: &Arc<Connection>) {
     process.leaves(connection, Reason::Usage);
-    let is_there = match take_back(process, fd, connection, Reason::Usage, Instant::now() + PATIENCE) {
+    let is_there = match take_back(process, fd, connection, Reason::Usage, Instant::now() + PATIENCE, Unread::Lost) {
         ReturnStage::Done => true,
         // What a peer that sends no more has left in shared memory this program reads there (S-2).
         ReturnStage::Long | ReturnStage::Lost => connection.for_call(process, fd).turn_back(),
@@ -235,16 +239,22 @@ fn take_back(
     connection: &Arc<Connection>,
     reason: Reason,
     deadline: Instant,
+    unread: Unread,
 ) -> ReturnStage {
     if connection.stage() != Stage::Joined {
         return ReturnStage::Done;
     }
     let twin = find_twin(connection);
     loop {
-        match connection.for_call(process, fd).retreat(reason) {
+        let call = connection.for_call(process, fd);
+        let stage = call.retreat(reason);
+        let is_kept = unread == Unread::Kept && call.keep_unread(stage);
+        match stage {
             ReturnStage::Long if Instant::now() < deadline => {}
+            ReturnStage::Lost if is_kept => return ReturnStage::Done,
             stage => return stage,
         }
+        hear_of_links(process, connection);
         if let Some((fd, other)) = &twin {
             // In a child of vfork the number may be another file by now: then its parent sends what is owed, later.
             let there = state::is_owner() || process.kernel().tuple(*fd) == other.identity.addresses();

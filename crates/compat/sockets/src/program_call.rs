@@ -305,13 +305,12 @@ impl ProgramCall<'_> {
         connection.pipes.get().map_or(ReturnStage::Done, |pipes| pipes.retreat(connection, process.kernel(), fd))
     }
 
-    /// Takes what is unread out of the pipe, whose memory goes, where that came to [`ReturnStage::Lost`]: the program reads it as if it
-    /// were there still. Says whether that is so.
-    #[must_use]
-    pub fn keep_unread(&self) -> bool {
+    /// Takes what is unread out of the pipe, whose memory goes, where it can come no other way, after a retreat that came so far: the
+    /// program reads it as if it were there still. Says whether nothing such is left in the pipe.
+    pub fn keep_unread(&self, stage: ReturnStage) -> bool {
         let Self { connection, process, fd } = *self;
-        let kept = |pipes: &Pipes| ReadCall { pipes, connection, kernel: process.kernel(), fd }.keep_unread();
-        connection.pipes.get().is_some_and(kept)
+        let call = |pipes| ReadCall { pipes, connection, kernel: process.kernel(), fd };
+        connection.pipes.get().is_some_and(|pipes| call(pipes).keep_unread(stage == ReturnStage::Lost))
     }
 
     /// The program has shut the socket down, for what it `receives` too where that is so. Where that was both ways and nothing is

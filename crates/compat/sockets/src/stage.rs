@@ -14,7 +14,8 @@ pub enum ReturnStage {
     Done,
     /// The peer has to do something first.
     Long,
-    /// Bytes are in shared memory that TCP will not carry, as the peer has ended its sending: only this library can read them.
+    /// Bytes are in shared memory that TCP will not carry, as the peer has ended its sending, or were taken out of there: only this
+    /// library can read them.
     Lost,
 }
 

@@ -239,7 +239,7 @@ fn s2_s3_words_that_lie_after_joining_end_the_stream_and_nothing_else() {
                 7 => Ok(usize::from(call.retreat(Reason::Usage) == ReturnStage::Done)),
                 8 => Ok(usize::from(call.turn_back_and_see())),
                 9 => {
-                    kept += u32::from(call.keep_unread());
+                    kept += u32::from(call.keep_unread([ReturnStage::Long, ReturnStage::Lost][random.below(2)]));
                     Ok(0)
                 }
                 _ => {

@@ -6,6 +6,7 @@ mod machine_pair;
 
 use std::{
     io::{IoSlice, IoSliceMut},
+    ops::Range,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -67,6 +68,8 @@ impl Ends<'_> {
                     wire.out.lock().unwrap().is_full = chance.below(4) == 0;
                 }
             },
+            // It leaves what lies there to be read there.
+            6 if chance.below(10) == 0 => _ = self.call(at).turn_back(),
             _ => self.call_and_read_nothing(at),
         }
         gone
@@ -92,6 +95,15 @@ impl Ends<'_> {
                 assert!(end.descriptors.close_one(None));
             }
             Ending::Dies => self.programs.processes[at].end(),
+        }
+    }
+
+    /// These ends call, and read nothing, until those have left.
+    fn call_until_left(&self, these: Range<usize>, those: Range<usize>) {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !self.ends[those.clone()].iter().all(|end| end.pipes.have_left_memory()) {
+            these.clone().for_each(|at| self.call_and_read_nothing(at));
+            assert!(Instant::now() < deadline, "{:?}", self.ends.each_ref().map(|end| end.transports()));
         }
     }
 
@@ -195,11 +207,7 @@ fn s19_what_a_sender_left_that_has_ended_is_read_after_its_memory_went() {
         ends.end(0, ending);
         programs.world.leave();
         let there = if ending == Ending::ShutsDown { 0..2 } else { 1..2 };
-        let deadline = Instant::now() + Duration::from_secs(10);
-        while !ends.ends[there.clone()].iter().all(|end| end.pipes.have_left_memory()) {
-            there.clone().for_each(|at| ends.call_and_read_nothing(at));
-            assert!(Instant::now() < deadline, "{ending:?}: {:?}", ends.ends[1].transports());
-        }
+        ends.call_until_left(there.clone(), there.clone());
         for memory in programs.world.memories() {
             rustix::fs::ftruncate(&memory, PAGE).unwrap();
         }
@@ -228,18 +236,11 @@ fn s19_end_that_owes_what_was_recalled_has_not_left_before_it_is_sent() {
     let is_full = |full| programs.kernels[0].of(ends.fd).out.lock().unwrap().is_full = full;
     is_full(true);
     programs.world.leave();
-    let deadline = Instant::now() + Duration::from_secs(10);
-    let call_until = |at: usize| {
-        while !ends.ends[at].pipes.have_left_memory() {
-            (0..2).for_each(|at| ends.call_and_read_nothing(at));
-            assert!(Instant::now() < deadline, "{:?}", ends.ends.each_ref().map(|end| end.transports()));
-        }
-    };
-    call_until(1);
+    ends.call_until_left(0..2, 1..2);
     (0..100).for_each(|_| ends.call_and_read_nothing(0));
     assert!(!ends.ends[0].pipes.have_left_memory(), "12000 bytes are owed");
     is_full(false);
-    call_until(0);
+    ends.call_until_left(0..2, 0..1);
     assert_eq!(ends.receive(0, 100_000), 12_000);
 }
 
@@ -258,4 +259,28 @@ fn s5_what_is_recalled_does_not_come_behind_bytes_that_went_past_the_library() {
         assert_eq!(ends.receive(0, 1000), 0);
     }
     assert_eq!(ends.call(0).send(&[IoSlice::new(b"more")]), Err(Errno::CONNRESET), "{}", programs.log());
+}
+
+/// Who has gone on over TCP before it was asked has left bytes in memory that cannot be recalled; who reads them makes no call that
+/// reads before the memory goes. They are in front of what comes over TCP, also for another program, which cannot have them.
+#[test]
+fn s19_what_a_sender_left_that_went_on_over_tcp_is_read_after_its_memory_went() {
+    let programs = Programs::new(of(WINDOW));
+    let mut ends = programs.join(0).unwrap();
+    ends.move_into_memory();
+    while ends.receive(0, 100_000) + ends.receive(1, 100_000) > 0 {}
+    assert_eq!(ends.send(0, 12_000), 12_000);
+    assert!(ends.call(0).turn_back());
+    assert_eq!(ends.send(0, 500), 500);
+    programs.world.leave();
+    ends.call_until_left(0..2, 0..2);
+    for memory in programs.world.memories() {
+        rustix::fs::ftruncate(&memory, PAGE).unwrap();
+    }
+    assert_eq!(ends.send(0, 500), 500);
+    assert_eq!(ends.call(1).retreat(Reason::Shared), ReturnStage::Lost);
+    assert_eq!((ends.ends[1].unread(), ends.peek(0, 20_000)), (12_000, 13_000));
+    assert_eq!((ends.receive(0, 100_000), ends.receive(0, 100_000)), (12_000, 1000));
+    assert_eq!(ends.call(1).retreat(Reason::Shared), ReturnStage::Done);
+    assert!(ends.send(1, 1000) == 1000 && ends.receive(1, 1000) == 1000);
 }

@@ -6,9 +6,7 @@ use std::sync::Weak;
 use tombolo_domain::Liveness;
 
 use super::peer_process::{InheritedSession, PeerProcess};
-use crate::{
-    Reason, connection::Connection, fork_group::ForkGroup, pipes::Pipes, process::Process, stage::ReturnStage,
-};
+use crate::{Reason, connection::Connection, fork_group::ForkGroup, pipes::Pipes, process::Process};
 
 impl PeerProcess {
     /// Takes its connections back to TCP where its memory will be taken away (V-9). Says whether it is left, and all of them are.
@@ -92,9 +90,7 @@ fn leave_memory(connection: &Connection, process: &Process) -> bool {
         return true;
     }
     let call = connection.for_call(process, connection.descriptors.fd());
-    if call.retreat(Reason::TakenAway) == ReturnStage::Lost {
-        let _ = call.keep_unread();
-    }
+    call.keep_unread(call.retreat(Reason::TakenAway));
     has_left_memory(connection, process)
 }
 

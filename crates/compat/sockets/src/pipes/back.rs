@@ -28,8 +28,9 @@ pub(super) struct Turned {
 impl Pipes {
     /// Moves what this end sends to TCP if that can be done now, and asks for the same the other way.
     pub fn retreat(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> ReturnStage {
+        let has_leftover = || self.hints().has_leftover() && self.unread(connection) > 0;
         if self.hints().is_detached() {
-            return ReturnStage::Done;
+            return if has_leftover() { ReturnStage::Lost } else { ReturnStage::Done };
         }
         let owes = self.turn_to_tcp(connection, kernel, fd, false).is_some_and(|turned| turned.owes);
         let _ = self.halves.with_rx(&connection.members, |rx| {
@@ -50,6 +51,7 @@ impl Pipes {
         let way = match self.transports(connection) {
             [_, Transport::Pipe] if ended && self.unread(connection) > 0 => ReturnStage::Lost,
             [_, Transport::Pipe] if !ended => ReturnStage::Long,
+            [Transport::Tcp, Transport::Tcp] if !owes && has_leftover() => ReturnStage::Lost,
             [Transport::Tcp, _] if !owes => ReturnStage::Done,
             _ => ReturnStage::Long,
         };

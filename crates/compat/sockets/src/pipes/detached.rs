@@ -10,7 +10,6 @@ use tombolo_mem::PeerWord;
 use super::{Failed, Pipes, Read, Rx, Tx};
 use crate::{
     connection::Connection,
-    direction::Direction,
     fork_group::ForkGroup,
     kernel::Kernel,
     switch::{Found, Incoming, Transport},
@@ -33,14 +32,8 @@ impl Pipes {
         let is_over = connection.ending.ask_whether_over(kernel, fd);
         let sends_over_tcp = self.halves.with_tx(&connection.members, |tx| {
             // What was recalled a peer that has left still reads.
-            let owes = !is_over
-                && tx.recalled.is_some_and(|base| {
-                    let from = connection.members.counted(Direction::Out).wrapping_sub(base);
-                    tx.writer.position().wrapping_sub(from) as i64 > 0
-                });
-            let has_moved = tx.sender.transport() == Transport::Tcp;
-            let is_followed = tx.is_followed_to_tcp() || matches!(tx.writer.reader().is_closed(), Ok(true));
-            has_moved && !owes && (is_followed || is_peer_gone)
+            let owes = !is_over && tx.owes_from(connection).is_some();
+            !owes && (tx.is_followed_to_tcp() || is_peer_gone || matches!(tx.writer.reader().is_closed(), Ok(true)))
         });
         let reads_tcp = self.halves.with_rx(&connection.members, |rx| {
             let is_done = rx.receiver.transport() == Transport::Tcp

@@ -76,15 +76,23 @@ impl ReadCall<'_> {
         })
     }
 
-    /// Takes what is unread out of the pipe, whose memory is about to go, and keeps it for the program. Its sender has ended, so it can
-    /// come no other way (S-19). Says whether it did: an end that is several processes cannot.
-    pub fn keep_unread(&self) -> bool {
+    /// Takes what is unread out of the pipe, whose memory is about to go, and keeps it for the program, if it can come no other way
+    /// (S-19). That is so where the sender `has_ended`, or has gone on over TCP before it was asked. Says whether nothing such is left:
+    /// an end that is several processes takes nothing.
+    pub fn keep_unread(&self, has_ended: bool) -> bool {
         let Self { pipes, connection, .. } = *self;
         let kept = self.in_turn(|rx, owed| {
-            let mut left = usize::try_from(rx.find_unread()).unwrap_or(usize::MAX);
+            let mut left = match self.is_last(rx, has_ended) {
+                true => usize::try_from(rx.find_unread()).unwrap_or(usize::MAX),
+                false => 0,
+            };
+            if left == 0 {
+                return Ok(true);
+            }
             if !connection.members.is_alone() || rx.leftover.is_some() {
                 return Ok(false);
             }
+            left = left.saturating_add(self.count_before_pipe(rx));
             let Ok(mut leftover) = Leftover::with_room(left) else { return Ok(false) };
             let mut room = [0; 8 << 10];
             while left > 0 {
@@ -106,6 +114,24 @@ impl ReadCall<'_> {
             Ok(true)
         });
         kept.unwrap_or(false)
+    }
+
+    /// Whether what is in the pipe can come no other way.
+    fn is_last(&self, rx: &Rx, has_ended: bool) -> bool {
+        let is_there = !self.pipes.hints().is_detached() && rx.receiver.transport() == Transport::Pipe && !rx.is_paid();
+        is_there && (has_ended || rx.is_left_unread())
+    }
+
+    /// Bytes that TCP has of before the sender went to the pipe, where this end followed it ahead of them (S-3).
+    fn count_before_pipe(&self, rx: &Rx) -> usize {
+        let Self { connection, kernel, fd, .. } = *self;
+        if rx.receiver.is_behind(rx.moves.load_acquire().hint()) {
+            return 0;
+        }
+        let boundary = rx.boundary.load_acquire().hint();
+        let before = boundary.saturating_sub(connection.members.counted(Direction::In));
+        let there = kernel.counts(fd, connection.dialled).map_or(0, |sample| sample.unread);
+        usize::try_from(before.min(there)).unwrap_or(0)
     }
 
     /// One turn that receives, and what it owes to others.
@@ -214,6 +240,12 @@ impl Rx {
     ) -> (&'a mut Receiver, Reading<'a, 'b>) {
         let Self { receiver, reader, moves, boundary, followed, error, .. } = self;
         (receiver, Reading { connection, kernel, fd, to, read, reader, moves, boundary, followed, error })
+    }
+
+    /// Whether the sender has left the pipe behind what this end has read: what is between cannot be recalled any more (S-2).
+    fn is_left_unread(&self) -> bool {
+        self.receiver.is_behind(self.moves.load_acquire().hint())
+            && self.boundary.load_acquire().hint() != self.reader.position()
     }
 
     /// Reads what was taken out of the pipe. A peek goes on with what is there over TCP, and a read is to go on there (S-15).

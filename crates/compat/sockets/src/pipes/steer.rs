@@ -35,6 +35,12 @@ impl Tx {
         stays && self.sender.transport() == Transport::Pipe && !self.writer.reader().is_drained().unwrap_or(true)
     }
 
+    /// Where that begins which was recalled from the pipe and not sent yet, if there is such.
+    pub(super) fn owes_from(&self, connection: &Connection) -> Option<u64> {
+        let from = connection.members.counted(Direction::Out).wrapping_sub(self.recalled?);
+        (self.writer.position().wrapping_sub(from) as i64 > 0).then_some(from)
+    }
+
     /// Sends over TCP what was recalled from the pipe, before anything else. Says whether something is left.
     pub(super) fn send_recalled_now(
         &mut self,
@@ -42,12 +48,11 @@ impl Tx {
         kernel: &dyn Kernel,
         fd: RawFd,
     ) -> Result<bool, Failed> {
-        let Some(base) = self.recalled.filter(|_| self.sender.transport() == Transport::Tcp) else { return Ok(false) };
+        if self.sender.transport() != Transport::Tcp {
+            return Ok(false);
+        }
         loop {
-            let from = connection.members.counted(Direction::Out).wrapping_sub(base);
-            if self.writer.position().wrapping_sub(from) as i64 <= 0 {
-                return Ok(false);
-            }
+            let Some(from) = self.owes_from(connection) else { return Ok(false) };
             if kernel.poll(fd, 0) & PollFlags::ERR.bits() as i16 != 0 {
                 return Err(Failed::Os(Errno::CONNRESET)); // Said once by the kernel, and that is for the program's next call.
             }
