@@ -24,7 +24,7 @@ use crate::{
         changes::{self, Request},
         waiting, wiring,
     },
-    errno, handback, inside, kernel, plain, poll, real,
+    errno, handback, inside, kernel, life, plain, poll, real,
     state::{self, Watched},
 };
 
@@ -284,6 +284,7 @@ pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     if state::is_ours(fd) {
         return refused(libc::EBADF);
     }
+    life::closing_ours_in_child(fd.cast_unsigned(), fd.cast_unsigned());
     closing::close_watched(fd);
     // SAFETY: (contract) the caller's promise.
     unsafe { real::close(fd) }
@@ -295,6 +296,7 @@ pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
 pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     // Flags that are none are for the kernel to refuse.
     if flags & !(libc::CLOSE_RANGE_UNSHARE as c_int) == 0 {
+        life::closing_ours_in_child(first, last);
         (first..=last.min(state::bound() as c_uint)).for_each(|fd| closing::close_watched(fd as RawFd));
     }
     let mut from = first;

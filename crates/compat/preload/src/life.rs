@@ -169,6 +169,15 @@ pub(crate) fn closing_in_child(fd: RawFd) {
     }
 }
 
+/// The same where it closes descriptors of the library's, from `first` to `last`, as programs do that close all they do not know:
+/// without them no peer can be woken.
+pub(crate) fn closing_ours_in_child(first: u32, last: u32) {
+    let is_ours = |first| aside::next(first).is_some_and(|fd| fd.cast_unsigned() <= last);
+    if RawFd::try_from(first).is_ok_and(is_ours) && !state::is_owner() && !inside::has_interrupted() {
+        errno::kept(handing_on);
+    }
+}
+
 /// A program is about to be started by libc, which asks nobody: what it gets goes back to TCP first. Its limit of descriptors is
 /// what this program set, if what this gives is held until it runs. A handler that comes meanwhile waits for nothing.
 fn spawning() -> impl Sized {

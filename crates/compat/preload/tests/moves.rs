@@ -88,7 +88,7 @@ fn handler_that_comes_amid_a_spawn_waits_for_nobody_who_forks() {
 
 #[test]
 fn program_that_starts_another_one_reads_what_its_peer_sent_before_it_ended() {
-    for how in ["spawn", "system", "exec"] {
+    for how in ["spawn", "system", "exec", "vfork"] {
         if let Some(place) = same("lent.c", how) {
             place.assert_none_reset();
         }
@@ -102,12 +102,12 @@ fn lends(what: &str, says: &str) {
     }
     let place = Place::new();
     let program = built(&place, "lent.c");
-    for how in ["spawn", "system", "exec"] {
+    for how in ["spawn", "system", "exec", "vfork"] {
         let mut command = Command::new(&program);
         place.dress(command.args([how, what]).env("TOMBOLO_SOCKETS_AFTER", "0"));
         assert_eq!(output(&mut command, &place.path("out")), says, "{how}: {}", place.log());
     }
-    assert!(place.log().matches("goes back to TCP").count() >= 3, "{}", place.log());
+    assert!(place.log().matches("goes back to TCP").count() >= 4, "{}", place.log());
     place.assert_none_reset();
 }
 

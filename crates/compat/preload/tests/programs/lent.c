@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
  * A program that has not read all that its peer sent before it ended, and starts another one, which gets the connection unasked by
- * the number that it has: `lent spawn`, `system`, `exec`. The rest is still there afterwards.
+ * the number that it has: `lent spawn`, `system`, `exec`, or `vfork`, whose child closes all else first. The rest is still there
+ * afterwards.
  *
  * A second word changes that:
  * `silent`: the peer has not ended, and makes no call any more;
@@ -19,7 +20,7 @@ enum { ALL = 30000, BEFORE = 7 };
 
 extern char **environ;
 
-static void start(const char *how, char *command, int waits) {
+static void start(const char *how, int end, char *command, int waits) {
     char *words[] = {"sh", "-c", command, NULL};
     int status = 0;
     pid_t program = 0;
@@ -31,6 +32,15 @@ static void start(const char *how, char *command, int waits) {
             execvp(words[0], words);
         }
         check(program > 0, "fork");
+    } else if (strcmp(how, "vfork") == 0) {
+        program = vfork();
+        if (program == 0) {
+            close_range(3, (unsigned)end - 1, 0);
+            close_range((unsigned)end + 1, ~0U, 0);
+            execvp(words[0], words);
+            _exit(1);
+        }
+        check(program > 0, "vfork");
     } else {
         check(posix_spawnp(&program, words[0], NULL, NULL, words, environ) == 0, "spawn");
     }
@@ -48,6 +58,7 @@ int main(int count, char **words) {
     for (int at = 0; at < ALL; at++) {
         bytes[at] = (char)(at * 31 % 251);
     }
+    alarm(60); /* Nobody waits for ever. */
     pid_t peer = meet_peer(&end);
     if (peer == 0) {
         check(send(end, bytes, ALL, 0) == ALL && (is_silent || gives || shutdown(end, SHUT_WR) == 0), "send");
@@ -60,20 +71,20 @@ int main(int count, char **words) {
     check(is_silent || gives ? usleep(100000) == 0 : poll(&ended, 1, 10000) == 1, "the end");
     if (closes) {
         snprintf(command, sizeof command, "sleep 0.3; wc -c <&%d >&2", end);
-        start(words[1], command, 0);
+        start(words[1], end, command, 0);
         close(end);
         check(wait(&status) > 0 && wait(&status) > 0, "wait");
         return 0;
     }
     if (gives) {
         snprintf(command, sizeof command, "head -c %d <&%d | wc -c; echo thanks >&%d", ALL - BEFORE, end, end);
-        start(words[1], command, 1);
+        start(words[1], end, command, 1);
         close(end);
         check(waitpid(peer, &status, 0) == peer && status == 0, "peer");
         return 0;
     }
     for (int at = 0; at < 2; at++) {
-        start(words[1], "true", 1);
+        start(words[1], end, "true", 1);
     }
     for (long n = 1; n > 0 && all < ALL; all += (int)n) {
         check((n = recv(end, found + all, sizeof found - (size_t)all, 0)) >= 0, "recv");
