@@ -130,7 +130,7 @@ fn edges_of_what_calls_allow_are_those_without() {
     let (with, plain, place) = edges(&[]);
     let differ: Vec<_> = plain.lines().zip(with.lines()).filter(|(plain, with)| plain != with).collect();
     assert!(plain == with, "{differ:#?}: {}", place.log());
-    assert_eq!(place.log().matches("joined").count(), 2 * 11, "{}", place.log());
+    assert_eq!(place.log().matches("joined").count(), 2 * 12, "{}", place.log());
     place.assert_none_reset();
 }
 

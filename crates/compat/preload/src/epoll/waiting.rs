@@ -74,8 +74,30 @@ pub(crate) fn nested(process: &Process, set: &Set) {
     }
 }
 
-/// `epoll_wait` on a watched set. `real` is the call itself, for so many events and so long.
+/// So many events are sorted aside. Whoever has room for more uses none of it for anything else.
+const ASIDE: usize = 64;
+
+/// `epoll_wait` on a watched set. `real` is the call itself, for so many events and so long. What is behind the events that this gives
+/// stays as it was: programs register what they find there, and may have less room than they say.
 pub(crate) fn wait(
+    process: &Process,
+    set: (RawFd, &Set),
+    events: &mut [epoll_event],
+    timeout: Option<Duration>,
+    mask: Mask,
+    real: impl FnMut(&mut [epoll_event], Option<Duration>) -> isize,
+) -> isize {
+    let mut aside = [epoll_event { events: 0, u64: 0 }; ASIDE];
+    let Some(aside) = aside.get_mut(..events.len()) else {
+        return wait_into(process, set, events, timeout, mask, real);
+    };
+    let n = wait_into(process, set, aside, timeout, mask, real);
+    let given = usize::try_from(n).unwrap_or_default();
+    events[..given].copy_from_slice(&aside[..given]);
+    n
+}
+
+fn wait_into(
     process: &Process,
     (epfd, set): (RawFd, &Set),
     events: &mut [epoll_event],

@@ -327,6 +327,28 @@ static void tables(void) {
 }
 
 /* From now on a call that this program does not make itself ends it. */
+/* What is behind the events that a wait gives stays the program's. */
+static void events(int most) {
+    struct epoll_event own = {.events = EPOLLIN, .data.u32 = 5}, found[40];
+    int set = epoll_create1(0);
+    memset(found, 7, sizeof found);
+    check(epoll_ctl(set, EPOLL_CTL_ADD, ends[1], &own) == 0, "epoll_ctl");
+    for (int turn = 0; turn < 20; turn++) {
+        int timeout = turn % 2 ? 1 : 0, given;
+        say("nothing there", epoll_wait(set, found, most, timeout));
+        come("abc");
+        check(turn % 3 > 0 || recv(ends[1], room, 3, 0) == 3, "recv");
+        say("maybe", given = epoll_wait(set, found, most, timeout));
+        check(turn % 3 == 0 || recv(ends[1], room, 3, 0) == 3, "recv");
+        say("nothing there", epoll_wait(set, found, most, timeout));
+        for (size_t at = (size_t)given * sizeof *found; at < sizeof found; at++) {
+            check(((char *)found)[at] == 7, "what was not given");
+        }
+        memset(found, 7, sizeof found);
+    }
+    close(set);
+}
+
 static void shut_in(int by_number) {
     static const int calls[] = {SYS_read, SYS_write, SYS_sendto, SYS_recvfrom, SYS_epoll_wait, SYS_exit_group};
     struct sock_filter filter[2 + 2 * sizeof calls / sizeof *calls];
@@ -395,5 +417,9 @@ int main(int count, char **words) {
     others();
     refused();
     tables();
+    pair();
+    events(1);
+    events(3);
+    events(40);
     return 0;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
  * Some connections on which everything happens at once: threads and processes that move bytes in every way, children by
- * fork amid a stream, signals, edges, limits of time. Each byte follows from its place in its stream: who receives
- * compares it, and the end of the stream with where it must be.
+ * fork amid a stream, signals, edges, limits of time, programs that are started. Each byte follows from its place in its
+ * stream: who receives compares it, and the end of the stream with where it must be.
  *
  *   stress SEED LEN                 both ends, a process each
  *   stress SEED LEN PORT            the one that accepts
@@ -39,7 +39,7 @@ enum {
     LINE = 1 << 16,
     GREETINGS = 40,
     GREETING = 100,
-    WAYS = 12,
+    WAYS = 13,
     MANY = 8,
     WAITS = 7,
     VISIT = 20000
@@ -59,6 +59,10 @@ struct stream {
     unsigned seed;
     /* A set for events that lasts, or -1. */
     int set;
+    /* One end passes the socket on in messages. What is unread then comes over TCP, for which the other end goes on until it has
+     * the end, and does nothing that needs the same the other way. */
+    int passes, ends_last;
+    int is_over;
     char room[ROOM];
 };
 
@@ -241,6 +245,8 @@ static long send_in_some_way(struct stream *stream, size_t len, int flags) {
             return send_file(stream, len);
         case 4:
             return through_line(stream, len);
+        case 10:
+            return pwritev2(stream->fd, pieces.parts, 2, -1, 0);
         default:
             break;
         }
@@ -273,6 +279,8 @@ static long receive_in_some_way(struct stream *stream, size_t len, int flags) {
             return readv(stream->fd, pieces.parts, 2);
         case 3:
             return through_line(stream, len);
+        case 10:
+            return preadv2(stream->fd, pieces.parts, 2, -1, 0);
         default:
             break;
         }
@@ -292,6 +300,14 @@ static long receive_in_some_way(struct stream *stream, size_t len, int flags) {
         return moved_of_many(recvmmsg(stream->fd, pieces.many, 2, flags | MSG_WAITFORONE, NULL), &pieces);
     case 9:
         return recvfrom(stream->fd, stream->room, len, flags, NULL, NULL);
+    case 11: {
+        /* Thrown away. */
+        long n = recv(stream->fd, NULL, len, flags | MSG_TRUNC);
+        for (long at = 0; at < n; at++) {
+            stream->room[at] = byte_at(stream, stream->at + at);
+        }
+        return n;
+    }
     default:
         return recv(stream->fd, stream->room, len, flags);
     }
@@ -353,6 +369,9 @@ struct errand {
     unsigned seed;
 };
 
+/* How another comes to move some: a child, or this program started anew, by two calls, or that gets the socket in a message. */
+enum other { CHILD, SPAWNED, VFORKED, MESSAGED };
+
 /* Moves some and says how far it came. It waits unless `flags` say that it may not. */
 static void run_errand(struct stream *stream, struct errand *errand, int line) {
     for (int at = 0; at < errand->what.steps && stream->at < stream->len; at++) {
@@ -367,7 +386,34 @@ static void run_errand(struct stream *stream, struct errand *errand, int line) {
     CHECK(write(line, errand, sizeof *errand) == sizeof *errand);
 }
 
-/* This program, started anew by another that runs it: it sends by the number of a socket that it got. */
+/* A descriptor in a message, and out of it: another number. */
+union rights {
+    struct cmsghdr head;
+    char room[CMSG_SPACE(sizeof(int))];
+};
+
+static void send_rights(int line, int fd) {
+    union rights rights = {0};
+    struct iovec part = {"", 1};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &rights, .msg_controllen = sizeof rights};
+    *CMSG_FIRSTHDR(&message) =
+        (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof fd), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
+    memcpy(CMSG_DATA(CMSG_FIRSTHDR(&message)), &fd, sizeof fd);
+    CHECK(UNINTERRUPTED(sendmsg(line, &message, 0)) == 1);
+}
+
+static int receive_rights(int line) {
+    union rights rights;
+    char byte;
+    int fd;
+    struct iovec part = {&byte, 1};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &rights, .msg_controllen = sizeof rights};
+    CHECK(UNINTERRUPTED(recvmsg(line, &message, 0)) == 1 && CMSG_FIRSTHDR(&message) != NULL);
+    memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof fd);
+    return fd;
+}
+
+/* This program, started anew by another that runs it: it sends by a socket that it got. */
 static void run_started(const char *line) {
     static struct stream stream;
     struct errand errand;
@@ -375,34 +421,58 @@ static void run_started(const char *line) {
     CHECK(read(fd, &errand, sizeof errand) == sizeof errand);
     stream = (struct stream){.fd = errand.what.fd, .connection = errand.what.connection, .sender = errand.what.sender,
                              .direction = OUT, .at = errand.at, .len = errand.len, .seed = errand.seed, .set = -1};
+    if (stream.fd < 0) {
+        stream.fd = receive_rights(fd);
+    }
     run_errand(&stream, &errand, fd);
 }
 
-/* A child, or another program, moves some: this one goes on where that has come to. */
-static void move_elsewhere(struct stream *stream, int flags, int by_program) {
-    struct errand errand = {.what = {stream->fd, stream->connection, stream->sender, 1 + pick(&stream->seed, 20), flags},
-                            .at = stream->at, .len = stream->len, .seed = stream->seed};
-    int line[2], status;
-    pid_t other;
-    char number[20];
-    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, line) == 0);
-    if (by_program) {
-        char *words[] = {"stress", "errand", number, NULL};
-        snprintf(number, sizeof number, "%d", line[1]);
-        CHECK(write(line[0], &errand, sizeof errand) == sizeof errand);
-        CHECK(posix_spawn(&other, "/proc/self/exe", NULL, NULL, words, environ) == 0);
+static pid_t start_errand(enum other other, int line, int fd) {
+    char number[20], *words[] = {"stress", "errand", number, NULL};
+    pid_t program;
+    snprintf(number, sizeof number, "%d", line);
+    if (other == VFORKED) {
+        program = vfork();
+        if (program == 0) {
+            /* It closes what it does not know. */
+            for (int at = 3; at < 1024; at++) {
+                if (at != line && at != fd) {
+                    close(at);
+                }
+            }
+            execv("/proc/self/exe", words);
+            _exit(3);
+        }
     } else {
-        other = fork();
+        CHECK(posix_spawn(&program, "/proc/self/exe", NULL, NULL, words, environ) == 0);
     }
-    CHECK(other >= 0);
-    if (other == 0) {
+    return program;
+}
+
+/* Another moves some: this one goes on where that has come to. */
+static void move_elsewhere(struct stream *stream, int flags, enum other other) {
+    int own = stream->fd, by_message = other == MESSAGED, line[2], status;
+    struct errand errand = {.what = {by_message ? -1 : own, stream->connection, stream->sender, 1 + pick(&stream->seed, 20), flags},
+                            .at = stream->at, .len = stream->len, .seed = stream->seed};
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, line) == 0);
+    if (other != CHILD) {
+        CHECK(write(line[0], &errand, sizeof errand) == sizeof errand);
+        CHECK(fcntl(own, F_SETFD, by_message ? FD_CLOEXEC : 0) == 0);
+    }
+    pid_t process = other == CHILD ? fork() : start_errand(other, line[1], own);
+    CHECK(process >= 0);
+    if (process == 0) {
         stream->set = -1;
         run_errand(stream, &errand, line[1]);
         _exit(0);
     }
     close(line[1]);
+    if (by_message) {
+        send_rights(line[0], own);
+        CHECK(fcntl(own, F_SETFD, 0) == 0);
+    }
     CHECK(UNINTERRUPTED(read(line[0], &errand, sizeof errand)) == sizeof errand);
-    CHECK(UNINTERRUPTED(waitpid(other, &status, 0)) == other && status == 0);
+    CHECK(UNINTERRUPTED(waitpid(process, &status, 0)) == process && status == 0);
     close(line[0]);
     stream->at = errand.at, stream->seed = errand.seed;
 }
@@ -418,18 +488,58 @@ static enum outcome move_by(struct stream *stream, int fd) {
     return outcome;
 }
 
-/* What programs do with a connection beside moving bytes, or that concerns it without their knowing. */
-static enum outcome disturb(struct stream *stream) {
-    enum outcome outcome = MOVED;
+static enum outcome move_by_message(struct stream *stream) {
+    int line[2];
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, line) == 0);
+    send_rights(line[0], stream->fd);
+    enum outcome outcome = move_by(stream, receive_rights(line[1]));
+    close(line[0]);
+    close(line[1]);
+    return outcome;
+}
+
+/* Waits for a set that is polled, or in another one. */
+static void wait_for_set(struct stream *stream, int is_polled) {
+    struct epoll_event event = {.events = stream->direction == OUT ? EPOLLOUT : EPOLLIN};
+    int set = epoll_create1(0), outer = epoll_create1(0), ready = 0;
+    CHECK(epoll_ctl(set, EPOLL_CTL_ADD, stream->fd, &event) == 0);
+    CHECK(is_polled || epoll_ctl(outer, EPOLL_CTL_ADD, set, &(struct epoll_event){.events = EPOLLIN}) == 0);
+    while (ready == 0) {
+        struct pollfd one = {set, POLLIN, 0};
+        CHECK(UNINTERRUPTED(is_polled ? poll(&one, 1, -1) : epoll_wait(outer, &event, 1, -1)) == 1);
+        ready = (int)UNINTERRUPTED(epoll_wait(set, &event, 1, 0));
+    }
+    CHECK(ready == 1);
+    close(outer);
+    close(set);
+}
+
+static void run_true(struct stream *stream) {
     char *words[] = {"true", NULL};
-    int status, flags;
+    int status;
     pid_t program;
-    switch (pick(&stream->seed, 6)) {
-    case 0:
-        return move_by(stream, dup(stream->fd));
-    case 1:
+    if (pick(&stream->seed, 2)) {
+        FILE *output = popen("true", "r");
+        CHECK(output != NULL && getc(output) == EOF && pclose(output) == 0);
+    } else {
         CHECK(posix_spawnp(&program, "true", NULL, NULL, words, environ) == 0);
         CHECK(UNINTERRUPTED(waitpid(program, &status, 0)) == program && status == 0);
+    }
+}
+
+static void set_option(struct stream *stream, int level, int option, int value) {
+    CHECK(setsockopt(stream->fd, level, option, &value, sizeof value) == 0);
+}
+
+/* What programs do with a connection beside moving bytes, or that concerns it without their knowing. */
+static enum outcome disturb(struct stream *stream, int may_wait) {
+    enum outcome outcome = MOVED;
+    int flags;
+    switch (pick(&stream->seed, 10)) {
+    case 0:
+        return move_by(stream, pick(&stream->seed, 2) ? dup(stream->fd) : fcntl(stream->fd, F_DUPFD_CLOEXEC, 500));
+    case 1:
+        run_true(stream);
         break;
     case 2:
         /* Another thread may do the same. */
@@ -438,16 +548,27 @@ static enum outcome disturb(struct stream *stream) {
         CHECK(fcntl(stream->fd, F_SETFL, flags & ~O_NONBLOCK) == 0);
         break;
     case 3:
+    case 4:
         /* What is to be received may be in memory for this program alone. */
         if (stream->direction == OUT) {
-            move_elsewhere(stream, MSG_DONTWAIT, 1);
+            move_elsewhere(stream, MSG_DONTWAIT, (enum other)(SPAWNED + pick(&stream->seed, stream->passes ? 3 : 2)));
         }
         break;
-    case 4:
-        CHECK(setsockopt(stream->fd, IPPROTO_TCP, TCP_NODELAY, &(int){pick(&stream->seed, 2)}, sizeof(int)) == 0);
+    case 5:
+        return stream->passes && stream->direction == OUT ? move_by_message(stream) : MOVED;
+    case 6:
+        if (may_wait) {
+            wait_for_set(stream, pick(&stream->seed, 2));
+        }
+        break;
+    case 7:
+        set_option(stream, IPPROTO_TCP, TCP_NODELAY, pick(&stream->seed, 2));
+        break;
+    case 8:
+        set_option(stream, SOL_SOCKET, SO_RCVLOWAT, 1 + pick(&stream->seed, 4000));
         break;
     default:
-        CHECK(setsockopt(stream->fd, SOL_SOCKET, SO_SNDBUF, &(int){5000 + pick(&stream->seed, 300000)}, sizeof(int)) == 0);
+        set_option(stream, SOL_SOCKET, SO_SNDBUF, 5000 + pick(&stream->seed, 300000));
     }
     return outcome;
 }
@@ -462,6 +583,16 @@ static int is_over(const struct stream *stream, enum outcome last) {
     return stream->direction == OUT ? stream->at == stream->len : last == ENDED;
 }
 
+/* The two directions of an end follow each other in memory. */
+static void end_stream(struct stream *stream) {
+    __atomic_store_n(&stream->is_over, 1, __ATOMIC_SEQ_CST);
+    CHECK(stream->direction == IN || shutdown(stream->fd, SHUT_WR) == 0);
+}
+
+static int may_end(const struct stream *stream) {
+    return !stream->ends_last || stream->direction == IN || __atomic_load_n(&stream[IN - OUT].is_over, __ATOMIC_SEQ_CST);
+}
+
 /* A thread that has one direction. */
 static void *one_way(void *given) {
     struct stream *stream = given;
@@ -473,11 +604,11 @@ static void *one_way(void *given) {
             flags = pick(&stream->seed, 2) ? MSG_DONTWAIT : 0;
         }
         if (has_children && stream->at < stream->len && pick(&stream->seed, 300) == 0) {
-            move_elsewhere(stream, 0, 0);
+            move_elsewhere(stream, 0, CHILD);
             continue;
         }
-        if (has_disturbances && stream->at < stream->len && pick(&stream->seed, 100) == 0) {
-            last = disturb(stream);
+        if (has_disturbances && !stream->ends_last && stream->at < stream->len && pick(&stream->seed, 100) == 0) {
+            last = disturb(stream, 1);
             continue;
         }
         if (pick(&stream->seed, 4) == 0) {
@@ -488,7 +619,10 @@ static void *one_way(void *given) {
             wait_in_some_way(stream);
         }
     }
-    CHECK(stream->direction == IN || shutdown(stream->fd, SHUT_WR) == 0);
+    while (!may_end(stream)) {
+        usleep(500);
+    }
+    end_stream(stream);
     return NULL;
 }
 
@@ -505,9 +639,9 @@ static void *both_ways(void *given) {
         struct stream *one_of = &both[pick(seed, 2)];
         if (!is_done[one_of->direction] && one_of->at < one_of->len && pick(seed, 200) == 0) {
             if (has_children) {
-                move_elsewhere(one_of, MSG_DONTWAIT, 0); /* The peer may wait for a child as well. */
-            } else if (has_disturbances) {
-                disturb(one_of);
+                move_elsewhere(one_of, MSG_DONTWAIT, CHILD); /* The peer may wait for a child as well. */
+            } else if (has_disturbances && !one_of->ends_last) {
+                disturb(one_of, 0);
             }
             round = 0; /* The edges may have gone there. */
         }
@@ -541,9 +675,11 @@ static void *both_ways(void *given) {
                 }
                 enum outcome last = is_over(&both[at], MOVED) ? ENDED : move_some(&both[at], MSG_DONTWAIT);
                 goes[at] = last == MOVED;
-                if (is_over(&both[at], last)) {
-                    CHECK(at == IN || shutdown(both->fd, SHUT_WR) == 0);
-                    is_done[at] = 1;
+                if (is_over(&both[at], last) && !may_end(&both[at])) {
+                    usleep(500);
+                } else if (is_over(&both[at], last)) {
+                    end_stream(&both[at]);
+                    is_done[at] = goes[OUT] = 1; /* Which may end now. */
                 }
                 goes_on |= goes[at] && !is_done[at];
             }
@@ -573,6 +709,7 @@ static void carry(struct threads *threads, int fd, int connection, int end, unsi
         int below = pick(&common, 4) ? most : 3000;
         len[sender] = pick(&common, below);
     }
+    int is_passed_on = pick(&common, 3) == 0;
     struct stream *both = calloc(2, sizeof *both);
     CHECK(both != NULL);
     for (int direction = IN; direction <= OUT; direction++) {
@@ -580,7 +717,9 @@ static void carry(struct threads *threads, int fd, int connection, int end, unsi
         stream->fd = fd, stream->connection = connection, stream->direction = (enum direction)direction;
         stream->sender = direction == OUT ? end : !end;
         stream->len = len[stream->sender], stream->seed = own * 31 + (unsigned)direction, stream->set = -1;
+        stream->passes = is_passed_on && end == 0, stream->ends_last = is_passed_on && end == 1;
     }
+    CHECK(fcntl(fd, F_SETFD, both->ends_last ? FD_CLOEXEC : 0) == 0);
     if (pick(&own, 2)) {
         start(threads, both_ways, both);
     } else {
