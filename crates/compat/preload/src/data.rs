@@ -299,11 +299,15 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
         made = true;
         real()
     };
-    let answer = if flags & libc::MSG_TRUNC != 0 {
-        let len = to.iter().flatten().map(|part| part.len()).sum();
-        flow::discard(process, &connection, fd, len, flags, real)
-    } else {
-        flow::receive(process, &connection, fd, to, flags, real)
+    // What is thrown away needs no place.
+    let thrown_away = (flags & libc::MSG_TRUNC != 0).then(|| {
+        // SAFETY: (valid) the caller's promise.
+        let parts = unsafe { vector(header.msg_iov, header.msg_iovlen, Errno::MSGSIZE) };
+        parts.map(|parts| parts.map(|(_, len)| len).sum())
+    });
+    let answer = match thrown_away {
+        Some(Ok(len)) => flow::discard(process, &connection, fd, len, flags, real),
+        _ => flow::receive(process, &connection, fd, to, flags, real),
     };
     if !made && answer >= 0 {
         header.msg_flags = flags & libc::MSG_CMSG_CLOEXEC;

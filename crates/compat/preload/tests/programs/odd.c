@@ -125,7 +125,12 @@ static void flags(void) {
     say("what is beside, thrown away", recv(ends[1], room, 1, MSG_TRUNC | MSG_ERRQUEUE));
     say("a look", recv(ends[1], NULL, 3, MSG_TRUNC | MSG_PEEK));
     say("three", recv(ends[1], NULL, 3, MSG_TRUNC));
-    say("three more", recv(ends[1], room, 10, MSG_DONTWAIT));
+    struct iovec nowhere[2] = {{NULL, 1}, {NULL, 1}};
+    struct msghdr thrown_away = {.msg_iov = nowhere, .msg_iovlen = 2};
+    say("two, in a message", recvmsg(ends[1], &thrown_away, MSG_TRUNC));
+    thrown_away.msg_iovlen = 2000;
+    say("one of too many parts", recvmsg(ends[1], &thrown_away, MSG_TRUNC));
+    say("one more", recv(ends[1], room, 10, MSG_DONTWAIT));
     say("to begin a connection", sendto(ends[0], "x", 1, MSG_FASTOPEN, name, sizeof address));
     say("the same to nobody", send(ends[0], "x", 1, MSG_FASTOPEN));
     say("to an address of less than no length", sendto(ends[0], "x", 1, 0, name, -1));
