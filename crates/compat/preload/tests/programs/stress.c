@@ -42,7 +42,8 @@ enum {
     WAYS = 13,
     MANY = 8,
     WAITS = 7,
-    VISIT = 20000
+    VISIT = 20000,
+    PASSED = 50000
 };
 /* So far into a stream some bytes are wrong ones; 0: none is. */
 #ifndef WRONG_FROM
@@ -59,14 +60,16 @@ struct stream {
     unsigned seed;
     /* A set for events that lasts, or -1. */
     int set;
-    /* One end passes the socket on in messages. What is unread then comes over TCP, for which the other end goes on until it has
-     * the end, and does nothing that needs the same the other way. */
+    /* One end passes the socket on. What is unread then comes over TCP. So the other end sends less than a ring holds, ends last,
+     * and both do nothing else for which the connection would go to TCP. */
     int passes, ends_last;
     int is_over;
     char room[ROOM];
 };
 
 static int has_children, has_disturbances;
+/* A process with one connection. */
+static int is_alone;
 /* Between signals, in microseconds: longer between machines, which are emulated. */
 static int signal_pause = 1500;
 
@@ -363,7 +366,7 @@ static enum outcome move_some(struct stream *stream, int flags) {
 /* What one who moves some for another is told, and tells. */
 struct errand {
     struct {
-        int fd, connection, sender, steps, flags;
+        int fd, connection, sender, direction, steps, flags;
     } what;
     long at, len;
     unsigned seed;
@@ -408,19 +411,19 @@ static int receive_rights(int line) {
     int fd;
     struct iovec part = {&byte, 1};
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &rights, .msg_controllen = sizeof rights};
-    CHECK(UNINTERRUPTED(recvmsg(line, &message, 0)) == 1 && CMSG_FIRSTHDR(&message) != NULL);
+    CHECK(UNINTERRUPTED(recvmsg(line, &message, MSG_CMSG_CLOEXEC)) == 1 && CMSG_FIRSTHDR(&message) != NULL);
     memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof fd);
     return fd;
 }
 
-/* This program, started anew by another that runs it: it sends by a socket that it got. */
+/* This program, started anew by another that runs it: it moves some by a socket that it got. */
 static void run_started(const char *line) {
     static struct stream stream;
     struct errand errand;
     int fd = atoi(line);
     CHECK(read(fd, &errand, sizeof errand) == sizeof errand);
     stream = (struct stream){.fd = errand.what.fd, .connection = errand.what.connection, .sender = errand.what.sender,
-                             .direction = OUT, .at = errand.at, .len = errand.len, .seed = errand.seed, .set = -1};
+                             .direction = (enum direction)errand.what.direction, .at = errand.at, .len = errand.len, .seed = errand.seed, .set = -1};
     if (stream.fd < 0) {
         stream.fd = receive_rights(fd);
     }
@@ -452,12 +455,12 @@ static pid_t start_errand(enum other other, int line, int fd) {
 /* Another moves some: this one goes on where that has come to. */
 static void move_elsewhere(struct stream *stream, int flags, enum other other) {
     int own = stream->fd, by_message = other == MESSAGED, line[2], status;
-    struct errand errand = {.what = {by_message ? -1 : own, stream->connection, stream->sender, 1 + pick(&stream->seed, 20), flags},
+    struct errand errand = {.what = {by_message ? -1 : own, stream->connection, stream->sender, stream->direction,
+                                     1 + pick(&stream->seed, 20), flags},
                             .at = stream->at, .len = stream->len, .seed = stream->seed};
     CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, line) == 0);
     if (other != CHILD) {
         CHECK(write(line[0], &errand, sizeof errand) == sizeof errand);
-        CHECK(fcntl(own, F_SETFD, by_message ? FD_CLOEXEC : 0) == 0);
     }
     pid_t process = other == CHILD ? fork() : start_errand(other, line[1], own);
     CHECK(process >= 0);
@@ -469,7 +472,6 @@ static void move_elsewhere(struct stream *stream, int flags, enum other other) {
     close(line[1]);
     if (by_message) {
         send_rights(line[0], own);
-        CHECK(fcntl(own, F_SETFD, 0) == 0);
     }
     CHECK(UNINTERRUPTED(read(line[0], &errand, sizeof errand)) == sizeof errand);
     CHECK(UNINTERRUPTED(waitpid(process, &status, 0)) == process && status == 0);
@@ -532,12 +534,12 @@ static void set_option(struct stream *stream, int level, int option, int value) 
 }
 
 /* What programs do with a connection beside moving bytes, or that concerns it without their knowing. */
-static enum outcome disturb(struct stream *stream, int may_wait) {
+static enum outcome disturb(struct stream *stream, int may_wait, int may_pass) {
     enum outcome outcome = MOVED;
-    int flags;
+    int flags, passes = may_pass && stream->passes;
     switch (pick(&stream->seed, 10)) {
     case 0:
-        return move_by(stream, pick(&stream->seed, 2) ? dup(stream->fd) : fcntl(stream->fd, F_DUPFD_CLOEXEC, 500));
+        return move_by(stream, stream->passes ? fcntl(stream->fd, F_DUPFD_CLOEXEC, 500) : dup(stream->fd));
     case 1:
         run_true(stream);
         break;
@@ -550,14 +552,16 @@ static enum outcome disturb(struct stream *stream, int may_wait) {
     case 3:
     case 4:
         /* What is to be received may be in memory for this program alone. */
-        if (stream->direction == OUT) {
-            move_elsewhere(stream, MSG_DONTWAIT, (enum other)(SPAWNED + pick(&stream->seed, stream->passes ? 3 : 2)));
+        if (passes) {
+            move_elsewhere(stream, MSG_DONTWAIT, MESSAGED);
+        } else if (stream->direction == OUT && !stream->passes) {
+            move_elsewhere(stream, MSG_DONTWAIT, pick(&stream->seed, 2) ? SPAWNED : VFORKED);
         }
         break;
     case 5:
-        return stream->passes && stream->direction == OUT ? move_by_message(stream) : MOVED;
+        return passes ? move_by_message(stream) : MOVED;
     case 6:
-        if (may_wait) {
+        if (may_wait && !stream->passes) {
             wait_for_set(stream, pick(&stream->seed, 2));
         }
         break;
@@ -565,7 +569,9 @@ static enum outcome disturb(struct stream *stream, int may_wait) {
         set_option(stream, IPPROTO_TCP, TCP_NODELAY, pick(&stream->seed, 2));
         break;
     case 8:
-        set_option(stream, SOL_SOCKET, SO_RCVLOWAT, 1 + pick(&stream->seed, 4000));
+        if (!stream->passes) {
+            set_option(stream, SOL_SOCKET, SO_RCVLOWAT, 1 + pick(&stream->seed, 4000));
+        }
         break;
     default:
         set_option(stream, SOL_SOCKET, SO_SNDBUF, 5000 + pick(&stream->seed, 300000));
@@ -608,7 +614,7 @@ static void *one_way(void *given) {
             continue;
         }
         if (has_disturbances && !stream->ends_last && stream->at < stream->len && pick(&stream->seed, 100) == 0) {
-            last = disturb(stream, 1);
+            last = disturb(stream, 1, stream->direction == OUT);
             continue;
         }
         if (pick(&stream->seed, 4) == 0) {
@@ -626,11 +632,30 @@ static void *one_way(void *given) {
     return NULL;
 }
 
+/* Both directions of an end, for this program started anew in its own place. */
+struct image {
+    struct stream both[2];
+    int has_children, has_disturbances;
+};
+
+static void exec_anew(const struct stream *both) {
+    static struct image image;
+    char number[20], *words[] = {"stress", "stream", number, NULL};
+    int file = memfd_create("stress", 0);
+    memcpy(image.both, both, sizeof image.both);
+    image.has_children = has_children, image.has_disturbances = has_disturbances;
+    CHECK(write(file, &image, sizeof image) == sizeof image && lseek(file, 0, SEEK_SET) == 0);
+    snprintf(number, sizeof number, "%d", file);
+    CHECK(fcntl(both->fd, F_SETFD, 0) == 0);
+    execv("/proc/self/exe", words);
+    CHECK(!"exec");
+}
+
 /* One that has both, which waits by poll, by select, or for edges, and then takes all there is. */
 static void *both_ways(void *given) {
     struct stream *both = given;
     unsigned *seed = &both[OUT].seed;
-    int way = pick(seed, 3), set = epoll_create1(0), is_done[2] = {0, 0};
+    int way = pick(seed, 3), set = epoll_create1(EPOLL_CLOEXEC), is_done[2] = {both[IN].is_over, both[OUT].is_over};
     struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET};
     CHECK(epoll_ctl(set, EPOLL_CTL_ADD, both->fd, &event) == 0);
     for (int round = 0; !is_done[IN] || !is_done[OUT]; round++) {
@@ -641,9 +666,12 @@ static void *both_ways(void *given) {
             if (has_children) {
                 move_elsewhere(one_of, MSG_DONTWAIT, CHILD); /* The peer may wait for a child as well. */
             } else if (has_disturbances && !one_of->ends_last) {
-                disturb(one_of, 0);
+                disturb(one_of, 0, !is_done[OUT]);
             }
             round = 0; /* The edges may have gone there. */
+        }
+        if (is_alone && both[OUT].passes && !is_done[OUT] && pick(seed, 500) == 0) {
+            exec_anew(both);
         }
         int goes[2] = {1, 1}, steps = way == 2 ? 1 << 30 : 1 + pick(seed, 4), n;
         sleep_at_times(&both[OUT]);
@@ -710,6 +738,7 @@ static void carry(struct threads *threads, int fd, int connection, int end, unsi
         len[sender] = pick(&common, below);
     }
     int is_passed_on = pick(&common, 3) == 0;
+    len[1] %= is_passed_on ? PASSED : most + 1;
     struct stream *both = calloc(2, sizeof *both);
     CHECK(both != NULL);
     for (int direction = IN; direction <= OUT; direction++) {
@@ -719,7 +748,7 @@ static void carry(struct threads *threads, int fd, int connection, int end, unsi
         stream->len = len[stream->sender], stream->seed = own * 31 + (unsigned)direction, stream->set = -1;
         stream->passes = is_passed_on && end == 0, stream->ends_last = is_passed_on && end == 1;
     }
-    CHECK(fcntl(fd, F_SETFD, both->ends_last ? FD_CLOEXEC : 0) == 0);
+    CHECK(fcntl(fd, F_SETFD, is_passed_on ? FD_CLOEXEC : 0) == 0);
     if (pick(&own, 2)) {
         start(threads, both_ways, both);
     } else {
@@ -840,6 +869,7 @@ static void run_end(int end, unsigned seed, int len, int listeners[2], const str
             carry(&threads, fd, at, end, seed, len);
         } else if ((processes[count++] = fork()) == 0) {
             struct threads own = {.count = 0};
+            is_alone = 1;
             carry(&own, fd, at, end, seed, len);
             join(&own);
             _exit(0);
@@ -875,6 +905,14 @@ int main(int count, char **words) {
     signal(SIGPIPE, SIG_IGN);
     if (strcmp(words[1], "errand") == 0) {
         run_started(words[2]);
+        return 0;
+    }
+    if (strcmp(words[1], "stream") == 0) {
+        static struct image image;
+        CHECK(read(atoi(words[2]), &image, sizeof image) == sizeof image && close(atoi(words[2])) == 0);
+        is_alone = 1, has_children = image.has_children, has_disturbances = image.has_disturbances;
+        image.both[IN].set = image.both[OUT].set = -1;
+        both_ways(image.both);
         return 0;
     }
     signal_pause *= count == 3 ? 1 : 10;
