@@ -74,8 +74,10 @@ pub(crate) fn nested(process: &Process, set: &Set) {
     }
 }
 
-/// So many events are sorted aside. Whoever has room for more uses none of it for anything else.
-const ASIDE: usize = 64;
+/// So many events are sorted aside, in a place that is no larger than it has to be: it is cleared for each call. Whoever has room for
+/// more uses none of it for anything else.
+const FEW: usize = 4;
+const MANY: usize = 64;
 
 /// `epoll_wait` on a watched set. `real` is the call itself, for so many events and so long. What is behind the events that this gives
 /// stays as it was: programs register what they find there, and may have less room than they say.
@@ -87,13 +89,25 @@ pub(crate) fn wait(
     mask: Mask,
     real: impl FnMut(&mut [epoll_event], Option<Duration>) -> isize,
 ) -> isize {
-    let mut aside = [epoll_event { events: 0, u64: 0 }; ASIDE];
-    let Some(aside) = aside.get_mut(..events.len()) else {
-        return wait_into(process, set, events, timeout, mask, real);
-    };
-    let n = wait_into(process, set, aside, timeout, mask, real);
+    let wait = |events: &mut [epoll_event]| wait_into(process, set, events, timeout, mask, real);
+    if events.len() <= FEW {
+        aside::<FEW>(events, wait)
+    } else if events.len() <= MANY {
+        aside::<MANY>(events, wait)
+    } else {
+        wait(events)
+    }
+}
+
+/// Waits with events of its own, for at most so many, and gives those that there were.
+fn aside<const MOST: usize>(events: &mut [epoll_event], wait: impl FnOnce(&mut [epoll_event]) -> isize) -> isize {
+    let mut own = [epoll_event { events: 0, u64: 0 }; MOST];
+    let n = wait(&mut own[..events.len()]);
     let given = usize::try_from(n).unwrap_or_default();
-    events[..given].copy_from_slice(&aside[..given]);
+    for (to, from) in events.iter_mut().zip(&own[..given]) {
+        // As they were written a moment ago: to load two of these together waits for both stores.
+        (to.events, to.u64) = (from.events, from.u64);
+    }
     n
 }
 
