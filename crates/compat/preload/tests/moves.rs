@@ -88,7 +88,7 @@ fn handler_that_comes_amid_a_spawn_waits_for_nobody_who_forks() {
 
 #[test]
 fn program_that_starts_another_one_reads_what_its_peer_sent_before_it_ended() {
-    for how in ["spawn", "system", "exec", "vfork"] {
+    for how in ["spawn", "system", "exec", "vfork", "closes"] {
         if let Some(place) = same("lent.c", how) {
             place.assert_none_reset();
         }
@@ -102,12 +102,12 @@ fn lends(what: &str, says: &str) {
     }
     let place = Place::new();
     let program = built(&place, "lent.c");
-    for how in ["spawn", "system", "exec", "vfork"] {
+    for how in ["spawn", "system", "exec", "vfork", "closes"] {
         let mut command = Command::new(&program);
         place.dress(command.args([how, what]).env("TOMBOLO_SOCKETS_AFTER", "0"));
         assert_eq!(output(&mut command, &place.path("out")), says, "{how}: {}", place.log());
     }
-    assert!(place.log().matches("goes back to TCP").count() >= 4, "{}", place.log());
+    assert!(place.log().matches("goes back to TCP").count() >= 5, "{}", place.log());
     place.assert_none_reset();
 }
 
@@ -206,7 +206,7 @@ fn child_that_a_handler_made_just_before_a_sleep_waits_at_a_place_of_its_own() {
 #[test]
 fn child_of_a_process_that_sleeps_in_a_set_joins_connections_of_its_own() {
     if let Some(place) = same("awake.c", "alone") {
-        assert!(place.log().matches(" joined:").count() >= 4, "{}", place.log());
+        assert!(place.log().matches(" joined:").count() >= 5, "{}", place.log());
         assert!(!place.log().contains("goes back to TCP"), "{}", place.log());
     }
 }

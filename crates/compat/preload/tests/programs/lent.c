@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
  * A program that has not read all that its peer sent before it ended, and starts another one, which gets the connection unasked by
- * the number that it has: `lent spawn`, `system`, `exec`, or `vfork`, whose child closes all else first. The rest is still there
- * afterwards.
+ * the number that it has: `lent spawn`, `system`, `exec`, or `vfork` and `closes`, whose child closes all else first, at once or
+ * number by number. The rest is still there afterwards.
  *
  * A second word changes that:
  * `silent`: the peer has not ended, and makes no call any more;
  * `close`: the program closes the connection, and the other one finds that it cannot read the rest;
  * `given`: the peer waits for an answer, and the other one reads the rest. */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <errno.h>
 #include <signal.h>
 #include <spawn.h>
@@ -16,9 +17,23 @@
 
 #include "ends.h"
 
-enum { ALL = 30000, BEFORE = 7 };
+enum { ALL = 30000, BEFORE = 7, MANY = 200 };
 
 extern char **environ;
+
+/* The numbers of what is open beside `end` and the standard streams. */
+static int list_others(int end, int numbers[MANY]) {
+    DIR *open = opendir("/proc/self/fd");
+    int count = 0, number;
+    for (struct dirent *one; (one = readdir(open)) != NULL && count < MANY;) {
+        number = atoi(one->d_name);
+        if (number > 2 && number != end && number != dirfd(open)) {
+            numbers[count++] = number;
+        }
+    }
+    closedir(open);
+    return count;
+}
 
 static void start(const char *how, int end, char *command, int waits) {
     char *words[] = {"sh", "-c", command, NULL};
@@ -32,11 +47,17 @@ static void start(const char *how, int end, char *command, int waits) {
             execvp(words[0], words);
         }
         check(program > 0, "fork");
-    } else if (strcmp(how, "vfork") == 0) {
+    } else if (strcmp(how, "vfork") == 0 || strcmp(how, "closes") == 0) {
+        int others[MANY], count = list_others(end, others), at_once = strcmp(how, "vfork") == 0;
         program = vfork();
         if (program == 0) {
-            close_range(3, (unsigned)end - 1, 0);
-            close_range((unsigned)end + 1, ~0U, 0);
+            for (int at = 0; at < count && !at_once; at++) {
+                close(others[at]);
+            }
+            if (at_once) {
+                close_range(3, (unsigned)end - 1, 0);
+                close_range((unsigned)end + 1, ~0U, 0);
+            }
             execvp(words[0], words);
             _exit(1);
         }
