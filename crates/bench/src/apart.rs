@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Two ends on two machines: the right one serves, the left one is the driver's.
+//! Measures between two machines: the right endpoint serves, the left endpoint is the driver's.
 //!
-//! The driver makes two TCP connections, one for its orders and one for the cord between the workers; they become the
-//! standard input and output of a worker over there, as sockets of a pair do over here. Whoever reaches the address may
-//! order measurements, so it belongs on a network of one's own.
+//! The driver makes two TCP connections, one for its orders and one for the control pipe between the workers. They
+//! become the standard input and output of a worker on the other machine, as the sockets of a pair do on this one.
+//! Anyone who reaches the address may order measurements, so it belongs on a private network.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -15,18 +15,18 @@ use crate::error::{Error, Os, Result};
 use crate::scratch::Scratch;
 use crate::worker::ARGUMENT;
 
-/// The first byte of a connection says what it is for.
+/// First byte of a connection, which tells its purpose.
 const ORDERS: u8 = b'O';
 const CORD: u8 = b'C';
-/// How long a connection may take to come about.
+/// Time that a connection may take to be established.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// The other machine, and how a channel gets there.
+/// The other machine, and the way of a channel to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
-    /// Where it serves.
+    /// Address where it serves.
     pub address: SocketAddr,
-    /// What stands before the service in Tombolo's addresses on this machine, such as `xen:2`.
+    /// Prefix of the service in Tombolo's addresses on this machine, such as `xen:2`.
     pub channels: Option<String>,
 }
 
@@ -41,7 +41,7 @@ impl Peer {
         Ok(Self { address, channels })
     }
 
-    /// Both connections to a fresh worker over there: for orders, and the cord.
+    /// Returns both connections to a fresh worker on the other machine: for orders, and for the control pipe.
     pub(crate) fn reach(&self) -> Result<[OwnedFd; 2]> {
         let connect = |kind| -> Result<OwnedFd> {
             let mut stream = TcpStream::connect_timeout(&self.address, LIMIT).os("connecting to the other machine")?;
@@ -53,14 +53,14 @@ impl Peer {
     }
 }
 
-/// Serves as the right end, a driver after the other. `channels` stands before the service in the addresses of
-/// Tombolo's listeners; `heard` learns where it listens.
+/// Serves as the right endpoint, one driver after another. `channels` is the prefix of the service in the addresses of
+/// Tombolo's listeners; `heard` is called with the address of the listener.
 ///
 /// # Blocking
 /// For ever.
 ///
 /// # Errors
-/// The address cannot be had.
+/// The address is not available.
 pub(crate) fn serve(host: &str, channels: Option<&str>, heard: impl FnOnce(SocketAddr)) -> Result<()> {
     let listener = TcpListener::bind(host).os("listening for a driver")?;
     heard(listener.local_addr().os("getsockname")?);
@@ -74,7 +74,7 @@ pub(crate) fn serve(host: &str, channels: Option<&str>, heard: impl FnOnce(Socke
     }
 }
 
-/// The next connection, which has to be of that kind.
+/// Accepts the next connection, which has to be of that kind.
 fn accept(listener: &TcpListener, kind: u8) -> Result<OwnedFd> {
     let (mut stream, from) = listener.accept().os("accept")?;
     stream.set_nodelay(true).os("setting TCP_NODELAY")?;
@@ -85,7 +85,7 @@ fn accept(listener: &TcpListener, kind: u8) -> Result<OwnedFd> {
     if said == [kind] { Ok(stream.into()) } else { Err(Error::Worker(format!("{from} is no driver, or a third"))) }
 }
 
-/// Starts a worker on two connections, and waits until its driver goes.
+/// Starts a worker on two connections, and waits until its driver is gone.
 fn work(orders: OwnedFd, cord: OwnedFd, channels: Option<&str>) -> Result<()> {
     let scratch = Scratch::new()?;
     let program = std::env::current_exe().os("finding this program")?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The options of `tombolo bench`, and the plan that they make.
+//! Options of `tombolo bench`, and the plan made from them.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -94,11 +94,11 @@ pub struct BenchArgs {
     pub from: Vec<PathBuf>,
 }
 
-/// Bytes of a ring that nobody chose.
+/// Bytes of a ring by default.
 const RING: usize = 1 << 20;
 
 impl Default for BenchArgs {
-    /// What the command line means with no options.
+    /// Returns the meaning of the command line without options.
     fn default() -> Self {
         #[derive(clap::Parser)]
         struct Line {
@@ -110,7 +110,8 @@ impl Default for BenchArgs {
 }
 
 impl BenchArgs {
-    /// Between machines there may be less memory to share than anybody asks for, so it is asked for.
+    /// Returns how the rings are sized. Between machines there may be less memory to share than the default, so the
+    /// size is fixed there.
     fn rings(&self) -> Rings {
         match self.ring {
             _ if self.ring_growth => Rings::Growing,
@@ -119,9 +120,9 @@ impl BenchArgs {
         }
     }
 
-    /// Bytes of a ring.
+    /// Returns the bytes of a ring.
     fn ring(&self) -> usize {
-        // At most some MiB.
+        // Some MiB at most.
         if self.ring_by_caches {
             tombolo::RingChoice::of_this_machine().bytes() as usize
         } else {
@@ -165,22 +166,22 @@ fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
-/// What is to be measured, and how.
+/// Plan of measurements.
 #[derive(Clone)]
 pub struct Plan {
-    /// The tests, in order.
+    /// Tests, in order.
     pub tests: Vec<Test>,
-    /// The transports, in order.
+    /// Transports, in order.
     pub transports: Vec<Arc<dyn Transport>>,
-    /// Message sizes; none for those that suit the test.
+    /// Message sizes; empty for those that suit the test.
     pub sizes: Vec<usize>,
     /// Ways to wait in round trips.
     pub waits: Vec<Wait>,
-    /// Nanoseconds that either end is busy before it asks or answers.
+    /// Nanoseconds that either endpoint is busy before it asks or answers.
     pub think_ns: u32,
-    /// Whether each end shares its CPU with a thread that only computes.
+    /// Whether each endpoint shares its CPU with a thread that only computes.
     pub neighbour: bool,
-    /// Where the ends run.
+    /// CPUs that the endpoints run on.
     pub cpus: Vec<Cpu>,
     /// Numbers of channels at once.
     pub channels: Vec<usize>,
@@ -192,15 +193,15 @@ pub struct Plan {
     pub runs: usize,
     /// Bytes of a ring.
     pub ring: usize,
-    /// Whether Tombolo's keep that.
+    /// Sizing of Tombolo's rings.
     pub rings: Rings,
     /// Bytes that cross in [`Test::Switches`].
     pub volume: u64,
-    /// Whether the ends run under real-time priority.
+    /// Whether the endpoints run under real-time priority.
     pub fifo: bool,
-    /// The machine with the right end, if that is not this one.
+    /// Machine with the right endpoint, if that is not this one.
     pub peer: Option<Peer>,
-    /// The CPUs to which the two ends are tied; the same one twice if there is but one.
+    /// CPUs to which the two endpoints are tied; the same one twice if there is only one.
     pub pinned: [usize; 2],
 }
 
@@ -252,7 +253,7 @@ impl TryFrom<&BenchArgs> for Plan {
     }
 }
 
-/// Refuses what would take more memory than a benchmark should.
+/// Refuses options that would take more memory than a benchmark should.
 fn fits(args: &BenchArgs, ring: usize, tests: &[Test]) -> Result<()> {
     const MOST: usize = 4 << 30;
     let size = args.sizes.iter().copied().max().unwrap_or(0);
@@ -279,7 +280,7 @@ fn names() -> String {
     names.join(", ")
 }
 
-/// The first two CPUs that this process may use.
+/// Returns the first two CPUs that this process may use.
 fn two_cpus() -> Result<[usize; 2]> {
     let set = sched_getaffinity(None).os("sched_getaffinity")?;
     let mut allowed = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu));
@@ -288,12 +289,12 @@ fn two_cpus() -> Result<[usize; 2]> {
 }
 
 impl Test {
-    /// Its name on the command line and in the results.
+    /// Returns the name of the test on the command line and in the results.
     pub fn name(self) -> String {
         self.to_possible_value().map_or_else(String::new, |v| v.get_name().to_owned())
     }
 
-    /// The message sizes that show what the test is about.
+    /// Returns the message sizes that show what the test is about.
     pub fn default_sizes(self) -> &'static [usize] {
         const KI: usize = 1 << 10;
         const MI: usize = 1 << 20;

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the commands show while they measure, and how they exit.
+//! Reports the progress of measurements, and chooses exit codes.
 
 use std::io;
 
 use crate::result::Skip;
 
-/// 2 if something failed, 1 if there is nothing to show, else 0.
+/// Returns 2 if something failed, 1 if there is nothing to show, else 0.
 pub(crate) fn exit_code(nothing: bool, skips: &[Skip]) -> u8 {
     if skips.iter().any(|s| s.failed) { 2 } else { u8::from(nothing) }
 }
 
-/// Standard error: the progress, if it is a terminal, and what was skipped.
+/// Standard error: shows the progress, if it is a terminal, and what was skipped.
 pub(crate) struct Console {
     terminal: bool,
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What can go wrong while measuring.
+//! Errors of measuring.
 
 pub use tombolo_os::failed_call::{FailedCall, Os};
 
-/// A result of this crate.
+/// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a measurement, or the whole run, did not come about.
+/// Reason why a measurement, or the whole run, was not made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -16,7 +16,7 @@ pub enum Error {
     /// This machine, or this transport, cannot do what was asked; the measurement is skipped.
     #[error("{0}")]
     Unsupported(String),
-    /// A sample without anything in it.
+    /// The sample contains nothing.
     #[error("nothing arrived within the sample's time; give it more with --seconds")]
     Empty,
     /// The bytes that arrived are not the bytes that were sent.
@@ -25,12 +25,12 @@ pub enum Error {
     /// A file of a report cannot be written.
     #[error("cannot write {}", path.display())]
     File {
-        /// Which.
+        /// Path of the file.
         path: std::path::PathBuf,
-        /// What the kernel said.
+        /// Error of the kernel.
         source: std::io::Error,
     },
-    /// The other end left in the middle of a measurement.
+    /// The other endpoint left in the middle of a measurement.
     #[error("the other end closed in the middle of a message: {got} of {size} bytes arrived")]
     Closed {
         /// Bytes that arrived.
@@ -38,15 +38,15 @@ pub enum Error {
         /// Bytes that were expected.
         size: usize,
     },
-    /// Something took longer than it may.
+    /// An operation took longer than its limit.
     #[error("{what} did not end within {seconds} s")]
     Timeout {
-        /// What was waited for.
+        /// Operation that was waited for.
         what: String,
-        /// The limit.
+        /// Its limit.
         seconds: f64,
     },
-    /// A worker process said something that is not a reply, or nothing at all.
+    /// A worker process sent something that is not a reply, or nothing at all.
     #[error("worker process: {0}")]
     Worker(String),
     /// Tombolo refused or lost a channel.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The command `tombolo bench`.
+//! Implements the command `tombolo bench`.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -14,14 +14,14 @@ use crate::run::{Event, run};
 use crate::table;
 use crate::worker::chain;
 
-/// Measures what the options say. Results go to standard output, as tables or as lines of JSON; what was skipped and why
-/// goes to standard error, and so does the progress if that is a terminal.
+/// Measures what the options ask for. Results go to standard output, as tables or as lines of JSON. Skipped
+/// measurements and their reasons go to standard error, and so does the progress if that is a terminal.
 ///
-/// Says how to exit: 0 if all went well (even if this machine could not do some of it), 1 if nothing was measured at all,
-/// 2 if a measurement failed or the options make no sense. A closed standard output is no failure.
+/// Returns the exit code: 0 if all went well (even if this machine could not do some of it), 1 if nothing was measured
+/// at all, 2 if a measurement failed or the options make no sense. A closed standard output is no failure.
 ///
 /// # Blocking
-/// As [`run`].
+/// The same as [`run`].
 pub fn main(args: &BenchArgs) -> ExitCode {
     match measure(args) {
         Ok(code) => ExitCode::from(code),
@@ -32,7 +32,7 @@ pub fn main(args: &BenchArgs) -> ExitCode {
     }
 }
 
-/// The name under which this program was started.
+/// Returns the name under which this program was started.
 fn program() -> String {
     let path = std::env::args_os().next().map(PathBuf::from);
     path.and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned())).unwrap_or_else(|| "bench".into())

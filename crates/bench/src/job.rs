@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the driver tells its workers to measure, and what they report.
+//! Orders of the driver to its workers, and their reports.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -61,16 +61,16 @@ pub enum Cpu {
     Same,
 }
 
-/// How large Tombolo's rings are.
+/// Sizing of Tombolo's rings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Rings {
-    /// As it is by default: 1 MiB, and more where a busy channel finds that no slower.
+    /// The default: 1 MiB, and more where a busy channel finds that no slower.
     #[default]
     Default,
-    /// As asked for.
+    /// The size that was asked for.
     Fixed,
-    /// Those of streams follow their load, up to what was asked for.
+    /// Rings of streams follow their load, up to the size that was asked for.
     Growing,
 }
 
@@ -78,7 +78,7 @@ pub enum Rings {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// Connects, sends, asks.
+    /// Connects, sends, makes requests.
     Left,
     /// Listens, receives, answers.
     Right,
@@ -87,11 +87,11 @@ pub enum Role {
 /// One sample to be taken.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Job {
-    /// What is measured.
+    /// Test to run.
     pub test: Test,
-    /// The transport's name.
+    /// Name of the transport.
     pub transport: String,
-    /// The transport's mode.
+    /// Mode of the transport.
     pub mode: Mode,
     /// One of the transport's variants.
     pub variant: String,
@@ -101,43 +101,43 @@ pub struct Job {
     pub channels: usize,
     /// Bytes of a ring, for transports that have one.
     pub ring: usize,
-    /// Whether Tombolo's keep that.
+    /// Sizing of Tombolo's rings.
     pub rings: Rings,
-    /// How long the sample takes.
+    /// Duration of the sample in seconds.
     pub seconds: f64,
-    /// Messages a second, in the test under load.
+    /// Messages per second, in the test under load.
     pub rate: u32,
-    /// How many bytes cross, for tests that move a volume.
+    /// Number of bytes that cross, for tests that move a volume.
     pub volume: u64,
-    /// How the ends wait; `None` leaves it to the transport (the kernel's block).
+    /// Waiting method of the endpoints; `None` leaves that to the transport (the kernel's transports block).
     pub wait: Option<Wait>,
-    /// Nanoseconds that either end is busy before it asks or answers, so that the other has surely gone to sleep; not
-    /// counted in a round trip.
+    /// Nanoseconds that either endpoint is busy before it asks or answers, so that the other has surely gone to sleep.
+    /// They do not count in a round trip.
     pub think_ns: u32,
-    /// Whether each end shares its CPU with a thread that only computes.
+    /// Whether each endpoint shares its CPU with a thread that only computes.
     pub neighbour: bool,
-    /// Where the ends run.
+    /// CPUs that the endpoints run on.
     pub cpu: Cpu,
-    /// The two CPUs.
+    /// Numbers of the two CPUs.
     pub cpus: [usize; 2],
 }
 
-/// What the driver tells a worker.
+/// Order of the driver to a worker.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) enum Order {
-    /// Say hello.
+    /// Answer, to show that the worker runs.
     Hello,
     /// Run this command line in the worker's namespaces.
     Run(Vec<String>),
     /// Take a sample.
     Sample {
         job: Job,
-        /// The address under which the right worker is reached.
+        /// Address under which the right worker is reached.
         host: String,
     },
 }
 
-/// What a worker tells the driver.
+/// Reply of a worker to the driver.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) enum Reply {
     Done,
@@ -146,50 +146,50 @@ pub(crate) enum Reply {
     Failed(String),
 }
 
-/// What one worker saw of a sample. What it did not see is 0.
+/// Observations of one worker in a sample. A value that it did not observe is 0.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// Bytes within the measured window.
     pub bytes: u64,
     /// Messages, or connections, within the measured window; all round trips.
     pub messages: u64,
-    /// The measured window.
+    /// Length of the measured window in seconds.
     pub seconds: f64,
     /// All bytes that crossed, in the window and outside.
     pub total: u64,
-    /// Round trips, or delays, if that was the question.
+    /// Times of round trips, or delays, if the test measures them.
     pub times: Option<Times>,
-    /// What this process used.
+    /// CPU time and context switches of this process.
     pub usage: Usage,
-    /// System calls, if the transport can say.
+    /// System calls, if the transport counts them.
     pub syscalls: Option<u64>,
-    /// Notifications to a sleeping peer, if the transport can say.
+    /// Notifications to a sleeping peer, if the transport counts them.
     pub notifications: Option<u64>,
     /// Bytes by channel.
     pub shares: Vec<u64>,
     /// Bytes of memory that the channels took.
     pub memory: u64,
-    /// The placement probes before and after, in ns; only the left worker knows.
+    /// Placement probes before and after, in ns; only the left worker has them.
     pub probes: Option<[f64; 2]>,
 }
 
 /// Times of one sample, in nanoseconds: round trips, or under load the delays of messages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Times {
-    /// Median over blocks of round trips, no clock read inside; of delays, the same as the next.
+    /// Median over blocks of round trips, with no clock read inside; of delays, the same as `p50`.
     pub median: f64,
-    /// Of single ones: half are quicker.
+    /// Median of single times: half are quicker.
     pub p50: f64,
-    /// Of single ones: 90 % are quicker.
+    /// Percentile of single times: 90 % are quicker.
     pub p90: f64,
-    /// Of single ones: 99 % are quicker.
+    /// Percentile of single times: 99 % are quicker.
     pub p99: f64,
-    /// Of single ones: 99.9 % are quicker.
+    /// Percentile of single times: 99.9 % are quicker.
     pub p999: f64,
 }
 
 impl Report {
-    /// Where the CPUs were.
+    /// Returns the placement of the CPUs.
     pub fn placement(&self, cpu: Cpu) -> Placement {
         match (cpu, self.probes) {
             (Cpu::Same, _) => Placement::Same,

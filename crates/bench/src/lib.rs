@@ -3,19 +3,20 @@
 //!
 //! Measures ways of moving bytes between two processes, side by side in one run.
 //!
-//! A *driver* (the program that calls [`run`]) starts a pair of *workers*: itself once more, with a hidden argument that
-//! [`role_main`] answers to. The left worker sends and asks, the right receives and answers, each tied to a CPU. The
-//! driver takes samples of all measurements in turns, so that a drift of the machine hits all of them alike. Each
-//! sample stands between two probes of how far apart the two CPUs are (see [`Placement`]): a host moves its guests'
-//! CPUs, and a round trip between distant ones takes five times as long. The median of the samples is reported.
+//! A *driver* (the program that calls [`run`]) starts a pair of *workers*: itself once more, with a hidden argument
+//! that [`role_main`] recognises. The left worker sends and makes requests, the right one receives and answers, each
+//! tied to a CPU. The driver takes samples of all measurements in turns, so that a drift of the machine affects all of
+//! them alike. Each sample lies between two probes of how far apart the two CPUs are (see [`Placement`]): a host moves
+//! its guests' CPUs, and a round trip between distant ones takes five times as long. The median of the samples is
+//! reported.
 //!
 //! The two workers may live on two machines instead: `--serve` on the right, `--peer` on the left.
 //!
-//! What is moved is copied from a private buffer and to a private buffer, stamped and checked. Nothing waits for ever: a
+//! The data is copied from a private buffer and to a private buffer, stamped and checked. Nothing waits for ever: a
 //! sample that takes too long fails, and its workers are ended. The workers end with the driver, however it ends.
 //!
-//! To add a transport, implement [`transport::Wire`] and name it in [`transport::all`], or in a program of your own hand it
-//! to [`transport::add`].
+//! To add a transport, implement [`transport::Wire`] and name it in [`transport::all`]. A program of its own passes it
+//! to [`transport::add`] instead.
 #![forbid(unsafe_code)]
 
 pub mod error;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One cache line thrown to and fro between two processes: the floor of every round trip, and the probe that tells
-//! where the host has put our two CPUs.
+//! Passes one cache line to and fro between two processes: the least time of every round trip, and the probe of where
+//! the host has placed this process's two CPUs.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -13,24 +13,24 @@ use crate::link::ControlPipe;
 use crate::stats;
 
 const PAGE: usize = 4096;
-/// Set in the last word that the asking side sends.
+/// Bit of the last word that the asking side sends.
 const LAST: u64 = 1 << 63;
-/// Round trips of a probe: so many blocks of so many.
+/// Round trips of a probe: number of blocks, and round trips in each.
 const PROBE: (usize, u32) = (60, 200);
 
-/// How far apart the two CPUs are, by the round trip of a cache line.
+/// Distance of the two CPUs, by the round trip of a cache line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Placement {
     /// Both probes below 70 ns: two threads of one core, which share all caches.
     Core,
-    /// Both probes from there on and below 190 ns: the CPUs share a cache.
+    /// Both probes from 70 ns on and below 190 ns: the CPUs share a cache.
     Near,
-    /// Both probes from 190 ns on: they do not, or only one that is slow to reach.
+    /// Both probes from 190 ns on: the CPUs share no cache, or only one that is slow to reach.
     Far,
     /// The host moved a CPU between the probes.
     Mixed,
-    /// Both ends ran on one CPU.
+    /// Both endpoints ran on one CPU.
     Same,
     /// No probe was made.
     Unknown,
@@ -42,7 +42,7 @@ impl Placement {
         let class = |ns: f64| match ns {
             ns if ns < 70.0 => Self::Core,
             ns if ns < 190.0 => Self::Near,
-            // No number is no class.
+            // NaN belongs to no class.
             ns if ns >= 190.0 => Self::Far,
             _ => Self::Mixed,
         };
@@ -51,14 +51,14 @@ impl Placement {
     }
 }
 
-/// Two words on a page each: one that this process writes, one that the other does.
+/// Two words on a page each: one that this process writes, one that the other process writes.
 #[derive(Debug)]
 pub struct Line {
     mine: MappedOwnWord,
     theirs: MappedPeerWord,
-    /// Round trips so far.
+    /// Number of round trips so far.
     turn: u64,
-    /// The last word of the other side.
+    /// Last word of the other side.
     heard: u64,
     limit: Duration,
 }
@@ -88,7 +88,7 @@ impl Line {
     /// Ends the other side's [`Line::answer`].
     ///
     /// # Errors
-    /// As [`Line::ask`].
+    /// The same as [`Line::ask`].
     pub fn stop(&mut self) -> Result<()> {
         self.write_word(LAST | (self.turn + 1))
     }
@@ -101,7 +101,7 @@ impl Line {
         Ok(())
     }
 
-    /// Answers until the other side says stop.
+    /// Answers until the other side calls [`Line::stop`].
     ///
     /// # Errors
     /// [`Error::Timeout`] if the other side falls silent.
@@ -116,10 +116,10 @@ impl Line {
         }
     }
 
-    /// The median round trip in nanoseconds, over 60 blocks of 200; the other side is in [`Line::answer`].
+    /// Returns the median round trip in nanoseconds, over 60 blocks of 200. The other side is in [`Line::answer`].
     ///
     /// # Errors
-    /// As [`Line::ask`].
+    /// The same as [`Line::ask`].
     pub fn probe(&mut self) -> Result<f64> {
         let (blocks, rounds) = PROBE;
         let mut times = Vec::with_capacity(blocks);
@@ -130,10 +130,10 @@ impl Line {
         Ok(stats::median(&mut times).unwrap_or(f64::NAN))
     }
 
-    /// Nanoseconds per round trip over `rounds` of them.
+    /// Returns the nanoseconds per round trip over `rounds` of them.
     ///
     /// # Errors
-    /// As [`Line::ask`].
+    /// The same as [`Line::ask`].
     pub fn block(&mut self, rounds: u32) -> Result<f64> {
         let start = Instant::now();
         for _ in 0..rounds {
@@ -142,7 +142,7 @@ impl Line {
         Ok(start.elapsed().as_nanos() as f64 / f64::from(rounds))
     }
 
-    /// Spins until the other side's word is no longer `old`.
+    /// Spins until the other side's word differs from `old`.
     #[inline]
     fn await_change(&self, old: u64) -> Result<u64> {
         for _ in 0..1 << 14 {

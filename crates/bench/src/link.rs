@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The control pipe between the two workers of a pair: short texts, descriptors, barriers.
+//! The control pipe between the two workers of a pair: carries short texts, descriptors and barriers.
 //!
-//! Used to set a measurement up, never while one runs.
+//! It is used to set a measurement up, never while one runs.
 
 use std::io::{IoSlice, Read, Write};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -13,11 +13,11 @@ use tombolo_os::passing;
 
 use crate::error::{Error, Os, Result};
 
-/// One worker's end of the control pipe.
+/// One worker's side of the control pipe.
 pub struct ControlPipe(UnixStream);
 
 impl ControlPipe {
-    /// Takes a connected UNIX stream socket over; nothing waits on it for longer than `limit`.
+    /// Takes a connected UNIX stream socket over; no operation on it waits for longer than `limit`.
     ///
     /// # Errors
     /// [`Error::Os`] if the socket refuses time limits.
@@ -49,10 +49,10 @@ impl ControlPipe {
         String::from_utf8(text).map_err(|_| Error::Worker("the other worker talks nonsense".into()))
     }
 
-    /// Returns when the other worker has called it too.
+    /// Blocks until the other worker has called it too.
     ///
     /// # Errors
-    /// As [`ControlPipe::receive_line`].
+    /// The same as [`ControlPipe::receive_line`].
     pub fn meet(&self) -> Result<()> {
         self.send_line("meet")?;
         match self.receive_line()?.as_str() {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Latency under a fixed load, from an open loop: when each message is due is settled before the first one is sent.
+//! Measures latency under a fixed load, by an open loop: the due time of each message is fixed before the first one is
+//! sent.
 //!
-//! A loop that waits for an answer before it asks again asks less often while the other end is slow, and so leaves
-//! just the bad moments out of its figures (*coordinated omission*). Here a message that could not be sent in time goes
-//! out late and counts from the moment when it was due. So whatever held it up is in its figure, and in those of
-//! all that queued behind it.
+//! A loop that waits for an answer before its next request asks less often while the other endpoint is slow. It thus
+//! omits just the bad moments from its figures (*coordinated omission*). Here a message that could not be sent in time
+//! is sent late, and its delay counts from the moment when it was due. So the cause of a delay shows in its figure, and
+//! in those of all messages that queued behind it.
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -14,21 +15,21 @@ use crate::meter::{pattern, receive_message};
 use crate::stats;
 use crate::wire::End;
 
-/// Bytes of a message that say when it was due.
+/// Bytes of a message that carry its due time.
 const STAMP: usize = 8;
 const SECOND: f64 = 1e9;
-/// Delays that are kept, the latest ones.
+/// Number of delays that are kept, the latest ones.
 const KEPT: usize = 1 << 22;
-/// An end that is given more than it can carry is given up after so many times the sample's time.
+/// Multiple of the sample's time after which an overloaded sender is given up.
 const PATIENCE: f64 = 2.0;
 
-/// Nanoseconds of the clock that all processes of a host share.
+/// Returns nanoseconds of the clock that all processes of a host share.
 fn now() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// When, after the first, message `number` is due.
+/// Returns the nanoseconds after the first message at which message `number` is due.
 fn due(number: u64, rate: u32) -> u64 {
     (u128::from(number) * 1_000_000_000 / u128::from(rate)) as u64
 }
@@ -47,7 +48,7 @@ pub(crate) fn offer<E: End>(end: &mut E, job: &Job) -> Result<Report> {
     Ok(Report { messages, total: messages * size as u64, seconds, ..Report::default() })
 }
 
-/// Calls `send` with the time at which each message is due, once it has come; says how many were sent.
+/// Calls `send` with the due time of each message, once that time has come. Returns how many messages were sent.
 fn schedule(job: &Job, now: impl Fn() -> u64, mut send: impl FnMut(u64) -> Result<()>) -> Result<u64> {
     let count = ((f64::from(job.rate) * job.seconds) as u64).max(1);
     let start = now();
@@ -67,13 +68,13 @@ fn schedule(job: &Job, now: impl Fn() -> u64, mut send: impl FnMut(u64) -> Resul
     Ok(count)
 }
 
-/// Right: notes how long after it was due each message is there. The first tenth (at most 10 ms) does not count.
+/// Right: records each message's delay since it was due. The first tenth of the time (at most 10 ms) does not count.
 pub(crate) fn observe<E: End>(end: &mut E, job: &Job) -> Result<Report> {
     let size = stamped(job)?;
     let mut buffer = vec![0; size];
     let warm = (job.seconds * SECOND / 10.0).min(1e7) as u64;
     let mut report = Report::default();
-    // Filled, for a page that is first touched in the middle is a delay of ours.
+    // Filled in advance: a page that is first touched during the measurement would be a delay of the receiver's own.
     let mut delays = vec![f64::NAN; ((f64::from(job.rate) * job.seconds) as usize).clamp(1, KEPT)];
     let (mut first, mut counted) = (None, 0);
     while receive_message(end, &mut buffer)? {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The measuring loops, generic over the transport's end: the compiler sees through to the transport, and a message of
+//! The measuring loops, generic over the transport's endpoint: the compiler can inline the transport, and a message of
 //! 64 bytes that takes 4 ns is not measured through a pointer.
 //!
-//! The left sends chunks of messages and reads the clock once a chunk; all messages of a chunk carry its number, so
-//! the loop between two clock reads does nothing but send. The right checks that number in the first and the last
-//! message of a chunk, or in the first of each gulp, and at the end the driver compares the bytes of both.
+//! The left worker sends chunks of messages and reads the clock once a chunk. All messages of a chunk carry its number,
+//! so the loop between two clock reads only sends. The right worker checks that number in the first and the last
+//! message of a chunk, or in the first message of each gulp. At the end the driver compares the byte counts of both.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -17,11 +17,11 @@ use crate::stopwatch::Stopwatch;
 use crate::usage::{self, Usage};
 use crate::wire::{Context, End, Wire};
 
-/// First bytes of the requests: two that alternate, and the last.
+/// First bytes of the requests: two that alternate, and the one of the last request.
 const STAMPS: [u8; 2] = [1, 2];
 const LAST: u8 = 0xff;
 
-/// Does one worker's half of any test.
+/// Performs one worker's half of any test.
 pub(crate) fn perform<W: Wire>(wire: &W, context: &Context) -> Result<Report> {
     let test = context.job.test;
     match context.role {
@@ -57,7 +57,7 @@ pub(crate) fn perform<W: Wire>(wire: &W, context: &Context) -> Result<Report> {
     }
 }
 
-/// Runs `work` between two meetings of the workers and adds what it used.
+/// Runs `work` between two barriers of the workers and adds what it used.
 fn measured<E: End>(mut end: E, context: &Context, work: impl FnOnce(&mut E) -> Result<Report>) -> Result<Report> {
     context.link.meet()?;
     let (before, calls, notes) = (Usage::now()?, end.syscalls(), end.notifications());
@@ -96,7 +96,7 @@ fn send<E: End>(end: &mut E, context: &Context, start: Instant) -> Result<Report
     Ok(report)
 }
 
-/// Right: receives until the end. What arrives in the first tenth (at most 10 ms) does not count.
+/// Right: receives until the end. What arrives in the first tenth of the time (at most 10 ms) does not count.
 fn receive<E: End>(end: &mut E, context: &Context, start: Instant) -> Result<Report> {
     let job = &context.job;
     let warm = match job.test {
@@ -113,7 +113,7 @@ fn receive<E: End>(end: &mut E, context: &Context, start: Instant) -> Result<Rep
     Ok(meter.report())
 }
 
-/// Left: asks and waits for the answer, until the time is over.
+/// Left: sends requests and waits for each answer, until the time is over.
 fn ask<E: End>(end: &mut E, context: &Context) -> Result<Report> {
     let job = &context.job;
     let mut requests = STAMPS.map(|stamp| request(job.size, stamp));
@@ -129,7 +129,7 @@ fn ask<E: End>(end: &mut E, context: &Context) -> Result<Report> {
     Ok(watch.report(2.0 * f64::from(job.think_ns)))
 }
 
-/// Is busy for so long.
+/// Spins for `ns` nanoseconds.
 #[inline]
 fn think(ns: u32) {
     if ns > 0 {
@@ -140,9 +140,9 @@ fn think(ns: u32) {
     }
 }
 
-/// A message that begins with `stamp`.
+/// Returns a message that begins with `stamp`.
 fn request(size: usize, stamp: u8) -> Vec<u8> {
-    // An eventfd carries a number and wants it small.
+    // An eventfd carries a number, which has to be small.
     let mut message = if size == 8 { vec![0; 8] } else { pattern(size) };
     message[0] = stamp;
     message
@@ -160,7 +160,7 @@ fn exchange<E: End>(end: &mut E, request: &[u8], answer: &mut [u8]) -> Result<()
     Ok(())
 }
 
-/// Right: sends every request back, until the last.
+/// Right: sends every request back, including the last one.
 fn answer<E: End>(end: &mut E, context: &Context) -> Result<Report> {
     let mut buffer = vec![0; context.job.size];
     while receive_message(end, &mut buffer)? {
@@ -173,7 +173,7 @@ fn answer<E: End>(end: &mut E, context: &Context) -> Result<Report> {
     Ok(Report::default())
 }
 
-/// Left: connects, sends a byte, awaits it back, closes; again and again.
+/// Left: connects, sends a byte, receives it back, closes; again and again.
 fn call<E: End>(connect: impl Fn() -> Result<E>, context: &Context) -> Result<Report> {
     context.link.meet()?;
     let before = Usage::now()?;
@@ -190,7 +190,7 @@ fn call<E: End>(connect: impl Fn() -> Result<E>, context: &Context) -> Result<Re
     Ok(report)
 }
 
-/// Right: answers one byte on every connection, until the last.
+/// Right: answers one byte on every connection, including the last one.
 fn answer_calls<E: End>(mut accept: impl FnMut() -> Result<E>, context: &Context) -> Result<Report> {
     context.link.meet()?;
     let before = Usage::now()?;
@@ -206,7 +206,7 @@ fn answer_calls<E: End>(mut accept: impl FnMut() -> Result<E>, context: &Context
     Ok(report)
 }
 
-/// Either side: opens channels, after a first one that pays for what is shared, and weighs them.
+/// Either side: opens channels, after a first one that takes the shared costs, and measures their memory.
 fn hold<E: End>(mut open: impl FnMut() -> Result<E>, context: &Context) -> Result<Report> {
     let mut ends = Vec::with_capacity(context.job.channels + 1);
     ends.push(open()?);
@@ -222,7 +222,7 @@ fn hold<E: End>(mut open: impl FnMut() -> Result<E>, context: &Context) -> Resul
     Ok(Report { memory, ..Report::default() })
 }
 
-/// Either side: opens many channels and works all of them at once, a thread each.
+/// Either side: opens many channels and uses all of them at once, with a thread for each.
 fn crowd<E: End>(
     mut open: impl FnMut() -> Result<E>,
     context: &Context,
@@ -245,7 +245,7 @@ fn crowd<E: End>(
         let failed = |_| Err(Error::Worker("a thread panicked".into()));
         threads.into_iter().map(|t| t.join().unwrap_or_else(failed)).collect()
     });
-    // The threads' own windows may lie one after another; only the time of all of them together tells the sum.
+    // The windows of the threads may lie one after another; only the time of all threads together gives the sum.
     let seconds = start.elapsed().as_secs_f64();
     let mut sum = Report { seconds, usage: Usage::now()? - before, ..Report::default() };
     for report in reports {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the sender stamps, the receiver counts and checks.
+//! Stamps what is sent, and counts and checks what is received.
 
 use std::time::{Duration, Instant};
 
@@ -7,29 +7,29 @@ use crate::error::{Error, Result};
 use crate::job::Report;
 use crate::wire::End;
 
-/// A receiver of a stream takes up to this much at once, or a message if that is more.
+/// Most bytes that a receiver of a stream takes at once, unless a message is longer.
 const GULP: usize = 64 << 10;
-/// How many messages, a power of two, go between two clock reads: up to 64 KiB or 1024 messages.
+/// Returns the number of messages, a power of two, between two clock reads: up to 64 KiB or 1024 messages.
 pub(crate) fn chunk(size: usize) -> u64 {
     let most = (GULP / size).clamp(1, 1024);
     1 << most.ilog2()
 }
 
-/// Bytes of a message that carry the number of its chunk.
+/// Returns the bytes of a message that carry the number of its chunk, and how many of them fit.
 pub(crate) fn stamp(size: usize, chunk: u64) -> ([u8; 8], usize) {
     (chunk.to_le_bytes(), size.min(8))
 }
 
-/// Counts and checks what arrives.
+/// Counter and checker of what arrives.
 pub(crate) struct Meter {
     size: usize,
     start: Instant,
     warm: Duration,
-    /// All bytes so far.
+    /// Number of all bytes so far.
     total: u64,
-    /// When the window opened, and how many bytes had come by then.
+    /// Time when the window opened, and bytes that had come by then.
     opened: Option<(Instant, u64)>,
-    /// The same of the latest clock read.
+    /// The same for the latest clock read.
     latest: (Instant, u64),
 }
 
@@ -64,7 +64,7 @@ impl Meter {
         let mut buffer = vec![0; self.size.max(GULP)];
         let (size, per_chunk) = (self.size as u64, chunk(self.size));
         let often = per_chunk * size;
-        // The first message whose beginning has not been seen, and where the clock is to be read next.
+        // The first message whose beginning has not been seen, and the position at which to read the clock next.
         let (mut message, mut due) = (0, often);
         loop {
             let got = end.recv(&mut buffer)?;
@@ -75,7 +75,7 @@ impl Meter {
             let begin = message * size - self.total;
             self.total += got as u64;
             if message * size < self.total {
-                // The stamp may be cut off by the end of the gulp; then it goes unchecked.
+                // The end of the gulp may cut the stamp off; then it is not checked.
                 if let Some(text) = buffer[..got].get(begin as usize..).filter(|t| t.len() >= self.size.min(8)) {
                     self.check(text, message / per_chunk)?;
                 }
@@ -107,7 +107,7 @@ impl Meter {
     }
 
     pub(crate) fn report(&self) -> Report {
-        // Without a warm-up, or if what came did not come steadily but at once in the end, everything counts.
+        // Everything counts if there is no warm-up, or if the bytes came not steadily but at once in the end.
         let (end, _) = self.latest;
         let (opened, before) = match self.opened {
             Some((at, before)) if !self.warm.is_zero() && end - at > (end - self.start) / 2 => (at, before),
@@ -124,7 +124,7 @@ impl Meter {
     }
 }
 
-/// Fills `buffer` with one message; false at the end.
+/// Fills `buffer` with one message. Returns `false` at the end.
 #[inline]
 pub(crate) fn receive_message<E: End>(end: &mut E, buffer: &mut [u8]) -> Result<bool> {
     let mut got = end.recv(buffer)?;
@@ -137,7 +137,7 @@ pub(crate) fn receive_message<E: End>(end: &mut E, buffer: &mut [u8]) -> Result<
     Ok(got != 0)
 }
 
-/// Bytes that differ from their neighbours, so that what is moved is not all zeroes.
+/// Returns bytes that differ from those beside them, so that the moved data is not all zeroes.
 pub(crate) fn pattern(size: usize) -> Vec<u8> {
     (0..size).map(|i| (i % 251) as u8).collect()
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The driver's side of a pair of workers: starts them, tells them what to do, loses patience, cleans up.
+//! Drives a pair of workers: starts them, gives them orders, limits their time, cleans up.
 
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
@@ -18,12 +18,13 @@ use crate::scratch::Scratch;
 use crate::wire::Namespaces;
 use crate::worker::ARGUMENT;
 
-/// Addresses of the two ends of the veth pair: in namespaces of our own nothing can collide with them.
+/// Interfaces and addresses of the two sides of the veth pair: in namespaces of their own they cannot collide with
+/// others.
 const VETH: [(&str, &str); 2] = [("tombolo0", "10.83.11.1"), ("tombolo1", "10.83.11.2")];
-/// How long starting a worker may take.
+/// Time that starting a worker may take.
 const START: Duration = Duration::from_secs(10);
 
-/// Two workers. Dropping it ends them; so does the end of this process, however it comes.
+/// Two workers. Dropping this ends them; so does the end of this process, in whatever way.
 pub(crate) struct Pair {
     workers: [Worker; 2],
     host: String,
@@ -32,13 +33,13 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// Starts two workers, under real-time priority and in network namespaces of their own if need be.
+    /// Starts two workers, under real-time priority and in network namespaces of their own if requested.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if this machine does not give us the namespaces or the priority.
+    /// [`Error::Unsupported`] if this machine does not allow the namespaces or the priority.
     pub(crate) fn start(namespaces: Namespaces, fifo: bool) -> Result<Self> {
         Self::start_here(namespaces, fifo).map_err(|e| match e {
-            // What refused them has said why on standard error, and ended.
+            // The program that was refused them has printed the reason on standard error, and ended.
             Error::Worker(_) if fifo => Error::Unsupported("no real-time priority, or no namespaces, to be had".into()),
             Error::Worker(_) if namespaces == Namespaces::Veth => {
                 Error::Unsupported("no user and network namespaces to be had".into())
@@ -62,8 +63,9 @@ impl Pair {
                 Ok(Self { workers, host: "127.0.0.1".into(), apart: false, _scratch: scratch })
             }
             Namespaces::Veth => {
-                // The left lives in a new user namespace, where it may do what follows without privilege; the right in the
-                // same, but with a network of its own. The namespaces have no names: they end with the workers.
+                // The left worker lives in a new user namespace, where it needs no privilege for what follows. The
+                // right worker lives in the same one, but with a network of its own. The namespaces have no names: they
+                // end with the workers.
                 let unshare = command(fifo, &["unshare", "--user", "--map-root-user", "--net", "--", &program]);
                 let mut left = Worker::start(unshare, "left", left_link, &scratch)?;
                 left.ask(&Order::Hello)?;
@@ -104,10 +106,10 @@ impl Pair {
         Ok(Self { workers, host: peer.address.ip().to_string(), apart: true, _scratch: scratch })
     }
 
-    /// Takes one sample: what the left saw, and the right.
+    /// Takes one sample. Returns the report of the left worker, then that of the right one.
     ///
     /// # Errors
-    /// What a worker says, or [`Error::Timeout`]. The pair is of no use after an error.
+    /// The error that a worker reports, or [`Error::Timeout`]. The pair is unusable after an error.
     ///
     /// # Blocking
     /// For the sample's time and its set-up; never much longer than the limit that the job implies.
@@ -135,7 +137,7 @@ impl Pair {
     }
 }
 
-/// A command line, under real-time priority if need be.
+/// Returns a command line, under real-time priority if requested.
 fn command(fifo: bool, words: &[&str]) -> Command {
     let chrt: &[&str] = if fifo { &["chrt", "--fifo", "10"] } else { &[] };
     let mut words = chrt.iter().chain(words);
@@ -144,10 +146,10 @@ fn command(fifo: bool, words: &[&str]) -> Command {
     command
 }
 
-/// How long a sample may take before its workers are given up. The time it is meant to take four times over, or its
-/// volume at 16 MiB/s; for the set-up five seconds and a quarter for each channel. A busy machine may take as many
-/// time slices for it as there are steps in a handshake. Between machines, which may be emulated, all but the measured
-/// time is six times as long.
+/// Returns the time after which a sample's workers are given up. That is four times the intended time, or the time for
+/// its volume at 16 MiB/s; for the set-up five seconds and a quarter for each channel. On a busy machine the set-up may
+/// take as many time slices as a handshake has steps. Between machines, which may be emulated, everything but the
+/// measured time may take six times as long.
 fn limit(job: &Job, apart: bool) -> Duration {
     let volume = if job.test == Test::Switches { job.volume as f64 / (16 << 20) as f64 } else { 0.0 };
     let patience = if apart { 6.0 } else { 1.0 };
@@ -163,7 +165,7 @@ fn report(reply: Reply) -> Result<Report> {
     }
 }
 
-/// The worker whose reply can be read first, or `None` at the deadline.
+/// Returns the worker whose reply can be read first, or `None` at the deadline.
 fn first_to_speak(workers: &[Worker; 2], deadline: Instant) -> Option<usize> {
     let mut fds = workers.each_ref().map(|w| PollFd::new(&w.control, PollFlags::IN));
     let left = deadline.saturating_duration_since(Instant::now());
@@ -174,7 +176,7 @@ fn first_to_speak(workers: &[Worker; 2], deadline: Instant) -> Option<usize> {
 
 /// A worker process and the socket to it.
 struct Worker {
-    /// None on another machine, where it ends with the connection.
+    /// `None` for a worker on another machine, which ends with the connection.
     child: Option<Child>,
     control: UnixStream,
     heard: Vec<u8>,
@@ -189,7 +191,7 @@ impl Worker {
     fn spawn(mut command: Command, link: OwnedFd) -> Result<Self> {
         let (control, theirs) = UnixStream::pair().os("socketpair")?;
         command.stdin(OwnedFd::from(theirs)).stdout(link).stderr(Stdio::inherit());
-        // A Ctrl-C ends the driver; the workers see it go and clean up.
+        // Ctrl-C ends only the driver; the workers notice its end and clean up.
         let program = command.get_program().to_string_lossy().into_owned();
         let child =
             command.process_group(0).spawn().map_err(|e| Error::Unsupported(format!("cannot start {program}: {e}")))?;
@@ -201,7 +203,7 @@ impl Worker {
         Ok(writeln!(self.control, "{text}").os("writing to a worker")?)
     }
 
-    /// The next reply, or `None` at the deadline.
+    /// Returns the next reply, or `None` at the deadline.
     fn reply(&mut self, deadline: Instant) -> Result<Option<Reply>> {
         loop {
             if let Some(end) = self.heard.iter().position(|&b| b == b'\n') {
@@ -223,7 +225,7 @@ impl Worker {
         }
     }
 
-    /// Gives an order that is done at once.
+    /// Gives an order that is carried out at once.
     fn ask(&mut self, order: &Order) -> Result<()> {
         self.send_order(order)?;
         match self.reply(Instant::now() + START)? {
@@ -233,7 +235,7 @@ impl Worker {
         }
     }
 
-    /// The number of its process, if that is on this machine.
+    /// Returns the number of the worker's process, or 0 if that is on another machine.
     fn process(&self) -> u32 {
         self.child.as_ref().map_or(0, Child::id)
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a run comes to: one [`Measurement`] per line of JSON.
+//! Results of a run: one [`Measurement`] per line of JSON.
 
 use std::fmt;
 
@@ -8,20 +8,20 @@ use serde::{Deserialize, Serialize};
 use crate::job::{Cpu, Mode, Test, Wait};
 use crate::line::Placement;
 
-/// The result of one measurement: the median of several samples, and what they have in common.
+/// Result of one measurement: the median of several samples, and what they have in common.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Measurement {
-    /// What was measured.
+    /// Test that was run.
     pub test: Test,
-    /// On which transport.
+    /// Transport that was measured.
     pub transport: String,
-    /// In which mode.
+    /// Mode of the transport.
     pub mode: Mode,
     /// Bytes of a message.
     pub size: usize,
     /// Connections at once.
     pub channels: usize,
-    /// What the numbers count.
+    /// Unit of the numbers.
     pub unit: String,
     /// Median of the samples.
     pub median: f64,
@@ -43,30 +43,30 @@ pub struct Measurement {
     pub p999: Option<f64>,
     /// Samples that count.
     pub runs: usize,
-    /// Where the two CPUs were.
+    /// Placement of the two CPUs.
     pub placement: Placement,
-    /// How the ends waited; absent where it was left to the transport.
+    /// Waiting method of the endpoints; absent where the transport chose.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wait: Option<Wait>,
-    /// Nanoseconds that either end was busy before each ask and answer; not counted.
+    /// Nanoseconds that either endpoint was busy before each request and answer; not counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub think_ns: Option<u32>,
-    /// Messages a second that were to be sent, in the test under load.
+    /// Messages per second that were due, in the test under load.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate: Option<u32>,
-    /// Whether each end shared its CPU with a thread that only computes; absent if not.
+    /// Whether each endpoint shared its CPU with a thread that only computes; absent if not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub neighbour: Option<bool>,
-    /// Where the ends ran.
+    /// CPUs that the endpoints ran on.
     pub cpu: Cpu,
-    /// The best of the transport's variants, which this is.
+    /// Variant of the transport that was best, which this is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub variant: Option<String>,
     /// Bytes of a ring.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ring: Option<usize>,
-    /// Voluntary context switches of both ends: per GiB in the test of switches, per message in that under load, per
-    /// round trip in that of latency (where it tells whether the ends really slept: then it is about 2).
+    /// Voluntary context switches of both endpoints: per GiB in the test of switches, per message in that under load,
+    /// per round trip in that of latency. In the latter a value of about 2 means that the endpoints really slept.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub voluntary: Option<f64>,
     /// Involuntary context switches, in the same way.
@@ -78,31 +78,31 @@ pub struct Measurement {
     /// Notifications to a sleeping peer, in the same way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub notifications: Option<f64>,
-    /// The share of the channel that got least, as part of an equal share.
+    /// Share of the channel that got least, as part of an equal share.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share_min: Option<f64>,
-    /// The share of the channel that got most.
+    /// Share of the channel that got most.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share_max: Option<f64>,
 }
 
-/// A measurement that did not come about.
+/// A measurement that was skipped.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Skip {
-    /// What was to be measured.
+    /// Test that was to be run.
     pub test: Test,
-    /// On which transport.
+    /// Transport that was to be measured.
     pub transport: String,
     /// Bytes of a message; `None` if the transport as a whole was skipped.
     pub size: Option<usize>,
-    /// Why not.
+    /// Reason for the skip.
     pub reason: String,
-    /// Whether that is a failure and not merely something that this machine cannot do.
+    /// Whether that is a failure and not only something that this machine cannot do.
     pub failed: bool,
 }
 
 impl fmt::Display for Skip {
-    /// One line: `SKIP latency tcp-veth 64: no namespaces to be had`.
+    /// Formats one line: `SKIP latency tcp-veth 64: no namespaces to be had`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let word = if self.failed { "FAIL" } else { "SKIP" };
         write!(f, "{word} {} {}", self.test.name(), self.transport)?;
@@ -114,7 +114,7 @@ impl fmt::Display for Skip {
 }
 
 impl Test {
-    /// What its numbers count.
+    /// Returns the unit of the test's numbers.
     pub fn unit(self) -> &'static str {
         match self {
             Self::Throughput | Self::Channels => "bytes/s",
@@ -127,25 +127,25 @@ impl Test {
         }
     }
 
-    /// Whether more is better.
+    /// Returns whether more is better.
     pub fn more_is_better(self) -> bool {
         matches!(self, Self::Throughput | Self::Channels | Self::Rate | Self::Setup)
     }
 }
 
 impl Measurement {
-    /// Whether the ends were to sleep, and often did not because the answer came before they could.
+    /// Returns whether the endpoints had to sleep, and often did not because the answer came before they could.
     pub fn dozed(&self) -> bool {
         self.wait == Some(Wait::Sleep) && self.voluntary.is_some_and(|switches| switches < 1.5)
     }
 
-    /// Whether `other` measured the same, on the same transport.
+    /// Returns whether `other` measured the same, on the same transport.
     pub fn same_question(&self, other: &Self) -> bool {
         let question = |m: &Self| (m.test, m.mode, m.size, m.channels, m.ring, m.rate, m.wait, m.think_ns, m.cpu);
         question(self) == question(other) && (&self.transport, self.neighbour) == (&other.transport, other.neighbour)
     }
 
-    /// How many times better this is than `other`, a measurement of the same test.
+    /// Returns how many times better this is than `other`, a measurement of the same test.
     pub fn times_better_than(&self, other: &Self) -> f64 {
         if self.test.more_is_better() { self.median / other.median } else { other.median / self.median }
     }

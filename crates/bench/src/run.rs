@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A run: every measurement of a plan, sampled in turns so that a drift of the machine hits all of them alike.
+//! Runs every measurement of a plan, sampled in turns so that a drift of the machine affects all of them alike.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,17 +15,17 @@ use crate::stats;
 use crate::transport::{Namespaces, Transport};
 use crate::worker::chain;
 
-/// How often a sample is repeated because the host moved a CPU meanwhile.
+/// Number of times that a sample is repeated because the host moved a CPU meanwhile.
 const REPEATS: usize = 2;
-/// How many further rounds there are for measurements with no sample in the placement of the others.
+/// Number of further rounds for measurements without a sample in the placement of the others.
 const EXTRA_ROUNDS: usize = 3;
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// What happens in a run.
+/// Event of a run.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// So many of so many samples are taken.
+    /// Progress: `done` of `total` samples are taken.
     Progress {
         /// Samples taken.
         done: usize,
@@ -34,21 +34,21 @@ pub enum Event<'a> {
     },
     /// A measurement is complete.
     Measured(&'a Measurement),
-    /// A measurement does not come about.
+    /// A measurement is skipped.
     Skipped(&'a Skip),
 }
 
-/// All that a run came to.
+/// Result of a run.
 #[derive(Debug, Clone, Default)]
 pub struct Outcome {
-    /// What was measured, test by test.
+    /// Measurements, test by test.
     pub measurements: Vec<Measurement>,
-    /// What was not.
+    /// Measurements that were skipped.
     pub skips: Vec<Skip>,
 }
 
 impl Outcome {
-    /// Notes what is not measured; what this machine does not have is said once.
+    /// Records a skipped measurement; something that this machine lacks is reported only once.
     fn skip(&mut self, skip: Skip, listen: &mut impl FnMut(Event<'_>)) {
         if !self.skips.contains(&skip) {
             listen(Event::Skipped(&skip));
@@ -57,13 +57,13 @@ impl Outcome {
     }
 }
 
-/// Measures everything in the plan, and tells `listen` as it goes.
+/// Measures everything in the plan, and reports events to `listen` meanwhile.
 ///
 /// # Blocking
 /// For about samples × (seconds + 20 ms). A stuck sample is given up after 5 s and four times its own time, and fails.
 ///
 /// # Errors
-/// Only what prevents the run as a whole; what goes wrong with a single measurement is a [`Skip`].
+/// Only errors that prevent the run as a whole; the failure of a single measurement is a [`Skip`].
 pub fn run(plan: &Plan, mut listen: impl FnMut(Event<'_>)) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     let mut pairs = Pairs { fifo: plan.fifo, peer: plan.peer.clone(), ..Pairs::default() };
@@ -97,7 +97,7 @@ pub fn run(plan: &Plan, mut listen: impl FnMut(Event<'_>)) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// One measurement in the making.
+/// One measurement in progress.
 struct Cell {
     test: Test,
     transport: Arc<dyn Transport>,
@@ -107,16 +107,17 @@ struct Cell {
     wait: Option<Wait>,
     cpu: Cpu,
     variants: Vec<(&'static str, Vec<Sample>)>,
-    /// It was skipped.
+    /// Whether it was skipped.
     dead: bool,
 }
 
-/// All measurements of a test: size by size, so that neighbours in time are neighbours in a table's row.
+/// Returns all measurements of a test: size by size, so that those next to each other in time are in one row of a
+/// table.
 fn cells(plan: &Plan, test: Test) -> Vec<Cell> {
     let sizeless = matches!(test, Test::Setup | Test::Memory);
     let sizes = if plan.sizes.is_empty() || sizeless { test.default_sizes() } else { &plan.sizes };
     let waits: Vec<_> = if test == Test::Latency { plan.waits.iter().copied().map(Some).collect() } else { vec![None] };
-    // Each test varies one thing besides the size, if any.
+    // Each test varies at most one thing besides the size.
     let loads: Vec<(usize, u32)> = match test {
         Test::Channels => plan.channels.iter().map(|&channels| (channels, 0)).collect(),
         Test::Load => plan.rates.iter().map(|&rate| (1, rate)).collect(),
@@ -134,12 +135,12 @@ fn cells(plan: &Plan, test: Test) -> Vec<Cell> {
                     Some(_) => continue,
                     None => size,
                 };
-                // Two machines have two clocks.
+                // The test under load compares times of one clock, and two machines have two clocks.
                 let apart = plan.peer.is_some();
                 if !card.namespaces.suit(apart) || (apart && test == Test::Load) {
                     continue;
                 }
-                // The neighbour's CPU time would count as that of the ends.
+                // The competing thread's CPU time would count as that of the endpoints.
                 if card.offers(test, wait, cpu) && !(plan.neighbour && test == Test::Cpu) {
                     let variants = card.variants.iter().map(|v| (*v, Vec::new())).collect();
                     let transport = Arc::clone(transport);
@@ -152,7 +153,7 @@ fn cells(plan: &Plan, test: Test) -> Vec<Cell> {
 }
 
 impl Cell {
-    /// Takes one sample of each variant. What cannot be measured is skipped from then on, aloud.
+    /// Takes one sample of each variant. A measurement that fails is reported, and skipped from then on.
     fn round(&mut self, plan: &Plan, pairs: &mut Pairs, outcome: &mut Outcome, listen: &mut impl FnMut(Event<'_>)) {
         for i in 0..self.variants.len() {
             if self.dead {
@@ -210,13 +211,14 @@ impl Cell {
         }
     }
 
-    /// A ring that keeps messages apart has to hold some of them.
+    /// Returns the bytes of the ring. A ring that keeps messages apart must hold several of them.
     fn ring(&self, plan: &Plan) -> usize {
         let tight = self.transport.card().mode == Mode::Message && plan.ring / 2 < self.size;
         if tight { (4 * self.size).next_power_of_two() } else { plan.ring }
     }
 
-    /// Only Tombolo has such rings. One that bounds the length of messages grows by a trial alone, where these are short.
+    /// Returns whether the rings follow their load, which only Tombolo's do. A ring that bounds the length of messages
+    /// grows only by trial, where the messages are short.
     fn follows_load(&self, plan: &Plan) -> bool {
         let card = self.transport.card();
         let may = match plan.rings {
@@ -237,7 +239,7 @@ impl Cell {
             && self.variants.iter().any(|(_, samples)| samples.iter().all(|s| s.placement != placement))
     }
 
-    /// The measurement: the best variant, of the samples in the placement that most had.
+    /// Returns the measurement: the best variant, from the samples in the most frequent placement.
     fn sum_up(&self, plan: &Plan, placement: Placement) -> Option<Measurement> {
         if self.dead {
             return None;
@@ -290,7 +292,7 @@ impl Cell {
     }
 }
 
-/// A number with the six digits that mean something.
+/// Rounds a number to the six digits that mean something.
 fn tidy(value: f64) -> f64 {
     format!("{value:.5e}").parse().unwrap_or(value)
 }
@@ -299,7 +301,7 @@ fn values(samples: &[&Sample], of: impl Fn(&Sample) -> Option<f64>) -> Vec<f64> 
     samples.iter().filter_map(|s| of(s)).collect()
 }
 
-/// The placement that most samples had; `Mixed` only if no sample had a clear one.
+/// Returns the placement of most samples; `Mixed` only if no sample had a clear one.
 fn majority<'a>(samples: impl IntoIterator<Item = &'a Sample>) -> Placement {
     let mut counts = HashMap::new();
     for sample in samples {
@@ -323,7 +325,7 @@ struct Sample {
 }
 
 impl Sample {
-    /// Puts together what the two workers saw.
+    /// Combines the reports of the two workers.
     fn of(job: &Job, [left, right]: &[Report; 2]) -> Result<Self> {
         let asks = matches!(job.test, Test::Latency | Test::Setup | Test::Memory);
         if !asks && left.total != right.total {
@@ -367,7 +369,7 @@ impl Sample {
     }
 }
 
-/// The pairs of workers, started when first needed and again after an error.
+/// Pairs of workers, started when first needed and again after an error.
 #[derive(Default)]
 struct Pairs {
     fifo: bool,

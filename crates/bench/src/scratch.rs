@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A directory for the sockets of one pair of workers.
+//! Creates a directory for the sockets of one pair of workers.
 
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::DirBuilderExt;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::error::{Os, Result};
 
-/// A directory that only this user can enter, and that goes away.
+/// Directory that only this user can enter, and that is removed when this is dropped.
 pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
@@ -28,7 +28,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // Nothing to be done about a directory that cannot be removed.
+        // A directory that cannot be removed stays; there is no remedy.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Sizes as people write them: `64`, `4KiB`, `1MiB`.
+//! Reads and writes sizes as people do: `64`, `4KiB`, `1MiB`.
 
-/// Reads a size in bytes: digits and, if wanted, `KiB`, `MiB` or `GiB` (also `K`, `M`, `G`; all powers of 1024).
+/// Parses a size in bytes: digits and optionally `KiB`, `MiB` or `GiB` (also `K`, `M`, `G`; all powers of 1024).
 ///
 /// # Errors
 /// Anything else, or more than 64 bits hold, is refused with a sentence that names the text.
@@ -24,7 +24,7 @@ pub fn parse(text: &str) -> Result<usize, String> {
     number.checked_mul(1 << shift).ok_or_else(|| format!("{text:?} is more than 64 bits hold"))
 }
 
-/// Writes a size as [`parse`] reads it, in the largest unit that divides it.
+/// Formats a size as [`parse`] reads it, in the largest unit that divides it.
 pub fn show(bytes: usize) -> String {
     match bytes {
         0 => "0".into(),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Medians and percentiles.
+//! Computes medians and percentiles.
 
-/// The middle value, or the mean of the two middle ones; sorts `values`. `None` if there are none.
+/// Returns the middle value, or the mean of the two middle ones; sorts `values`. Returns `None` if there are none.
 pub fn median(values: &mut [f64]) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let half = values.len() / 2;
@@ -12,9 +12,10 @@ pub fn median(values: &mut [f64]) -> Option<f64> {
     }
 }
 
-/// The smallest value that is not below `percent` per cent of `sorted` (nearest rank). `None` if there are none.
+/// Returns the smallest value that is not below `percent` per cent of `sorted` (nearest rank), or `None` if there are
+/// none.
 pub fn percentile(sorted: &[f64], percent: f64) -> Option<f64> {
-    // Less a hair: 99.9 % of 1000 is 999, and not the little more that floating point makes of it.
+    // Slightly less: 99.9 % of 1000 is 999, and not the little more that floating point makes of it.
     let rank = (percent / 100.0 * sorted.len() as f64 - 1e-6).ceil() as usize;
     sorted.get(rank.max(1) - 1).copied()
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Timing round trips.
+//! Times round trips.
 
 use std::time::{Duration, Instant};
 
@@ -7,28 +7,29 @@ use crate::error::Result;
 use crate::job::{Report, Times};
 use crate::stats;
 
-/// A block of round trips, between two clock reads, takes about this long, or has this many.
+/// Nanoseconds that a block of round trips between two clock reads takes at most, roughly, and the most round trips
+/// that it has.
 const BLOCK: (f64, f64) = (2000.0, 16.0);
-/// Times round trips: half of the time in blocks, for a median that no clock read disturbs, and half one by one, for
-/// the tail.
+/// Stopwatch for round trips: it measures half of the time in blocks, for a median that no clock read disturbs, and
+/// half one by one, for the tail.
 pub(crate) struct Stopwatch {
-    /// Round trips in a block.
+    /// Number of round trips in a block.
     rounds: u32,
-    /// Round trips in all.
+    /// Number of round trips in all.
     total: u64,
-    /// Nanoseconds of a round trip, block by block.
+    /// Nanoseconds of a round trip, for each block.
     blocks: Vec<f64>,
     /// Nanoseconds of single round trips, the latest ones.
     singles: Vec<u32>,
 }
 
 impl Stopwatch {
-    /// Single round trips that are kept; a power of two.
+    /// Number of single round trips that are kept; a power of two.
     const SINGLES: usize = 1 << 18;
 
-    /// Calls `round` again and again for `time` from `start` on, a twentieth of it to warm up.
+    /// Calls `round` again and again for `time` from `start` on. A twentieth of that is for warming up.
     pub(crate) fn run(start: Instant, time: Duration, mut round: impl FnMut() -> Result<()>) -> Result<Self> {
-        // Filled, for a page that is first touched in the middle of a round trip is a blot on the tail.
+        // Filled in advance: a page that is first touched in the middle of a round trip would distort the tail.
         let mut singles = vec![u32::MAX; Self::SINGLES];
         let mut warm = 0u32;
         let mut now = start;
@@ -59,7 +60,7 @@ impl Stopwatch {
         Ok(Self { rounds, total, blocks, singles })
     }
 
-    /// Sums up, less what reading the clock takes and `known_ns` of each round trip.
+    /// Sums up, less the time for reading the clock and `known_ns` of each round trip.
     pub(crate) fn report(mut self, known_ns: f64) -> Report {
         let clock = clock_cost();
         let mut singles: Vec<f64> =
@@ -78,8 +79,8 @@ impl Stopwatch {
     }
 }
 
-/// Nanoseconds that it takes to read the clock: the least of some tries, for a process that is interrupted meanwhile would
-/// take off more than it took.
+/// Returns the nanoseconds that it takes to read the clock. It is the least of some tries, because an interrupted try
+/// would subtract more than a clock read takes.
 fn clock_cost() -> f64 {
     const READS: u32 = 100;
     let cost = |_| {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Results for people: a table for each test, a row for each size, a column for each transport.
+//! Shows results to people: a table for each test, a row for each size, a column for each transport.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -10,7 +10,7 @@ use crate::result::Measurement;
 use crate::size;
 use crate::transport;
 
-/// Draws all tables, and if `against` names a transport, after each how many times better than it the others are.
+/// Draws all tables. If `against` names a transport, each is followed by how many times better than it the others are.
 pub fn render(measurements: &[Measurement], against: Option<&str>) -> String {
     let mut text = String::new();
     for group in groups(measurements) {
@@ -37,11 +37,12 @@ pub fn render(measurements: &[Measurement], against: Option<&str>) -> String {
     text
 }
 
-/// What two pinned processes copy through a ring with next to no protocol: every table that has it shows shares of it.
+/// Transport of two pinned processes that copy through a ring with next to no protocol. Every table that has it shows
+/// shares of it.
 const LIMIT: &str = "raw-copy";
 
-/// The share of the limit that a measurement reached. There is none of a limit of another ring, or where the CPUs were
-/// elsewhere: then one of the two says nothing of the other.
+/// Returns the share of the limit that a measurement reached. There is no share where the limit was measured with
+/// another ring size or another placement of the CPUs, because the two are then not comparable.
 fn share(m: &Measurement, limit: &Measurement) -> String {
     let comparable = m.placement == limit.placement && m.placement != Placement::Mixed;
     match (comparable, m.ring) {
@@ -51,7 +52,7 @@ fn share(m: &Measurement, limit: &Measurement) -> String {
     }
 }
 
-/// Measurements that answer one question, and so share a table or a chart, in the order in which they come.
+/// Groups measurements that answer one question, and so share a table or a chart, in the order in which they come.
 pub(crate) fn groups(measurements: &[Measurement]) -> Vec<Vec<&Measurement>> {
     let question = |m: &Measurement| (m.test, m.wait, m.cpu, m.rate, m.think_ns, m.neighbour);
     let mut groups: Vec<Vec<&Measurement>> = Vec::new();
@@ -64,7 +65,7 @@ pub(crate) fn groups(measurements: &[Measurement]) -> Vec<Vec<&Measurement>> {
     groups
 }
 
-/// What a group is about.
+/// Returns the title of a group.
 pub(crate) fn title(m: &Measurement) -> String {
     let mut title = match m.test {
         Test::Throughput => "throughput",
@@ -115,7 +116,7 @@ type Row<'a> = BTreeMap<usize, &'a Measurement>;
 
 struct Table<'a> {
     columns: Vec<(String, Mode)>,
-    /// By size and number of channels; a row knows its cells by column.
+    /// Rows by size and number of channels; cells of a row by column.
     rows: BTreeMap<(usize, usize), Row<'a>>,
     placement: Placement,
 }
@@ -150,7 +151,7 @@ impl<'a> Table<'a> {
                 table.rows.entry((m.size, m.channels)).or_default().insert(column, m);
             }
         }
-        // What knows but one size is the same yardstick in every row.
+        // A transport of only one size is the same yardstick in every row.
         for &m in group.iter().filter(|m| fixed(m)) {
             if table.rows.is_empty() {
                 table.rows.insert((m.size, m.channels), Row::new());
@@ -194,7 +195,7 @@ impl<'a> Table<'a> {
     }
 }
 
-/// A large number in groups of three digits.
+/// Formats a large number in groups of three digits.
 pub(crate) fn grouped(value: f64) -> String {
     let digits = format!("{value:.0}");
     let mut text = String::new();
@@ -207,7 +208,7 @@ pub(crate) fn grouped(value: f64) -> String {
     text
 }
 
-/// A number with its unit, three digits of it.
+/// Formats a number with its unit, in three digits.
 pub(crate) fn human(value: f64, test: Test) -> String {
     let scaled = |steps: &[(f64, &str)]| {
         let (unit, name) = steps.iter().rev().find(|(unit, _)| value >= *unit).unwrap_or(&steps[0]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a process has used so far: CPU time, context switches, memory.
+//! Reads the resources that a process has used so far: CPU time, context switches, memory.
 
 use std::fs;
 use std::ops::Sub;
@@ -14,9 +14,9 @@ use crate::error::{Error, Os, Result};
 pub struct Usage {
     /// Nanoseconds of CPU time, user and system.
     pub cpu_ns: u64,
-    /// Times a thread gave up the CPU because it had to wait.
+    /// Number of times that a thread gave up the CPU because it had to wait.
     pub voluntary: u64,
-    /// Times the scheduler took the CPU away.
+    /// Number of times that the scheduler took the CPU away.
     pub involuntary: u64,
 }
 
@@ -52,7 +52,7 @@ impl Sub for Usage {
     }
 }
 
-/// Bytes of memory of this process, pages shared by n processes counted as 1/n each.
+/// Returns the bytes of memory of this process; pages shared by n processes count as 1/n each.
 ///
 /// # Errors
 /// [`Error::Os`] if `/proc/self/smaps_rollup` cannot be read.
@@ -62,7 +62,7 @@ pub fn memory() -> Result<u64> {
     Ok(kib * 1024)
 }
 
-/// The number after `name` at the start of a line.
+/// Returns the number after `name` at the start of a line.
 fn field(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()?.parse().ok()
 }

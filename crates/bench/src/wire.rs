@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the measuring loops know of a transport: its card, how its two ends meet, and how an end sends and receives.
+//! Interface between the measuring loops and a transport: its card, how its two endpoints meet, and how an endpoint
+//! sends and receives.
 
 use std::path::PathBuf;
 
@@ -8,42 +9,42 @@ use crate::job::{Cpu, Job, Mode, Role, Test, Wait};
 use crate::line::Line;
 use crate::link::ControlPipe;
 
-/// What a transport is and which measurements mean something for it.
+/// Properties of a transport, and the measurements that make sense for it.
 #[derive(Debug, Clone, Copy)]
 pub struct Card {
-    /// Its name on the command line and in the results.
+    /// Name on the command line and in the results.
     pub name: &'static str,
-    /// Whether it keeps messages apart.
+    /// Whether the transport keeps messages apart.
     pub mode: Mode,
-    /// The ways to set it up that are all measured and of which the best is reported; `[""]` if there is but one.
+    /// Ways to set it up. All of them are measured, and the best is reported; `[""]` if there is only one.
     pub variants: &'static [&'static str],
-    /// Where the two processes must live.
+    /// Places where the two processes must live.
     pub namespaces: Namespaces,
-    /// The tests that it takes part in.
+    /// Tests that it takes part in.
     pub tests: &'static [Test],
-    /// The ways of waiting that it knows.
+    /// Ways of waiting that it supports.
     pub waits: &'static [Wait],
-    /// The one size it moves, if it knows no other.
+    /// The one message size that it supports, if there is only one.
     pub size: Option<usize>,
-    /// Whether [`Job::ring`] means something to it.
+    /// Whether it uses [`Job::ring`].
     pub rings: bool,
 }
 
-/// Where the two processes of a measurement live.
+/// Places where the two processes of a measurement live.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Namespaces {
-    /// Both where the user is.
+    /// Both in the user's namespaces.
     Shared,
     /// Each in a network namespace of its own, joined by a veth pair.
     Veth,
-    /// Both where the user is, or each on a machine of its own.
+    /// Both in the user's namespaces, or each on a machine of its own.
     Anywhere,
     /// Each on a machine of its own.
     Apart,
 }
 
 impl Namespaces {
-    /// Whether the ends can be where they are: on two machines, or on one.
+    /// Returns whether this suits the endpoints' places: two machines if `apart`, else one.
     pub(crate) fn suit(self, apart: bool) -> bool {
         match self {
             Self::Shared | Self::Veth => !apart,
@@ -54,90 +55,92 @@ impl Namespaces {
 }
 
 impl Card {
-    /// Whether the transport can be measured so.
+    /// Returns whether the transport can be measured in this way.
     pub fn offers(&self, test: Test, wait: Option<Wait>, cpu: Cpu) -> bool {
         self.tests.contains(&test)
             && wait.is_none_or(|w| self.waits.contains(&w))
-            // Spinning on the CPU that the other end needs measures the scheduler's time slice.
+            // Spinning on the CPU that the other endpoint needs measures the scheduler's time slice.
             && !(wait == Some(Wait::Spin) && cpu == Cpu::Same)
-            // Who sends by the clock spins on it.
+            // A sender under load spins on the clock.
             && !(test == Test::Load && cpu == Cpu::Same)
     }
 }
 
-/// Everything a worker has at hand for one measurement.
+/// Everything that a worker needs for one measurement.
 pub struct Context {
-    /// Which of the two processes this is.
+    /// Role of this process.
     pub role: Role,
-    /// What is to be measured.
+    /// Sample to be taken.
     pub job: Job,
-    /// The cord to the other worker, for setting up.
+    /// Control pipe to the other worker, for setting up.
     pub link: ControlPipe,
-    /// The cache line shared with the other worker, if both are on one machine.
+    /// Cache line shared with the other worker, if both are on one machine.
     pub line: Option<Line>,
-    /// What stands before the service in Tombolo's addresses, if the other worker is on another machine.
+    /// Prefix of the service in Tombolo's addresses, if the other worker is on another machine.
     pub channels: Option<String>,
-    /// The network address under which the right worker is reached.
+    /// Network address under which the right worker is reached.
     pub host: String,
-    /// A directory for sockets; it goes away with the workers.
+    /// Directory for sockets; it is removed with the workers.
     pub scratch: PathBuf,
 }
 
-/// A transport between two ends, the left (asking, sending) and the right (answering, receiving).
+/// A transport between two endpoints, the left (asking, sending) and the right (answering, receiving).
 pub trait Wire: Send + Sync {
-    /// What the right side accepts connections from.
+    /// Listener from which the right side accepts connections.
     type Host;
-    /// One end of a connection.
+    /// One endpoint of a connection.
     type End: End;
 
-    /// What it is.
+    /// Returns the transport's card.
     fn card(&self) -> Card;
 
-    /// Right: gets ready for connections; says the address that the left needs.
+    /// Right: gets ready for connections. Returns the address that the left side needs.
     ///
     /// # Errors
-    /// As [`Transport::perform`](crate::transport::Transport::perform).
+    /// The same as [`Transport::perform`](crate::transport::Transport::perform).
     fn listen(&self, context: &Context) -> Result<(Self::Host, String)>;
 
-    /// Right: takes the next connection. It may use [`Context::link`], which `connect` uses at the same time.
+    /// Right: accepts the next connection. It may use [`Context::link`], which `connect` uses at the same time.
     ///
     /// # Errors
-    /// As [`Transport::perform`](crate::transport::Transport::perform).
+    /// The same as [`Transport::perform`](crate::transport::Transport::perform).
     fn accept(&self, host: &mut Self::Host, context: &Context) -> Result<Self::End>;
 
     /// Left: connects to the address.
     ///
     /// # Errors
-    /// As [`Transport::perform`](crate::transport::Transport::perform).
+    /// The same as [`Transport::perform`](crate::transport::Transport::perform).
     fn connect(&self, address: &str, context: &Context) -> Result<Self::End>;
 }
 
-/// One end of a connection, able to send and to receive. It waits as [`Job::wait`] says.
+/// One endpoint of a connection, able to send and to receive. It waits as [`Job::wait`] requires.
 pub trait End: Send {
     /// Sends all of `message`.
     ///
     /// # Errors
-    /// What the transport says.
+    /// Any error of the transport.
     fn send(&mut self, message: &[u8]) -> Result<()>;
 
-    /// Receives what is there, at least a byte: in message mode one message, in stream mode up to all of `buffer`. 0 at the end.
+    /// Receives what is there, at least a byte: in message mode one message, in stream mode up to all of `buffer`.
+    /// Returns the bytes received, 0 at the end.
     ///
     /// # Errors
-    /// What the transport says.
+    /// Any error of the transport.
     fn recv(&mut self, buffer: &mut [u8]) -> Result<usize>;
 
-    /// Sends nothing more: the other end receives what was sent, then the end.
+    /// Ends sending: the other endpoint receives what was sent, then the end.
     ///
     /// # Errors
-    /// What the transport says.
+    /// Any error of the transport.
     fn finish(&mut self) -> Result<()>;
 
-    /// System calls made through this end so far, if it can say.
+    /// Returns the system calls made through this endpoint so far, if it counts them.
     fn syscalls(&self) -> Option<u64> {
         None
     }
 
-    /// Notifications sent through this end so far, for transports that send them only to a sleeper.
+    /// Returns the notifications sent through this endpoint so far, for transports that send them only to a sleeping
+    /// peer.
     fn notifications(&self) -> Option<u64> {
         None
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The worker's side: a process that takes samples as it is told, and goes away when nobody tells it any more.
+//! Runs a worker: a process that takes samples by order, and exits when its driver is gone.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
@@ -20,14 +20,15 @@ use crate::line::Line;
 use crate::link::ControlPipe;
 use crate::transport::{self, Context};
 
-/// The first argument of a worker's command line; the second is its role, the third its scratch directory. The fourth, if
-/// the other worker is on another machine, stands before the service in Tombolo's addresses, and may be empty.
+/// First argument of a worker's command line. The second is its role, the third its scratch directory. The fourth
+/// exists if the other worker is on another machine: the prefix of the service in Tombolo's addresses, which may be
+/// empty.
 pub(crate) const ARGUMENT: &str = "__bench-worker";
-/// No wait of a worker for the other takes longer, whatever the driver does; its own limits are shorter.
+/// Longest wait of a worker for the other, whatever the driver does; the driver's own limits are shorter.
 const LINK_LIMIT: Duration = Duration::from_secs(120);
 const LINE_LIMIT: Duration = Duration::from_secs(5);
 
-/// Works, if this process was started as a worker: then it says how to exit. Call it first in `main`, before any
+/// Works, if this process was started as a worker, and returns its exit code. Call it first in `main`, before any
 /// argument is parsed; `None` means that this is an ordinary start.
 ///
 /// # Blocking
@@ -65,30 +66,30 @@ pub fn role_main() -> Option<ExitCode> {
     })
 }
 
-/// Where a worker works.
+/// Role and places of a worker.
 struct Place {
     role: Role,
     scratch: PathBuf,
     channels: Option<String>,
 }
 
-/// Standard input is the socket to the driver, standard output the one to the other worker: of either family, which makes
-/// no difference to what is done with them.
+/// Obeys the driver's orders. Standard input is the socket to the driver, standard output the one to the other worker.
+/// The sockets' family makes no difference here.
 fn work(place: &Place) -> Result<()> {
     let socket = |fd: io::Result<_>| fd.map(UnixStream::from).os("taking over a socket");
     let control = socket(io::stdin().as_fd().try_clone_to_owned())?;
     let mut link = Some(ControlPipe::new(socket(io::stdout().as_fd().try_clone_to_owned())?, LINK_LIMIT)?);
     let mut replies = control.try_clone().os("duplicating a socket")?;
 
-    // A thread of its own waits for orders, so that the driver's end is noticed in the middle of a sample.
+    // A thread of its own waits for orders, so that the end of the driver is noticed in the middle of a sample.
     let (orders, inbox) = mpsc::channel();
     let scratch = place.scratch.clone();
     std::thread::spawn(move || {
         for line in BufReader::new(control).lines().map_while(std::result::Result::ok) {
-            // The receiver is gone only when this process ends.
+            // Fails only when this process is ending and the receiver is gone.
             let _ = orders.send(line);
         }
-        // The driver is gone, and cleans up no more. The other worker may have been quicker.
+        // The driver is gone and cannot clean up. The other worker may have removed the directory first.
         let _ = fs::remove_dir_all(&scratch);
         std::process::exit(0);
     });
@@ -116,7 +117,7 @@ fn obey(
 ) -> Result<Option<Report>> {
     match order {
         Order::Hello => Ok(None),
-        // Over a network anybody may be the driver.
+        // Over a network anyone may be the driver.
         Order::Run(_) if place.channels.is_some() => Err(Error::Worker("no commands from another machine".into())),
         Order::Run(command) => run(&command).map(|()| None),
         Order::Sample { job, host } => {
@@ -149,7 +150,7 @@ fn sample(context: &mut Context) -> Result<Report> {
     Ok(report)
 }
 
-/// The round trip of a cache line in ns, as the left worker sees it.
+/// Returns the round trip of a cache line in ns, which only the left worker measures.
 fn probe(context: &mut Context) -> Result<Option<f64>> {
     let Some(line) = &mut context.line else { return Ok(None) };
     if context.job.cpu == Cpu::Same || context.job.cpus[0] == context.job.cpus[1] {
@@ -162,7 +163,7 @@ fn probe(context: &mut Context) -> Result<Option<f64>> {
     }
 }
 
-/// A thread that wants the CPU all the time, on the CPU of the thread that starts it. Dropping it ends it.
+/// A thread that always uses the CPU of the thread that starts it. Dropping this ends it.
 struct CpuHog {
     enough: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -173,7 +174,7 @@ impl CpuHog {
         let enough = Arc::new(AtomicBool::new(false));
         let heard = Arc::clone(&enough);
         let thread = std::thread::spawn(move || {
-            // ORDER: none needed; it is only to be seen some time.
+            // ORDER: none needed; the store only has to become visible some time.
             while !heard.load(Ordering::Relaxed) {
                 std::hint::black_box(std::array::from_fn::<u64, 64, _>(|i| i as u64));
             }
@@ -186,13 +187,13 @@ impl Drop for CpuHog {
     fn drop(&mut self) {
         // ORDER: none needed; the thread only has to see it some time.
         self.enough.store(true, Ordering::Relaxed);
-        // It cannot have failed.
+        // The thread cannot have failed.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
-/// Ties this thread, and those it will start, to the role's CPU, or to both if it is `free`. The driver knows only its own
-/// machine's CPUs.
+/// Ties this thread, and those that it starts, to the role's CPU, or to both if it is `free`. Does nothing between
+/// machines, because the driver knows only its own machine's CPUs.
 fn pin(context: &Context, free: bool) -> Result<()> {
     if context.channels.is_some() {
         return Ok(());
@@ -216,7 +217,7 @@ fn run(command: &[String]) -> Result<()> {
     if done.status.success() { Ok(()) } else { Err(unable(String::from_utf8_lossy(&done.stderr).trim().into())) }
 }
 
-/// An error and what caused it, in one line.
+/// Returns an error and its causes, in one line.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

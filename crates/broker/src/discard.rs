@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Closes sockets of strangers without waiting (B-15). When nobody took a message, the kernel closes the descriptors
-//! that came with it. The last close of a file takes as long as its sender likes: a connection lingers, or a file
-//! system of his own does not answer. So a socket with descriptors in its queue is closed by a thread for which nobody
-//! waits: one at a time for each user, and few for all users together. While too many wait, no new client is admitted.
+//! Closes other users' sockets without waiting (B-15). If nobody took a message, the kernel closes the descriptors that
+//! came with it when the socket is closed. The last close of a file may take as long as its sender likes: a connection
+//! lingers, or the sender's own file system does not answer. So a separate thread closes each socket with descriptors
+//! in its queue: one socket at a time for each user, and few for all users together. While too many wait, no new client
+//! is admitted.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -21,14 +22,14 @@ use tombolo_os::lock::lock;
 
 use crate::fd_passing;
 
-/// Threads that close, at most.
+/// Largest number of threads that close sockets.
 const THREADS: usize = 32;
 
-/// What is to be closed, by the user whose it is.
+/// Sockets that are to be closed, by the user to whom they belong.
 struct Waiting {
-    /// No queue is empty.
+    /// Sockets by user; no queue is empty.
     queues: BTreeMap<u32, VecDeque<OwnedFd>>,
-    /// Users of whose sockets a thread closes one.
+    /// Users of whose sockets a thread is closing one.
     closing: BTreeSet<u32>,
 }
 
@@ -47,41 +48,42 @@ impl Waiting {
         self.queues.values().map(VecDeque::len).sum::<usize>() + self.closing.len()
     }
 
-    /// A user whose sockets wait, and of whom no thread closes one.
+    /// Returns a user whose sockets wait and of whose sockets no thread is closing one.
     fn next_user(&self) -> Option<u32> {
         self.queues.keys().copied().find(|user| !self.closing.contains(user))
     }
 }
 
-/// Sockets of a user that wait to be closed. They count as connections of his.
+/// Returns the number of a user's sockets that wait to be closed. They count as connections of that user.
 #[must_use]
 pub fn waiting_of(user: u32) -> usize {
     waiting().of(user)
 }
 
-/// Whether a quarter of the descriptors that this process may have waits to be closed. Then nobody is let in: who a caller
-/// is the kernel says only of one who was, and his socket may be the next that cannot be closed.
+/// Returns whether a quarter of the descriptors that this process may have waits to be closed. Then no client is
+/// admitted: the kernel identifies a client only after its connection was accepted, and its socket may be the next that
+/// cannot be closed.
 #[must_use]
 pub fn is_crowded() -> bool {
     let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     waiting().all() >= most.map_or(usize::MAX, |most| usize::try_from(most / 4).unwrap_or(usize::MAX))
 }
 
-/// Ends a stranger's connection, without waiting: nothing more comes in, and what its queue holds is given up. Copies of
-/// this socket may be closed at any time from then on.
+/// Ends another user's connection without waiting: nothing more is received, and the contents of its queue are
+/// discarded. Copies of this socket may be closed at any time from then on.
 pub fn end(socket: BorrowedFd<'_>) {
     let _ = rustix::net::shutdown(socket, Shutdown::Both);
     if empty(socket, false) {
         return;
     }
     let user = fd_passing::user_of(socket).unwrap_or(NOBODY);
-    // Without a copy nobody would be left to do it later: better wait than be full of what cannot be closed.
+    // Without a copy the caller's close waits, which is better than filling up with sockets that cannot be closed.
     if let Ok(copy) = socket.try_clone_to_owned() {
         give(user, copy);
     }
 }
 
-/// The same for whatever of these is a socket.
+/// Does the same for each of these descriptors that is a socket.
 pub fn end_all(descriptors: &[OwnedFd]) {
     for descriptor in descriptors {
         let is_socket = |mode| rustix::fs::FileType::from_raw_mode(mode) == rustix::fs::FileType::Socket;
@@ -91,11 +93,11 @@ pub fn end_all(descriptors: &[OwnedFd]) {
     }
 }
 
-/// Has a thread empty a socket and close it.
+/// Hands a socket to a thread that empties and closes it.
 fn give(user: u32, socket: OwnedFd) {
     let mut waiting = waiting();
     waiting.queues.entry(user).or_default().push_back(socket);
-    // Also of those for whom there was no thread before.
+    // Also serves users for whom no thread was available before.
     while let Some(user) = waiting.next_user().filter(|_| waiting.closing.len() < THREADS) {
         if let Err(error) = std::thread::Builder::new().name("tombolo-close".into()).spawn(move || close_all(user)) {
             tracing::warn!("what user {user} sent cannot be closed yet: {error}");
@@ -105,7 +107,7 @@ fn give(user: u32, socket: OwnedFd) {
     }
 }
 
-/// Closes what waits of `user`, then of others.
+/// Closes the waiting sockets of `user`, then those of others.
 fn close_all(mut user: u32) {
     loop {
         let mut waiting = waiting();
@@ -125,10 +127,10 @@ fn close_all(mut user: u32) {
     }
 }
 
-/// Takes out of the queue of a socket what is there, with what came along only `if_it_takes` as long as it likes. True once there is
-/// nothing left.
+/// Empties the queue of a socket. Takes messages with descriptors only if `if_it_takes`, because closing those may take
+/// as long as their sender likes. Returns whether nothing is left.
 fn empty(socket: BorrowedFd<'_>, if_it_takes: bool) -> bool {
-    // Then each message comes with who sent it, and the end, which is as empty as a message may be, does not.
+    // With SO_PASSCRED each message has its sender's credentials. The end, which looks like an empty message, has none.
     let _ = sockopt::set_socket_passcred(socket, true);
     let is_stream = sockopt::socket_type(socket).is_ok_and(|kind| kind == SocketType::STREAM);
     let mut buffer = [0; 4096];
@@ -148,19 +150,19 @@ fn empty(socket: BorrowedFd<'_>, if_it_takes: bool) -> bool {
     }
 }
 
-/// What is first in a queue.
+/// First entry in a socket's queue.
 #[derive(PartialEq, Eq, Debug)]
 pub enum Look {
-    /// So many bytes and nothing else. More may follow, with descriptors.
+    /// This many bytes without descriptors. More messages may follow, with descriptors.
     Bytes(usize),
-    /// Descriptors are with them: to take it is to close these.
+    /// A message with descriptors: receiving it without room for these closes them.
     Descriptors,
 }
 
-/// Looks at what is first in the queue of a socket. As much as fits into `buffer` is there; nothing is taken, or closed.
+/// Looks at the first entry in a socket's queue, and copies as much as fits into `buffer`. Takes and closes nothing.
 ///
 /// # Errors
-/// There is nothing, or what the kernel says.
+/// The queue is empty, or another error of the kernel.
 pub fn peek_message(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Look, Errno> {
     loop {
         let mut control = RecvAncillaryBuffer::default();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Bytes with descriptors, over UNIX sockets. Nothing here blocks unless the socket does.
+//! Passes bytes with descriptors over UNIX sockets. Nothing here blocks unless the socket does.
 
 use std::{
     io::{self, IoSlice},
@@ -17,10 +17,10 @@ use tombolo_os::{
     passing::{self, SCM_MAX_FD},
 };
 
-/// Most descriptors in one message of ours.
+/// Largest number of descriptors in one message that this process sends.
 pub const DESCRIPTORS_MAX: usize = 64;
 
-/// Sends `bytes` with `descriptors` in one piece; false if there is no room now.
+/// Sends `bytes` with `descriptors` in one piece. Returns false if there is no room now.
 ///
 /// # Errors
 /// The other side is gone, or the system refuses.
@@ -36,11 +36,11 @@ pub fn send(socket: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> 
     }
 }
 
-/// Receives into `buffer`: how many bytes, and the descriptors that came along. Of a message that is longer than the
-/// buffer the length is `buffer.len() + 1`.
+/// Receives into `buffer`. Returns the number of bytes, and the descriptors that came along. For a message that is
+/// longer than the buffer the number is `buffer.len() + 1`.
 ///
 /// # Errors
-/// The system refuses, `WouldBlock` included.
+/// Errors of the system, including `WouldBlock`.
 pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     let received = passing::receive(socket, buffer, SCM_MAX_FD, RecvFlags::empty())?;
     if received.more_came {
@@ -50,24 +50,24 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<(usize, Vec<O
     Ok((len, received.descriptors))
 }
 
-/// Who connected, as the kernel says; [`NOBODY`] if it is a user who has no number here.
+/// Returns the user who connected, as the kernel reports it; [`NOBODY`] if the user has no number in this namespace.
 ///
 /// # Errors
-/// What the kernel says instead.
+/// Errors of the kernel.
 pub fn user_of(socket: impl AsFd) -> io::Result<u32> {
     Ok(credentials::peer_of(socket)?.uid.unwrap_or(NOBODY))
 }
 
-/// The process that connected, if this kernel knows it by a number here.
+/// Returns the process that connected, if it has a number in this PID namespace.
 #[must_use]
 pub fn process_of(socket: impl AsFd) -> Option<u32> {
     credentials::peer_of(socket).ok()?.pid
 }
 
-/// A listening socket in the file system, in place of whatever was there, with this mode from its first moment.
+/// Makes a listening socket in the file system in place of whatever was there, with this mode from its first moment.
 ///
 /// # Errors
-/// What the system says.
+/// Errors of the system.
 pub fn listen(path: &Path, kind: SocketType, mode: u32, owner: Option<u32>, group: Option<u32>) -> io::Result<OwnedFd> {
     use std::os::unix::fs::PermissionsExt;
     match std::fs::remove_file(path) {
@@ -76,7 +76,7 @@ pub fn listen(path: &Path, kind: SocketType, mode: u32, owner: Option<u32>, grou
     }
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)?;
-    // What is bound has the socket's own mode, less the umask: nobody gets in between.
+    // The file gets the socket's own mode, less the umask, so nobody can connect before the final mode is set.
     rustix::fs::fchmod(&socket, rustix::fs::Mode::from_raw_mode(0o600))?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     if owner.is_some() || group.is_some() {
@@ -90,7 +90,7 @@ pub fn listen(path: &Path, kind: SocketType, mode: u32, owner: Option<u32>, grou
 /// Connects to a socket in the file system.
 ///
 /// # Errors
-/// What the system says.
+/// Errors of the system.
 pub fn connect(path: &Path, kind: SocketType) -> io::Result<OwnedFd> {
     let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;

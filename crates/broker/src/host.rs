@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The broker of a host: it serves QEMU's ivshmem devices, gives pairs of virtual machines memory and doorbells through
-//! QMP, says who lives, and lets nobody do what no rule allows.
+//! The broker of a host. It serves QEMU's ivshmem devices and gives pairs of virtual machines memory and doorbells
+//! through QMP. It reports the liveness of domains, and permits only what a rule allows.
 //!
-//! One thread hears of everything and keeps the broker state ([`broker`]); what follows from that is made true step by
-//! step. What must outlive the process is with the descriptor store ([`descriptor_store`]).
+//! One thread handles all events and keeps the broker state ([`broker`]). What follows from the state is carried out
+//! step by step. The descriptor store holds what must outlive the process ([`descriptor_store`]).
 
 pub mod accounts;
 mod async_fd;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Layer 4. Uses: mem, os, control, domain-ivshmem, domain-xen, sockets.
 //!
-//! `tombolod`: the broker of a host ([`host`]), of the programs of one kernel or account ([`endpoint`]), and of domains of
-//! Xen's ([`xen`]). `spec/7-broker.md` is what they keep, `docs/guide/broker.md` how they are used.
+//! `tombolod`: the broker of a host ([`host`]), of the programs of one kernel or account ([`endpoint`]), and of Xen
+//! domains ([`xen`]). They implement `spec/7-broker.md`; `docs/guide/broker.md` describes how to use them.
 #![forbid(unsafe_code)]
 
 pub mod config;

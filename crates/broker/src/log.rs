@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the broker writes for the administrator: events of `tracing`, a line each on standard error.
+//! Writes the administrator's log: events of `tracing`, one line each on standard error.
 //!
-//! A line is without what a terminal would act on, and there are so many in a time. An event with the field `stranger`
-//! says what a domain or a user did: each of these has a share of the lines, and takes none of anybody else's. In the
-//! journal a line has a level; the journal adds the time. Nobody waits for whoever reads it.
+//! Lines contain no characters on which a terminal would act, and their rate is limited. An event with the field
+//! `stranger` reports what a domain or user did: each of them has its own share of the lines, and cannot use up that of
+//! others. In the journal a line has a level; the journal adds the time. No thread waits for whoever reads the log.
 
 mod budget;
 mod queue;
@@ -35,34 +35,34 @@ use tombolo_os::lock::lock;
 use budget::LineBudget;
 use queue::LineQueue;
 
-/// How long the end waits for lines that nobody reads.
+/// Time for which the process waits at its end for lines that are not read.
 const LINGER: Duration = Duration::from_secs(1);
-/// Where lines of this process go.
+/// Queue of this process's lines.
 static LINES: OnceLock<LineQueue> = OnceLock::new();
 
-/// Where the level stands that is used if the command line has none.
+/// Environment variable with the filter that is used if the command line has none.
 pub const VARIABLE: &str = "TOMBOLO_LOG";
-/// Where a service manager says that standard error is the journal.
+/// Environment variable in which a service manager names the journal's stream, if standard error is the journal.
 const JOURNAL: &str = "JOURNAL_STREAM";
 
-/// What is written: a level, or one for each part of the program, as in `info,tombolo_broker::host=debug`.
+/// Parses what is to be logged: a level, or one for each part of the program, as in `info,tombolo_broker::host=debug`.
 ///
 /// # Errors
-/// The text says neither.
+/// The text is neither.
 pub fn parse_filter(text: &str) -> Result<Targets, String> {
     let remedy =
         "`error`, `warn`, `info`, `debug`, `trace` or `off`, or one for each part: `info,tombolo_broker::host=debug`";
-    // A part without a level would have all of them, and a misspelt level is such a part.
+    // The parser would log all levels of a part without a level, and take a misspelt level for such a part.
     let level = |part: &str| part.rsplit('=').next().unwrap_or_default().trim().to_owned();
     let is_sound = text.split(',').map(level).all(|it| !it.is_empty() && it.parse::<LevelFilter>().is_ok());
     let filter = text.parse().ok().filter(|_| is_sound);
     filter.ok_or_else(|| format!("{text:?} is no level: {remedy}"))
 }
 
-/// Writes what `filter` lets through from now on: that of [`VARIABLE`] if there is none, or what is worth to be known.
+/// Logs from now on what `filter` lets through. Without one, uses the filter in [`VARIABLE`], or else level `info`.
 ///
 /// # Errors
-/// The variable makes no sense, or there is no thread to write.
+/// The variable is invalid, or no thread can be made to write the lines.
 pub fn start(filter: Option<Targets>) -> Result<(), String> {
     let filter = match (filter, std::env::var(VARIABLE)) {
         (Some(filter), _) => filter,
@@ -72,7 +72,7 @@ pub fn start(filter: Option<Targets>) -> Result<(), String> {
     let is_journal = std::env::var(JOURNAL).is_ok_and(|stream| is_stream(io::stderr(), &stream));
     let lines = LineQueue::start(io::stderr()).map_err(|error| format!("no thread writes the log: {error}"))?;
     let lines = LINES.get_or_init(|| lines);
-    // What Rust says of a panic would be written by the thread that panics.
+    // Rust's own hook would write from the thread that panics.
     panic::set_hook(Box::new(|panic| {
         let (trace, thread) = (Backtrace::capture(), std::thread::current());
         let thread = thread.name().unwrap_or("nameless").to_owned();
@@ -80,22 +80,22 @@ pub fn start(filter: Option<Targets>) -> Result<(), String> {
         lines.push(format!("tombolod: thread {thread} {panic}\n{trace}").as_bytes());
     }));
     let layer = LineLayer::new(is_journal, || lines.clone());
-    // A second one of this process would be an embedder's, which keeps the first.
+    // If this process already has a subscriber, an embedding program set it, and it stays.
     let _ = tracing::subscriber::set_global_default(tracing_subscriber::registry().with(layer.with_filter(filter)));
     Ok(())
 }
 
-/// Waits for a while until what was said is written: the process ends.
+/// Waits at the end of the process, for a limited time, until all lines are written.
 pub fn finish() {
     LINES.get().into_iter().for_each(|lines| lines.finish(LINGER));
 }
 
-/// Whether a descriptor is the stream that is named: `device:inode`.
+/// Returns whether a descriptor is the named stream: `device:inode`.
 fn is_stream(fd: impl AsFd, named: &str) -> bool {
     rustix::fs::fstat(fd).is_ok_and(|stat| format!("{}:{}", stat.st_dev, stat.st_ino) == named)
 }
 
-/// A line for each event.
+/// Writes one line for each event.
 struct LineLayer<W> {
     has_level: bool,
     budget: Mutex<LineBudget>,
@@ -108,10 +108,10 @@ impl<W> LineLayer<W> {
     }
 }
 
-/// What a span is about, as it stands behind a line.
+/// The name and fields of a span, as they are appended to a line.
 struct About(String);
 
-/// The message of an event, and whose it is.
+/// The message of an event, and the stranger to whom it is charged.
 #[derive(Default)]
 struct Parts {
     message: String,
@@ -133,7 +133,7 @@ impl Visit for Parts {
     }
 }
 
-/// The fields of a span, `name=value`.
+/// The fields of a span, as `name=value`.
 struct Fields(String);
 
 impl Visit for Fields {
@@ -166,7 +166,7 @@ where
         let whose = parts.stranger.as_deref();
         let mut budget = lock(&self.budget);
         let Some(left_out) = budget.take_permit(whose, Instant::now()) else { return };
-        // Still locked: lines of several threads do not mix, and what was left out is said before.
+        // Still locked, so that lines of several threads do not mix, and the count of omitted lines comes first.
         let mut written = (self.writer)();
         if left_out != 0 {
             let about = whose.map(|whose| format!(" about {whose}")).unwrap_or_default();
@@ -183,9 +183,9 @@ where
     }
 }
 
-/// A line as it is written, in one piece.
+/// Formats a line, to be written in one piece.
 fn line(has_level: bool, level: Level, text: &str) -> String {
-    // As syslog numbers them.
+    // Numbers of syslog.
     let number = match level {
         Level::ERROR => 3,
         Level::WARN => 4,

@@ -3,7 +3,7 @@
 //!
 //! The command `tombolod`.
 //!
-//! Exit codes: 0 done; 1 it failed; 2 the command line or the configuration makes no sense.
+//! Exit codes: 0 success; 1 failure; 2 the command line or the configuration is invalid.
 #![forbid(unsafe_code)]
 
 use std::{path::PathBuf, process::ExitCode, time::Duration};
@@ -17,9 +17,9 @@ use tombolo_broker::{
 };
 use tracing_subscriber::filter::Targets;
 
-/// Where the configuration is.
+/// Default path of the configuration.
 const CONFIG: &str = "/etc/tombolo/tombolod.toml";
-/// Where sockets and state are.
+/// Default folder for sockets and state.
 const STATE: &str = "/run/tombolo";
 
 /// Gives virtual machines memory to share, doorbells, and news of each other, as the configuration allows.
@@ -106,7 +106,7 @@ fn run(mut line: Cli) -> ExitCode {
     }
 }
 
-/// Bytes of a window.
+/// Parses the size of a window in bytes.
 fn window(text: &str) -> Result<u64, &'static str> {
     let fits = |bytes: &u64| *bytes != 0 && bytes % 4096 == 0 && *bytes <= tombolo_control::REGION_MAX;
     parse_bytes(text).filter(fits).ok_or("`4096` or `2MiB`: a multiple of 4096, at most 1GiB")

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A panic is a fault of the broker's own. It costs whom the part that panicked worked for, and nobody else (B-16).
+//! Contains panics. A panic is a fault of the broker itself, and harms only those for whom the failed part worked
+//! (B-16).
 //!
-//! A job for which somebody waits has failed then, as jobs do. A thread that serves for long goes on after a rest. Tasks of the
-//! runtime are watched by the host's broker.
+//! If somebody waits for a job that panics, the job returns an error. A long-running thread continues after a rest. The
+//! host's broker watches the tasks of the runtime itself.
 
 use std::{
     any::Any,
@@ -14,13 +15,13 @@ use std::{
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// How long a thread rests after a failure: one that fails again and again takes no processor of its own.
+/// Time for which a thread rests after a failure, so that one that fails repeatedly does not occupy a processor.
 const REST: Duration = if cfg!(test) { Duration::from_millis(10) } else { Duration::from_secs(1) };
 
-/// Does `job`; that it panicked is an error as any other. What it was changing then must bear to be left half changed.
+/// Runs `job`, and turns a panic into an error. The data that `job` changes must tolerate being left half changed.
 ///
 /// # Errors
-/// That of `job`.
+/// The error of `job`, or its panic.
 pub fn catch_panic<T>(job: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     catch_unwind(AssertUnwindSafe(job)).unwrap_or_else(|panic| Err(io::Error::other(said(&*panic))))
 }
@@ -30,8 +31,8 @@ fn said(panic: &(dyn Any + Send)) -> String {
     format!("a fault of tombolod's own: {}", text.unwrap_or("a panic"))
 }
 
-/// Does `work` until that is done. When it fails, or panics, that is said, and after a rest it goes on with what it has, unless
-/// it is over by then: that is asked with the time to rest, for who asks to wait so long.
+/// Runs `work` until it succeeds. After a failure or panic it logs that and, after a rest, runs `work` again with the
+/// state that it has. `is_over_after` waits for the rest, and returns true if the work is over by then.
 pub fn work_until_done(what: &str, is_over_after: impl Fn(Duration) -> bool, mut work: impl FnMut() -> io::Result<()>) {
     while let Err(error) = catch_panic(&mut work) {
         tracing::error!("{what}: {error}; it goes on after a while");
@@ -41,7 +42,7 @@ pub fn work_until_done(what: &str, is_over_after: impl Fn(Duration) -> bool, mut
     }
 }
 
-/// Whether `stop` polls readable within a time.
+/// Returns whether `stop` polls readable within a time.
 pub fn is_stopped_within(stop: impl AsFd, time: Duration) -> bool {
     let mut polled = [PollFd::new(&stop, PollFlags::IN)];
     poll(&mut polled, Timespec::try_from(time).ok().as_ref()) == Ok(1)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Words for the service manager: one datagram to the socket that it names in the environment.
+//! Notifies the service manager: one datagram to the socket that it names in the environment.
 
 use std::{
     env,
@@ -14,10 +14,10 @@ use std::{
     },
 };
 
-/// Where the socket's name stands.
+/// Environment variable that names the socket.
 pub const VARIABLE: &str = "NOTIFY_SOCKET";
 
-/// Says it to whoever started this process, if that one listens.
+/// Sends `what` to the service manager that started this process, if it gave a socket.
 pub fn notify(what: &str) {
     if let Some(name) = env::var_os(VARIABLE)
         && let Err(error) = send(&name, what)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What every daemon does before it serves: its folder, its lock, and as many descriptors as it may have.
+//! Prepares a daemon before it serves: its folder, its lock, and its limit of descriptors.
 
 use std::{
     io,
@@ -17,10 +17,10 @@ use rustix::{
     process::{Resource, Rlimit},
 };
 
-/// Makes the folder for sockets and state. Others may pass through it to the sockets that are theirs, and not look.
+/// Makes the folder for sockets and state. Other users may pass through it to their sockets, but not list it.
 ///
 /// # Errors
-/// There can be none, or others could put into it what they like.
+/// The folder cannot be made, or other users could put files into it.
 pub fn open_folder(folder: &Path) -> io::Result<()> {
     std::fs::DirBuilder::new().recursive(true).mode(0o711).create(folder)?;
     let (itself, behind) = (std::fs::symlink_metadata(folder)?, std::fs::metadata(folder)?);
@@ -32,7 +32,7 @@ pub fn open_folder(folder: &Path) -> io::Result<()> {
         None => {
             let mut permissions = behind.permissions();
             permissions.set_mode(permissions.mode() | 0o011);
-            // Root's folder, used by another user's broker, is as root made it.
+            // If root's folder is used by another user's broker, it keeps the mode that root gave it.
             return if behind.uid() == own { std::fs::set_permissions(folder, permissions) } else { Ok(()) };
         }
     };
@@ -45,19 +45,19 @@ pub fn open_folder(folder: &Path) -> io::Result<()> {
     ))
 }
 
-/// As many files as this process may have: each connection takes some.
+/// Raises this process's limit of open files to the maximum, because each connection takes some.
 ///
 /// # Errors
-/// The kernel refuses what it allows.
+/// The kernel refuses a limit that it allows.
 pub fn raise_limit() -> io::Result<()> {
     let Rlimit { maximum, .. } = rustix::process::getrlimit(Resource::Nofile);
     Ok(rustix::process::setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?)
 }
 
-/// Takes a lock on a file for as long as the result lives.
+/// Takes a lock on a file for as long as the returned descriptor lives.
 ///
 /// # Errors
-/// Another process has it.
+/// Another process holds the lock.
 pub fn lock(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
     let file = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?;
@@ -70,13 +70,14 @@ pub fn lock(path: &Path) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// How long a process that was killed may seem to have a lock: what it was about to start has its files until that begins.
+/// Time for which a killed process may still seem to hold a lock: a child that it was starting keeps its files until
+/// its program begins.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// The same, where another process had it a moment ago.
+/// Takes a lock that another process may have held a moment ago.
 ///
 /// # Errors
-/// Another process has it and goes on.
+/// Another process holds the lock and keeps it.
 pub fn lock_soon(path: &Path) -> io::Result<OwnedFd> {
     let began = Instant::now();
     loop {

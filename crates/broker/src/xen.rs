@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the broker does for domains of Xen's.
+//! Serves Xen domains.
 //!
-//! In dom0 it tells them each other's names ([`names`]). In each of them it ends what programs that died had granted
-//! ([`grant_reaper`]); [`run`] is the daemon in a domain that has nothing else to do.
+//! In dom0 the broker tells domains each other's names ([`names`]). In each domain it ends grants of programs that died
+//! ([`grant_reaper`]); [`run`] is the daemon in a domain that needs nothing else.
 
 pub mod grant_reaper;
 pub mod names;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The border: how long a call may take, what it returns, what it leaves as the last error, and what becomes of a panic.
+//! The border to C: the time that a call may take, its result, the last error, and the treatment of panics.
 #![allow(unsafe_code)]
 
 use std::{
@@ -15,10 +15,10 @@ use std::{
 use libc::{c_char, c_int, ssize_t};
 use tombolo::Deadline;
 
-/// What the code behind an exported function returns.
+/// Result of the code behind an exported function.
 pub type Outcome<T> = Result<T, Fault>;
 
-/// Why a call failed: a number for the program, a line for people.
+/// The reason why a call failed: a number for the program and a line for people.
 #[derive(Debug)]
 pub struct Fault {
     pub errno: c_int,
@@ -33,7 +33,7 @@ impl Fault {
     }
 
     pub fn with(errno: c_int, text: &str) -> Self {
-        // The text is our own; a NUL in it came from an address and ends it there.
+        // The text is our own; a NUL in it came from an address, and ends the text there.
         let text = text.split('\0').next().unwrap_or_default();
         Self { errno, text: Cow::Owned(CString::new(text).unwrap_or_default()) }
     }
@@ -66,10 +66,11 @@ impl From<io::Error> for Fault {
     }
 }
 
-/// As a time: wait for as long as it takes.
+/// As a timeout: wait for as long as it takes.
 pub const TOMBOLO_FOREVER: i64 = -1;
 
-/// When a call that was given `timeout_ns` and must wait gives up. It must not wait at all: the fault that says so.
+/// Returns the deadline of a call that was given `timeout_ns` and must wait. Fails with [`Fault::WOULD_BLOCK`] if the
+/// call must not wait at all.
 pub fn deadline(timeout_ns: i64) -> Outcome<Deadline> {
     match timeout_ns {
         ..=TOMBOLO_FOREVER => Ok(Deadline::NEVER),
@@ -82,13 +83,13 @@ thread_local! {
     static LAST: RefCell<Cow<'static, CStr>> = const { RefCell::new(Cow::Borrowed(c"")) };
 }
 
-/// How an outcome looks to a C caller.
+/// Conversion of an outcome for a C caller.
 pub trait Answer {
-    /// What the exported function returns.
+    /// Type that the exported function returns.
     type InC;
-    /// In the good case.
+    /// Returns the value for success.
     fn answer(self) -> Self::InC;
-    /// In the bad case.
+    /// Returns the value for failure with `errno`.
     fn failed(errno: c_int) -> Self::InC;
 }
 
@@ -103,7 +104,7 @@ impl Answer for () {
     }
 }
 
-/// A small number of its own or `-errno`.
+/// A small number or `-errno`.
 impl Answer for c_int {
     type InC = Self;
     fn answer(self) -> Self {
@@ -125,7 +126,7 @@ impl Answer for usize {
     }
 }
 
-/// A text, empty if all goes wrong.
+/// A text, empty on failure.
 impl Answer for *const c_char {
     type InC = Self;
     fn answer(self) -> Self {
@@ -136,26 +137,26 @@ impl Answer for *const c_char {
     }
 }
 
-/// Runs the body of every exported function: nothing unwinds into the caller, and what went wrong is kept for
+/// Runs the body of every exported function. No panic unwinds into the caller, and the error is kept for
 /// [`tombolo_last_error`].
 pub fn guard<T: Answer>(body: impl FnOnce() -> Outcome<T>) -> T::InC {
-    // Unwind safety: all that a panic could leave half done is behind a mutex, which is poisoned then.
+    // Unwind safety: everything that a panic could leave half done is behind a mutex, which is then poisoned.
     let fault = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(done)) => return done.answer(),
         Ok(Err(fault)) => fault,
         Err(payload) => {
             let fault = Fault::panicked(&*payload);
-            // Its destructor is foreign code as well.
+            // The payload's destructor is foreign code as well, so it must not run.
             std::mem::forget(payload);
             fault
         }
     };
-    // A thread that is ending may have lost its last error already.
+    // A thread that is ending may have dropped its last error already.
     let _ = LAST.try_with(|last| last.replace(fault.text));
     T::failed(fault.errno)
 }
 
-/// What went wrong in the last call of this thread that failed, as one line; an empty text if none did.
+/// Returns the error of this thread's last failed call as one line, or an empty text if none failed.
 ///
 /// The text stays valid until the next call of this thread that fails.
 #[unsafe(no_mangle)]
@@ -168,7 +169,7 @@ const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_V
     Err(_) => panic!("the version holds a NUL"),
 };
 
-/// The version of this library, such as "0.1.0".
+/// Returns the version of this library, such as "0.1.0".
 #[unsafe(no_mangle)]
 pub extern "C" fn tombolo_version() -> *const c_char {
     guard(|| Ok(VERSION.as_ptr()))

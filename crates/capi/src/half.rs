@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A handle is two halves that two threads may use at once; each half belongs to one call at a time.
+//! The halves of a handle. Two threads may use the two halves at once; each half serves one call at a time.
 //!
-//! A mutex and a flag would do, and take three atomic exchanges a call where this takes one. With them a small write
-//! cost seven times what it costs in Rust, like this four times.
+//! A mutex and a flag would also work, but take three atomic exchanges for each call instead of one. With them a small
+//! write cost seven times what it costs in Rust; with this it costs four times as much.
 #![allow(unsafe_code)]
 
 use std::{
@@ -14,33 +14,33 @@ use std::{
 
 use crate::border::{Fault, Outcome};
 
-/// One half. Two calls at once on it are a mistake of the caller, told apart from a data race; a call on the other half
-/// may help out here for a moment.
+/// One half. Two calls at once on it are a mistake of the caller, which is reported instead of causing a data race. A
+/// call on the other half may use this one for a moment to help.
 #[derive(Debug)]
 pub struct Half<T> {
     turn: AtomicU8,
     inside: UnsafeCell<Inside<T>>,
 }
 
-// Whose turn it is.
+// Values of `turn`: who uses the half.
 const NOBODYS: u8 = 0;
 const A_CALLS: u8 = 1;
 const A_HELPERS: u8 = 2;
-/// A panic cut a turn short: what is inside may be half done.
+/// A panic ended a turn early, so that the contents may be half done.
 const BROKEN: u8 = 3;
 
-// SAFETY: (shared access) `inside` is reached only through a `HalfGuard`, of which there is one at a time; (other threads)
-// what is inside may go from one to the next.
+// SAFETY: (shared access) `inside` is reached only through a `HalfGuard`, of which there is one at a time; (other
+// threads) the contents may pass from one thread to the next.
 unsafe impl<T: Send> Sync for Half<T> {}
 
-/// What a half is, and how much of its ring the caller holds: what it reserved, or peeked at.
+/// A half, and the number of bytes of its ring that the caller holds: reserved or peeked at.
 #[derive(Debug)]
 pub struct Inside<T> {
     pub half: T,
     pub held: Option<usize>,
 }
 
-/// A half in somebody's hands.
+/// Exclusive access to a half.
 #[derive(Debug)]
 pub struct HalfGuard<'a, T> {
     of: &'a Half<T>,
@@ -52,7 +52,7 @@ impl<T> Half<T> {
         Self { turn: AtomicU8::new(NOBODYS), inside: UnsafeCell::new(Inside { half, held: None }) }
     }
 
-    /// The half, for a call that moves data: what the caller held ends here.
+    /// Returns the half for a call that moves data. This ends what the caller held.
     #[inline]
     pub fn begin(&self) -> Outcome<HalfGuard<'_, T>> {
         let mut turn = self.enter()?;
@@ -60,13 +60,13 @@ impl<T> Half<T> {
         Ok(turn)
     }
 
-    /// The half, for one call.
+    /// Returns the half for one call.
     #[inline]
     pub fn enter(&self) -> Outcome<HalfGuard<'_, T>> {
         loop {
             match self.lock_half(A_CALLS) {
                 Ok(turn) => return Ok(turn),
-                // It does not wait there.
+                // A helper does not wait, so the half is free soon.
                 Err(A_HELPERS) => thread::yield_now(),
                 Err(A_CALLS) => return Err(Fault::new(libc::EBUSY, c"another thread is in a call on this half")),
                 Err(_) => {
@@ -77,14 +77,16 @@ impl<T> Half<T> {
         }
     }
 
-    /// The half, for a call on the other one that is about to wait, unless this one is in a call itself.
+    /// Returns the half to help a call on the other one that is about to wait. Returns `None` while this half is in
+    /// use.
     pub fn help(&self) -> Option<HalfGuard<'_, T>> {
         self.lock_half(A_HELPERS).ok()
     }
 
     #[inline]
     fn lock_half(&self, whose: u8) -> Result<HalfGuard<'_, T>, u8> {
-        // ORDER: Acquire; pairs with the Release in `HalfGuard::drop`: what the last turn did inside is seen by this one.
+        // ORDER: Acquire; pairs with the Release in `HalfGuard::drop`: this turn sees what the last turn did to the
+        // contents.
         self.turn.compare_exchange(NOBODYS, whose, Ordering::Acquire, Ordering::Relaxed)?;
         Ok(HalfGuard { of: self, panicking: thread::panicking() })
     }
@@ -118,7 +120,7 @@ impl<T> Drop for HalfGuard<'_, T> {
 }
 
 impl<T> Inside<T> {
-    /// Ends what the caller holds, of which `len` bytes are to be acted on.
+    /// Ends what the caller holds. Fails unless it holds at least `len` bytes.
     pub fn end_hold(&mut self, len: usize) -> Outcome<()> {
         match self.held.take() {
             Some(held) if len <= held => Ok(()),

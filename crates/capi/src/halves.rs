@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The two halves behind a handle, and what is done with them whatever the channel carries.
+//! The two halves behind a handle, and the operations that do not depend on what the channel carries.
 
 use std::{os::fd::AsRawFd, time::Duration};
 
@@ -13,11 +13,11 @@ use crate::{
     structs::{Peer, Statistics, ending, life},
 };
 
-/// As a choice of a half: the one that reads or receives.
+/// Choice of a half: the one that reads or receives.
 pub const TOMBOLO_READ: c_int = 1;
-/// As a choice of a half: the one that writes or sends.
+/// Choice of a half: the one that writes or sends.
 pub const TOMBOLO_WRITE: c_int = 2;
-/// As a choice of a half: both.
+/// Choice of a half: both.
 pub const TOMBOLO_BOTH: c_int = 3;
 
 /// A place in a ring: address and length of its two parts, the second of which is empty unless the ring wraps there.
@@ -29,7 +29,7 @@ pub struct Halves<M: Mode> {
     pub reader: Half<Rx<M>>,
     pub writer: Half<Tx<M>>,
     watch: Watch,
-    /// Whether the ring of the writing half does, or did at first.
+    /// Whether the ring of the writing half follows its load, or did at first.
     follows_load: bool,
 }
 
@@ -42,7 +42,7 @@ fn region((first, second): Reserved<'_>) -> Region {
 }
 
 impl<M: Mode> Inside<Rx<M>> {
-    /// What is there to be looked at now.
+    /// Returns the bytes that can be read now.
     fn peek_region(&mut self) -> Outcome<Option<Region>> {
         let there = self.half.peek()?;
         Ok(there.map(|(first, second)| [(first.as_ptr(), first.len()), (second.as_ptr(), second.len())]))
@@ -50,8 +50,8 @@ impl<M: Mode> Inside<Rx<M>> {
 }
 
 impl Halves<StreamMode> {
-    /// Waits with `read` until `deadline`. What the peer may be waiting for goes first, and meanwhile the ring of the writing
-    /// half follows its load, unless another thread has that half.
+    /// Waits with `read` until `deadline`. Before that it flushes what the peer may be waiting for. Meanwhile the ring
+    /// of the writing half follows its load. Both require that no other thread uses that half.
     pub fn wait_to_read(
         &self,
         reader: &mut ReadHalf,
@@ -69,7 +69,7 @@ impl Halves<StreamMode> {
         }
     }
 
-    /// Whether the ring of the writing half may be larger than an idle one.
+    /// Returns whether the ring of the writing half may be larger than an idle one.
     fn may_shrink(&self) -> bool {
         let reason = self.writer.help().and_then(|writer| writer.half.statistics().ring_growth).map(|it| it.reason);
         !matches!(reason, None | Some(RingReason::First | RingReason::Idle))
@@ -77,7 +77,7 @@ impl Halves<StreamMode> {
 
     fn follow_load(&self) -> Option<Duration> {
         let mut writer = self.writer.help()?;
-        // What is wrong there is for who writes.
+        // The next write reports an error of the writing half.
         writer.half.follow_load().unwrap_or_default()
     }
 }
@@ -88,22 +88,23 @@ impl<M: Mode> Halves<M> {
         Self { reader: Half::new(reader), writer: Half::new(writer), watch, follows_load }
     }
 
-    /// Before the reading half waits: what the peer may be waiting for in turn, unless another thread has that half.
+    /// Flushes before the reading half waits, because the peer may be waiting for these bytes. Does nothing while
+    /// another thread uses the writing half.
     pub fn flush_first(&self) {
         if let Some(mut writer) = self.writer.help() {
-            // If it fails, the peer is gone; reading finds that out, after all that is still to be read.
+            // If flushing fails, the peer is gone. Reading reports that, after everything that is still to be read.
             let _ = writer.half.flush();
         }
     }
 
-    /// Before the writing half waits, likewise.
+    /// Returns the room of what was read before the writing half waits, in the same way.
     pub fn release_first(&self) {
         if let Some(mut reader) = self.reader.help() {
             let _ = reader.half.release();
         }
     }
 
-    /// Room for `len` bytes, which the caller holds from now on.
+    /// Reserves room for `len` bytes, which the caller holds from now on.
     pub fn reserve(&self, len: usize, timeout_ns: i64) -> Outcome<Region> {
         let mut writer = self.writer.begin()?;
         let room = match writer.half.try_reserve(len)?.map(region) {
@@ -118,14 +119,14 @@ impl<M: Mode> Halves<M> {
         Ok(room)
     }
 
-    /// Publishes `len` bytes of what the caller holds.
+    /// Publishes `len` bytes of the room that the caller holds.
     pub fn commit(&self, len: usize) -> Outcome<()> {
         let mut writer = self.writer.enter()?;
         writer.end_hold(len)?;
         Ok(writer.half.commit(len)?)
     }
 
-    /// What is there, which the caller holds from now on; none at the end.
+    /// Returns the available bytes, which the caller holds from now on, or `None` at the end.
     pub fn peek(&self, timeout_ns: i64) -> Outcome<Option<Region>> {
         let mut reader = self.reader.begin()?;
         let mut there = reader.peek_region()?;
@@ -162,7 +163,7 @@ impl<M: Mode> Halves<M> {
         if !(TOMBOLO_READ..=TOMBOLO_BOTH).contains(&which) {
             return Err(Fault::new(libc::EINVAL, c"no such half: TOMBOLO_READ, TOMBOLO_WRITE or TOMBOLO_BOTH"));
         }
-        // Both or neither.
+        // Takes both halves before it closes either, so that it closes both or neither.
         let writer = (which & TOMBOLO_WRITE != 0).then(|| self.writer.enter()).transpose()?;
         let reader = (which & TOMBOLO_READ != 0).then(|| self.reader.enter()).transpose()?;
         if let Some(mut writer) = writer {
@@ -174,7 +175,7 @@ impl<M: Mode> Halves<M> {
         Ok(())
     }
 
-    /// Begins to move what this endpoint writes to a ring of `bytes`.
+    /// Begins to move the direction that this endpoint writes to a ring of `bytes` bytes.
     pub fn resize(&self, bytes: u64) -> Outcome<()> {
         Ok(self.writer.begin()?.half.resize(bytes)?)
     }
@@ -185,7 +186,7 @@ impl<M: Mode> Halves<M> {
 
     pub fn set_flush(&self, bytes: u64, ns: u64) -> Outcome<()> {
         let mut writer = self.writer.enter()?;
-        // What the old policy held back, the new one does not know of.
+        // The new policy does not know what the old one held back.
         writer.half.flush()?;
         writer.half.set_flush_policy(flush_policy(bytes, ns));
         Ok(())

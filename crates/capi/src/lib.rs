@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Layer 4. Uses: tombolo.
 //!
-//! The C interface. What a C programmer reads is `include/tombolo.h`, which is generated from this crate: the doc
-//! comment of an exported item is its manual. `docs/guide/c.md` is the walk-through.
+//! The C interface. C programmers read `include/tombolo.h`, which is generated from this crate: the doc comment of an
+//! exported item is its manual. `docs/guide/c.md` is the walk-through.
 //!
-//! How an exported function is built. Its arguments are types of `pointers`, which alone turns pointers into
-//! references. Its body runs inside `border::guard`, which alone turns errors and panics into numbers. A handle's two
-//! halves are `half::Half`s, each of which belongs to one call at a time. What is left is a few lines of safe code.
+//! Structure of an exported function: its arguments are types of `pointers`, the only module that turns pointers into
+//! references. Its body runs inside `border::guard`, the only place that turns errors and panics into numbers. A
+//! handle's two halves are `half::Half`s, each of which serves one call at a time. The rest is a few lines of safe
+//! code.
 #![deny(unsafe_code)]
 
 mod border;

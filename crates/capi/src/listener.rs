@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Listeners, for either kind of channel.
+//! Listeners for either kind of channel.
 #![allow(unsafe_code)]
 
 use std::{
@@ -16,11 +16,12 @@ use crate::{
     pointers::{Handle, Out},
 };
 
-/// Accepts peers at an address: tombolo_stream_listen or tombolo_messages_listen makes it. One thread at a time.
+/// Accepts peers at an address. Made by tombolo_stream_listen or tombolo_messages_listen. Only one thread may use it at
+/// a time.
 #[derive(Debug)]
 pub struct Listener(Mutex<Kind>);
 
-/// A listener makes channels of one kind.
+/// Kind of channels that a listener makes.
 #[derive(Debug)]
 pub enum Kind {
     Streams(tombolo::Listener<Stream>),
@@ -49,8 +50,8 @@ fn accept<C: Kinds + Into<Channel>>(listener: &mut tombolo::Listener<C>, timeout
     .into())
 }
 
-/// Accepts the next peer within a time: a channel of the kind that the listener was made for. A peer that says nothing, too
-/// little or nonsense is dropped and keeps nobody else waiting. Errors: -EAGAIN, -ETIMEDOUT.
+/// Accepts the next peer within the timeout, as a channel of the listener's kind. A peer that sends nothing, too little
+/// or nonsense is dropped and keeps no other peer waiting. Errors: -EAGAIN, -ETIMEDOUT.
 #[unsafe(no_mangle)]
 pub extern "C" fn tombolo_listener_accept(
     listener: Handle<Listener>,
@@ -66,8 +67,8 @@ pub extern "C" fn tombolo_listener_accept(
     })
 }
 
-/// Returns a descriptor that polls readable (POLLIN) when an accept may find a peer. It belongs to the listener: poll it, never
-/// read or close it. After it polled readable, accept with a timeout of 0 until that says -EAGAIN.
+/// Returns a descriptor that polls readable (POLLIN) when an accept may find a peer. It belongs to the listener: poll
+/// it, never read or close it. After it polled readable, accept with a timeout of 0 until that returns -EAGAIN.
 #[unsafe(no_mangle)]
 pub extern "C" fn tombolo_listener_poll_fd(listener: Handle<Listener>) -> c_int {
     guard(|| {
@@ -80,7 +81,7 @@ pub extern "C" fn tombolo_listener_poll_fd(listener: Handle<Listener>) -> c_int 
     })
 }
 
-/// Listens no more and frees the handle; what was accepted lives on. Null is no error.
+/// Stops listening and frees the handle; accepted channels stay open. A null pointer is not an error.
 #[unsafe(no_mangle)]
 pub extern "C" fn tombolo_listener_close(listener: Handle<Listener>) -> c_int {
     guard(|| {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Messages: whole ones or none, kept apart, in order.
+//! Messages: each arrives whole or not at all, separate from the others and in order.
 #![allow(unsafe_code)]
 
 use std::task::Poll;
@@ -15,7 +15,7 @@ use crate::{
     pointers::{Bytes, Handle, In, Out, Parts, Room, Text},
 };
 
-/// No length: an empty message is one too.
+/// The end of the messages. It is an error and not a length, because an empty message has length 0.
 const END: Fault = Fault::new(libc::ENODATA, c"the end: the peer sends no more");
 
 /// Connects to the listener for messages at an address; see tombolo_stream_connect.
@@ -46,8 +46,8 @@ pub extern "C" fn tombolo_messages_listen(
     })
 }
 
-/// Sends one message of len bytes, 0 to tombolo_messages_max; returns 0. All of it is sent or nothing. Errors: -EAGAIN,
-/// -ETIMEDOUT, -EMSGSIZE (it can never fit), -EPIPE (the peer receives no more, or is gone), -EPROTO.
+/// Sends one message of len bytes, 0 to tombolo_messages_max. All of it is sent or nothing. Returns 0. Errors: -EAGAIN,
+/// -ETIMEDOUT, -EMSGSIZE (it can never fit), -EPIPE (the peer no longer receives, or is gone), -EPROTO.
 #[unsafe(no_mangle)]
 pub extern "C" fn tombolo_messages_send(channel: Handle<Channel>, bytes: Bytes, len: usize, timeout_ns: i64) -> c_int {
     guard(|| {
@@ -82,10 +82,11 @@ pub extern "C" fn tombolo_messages_sendv(
     })
 }
 
-/// Receives the next message; returns its length, 0 for an empty one. Errors: -ENODATA at the end (how it came,
-/// tombolo_channel_ending tells), -EMSGSIZE where the message is longer than len, -EAGAIN, -ETIMEDOUT, -EPROTO.
+/// Receives the next message. Returns its length, which is 0 for an empty message. Errors: -ENODATA at the end
+/// (tombolo_channel_ending tells how it came), -EMSGSIZE if the message is longer than len, -EAGAIN, -ETIMEDOUT,
+/// -EPROTO.
 ///
-/// No message is ever cut: one that is too long stays the next, and tombolo_messages_peek tells its length.
+/// No message is ever cut. One that is too long stays the next one, and tombolo_messages_peek returns its length.
 #[unsafe(no_mangle)]
 pub extern "C" fn tombolo_messages_recv(
     channel: Handle<Channel>,
@@ -108,8 +109,9 @@ pub extern "C" fn tombolo_messages_recv(
     })
 }
 
-/// The next message where it lies, as two parts (the second is empty unless the ring wraps there); returns its length.
-/// Hand it back with tombolo_messages_consume. Errors as for recv, but no message is too long.
+/// Shows the next message in the ring itself, as two parts (the second is empty unless the ring wraps there). Returns
+/// its length. Release it with tombolo_messages_consume. Errors: those of tombolo_messages_recv, but no
+/// message is too long.
 ///
 /// The parts are memory that the peer writes: see tombolo_stream_peek.
 #[unsafe(no_mangle)]
@@ -120,7 +122,7 @@ pub extern "C" fn tombolo_messages_peek(channel: Handle<Channel>, timeout_ns: i6
     })
 }
 
-/// Hands back the message that was last peeked at. -EINVAL where none was.
+/// Returns the room of the message of the last peek to the peer. Fails with -EINVAL if none was peeked at.
 #[unsafe(no_mangle)]
 pub extern "C" fn tombolo_messages_consume(channel: Handle<Channel>) -> c_int {
     guard(|| {
@@ -130,7 +132,7 @@ pub extern "C" fn tombolo_messages_consume(channel: Handle<Channel>) -> c_int {
     })
 }
 
-/// Largest message that this endpoint can send, in bytes: its ring less eight.
+/// Returns the length in bytes of the largest message that this endpoint can send: the size of its ring less eight.
 #[unsafe(no_mangle)]
 pub extern "C" fn tombolo_messages_max(channel: Handle<Channel>) -> ssize_t {
     guard(|| {

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Arguments as a foreign caller passes them: the one place where a pointer becomes a reference.
+//! Arguments as a foreign caller passes them: the only place where a pointer becomes a reference.
 //!
 //! # Safety
-//! Each type here is a pointer that came over the border. Safe code cannot make one, as its field is private and it has
-//! no constructor, so whoever holds one got it as an argument of an exported function, whose caller promised what
-//! `tombolo.h` says in "What a pointer must be":
+//! Each type here is a pointer that came over the border. Safe code cannot make one, because its field is private and
+//! it has no constructor. So every value was an argument of an exported function, whose caller promised what
+//! `tombolo.h` requires in "What a pointer must be":
 //!
 //! * it is null, or valid and aligned for its type and for the length that goes with it;
-//! * what it points to is left alone until the call returns, by the caller's other threads as well, so buffers of one
-//!   call do not overlap and none is memory that a peer writes;
-//! * a handle came from this library and was not closed; nobody else is in a call with it when it is closed.
+//! * the caller and its other threads leave its target alone until the call returns: buffers of one call do not
+//!   overlap, and none is memory that a peer writes;
+//! * a handle came from this library and was not closed, and no other call uses it when it is closed.
 //!
-//! Null is checked here. The rest cannot be, in C. References live no longer than the argument, so not beyond the call.
+//! Null is checked here. C offers no way to check the rest. References live no longer than the argument, so they end
+//! with the call.
 #![allow(unsafe_code)]
 
 use std::{
@@ -27,19 +28,19 @@ use crate::{
     halves::Region,
 };
 
-/// Most parts of one vectored call, as for the system's.
+/// Largest number of parts of one vectored call, the same as for the system's calls.
 const PARTS_MOST: c_int = libc::UIO_MAXIOV;
 
 const fn null(text: &'static CStr) -> Fault {
     Fault::new(libc::EFAULT, text)
 }
 
-/// A length that a slice can have.
+/// Checks that a slice can have the length `len`.
 fn checked(len: usize) -> Outcome<usize> {
     if isize::try_from(len).is_ok() { Ok(len) } else { Err(Fault::new(libc::EINVAL, c"the length is impossible")) }
 }
 
-/// A handle: what an earlier call [gave](Out::give) to the caller.
+/// A handle that an earlier call [gave](Out::give) to the caller.
 #[repr(transparent)]
 pub struct Handle<T>(*mut T);
 
@@ -50,7 +51,7 @@ impl<T: Sync> Handle<T> {
         unsafe { self.0.as_ref() }.ok_or(null(c"the handle is a null pointer"))
     }
 
-    /// The object itself, to be dropped; none for null.
+    /// Returns the object itself, to be dropped, or `None` for null.
     pub fn into_box(self) -> Option<Box<T>> {
         // SAFETY: (from a box) from `Out::give`; (once) it was not closed before, and nobody else uses it: the caller's
         // promise.
@@ -73,12 +74,12 @@ impl Text {
     }
 }
 
-/// Bytes to be read.
+/// Bytes that the library reads.
 #[repr(transparent)]
 pub struct Bytes(*const c_void);
 
 impl Bytes {
-    /// `len` of them; null will do for none.
+    /// Returns `len` bytes. Null is allowed if `len` is 0.
     pub fn get(&self, len: usize) -> Outcome<&[u8]> {
         match (self.0.is_null(), checked(len)?) {
             (true, 0) => Ok(&[]),
@@ -89,12 +90,12 @@ impl Bytes {
     }
 }
 
-/// Bytes to be written.
+/// Bytes that the library writes.
 #[repr(transparent)]
 pub struct Room(*mut c_void);
 
 impl Room {
-    /// `len` of them; null will do for none.
+    /// Returns `len` bytes. Null is allowed if `len` is 0.
     pub fn get(&mut self, len: usize) -> Outcome<&mut [u8]> {
         match (self.0.is_null(), checked(len)?) {
             (true, 0) => Ok(&mut []),
@@ -123,7 +124,7 @@ impl Parts {
         }
     }
 
-    /// Their bytes, to be read.
+    /// Returns the bytes of the parts, to be read.
     pub fn bytes(&self, count: c_int) -> Outcome<Vec<IoSlice<'_>>> {
         let parts = self.get(count)?.iter().map(|part| match (part.iov_base.is_null(), checked(part.iov_len)?) {
             (true, 0) => Ok(IoSlice::new(&[])),
@@ -134,7 +135,7 @@ impl Parts {
         parts.collect()
     }
 
-    /// Their bytes, to be written.
+    /// Returns the bytes of the parts, to be written.
     pub fn room(&mut self, count: c_int) -> Outcome<Vec<IoSliceMut<'_>>> {
         let parts = self.get(count)?.iter().map(|part| match (part.iov_base.is_null(), checked(part.iov_len)?) {
             (true, 0) => Ok(IoSliceMut::new(&mut [])),
@@ -151,14 +152,14 @@ impl Parts {
 pub struct Out<T>(*mut T);
 
 impl<T> Out<T> {
-    /// Asked before there is a result that would be lost.
+    /// Checks the pointer before there is a result that would be lost.
     pub fn check(&self) -> Outcome<()> {
         if self.0.is_null() { Err(null(c"the place for the result is a null pointer")) } else { Ok(()) }
     }
 }
 
 impl<T> Out<Handle<T>> {
-    /// Hands `value` to the caller, until it closes the handle.
+    /// Gives `value` to the caller, until it closes the handle.
     pub fn give(&self, value: T) -> Outcome<()> {
         self.check()?;
         // SAFETY: (valid, aligned) not null, the caller's promise; what was there needs no drop.
@@ -168,7 +169,7 @@ impl<T> Out<Handle<T>> {
 }
 
 impl Out<iovec> {
-    /// Writes both parts of a place; says how long it is.
+    /// Writes both parts of `place`. Returns their length.
     pub fn put(&self, place: Region) -> Outcome<usize> {
         self.check()?;
         let parts = place.map(|(base, len)| iovec { iov_base: base.cast_mut().cast(), iov_len: len });
@@ -178,7 +179,7 @@ impl Out<iovec> {
     }
 }
 
-/// A struct that may grow: it begins with its size, by which each side knows how much of it the other knows.
+/// A struct that may grow. It begins with its size, from which each side learns how much of it the other side knows.
 ///
 /// # Safety
 /// It is `repr(C)`, has no padding, takes every bit pattern, and its first field is `size: u32`.
@@ -196,8 +197,8 @@ unsafe impl Versioned for crate::structs::Statistics {}
 // SAFETY: see `structs.rs`, likewise.
 unsafe impl Versioned for crate::structs::Peer {}
 
-/// What the caller knows of a struct, of how many bytes. More than this library knows is refused only where it would
-/// have to act on it.
+/// Largest size of a struct that a caller may state. Fields that this library does not know are refused only where it
+/// would have to act on them.
 const SIZE_MOST: u32 = 4096;
 
 fn known<T: Versioned>(size: u32) -> Outcome<usize> {
@@ -207,14 +208,14 @@ fn known<T: Versioned>(size: u32) -> Outcome<usize> {
     }
 }
 
-/// A struct to be read.
+/// A struct that the library reads.
 #[repr(transparent)]
 pub struct In<T>(*const T);
 
 impl<T: Versioned + Default> In<T> {
-    /// The struct, with defaults for what the caller does not know; the defaults for null.
+    /// Returns the struct, with defaults for fields that the caller does not know; for null, only defaults.
     ///
-    /// A caller may know more than this library, as long as it is zero.
+    /// A caller may know more fields than this library, if they are zero.
     pub fn get(&self) -> Outcome<T> {
         let mut whole = T::default();
         if self.0.is_null() {
@@ -236,7 +237,7 @@ impl<T: Versioned + Default> In<T> {
 }
 
 impl<T: Versioned> Out<T> {
-    /// Writes as much of `whole` as the caller knows; a caller that knows more gets zeros there.
+    /// Writes the fields of `whole` that the caller knows. Fields that only the caller knows become zero.
     pub fn fill(&self, whole: &T) -> Outcome<()> {
         self.check()?;
         // SAFETY: (valid, aligned) the caller's promise, for at least the first field.
@@ -246,7 +247,7 @@ impl<T: Versioned> Out<T> {
         let ours = unsafe { slice::from_raw_parts(std::ptr::from_ref(whole).cast::<u8>(), known) };
         // SAFETY: (valid, unique) `size` bytes, the caller's promise; not more than `SIZE_MOST`.
         let theirs = unsafe { slice::from_raw_parts_mut(self.0.cast::<u8>(), size as usize) };
-        // The first field stays what the caller said.
+        // The first field keeps the caller's value.
         theirs[4..known].copy_from_slice(&ours[4..]);
         theirs[known..].fill(0);
         Ok(())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Streams: bytes both ways.
+//! Streams of bytes in both directions.
 #![allow(unsafe_code)]
 
 use libc::{c_int, iovec, ssize_t};
@@ -15,10 +15,10 @@ use crate::{
 
 /// Connects to the stream listener at an address such as "local:NAME" or "local:/path/to/socket".
 ///
-/// Blocks for the handshake, 5 s at most unless the options say otherwise; where nobody listens it fails at once with
-/// -ENOENT, or waits as the options say. Other errors: -EINVAL (no address, no such options), -EAFNOSUPPORT (a scheme
-/// this library does not know), -EACCES, -ECONNREFUSED (the listener does not want this channel: it carries messages,
-/// or the ring is too large for it), -EPROTONOSUPPORT, -ETIMEDOUT, -ENOMEM.
+/// Blocks for the handshake, at most 5 s unless the options set another time. If nobody listens, it fails at once with
+/// -ENOENT, or waits as the options say. Other errors: -EINVAL (invalid address or options), -EAFNOSUPPORT (a scheme
+/// that this library does not know), -EACCES, -ECONNREFUSED (the listener refuses this channel: it carries messages, or
+/// the ring is too large for it), -EPROTONOSUPPORT, -ETIMEDOUT, -ENOMEM.
 #[unsafe(no_mangle)]
 pub extern "C" fn tombolo_stream_connect(address: Text, options: In<Options>, channel: Out<Handle<Channel>>) -> c_int {
     guard(|| {
@@ -28,7 +28,7 @@ pub extern "C" fn tombolo_stream_connect(address: Text, options: In<Options>, ch
     })
 }
 
-/// Begins to listen for streams at an address. Errors as for connect, and -EADDRINUSE.
+/// Begins to listen for streams at an address. Errors: those of tombolo_stream_connect, and -EADDRINUSE.
 #[unsafe(no_mangle)]
 pub extern "C" fn tombolo_stream_listen(address: Text, options: In<Options>, listener: Out<Handle<Listener>>) -> c_int {
     guard(|| {
@@ -38,8 +38,9 @@ pub extern "C" fn tombolo_stream_listen(address: Text, options: In<Options>, lis
     })
 }
 
-/// Reads what is there, at least one byte and at most len; returns how many, 0 at the end of file (or if len is 0). Whether
-/// the peer closed in order or died, tombolo_channel_ending tells. Errors: -EAGAIN, -ETIMEDOUT, -EPROTO.
+/// Reads the available bytes, at least one and at most len. Returns the number of bytes read, or 0 at the end of file
+/// (or if len is 0). tombolo_channel_ending tells whether the peer closed in order or died. Errors: -EAGAIN,
+/// -ETIMEDOUT, -EPROTO.
 #[unsafe(no_mangle)]
 pub extern "C" fn tombolo_stream_read(
     channel: Handle<Channel>,
@@ -58,7 +59,7 @@ pub extern "C" fn tombolo_stream_read(
     })
 }
 
-/// As tombolo_stream_read, into count buffers in turn, 1024 at most.
+/// Reads like tombolo_stream_read, into count buffers in turn, 1024 at most.
 #[unsafe(no_mangle)]
 pub extern "C" fn tombolo_stream_readv(
     channel: Handle<Channel>,
@@ -78,8 +79,8 @@ pub extern "C" fn tombolo_stream_readv(
     })
 }
 
-/// Reads until the buffer is full or the end of file comes, all within one time; returns how many bytes. On an error
-/// those read before it are in the buffer, and how many is not told.
+/// Reads until the buffer is full or the end of file comes, within one timeout for the whole call. Returns the number
+/// of bytes read. On an error the bytes read before it are in the buffer, but their number is not reported.
 #[unsafe(no_mangle)]
 pub extern "C" fn tombolo_stream_read_all(
     channel: Handle<Channel>,
@@ -114,8 +115,8 @@ pub extern "C" fn tombolo_stream_read_all(
     })
 }
 
-/// Writes as much as there is room for, at least one byte; returns how many. Errors: -EAGAIN, -ETIMEDOUT, -EPIPE (the
-/// peer reads no more, or is gone; no signal is sent), -EPROTO.
+/// Writes as much as there is room for, at least one byte. Returns the number of bytes written. Errors: -EAGAIN,
+/// -ETIMEDOUT, -EPIPE (the peer no longer reads, or is gone; no signal is sent), -EPROTO.
 #[unsafe(no_mangle)]
 pub extern "C" fn tombolo_stream_write(channel: Handle<Channel>, bytes: Bytes, len: usize, timeout_ns: i64) -> ssize_t {
     guard(|| {
@@ -130,7 +131,7 @@ pub extern "C" fn tombolo_stream_write(channel: Handle<Channel>, bytes: Bytes, l
     })
 }
 
-/// As tombolo_stream_write, from count buffers in turn, 1024 at most.
+/// Writes like tombolo_stream_write, from count buffers in turn, 1024 at most.
 #[unsafe(no_mangle)]
 pub extern "C" fn tombolo_stream_writev(
     channel: Handle<Channel>,
@@ -150,7 +151,8 @@ pub extern "C" fn tombolo_stream_writev(
     })
 }
 
-/// Writes all len bytes, within one time; returns 0. On an error some of them may have been written.
+/// Writes all len bytes, within one timeout for the whole call. Returns 0. On an error some of them may have been
+/// written.
 #[unsafe(no_mangle)]
 pub extern "C" fn tombolo_stream_write_all(
     channel: Handle<Channel>,
@@ -173,11 +175,13 @@ pub extern "C" fn tombolo_stream_write_all(
     })
 }
 
-/// What is there to read, where it lies, as two parts (the second is empty unless the ring wraps there); returns how
-/// many bytes, 0 at the end of file. Hand back what you have seen with tombolo_stream_consume.
+/// Shows the bytes that can be read, in the ring itself, as two parts (the second is empty unless the ring wraps
+/// there). Returns the number of bytes, or 0 at the end of file. Release the bytes you have read with
+/// tombolo_stream_consume.
 ///
-/// The parts are memory that the peer writes: a store to them is a SIGSEGV, and a hostile peer can change them while
-/// you look. Look at each byte once, or copy, and check the copy. They end with the next call that reads.
+/// The parts are memory that the peer writes. A store to them causes a SIGSEGV, and a hostile peer can change them
+/// while you look. Look at each byte once, or copy them and check the copy. The parts are valid until the next call
+/// that reads.
 #[unsafe(no_mangle)]
 pub extern "C" fn tombolo_stream_peek(channel: Handle<Channel>, timeout_ns: i64, parts: Out<iovec>) -> ssize_t {
     guard(|| {
@@ -186,8 +190,8 @@ pub extern "C" fn tombolo_stream_peek(channel: Handle<Channel>, timeout_ns: i64,
     })
 }
 
-/// Hands back the first len bytes of what was last peeked at, so that the writer can use their room; peek again for the
-/// rest. -EINVAL where that is more than was peeked at.
+/// Returns the room of the first len bytes of the last peek to the writer; peek again for the rest. Fails with -EINVAL
+/// if len is more than the peek showed.
 #[unsafe(no_mangle)]
 pub extern "C" fn tombolo_stream_consume(channel: Handle<Channel>, len: usize) -> c_int {
     guard(|| {

@@ -1,33 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a handle tells of itself and of its peer.
+//! Structs and values by which a handle reports on itself and on its peer.
 
 use libc::{c_char, c_int};
 use tombolo::{Ending, Liveness, PipeStatistics, RingReason};
 
 /// The peer runs, as far as can be known.
 pub const TOMBOLO_LIFE_RUNNING: c_int = 0;
-/// The peer exists and does not run: stopped, frozen, suspended. It may go on at any time.
+/// The peer exists and does not run: stopped, frozen, suspended. It may continue at any time.
 pub const TOMBOLO_LIFE_PAUSED: c_int = 1;
 /// The peer's process is gone, or has closed its side.
 pub const TOMBOLO_LIFE_PROCESS_GONE: c_int = 2;
 /// The peer's whole domain is gone.
 pub const TOMBOLO_LIFE_DOMAIN_GONE: c_int = 3;
-/// The peer may well run, but the memory it shared was taken back.
+/// The peer may still run, but the memory it shared was taken back.
 pub const TOMBOLO_LIFE_REVOKED: c_int = 4;
-/// Nobody here can tell.
+/// The backend cannot tell.
 pub const TOMBOLO_LIFE_UNKNOWN: c_int = 5;
 
 /// The end was not read yet.
 pub const TOMBOLO_ENDING_NONE: c_int = 0;
-/// The peer closed in order: everything was written.
+/// The peer closed in order: it wrote everything.
 pub const TOMBOLO_ENDING_CLOSED: c_int = 1;
-/// The peer gave up in the middle.
+/// The peer aborted in the middle.
 pub const TOMBOLO_ENDING_ABORTED: c_int = 2;
-/// The peer's process died, or went without closing.
+/// The peer's process died, or ended without closing.
 pub const TOMBOLO_ENDING_PROCESS_GONE: c_int = 3;
 /// The peer's whole domain died.
 pub const TOMBOLO_ENDING_DOMAIN_GONE: c_int = 4;
-/// The memory over which it came was taken back.
+/// The memory that carried the data was taken back.
 pub const TOMBOLO_ENDING_REVOKED: c_int = 5;
 
 pub fn life(life: Liveness) -> c_int {
@@ -37,7 +37,7 @@ pub fn life(life: Liveness) -> c_int {
         Liveness::ProcessGone => TOMBOLO_LIFE_PROCESS_GONE,
         Liveness::DomainGone => TOMBOLO_LIFE_DOMAIN_GONE,
         Liveness::Revoked => TOMBOLO_LIFE_REVOKED,
-        // A life that this interface has no name for is none it can tell.
+        // This interface has no name for a state of a later version.
         Liveness::Unknown | _ => TOMBOLO_LIFE_UNKNOWN,
     }
 }
@@ -49,52 +49,52 @@ pub fn ending(ending: Option<Ending>) -> c_int {
         Some(Ending::ProcessGone) => TOMBOLO_ENDING_PROCESS_GONE,
         Some(Ending::DomainGone) => TOMBOLO_ENDING_DOMAIN_GONE,
         Some(Ending::Revoked) => TOMBOLO_ENDING_REVOKED,
-        // An ending that this interface has no name for was no orderly one.
+        // An ending of a later version, which this interface cannot name, was not an orderly one.
         Some(Ending::Aborted | _) => TOMBOLO_ENDING_ABORTED,
     }
 }
 
-/// One direction of a channel, as this endpoint counts it; nothing of it lies in shared memory.
+/// Counters of one direction of a channel, as this endpoint counts them. No part of this lies in shared memory.
 #[repr(C)]
 #[derive(Clone, Default, Debug)]
 pub struct Statistics {
-    /// sizeof(struct tombolo_statistics), set by the caller; it is filled in that far.
+    /// sizeof(struct tombolo_statistics), set by the caller. The struct is filled in up to this size.
     pub size: u32,
-    /// 0.
+    /// Always 0.
     pub reserved: u32,
-    /// Bytes moved through the ring, headers and padding included.
+    /// Number of bytes moved through the ring, including headers and padding.
     pub bytes: u64,
-    /// Calls that moved something (streams), or messages.
+    /// Number of calls that moved something (streams), or of messages.
     pub messages: u64,
-    /// Times the peer's sleeper was rung.
+    /// Number of notifications sent to the peer's waiter.
     pub notifications_sent: u64,
-    /// Times the peer was found awake, or its target not reached, when it was time to look.
+    /// Number of checks that found the peer awake, or its target not reached, so that no notification was sent.
     pub notifications_suppressed: u64,
-    /// Times this half was woken by a ring.
+    /// Number of times that a notification woke this half.
     pub notifications_received: u64,
-    /// Wake-ups that found nothing to do.
+    /// Number of wake-ups that found nothing to do.
     pub wakeups_spurious: u64,
-    /// Waits that ended while spinning.
+    /// Number of waits that ended while spinning.
     pub spins_paid: u64,
-    /// Spins that ended in a sleep.
+    /// Number of spins that ended in a sleep.
     pub spins_wasted: u64,
-    /// Times this half went to sleep.
+    /// Number of times that this half went to sleep.
     pub sleeps: u64,
-    /// Times there was nothing to read or no room to write.
+    /// Number of times that there was nothing to read or no room to write.
     pub stalls: u64,
-    /// Bytes of the ring now.
+    /// Size of the ring now, in bytes.
     pub ring_size: u64,
-    /// Bytes written and not yet read, as last seen.
+    /// Number of bytes written and not yet read, as last seen.
     pub in_flight: u64,
-    /// Bytes of the ring that bulk grows to; 0 where the ring does not follow its load.
+    /// Size in bytes to which bulk data grows the ring; 0 if the ring does not follow its load.
     pub ring_target: u64,
-    /// Why the ring is as large as it is: TOMBOLO_RING_FIRST and so on, 0 where it does not follow its load.
+    /// Reason for the size of the ring: TOMBOLO_RING_FIRST and so on; 0 if the ring does not follow its load.
     pub ring_reason: u64,
 }
 
-/// Why a ring is as large as it is: the stream was never busy.
+/// Reason for the size of a ring: the stream was never busy.
 pub const TOMBOLO_RING_FIRST: u64 = 1;
-/// Another ring was offered to the peer, who has not gone to it yet.
+/// Another ring was offered to the peer, which has not moved to it yet.
 pub const TOMBOLO_RING_OFFERED: u64 = 2;
 /// The stream is busy.
 pub const TOMBOLO_RING_BULK: u64 = 3;
@@ -102,11 +102,11 @@ pub const TOMBOLO_RING_BULK: u64 = 3;
 pub const TOMBOLO_RING_IDLE: u64 = 4;
 /// The budget has no room for a larger ring.
 pub const TOMBOLO_RING_BUDGET: u64 = 5;
-/// There was no memory for a larger ring, or no way to offer it.
+/// There was no memory for a larger ring, or no way to offer one.
 pub const TOMBOLO_RING_MEMORY: u64 = 6;
-/// The peer follows to no other ring, or maps none that is larger.
+/// The peer does not follow to another ring, or maps none that is larger.
 pub const TOMBOLO_RING_PEER: u64 = 7;
-/// Memory is short in the control group or the machine.
+/// Memory is short in the control group or in the machine.
 pub const TOMBOLO_RING_PRESSURE: u64 = 8;
 
 fn reason(reason: RingReason) -> u64 {
@@ -119,7 +119,7 @@ fn reason(reason: RingReason) -> u64 {
         RingReason::Memory => TOMBOLO_RING_MEMORY,
         RingReason::Peer => TOMBOLO_RING_PEER,
         RingReason::Pressure => TOMBOLO_RING_PRESSURE,
-        // One of a later version.
+        // A reason of a later version.
         _ => 0,
     }
 }
@@ -147,19 +147,19 @@ impl From<PipeStatistics> for Statistics {
     }
 }
 
-/// Who the peer is, said by the backend and not by the peer.
+/// Identity of the peer, as reported by the backend and not by the peer.
 #[repr(C)]
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// sizeof(struct tombolo_peer), set by the caller; it is filled in that far.
+    /// sizeof(struct tombolo_peer), set by the caller. The struct is filled in up to this size.
     pub size: u32,
-    /// 0.
+    /// Always 0.
     pub reserved: u32,
-    /// Its process, where the two endpoints share a kernel; else -1.
+    /// Process of the peer if the two endpoints share a kernel, else -1.
     pub pid: i64,
-    /// Its user, likewise.
+    /// User of the peer if the two endpoints share a kernel, else -1.
     pub uid: i64,
-    /// The domain's name or number, ended by NUL, cut where it is longer.
+    /// Name or number of the peer's domain, ended by NUL, cut if it is longer.
     pub domain: [c_char; 64],
 }
 

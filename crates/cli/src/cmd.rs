@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The verbs.
+//! Verbs of the command.
 
 pub mod cat;
 pub mod demo;

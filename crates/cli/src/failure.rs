@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What can go wrong, in one line each, and the exit code that it means.
+//! Failures of the command: one line of text each, and an exit code.
 
 use std::{
     error::Error,
@@ -12,7 +12,7 @@ pub use tombolo_os::failed_call::{FailedCall, Os};
 
 pub type Result<T, E = Failure> = std::result::Result<T, E>;
 
-/// Why a verb was not carried out to its end.
+/// Reason why a verb was not carried out to its end.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     #[error("{0}")]
@@ -65,7 +65,7 @@ fn how(ending: &Ending) -> &'static str {
 }
 
 impl Failure {
-    /// The failure and its causes, in one line.
+    /// Returns the failure and its causes, in one line.
     pub fn chain(&self) -> String {
         let mut text = self.to_string();
         let mut cause = self.source();
@@ -76,7 +76,7 @@ impl Failure {
         text
     }
 
-    /// Whether the peer was caught breaking the specification.
+    /// Returns whether the failure is a protocol violation of the peer.
     pub fn is_peers_lie(&self) -> bool {
         matches!(self, Self::Sending { source, .. } | Self::Receiving { source, .. } if source.is_peers_lie())
     }
@@ -98,7 +98,7 @@ impl Failure {
     }
 }
 
-/// A line for people. Whoever closed standard error does not want it.
+/// Prints a line for people. Errors are ignored: a user who closed standard error does not want the line.
 pub fn print_line(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }

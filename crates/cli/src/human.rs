@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Numbers for people.
+//! Formats numbers for people.
 
 use std::time::Duration;
 
-/// `1.50 GiB`: powers of 1024, as sizes are given on the command line.
+/// Formats bytes as `1.50 GiB`: powers of 1024, as sizes are given on the command line.
 pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let step = (0..UNITS.len() - 1).find(|&step| n >> (10 * (step + 1)) == 0).unwrap_or(UNITS.len() - 1);
     if step == 0 { format!("{n} B") } else { three_digits(n as f64 / (1u64 << (10 * step)) as f64, UNITS[step]) }
 }
 
-/// `870 MB/s`: powers of 1000, as in the benchmark's tables.
+/// Formats a rate as `870 MB/s`: powers of 1000, as in the benchmark's tables.
 pub fn rate(per_second: f64) -> String {
     const UNITS: [&str; 4] = ["B/s", "kB/s", "MB/s", "GB/s"];
     let step = (0..UNITS.len() - 1).find(|&step| per_second < 1000f64.powi(step as i32 + 1)).unwrap_or(UNITS.len() - 1);
     three_digits(per_second / 1000f64.powi(step as i32), UNITS[step])
 }
 
-/// `1:02:03`, or `2:03`.
+/// Formats a time as `1:02:03`, or `2:03`.
 pub fn clock(time: Duration) -> String {
     let s = time.as_secs();
     match s / 3600 {
@@ -26,12 +26,12 @@ pub fn clock(time: Duration) -> String {
     }
 }
 
-/// `1.23 s`.
+/// Formats a time as `1.23 s`.
 pub fn seconds(time: Duration) -> String {
     three_digits(time.as_secs_f64(), "s")
 }
 
-/// Rows of as many cells each as lines whose columns stand below each other.
+/// Returns the rows, which have equally many cells, as lines with aligned columns.
 pub fn aligned(rows: &[Vec<String>]) -> Vec<String> {
     let columns = rows.first().map_or(0, Vec::len);
     let widths: Vec<usize> =

@@ -4,8 +4,9 @@
 //! The command `tombolo VERB`: one module of `cmd` for each verb.
 //!
 //! Exit codes: 0 done; 1 a negative outcome or a failure in operation; 2 a command line that makes no sense, or
-//! something named in it that cannot be opened. Who is interrupted dies of the signal, once everything is cleaned up. A
-//! standard output that nobody reads any more is no failure. Data goes to standard output, all else to standard error.
+//! something named in it that cannot be opened. A command that is interrupted dies of the signal, once everything is
+//! cleaned up. A standard output that nobody reads any more is no failure. Data goes to standard output, all else to
+//! standard error.
 #![forbid(unsafe_code)]
 
 mod cmd;
@@ -57,7 +58,7 @@ enum Every {
 }
 
 fn main() -> ExitCode {
-    // The benchmark starts this program again for its two ends.
+    // The benchmark starts this program again for its two endpoints.
     if let Some(code) = tombolo_bench::role_main() {
         return code;
     }

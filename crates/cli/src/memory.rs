@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How much memory this process may have.
+//! Determines how much memory this process may have.
 
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-/// Where cgroups of version 2 are mounted.
+/// Mount point of cgroups of version 2.
 const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// What one of the cgroups that this process is in allows.
+/// Memory limit of one of the cgroups that this process is in.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Limit {
     pub group: PathBuf,
@@ -23,28 +23,29 @@ impl Limit {
     }
 }
 
-/// Bytes to be had, by the machine's account and by that of each cgroup that this process is in. 0 if nobody can tell.
+/// Returns the available bytes, as the machine and each cgroup that this process is in count them. Returns 0 if that
+/// cannot be found out.
 pub fn available() -> u64 {
     limits().iter().map(Limit::left).fold(machine().unwrap_or(0), u64::min)
 }
 
-/// Bytes to be had by the machine's account.
+/// Returns the available bytes as the machine counts them.
 pub fn machine() -> Option<u64> {
     fs::read_to_string("/proc/meminfo").ok().and_then(|text| free_of_machine(&text))
 }
 
-/// What the cgroups allow that this process is in, for those that limit anything.
+/// Returns the limits of the cgroups that this process is in, as far as they have one.
 pub fn limits() -> Vec<Limit> {
     let limit = |group: PathBuf| {
         let number = |name| fs::read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
-        // Without a limit the file says "max".
+        // Without a limit the file contains "max".
         let (most, used) = (number("memory.max")?, number("memory.current")?);
         Some(Limit { group, most, used })
     };
     groups().into_iter().filter_map(limit).collect()
 }
 
-/// The cgroup that this process is in, and those around it.
+/// Returns the cgroup that this process is in, and those around it.
 pub fn groups() -> Vec<PathBuf> {
     let cgroups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let Some(path) = cgroups.lines().find_map(|line| line.strip_prefix("0::/")) else { return Vec::new() };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Standard output: data, and nothing else.
+//! Writes to standard output: data, and nothing else.
 
 use std::io::{self, Write};
 
@@ -18,12 +18,12 @@ pub fn json(value: &impl Serialize) -> Result<()> {
     print(&serde_json::to_string(value).map_err(io::Error::from).os("writing JSON")?)
 }
 
-/// Standard output could not be written.
+/// Returns the failure of standard output.
 pub fn failed(source: io::Error) -> Failure {
     Failure::Write { file: "standard output".into(), source }
 }
 
-/// A standard output that nobody reads any more is no failure.
+/// Treats a standard output that nobody reads any more as no failure.
 pub fn unless_unread(done: Result<()>) -> Result<()> {
     match done {
         Err(Failure::Write { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => Ok(()),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How far a long piece of work has come: a line on standard error that is drawn over and over.
+//! Shows the progress of long work: a line on standard error that is redrawn again and again.
 
 use std::{
     io::{self, IsTerminal, Write},
@@ -8,13 +8,13 @@ use std::{
 
 use crate::human;
 
-/// How often it is worth drawing.
+/// Time after which a redraw is worthwhile.
 pub const INTERVAL: Duration = Duration::from_millis(100);
-/// Where standard error is no terminal, a line of its own is written this often.
+/// Time between two lines where standard error is no terminal.
 const PLAIN_INTERVAL: Duration = Duration::from_secs(1);
-/// Work that ends sooner is not worth a bar.
+/// Shortest work that is worth a bar.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// The rate shown is that of about the last second.
+/// Seconds over which the shown rate is averaged, roughly.
 const MEMORY: f64 = 1.0;
 
 /// When to show progress.
@@ -39,19 +39,19 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Begins to show how many bytes, of `total` if that is known, are done.
+    /// Begins to show how many bytes are done, of `total` if that is known.
     pub fn new(total: Option<u64>) -> Self {
         let began = Instant::now();
         let rate = Rate { at: began, done: 0, value: None };
         Self { total, terminal: io::stderr().is_terminal(), began, rate, drawn: None }
     }
 
-    /// Shows that `done` bytes are, say, "sent", if it is time to.
+    /// Shows that `done` bytes are, say, "sent", if the time for it has come.
     pub fn show(&mut self, what: &str, done: u64) {
         let now = Instant::now();
         let interval = if self.terminal { INTERVAL } else { PLAIN_INTERVAL };
         let due = self.drawn.map_or(self.began + PATIENCE.max(interval), |drawn| drawn + interval);
-        // A little early is on time: whoever calls at intervals does so with some jitter.
+        // A little early counts as on time: a caller at regular intervals has some jitter.
         if now + interval / 10 < due {
             return;
         }
@@ -66,7 +66,7 @@ impl Progress {
         self.drawn = Some(now);
     }
 
-    /// Takes the line away.
+    /// Removes the line.
     pub fn clear(&mut self) {
         if self.terminal && self.drawn.take().is_some() {
             let _ = write!(io::stderr(), "\r\x1b[K");
@@ -80,12 +80,12 @@ impl Drop for Progress {
     }
 }
 
-/// Columns of the terminal now; it may be resized at any time.
+/// Returns the columns of the terminal now; it may be resized at any time.
 fn width() -> usize {
     rustix::termios::tcgetwinsize(io::stderr()).map_or(80, |size| size.ws_col.into())
 }
 
-/// Bytes per second, with a memory that fades.
+/// Rate in bytes per second, averaged with decaying weights.
 #[derive(Debug)]
 struct Rate {
     at: Instant,
@@ -106,7 +106,7 @@ impl Rate {
     }
 }
 
-/// What a line says.
+/// Content of a line.
 struct State {
     done: u64,
     total: Option<u64>,
@@ -115,7 +115,7 @@ struct State {
 }
 
 impl State {
-    /// At most `width` columns; 0 is for no terminal, where there is no bar.
+    /// Formats at most `width` columns; 0 stands for no terminal, where there is no bar.
     fn line(&self, what: &str, width: usize) -> String {
         let rate = self.rate.unwrap_or(0.0);
         let words = match self.total {
@@ -136,7 +136,7 @@ impl State {
         };
         let part = self.total.map(|total| if total == 0 { 1.0 } else { (self.done as f64 / total as f64).min(1.0) });
         let mut line = part.map_or(String::new(), |part| format!("{:3.0}% ", (part * 100.0).floor()));
-        // One column stays free: a terminal may wrap when the last is written.
+        // One column stays free: a terminal may wrap when the last one is written.
         let room = width.saturating_sub(line.len() + words.len() + 4).min(40);
         if let (Some(part), 8..) = (part, room) {
             let full = (part * room as f64) as usize;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Ctrl-C and its kin: noticed where a verb waits, so that it can clean up, and then died of.
+//! Catches Ctrl-C and similar signals where a verb waits, so that the verb can clean up and then die of the signal.
 
 use std::{
     os::{
@@ -23,10 +23,10 @@ use crate::failure::{Failure, Os, Result};
 
 /// Ctrl-C.
 pub const INTERRUPT: i32 = SIGINT;
-/// The signals by which people and service managers end a program.
+/// Signals by which people and service managers end a program.
 const ENDING: [i32; 3] = [SIGHUP, SIGINT, SIGTERM];
 
-/// Holds the ending signals back from the moment it is made.
+/// Holds the ending signals back from its creation on.
 #[derive(Debug)]
 pub struct Signals {
     caught: Arc<AtomicUsize>,
@@ -46,7 +46,7 @@ impl Signals {
         Ok(Self { caught, let_through, wake })
     }
 
-    /// The signal that came, if one did.
+    /// Returns the signal that came, if one did.
     pub fn caught(&self) -> Option<i32> {
         match self.caught.load(Ordering::SeqCst) {
             0 => None,
@@ -59,30 +59,30 @@ impl Signals {
         self.caught().map_or(Ok(()), |signal| Err(Failure::Interrupted { signal, after: String::new() }))
     }
 
-    /// Waits until one comes, at most so long; fails if it did.
+    /// Waits until a signal comes, at most `time`. Fails if one came.
     pub fn check_within(&self, time: Duration) -> Result<()> {
         await_any(&[self.fd()], Some(time))?;
         self.check()
     }
 
-    /// Polls readable once a signal came.
+    /// Returns the descriptor, which polls readable once a signal came.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }
 
-    /// From now on they end the program at once: there is nothing left to clean up.
+    /// Lets signals end the program at once from now on: there is nothing left to clean up.
     pub fn let_through(&self) -> Result<()> {
         self.let_through.store(true, Ordering::SeqCst);
         self.check()
     }
 }
 
-/// Ends this process by `signal`, so that whoever started it can see why.
+/// Ends this process by `signal`, so that its parent can see why.
 pub fn die_of(signal: i32) {
     let _ = low_level::emulate_default_handler(signal);
 }
 
-/// Waits until one of `fds` is readable or hung up, at most so long, and says which are. An interruption is no end.
+/// Waits until one of `fds` is readable or hung up, at most `time`. Returns which are. An interrupted wait continues.
 pub fn await_any(fds: &[BorrowedFd<'_>], time: Option<Duration>) -> Result<Vec<bool>> {
     let deadline = time.map(|time| std::time::Instant::now() + time);
     let mut polled: Vec<_> = fds.iter().map(|&fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A tool's conversation with a broker: one question at a time, over a UNIX socket.
+//! Holds a tool's conversation with a broker: one question at a time, over a UNIX socket.
 
 use std::{
     io::{self, IoSlice},
@@ -17,12 +17,12 @@ use tombolo_os::passing;
 
 use crate::error::{Error, Os, Result};
 
-/// Where the broker of a host answers administrators.
+/// Socket at which the broker of a host answers administrators.
 pub const ADMIN_SOCKET: &str = "/run/tombolo/tombolod.socket";
-/// The socket of programs unless `TOMBOLO_BROKER` says otherwise.
+/// Socket for programs unless `TOMBOLO_BROKER` names another.
 const PROGRAMS_SOCKET: &str = "/run/tombolo/broker.sock";
-/// Messages of an answer at most: more than the links of a thousand domains with all their ends. A broker that says more ends
-/// the conversation before it fills this program's memory.
+/// Largest number of messages in an answer: more than the links of a thousand domains with all their ends. If a broker
+/// sends more, the conversation ends before that fills this program's memory.
 const ANSWERS_MAX: usize = 1 << 17;
 
 /// Returns the socket at which the broker of this kernel answers programs: what `TOMBOLO_BROKER` names, or the usual one.
@@ -36,17 +36,18 @@ pub fn programs_socket() -> PathBuf {
 #[derive(Debug)]
 pub struct Broker {
     socket: OwnedFd,
-    /// What it calls its domain, once it has answered Hello.
+    /// Name of the broker's domain, once it has answered Hello.
     domain: Name,
-    /// How long it may take to answer.
+    /// Time that the broker may take to answer.
     patience: Duration,
 }
 
 impl Broker {
-    /// Reaches the broker at `path` and sends Hello, which it has not answered yet. It may take `patience` for each answer.
+    /// Reaches the broker at `path` and sends Hello, without waiting for the answer. The broker may take `patience` for
+    /// each answer.
     ///
     /// # Errors
-    /// Nobody is there, or this user may not ask.
+    /// No broker is there, or this user may not ask it.
     pub fn reach(path: &Path, patience: Duration) -> Result<Self> {
         let open = || -> io::Result<OwnedFd> {
             let flags = SocketFlags::CLOEXEC;
@@ -68,7 +69,7 @@ impl Broker {
     /// For `patience` at most.
     ///
     /// # Errors
-    /// Nobody is there, or it does not greet this user.
+    /// No broker is there, or it refuses to greet this user.
     pub fn connect(path: &Path, patience: Duration) -> Result<Self> {
         let broker = Self::reach(path, patience)?;
         match broker.receive_message()? {
@@ -86,7 +87,7 @@ impl Broker {
         Ok(Self { patience, ..self })
     }
 
-    /// Returns what the broker calls its domain; before it has greeted, what this end calls itself.
+    /// Returns the name that the broker gives its domain; before it has greeted, this tool's own name.
     #[must_use]
     pub fn domain(&self) -> &Name {
         &self.domain
@@ -114,10 +115,10 @@ impl Broker {
     /// Receives the next message.
     ///
     /// # Blocking
-    /// Until there is one, for the time that the broker may take.
+    /// Until a message arrives, for the time that the broker may take.
     ///
     /// # Errors
-    /// It takes longer, is gone, or is not understood.
+    /// The broker takes longer, is gone, or sends a message that cannot be decoded.
     pub fn receive_message(&self) -> Result<Message> {
         let mut buffer = [0; MESSAGE_MAX];
         match passing::receive(&self.socket, &mut buffer, 0, RecvFlags::empty()) {
@@ -131,32 +132,33 @@ impl Broker {
         }
     }
 
-    /// Asks a question and returns all that the broker answers.
+    /// Asks a question and returns all messages of the answer.
     ///
     /// # Blocking
-    /// Until it is done, for each answer as long as it may take.
+    /// Until the answer is complete, for each message as long as the broker may take.
     ///
     /// # Errors
-    /// It refuses, says too much, takes longer, is gone, or is not understood.
+    /// The broker refuses, sends too much, takes longer, is gone, or sends a message that cannot be decoded.
     pub fn ask(&self, message: Message) -> Result<Vec<Message>> {
         let mut answers = Vec::new();
         self.ask_for(message, ANSWERS_MAX, |answer| answers.push(answer))?;
         Ok(answers)
     }
 
-    /// Asks for all rows of a kind, as many questions as that takes, and hands each to `take` (B-20).
+    /// Asks for all rows of a kind, with as many questions as that takes, and hands each row to `take` (B-20).
     ///
     /// # Blocking
-    /// Until it is done, for each answer as long as it may take.
+    /// Until all rows have come, for each message as long as the broker may take.
     ///
     /// # Errors
-    /// It refuses, says too much, takes longer, is gone, or is not understood. What came before was taken.
+    /// The broker refuses, sends too much, takes longer, is gone, or sends a message that cannot be decoded. Earlier
+    /// rows have been handed to `take`.
     pub fn gather_rows(&self, at: Seen, mut take: impl FnMut(Message)) -> Result<()> {
         let (mut after, mut room) = (0, ANSWERS_MAX);
         loop {
             let mut last = after;
             let said = self.ask_for(Message::Look { at, after }, room, |row| {
-                // One that was told before, or is no row, is none.
+                // Ignores rows that came before, and messages that are no rows.
                 let Some(at) = row_number(&row).filter(|at| *at > after) else { return };
                 last = last.max(at);
                 take(row);
@@ -168,8 +170,8 @@ impl Broker {
         }
     }
 
-    /// Asks a question and hands each message of the answer to `take`. Says how many there were, of which there is `room` for so
-    /// many.
+    /// Asks a question and hands each message of the answer to `take`. Returns the number of messages, of which at most
+    /// `room` are accepted.
     fn ask_for(&self, message: Message, room: usize, mut take: impl FnMut(Message)) -> Result<usize> {
         self.send_message(message)?;
         let mut said = 0;
@@ -185,7 +187,7 @@ impl Broker {
     }
 }
 
-/// Where a row stands.
+/// Returns the number of a row in its listing.
 fn row_number(row: &Message) -> Option<u64> {
     match row {
         Message::CallRow { at, .. } | Message::ListenerRow { at, .. } | Message::Net { at, .. } => Some(*at),
@@ -193,7 +195,7 @@ fn row_number(row: &Message) -> Option<u64> {
     }
 }
 
-/// What the broker that says so calls its domain, if it speaks a version that this tool speaks (B-6).
+/// Returns the broker's name of its domain from its Hello, if the broker speaks a version that this tool speaks (B-6).
 pub(crate) fn name_in(hello: Message) -> Result<Name> {
     match hello {
         Message::Hello { version_min, version_max, name, .. } if (version_min..=version_max).contains(&VERSION) => {
@@ -204,12 +206,12 @@ pub(crate) fn name_in(hello: Message) -> Result<Name> {
     }
 }
 
-/// What a tool calls itself.
+/// Returns the name that a tool gives itself.
 fn own_name() -> Name {
     "tombolo".parse().expect("a name")
 }
 
-/// What the broker says instead of what was asked.
+/// Makes the error for a message that does not answer the question.
 fn unexpected(message: Message) -> Error {
     match message {
         Message::Refuse { code, reason } => Error::Refused { code, why: reason.to_string() },
@@ -217,7 +219,7 @@ fn unexpected(message: Message) -> Error {
     }
 }
 
-/// Returns the word for how a domain fares: `running`, `paused`, `gone` or `unknown`.
+/// Returns the word for a domain's liveness: `running`, `paused`, `gone` or `unknown`.
 #[must_use]
 pub fn life_name(life: Life) -> &'static str {
     match life {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Sorts segments by endpoint and endpoints by channel, and judges how a channel fares.
+//! Groups segments by endpoint and endpoints by channel, and determines the state of each channel.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -24,34 +24,34 @@ use crate::{
     xen::Link,
 };
 
-/// A channel, or that endpoint of it which can be seen.
+/// A channel, or the endpoint of it that can be seen.
 #[derive(Clone, Debug, Serialize)]
 pub struct Channel {
-    /// The inode of a segment: its own for as long as the channel lives.
+    /// Inode of a segment, which no other channel has while this one exists.
     pub id: u64,
-    /// Where the two endpoints met, if the one that listened can be seen.
+    /// Address at which the endpoints met, if the one that listened can be seen.
     pub address: Option<String>,
-    /// What it carries.
+    /// Whether it carries bytes or messages.
     pub mode: Mode,
-    /// How it fares.
+    /// State of the channel.
     pub state: State,
     /// Seconds since the endpoints met.
     pub age: Option<f64>,
-    /// Bytes of memory, of both endpoints.
+    /// Bytes of memory of both endpoints.
     pub memory: u64,
-    /// The number of the Xen domain in which the other endpoint is, if that is not this one.
+    /// Number of the other endpoint's Xen domain, if that is not this one.
     pub peer_domain: Option<u16>,
-    /// The machine under QEMU in which the other endpoint is, or its host, and the link to it.
+    /// The other endpoint's virtual machine under QEMU, or its host, and the link to it.
     pub machine: Option<Machine>,
-    /// Bytes that were retired and that the peer may still map, where that is known.
+    /// Bytes that were retired and that the peer may still map, if known.
     pub quarantine: Option<u64>,
-    /// The endpoint that listened first, where that is known; `null` for one that cannot be seen.
+    /// The endpoints, first the one that listened, if known; `null` for one that cannot be seen.
     pub ends: [Option<Endpoint>; 2],
-    /// From the first endpoint to the second, and back.
+    /// Pipes from the first endpoint to the second, and back.
     pub pipes: [Pipe; 2],
 }
 
-/// What a channel carries.
+/// Contents of a channel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
@@ -61,21 +61,21 @@ pub enum Mode {
     Messages,
 }
 
-/// How a channel fares, worst first.
+/// State of a channel, worst first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// An endpoint gave up in the middle.
+    /// An endpoint aborted the channel.
     Aborted,
-    /// The process of one endpoint is gone, and the other has not closed yet.
+    /// The process of one endpoint is gone, and the other endpoint has not closed yet.
     PeerGone,
-    /// One endpoint cannot be seen: this user may not look into its process, or it is gone.
+    /// One endpoint cannot be seen: this user may not look into its process, or the process is gone.
     PeerHidden,
     /// Both directions are closed.
     Closed,
     /// One direction is closed.
     HalfClosed,
-    /// A process of one of the endpoints is stopped or frozen.
+    /// The processes of an endpoint are stopped or frozen.
     Paused,
     /// The two endpoints have not met yet.
     Opening,
@@ -83,18 +83,18 @@ pub enum State {
     Open,
 }
 
-/// The process of an endpoint.
+/// An endpoint and its process.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Endpoint {
-    /// Its number.
+    /// Number of the process.
     pub pid: u32,
-    /// Its name, as a terminal may show it.
+    /// Name of the process, safe for a terminal.
     pub command: String,
-    /// The number of its user.
+    /// Number of its user.
     pub uid: Option<u32>,
-    /// The name of its user.
+    /// Name of its user.
     pub user: Option<String>,
-    /// It is stopped, traced or frozen.
+    /// Whether it is stopped, traced or frozen.
     pub paused: bool,
     /// Whether this is the endpoint that listened.
     pub listened: bool,
@@ -104,61 +104,61 @@ pub struct Endpoint {
     pub memory: u64,
 }
 
-/// One direction.
+/// One direction of a channel.
 #[derive(Clone, Debug, Serialize)]
 pub struct Pipe {
-    /// Bytes of the ring; `null` where its writer cannot be seen.
+    /// Size of the ring in bytes; `null` if its writer cannot be seen.
     pub ring: Option<u64>,
-    /// How the ring follows its load; `null` for one that does not.
+    /// How the ring follows its load; `null` for a ring that does not.
     pub growth: Option<Growth>,
-    /// Bytes written and not handed back.
+    /// Bytes written and not consumed.
     pub fill: Option<u64>,
-    /// Bytes written in all.
+    /// Bytes written in total.
     pub bytes: Option<u64>,
-    /// What its writer publishes.
+    /// State that its writer publishes.
     pub writer: Option<Half>,
-    /// What its reader publishes.
+    /// State that its reader publishes.
     pub reader: Option<Half>,
 }
 
 /// How a ring follows its load (C-12).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Growth {
-    /// Bytes of the ring that bulk grows to.
+    /// Size in bytes to which bulk data makes the ring grow.
     pub target: u64,
-    /// Why the ring has the size that it has.
+    /// Reason for the ring's current size.
     pub reason: &'static str,
 }
 
-/// What an endpoint publishes of its half of a pipe.
+/// State that an endpoint publishes for its half of a pipe.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Half {
     /// `fresh`, `open`, `closed`, `aborted` or `corrupt`.
     pub phase: &'static str,
-    /// Whether it sleeps until the other half gets on.
+    /// Whether it sleeps until the other half makes progress.
     pub asleep: bool,
-    /// What it counted, if it publishes that.
+    /// Its counters, if it publishes them.
     pub counters: Option<Counters>,
 }
 
 /// The counters of a stats page (C-12).
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
 pub struct Counters {
-    /// Messages, or calls that moved something.
+    /// Messages, or calls that moved bytes.
     pub calls: u64,
     /// Notifications sent.
     pub notifications_sent: u64,
-    /// Notifications that nobody had asked for, and that were not sent.
+    /// Notifications that were not sent, because the other half had not asked for any.
     pub notifications_suppressed: u64,
     /// Notifications received.
     pub notifications_received: u64,
-    /// Times that it woke and found nothing.
+    /// Times that the half woke and found nothing.
     pub wakeups_spurious: u64,
-    /// Times that polling found something before it came to sleep.
+    /// Times that polling found something before the half had to sleep.
     pub spins_paid: u64,
     /// Times that polling found nothing.
     pub spins_wasted: u64,
-    /// Times that it slept.
+    /// Times that the half slept.
     pub sleeps: u64,
     /// Times that there was no room, or nothing to read.
     pub stalls: u64,
@@ -183,20 +183,20 @@ impl Counters {
     }
 }
 
-/// The segments of one endpoint, and its processes.
+/// Segments of one endpoint, and its processes.
 struct EndpointMemory<'a> {
-    /// That of generation 0, which has the words.
+    /// Segment of generation 0, which has the shared words.
     first: Segment,
     identity: Identity,
-    /// Later rings.
+    /// Segments of later rings.
     later: Vec<Segment>,
     holders: Vec<&'a Process>,
-    /// Where the ends met, which only the one that listened says.
+    /// Path at which the endpoints met, known only for the one that listened.
     path: Option<String>,
     peer_epoch: Option<u64>,
 }
 
-/// Who has which memory mapped: its owner, and after a fork the owner's children, writable; the peer read-only.
+/// Processes by mapped memory: the owner, and after a fork its children, map it writable; the peer maps it read-only.
 #[derive(Default)]
 struct Mapped<'a> {
     writable: HashMap<Identity, Vec<&'a Process>>,
@@ -219,14 +219,15 @@ impl<'a> Mapped<'a> {
     }
 }
 
-/// All channels that `scan` leads to, and how many pieces of memory were called segments and are none.
+/// Returns all channels that `scan` leads to, and the number of pieces of memory that are named as segments and are
+/// none.
 pub fn find(scan: &Scan) -> Result<(Vec<Channel>, u64)> {
     let mapped = Mapped::by(scan);
     let (mut sides, broken) = sides(scan, &mapped)?;
     let mut channels = Vec::new();
     while let Some(side) = sides.pop() {
         let partners: Vec<usize> = (0..sides.len()).filter(|&at| belong_together(&side, &sides[at], &mapped)).collect();
-        // Where more than one could be it, nothing is claimed.
+        // If several endpoints could be the partner, none is claimed to be.
         let partner = if let [only] = partners[..] { Some(sides.swap_remove(only)) } else { None };
         channels.push(channel(side, partner, scan.hidden > 0));
     }
@@ -237,7 +238,7 @@ pub fn find(scan: &Scan) -> Result<(Vec<Channel>, u64)> {
     Ok((channels, broken))
 }
 
-/// Opens what the processes' descriptors lead to, each piece of memory once, and sorts it by end.
+/// Opens the memory behind the processes' descriptors, each piece once, and groups it by endpoint.
 fn sides<'a>(scan: &'a Scan, mapped: &Mapped<'a>) -> Result<(Vec<EndpointMemory<'a>>, u64)> {
     let opener = Opener::new()?;
     let mut seen = HashSet::new();
@@ -247,7 +248,7 @@ fn sides<'a>(scan: &'a Scan, mapped: &Mapped<'a>) -> Result<(Vec<EndpointMemory<
         for (fd, name) in &process.memories {
             let Ok(memory) = opener.open(&format!("/proc/{}/fd/{fd}", process.pid)) else { continue };
             let Ok(identity) = identity(&memory) else { continue };
-            // What nobody writes is nobody's end.
+            // Memory that no process maps writable belongs to no endpoint.
             let Some([owner, ..]) = mapped.writable.get(&identity).map(Vec::as_slice) else { continue };
             if !seen.insert(identity) {
                 continue;
@@ -280,8 +281,8 @@ fn sides<'a>(scan: &'a Scan, mapped: &Mapped<'a>) -> Result<(Vec<EndpointMemory<
     Ok((sides.collect(), broken))
 }
 
-/// Two ends make a channel where each has mapped the other's segment, and each names the other as its peer. The kernel
-/// vouches for the one; the other tells channels between the same two processes apart.
+/// Returns whether two endpoints make a channel: each maps the other's segment, and each names the other as its peer.
+/// The kernel guarantees the mapping; the names tell channels between the same two processes apart.
 fn belong_together(a: &EndpointMemory<'_>, b: &EndpointMemory<'_>, mapped: &Mapped<'_>) -> bool {
     let names = |side: &EndpointMemory<'_>, other: &EndpointMemory<'_>| {
         side.peer_epoch.is_none_or(|epoch| epoch == other.first.header.epoch)
@@ -293,7 +294,7 @@ fn belong_together(a: &EndpointMemory<'_>, b: &EndpointMemory<'_>, mapped: &Mapp
 }
 
 fn channel(side: EndpointMemory<'_>, partner: Option<EndpointMemory<'_>>, some_hidden: bool) -> Channel {
-    // The end that listened comes first, else the older process.
+    // The endpoint that listened comes first, else that of the older process.
     let rank = |side: &EndpointMemory<'_>| (side.path.is_none(), side.holders[0].pid, side.identity);
     let (a, b) = match partner {
         Some(other) if rank(&other) < rank(&side) => (other, Some(side)),
@@ -318,7 +319,7 @@ fn channel(side: EndpointMemory<'_>, partner: Option<EndpointMemory<'_>>, some_h
     }
 }
 
-/// A channel whose other endpoint is in another domain.
+/// Describes a channel whose other endpoint is in another domain.
 pub fn foreign(process: &Process, link: Link) -> Channel {
     let Link { peer, gone, address, greeting, listened, open, quarantine, made, segments } = link;
     let mut rings = segments.into_iter();
@@ -328,7 +329,7 @@ pub fn foreign(process: &Process, link: Link) -> Channel {
         EndpointMemory { first, identity, later: rings.collect(), holders: vec![process], path, peer_epoch }
     });
     let mut pipes = [pipe(side.as_ref(), None), pipe(None, side.as_ref())];
-    // Of what comes in the reader alone can be asked.
+    // For received bytes only the reader is visible here.
     pipes[1].bytes = side.as_ref().map(|side| side.first.word(words::HEAD));
     let memory = side.as_ref().map_or(0, EndpointMemory::memory);
     let ends = [Some(end(&[process], listened, memory)), None];
@@ -338,7 +339,7 @@ pub fn foreign(process: &Process, link: Link) -> Channel {
         None => State::Closed,
     };
     Channel {
-        // Drawn at random; so long that a person can still compare it.
+        // Drawn at random; short enough for a person to compare it.
         id: greeting.epoch >> 24,
         address: Some(address),
         mode: mode(greeting.offered),
@@ -353,7 +354,7 @@ pub fn foreign(process: &Process, link: Link) -> Channel {
     }
 }
 
-/// A channel whose other endpoint is in another machine, as the broker lists it (B-20).
+/// Describes a channel whose other endpoint is in another machine, as the broker lists it (B-20).
 pub fn remote(process: &Process, connection: RemoteConnection) -> Channel {
     let RemoteConnection { address, machine, row, listened, progress, made, rings } = connection;
     let [own, theirs] = rings.map(|rings| {
@@ -375,7 +376,7 @@ pub fn remote(process: &Process, connection: RemoteConnection) -> Channel {
         None => State::Opening,
     };
     Channel {
-        // Drawn at random; so long that a person can still compare it.
+        // Drawn at random; short enough for a person to compare it.
         id: own.as_ref().map_or(row, |own| own.first.header.epoch >> 24),
         address,
         mode: own.as_ref().map_or(Mode::Stream, |own| mode(own.first.header.features)),
@@ -417,7 +418,7 @@ impl EndpointMemory<'_> {
         end(&self.holders, self.path.is_some(), self.memory())
     }
 
-    /// Bytes of its rings.
+    /// Returns the bytes of its rings.
     fn memory(&self) -> u64 {
         self.rings().map(|segment| segment.header.segment_len).sum()
     }
@@ -428,7 +429,8 @@ impl EndpointMemory<'_> {
 }
 
 fn pipe(from: Option<&EndpointMemory<'_>>, to: Option<&EndpointMemory<'_>>) -> Pipe {
-    // The reader's position before the writer's, with nothing between: a pipe in motion must not look fuller than it is.
+    // The head is read before the tail, with nothing between them, so that an active pipe does not look fuller than it
+    // is.
     let head = to.map(|side| side.first.word(words::HEAD));
     let current = from.and_then(|side| {
         let state = StateWord::decode(side.first.word(words::WRITER_STATE))?;
@@ -452,7 +454,7 @@ fn pipe(from: Option<&EndpointMemory<'_>>, to: Option<&EndpointMemory<'_>>) -> P
     }
 }
 
-/// What lies between two positions that were not read at the same moment.
+/// Returns the bytes between two positions that were not read at the same moment.
 fn fill(tail: u64, head: u64, room: u64) -> u64 {
     let between = tail.wrapping_sub(head);
     if between > 1 << 63 { 0 } else { between.min(room) }
@@ -472,12 +474,13 @@ fn half(
         Some(Phase::Aborted) => "aborted",
         None => "corrupt",
     };
-    // Armed, and not reached: it sleeps, or is about to.
+    // An armed wait word that is not reached: the half sleeps, or is about to.
     let asleep = want & 1 == 1 && position.is_none_or(|position| !words::reached(want, position));
     Half { phase, asleep: asleep && phase == "open", counters: counters.map(Counters::new) }
 }
 
-/// How a channel fares; `unseen`: what is said of one whose second end cannot be seen, if that says anything.
+/// Determines the state of a channel. `unseen` is its state if the second endpoint cannot be seen, and if that tells
+/// anything.
 fn state(ends: &[Option<Endpoint>; 2], pipes: &[Pipe; 2], peer_epoch: Option<u64>, unseen: Option<State>) -> State {
     let phases: Vec<&str> =
         pipes.iter().flat_map(|pipe| [pipe.writer, pipe.reader]).flatten().map(|half| half.phase).collect();

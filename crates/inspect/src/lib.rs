@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Layer 4. Uses: os, layout, mem, control, sockets, backends.
 //!
-//! Lists the channels, accelerated TCP connections and listeners of this kernel, seen from outside. Programs are not
-//! asked and do not register. `/proc` leads to the segments of those that this user may look into. Brokers list channels
-//! to other machines.
+//! Lists the channels, accelerated TCP connections and listeners of this kernel, seen from outside. Programs neither
+//! answer questions nor register. `/proc` leads to the segments of those programs that this user may look into. Brokers
+//! list channels to other machines.
 //!
-//! What is read was written by strangers. It never decides an index, a length to allocate or a path. Only a descriptor
-//! that is certainly a memfd is opened, and no page is touched that could go away.
+//! All data is untrusted, because other users wrote it. It never decides an index, a length to allocate or a path. Only
+//! a descriptor that is certainly a memfd is opened, and no page is read that could go away.
 #![forbid(unsafe_code)]
 
 mod broker;
@@ -34,7 +34,7 @@ pub use process::{known_groups, known_users, name_of};
 pub use socket::{Bytes, Socket, Transport};
 pub use xen::{OrphanedGrants, ReaperHoldings, reaper_holdings};
 
-/// What could be seen at one moment.
+/// Everything that could be seen at one moment.
 #[derive(Debug, Serialize)]
 pub struct View {
     /// Channels, by their identifiers.
@@ -45,28 +45,29 @@ pub struct View {
     pub listeners: Vec<Listener>,
     /// Pages of programs that died, on Xen.
     pub kept: Vec<OrphanedGrants>,
-    /// How much was looked at.
+    /// Extent of the search.
     pub summary: Summary,
 }
 
-/// How much was looked at.
+/// Extent of a search.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Summary {
-    /// Processes that were looked into.
+    /// Number of processes that were looked into.
     pub processes: u64,
-    /// Processes that this user may not look into.
+    /// Number of processes that this user may not look into.
     pub hidden: u64,
-    /// Pieces of memory that are called segments and are none.
+    /// Number of pieces of memory that are named as segments and are none.
     pub broken: u64,
-    /// TCP connections under `tombolo run` for which their processes' lists had no room.
+    /// Number of TCP connections under `tombolo run` for which their processes' tables had no room.
     pub unlisted: u64,
-    /// Pages of programs that died for which this domain's grant reaper had no room: the kernel keeps them, out of sight.
+    /// Number of pages of dead programs for which the grant reaper had no room: the kernel keeps them, and nothing
+    /// lists them.
     pub let_go: u64,
-    /// Why the broker of this kernel listed no channels to other machines, though it is there.
+    /// Error of this kernel's broker, if it is there but listed no channels to other machines.
     pub broker: Option<String>,
 }
 
-/// Looks at all channels and sockets of this kernel, and for listeners in `folders`.
+/// Finds all channels and sockets of this kernel, and listeners in `folders`.
 ///
 /// # Blocking
 /// For some milliseconds; for two seconds at most with each broker that does not answer.
@@ -88,8 +89,8 @@ pub fn inspect(folders: &[PathBuf]) -> Result<View> {
     Ok(View { channels, sockets, listeners, kept, summary })
 }
 
-/// Counts the pages that programs of this Xen domain have granted and mapped, and those in quarantine: retired, while a peer
-/// may still map them.
+/// Counts the pages that programs of this Xen domain have granted and mapped, and those in quarantine: retired, while a
+/// peer may still map them.
 ///
 /// # Errors
 /// `/proc` cannot be read.

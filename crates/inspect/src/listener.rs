@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Listeners of one kernel: the sockets in the folders of services.
+//! Finds the listeners of one kernel: the sockets in the folders of services.
 
 use std::{
     collections::HashMap,
@@ -20,36 +20,36 @@ use crate::{
     process::{Scan, known_users, name_of, printable},
 };
 
-/// A socket that stands for a service.
+/// A socket of a service.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Listener {
-    /// What to connect to.
+    /// Address to which programs connect.
     pub address: String,
-    /// Whether anybody listens.
+    /// Whether a process listens.
     pub state: ListenerState,
-    /// The user who made the file.
+    /// User who made the file.
     pub uid: u32,
-    /// The name of that user.
+    /// Name of that user.
     pub user: String,
-    /// The process that listens, where that can be seen.
+    /// Process that listens, if it can be seen.
     pub pid: Option<u32>,
-    /// The name of that process.
+    /// Name of that process.
     pub command: Option<String>,
 }
 
-/// Whether anybody listens.
+/// Whether a process listens at a socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ListenerState {
-    /// Somebody does.
+    /// A process listens.
     Listening,
-    /// Its listener died and left the file; the next one replaces it.
+    /// The listener died and left the file; the next listener replaces it.
     Stale,
-    /// This user may not find out.
+    /// This user has no right to find out.
     Unknown,
 }
 
-/// Returns the folders in which services are looked for when nobody names one: this user's, and for root those of all users.
+/// Returns the folders that are searched if none is named: this user's, and for root those of all users.
 #[must_use]
 pub fn known_folders() -> Vec<PathBuf> {
     let own = tombolo_backends::services_folder();
@@ -60,7 +60,7 @@ pub fn known_folders() -> Vec<PathBuf> {
         let named = |path: &PathBuf| path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"tombolo-"));
         folders.extend(children("/tmp").filter(named));
     }
-    // Others may have put a link in a folder's place.
+    // Other users may have put a symbolic link in the place of a folder.
     folders.retain(|folder: &PathBuf| fs::symlink_metadata(folder).is_ok_and(|meta| meta.is_dir()));
     folders.extend(own.is_dir().then_some(own));
     folders.sort();
@@ -72,7 +72,7 @@ fn children(folder: &str) -> impl Iterator<Item = PathBuf> {
     fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path())
 }
 
-/// All sockets in `folders`.
+/// Returns all sockets in `folders`.
 pub fn find(folders: &[PathBuf], scan: &Scan) -> Result<Vec<Listener>> {
     let (users, bound) = (known_users(), bound(scan));
     let mut found = Vec::new();
@@ -104,7 +104,7 @@ pub fn find(folders: &[PathBuf], scan: &Scan) -> Result<Vec<Listener>> {
     Ok(found)
 }
 
-/// Asks by a socket of another kind, which a live listener does not notice (L-3).
+/// Tests for a listener by connecting with another type of socket, which a live listener does not notice (L-3).
 fn pulse(path: &Path) -> ListenerState {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let asked = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)
@@ -116,7 +116,7 @@ fn pulse(path: &Path) -> ListenerState {
     }
 }
 
-/// The sockets that listen at a path, by path: of all network namespaces that a process was seen in.
+/// Returns the inodes of listening sockets by path, from all network namespaces in which a process was seen.
 fn bound(scan: &Scan) -> HashMap<Vec<u8>, u64> {
     let tables = scan.networks.values().map(|pid| fs::read(format!("/proc/{pid}/net/unix")));
     tables.flatten().flat_map(|table| listening(&table)).collect()
@@ -128,7 +128,7 @@ fn listening(table: &[u8]) -> Vec<(Vec<u8>, u64)> {
         let mut fields = line.split(|byte| *byte == b' ').filter(|field| !field.is_empty());
         let flags = fields.nth(3)?;
         let inode = std::str::from_utf8(fields.nth(2)?).ok()?.parse().ok()?;
-        // The path may hold blanks: it is the rest of the line.
+        // The path may contain blanks: it is the rest of the line.
         let at = line.iter().position(|byte| *byte == b'/')?;
         (flags == ACCEPTS).then(|| (line[at..].to_vec(), inode))
     };

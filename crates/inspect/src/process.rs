@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Processes that hold segments, as `/proc` shows them.
+//! Finds processes that hold segments, as `/proc` shows them.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -12,7 +12,7 @@ use tombolo_os::process::{Stat, is_frozen};
 
 use crate::error::{Error, Result};
 
-/// The driver by which programs grant pages to other domains of Xen's.
+/// Device by which programs grant pages to other Xen domains.
 const GRANTS: &str = "/dev/xen/gntalloc";
 
 /// Device and inode of a piece of memory.
@@ -25,13 +25,13 @@ pub struct Process {
     pub command: String,
     pub uid: Option<u32>,
     pub user: Option<String>,
-    /// Stopped, traced or frozen.
+    /// Whether it is stopped, traced or frozen.
     pub paused: bool,
     /// Descriptors that look like segments, with their names.
     pub memories: Vec<(u32, String)>,
-    /// What it has mapped of such.
+    /// Its mappings of such memory.
     pub mappings: Vec<Mapping>,
-    /// Where it has mapped what it granted to other domains of Xen's.
+    /// Addresses at which it has mapped pages that it granted to other Xen domains.
     pub granted: Vec<Range<u64>>,
 }
 
@@ -39,11 +39,11 @@ pub struct Process {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mapping {
     pub identity: Identity,
-    /// The owner of a segment is who can write it.
+    /// Whether it is writable: the owner of a segment is the process that can write it.
     pub writable: bool,
 }
 
-/// A process with a table of its TCP connections, and the descriptor that leads to it.
+/// A process with a connection table, and the descriptor that leads to the table.
 #[derive(Debug)]
 pub struct ListingProcess {
     pub pid: u32,
@@ -52,16 +52,16 @@ pub struct ListingProcess {
     pub fd: u32,
 }
 
-/// What `/proc` shows to this user.
+/// Processes that `/proc` shows to this user.
 #[derive(Debug, Default)]
 pub struct Scan {
-    /// Those that hold segments.
+    /// Processes that hold segments.
     pub holders: Vec<Process>,
-    /// Those that have connection tables.
+    /// Processes that have connection tables.
     pub listing: Vec<ListingProcess>,
     pub looked_into: u64,
     pub hidden: u64,
-    /// Who has which socket open.
+    /// Process that has each socket open, by the socket's inode.
     pub sockets: HashMap<u64, (u32, String)>,
     /// One process for each network namespace.
     pub networks: BTreeMap<String, u32>,
@@ -77,7 +77,7 @@ pub fn scan() -> Result<Scan> {
         match descriptors(pid) {
             Ok(found) => scan.add_process(pid, found, &users),
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied && !is_kernel_thread(pid) => scan.hidden += 1,
-            // A thread of the kernel has none; whatever else is gone by now.
+            // A kernel thread has no descriptors; any other process is gone by now.
             Err(_) => {}
         }
     }
@@ -86,7 +86,7 @@ pub fn scan() -> Result<Scan> {
     Ok(scan)
 }
 
-/// What is of interest among a process's descriptors.
+/// Descriptors of a process that matter here.
 #[derive(Default)]
 struct Descriptors {
     memories: Vec<(u32, String)>,
@@ -130,7 +130,7 @@ impl Scan {
 }
 
 impl Process {
-    /// A process that somebody told of; none if there is none of that number here.
+    /// Returns a process that was named by number, or `None` if there is none with that number here.
     pub fn seen(pid: u32) -> Option<Self> {
         let status = Status::parse(&fs::read(format!("/proc/{pid}/status")).ok()?);
         let paused = status.stopped || is_frozen(pid);
@@ -138,7 +138,7 @@ impl Process {
         Some(Self { pid, command: status.command, paused, ..Self::unseen(status.uid, user) })
     }
 
-    /// One of which no more is known than whose it is.
+    /// Makes a process of which only the user is known.
     pub fn unseen(uid: Option<u32>, user: Option<String>) -> Self {
         let (memories, mappings, granted) = (Vec::new(), Vec::new(), Vec::new());
         Self { pid: 0, command: "?".into(), uid, user, paused: false, memories, mappings, granted }
@@ -167,7 +167,7 @@ fn descriptors(pid: u32) -> io::Result<Descriptors> {
     Ok(found)
 }
 
-/// The name of a memfd that is called as a segment is (L-13).
+/// Returns the name of a memfd that is named as a segment is (L-13).
 fn memory_name(shown: &str) -> Option<&str> {
     let name = shown.strip_prefix("/memfd:")?.strip_suffix(" (deleted)")?;
     (name == MEMORY || name.strip_prefix(MEMORY)?.starts_with(':')).then_some(name)
@@ -187,7 +187,7 @@ impl Mapping {
     }
 }
 
-/// The addresses of a line of `/proc/PID/maps` that gntalloc gave: pages that the process granted.
+/// Returns the addresses in a line of `/proc/PID/maps` if they map gntalloc, that is, pages that the process granted.
 pub fn granted(line: &str) -> Option<Range<u64>> {
     let rest = line.strip_suffix(GRANTS)?.strip_suffix(' ')?;
     let (start, end) = rest.split(' ').next()?.split_once('-')?;
@@ -246,11 +246,11 @@ pub fn known_users() -> HashMap<u32, String> {
 /// Returns the names of this machine's groups, by number.
 #[must_use]
 pub fn known_groups() -> HashMap<u32, String> {
-    // Their file begins each line as that of the users does.
+    // Each line begins as one of `/etc/passwd` does.
     users(&fs::read_to_string("/etc/group").unwrap_or_default())
 }
 
-/// Text that strangers chose, without what a terminal would act on.
+/// Replaces control characters in text that other users chose, so that a terminal does not act on them.
 pub fn printable(text: &str) -> String {
     text.chars().map(|char| if char.is_control() { '?' } else { char }).collect()
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A segment of somebody else, read without a word to its owner.
+//! Reads a segment of another process without involving that process.
 
 use std::{
     fs, io,
@@ -14,11 +14,11 @@ use tombolo_mem::{PeerSegment, PeerWord};
 use crate::error::{Os, Result};
 use crate::process::Identity;
 
-/// A segment whose control page is mapped here, to be read and not believed.
+/// A segment whose control page is mapped here. Its contents are untrusted.
 #[derive(Debug)]
 pub struct Segment {
     pub header: SegmentHeader,
-    /// When the kernel made it.
+    /// Time at which the kernel made it.
     pub made: Option<SystemTime>,
     page: Page,
 }
@@ -27,11 +27,11 @@ pub struct Segment {
 #[derive(Debug)]
 enum Page {
     Mapped(PeerSegment),
-    /// As it was when it was read.
+    /// A copy, as the page was when it was read.
     Copied(Box<[u8; limits::CONTROL_LEN as usize]>),
 }
 
-/// What an endpoint publishes for tools (C-12).
+/// The stats page of an endpoint (C-12).
 #[derive(Clone, Copy, Debug)]
 pub struct StatsPage {
     pub writer: [u64; COUNTERS],
@@ -39,10 +39,10 @@ pub struct StatsPage {
     pub peer_epoch: u64,
 }
 
-/// Opens memory of other processes, and nothing else.
+/// Opens memory of other processes, and no other files.
 #[derive(Debug)]
 pub struct Opener {
-    /// The kernel's own mount that all memfds live on.
+    /// The kernel's own mount on which all memfds are.
     mount: String,
 }
 
@@ -52,9 +52,9 @@ impl Opener {
         Ok(Self { mount: mount_of(&own).os("reading /proc/self/fdinfo")? })
     }
 
-    /// Opens what a descriptor of another process leads to, for reading, if it is a memfd. A file that is merely called
-    /// like one may be on a file system that never answers: it is held by its path alone until `/proc`, which asks no
-    /// file system, has said which mount it is on.
+    /// Opens the file behind a descriptor of another process for reading, if it is a memfd. A file that only has such a
+    /// name may be on a file system that never answers. So it is held by its path alone until `/proc`, which asks no
+    /// file system, has reported its mount.
     pub fn open(&self, path: &str) -> io::Result<OwnedFd> {
         let held = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         if mount_of(&held)? != self.mount {
@@ -65,7 +65,7 @@ impl Opener {
     }
 }
 
-/// Which mount a descriptor is on.
+/// Returns the mount on which a descriptor's file is.
 fn mount_of(fd: &OwnedFd) -> io::Result<String> {
     let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
     let mount = info.lines().find_map(|line| line.strip_prefix("mnt_id:"));
@@ -78,9 +78,9 @@ pub fn identity(fd: &OwnedFd) -> io::Result<Identity> {
 }
 
 impl Segment {
-    /// Maps the control page. `None` where the memory is no segment, or could go away under the eyes of who reads it.
+    /// Maps the control page. Returns `None` if the memory is no segment, or could go away while it is read.
     pub fn map(fd: &OwnedFd) -> Option<Self> {
-        // The largest ring, behind a control part that may be larger than today's.
+        // The limit allows the largest ring, after a control part that may be larger than today's.
         let len = tombolo_mem::check_sealed(fd.as_fd(), 2 * limits::CAPACITY_MAX).ok()?;
         if (len as u64) < limits::CONTROL_LEN + limits::CAPACITY_MIN {
             return None;
@@ -90,28 +90,28 @@ impl Segment {
         Some(Self { header, made: made(fd), page: Page::Mapped(page) })
     }
 
-    /// One of `len` bytes whose control page was read, and does not change any more. `None` where it is no segment.
+    /// Makes a segment of `len` bytes from a copy of its control page. Returns `None` if it is no segment.
     pub fn copied(page: Box<[u8; limits::CONTROL_LEN as usize]>, len: u64) -> Option<Self> {
         let header = SegmentHeader::decode(page.first_chunk()?, len).ok()?;
         Some(Self { header, made: None, page: Page::Copied(page) })
     }
 
-    /// One whose control page somebody else read, of the length that the page states.
+    /// Makes a segment from a control page that the broker read, with the length that the page states.
     pub fn stated(page: Box<[u8; limits::CONTROL_LEN as usize]>) -> Option<Self> {
         let len = word_at(&page[..], header::SEGMENT_LEN);
         Self::copied(page, len)
     }
 
-    /// What one of the words says now.
+    /// Returns the current value of a word.
     pub fn word(&self, at: usize) -> u64 {
-        // ORDER R-5: Acquire, so that two words read one after the other are not older the other way round.
+        // ORDER R-5: Acquire, so that of two words read in turn, the second is not older than the first.
         match &self.page {
             Page::Mapped(page) => page.word(at).load_acquire().hint(),
             Page::Copied(page) => word_at(&page[..], at),
         }
     }
 
-    /// The stats page as it is now, if there is one (C-12).
+    /// Returns the current stats page, if there is one (C-12).
     pub fn stats(&self) -> Option<StatsPage> {
         let counters = |at| std::array::from_fn(|index| self.word(at + 8 * index));
         self.header.features.has(Features::STATISTICS).then(|| StatsPage {
@@ -121,20 +121,21 @@ impl Segment {
         })
     }
 
-    /// How the ring that this endpoint writes follows its load: what it grows to, and why it is as large as it is (C-12).
+    /// Returns how the ring that this endpoint writes follows its load: the size to which it grows, and the reason for
+    /// its size (C-12).
     pub fn growth(&self) -> Option<(u64, &'static str)> {
         let told = self.header.features.has(Features::STATISTICS);
         told.then(|| self.word(words::RING_GROWTH)).and_then(words::decode_growth)
     }
 }
 
-/// The word at `at` of a page that was read.
+/// Returns the word at `at` of a page that was read.
 pub fn word_at(page: &[u8], at: usize) -> u64 {
     page.get(at..at + 8).and_then(|bytes| bytes.first_chunk()).map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
-/// When the memory was made: the kernel knows (since Linux 5.18; before, when it was last changed as a file, which is at
-/// once afterwards).
+/// Returns when the memory was made, as the kernel reports it since Linux 5.18. Before that, it is the file's last
+/// change, which follows immediately.
 fn made(fd: &OwnedFd) -> Option<SystemTime> {
     let wanted = StatxFlags::BTIME | StatxFlags::CTIME;
     let stat = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, wanted).ok()?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! TCP connections of programs under `tombolo run`, from the connection tables of their processes (S-11).
+//! Finds TCP connections of programs under `tombolo run` in the connection tables of their processes (S-11).
 
 use std::{
     collections::HashSet,
@@ -24,19 +24,19 @@ use crate::{
 /// One side of a TCP connection.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Socket {
-    /// The process that has it.
+    /// Process that has the connection.
     pub pid: u32,
-    /// The name of that process, as a terminal may show it.
+    /// Name of that process, safe for a terminal.
     pub command: String,
-    /// The name of its user.
+    /// Name of its user.
     pub user: Option<String>,
-    /// The address on this side.
+    /// Address on this side.
     pub own: SocketAddr,
-    /// The address on the other side.
+    /// Address on the other side.
     pub peer: SocketAddr,
-    /// What carries it.
+    /// Transport that carries it.
     pub state: Transport,
-    /// Why it is on TCP, or on its way there.
+    /// Reason for which it is on TCP, or returns to TCP.
     pub reason: Option<&'static str>,
     /// Bytes sent.
     pub sent: Bytes,
@@ -44,21 +44,21 @@ pub struct Socket {
     pub received: Bytes,
 }
 
-/// What carries a connection.
+/// Transport of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Transport {
-    /// TCP, while the other side is looked for.
+    /// TCP, while the other side is being searched.
     Candidate,
     /// Shared memory.
     Shared,
-    /// Shared memory until now; it goes back to TCP.
+    /// Shared memory that is being left for TCP.
     Leaving,
-    /// TCP, for good.
+    /// TCP permanently.
     Tcp,
 }
 
-/// Bytes of one direction by each transport.
+/// Bytes of one direction by transport.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Bytes {
     /// By TCP.
@@ -67,13 +67,13 @@ pub struct Bytes {
     pub shared: u64,
 }
 
-/// All that are listed, and how many had no room in a list.
+/// Returns all listed connections, and the number of those for which the tables had no room.
 pub fn find(scan: &Scan) -> Result<(Vec<Socket>, u64)> {
     let opener = Opener::new()?;
     let mut seen = HashSet::new();
     let (mut all, mut hidden) = (Vec::new(), 0_u64);
     for process in &scan.listing {
-        // A process that ended meanwhile, or memory that is merely called so.
+        // The process ended meanwhile, or the memory only has the name of a table.
         let Ok(fd) = opener.open(&format!("/proc/{}/fd/{}", process.pid, process.fd)) else { continue };
         if tombolo_mem::check_sealed(fd.as_fd(), LEN as u64) != Ok(LEN)
             || !identity(&fd).is_ok_and(|id| seen.insert(id))
@@ -99,7 +99,7 @@ pub fn find(scan: &Scan) -> Result<(Vec<Socket>, u64)> {
     Ok((all, hidden))
 }
 
-/// A row that was not another one meanwhile.
+/// Returns a row, unless it was reused for another connection while it was read.
 fn row(word: impl Fn(usize) -> u64) -> Option<Row> {
     let serial = word(0);
     let row = Row::decode(std::array::from_fn::<_, { WORDS - 1 }, _>(|at| word(at + 1)))?;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Channels to other machines and listeners for them, as brokers list them (B-20).
+//! Finds channels to other machines, and listeners for them, by asking brokers (B-20).
 //!
-//! No descriptor leads from outside to a window of a device, so the brokers that gave the windows are asked. They list to
-//! each user its own, and to root all.
+//! No descriptor leads from outside to a window of a device, so the brokers that gave the windows are asked. They list
+//! to each user that user's own channels, and to root all.
 
 use std::{
     path::Path,
@@ -23,19 +23,19 @@ use crate::{
     segment::Segment,
 };
 
-/// How long a broker may take to answer.
+/// Time that a broker may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What brokers told.
+/// Channels and listeners that brokers listed.
 #[derive(Debug, Default)]
 pub struct BrokerRows {
     pub channels: Vec<Channel>,
     pub listeners: Vec<Listener>,
-    /// Why one told nothing, though it should have.
+    /// Error of a broker that should have listed something and did not.
     pub silent: Option<String>,
 }
 
-/// Asks the brokers of this kernel. That there is none, or that this user is none of theirs, is no trouble.
+/// Asks the brokers of this kernel. It is no error if there is none, or none that serves this user.
 pub fn ask_brokers() -> BrokerRows {
     let socket = programs_socket();
     let mut told = BrokerRows::default();
@@ -45,7 +45,7 @@ pub fn ask_brokers() -> BrokerRows {
     told
 }
 
-/// A conversation, if there is somebody who has something to say to this user.
+/// Begins a conversation. Returns `None` if no broker is there, or none that serves this user.
 fn reach(socket: &Path, enter: Option<&Name>) -> Result<Option<(Broker, Name)>> {
     if !socket.exists() {
         return Ok(None);
@@ -66,16 +66,16 @@ fn reach(socket: &Path, enter: Option<&Name>) -> Result<Option<(Broker, Name)>> 
 
 impl BrokerRows {
     fn ask(&mut self, socket: &Path) -> Result<()> {
-        // On a host root sees all accounts, by the socket of administrators beside it. Anybody else, and in a machine, sees
-        // what the broker has for the user that asks.
+        // On a host, root sees all accounts through the administrators' socket in the same folder. Other users, and all
+        // users in a virtual machine, see what the broker lists to the user who asks.
         let admin = socket.with_file_name(Path::new(ADMIN_SOCKET).file_name().expect("a file's path"));
         if geteuid().is_root()
             && let Some((broker, _)) = reach(&admin, None)?
         {
-            // One that does not answer hides no other.
+            // An account that does not answer does not hide the others.
             let mut answered = Ok(());
             for row in broker.ask(Message::List { what: What::Domains })? {
-                // A machine has slots, an account has not.
+                // A virtual machine has slots, an account has none.
                 if let Message::DomainRow { name, slots: 0, .. } = row {
                     let asked = reach(&admin, Some(&name)).and_then(|account| self.ask_broker(account));
                     answered = answered.and(asked);
@@ -94,7 +94,7 @@ impl BrokerRows {
         Ok(())
     }
 
-    /// Takes a row of the broker of `domain`.
+    /// Adds a row of the broker of `domain`.
     fn add_row(&mut self, domain: &Name, row: Message) {
         match row {
             Message::ListenerRow { service, process, user, .. } => {
@@ -116,7 +116,7 @@ impl BrokerRows {
     }
 }
 
-/// The process at this side of a connection, and what the row says of it.
+/// Returns the process on this side of a connection, and the details in the row.
 fn connection(domain: &Name, row: Message) -> Option<(Process, RemoteConnection)> {
     let Message::CallRow { at, link, generation, peer, life, service, end, progress, process, user, age, .. } = &row
     else {
@@ -148,7 +148,7 @@ fn connection(domain: &Name, row: Message) -> Option<(Process, RemoteConnection)
     Some((whose(*process, *user), connection))
 }
 
-/// The rings that words of a row tell of.
+/// Returns the rings that the words of a row describe.
 fn rings(words: &[u64; ROW_WORDS]) -> Vec<Segment> {
     let [first, current] = outline::pages(words).map(|page| page.and_then(Segment::stated));
     let Some(first) = first.filter(|first| first.header.generation == 0) else { return Vec::new() };
@@ -156,7 +156,8 @@ fn rings(words: &[u64; ROW_WORDS]) -> Vec<Segment> {
     [first].into_iter().chain(current.filter(|ring| ring.header.epoch == epoch)).collect()
 }
 
-/// A process that a broker told of, if it is seen from here as the broker sees it.
+/// Returns the process that a broker named if it has that number and user here, else one of which only the user is
+/// known.
 fn whose(pid: u32, uid: u32) -> Process {
     let seen = Process::seen(pid).filter(|process| process.uid == Some(uid));
     seen.unwrap_or_else(|| {

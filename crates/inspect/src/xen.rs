@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Channels to other Xen domains, from the pages that processes granted.
+//! Finds channels to other Xen domains in the pages that processes granted.
 //!
-//! No descriptor leads to those pages. They are read as a debugger reads memory, by whoever may do that.
+//! No descriptor leads to those pages. They are read through `/proc/PID/mem`, as a debugger does, if this user may do
+//! that.
 
 use std::{
     collections::BTreeMap,
@@ -24,71 +25,72 @@ use crate::{
     segment::{Segment, word_at},
 };
 
-/// A page that was read.
+/// A copy of a page.
 type Page = Box<[u8; at::PAGE]>;
 
-/// An endpoint, and what memory of its rings there is.
+/// An endpoint, and the memory of its rings that was found.
 #[derive(Debug)]
 pub struct Link {
-    /// The number of the other domain.
+    /// Number of the other domain.
     pub peer: u16,
-    /// It is known to be gone.
+    /// Whether the peer is known to be gone.
     pub gone: bool,
     pub address: String,
-    /// What this end said when the channel began, and whether it was the one that listened.
+    /// Greeting that this endpoint sent when the channel began; below, whether it was the one that listened.
     pub greeting: Greeting,
     pub listened: bool,
-    /// It has not closed.
+    /// Whether it has not closed.
     pub open: bool,
-    /// Bytes that it retired, and of which the other has not said that it unmapped them.
+    /// Bytes that it retired, and that the peer has not reported as unmapped.
     pub quarantine: u64,
     pub made: SystemTime,
-    /// The rings, that of generation 0 first.
+    /// Its rings, with generation 0 first.
     pub segments: Vec<Segment>,
 }
 
-/// A listener page: for which domain its listener listens, and which reference leads to it.
+/// A listener page: the domain for which its listener listens, and the grant reference that leads to it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ListenerPage {
     pub peer: u16,
     pub reference: u32,
-    /// It is one for a domain that is known by name.
+    /// Whether it is for a domain that is known by name.
     pub named: bool,
 }
 
-/// Pages of a program that died, which this domain's grant reaper keeps until the other domain has unmapped them.
+/// Pages of a program that died, which this domain's grant reaper keeps until the other domain has unmapped them
+///
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct OrphanedGrants {
-    /// By which the program met its peer.
+    /// Address at which the program met its peer.
     pub address: String,
-    /// The number of the other domain.
+    /// Number of the other domain.
     pub peer_domain: u16,
-    /// How many there are.
+    /// Number of these pages.
     pub pages: u64,
     /// Seconds since the program died.
     pub age: f64,
-    /// The number of the program's process.
+    /// Number of the program's process.
     pub pid: u32,
-    /// The name of the program, as a terminal may show it.
+    /// Name of the program, safe for a terminal.
     pub command: String,
-    /// The number of its user.
+    /// Number of its user.
     pub uid: u32,
-    /// The name of its user.
+    /// Name of its user.
     pub user: String,
 }
 
-/// What the grant reaper of this domain has.
+/// Pages that the grant reaper of this domain keeps.
 #[derive(Debug, Default)]
 pub struct ReaperHoldings {
-    /// There is one, and it answered.
+    /// Whether a grant reaper is there and answered.
     pub there: bool,
-    /// Pages by program.
+    /// Kept pages by program.
     pub kept: Vec<OrphanedGrants>,
-    /// Pages that it had no room for.
+    /// Number of pages for which it had no room.
     pub let_go: u64,
 }
 
-/// Asks the grant reaper of this domain what it has. One that does not answer this user counts as none.
+/// Asks the grant reaper of this domain what it keeps. One that does not answer this user counts as none.
 #[must_use]
 pub fn reaper_holdings() -> ReaperHoldings {
     match ReaperListing::ask() {
@@ -112,7 +114,7 @@ fn holdings(ReaperListing { kept, let_go }: ReaperListing) -> ReaperHoldings {
     ReaperHoldings { there: true, kept: kept.collect(), let_go }
 }
 
-/// Listeners for other domains, with the names that `names` has for their pages.
+/// Returns the listeners for other domains, with the names that `names` gives their pages.
 pub fn listeners(holders: &[Process], names: impl FnOnce() -> Vec<(u16, String, u32)>) -> Vec<Listener> {
     let pages =
         holders.iter().flat_map(|process| granted(process).listeners.into_iter().map(move |page| (process, page)));
@@ -132,16 +134,16 @@ pub fn listeners(holders: &[Process], names: impl FnOnce() -> Vec<(u16, String, 
     pages.into_iter().map(listener).collect()
 }
 
-/// What a process has of Xen.
+/// Everything that a process has granted to other Xen domains.
 #[derive(Debug, Default)]
 pub struct Granted {
     pub links: Vec<Link>,
     pub listeners: Vec<ListenerPage>,
-    /// Pages that it granted and has mapped.
+    /// Number of pages that it granted and has mapped.
     pub pages: u64,
 }
 
-/// Reads the first page of all that `process` granted.
+/// Reads the first page of each range that `process` granted.
 pub fn granted(process: &Process) -> Granted {
     let Ok(memory) = File::open(format!("/proc/{}/mem", process.pid)) else { return Granted::default() };
     let mut found = Granted::default();
@@ -150,7 +152,7 @@ pub fn granted(process: &Process) -> Granted {
         let len = range.end.saturating_sub(range.start);
         found.pages += len / at::PAGE as u64;
         let mut page: Page = Box::new([0; at::PAGE]);
-        // A mapping that went meanwhile.
+        // The mapping is gone meanwhile.
         if memory.read_exact_at(&mut page[..], range.start).is_err() {
             continue;
         }
@@ -173,7 +175,7 @@ pub fn granted(process: &Process) -> Granted {
     found
 }
 
-/// The endpoint whose mailbox this is, once it has sent a message.
+/// Returns the endpoint to which a mailbox belongs, once it has sent a message.
 fn link(page: &Page) -> Option<Link> {
     let word = |offset| word_at(&page[..], offset);
     let (peer, gone) = at::stats_peer(word(at::AT_STATS))?;
@@ -198,7 +200,7 @@ fn link(page: &Page) -> Option<Link> {
     })
 }
 
-/// A message that the endpoint sent.
+/// Decodes a message that the endpoint sent.
 fn message(page: &Page, number: u64) -> Option<Message> {
     let base = at::AT_MESSAGES + number as usize * at::MESSAGE_STRIDE;
     let head = at::MessageHead::decode([0, 8, 16, 24].map(|offset| word_at(&page[..], base + offset))).ok()?;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A network of many as one interface: a bridge of the kernel's, whose ports lead to one peer each (N-14).
+//! Manages the one interface of a network of many: a bridge of the kernel, each of whose ports leads to one peer
+//! (N-14).
 
 use std::{fs, net::IpAddr};
 
@@ -14,37 +15,37 @@ use crate::{
     status::{State, Status},
 };
 
-/// What is written on each, before what it is to be.
+/// Beginning of the alias of each such bridge, before its configuration.
 const LABEL: &str = "tombolo network";
 
-/// How the one interface is to be.
+/// Configuration of the bridge.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BridgeConfig {
-    /// Its name.
+    /// Name of the bridge.
     pub name: String,
-    /// The network namespace that it is to be in: a name as `ip netns` knows it, or a path.
+    /// Network namespace in which to make it: a name as `ip netns` knows it, or a path.
     pub netns: Option<String>,
-    /// Its hardware address, and that of each of its ports.
+    /// Hardware address of the bridge and of each of its ports.
     pub mac: Mac,
-    /// Its address of IP, if it is to get one.
+    /// Its IP address, if it is to get one.
     pub ip: Option<IpConfig>,
 }
 
 impl BridgeConfig {
-    /// What is written on it, so that another process knows it for what it is.
+    /// Returns the alias by which another process recognizes the bridge.
     fn label(&self) -> String {
         let ip = self.ip.map(|ip| format!(" {}/{}", ip.own, ip.reached.1)).unwrap_or_default();
         format!("{LABEL} {} {}{ip}", self.name, self.mac)
     }
 
-    /// Whether an interface is one that was made for this, now or by a process that died.
+    /// Returns whether an interface was made for this purpose, now or by a process that died.
     fn is_of(&self, link: &Link) -> bool {
         let is_unfinished = link.alias.is_empty() && link.mac == self.mac;
         link.kind == "bridge" && (link.alias.starts_with(LABEL) || is_unfinished)
     }
 }
 
-/// The one interface. It outlives this value and this process, so that one that is started again finds it.
+/// The bridge. It outlives this value and this process, so that a restarted process finds it.
 #[derive(Debug)]
 pub struct Bridge {
     config: BridgeConfig,
@@ -52,62 +53,62 @@ pub struct Bridge {
     index: i32,
 }
 
-/// What a network tells of itself.
+/// Status of a network.
 #[derive(Clone, Debug, Serialize)]
 pub struct BridgeStatus {
-    /// The interface.
+    /// Name of the bridge.
     pub interface: String,
-    /// The network namespace that it was made in, if it was named.
+    /// Network namespace in which it was made, if one was named.
     pub netns: Option<String>,
-    /// The process that looks after it.
+    /// Process that manages it.
     pub pid: u32,
-    /// `network`: its links are its ports'.
+    /// `network`: its links are those of its ports.
     pub kind: &'static str,
-    /// Whether a rule of the host's wants it, which is so.
+    /// Whether a rule of the host requires it, which is always so.
     pub by_rule: bool,
-    /// Linked while one port is.
+    /// Linked while any port is linked.
     pub state: State,
-    /// How many ports are linked, in words.
+    /// Number of linked ports, in words.
     pub reason: String,
-    /// Its hardware address.
+    /// Hardware address of the bridge.
     pub mac: Mac,
-    /// Its MTU.
+    /// MTU of the bridge.
     pub mtu: u32,
     /// Its ports, each of which has a status of its own.
     pub ports: Vec<PortStatus>,
-    /// What went to all peers.
+    /// Frames sent to all peers.
     pub sent: Moved,
-    /// What came from all.
+    /// Frames received from all peers.
     pub received: Moved,
 }
 
-/// A port, as its network tells of it.
+/// Status of a port, as part of its network's.
 #[derive(Clone, Debug, Serialize)]
 pub struct PortStatus {
-    /// The interface.
+    /// Name of the port's interface.
     pub interface: String,
-    /// Who is behind it, while there is a link.
+    /// The peer behind it, while there is a link.
     pub peer: Option<String>,
     /// Whether there is a link.
     pub state: State,
 }
 
-/// What crossed all ports that there are.
+/// Traffic of all current ports.
 #[derive(Clone, Copy, Default, Debug, Serialize)]
 pub struct Moved {
-    /// Frames.
+    /// Number of frames.
     pub frames: u64,
-    /// Their bytes.
+    /// Number of bytes in these frames.
     pub bytes: u64,
-    /// Frames that went no further.
+    /// Number of frames dropped.
     pub dropped: u64,
 }
 
 impl Bridge {
-    /// Makes it, or takes the one that a process which died had made.
+    /// Makes the bridge, or takes over the one that a process which died had made.
     ///
     /// # Errors
-    /// Somebody else has the name, the kernel makes no bridges, or it takes a right.
+    /// The name is in use by another interface, the kernel makes no bridges, or a privilege is missing.
     pub fn open(config: &BridgeConfig) -> Result<Self> {
         in_namespace(&config.name, config.netns.as_deref(), || Self::open_here(config))
     }
@@ -125,22 +126,22 @@ impl Bridge {
                 make(&netlink, config)?
             }
         };
-        // Last: what is not labelled is not finished.
+        // Last, because a bridge without the label counts as unfinished.
         netlink.set_alias(index, &label).os("RTM_NEWLINK")?;
         Ok(Self { config: config.clone(), netlink, index })
     }
 
-    /// How it is to be.
+    /// Returns the configuration.
     #[must_use]
     pub fn config(&self) -> &BridgeConfig {
         &self.config
     }
 
-    /// Sees that it has its hardware address, which peers expect, and its address of IP: the kernel forgets one of IPv6 when an
-    /// interface is switched off. Returns `false` where it is not there any more.
+    /// Restores the bridge's hardware address, which peers expect, and its IP address: the kernel forgets IPv6
+    /// addresses when an interface is switched off. Returns `false` if the bridge is gone.
     ///
     /// # Errors
-    /// The kernel does not say, or does not let it have its address.
+    /// The kernel does not answer, or refuses an address.
     pub fn keep_address(&self) -> Result<bool> {
         match self.netlink.find(&self.config.name).os("RTM_GETLINK")? {
             Some(link) if link.index == self.index => {
@@ -156,7 +157,7 @@ impl Bridge {
         }
     }
 
-    /// What it is doing, with what its ports say.
+    /// Returns the status of the bridge, given that of its ports.
     #[must_use]
     pub fn status(&self, ports: &[Status]) -> BridgeStatus {
         let link = self.netlink.link(self.index).ok();
@@ -189,14 +190,14 @@ impl Bridge {
         }
     }
 
-    /// Removes it, wherever it was renamed to.
+    /// Removes the bridge, also if it was renamed.
     ///
     /// # Errors
-    /// The kernel does not let it go.
+    /// The kernel does not remove it.
     pub fn remove(self) -> Result<()> {
         match self.netlink.link(self.index) {
             Ok(link) if link.alias == self.config.label() => self.netlink.delete_link(self.index).os("RTM_DELLINK")?,
-            // Somebody removed it, or wrote on it that it is theirs.
+            // It was removed, or its alias says that it now belongs to somebody else.
             _ => {}
         }
         Ok(())
@@ -212,7 +213,7 @@ fn make(netlink: &Netlink, config: &BridgeConfig) -> Result<i32> {
         _ => crate::error::FailedCall { call: "RTM_NEWLINK", source: error }.into(),
     })?;
     let link = netlink.find(name).os("RTM_GETLINK")?.ok_or_else(|| Error::Removed(name.clone()))?;
-    // Any peer could say that it is the way to everywhere.
+    // With router advertisements any peer could claim to be the default route.
     write_setting("ipv6", name, "accept_ra", "0").or_else(none_is_fine)?;
     if let Some(ip) = config.ip {
         ignore_routes_without_carrier(name, ip.own)?;
@@ -225,15 +226,16 @@ fn make(netlink: &Netlink, config: &BridgeConfig) -> Result<i32> {
     Ok(link.index)
 }
 
-/// Gives it its address of IP, if it is to have one. One that it has stays.
+/// Gives the bridge its IP address, if it is to have one. An existing address stays.
 fn give_ip(netlink: &Netlink, index: i32, config: &BridgeConfig) -> Result<()> {
     let Some(IpConfig { own, reached: (reached, bits) }) = config.ip else { return Ok(()) };
     let failed = |source| Error::Ip { name: config.name.clone(), address: own, source };
     netlink.add_address(index, own, reached, bits).map_err(failed)
 }
 
-/// Where each peer has a route of its own, by its port, what it sends comes in by the bridge nevertheless. A kernel that takes
-/// packets only from where it would send to is asked to take them from where anybody is reached.
+/// Makes the kernel accept packets from any reachable source, if it would accept them only from the interface through
+/// which it would answer. Needed if each peer has a route through its port, because a peer's packets arrive at the
+/// bridge nevertheless.
 fn loosen_source_filter(name: &str) -> Result<()> {
     let is_strict = |interface: &str| {
         let path = format!("/proc/sys/net/ipv4/conf/{interface}/rp_filter");
@@ -242,13 +244,14 @@ fn loosen_source_filter(name: &str) -> Result<()> {
     if is_strict("all") || is_strict(name) { write_setting("ipv4", name, "rp_filter", "2") } else { Ok(()) }
 }
 
-/// Removes what processes that died have left in a namespace, but for the names that are wanted still. Returns what it removed.
+/// Removes the bridges that processes which died have left in a namespace, except the wanted names. Returns the removed
+/// names.
 ///
 /// # Errors
-/// The namespace is not there, or the kernel does not say what is in it.
+/// The namespace is not there, or the kernel does not list its interfaces.
 pub fn remove_stale_bridges(netns: Option<&str>, wanted: &[&str]) -> Result<Vec<String>> {
     enter_and(netns, || {
-        // That of this thread, and so of its namespace.
+        // The file shows this thread's namespace.
         let path = "/proc/thread-self/net/dev";
         let all = fs::read_to_string(path).os("read /proc/thread-self/net/dev")?;
         let netlink = Netlink::open().os("socket")?;
@@ -257,7 +260,7 @@ pub fn remove_stale_bridges(netns: Option<&str>, wanted: &[&str]) -> Result<Vec<
             if wanted.contains(&name) {
                 continue;
             }
-            // What is no Ethernet interface is none of these.
+            // An interface without an Ethernet address is no such bridge.
             let Ok(Some(link)) = netlink.find(name) else { continue };
             if link.kind == "bridge" && link.alias.starts_with(LABEL) {
                 netlink.delete_link(link.index).os("RTM_DELLINK")?;
@@ -268,8 +271,9 @@ pub fn remove_stale_bridges(netns: Option<&str>, wanted: &[&str]) -> Result<Vec<
     })
 }
 
-/// The address of the one interface of a network, and that of a port. With a prefix the network is behind the one. Without one each
-/// peer is behind its port, so that the kernel takes another way to a peer whose port has no carrier (N-13).
+/// Returns the IP address of a network's bridge, and that of a port. With a prefix the whole network is behind the
+/// bridge. Without one each peer is behind its port, so that the kernel uses another route to a peer whose port has no
+/// carrier (N-13).
 #[must_use]
 pub fn split_ip(own: IpAddr, prefix: Option<u8>, peer: Option<IpAddr>) -> (IpConfig, Option<IpConfig>) {
     let port = prefix.is_none().then(|| peer.map(|peer| IpConfig::new(own, None, Some(peer)))).flatten();

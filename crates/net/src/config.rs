@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What an interface is to be, and where its peer is met.
+//! Configuration of an interface, and the place where its peer is met.
 
 use crate::{handle::NicConfig, mac::Mac};
 
-/// Bytes of the ring where nobody says otherwise (N-1).
+/// Default size of the ring in bytes (N-1).
 pub const RING_DEFAULT: u64 = 1 << 20;
-/// Bytes of the smallest ring.
+/// Size of the smallest ring in bytes.
 pub const RING_LEAST: u64 = 256 << 10;
 
-/// Where the peer is met.
+/// Place where the peer is met.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Place {
-    /// Who listens at this address.
+    /// The peer listens at this address.
     Connect(String),
-    /// Who connects to this address.
+    /// The peer connects to this address.
     Listen(String),
 }
 
 impl Place {
-    /// The address.
+    /// Returns the address.
     #[must_use]
     pub fn address(&self) -> &str {
         match self {
@@ -26,7 +26,7 @@ impl Place {
         }
     }
 
-    /// `connect` or `listen`.
+    /// Returns `connect` or `listen`.
     #[must_use]
     pub fn role(&self) -> &'static str {
         match self {
@@ -36,7 +36,7 @@ impl Place {
     }
 }
 
-/// Who moves the frames of an interface.
+/// The engine that moves the frames of an interface.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum EngineKind {
     /// This process, through a TAP device.
@@ -44,36 +44,37 @@ pub enum EngineKind {
     Tap,
     /// The kernel's module, in a virtual machine.
     Kernel,
-    /// The module where it can, else this process.
+    /// The module where that is possible, else this process.
     Auto,
 }
 
-/// What an interface is to be.
+/// Configuration of an interface.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// The interface.
+    /// The interface itself.
     pub nic: NicConfig,
-    /// Who moves its frames.
+    /// Engine that moves its frames.
     pub engine: EngineKind,
-    /// Its peer.
+    /// Place where it meets its peer.
     pub place: Place,
-    /// Whether frames may come from other addresses than the peer's own: it is a bridge's port (N-6).
+    /// Whether frames may come from other addresses than the peer's own, because the interface is a bridge's port
+    /// (N-6).
     pub any_source: bool,
-    /// Bytes of the own ring.
+    /// Size of the own ring in bytes.
     pub ring: u64,
-    /// Whether a rule of the host's wants it (B-28), and not somebody here.
+    /// Whether a rule of the host requires it (B-28), and not a user of this machine.
     pub by_rule: bool,
-    /// The network of many that it belongs to, if it does.
+    /// Network of many to which it belongs, if it does.
     pub member: Option<Member>,
 }
 
-/// What is known of a peer in a network of many, before it says it (N-14).
+/// Properties of a peer in a network of many that are known before its hello (N-14).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Member {
-    /// The network's name.
+    /// Name of the network.
     pub network: String,
-    /// The peer's hardware address.
+    /// Hardware address of the peer.
     pub mac: Mac,
-    /// The network's MTU.
+    /// MTU of the network.
     pub mtu: u32,
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How the interfaces of a user are found and ended: a socket for each, in a folder of that user's. A line comes, a line
-//! of JSON goes.
+//! Finds and ends a user's interfaces: each has a socket in a folder of that user. A client sends one line, and
+//! receives one line of JSON.
 
 use std::{
     fs::{self, DirBuilder},
@@ -24,31 +24,31 @@ use crate::{
     handle::check_name,
 };
 
-/// How long the other side may take: one that is stopped makes others wait.
+/// Time that the other side may take; one that is stopped makes others wait.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long an interface may take to end.
+/// Time that an interface may take to end.
 const ENDS: Duration = Duration::from_secs(5);
-/// No line is as long as this.
+/// Length in bytes that no line reaches.
 const LINE_MOST: u64 = 64 << 10;
 const STATUS: &str = "status";
 const DOWN: &str = "down";
 
-/// What somebody asked of a running interface.
+/// Request of a client to a running interface.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Request {
-    /// Nothing that changes anything.
+    /// Only the status, which every request returns.
     Status,
     /// To end.
     Down,
 }
 
-/// The folder of this user's running interfaces.
+/// Returns the folder of this user's running interfaces.
 #[must_use]
 pub fn folder() -> PathBuf {
     tombolo_backends::services_folder().join("net")
 }
 
-/// The socket of a running interface; it goes with this value.
+/// The socket of a running interface, which is removed when this value is dropped.
 #[derive(Debug)]
 pub struct Control {
     listener: UnixListener,
@@ -59,7 +59,7 @@ impl Control {
     /// Makes the socket of this process's `interface` in `folder`, and the folder if it is not there.
     ///
     /// # Errors
-    /// The folder is another user's, or cannot be made or written.
+    /// The folder belongs to another user, or cannot be made or written.
     pub fn open(folder: &Path, interface: &str) -> Result<Self> {
         check_name(interface)?;
         let failed = |source| Error::Folder { folder: folder.into(), source };
@@ -70,7 +70,7 @@ impl Control {
         }
         let name = format!("{}-{interface}", std::process::id());
         let path = folder.join(format!("{name}.sock"));
-        // It gets its name once it listens: one that refuses is taken for a dead process's, and removed.
+        // Named only once it listens: a socket that refuses counts as that of a dead process, and is removed.
         let early = folder.join(format!("{name}.new"));
         let _ = fs::remove_file(&early);
         let listener = UnixListener::bind(&early).map_err(failed)?;
@@ -79,7 +79,7 @@ impl Control {
         Ok(Self { listener, path })
     }
 
-    /// Answers who asks now, if anybody does, and says what was asked.
+    /// Answers a waiting client, if there is one, and returns its request.
     pub fn answer(&self, status: &impl serde::Serialize) -> Option<Request> {
         let (mut client, _) = self.listener.accept().ok()?;
         client.set_nonblocking(false).ok()?;
@@ -99,7 +99,7 @@ impl Control {
     }
 }
 
-/// It polls readable while somebody asks.
+/// Polls readable while a client waits.
 impl AsFd for Control {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
@@ -112,31 +112,31 @@ impl Drop for Control {
     }
 }
 
-/// A running interface, seen from another process.
+/// A running interface, as another process sees it.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Found {
-    /// What it says of itself: the fields of [`Status`](crate::Status) or of [`BridgeStatus`](crate::BridgeStatus).
+    /// Its answer: the fields of [`Status`](crate::Status) or of [`BridgeStatus`](crate::BridgeStatus).
     pub status: Value,
     path: PathBuf,
 }
 
 impl Found {
-    /// Whether it has this name.
+    /// Returns whether the interface has this name.
     #[must_use]
     pub fn is_called(&self, name: &str) -> bool {
         self.status["interface"] == name
     }
 
-    /// Whether a rule of the host's wants it: it would be made again.
+    /// Returns whether a rule of the host requires it, so that it would be made again.
     #[must_use]
     pub fn is_by_rule(&self) -> bool {
         self.status["by_rule"] == true
     }
 
-    /// Ends it, and waits until it has gone.
+    /// Ends the interface, and waits until it is gone.
     ///
     /// # Errors
-    /// It does not answer, or does not go.
+    /// It does not answer, or does not end in time.
     pub fn end(&self) -> io::Result<()> {
         ask(&self.path, DOWN)?;
         let until = Instant::now() + ENDS;
@@ -150,10 +150,10 @@ impl Found {
     }
 }
 
-/// Finds the running interfaces in `folder`, by name. Sockets whose process has died are removed.
+/// Finds the running interfaces in `folder`, sorted by name. Removes sockets whose process has died.
 ///
 /// # Errors
-/// The folder cannot be read. That it is not there is no error.
+/// The folder cannot be read. A missing folder is no error.
 pub fn find(folder: &Path) -> Result<Vec<Found>> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
@@ -165,7 +165,7 @@ pub fn find(folder: &Path) -> Result<Vec<Found>> {
         is_called_so && fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket())
     };
     let paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(is_socket).collect();
-    // All at once: one that is stopped makes nobody wait for the next.
+    // All are asked at once, so that a stopped process does not delay the next one.
     let mut found: Vec<Found> = thread::scope(|scope| {
         let asked: Vec<_> = paths.into_iter().map(|path| scope.spawn(|| answer_of(path))).collect();
         asked.into_iter().filter_map(|thread| thread.join().ok().flatten()).collect()
@@ -174,7 +174,7 @@ pub fn find(folder: &Path) -> Result<Vec<Found>> {
     Ok(found)
 }
 
-/// What the process says that has this socket. A socket whose process has died is removed.
+/// Returns the answer of the process that owns this socket. Removes the socket if that process has died.
 fn answer_of(path: PathBuf) -> Option<Found> {
     match ask(&path, STATUS) {
         Ok(status) => Some(Found { status, path }),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What an interface has sent and received, and what it dropped and why.
+//! Counts what an interface has sent and received, and what it dropped and why.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,12 +7,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::frame::DropReason;
 
-/// A number that one thread counts and others read.
+/// A counter that one thread increments and others read.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// Adds to it.
+    /// Adds to the counter.
     pub fn add(&self, count: u64) {
         // ORDER: Relaxed; it is only counted.
         self.0.fetch_add(count, Ordering::Relaxed);
@@ -26,11 +26,11 @@ impl Counter {
 /// Counters of one direction.
 #[derive(Debug, Default)]
 pub struct Direction {
-    /// Frames that went on.
+    /// Frames passed on.
     pub frames: Counter,
-    /// Their bytes.
+    /// Bytes in these frames.
     pub bytes: Counter,
-    /// Those of them that were still to be divided.
+    /// Those of these frames that were still to be divided into segments.
     pub segments: Counter,
     /// Times that the ring was full.
     pub full: Counter,
@@ -39,18 +39,18 @@ pub struct Direction {
     header: Counter,
     feature: Counter,
     source: Counter,
-    /// Frames that waited when the link began.
+    /// Frames that were already queued when the link began.
     pub stale: Counter,
-    /// Frames that the kernel did not take.
+    /// Frames that the kernel refused.
     pub refused: Counter,
-    /// Frames that came while the interface was switched off.
+    /// Frames that arrived while the interface was switched off.
     pub down: Counter,
     /// Frames for which the kernel had no memory.
     pub memory: Counter,
 }
 
 impl Direction {
-    /// Counts a frame that goes no further.
+    /// Counts a dropped frame.
     pub fn count_drop(&self, why: DropReason) {
         let counter = match why {
             DropReason::Short => &self.short,
@@ -83,7 +83,7 @@ impl Direction {
     }
 }
 
-/// Counters of both.
+/// Counters of both directions.
 #[derive(Debug, Default)]
 pub struct Counters {
     /// From the interface to the peer.
@@ -93,43 +93,43 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// What they are now: sent and received.
+    /// Returns the current values: sent and received.
     pub fn figures(&self) -> [Figures; 2] {
         [self.sent.figures(), self.received.figures()]
     }
 }
 
-/// What was counted in one direction since the interface was made.
+/// Values of one direction's counters since the interface was made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Figures {
-    /// Frames that went on.
+    /// Frames passed on.
     pub frames: u64,
-    /// Their bytes.
+    /// Bytes in these frames.
     pub bytes: u64,
-    /// Those of them that were still to be divided.
+    /// Those of these frames that were still to be divided into segments.
     pub segments: u64,
     /// Times that the ring was full and the interface had to wait.
     pub full: u64,
-    /// Frames that went no further.
+    /// Frames dropped.
     pub dropped: Dropped,
 }
 
-/// Frames that went no further, by reason.
+/// Dropped frames by reason.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Dropped {
-    /// Too short to be any.
+    /// Too short to be a frame.
     pub short: u64,
-    /// Longer than was agreed on.
+    /// Longer than agreed.
     pub long: u64,
-    /// Their header makes no sense.
+    /// The header is invalid.
     pub header: u64,
-    /// They need a feature that was not agreed on.
+    /// A feature is needed that was not agreed.
     pub feature: u64,
-    /// They come from another address than their sender's.
+    /// The source is not the sender's address.
     pub source: u64,
-    /// They waited when the link began.
+    /// The frame was queued already when the link began.
     pub stale: u64,
-    /// The kernel did not take them.
+    /// The kernel refused the frame.
     pub refused: u64,
     /// The interface was switched off.
     pub down: u64,
@@ -138,7 +138,7 @@ pub struct Dropped {
 }
 
 impl Dropped {
-    /// All of them, by the names that scripts see.
+    /// Returns all counts, by the names that scripts see.
     #[must_use]
     pub fn named(&self) -> [(&'static str, u64); 9] {
         [

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! An interface and the link behind it: meets the peer, says hello, moves frames, and begins again when the link ends.
+//! Runs an interface and the link behind it: meets the peer, exchanges hellos, moves frames, and starts again when the
+//! link ends.
 
 use std::{
     os::fd::{AsFd, BorrowedFd},
@@ -28,31 +29,32 @@ use crate::{
     tap::Tap,
 };
 
-/// How long one try to meet the peer takes at most, so that it is soon seen that the interface is to end.
+/// Longest time for one attempt to meet the peer, so that a request to end the interface is soon noticed.
 const TRY: Duration = Duration::from_millis(250);
-/// Pauses between tries that fail, which grow from the one to the other (N-11).
+/// Shortest and longest pause between failing attempts; the pause grows from one to the other (N-11).
 const PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)];
-/// How often the peer's life is looked at, and how often the interface, whose administrator may have changed it.
+/// Interval between checks of the peer's liveness. Every fourth also checks the interface, which its administrator may
+/// have changed.
 const LOOK: Duration = Duration::from_millis(250);
 const LOOKS_EACH: u32 = 4;
-/// How long the module may take for what a peer had sent before its side ended, as its kernel says and as the broker does. In the
-/// first case the module sees the end too.
+/// Time that the module may take for what a peer sent before its side ended, if the peer's kernel reported the end, and
+/// if the broker did. In the first case the module sees the end too.
 const REST: [Duration; 2] = [Duration::from_secs(3), Duration::from_millis(500)];
-/// So many who want to be the peer of an interface that has one are told at a time.
+/// Largest number of would-be peers refused at a time while the interface has a peer.
 const CALLERS_EACH: usize = 64;
-/// How long to wait for the engine's end, which nothing delays but the kernel.
+/// Time to wait for the engine's end, which nothing but the kernel can delay.
 const STOP: Duration = Duration::from_secs(10);
-/// Called with a line for people, when something changes.
+/// Callback that receives a line for people when something changes.
 pub type Report = Box<dyn Fn(&str) + Send>;
 
-/// What the engine's thread and the others share.
+/// State that the engine's thread shares with other threads.
 #[derive(Debug)]
 struct Shared {
     stop: Flag,
     ended: Flag,
     counters: Counters,
     nic: Nic,
-    /// What it is a port of, if that, and its address of IP.
+    /// The bridge port that the interface is, if any; below, its IP address.
     port: Option<PortConfig>,
     ip: Option<IpConfig>,
     status: Mutex<Status>,
@@ -66,10 +68,10 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Makes the interface, begins to listen if it is to, and starts what moves its frames.
+    /// Makes the interface, begins to listen if it is to, and starts the thread that moves its frames.
     ///
     /// # Errors
-    /// The interface or the address cannot be had. A peer that is not there yet is no error.
+    /// The interface or the address cannot be used. A peer that is not there yet is no error.
     pub fn start(config: Config, report: Report) -> Result<Self> {
         let address = config.place.address();
         let failed = |source| Error::Address { address: address.into(), source };
@@ -107,7 +109,7 @@ impl Engine {
         Ok(Self { shared, thread })
     }
 
-    /// What it is doing now.
+    /// Returns the current status.
     #[must_use]
     pub fn status(&self) -> Status {
         let mut status = lock(&self.shared.status).clone();
@@ -116,30 +118,30 @@ impl Engine {
         status
     }
 
-    /// Makes the interface the port that it is to be, if it is none any more, by which its peer is reached: the kernel forgets that
-    /// when an interface is switched off. Returns whether it was none. To be called now and then.
+    /// Makes the interface a bridge port again if it no longer is one, and restores how its peer is reached: the kernel
+    /// forgets that when an interface is switched off. Returns whether it was no port. Call this now and then.
     ///
     /// # Errors
-    /// Its bridge is not where it is, or the kernel does not let it be one.
+    /// The bridge is not in the interface's namespace, or the kernel refuses to make the interface its port.
     pub fn keep_port(&self) -> Result<bool> {
         let Shared { nic, port, ip, .. } = &*self.shared;
         port.as_ref().map_or(Ok(false), |port| nic.handle().keep_port(port, *ip))
     }
 
-    /// Polls readable when it has ended by itself.
+    /// Returns a descriptor that polls readable when the engine has ended by itself.
     #[must_use]
     pub fn ended(&self) -> BorrowedFd<'_> {
         self.shared.ended.as_fd()
     }
 
-    /// Ends it, or says why it has ended by itself.
+    /// Ends the engine, or returns why it has ended by itself.
     ///
     /// # Blocking
-    /// Until its threads have ended and the interface is gone. No peer can delay that; after ten seconds of the kernel's it
-    /// returns all the same.
+    /// Until its threads have ended and the interface is gone. No peer can delay that. If the kernel takes more than
+    /// ten seconds, this returns all the same.
     ///
     /// # Errors
-    /// Why it had to end.
+    /// The reason for which the engine had to end.
     pub fn stop(self) -> Result<()> {
         self.shared.stop.raise();
         wait_any(&[self.ended()], Some(STOP)).os("poll")?;
@@ -153,26 +155,26 @@ impl Engine {
 fn options(ring: u64) -> Options {
     let options = Options::new().ring_size(ring).handshake_timeout(PATIENCE);
     match thread::available_parallelism() {
-        // With one CPU nobody can do anything while this spins.
+        // With one CPU no other thread can run while this one spins.
         Ok(cpus) if cpus.get() == 1 => options.spin(Duration::ZERO),
         _ => options,
     }
 }
 
-/// The thread that has the interface.
+/// The thread that owns the interface.
 struct Supervisor {
     shared: Arc<Shared>,
     config: Config,
     options: Options,
     listener: Option<Listener<Messages>>,
-    /// Who has called and not said hello yet.
+    /// Callers that have connected and not sent a hello yet.
     callers: Callers,
-    /// When a caller's fault was last told.
+    /// Time of the last report of a caller's fault.
     complained: Option<Instant>,
     report: Report,
-    /// The MTU that its administrator wants; a link may have a smaller one.
+    /// MTU that the interface's administrator wants; a link may have a smaller one.
     wanted_mtu: u32,
-    /// The last line that was reported.
+    /// Last line that was reported.
     told: String,
 }
 
@@ -193,25 +195,25 @@ impl Supervisor {
             let lasted = match self.link_once(&own) {
                 Ok(Some(lasted)) => lasted?,
                 Ok(None) => continue,
-                // The next caller is not to wait for what this one did.
+                // The next caller need not wait because of what this one did.
                 Err(failed) if failed.is_callers() && self.is_listening() => {
                     self.complain(&failed);
                     continue;
                 }
                 Err(failed) => {
                     self.report_line(State::Waiting, &failed.line(&self.config.place));
-                    // Who waits for a listener has paused in that call.
+                    // If no peer listened, `connect` has paused already.
                     if failed.is_absence() { PAUSES[1] } else { Duration::ZERO }
                 }
             };
-            // A peer whose links fail, or end at once, is not met all the time.
+            // Pauses longer each time for a peer whose links fail, or end at once.
             pause = if lasted < PAUSES[1] { (pause * 2).min(PAUSES[1]) } else { PAUSES[0] };
             wait_any(&[self.shared.stop.as_fd()], Some(pause)).os("poll")?;
         }
         Ok(())
     }
 
-    /// Meets the peer and has a link with it. Returns how long that lasted, or `None` where nobody came.
+    /// Meets the peer and runs one link with it. Returns how long the link lasted, or `None` if no peer came.
     fn link_once(&mut self, own: &Hello) -> Result<Option<Result<Duration>>, Failed> {
         let Some((channel, peer)) = self.meet(own)? else { return Ok(None) };
         let begun = Instant::now();
@@ -222,7 +224,7 @@ impl Supervisor {
         })))
     }
 
-    /// What this end says of itself: the interface is what it is now (N-6).
+    /// Makes this side's hello from the interface as it is now (N-6).
     fn own_hello(&mut self) -> Result<Hello> {
         let link = self.shared.nic.handle().link()?;
         self.wanted_mtu = link.mtu.clamp(hello::MTU_LEAST, hello::MTU_MOST);
@@ -235,7 +237,8 @@ impl Supervisor {
         matches!(self.config.place, Place::Listen(_))
     }
 
-    /// Meets the peer and exchanges hellos with it. `None` where nobody has come so far, or is about to say hello.
+    /// Meets the peer and exchanges hellos with it. Returns `None` if no peer has come so far, or its hello is still
+    /// awaited.
     fn meet(&mut self, own: &Hello) -> Result<Option<(Messages, Hello)>, Failed> {
         self.callers.keep_only_told(own);
         if !self.is_listening() && self.callers.is_empty() {
@@ -244,7 +247,7 @@ impl Supervisor {
         }
         let until = Instant::now() + TRY;
         loop {
-            // Those who are in already come first.
+            // Callers that are connected already come first.
             if let Some(heard) = self.callers.hear_caller() {
                 return heard.map(Some);
             }
@@ -259,14 +262,15 @@ impl Supervisor {
             fds.push(self.shared.stop.as_fd());
             wait_any(&fds, Some(most)).map_err(|error| Failed::Meeting(BackendError::os("poll", error).into()))?;
         }
-        // What the last peer did wrong stays to be read until another one comes.
+        // The last peer's fault stays readable until another peer comes.
         if self.is_listening() && self.callers.is_empty() && lock(&self.shared.status).reason.is_empty() {
             self.report_line(State::Waiting, &format!("waits at {} for its peer", self.config.place.address()));
         }
         Ok(None)
     }
 
-    /// Connects, in a thread of its own: a listener may let this end wait, and then it must be able to end. `None` where it is to.
+    /// Connects in a separate thread, because a listener may delay that, and the engine must still be able to end.
+    /// Returns `None` if it is to end.
     fn connect(&self) -> Result<Option<Messages>, Failed> {
         let address = self.config.place.address().to_owned();
         let options = self.options.clone().wait_for_listener(TRY);
@@ -275,7 +279,7 @@ impl Supervisor {
         let connect = {
             let is_over = Arc::clone(&is_over);
             move || {
-                // Nobody is there to get it any more where the interface is to end.
+                // The receiver is gone if the interface is to end.
                 let _ = gives.send(tombolo::connect_with(&address, &options));
                 is_over.raise();
             }
@@ -285,7 +289,7 @@ impl Supervisor {
         gets.try_recv().map_or(Ok(None), |met| met.map(Some).map_err(Failed::Meeting))
     }
 
-    /// Accepts who connects, as long as there is room. Says whether it is of use to watch the listener meanwhile.
+    /// Accepts callers as long as there is room. Returns whether it is useful to watch the listener afterwards.
     fn let_in(&mut self, own: &Hello) -> Result<bool, Failed> {
         let listener = match self.listener.take() {
             Some(listener) => listener,
@@ -298,7 +302,7 @@ impl Supervisor {
                 Ok(None) => return Ok(true),
                 Err(ChannelError::Domain(BackendError::Crowded(_) | BackendError::Limit { .. })) => break,
                 Err(error) => {
-                    // Such as a broker that was started again: it is to be told anew.
+                    // For example, a broker that was restarted must be told of the listener again.
                     self.listener = None;
                     return Err(Failed::Meeting(error));
                 }
@@ -307,9 +311,9 @@ impl Supervisor {
         Ok(false)
     }
 
-    /// One link, from the two hellos to its end (N-10).
+    /// Runs one link, from the two hellos to its end (N-10).
     fn run_link(&mut self, channel: Messages, own: &Hello, peer: &Hello) -> Result<End> {
-        // No packet may be longer than either interface wants (N-5).
+        // No packet may be longer than the MTU of either interface (N-5).
         let mtu = own.mtu.min(peer.mtu);
         let shared = Arc::clone(&self.shared);
         let handle = shared.nic.handle();
@@ -324,7 +328,7 @@ impl Supervisor {
         {
             return Err(Error::Removed(handle.name()));
         }
-        // What the link wanted ends with it; what the administrator did meanwhile stays (N-5).
+        // The MTU of the link ends with it; one that the administrator set meanwhile stays (N-5).
         let restore_mtu = || match handle.link()?.mtu {
             now if now == mtu => handle.set_mtu(self.wanted_mtu),
             _ => Ok(()),
@@ -348,7 +352,8 @@ impl Supervisor {
         let source = Some(peer.mac).filter(|_| !self.config.any_source);
         let from_peer = Limits::new(own, source);
         let first_end = Mutex::new(None::<End>);
-        // Whoever finds the peer's end does this: a thread that had to wake first might have to wait for a CPU.
+        // The thread that notices the peer's end does this itself: another thread would have to wake, and might wait
+        // for a CPU.
         let lose_carrier = || {
             let off = tap.set_carrier(false);
             tap.handle().settle_carrier(shared.port.as_ref());
@@ -358,14 +363,15 @@ impl Supervisor {
             let is_news = !matches!(end, End::Stopped) && lock(&first_end).is_none();
             lock(&first_end).get_or_insert(end);
             if is_news {
-                // Done once more below, which says whether it could be.
+                // Repeated below, where an error is reported.
                 let _ = lose_carrier();
             }
             over.raise();
         };
         let pump = Pump { tap, over: &over };
         let looked = thread::scope(|scope| {
-            // It is closed as soon as this end wants no more, so that the peer hears of it now, not once both threads have ended.
+            // The sender is dropped, and so closed, when its thread ends: the peer learns that now, not when both
+            // threads have ended.
             scope.spawn(|| finish(pump.send(&mut { sender }, &to_peer, &counters.sent)));
             scope.spawn(|| finish(pump.receive(&mut receiver, &from_peer, &counters.received)));
             let looked = self.watch_link(over.as_fd(), None, &watch, own, peer);
@@ -384,7 +390,7 @@ impl Supervisor {
         }
     }
 
-    /// The module moves the frames; this end looks at the peer, and at the interface.
+    /// Runs a link whose frames the module moves; this process checks the peer's liveness and the interface.
     fn run_kernel(&mut self, kernel: &Kernel, mut channel: Messages, own: &Hello, peer: &Hello) -> Result<End> {
         let watch = channel.watch();
         let lent = match kernel.begin(&mut channel, own, peer, self.config.any_source)? {
@@ -395,11 +401,12 @@ impl Supervisor {
         self.report_link(&watch.peer(), own, peer);
         let looked = self.watch_link(kernel.as_fd(), Some(lent.parts.news.as_fd()), &watch, own, peer);
         if matches!(looked, Ok(Some(End::Peer(_)))) {
-            // The module sees no machine's end. An older one refuses this: it has the carrier off once the channel is taken back.
+            // The module does not notice that a machine ended. An older module refuses this call, and switches the
+            // carrier off once the channel is taken back.
             let _ = kernel.handle().lose_carrier();
         }
         kernel.handle().settle_carrier(self.shared.port.as_ref());
-        // The module may still be at what the peer had sent (N-10).
+        // The module may still be passing on what the peer had sent (N-10).
         let rest = match &looked {
             Ok(Some(End::Peer(Ending::ProcessGone))) => REST[0],
             Ok(Some(End::Peer(Ending::DomainGone))) => REST[1],
@@ -471,7 +478,7 @@ impl Supervisor {
         self.report_line(State::Waiting, &format!("the link ended: {why}"));
     }
 
-    /// Tells of what a caller did. Callers can do so as often as they like, so it is not said each time.
+    /// Reports a caller's fault. Callers can cause faults as often as they like, so not each is reported.
     fn complain(&mut self, failed: &Failed) {
         let line = failed.line(&self.config.place);
         if self.complained.is_none_or(|at| at.elapsed() >= PAUSES[1]) {
@@ -487,7 +494,7 @@ impl Supervisor {
         (status.state, status.reason) = (state, line.into());
     }
 
-    /// Says a line unless it was the last that was said.
+    /// Reports a line unless it is the same as the last one.
     fn report_line(&mut self, state: State, line: &str) {
         self.set_state(state, line);
         if self.told != line {
@@ -497,12 +504,12 @@ impl Supervisor {
     }
 }
 
-/// What is looked at while a link lasts.
+/// Everything that is checked while a link lasts.
 struct LinkWatch<'a> {
     handle: &'a Handle,
     /// Polls readable once the link is over.
     over: BorrowedFd<'a>,
-    /// Polls readable when there may be news of the peer's life.
+    /// Polls readable when the peer's liveness may have changed.
     news: Option<BorrowedFd<'a>>,
     stop: &'a Flag,
     watch: &'a tombolo::Watch,
@@ -511,9 +518,10 @@ struct LinkWatch<'a> {
 }
 
 impl LinkWatch<'_> {
-    /// Waits until the link is over; an end if this is what ends it.
+    /// Waits until the link is over. Returns how it ended if this check ended it.
     fn run(&self, listener: &mut Option<Listener<Messages>>) -> Result<Option<End>> {
-        // What has woken this once is not waited for in the next look: it may be a peer's that rings for nothing.
+        // A `news` descriptor that has just woken this thread is left out of the next wait: a peer may notify it for
+        // nothing.
         let mut has_heard = false;
         for looks in 1_u32.. {
             let news = self.news.filter(|_| !has_heard);
@@ -530,7 +538,7 @@ impl LinkWatch<'_> {
                 tombolo::Liveness::Revoked => return Ok(Some(End::Peer(Ending::Revoked))),
                 _ => {}
             }
-            // Another peer hears at once that there is one (N-11).
+            // A second peer is refused at once, because the interface has one (N-11).
             if let Some(listener) = listener {
                 // Each channel closes as it is dropped.
                 let _ = (0..CALLERS_EACH).find(|_| !matches!(listener.try_accept(), Ok(Some(_))));

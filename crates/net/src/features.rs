@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What an end takes beyond plain frames (N-4).
+//! Features: what an endpoint takes beyond plain frames (N-4).
 
-/// What an end takes: bits of its hello.
+/// Features that an endpoint takes: bits of its hello.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Features(u64);
 
@@ -10,14 +10,14 @@ impl Features {
     pub const CHECKSUM: Self = Self(1);
     /// Segments of TCP over IPv4 that are still to be divided.
     pub const TSO4: Self = Self(1 << 1);
-    /// The same over IPv6.
+    /// Segments of TCP over IPv6 that are still to be divided.
     pub const TSO6: Self = Self(1 << 2);
-    /// Such segments with congestion marks.
+    /// TCP segments with congestion marks.
     pub const ECN: Self = Self(1 << 3);
-    /// Datagrams of UDP that are still to be divided, over either.
+    /// Datagrams of UDP that are still to be divided, over IPv4 or IPv6.
     pub const USO: Self = Self(1 << 4);
 
-    /// The names, as people and scripts read them.
+    /// Names for people and scripts.
     const NAMES: [(Self, &'static str); 5] = [
         (Self::CHECKSUM, "checksum"),
         (Self::TSO4, "tso4"),
@@ -26,19 +26,19 @@ impl Features {
         (Self::USO, "uso"),
     ];
 
-    /// Nothing but plain frames.
+    /// No features: plain frames only.
     #[must_use]
     pub const fn none() -> Self {
         Self(0)
     }
 
-    /// All that there is.
+    /// All features.
     #[must_use]
     pub const fn all() -> Self {
         Self(0x1f)
     }
 
-    /// Returns what `bits` of a hello mean: unknown ones nothing, and the others nothing without checksums.
+    /// Decodes the `bits` of a hello. Ignores unknown bits, and all others if checksums are missing.
     #[must_use]
     pub const fn from_bits(bits: u64) -> Self {
         if bits & Self::CHECKSUM.0 == 0 { Self(0) } else { Self(bits & Self::all().0) }
@@ -50,25 +50,25 @@ impl Features {
         self.0
     }
 
-    /// Returns whether all of `other` is among it.
+    /// Returns whether all features of `other` are included.
     #[must_use]
     pub const fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// Returns it without `other`.
+    /// Returns the features without those of `other`.
     #[must_use]
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 
-    /// Returns what of it is among `other` too.
+    /// Returns the features that `other` has as well.
     #[must_use]
     pub const fn among(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
-    /// Returns the names of what there is.
+    /// Returns the names of the features.
     #[must_use]
     pub fn names(self) -> Vec<&'static str> {
         Self::NAMES.iter().filter(|(bit, _)| self.has(*bit)).map(|(_, name)| *name).collect()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A thing that happens once, and that several threads wait for.
+//! A one-time event for which several threads wait.
 
 use std::{
     io,
@@ -13,7 +13,7 @@ use rustix::{
     io::Errno,
 };
 
-/// Raised once, for ever.
+/// A flag that is raised once and never lowered.
 #[derive(Debug)]
 pub struct Flag {
     raised: AtomicBool,
@@ -21,43 +21,43 @@ pub struct Flag {
 }
 
 impl Flag {
-    /// One that is not raised.
+    /// Makes a flag that is not raised.
     pub fn new() -> io::Result<Self> {
         Ok(Self { raised: AtomicBool::new(false), event: tombolo_os::event::eventfd(0)? })
     }
 
-    /// Raises it, and wakes who waits.
+    /// Raises the flag, and wakes all threads that wait for it.
     pub fn raise(&self) {
-        // ORDER: Release, for who sees it raised and then reads why.
+        // ORDER: Release, for a thread that sees it raised and then reads the reason.
         self.raised.store(true, Ordering::Release);
         tombolo_os::event::raise(&self.event);
     }
 
-    /// Whether it is raised.
+    /// Returns whether the flag is raised.
     pub fn is_raised(&self) -> bool {
         self.raised.load(Ordering::Acquire)
     }
 }
 
-/// It polls readable once it is raised.
+/// Polls readable once the flag is raised.
 impl AsFd for Flag {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
 }
 
-/// Waits until one of `fds` is readable or broken, at most so long.
+/// Waits until one of `fds` is readable or broken, for at most `most`.
 pub fn wait_any(fds: &[BorrowedFd<'_>], most: Option<Duration>) -> io::Result<()> {
     let mut polled: Vec<_> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
     let most = most.and_then(|most| most.try_into().ok());
     match poll(&mut polled, most.as_ref()) {
-        // Who waits looks at what it waits for in any case.
+        // The caller checks in any case what it waited for.
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Whether it is readable or broken now.
+/// Returns whether the descriptor is readable or broken now.
 pub fn is_ready(fd: BorrowedFd<'_>) -> io::Result<bool> {
     let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
     let now = Duration::ZERO.try_into().ok();

@@ -1,46 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What stands before a frame, and what of it is believed (N-7, N-8).
+//! Checks the header before a frame (N-7, N-8).
 
 use serde::Serialize;
 
 use crate::{features::Features, hello::Hello, mac::Mac};
 
-/// Bytes of the header: those of virtio's `virtio_net_hdr` with `num_buffers`.
+/// Length of the header in bytes: virtio's `virtio_net_hdr` with `num_buffers`.
 pub const HEADER: usize = 12;
-/// Bytes of a frame's own head: two addresses and the kind.
+/// Length of a frame's own head in bytes: two addresses and the type.
 pub const ETHERNET: usize = 14;
-/// What is looked at of a message: its header and the head of its frame.
+/// Number of bytes of a message that are checked: its header and the head of its frame.
 pub const HEAD: usize = HEADER + ETHERNET;
 
-/// The checksum from `csum_start` on is still to be computed.
+/// Flag: the checksum from `csum_start` on is still to be computed.
 const NEEDS_CHECKSUM: u8 = 1;
-/// The checksum was verified.
+/// Flag: the checksum was verified.
 const CHECKSUM_VALID: u8 = 2;
-/// No segments.
+/// Kinds of segments; `PLAIN` means none.
 const PLAIN: u8 = 0;
 const TCP4: u8 = 1;
 const TCP6: u8 = 4;
 const UDP: u8 = 5;
-/// Beside a kind of segments of TCP: with congestion marks.
+/// Flag beside a kind of TCP segments: with congestion marks.
 const MARKED: u8 = 0x80;
 
-/// Why a frame is dropped.
+/// Reason for which a frame is dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DropReason {
     /// No room for a header and the head of a frame.
     Short,
-    /// Longer than the hello of who receives allows.
+    /// Longer than the receiver's hello allows.
     Long,
-    /// The header makes no sense.
+    /// The header is invalid.
     Header,
-    /// It needs a feature that the hello of who receives does not have.
+    /// The frame needs a feature that the receiver's hello does not have.
     Feature,
-    /// It comes from an address that is not the sender's.
+    /// The source is not the sender's address.
     Source,
 }
 
-/// What messages of one direction may hold: what the receiving end said in its hello, and whose frames they are.
+/// Limits of messages in one direction: those in the receiver's hello, and the address of the sender.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
     features: Features,
@@ -49,17 +49,17 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Frames to an end that said `receiver`, from an interface with address `source`, or from anybody.
+    /// Makes the limits for frames to an endpoint with the hello `receiver`, from address `source`, or from any.
     #[must_use]
     pub fn new(receiver: &Hello, source: Option<Mac>) -> Self {
         Self { features: receiver.features, frame_most: receiver.frame_most as usize, source }
     }
 
-    /// Checks a message of `len` bytes by a private copy of its beginning, and puts into the header what was checked of
-    /// it and nothing else.
+    /// Checks a message of `len` bytes by a private copy of its beginning, and replaces the header by the fields that
+    /// were checked and nothing else.
     ///
     /// # Errors
-    /// Why the frame is dropped.
+    /// The reason for which the frame is dropped.
     pub fn check(&self, len: usize, head: &mut [u8; HEAD]) -> Result<Frame, DropReason> {
         if len < HEAD {
             return Err(DropReason::Short);
@@ -79,7 +79,7 @@ impl Limits {
         checked[0] = flags;
         let mut put = |at: usize, value: u16| checked[at..at + 2].copy_from_slice(&value.to_le_bytes());
         if needs_checksum {
-            // The two bytes of the sum are within the frame, behind its head.
+            // The two bytes of the checksum must be within the frame, after its head.
             let start_at = usize::from(start);
             if start_at < ETHERNET || start_at + usize::from(offset) + 2 > frame {
                 return Err(DropReason::Header);
@@ -116,12 +116,12 @@ impl Limits {
     }
 }
 
-/// A frame that may go on.
+/// A frame that may be passed on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Frame {
-    /// Bytes of it.
+    /// Length of the frame in bytes.
     pub len: usize,
-    /// Whether it is still to be divided.
+    /// Whether it is still to be divided into segments.
     pub segments: bool,
 }
 

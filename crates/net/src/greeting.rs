@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Who may become the peer. Hellos go to several callers at once and are heard as they come, so that one who says nothing
-//! keeps nobody else waiting (N-1).
+//! Chooses the peer. Several callers are sent hellos at once and heard in the order of their answers, so that a silent
+//! caller delays no other (N-1).
 
 use std::{
     io,
@@ -16,30 +16,30 @@ use crate::{
     hello::{self, Hello, HelloError},
 };
 
-/// How long a peer may take to say hello (N-1).
+/// Time that a peer may take to send its hello (N-1).
 pub const PATIENCE: Duration = Duration::from_secs(5);
-/// So many may be about to say hello. Each has memory of this end's, of which there may be little.
+/// Largest number of callers whose hello is awaited. Each uses memory of this side, of which there may be little.
 const CALLERS_MOST: usize = 8;
-/// Where there is no room left, who has been silent for longest goes, but not before it had so much time.
+/// Time after which the caller that was silent longest may be dropped to make room.
 const GRACE: Duration = Duration::from_millis(250);
 
-/// Why there is no link yet.
+/// Reason for which there is no link yet.
 #[derive(Debug)]
 pub enum Failed {
     /// The peer cannot be met.
     Meeting(ChannelError),
-    /// There is no thread to meet it in.
+    /// There is no thread for meeting the peer.
     Thread(io::Error),
-    /// The channel failed before both had said hello.
+    /// The channel failed before both hellos were exchanged.
     Greeting(ChannelError),
-    /// The peer closed before it said hello.
+    /// The peer closed before it sent its hello.
     Closed,
-    /// The two do not fit each other.
+    /// The two hellos do not fit each other.
     Hello(HelloError),
 }
 
 impl Failed {
-    /// One line that says what to do.
+    /// Returns a line that tells people the reason and what to do.
     pub fn line(&self, place: &Place) -> String {
         let address = place.address();
         match self {
@@ -57,19 +57,20 @@ impl Failed {
         }
     }
 
-    /// Whether there is only nobody there yet.
+    /// Returns whether the only reason is that no peer is there yet.
     pub fn is_absence(&self) -> bool {
         matches!(self, Self::Meeting(ChannelError::Domain(BackendError::NotFound(_)) | ChannelError::TimedOut))
     }
 
-    /// Whether it is one caller's, and says nothing of the next one.
+    /// Returns whether the reason concerns this caller alone, and not the next one.
     pub fn is_callers(&self) -> bool {
         matches!(self, Self::Greeting(_) | Self::Closed | Self::Hello(_))
     }
 }
 
 impl Member {
-    /// Whether a hello is that of the peer: nobody may be in its place, or take the frames of a third (N-14).
+    /// Checks that a hello is that of the expected peer: no other may take its place, or receive the frames of a third
+    /// (N-14).
     fn check_peer(&self, peer: &Hello) -> Result<(), HelloError> {
         if peer.mac != self.mac {
             return Err(HelloError::OtherMac { said: peer.mac, expected: self.mac });
@@ -81,24 +82,24 @@ impl Member {
     }
 }
 
-/// A channel on which this end has said hello, and waits for the peer's.
+/// A channel on which this side has sent its hello, and waits for the peer's.
 #[derive(Debug)]
 struct Greeting {
     channel: Messages,
     own: Hello,
-    /// Why this end's could not be said.
+    /// Error with which sending the own hello failed.
     unsaid: Option<ChannelError>,
     since: Instant,
 }
 
 impl Greeting {
     fn begin(mut channel: Messages, own: &Hello) -> Self {
-        // The ring is new: there is room, so nobody is waited for.
+        // The ring is new and has room, so this does not wait.
         let unsaid = channel.split().0.send_until(&own.encode(), Deadline::NOW).err();
         Self { channel, own: *own, unsaid, since: Instant::now() }
     }
 
-    /// The peer's hello, or why there is none; `None` while it may still come. Never blocks.
+    /// Returns the peer's hello, or why there is none; `None` while it may still come. Never blocks.
     fn hear_hello(&mut self) -> Option<Result<Hello, Failed>> {
         let mut bytes = [0; hello::LEN];
         let len = match self.channel.split().1.try_recv(&mut bytes) {
@@ -121,31 +122,31 @@ impl Greeting {
     }
 }
 
-/// Those whose hello is waited for, in the order in which they came.
+/// Callers whose hello is awaited, in the order in which they came.
 #[derive(Debug, Default)]
 pub struct Callers {
     waiting: Vec<Greeting>,
-    /// What the peer is to say of itself, in a network of many.
+    /// Expected properties of the peer, in a network of many.
     member: Option<Member>,
 }
 
 impl Callers {
-    /// None so far.
+    /// Makes an empty list.
     pub fn new(member: Option<Member>) -> Self {
         Self { waiting: Vec::new(), member }
     }
 
-    /// Whether there are none.
+    /// Returns whether the list is empty.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// Says hello to one more.
+    /// Adds a caller and sends it the own hello.
     pub fn add(&mut self, channel: Messages, own: &Hello) {
         self.waiting.push(Greeting::begin(channel, own));
     }
 
-    /// Whether one more may come. Who has been silent for longest makes way, if it had its time (C-7).
+    /// Returns whether there is room for one more. Drops the caller that was silent longest, if it had its time (C-7).
     pub fn make_room(&mut self) -> bool {
         if self.waiting.len() >= CALLERS_MOST && self.waiting[0].since.elapsed() >= GRACE {
             self.waiting.remove(0);
@@ -153,13 +154,13 @@ impl Callers {
         self.waiting.len() < CALLERS_MOST
     }
 
-    /// Closes the channels of those to whom this end said something else of itself (N-6).
+    /// Closes the channels of callers that were sent a different hello (N-6).
     pub fn keep_only_told(&mut self, own: &Hello) {
         self.waiting.retain(|caller| caller.own == *own);
     }
 
-    /// The first who said a hello that fits, all others being sent away, or why one is not to be heard any more. `None` where
-    /// nobody has said anything.
+    /// Returns the first caller whose hello fits, and drops all others; or why a caller was dropped. Returns `None` if
+    /// no caller has sent anything.
     pub fn hear_caller(&mut self) -> Option<Result<(Messages, Hello), Failed>> {
         let (at, heard) =
             self.waiting.iter_mut().enumerate().find_map(|(at, caller)| Some((at, caller.hear_hello()?)))?;
@@ -174,9 +175,9 @@ impl Callers {
         }))
     }
 
-    /// What polls readable once one may have said something.
+    /// Returns descriptors that poll readable once a caller may have sent something.
     pub fn fds(&mut self) -> Vec<BorrowedFd<'_>> {
-        // Who cannot be waited for, for want of descriptors, is looked at when time has passed.
+        // A caller without a descriptor, for want of these, is checked when time has passed.
         self.waiting.iter_mut().filter_map(|caller| caller.channel.split().1.poll_fd().ok()).collect()
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What every interface is asked and told, whoever moves its frames.
+//! Queries and configures an interface, whichever engine moves its frames.
 
 use std::{
     fs::{self, File},
@@ -24,47 +24,48 @@ use crate::{
     netlink::{Link, Netlink},
 };
 
-/// How an interface is to be.
+/// Configuration of an interface.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NicConfig {
-    /// Its name.
+    /// Name of the interface.
     pub name: String,
-    /// The network namespace that it is to be in: a name as `ip netns` knows it, or a path.
+    /// Network namespace in which to make the interface: a name as `ip netns` knows it, or a path.
     pub netns: Option<String>,
-    /// Its address, else what the kernel has chosen.
+    /// Its hardware address, else the one that the kernel chose.
     pub mac: Option<Mac>,
-    /// Its address if it is new and none is asked for.
+    /// Its hardware address if the interface is new and `mac` gives none.
     pub default_mac: Option<Mac>,
-    /// Its MTU, else 1500 or what it has.
+    /// Its MTU, else 1500 or the MTU that it has.
     pub mtu: Option<u32>,
-    /// Its address of IP, if it is to get one.
+    /// Its IP address, if it is to get one.
     pub ip: Option<IpConfig>,
     /// The bridge whose port it is to be, if any.
     pub port: Option<PortConfig>,
 }
 
-/// Which bridge's port an interface is, and who is behind it.
+/// The bridge whose port an interface is, and the peer behind the port.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PortConfig {
-    /// The bridge's name, in the namespace in which the interface is.
+    /// Name of the bridge, in the namespace of the interface.
     pub bridge: String,
-    /// The only hardware address behind it.
+    /// Only hardware address behind the port.
     pub peer: Mac,
-    /// That one's address of IP, where it is reached by the bridge.
+    /// The peer's IP address, if it is reached through the bridge.
     pub peer_ip: Option<IpAddr>,
 }
 
-/// An address of IP, and what is reached by it. Routes that come of it count for nothing while there is no carrier (N-13).
+/// An IP address, and the addresses reached through it. Routes that result from it are ignored while there is no
+/// carrier (N-13).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IpConfig {
-    /// The address.
+    /// The interface's own address.
     pub own: IpAddr,
-    /// What is reached: an address, and how many bits of it count.
+    /// The addresses reached: an address, and the length of its prefix in bits.
     pub reached: (IpAddr, u8),
 }
 
 impl IpConfig {
-    /// An address by which `prefix` bits are reached, or else the `peer` alone, or else nothing.
+    /// Makes an address through which `prefix` bits are reached, or else the `peer` alone, or else nothing.
     #[must_use]
     pub fn new(own: IpAddr, prefix: Option<u8>, peer: Option<IpAddr>) -> Self {
         let all = if own.is_ipv4() { 32 } else { 128 };
@@ -77,9 +78,9 @@ impl IpConfig {
     }
 }
 
-/// Who knows where an interface is: the file that it belongs to.
+/// Finds an interface by the open file to which it belongs.
 pub trait Finder: std::fmt::Debug + Send + Sync {
-    /// The network namespace that it is in, and what it is called there.
+    /// Returns the interface's network namespace, and its name there.
     fn find(&self) -> io::Result<(OwnedFd, String)>;
 }
 
@@ -90,7 +91,7 @@ pub struct Handle {
     finder: Box<dyn Finder>,
 }
 
-/// An interface by its number, in its namespace.
+/// An interface by its number in its namespace.
 #[derive(Debug)]
 struct Place {
     netlink: Netlink,
@@ -99,7 +100,7 @@ struct Place {
 }
 
 impl Place {
-    /// Looks for the interface `name` in the namespace that `netlink` asks.
+    /// Finds the interface `name` in the namespace of `netlink`.
     fn of(netlink: Netlink, name: String) -> io::Result<Self> {
         match netlink.find(&name)? {
             Some(link) => Ok(Self { netlink, name, index: link.index }),
@@ -109,7 +110,7 @@ impl Place {
 }
 
 impl Handle {
-    /// Of the interface `name`, which is in this thread's namespace now.
+    /// Makes a handle of the interface `name`, which is in this thread's namespace now.
     pub fn new(name: &str, finder: Box<dyn Finder>) -> Result<Self> {
         let netlink = Netlink::open().os("socket")?;
         let place = Place::of(netlink, name.to_owned()).map_err(|error| match Errno::from_io_error(&error) {
@@ -119,13 +120,13 @@ impl Handle {
         Ok(Self { place: Mutex::new(place), finder })
     }
 
-    /// What it is called.
+    /// Returns the interface's name.
     pub fn name(&self) -> String {
         lock(&self.place).name.clone()
     }
 
-    /// Asks the kernel about it. Where it is not any more, looks where it is, each time anew: a socket that stayed there would keep
-    /// that namespace from going, and the interface with it.
+    /// Asks the kernel about the interface. If it has left its namespace, looks for it, each time anew: a socket left
+    /// open in the new namespace would keep that, and the interface with it, from going away.
     fn ask<T>(&self, question: impl Fn(&Netlink, i32) -> io::Result<T>) -> io::Result<T> {
         let mut place = lock(&self.place);
         let answer = question(&place.netlink, place.index);
@@ -133,7 +134,7 @@ impl Handle {
             Err(error) if Errno::from_io_error(error) == Some(Errno::NODEV) => {}
             _ => return answer,
         }
-        // Nobody knows where: it was removed.
+        // If it cannot be found, it was removed.
         let Ok(found) = self.find() else { return answer };
         place.name.clone_from(&found.name);
         question(&found.netlink, found.index)
@@ -141,7 +142,7 @@ impl Handle {
 
     fn find(&self) -> io::Result<Place> {
         let (namespace, name) = self.finder.find()?;
-        // A namespace is a thread's: this one ends with it.
+        // The namespace belongs to one thread, and ends with it.
         thread::scope(|scope| {
             let found = scope.spawn(|| {
                 move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
@@ -151,13 +152,13 @@ impl Handle {
         })
     }
 
-    /// Gives a new interface its MTU, makes it a port if it is to be one, switches it on, and gives it its address of IP.
+    /// Sets a new interface's MTU, makes it a port if it is to be one, switches it on, and gives it its IP address.
     pub fn begin(&self, mtu: Option<u32>, config: &NicConfig) -> Result<()> {
         if let Some(mtu) = mtu {
             self.set_mtu(mtu)?;
         }
         if let Some(port) = &config.port {
-            // Its bridge has the address for all, which comes of the same hardware address.
+            // The bridge has the IPv6 address that results from their common hardware address, so its ports make none.
             write_setting("ipv6", &self.name(), "addr_gen_mode", "1").or_else(none_is_fine)?;
             self.join(port)?;
         }
@@ -168,12 +169,13 @@ impl Handle {
         config.ip.map_or(Ok(()), |ip| self.give_ip(ip, config.port.as_ref()))
     }
 
-    /// Gives it its address of IP, and who is reached by it if it is a port. What it has already stays.
+    /// Adds the interface's IP address, and for a port a neighbour entry of its peer. Existing addresses and entries
+    /// stay.
     fn give_ip(&self, IpConfig { own, reached: (reached, bits) }: IpConfig, port: Option<&PortConfig>) -> Result<()> {
         let failed = |source| Error::Ip { name: self.name(), address: own, source };
         self.ask(|netlink, index| netlink.add_address(index, own, reached, bits)).map_err(failed)?;
         match port {
-            // What the peer answers comes in by the bridge, so nobody can be asked by this interface.
+            // The peer's answers arrive at the bridge, so this interface cannot ask for the peer's hardware address.
             Some(port) => self
                 .ask(|netlink, index| netlink.add_neighbour(index, reached, port.peer))
                 .map_err(|error| self.failed("RTM_NEWNEIGH", error)),
@@ -181,8 +183,8 @@ impl Handle {
         }
     }
 
-    /// Makes it the port that it is to be, if it is none any more, and tells the kernel again what that forgot while it was off.
-    /// Returns whether it was none.
+    /// Makes the interface a port again if it no longer is one, and restores what the kernel forgot while it was off.
+    /// Returns whether it was no port.
     pub fn keep_port(&self, port: &PortConfig, ip: Option<IpConfig>) -> Result<bool> {
         let bridge =
             self.ask(|netlink, _| netlink.find(&port.bridge)).map_err(|error| self.failed("RTM_GETLINK", error))?;
@@ -202,10 +204,10 @@ impl Handle {
         Ok(!is_port)
     }
 
-    /// What a port had said of its peer is said no more.
+    /// Removes the port's neighbour entry of its peer from the bridge.
     pub fn leave(&self, port: &PortConfig) {
         if let Some(ip) = port.peer_ip {
-            // Where the bridge is gone, so is what it said.
+            // If the bridge is gone, so are its entries.
             let _ = self.ask(|netlink, _| match netlink.find(&port.bridge)? {
                 Some(bridge) => netlink.delete_neighbour(bridge.index, ip),
                 None => Ok(()),
@@ -227,8 +229,8 @@ impl Handle {
         })
     }
 
-    /// Has the kernel act on a carrier that came or went: asked about an interface it does so, from Linux 6.8 on, and else up to a
-    /// second later, where another carrier came or went shortly before.
+    /// Makes the kernel act on a carrier that changed. From Linux 6.8 on it does so when asked about the interface.
+    /// Otherwise it may take up to a second, if another carrier changed shortly before.
     pub fn settle_carrier(&self, port: Option<&PortConfig>) {
         let _ = self.ask(Netlink::link);
         if let Some(port) = port {
@@ -246,20 +248,20 @@ impl Handle {
         })
     }
 
-    /// What it is like now: its administrator may change that at any time.
+    /// Returns the interface's properties, which its administrator may change at any time.
     pub fn link(&self) -> Result<Link> {
         self.ask(Netlink::link).map_err(|error| self.failed("RTM_GETLINK", error))
     }
 
-    /// Changes its address.
+    /// Changes the interface's hardware address.
     pub fn set_mac(&self, mac: Mac) -> Result<()> {
         let set = self.ask(|netlink, index| netlink.set_mac(index, mac));
         set.map_err(|source| Error::Mac { name: self.name(), mac, source })
     }
 
-    /// Changes its MTU.
+    /// Changes the interface's MTU.
     pub fn set_mtu(&self, mtu: u32) -> Result<()> {
-        // Who was given an interface by root may not change it, nor need to.
+        // A user to whom root gave the interface may not set its MTU, even to the same value.
         if self.link()?.mtu == mtu {
             return Ok(());
         }
@@ -269,22 +271,22 @@ impl Handle {
         })
     }
 
-    /// Takes its carrier off, where its driver lets others do that.
+    /// Switches the interface's carrier off, if its driver lets others do that.
     pub fn lose_carrier(&self) -> io::Result<()> {
         self.ask(Netlink::lose_carrier)
     }
 
-    /// Why a call about it failed.
+    /// Makes the error of a failed call about the interface.
     pub fn failed(&self, call: &'static str, source: io::Error) -> Error {
         match Errno::from_io_error(&source) {
-            // The descriptor has no interface any more.
+            // The descriptor no longer has an interface.
             Some(Errno::BADFD | Errno::NODEV | Errno::NXIO | Errno::NOTCONN) => Error::Removed(self.name()),
             _ => FailedCall { call, source }.into(),
         }
     }
 }
 
-/// Says at a bridge who has the peer's address of IP, so that no other peer can say that it has.
+/// Adds the neighbour entry of the peer's IP address at a bridge, so that no other peer can claim that address.
 fn name_peer(netlink: &Netlink, bridge: i32, port: &PortConfig) -> io::Result<()> {
     port.peer_ip.map_or(Ok(()), |ip| netlink.add_neighbour(bridge, ip, port.peer))
 }
@@ -295,7 +297,7 @@ pub fn write_setting(family: &str, interface: &str, setting: &str, value: &str) 
     fs::write(&path, value).map_err(|source| Error::Setting { path: path.into(), source })
 }
 
-/// What a kernel has not, such as IPv6, need not be set.
+/// Ignores the error that a kernel does not have a setting, for example of IPv6.
 pub fn none_is_fine(error: Error) -> Result<()> {
     match &error {
         Error::Setting { source, .. } if source.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -303,23 +305,24 @@ pub fn none_is_fine(error: Error) -> Result<()> {
     }
 }
 
-/// From the moment in which the carrier goes the kernel takes other routes (N-13). Of the namespace of this thread.
+/// Makes the kernel choose other routes from the moment in which the carrier is lost (N-13). Acts in this thread's
+/// namespace.
 pub fn ignore_routes_without_carrier(interface: &str, own: IpAddr) -> Result<()> {
     let family = if own.is_ipv4() { "ipv4" } else { "ipv6" };
     write_setting(family, interface, "ignore_routes_with_linkdown", "1")
 }
 
-/// Makes an interface `name` in the namespace that it is to be in.
+/// Runs `make` in the namespace in which an interface `name` is to be made.
 pub fn in_namespace<T: Send>(name: &str, netns: Option<&str>, make: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     check_name(name)?;
     enter_and(netns, make)
 }
 
-/// Does something in a namespace.
+/// Runs `act` in a namespace.
 pub fn enter_and<T: Send>(netns: Option<&str>, act: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     match netns {
         None => act(),
-        // A namespace is a thread's: this one ends with it.
+        // The namespace belongs to one thread, and ends with it.
         Some(netns) => thread::scope(|scope| {
             let acted = scope.spawn(|| {
                 enter(&namespace_path(netns))?;
@@ -330,14 +333,14 @@ pub fn enter_and<T: Send>(netns: Option<&str>, act: impl FnOnce() -> Result<T> +
     }
 }
 
-/// Whether an interface can be called so.
+/// Checks that an interface can have this name.
 pub fn check_name(name: &str) -> Result<()> {
     let fits = (1..=15).contains(&name.len()) && name != "." && name != "..";
     let plain = name.bytes().all(|byte| byte.is_ascii_graphic() && !b"/:%".contains(&byte));
     if fits && plain { Ok(()) } else { Err(Error::BadName(name.into())) }
 }
 
-/// Where the kernel shows a namespace: a name is one of `ip netns`.
+/// Returns the path of a namespace; a name is one of `ip netns`.
 #[must_use]
 pub fn namespace_path(netns: &str) -> PathBuf {
     if netns.contains('/') { netns.into() } else { Path::new("/run/netns").join(netns) }

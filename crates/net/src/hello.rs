@@ -1,102 +1,103 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The first message of each end: what it is, what it takes, and what two ends may send each other (N-2 to N-6).
+//! Encodes and checks the hello, the first message of each endpoint: its features, and what the two may send each other
+//! (N-2 to N-6).
 
 use crate::{features::Features, mac::Mac};
 
-/// Bytes of a hello.
+/// Length of a hello in bytes.
 pub const LEN: usize = 64;
 const MAGIC: [u8; 8] = *b"TBNET\0\0\0";
-/// What this end speaks.
+/// Protocol version of this implementation.
 pub const VERSION: u16 = 1;
-/// The least that an interface for IPv4 may have.
+/// Smallest MTU that an interface for IPv4 may have.
 pub const MTU_LEAST: u32 = 68;
-/// The most that a frame's length leaves room for.
+/// Largest MTU for which a frame's length leaves room.
 pub const MTU_MOST: u32 = 65_535;
-/// What stands before a packet in a frame: addresses, kind, and the tag of a virtual network.
+/// Bytes before a packet in a frame: addresses, type, and the tag of a VLAN.
 pub const AROUND: u32 = 14 + 4;
-/// The longest frame that this end takes: a segment of 64 KiB with what stands before it.
+/// Longest frame that this implementation takes: a segment of 64 KiB with the bytes before it.
 pub const FRAME_MOST: u32 = MTU_MOST + AROUND;
 
-/// What one end says of itself.
+/// Hello of one endpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Hello {
-    /// What it takes from its peer.
+    /// Features that it takes from its peer.
     pub features: Features,
-    /// The longest packet that it wants in a frame of its own.
+    /// Its MTU: the longest packet in a frame that need not be divided.
     pub mtu: u32,
-    /// The longest frame that it takes.
+    /// Longest frame that it takes.
     pub frame_most: u32,
-    /// The address from which its frames come.
+    /// Hardware address from which its frames come.
     pub mac: Mac,
 }
 
-/// Why a hello, or both together, make no link.
+/// Reason for which a hello, or both together, make no link.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HelloError {
-    /// The message has another length.
+    /// The message has the wrong length.
     #[error("the peer's first message has {len} bytes, a hello 64 (N-2): is it `tombolo net`?")]
     Length {
-        /// Bytes of the message.
+        /// Length of the message in bytes.
         len: u64,
     },
-    /// It begins with something else.
+    /// The message does not begin with the magic of a hello.
     #[error("the peer's first message is no hello (N-2): is it `tombolo net`?")]
     Magic,
-    /// The versions have none in common.
+    /// The endpoints have no version in common.
     #[error(
         "the peer speaks versions {oldest} to {newest} of the interface, this end {VERSION} (N-3): upgrade the older one"
     )]
     Version {
-        /// The peer's oldest.
+        /// Oldest version of the peer.
         oldest: u16,
-        /// The peer's newest.
+        /// Newest version of the peer.
         newest: u16,
     },
-    /// A reserved byte is in use.
+    /// A reserved byte is not 0.
     #[error("the byte at {at:#x} of the peer's hello must be 0 (N-2)")]
     Reserved {
-        /// Its offset.
+        /// Offset of the byte.
         at: usize,
     },
-    /// No interface has such packets.
+    /// No interface has such an MTU.
     #[error("the peer's MTU is {mtu}, not within {MTU_LEAST} and {MTU_MOST} (N-5)")]
     Mtu {
-        /// What it says.
+        /// MTU in the hello.
         mtu: u32,
     },
-    /// Packets of its own MTU would not fit.
+    /// Packets of the peer's own MTU would not fit into its longest frame.
     #[error("the peer takes frames of {frame_most} bytes and says its MTU is {mtu} (N-5)")]
     Frame {
-        /// What it takes.
+        /// Longest frame that the peer takes.
         frame_most: u32,
-        /// What it says.
+        /// MTU in the hello.
         mtu: u32,
     },
-    /// It is the address of nobody, or of several.
+    /// The peer's address is zero or a multicast address.
     #[error("the peer's address {0} is none of an interface (N-6)")]
     Mac(Mac),
-    /// Nobody could tell the two apart.
+    /// The two interfaces have the same address, so nobody could tell them apart.
     #[error("both ends have the address {0} (N-6): give one of them another with --mac")]
     SameMac(Mac),
-    /// The network's rule says another.
+    /// The network's rule requires another address.
     #[error(
         "the peer's address is {said}, and in this network it is {expected} (N-14): the rule of the host's gives addresses here"
     )]
     OtherMac {
-        /// What the peer says.
+        /// Address in the peer's hello.
         said: Mac,
-        /// What it is to say.
+        /// Address that the rule requires.
         expected: Mac,
     },
-    /// Longer packets of the network's would be lost on the way to this peer.
+    /// Longer packets of the network would be lost on the way to this peer.
     #[error(
         "the peer has an MTU of {mtu}, and this network one of {network} (N-14): set that of the peer's interface to {network}"
     )]
     SmallerMtu {
-        /// The peer's.
+        /// MTU of the peer.
         mtu: u32,
-        /// The network's.
+        /// MTU of the network.
         network: u32,
     },
 }
@@ -116,10 +117,10 @@ impl Hello {
         bytes
     }
 
-    /// Reads a peer's hello, from a private copy of it.
+    /// Decodes a peer's hello from a private copy of it.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault of the hello.
     pub fn decode(bytes: &[u8]) -> Result<Self, HelloError> {
         let bytes: &[u8; LEN] = bytes.try_into().map_err(|_| HelloError::Length { len: bytes.len() as u64 })?;
         if bytes[..8] != MAGIC {
@@ -147,17 +148,17 @@ impl Hello {
         Ok(Self { features: Features::from_bits(features), mtu, frame_most, mac })
     }
 
-    /// Returns what may be sent to the end whose hello this is. Segments are only for one that takes the longest of them: to
-    /// another the sender's stack sends what it has divided itself (N-4, N-5).
+    /// Returns the features that may be sent to the endpoint with this hello. Segments are sent only if it takes the
+    /// longest of them; otherwise the sender's network stack divides them itself (N-4, N-5).
     #[must_use]
     pub fn gives(&self) -> Features {
         if self.frame_most >= FRAME_MOST { self.features } else { self.features.among(Features::CHECKSUM) }
     }
 
-    /// Checks that this end and its peer make a link.
+    /// Checks that this endpoint and its peer can make a link.
     ///
     /// # Errors
-    /// They have one address.
+    /// Both have the same address.
     pub fn check_peer(&self, peer: &Self) -> Result<(), HelloError> {
         if self.mac == peer.mac { Err(HelloError::SameMac(peer.mac)) } else { Ok(()) }
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! An interface whose frames the kernel's module moves: this end says hello, and lends it the channel.
+//! An interface whose frames the kernel's module moves: this process exchanges hellos, and lends the module the
+//! channel.
 
 use std::{
     io,
@@ -24,10 +25,10 @@ use crate::{
     pump::End,
 };
 
-/// What an interface has where nobody says otherwise.
+/// MTU of an interface for which none is configured.
 const MTU: u32 = 1500;
 
-/// An interface of the module's, which goes with this value.
+/// An interface of the module, which is removed when this value is dropped.
 #[derive(Debug)]
 pub struct Kernel {
     interface: Interface,
@@ -36,7 +37,7 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Whether the module is there and makes interfaces.
+    /// Returns whether the module is there and makes interfaces.
     pub fn is_offered() -> bool {
         Interface::open().is_ok()
     }
@@ -69,17 +70,18 @@ impl Kernel {
         Ok(Self { interface, handle, takes: Features::from_bits(takes) })
     }
 
-    /// How it is asked and changed.
+    /// Returns the handle by which the interface is queried and configured.
     pub fn handle(&self) -> &Handle {
         &self.handle
     }
 
-    /// What the kernel can receive from it.
+    /// Returns the features that the kernel can receive through the interface.
     pub fn takes(&self) -> Features {
         self.takes
     }
 
-    /// Lends the channel to the module, which has the carrier on from then on, or says why the link has ended before it began.
+    /// Lends the channel to the module, which switches the carrier on. Returns the end of the link if it ended before
+    /// that.
     pub fn begin(
         &self,
         channel: &mut Messages,
@@ -100,14 +102,14 @@ impl Kernel {
             Ok(()) => Ok(Ok(lent)),
             Err(error) => match Errno::from_io_error(&error) {
                 Some(Errno::NODEV) => Ok(Err(End::Peer(Ending::Revoked))),
-                // All that is not the peer's is as it was for other links.
+                // All but the peer's ring is as for other links.
                 Some(Errno::INVAL) => Ok(Err(End::Unfit)),
                 _ => Err(self.handle.failed("TOMBOLO_IOC_NET_LINK", error)),
             },
         }
     }
 
-    /// Takes the channel back, without a carrier. Returns how the link ended, if it had.
+    /// Switches the carrier off and takes the channel back. Returns how the link ended, if it had.
     pub fn finish(&self, channel: &mut Messages, lent: &Lent) -> Result<Option<End>> {
         let failed = |error| self.handle.failed("TOMBOLO_IOC_NET_UNLINK", error);
         let (turn, records) = self.interface.give_back(lent.records).map_err(failed)?;
@@ -124,7 +126,7 @@ impl Kernel {
         })
     }
 
-    /// What was counted since the interface was made: sent and received.
+    /// Returns the counters since the interface was made: sent and received.
     pub fn figures(&self) -> Option<[Figures; 2]> {
         self.interface.counted().ok().map(|stat| figures(&stat))
     }
@@ -136,14 +138,14 @@ impl Finder for Interface {
     }
 }
 
-/// It polls readable once the link has ended by itself, or the interface was removed.
+/// Polls readable once the link has ended by itself, or the interface was removed.
 impl AsFd for Kernel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.interface.as_fd()
     }
 }
 
-/// The module's counters by the names of this crate's (`TOMBOLO_NET_FRAMES` and so on).
+/// Names the module's counters (`TOMBOLO_NET_FRAMES` and so on) as this crate does.
 fn figures(stat: &NetStat) -> [Figures; 2] {
     [stat.sent, stat.received].map(|of| Figures {
         frames: of[0],

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Layer 4. Uses: os, channel, backends, tombolo.
 //!
-//! A network interface whose frames cross a Tombolo channel: what `tombolo net` runs. `docs/guide/net.md` says how to use
-//! it, `spec/9-net.md` what two ends say to each other.
+//! A network interface whose frames cross a Tombolo channel, as `tombolo net` runs it. `docs/guide/net.md` describes
+//! its use, `spec/9-net.md` the protocol of the two endpoints.
 //!
-//! `hello`, `features`, `mac` and `frame` are the specification's bytes, and touch nothing. `sys`, `netlink`,
-//! `handle`, `tap` and `kernel` are the interface, `bridge` is that of a network of many. `pump` has the two directions of a link, `greeting` the hellos, `engine` meets the peer and begins again when a link ends;
-//! `status`, `counters` and `control` tell others.
+//! `hello`, `features`, `mac` and `frame` implement the specification's bytes, without side effects. `sys`, `netlink`,
+//! `handle`, `tap` and `kernel` implement the interface, `bridge` that of a network of many. `pump` moves frames in
+//! both directions of a link, `greeting` exchanges the hellos, `engine` meets the peer and starts again when a link
+//! ends; `status`, `counters` and `control` inform others.
 #![deny(unsafe_code)]
 
 mod bridge;

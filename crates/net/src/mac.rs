@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Addresses of interfaces.
+//! Hardware addresses of interfaces.
 
 use std::{fmt, str::FromStr};
 
 use serde::{Serialize, Serializer};
 use sha2::{Digest, Sha256};
 
-/// The address of an Ethernet interface.
+/// Hardware address of an Ethernet interface.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Mac(pub [u8; 6]);
 
@@ -17,7 +17,7 @@ impl Mac {
         self.0[0] & 1 == 0 && self.0 != [0; 6]
     }
 
-    /// Returns an address of this machine's own for these words: always the same, and another for others (N-6).
+    /// Returns this machine's address for these words: always the same, and a different one for other words (N-6).
     #[must_use]
     pub fn derived(machine: &[u8], words: [&str; 3]) -> Self {
         let mut hash = Sha256::new_with_prefix(b"tombolo net\0");
@@ -28,7 +28,7 @@ impl Mac {
         Self::local(hash.finalize()[..6].try_into().expect("six bytes"))
     }
 
-    /// Returns the address of one interface, administered by hand, that these bytes make.
+    /// Makes a unicast, locally administered address of these bytes.
     #[must_use]
     pub fn local(mut bytes: [u8; 6]) -> Self {
         bytes[0] = bytes[0] & 0xfc | 2;

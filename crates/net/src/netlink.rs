@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What is asked of the kernel about an interface: what it is like, and to change its address, its MTU and whether it is
-//! up, to give it an address of IP, and to make it a bridge's port. Messages of `rtnetlink`, which are plain bytes.
+//! Asks the kernel about an interface, and changes its hardware address, its MTU and whether it is up, gives it an IP
+//! address, and makes it a bridge's port. Uses messages of `rtnetlink`, which are plain bytes.
 
 use std::{io, net::IpAddr, os::fd::OwnedFd};
 
@@ -11,7 +11,7 @@ use rustix::{
 
 use crate::mac::Mac;
 
-/// Kinds of messages.
+/// Types of messages.
 const NEW_LINK: u16 = 16;
 const DELETE_LINK: u16 = 17;
 const GET_LINK: u16 = 18;
@@ -19,14 +19,14 @@ const NEW_ADDRESS: u16 = 20;
 const NEW_NEIGHBOUR: u16 = 28;
 const DELETE_NEIGHBOUR: u16 = 29;
 const ERROR: u16 = 2;
-/// Flags of a request: it is one, and it is to be answered.
+/// Flags of a request: that it is one, and that it is to be acknowledged.
 const REQUEST: u16 = 1;
 const ANSWER: u16 = 4;
-/// And what it names is to be made, if there is none so far, or in the place of one that there is.
+/// Flags of a request that makes something: make it if there is none, fail if there is one, or replace that.
 const CREATE: u16 = 0x400;
 const EXCLUSIVE: u16 = 0x200;
 const REPLACE: u16 = 0x100;
-/// Kinds of attributes.
+/// Types of attributes.
 const ADDRESS: u16 = 1;
 const NAME: u16 = 3;
 const MTU: u16 = 4;
@@ -34,51 +34,53 @@ const CARRIER: u16 = 33;
 const MASTER: u16 = 10;
 const INFO: u16 = 18;
 const ALIAS: u16 = 20;
-/// Attributes within `INFO`: what an interface is, how it is to be, and the same of what it is a port of.
+/// Attributes within `INFO`: the kind of an interface and its data, and the same of the bridge whose port it is.
 const KIND: u16 = 1;
 const DATA: u16 = 2;
 const PORT_KIND: u16 = 4;
 const PORT_DATA: u16 = 5;
-/// Of a bridge: how long a port waits, whether it looks for circles, and learns who wants what is for many. That it keeps no VLANs
-/// apart is so anyway, and kernels that cannot refuse to be told.
+/// Attributes of a bridge: the delay of its ports, whether it runs the spanning tree protocol, and whether it snoops
+/// multicast. VLAN filtering is off by default, and kernels that lack it refuse the attribute.
 const FORWARD_DELAY: u16 = 1;
 const SPANNING_TREE: u16 = 5;
 const SNOOPING: u16 = 23;
-/// Of a port: whether it learns, gets frames to addresses that nobody knows, and exchanges frames with other such ports.
+/// Attributes of a port: whether it learns, gets frames to unknown addresses, and exchanges no frames with other
+/// isolated ports.
 const LEARNING: u16 = 8;
 const UNKNOWN: u16 = 9;
 const ISOLATED: u16 = 33;
-/// What a neighbour is, and its hardware address.
+/// Attributes of a neighbour: its IP address, and its hardware address.
 const NEIGHBOUR: u16 = 1;
 const NEIGHBOUR_ADDRESS: u16 = 2;
-/// A neighbour that nobody need ask for, and an entry of a bridge's table that does not grow old.
+/// State of a neighbour that is never asked for, and of an entry of a bridge's table that does not age.
 const PERMANENT: u16 = 0x80;
 const STATIC: u16 = 0x40;
-/// The table is that of the bridge whose port this is; the entry stays with its port, whoever sends from there.
+/// Flags of an entry: it is in the table of the bridge whose port this is, and it stays with its port, wherever frames
+/// come from.
 const OF_MASTER: u8 = 2 << 1;
 const STICKY: u8 = 0x40;
-/// Kinds of attributes of an address: what is reached by it, the address itself, flags.
+/// Attributes of an IP address: the addresses reached through it, the address itself, and flags.
 const PREFIX: u16 = 1;
 const LOCAL: u16 = 2;
 const ADDRESS_FLAGS: u16 = 8;
-/// Nobody else can have this address: it is of use at once.
+/// Flag of an IP address that no other host can have, so that it is usable at once.
 const NO_DETECTION: u32 = 2;
-/// The flag of an interface that its administrator switched on.
+/// Flag of an interface that its administrator switched on.
 const UP: u32 = 1;
-/// And that of one that has a carrier, and is on.
+/// Flag of an interface that is on and has a carrier.
 const LOWER_UP: u32 = 0x1_0000;
-/// Bytes of a message's head, and of what follows it about a link.
+/// Length in bytes of a message's header, and of the header that follows it in a message about a link.
 const HEAD: usize = 16;
 const LINK: usize = 16;
-/// An answer about one link has a few KiB.
+/// Room for an answer about one link, which has a few KiB.
 const ANSWER_MOST: usize = 32 << 10;
 
-/// What the kernel says of an interface.
+/// Properties of an interface, as the kernel reports them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Link {
-    /// Its number.
+    /// Number of the interface.
     pub index: i32,
-    /// Its address.
+    /// Its hardware address.
     pub mac: Mac,
     /// Its MTU.
     pub mtu: u32,
@@ -86,11 +88,11 @@ pub struct Link {
     pub up: bool,
     /// Whether it is on and has a carrier.
     pub has_carrier: bool,
-    /// The number of the bridge whose port it is, or 0.
+    /// Number of the bridge whose port it is, or 0.
     pub master: i32,
-    /// What kind of interface it is, where it is not a card.
+    /// Kind of the interface, if it is not a card.
     pub kind: String,
-    /// What is written on it.
+    /// Its alias, a text for people and tools.
     pub alias: String,
 }
 
@@ -99,11 +101,11 @@ pub struct Link {
 pub struct Netlink(OwnedFd);
 
 impl Netlink {
-    /// Opens one in the namespace of this thread.
+    /// Opens a socket in the namespace of this thread.
     pub fn open() -> io::Result<Self> {
         // No protocol stands for `NETLINK_ROUTE`, which has the number 0.
         let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
-        // The kernel answers within the call that asks; this is against a hang.
+        // The kernel answers within the call that asks; the timeout guards against a hang.
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(std::time::Duration::from_secs(5)))?;
         Ok(Self(socket))
     }
@@ -116,12 +118,12 @@ impl Netlink {
         }
     }
 
-    /// What an interface is like now.
+    /// Returns the current properties of an interface.
     pub fn link(&self, index: i32) -> io::Result<Link> {
         parse_link(&self.ask(&request(GET_LINK, REQUEST, index, 0, 0, &[]))?)
     }
 
-    /// Changes an interface's address.
+    /// Changes an interface's hardware address.
     pub fn set_mac(&self, index: i32, mac: Mac) -> io::Result<()> {
         self.ask(&request(NEW_LINK, REQUEST | ANSWER, index, 0, 0, &[(ADDRESS, &mac.0)])).map(drop)
     }
@@ -131,7 +133,7 @@ impl Netlink {
         self.ask(&request(NEW_LINK, REQUEST | ANSWER, index, 0, 0, &[(MTU, &mtu.to_ne_bytes())])).map(drop)
     }
 
-    /// Takes an interface's carrier off, where its driver lets others do that.
+    /// Switches an interface's carrier off, if its driver lets others do that.
     pub fn lose_carrier(&self, index: i32) -> io::Result<()> {
         self.ask(&request(NEW_LINK, REQUEST | ANSWER, index, 0, 0, &[(CARRIER, &[0])])).map(drop)
     }
@@ -141,7 +143,7 @@ impl Netlink {
         self.ask(&request(NEW_LINK, REQUEST | ANSWER, index, UP, UP, &[])).map(drop)
     }
 
-    /// Gives an interface an address of IP, by which `bits` of `reached` are reached. One that it has stays.
+    /// Gives an interface an IP address, through which `bits` of `reached` are reached. An existing address stays.
     pub fn add_address(&self, index: i32, own: IpAddr, reached: IpAddr, bits: u8) -> io::Result<()> {
         let family = family_of(own);
         let mut about = vec![family.as_raw() as u8, bits, 0, 0];
@@ -154,7 +156,7 @@ impl Netlink {
         }
     }
 
-    /// Makes a bridge that has no ports yet: it looks for no circles, and for nobody who wants what is for many.
+    /// Makes a bridge without ports, spanning tree protocol and multicast snooping.
     pub fn add_bridge(&self, name: &str, mac: Mac) -> io::Result<()> {
         let name = zero_ended(name);
         let never = 0_u32.to_ne_bytes();
@@ -164,7 +166,7 @@ impl Netlink {
         self.ask(&request(NEW_LINK, REQUEST | ANSWER | CREATE | EXCLUSIVE, 0, 0, 0, &attributes)).map(drop)
     }
 
-    /// Writes something on an interface, for those who look at it.
+    /// Sets an interface's alias, for those who look at it.
     pub fn set_alias(&self, index: i32, alias: &str) -> io::Result<()> {
         self.ask(&request(NEW_LINK, REQUEST | ANSWER, index, 0, 0, &[(ALIAS, alias.as_bytes())])).map(drop)
     }
@@ -174,8 +176,8 @@ impl Netlink {
         self.ask(&request(DELETE_LINK, REQUEST | ANSWER, index, 0, 0, &[])).map(drop)
     }
 
-    /// Makes an interface a bridge's port, to which frames go that are for `peer` or for many, and from which none go to another
-    /// port that was made so.
+    /// Makes an interface a bridge's port. It gets frames to `peer`, multicasts and broadcasts, and none from other
+    /// ports made by this function.
     pub fn join_bridge(&self, index: i32, bridge: i32, peer: Mac) -> io::Result<()> {
         let master = bridge.to_ne_bytes();
         self.ask(&request(NEW_LINK, REQUEST | ANSWER, index, 0, 0, &[(MASTER, &master)]))?;
@@ -187,7 +189,7 @@ impl Netlink {
         self.ask(&message(NEW_NEIGHBOUR, flags, &about, &[(NEIGHBOUR_ADDRESS, &peer.0)])).map(drop)
     }
 
-    /// Says who has an address of IP, so that nobody need be asked.
+    /// Adds a neighbour entry of an IP address, so that the kernel need not ask who has it.
     pub fn add_neighbour(&self, index: i32, ip: IpAddr, mac: Mac) -> io::Result<()> {
         let about = neighbour(family_of(ip), index, PERMANENT, 0);
         let flags = REQUEST | ANSWER | CREATE | REPLACE;
@@ -195,7 +197,7 @@ impl Netlink {
         self.ask(&message(NEW_NEIGHBOUR, flags, &about, &attributes)).map(drop)
     }
 
-    /// Takes back who has an address of IP: who wants to know asks.
+    /// Removes the neighbour entry of an IP address, so that the kernel asks who has it.
     pub fn delete_neighbour(&self, index: i32, ip: IpAddr) -> io::Result<()> {
         let about = neighbour(family_of(ip), index, 0, 0);
         self.ask(&message(DELETE_NEIGHBOUR, REQUEST | ANSWER, &about, &[(NEIGHBOUR, &octets(ip))])).map(drop)
@@ -245,7 +247,7 @@ fn attributes(attributes: &[(u16, &[u8])]) -> Vec<u8> {
     bytes
 }
 
-/// What stands in a message about a neighbour before its attributes.
+/// Returns the header of a message about a neighbour, which precedes its attributes.
 fn neighbour(family: AddressFamily, index: i32, state: u16, flags: u8) -> Vec<u8> {
     let mut about = vec![family.as_raw() as u8, 0, 0, 0];
     about.extend(index.to_ne_bytes());
@@ -269,7 +271,7 @@ fn octets(ip: IpAddr) -> Vec<u8> {
     }
 }
 
-/// Calls `each` with the attributes that `bytes` are, up to where they are cut off.
+/// Calls `each` with the attributes in `bytes`. Fails at an attribute that is cut off.
 fn parse_attributes<'a>(bytes: &'a [u8], mut each: impl FnMut(u16, &'a [u8])) -> io::Result<()> {
     let mut rest = bytes;
     while let [a, b, c, d, ..] = *rest {
@@ -280,7 +282,7 @@ fn parse_attributes<'a>(bytes: &'a [u8], mut each: impl FnMut(u16, &'a [u8])) ->
     Ok(())
 }
 
-/// Text up to its zero.
+/// Returns the text before the terminating zero.
 fn parse_text(value: &[u8]) -> String {
     String::from_utf8_lossy(value.split(|byte| *byte == 0).next().unwrap_or_default()).into_owned()
 }

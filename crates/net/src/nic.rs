@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! An interface, whoever moves its frames.
+//! An interface, whichever engine moves its frames.
 
 use crate::{
     config::{Config, EngineKind},
@@ -14,7 +14,7 @@ use crate::{
 /// An interface.
 #[derive(Debug)]
 pub enum Nic {
-    /// Its frames go through this process.
+    /// Its frames pass through this process.
     Tap(Tap),
     /// The kernel's module moves them.
     Kernel(Kernel),
@@ -33,7 +33,7 @@ impl Nic {
         }
     }
 
-    /// How it is asked and changed.
+    /// Returns the handle by which the interface is queried and configured.
     pub fn handle(&self) -> &Handle {
         match self {
             Self::Tap(tap) => tap.handle(),
@@ -41,7 +41,7 @@ impl Nic {
         }
     }
 
-    /// What the kernel can receive from it.
+    /// Returns the features that the kernel can receive through the interface.
     pub fn takes(&self) -> Features {
         match self {
             Self::Tap(tap) => tap.takes(),
@@ -49,7 +49,7 @@ impl Nic {
         }
     }
 
-    /// Who moves its frames, in a word.
+    /// Returns the name of the engine.
     pub fn engine(&self) -> &'static str {
         match self {
             Self::Tap(_) => "tap",
@@ -57,7 +57,7 @@ impl Nic {
         }
     }
 
-    /// What was counted: sent and received. `counters` are this process's own.
+    /// Returns the counters: sent and received. `counters` are this process's own.
     pub fn figures(&self, counters: &Counters) -> [Figures; 2] {
         match self {
             Self::Tap(_) => counters.figures(),

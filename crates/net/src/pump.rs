@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The two directions of a link. Neither copies a frame: the kernel writes into this end's ring and reads out of the
-//! peer's. Only the first 26 bytes of what comes are copied, to be checked.
+//! Moves frames in both directions of a link, without copying them: the kernel writes into the own ring and reads from
+//! the peer's. Only the first 26 bytes of a received message are copied, for checking.
 
 use std::{io, os::fd::AsFd, time::Duration};
 
@@ -15,17 +15,17 @@ use crate::{
     tap::Tap,
 };
 
-/// Room that a frame may need in a message.
+/// Room in bytes that a frame may need in a message.
 pub const RESERVED: usize = HEADER + FRAME_MOST as usize;
-/// More frames than a ring of the usual size holds.
+/// Number of frames that exceeds what a ring of the usual size holds.
 const LEFT_MOST: u32 = 1 << 16;
-/// How long the receiving thread sleeps before it looks whether it is to end.
+/// Time that the receiving thread sleeps before it checks whether it is to end.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// Why a link ended.
+/// Reason for which a link ended.
 #[derive(Debug)]
 pub enum End {
-    /// It was told to.
+    /// The engine was told to stop.
     Stopped,
     /// The peer's side ended.
     Peer(Ending),
@@ -33,7 +33,7 @@ pub enum End {
     Channel(ChannelError),
     /// The interface failed, or is gone.
     Interface(io::Error),
-    /// It was changed, so the peer must be told anew.
+    /// The interface was changed, so the peer must be told anew.
     Changed(&'static str),
     /// The kernel's driver cannot use the peer's ring.
     Unfit,
@@ -42,19 +42,20 @@ pub enum End {
 }
 
 impl End {
-    /// Whether the peer's side ended: what it has sent before is still to be had.
+    /// Returns whether the peer's side ended. What it sent before can still be received.
     #[must_use]
     pub fn is_peers(&self) -> bool {
         matches!(self, Self::Peer(_) | Self::Channel(ChannelError::Closed | ChannelError::PeerGone))
     }
 
-    /// How the peer's side really ended: who sends, or looks at the peer's life, may have been the first to find that it did.
+    /// Returns how the peer's side really ended. The sender, or the liveness check, may have been first to notice that
+    /// it did.
     #[must_use]
     pub fn judged_by(self, receiver: &mut MessageReceiver) -> Self {
         if !self.is_peers() {
             return self;
         }
-        // What is still in the ring has nowhere to go. A peer that goes on writing is not waited for.
+        // Frames still in the ring are discarded, but a peer that goes on writing is not waited for.
         for _ in 0..LEFT_MOST {
             if !matches!(receiver.peek(), Ok(Some(_))) || receiver.consume().is_err() {
                 break;
@@ -79,7 +80,7 @@ impl From<io::Error> for End {
     }
 }
 
-/// What both directions of a link work with.
+/// The interface and flag that both directions of a link use.
 #[derive(Clone, Copy, Debug)]
 pub struct Pump<'a> {
     /// The interface.
@@ -89,7 +90,8 @@ pub struct Pump<'a> {
 }
 
 impl Pump<'_> {
-    /// Sends what comes from the interface until the link is over (N-9). A full ring makes it wait: nothing is dropped.
+    /// Sends frames from the interface until the link is over (N-9). Waits while the ring is full; drops nothing for
+    /// that.
     pub fn send(self, sender: &mut MessageSender, limits: &Limits, counters: &Direction) -> End {
         loop {
             match self.send_one(sender, limits, counters) {
@@ -103,15 +105,16 @@ impl Pump<'_> {
     fn send_one(self, sender: &mut MessageSender, limits: &Limits, counters: &Direction) -> Result<(), End> {
         let Some((first, second)) = sender.try_reserve(RESERVED)? else {
             counters.full.add(1);
-            // Who takes frames and rings for none of them stops what is for itself. It cannot delay this end's end.
+            // A peer that takes frames without notifying only delays its own frames. It cannot delay the end of the
+            // link.
             return Ok(wait_any(&[sender.poll_fd()?, self.over.as_fd()], None)?);
         };
-        // The driver leaves the last field as it was.
+        // The driver does not write the last field of the header.
         for byte in first.iter_mut().chain(&mut *second).take(HEADER) {
             *byte = 0;
         }
         let Some(len) = self.tap.read(first, second)? else {
-            // Both are the kernel's to tell of, whoever the peer is.
+            // The kernel notifies both descriptors, whatever the peer does.
             return Ok(wait_any(&[self.tap.as_fd(), self.over.as_fd()], None)?);
         };
         let mut head = [0; HEAD];
@@ -130,7 +133,7 @@ impl Pump<'_> {
         Ok(())
     }
 
-    /// Hands what comes from the peer to the interface until the link is over (N-8).
+    /// Passes the peer's frames to the interface until the link is over (N-8).
     pub fn receive(self, receiver: &mut MessageReceiver, limits: &Limits, counters: &Direction) -> End {
         loop {
             match self.receive_all(receiver, limits, counters) {
@@ -141,7 +144,7 @@ impl Pump<'_> {
         }
     }
 
-    /// Hands over what the peer has sent before its side ended (N-10). One that goes on writing is not waited for.
+    /// Passes on what the peer sent before its side ended (N-10). A peer that goes on writing is not waited for.
     pub fn receive_rest(self, receiver: &mut MessageReceiver, limits: &Limits, counters: &Direction) {
         for _ in 0..LEFT_MOST {
             let Ok(Some(message)) = receiver.peek() else { return };
@@ -174,7 +177,7 @@ impl Pump<'_> {
         let looked_at = len.min(HEAD);
         let (head_first, first) = first.split_at(looked_at.min(first.len()));
         let (head_second, second) = second.split_at(looked_at - head_first.len());
-        // From here on the private copy is what counts, whatever the peer stores (N-8).
+        // From here on only the private copy counts, whatever the peer stores (N-8).
         let (one, other) = head[..looked_at].split_at_mut(head_first.len());
         head_first.copy_to(one);
         head_second.copy_to(other);
@@ -196,7 +199,7 @@ impl Pump<'_> {
                 Some(Errno::INVAL | Errno::MSGSIZE) => &counters.refused,
                 Some(Errno::IO) => &counters.down,
                 Some(Errno::NOMEM | Errno::NOBUFS | Errno::AGAIN) => &counters.memory,
-                // The memory was taken away: what was written of it is not there any more, and `consume` says so.
+                // The memory was revoked: bytes written to it are gone, and `consume` reports that.
                 Some(Errno::FAULT) => &counters.refused,
                 _ => return Err(error.into()),
             },

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What an interface tells of itself.
+//! Status of an interface, for tools.
 
 use std::time::Instant;
 
@@ -7,65 +7,65 @@ use serde::{Deserialize, Serialize};
 
 use crate::{config::Config, counters::Figures, mac::Mac};
 
-/// Whether there is a link.
+/// State of the link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
     /// No peer is there, or none that fits.
     Waiting,
-    /// Frames go both ways.
+    /// There is a link: frames go both ways.
     Linked,
 }
 
-/// What the peer said in its hello, and who the backend says it is.
+/// The peer's hello, and its domain as the backend reports it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct PeerStatus {
-    /// Its domain.
+    /// Domain of the peer.
     pub domain: String,
-    /// Its address.
+    /// Hardware address of the peer.
     pub mac: Mac,
-    /// Its MTU.
+    /// MTU of the peer.
     pub mtu: u32,
-    /// What it takes.
+    /// Features that the peer takes.
     pub features: Vec<&'static str>,
 }
 
-/// What an interface is doing.
+/// Status of an interface.
 #[derive(Clone, Debug, Serialize)]
 pub struct Status {
-    /// Its name.
+    /// Name of the interface.
     pub interface: String,
-    /// The network namespace that it was made in, if it was named.
+    /// Network namespace in which it was made, if one was named.
     pub netns: Option<String>,
-    /// The process that has it.
+    /// Process that owns it.
     pub pid: u32,
-    /// Who moves its frames: `tap` or `kernel`.
+    /// Engine that moves its frames: `tap` or `kernel`.
     pub engine: &'static str,
-    /// Where it meets its peer.
+    /// Address at which it meets its peer.
     pub address: String,
     /// `connect` or `listen`.
     pub role: &'static str,
-    /// Whether a rule of the host's wants it (B-28), and not somebody here.
+    /// Whether a rule of the host requires it (B-28), and not a user of this machine.
     pub by_rule: bool,
-    /// The network of many that it belongs to, if it does.
+    /// Network of many to which it belongs, if it does.
     pub network: Option<String>,
     /// Whether there is a link.
     pub state: State,
-    /// The last that was said of it.
+    /// Last line that was reported.
     pub reason: String,
-    /// How long the link has lasted.
+    /// Duration of the link in seconds.
     pub seconds: u64,
-    /// How many links there have been.
+    /// Number of links so far.
     pub links: u64,
-    /// The interface's address.
+    /// Hardware address of the interface.
     pub mac: Mac,
-    /// Its MTU, which is that of the link while there is one.
+    /// MTU of the interface, which is that of the link while there is one.
     pub mtu: u32,
     /// The peer, while there is a link.
     pub peer: Option<PeerStatus>,
-    /// What went to the peer.
+    /// Traffic to the peer.
     pub sent: Figures,
-    /// What came from it.
+    /// Traffic from the peer.
     pub received: Figures,
     #[serde(skip)]
     pub(crate) since: Option<Instant>,

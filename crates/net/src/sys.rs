@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a TAP device can be asked by `ioctl` alone.
+//! Wraps the calls to a TAP device that exist as `ioctl` only.
 //!
 //! # Safety
 //! The kernel's driver (`drivers/net/tun.c`) reads or writes as many bytes as the types here have, for these codes, and
@@ -27,18 +27,18 @@ const SET_CARRIER: Opcode = opcode::write::<i32>(b'T', 226);
 const GET_INTERFACE: Opcode = opcode::read::<u32>(b'T', 210);
 const GET_NAMESPACE: Opcode = opcode::none(b'T', 227);
 
-/// An Ethernet interface, frames without a prefix of the driver's own, with virtio's header.
+/// Flags of an interface: Ethernet frames, without the driver's own prefix, and with virtio's header.
 const TAP: u16 = 0x0002;
 const NO_PREFIX: u16 = 0x1000;
 const VIRTIO_HEADER: u16 = 0x4000;
-/// Bytes of an interface's name, with the zero at its end.
+/// Size of an interface's name in bytes, with the zero at its end.
 const NAME_ROOM: usize = 16;
 
-/// An open file of `/dev/net/tun`: an interface once it has one.
+/// An open file of `/dev/net/tun`, which becomes an interface by [`set_interface`](Self::set_interface).
 #[derive(Debug)]
 pub struct TunFile(OwnedFd);
 
-/// Asks for a descriptor of the namespace.
+/// Requests a descriptor of the interface's namespace.
 struct Namespace;
 
 // SAFETY: (opcode) the call reads and writes nothing of ours; (output) its number is a descriptor that the driver has just
@@ -69,12 +69,12 @@ impl AsFd for TunFile {
 }
 
 impl TunFile {
-    /// Opens the device, whose reads and writes do not block.
+    /// Opens the device. Its reads and writes do not block.
     pub fn open() -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let file = rustix::fs::open(c"/dev/net/tun", flags, Mode::empty())?;
         let stat = rustix::fs::fstat(&file)?;
-        // What stands there is the driver's: a character device of its number.
+        // The driver's device is a character device of this number; any other file could stand at the path.
         let device = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
         if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::CharacterDevice
             || device != (10, 200)
@@ -100,12 +100,12 @@ impl TunFile {
         Ok(unsafe { ioctl(&self.0, call) }?)
     }
 
-    /// Another value of the same file, which goes with the last of them.
+    /// Duplicates the descriptor. The file is closed with the last of its descriptors.
     pub fn try_clone(&self) -> io::Result<Self> {
         self.0.try_clone().map(Self)
     }
 
-    /// What its interface is called now.
+    /// Returns the current name of the interface.
     pub fn name(&self) -> io::Result<String> {
         let mut request = [0_u8; 40];
         // SAFETY: (code and type) the driver copies a `struct ifreq`, 40 bytes, in and out.
@@ -116,13 +116,13 @@ impl TunFile {
         Ok(String::from_utf8_lossy(&request[..len]).into_owned())
     }
 
-    /// The network namespace that its interface is in now. It takes CAP_NET_ADMIN there, and Linux 5.8.
+    /// Returns the interface's current network namespace. Needs CAP_NET_ADMIN there, and Linux 5.8.
     pub fn namespace(&self) -> io::Result<OwnedFd> {
         // SAFETY: (file) a file of the driver, see the module; (code) it takes no argument.
         Ok(unsafe { ioctl(&self.0, Namespace) }?)
     }
 
-    /// Says what may come from the interface: bits `TUN_F_…`.
+    /// Sets what may come from the interface: bits `TUN_F_…`.
     pub fn set_offload(&self, bits: u32) -> io::Result<()> {
         // SAFETY: (code and type) the argument is the bits themselves.
         let call = unsafe { IntegerSetter::<SET_OFFLOAD>::new_usize(bits as usize) };
@@ -130,13 +130,13 @@ impl TunFile {
         Ok(unsafe { ioctl(&self.0, call) }?)
     }
 
-    /// Sets how many bytes stand before each frame, little-endian fields.
+    /// Sets the length in bytes of the header before each frame, and makes its fields little-endian.
     pub fn set_header(&self, len: usize) -> io::Result<()> {
         self.set_number::<SET_HEADER_LEN>(len as i32)?;
         self.set_number::<SET_LITTLE_ENDIAN>(1)
     }
 
-    /// Sets whether there is somebody at the other end.
+    /// Sets the carrier, that is, whether there is a peer.
     pub fn set_carrier(&self, on: bool) -> io::Result<()> {
         self.set_number::<SET_CARRIER>(i32::from(on))
     }

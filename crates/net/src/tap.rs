@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A TAP interface: where frames come from and go to.
+//! A TAP interface, from which frames are read and to which they are written.
 
 use std::{
     io::{self, IoSliceMut},
@@ -18,7 +18,7 @@ use crate::{
     sys::TunFile,
 };
 
-/// What may come from the interface (`TUN_F_…`), beside the feature that allows it.
+/// Kernel's flags (`TUN_F_…`) for what may come from the interface, by the feature that allows it.
 const OFFLOADS: [(Features, u32); 5] = [
     (Features::CHECKSUM, 0x01),
     (Features::TSO4, 0x02),
@@ -28,7 +28,7 @@ const OFFLOADS: [(Features, u32); 5] = [
     (Features::USO, 0x60),
 ];
 
-/// A TAP interface, which goes with this value unless somebody made it to stay.
+/// A TAP interface, which is removed when this value is dropped, unless it was made persistent.
 #[derive(Debug)]
 pub struct Tap {
     file: TunFile,
@@ -58,7 +58,7 @@ impl Tap {
         })?;
         file.set_carrier(false).os("TUNSETCARRIER")?;
         file.set_header(HEADER).os("TUNSETVNETHDRSZ")?;
-        // What the kernel can send it can receive; before Linux 6.2 it knew no segments of UDP.
+        // The kernel can receive what it can send; before Linux 6.2 it knew no segments of UDP.
         let takes = [Features::all(), Features::all().without(Features::USO)]
             .into_iter()
             .find(|features| file.set_offload(offload_bits(*features)).is_ok())
@@ -73,30 +73,30 @@ impl Tap {
         Ok(Self { file, handle, takes })
     }
 
-    /// How it is asked and changed.
+    /// Returns the handle by which the interface is queried and configured.
     pub fn handle(&self) -> &Handle {
         &self.handle
     }
 
-    /// What the kernel can receive from it.
+    /// Returns the features that the kernel can receive through the interface.
     pub fn takes(&self) -> Features {
         self.takes
     }
 
-    /// Says what its frames may need done by who receives them, as far as this kernel can leave that to anybody: the peer's may
-    /// be newer.
+    /// Sets the work on frames that may be left to their receiver. Features that this kernel lacks are left out,
+    /// because the peer's kernel may be newer.
     pub fn set_offload(&self, features: Features) -> Result<()> {
         self.file
             .set_offload(offload_bits(features.among(self.takes)))
             .map_err(|error| self.handle.failed("TUNSETOFFLOAD", error))
     }
 
-    /// Says whether there is somebody at the other end.
+    /// Sets the carrier, that is, whether there is a peer.
     pub fn set_carrier(&self, on: bool) -> Result<()> {
         self.file.set_carrier(on).map_err(|error| self.handle.failed("TUNSETCARRIER", error))
     }
 
-    /// Reads a header and a frame into the two parts; `None` where there is none. Never blocks.
+    /// Reads a header and a frame into the two parts. Returns `None` if there is none. Never blocks.
     pub fn read(&self, first: &mut [u8], second: &mut [u8]) -> io::Result<Option<usize>> {
         match rustix::io::readv(&self.file, &mut [IoSliceMut::new(first), IoSliceMut::new(second)]) {
             Ok(len) => Ok(Some(len)),
@@ -105,15 +105,15 @@ impl Tap {
         }
     }
 
-    /// Writes a header and a frame, whose head is private and whose rest the kernel copies from shared memory.
+    /// Writes a header and a frame. `head` is private memory; the kernel copies the rest from shared memory.
     pub fn write(&self, head: &[u8], rest: [SharedSlice<'_>; 2]) -> io::Result<usize> {
         SharedSlice::write_with_head(&self.file, head, rest)
     }
 
-    /// Throws away what waits to be sent.
+    /// Discards the frames that wait to be sent. Returns their number.
     pub fn discard_waiting(&self) -> u64 {
         let mut buffer = [0; 2048];
-        // As many as its queue holds at most, so that a flood cannot keep this from ending.
+        // Not more than the interface's queue holds, so that a flood of frames cannot keep this from ending.
         (0..4096).take_while(|_| matches!(self.read(&mut buffer, &mut []), Ok(Some(_)))).count() as u64
     }
 }
@@ -131,7 +131,7 @@ impl AsFd for Tap {
 }
 
 fn offload_bits(features: Features) -> u32 {
-    // The kernel refuses marks where there are no segments that could have them.
+    // The kernel refuses ECN without a kind of segments to which it could apply.
     let is_tcp = features.has(Features::TSO4) || features.has(Features::TSO6);
     let features = if is_tcp { features } else { features.without(Features::ECN) };
     OFFLOADS.iter().filter(|(feature, _)| features.has(*feature)).map(|(_, bits)| bits).sum()

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Layer backends. Uses: channel, domain, domain-ivshmem, domain-local, domain-xen, mem, vchan-wire.
 //!
-//! The backends that a program is built with. The facade asks here for all of them; fronts of this project ask for what
-//! only one backend has, which is no part of the public crate. A feature that is off leaves its backend out of the build.
+//! The backends that a program is built with. The facade gets all of them here; front ends of this project get what
+//! only one backend has, which is not part of the public crate. A feature that is off leaves its backend out of the
+//! build.
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "vchan")]
@@ -21,9 +22,11 @@ pub use tombolo_domain_local::services_folder;
 #[cfg(feature = "xen")]
 use tombolo_domain_xen::{XenDomain, XenNeighbours};
 
-/// Returns the backends of this program, by the scheme of their addresses: `local`, and by feature `vm` and `xen`.
+/// Returns the backends of this program, by the scheme of their addresses: `local`, and `vm` and `xen` if their
+/// features are on.
 ///
-/// One that this machine lacks says what is missing when it is called; one that was not built says how to build it.
+/// The calls of a backend that this machine lacks fail and name what is missing. Those of one that was not built fail
+/// and name the feature to build.
 pub fn backends() -> &'static Backends {
     static BACKENDS: LazyLock<Backends> = LazyLock::new(register);
     &BACKENDS
@@ -46,13 +49,14 @@ fn register() -> Backends {
     backends
 }
 
-/// Meets other processes of this kernel in `folder`: for fronts that stand in a program's way to the kernel.
+/// Returns the rendezvous of this kernel's processes in `folder`, for front ends between a program and its kernel.
 #[must_use]
 pub fn rendezvous_in(folder: &Path) -> Box<dyn Rendezvous> {
     Box::new(LocalDomain::in_folder(folder).with_unique_names())
 }
 
-/// Meets processes of neighbouring virtual machines by the broker of this kernel, if there is one now: for the same fronts.
+/// Returns the rendezvous of neighbouring virtual machines through this kernel's broker, if that runs now; for the same
+/// front ends.
 #[must_use]
 pub fn machines() -> Option<Box<dyn Rendezvous>> {
     #[cfg(feature = "vm")]
@@ -64,7 +68,7 @@ pub fn machines() -> Option<Box<dyn Rendezvous>> {
     None
 }
 
-/// Meets processes of other domains of Xen's, if this process may use its drivers: for the same fronts.
+/// Returns the rendezvous of other Xen domains, if this process may use Xen's drivers; for the same front ends.
 #[must_use]
 pub fn xen_domains() -> Option<Box<dyn Rendezvous>> {
     #[cfg(feature = "xen")]
@@ -75,35 +79,35 @@ pub fn xen_domains() -> Option<Box<dyn Rendezvous>> {
     None
 }
 
-/// The kernel module of a virtual machine, for what it does beside channels.
+/// The kernel module of a virtual machine, for its functions other than channels.
 #[cfg(feature = "vm")]
 pub mod module {
     pub use tombolo_domain_ivshmem::{interface, uapi};
 }
 
-/// This domain of Xen's, for tools that look what works.
+/// This Xen domain, for tools that check what works.
 #[cfg(feature = "xen")]
 pub mod xen {
     use super::XenDomain;
     use tombolo_channel::Result;
     pub use tombolo_domain_xen::{OrphanedGrants, ReaperListing};
 
-    /// Lists the listeners that this domain's nodes in XenStore lead to: for which domain, under which name, and the
-    /// reference of the listener page.
+    /// Lists the listeners that this domain's nodes in XenStore name: the domain that each is for, its name, and the
+    /// reference of its listener page.
     ///
     /// # Errors
-    /// Where this is no domain of Xen's; what XenStore says.
+    /// If this is not a Xen domain; XenStore's error.
     pub fn listeners() -> Result<Vec<(u16, String, u32)>> {
         Ok(XenDomain::new().listeners()?)
     }
 
-    /// Tries what a channel needs: asks XenStore for this domain's number, grants a page, makes an event channel. Page and
-    /// channel are given back. Returns the number.
+    /// Tries what a channel needs: asks XenStore for this domain's number, grants a page and makes an event channel,
+    /// and gives page and channel back. Returns the number.
     ///
     /// # Errors
-    /// What of it does not work, and what mends it.
+    /// The first step that fails, and its remedy.
     pub fn try_out() -> Result<u16> {
-        // To dom0, which is always there; it is not told.
+        // The peer is dom0, which is always there; it is not told.
         let pieces = XenDomain::new().pieces(0)?;
         pieces.share(1, None)?;
         pieces.offer_port()?;

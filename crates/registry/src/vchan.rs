@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The layout of Xen's libxenvchan on Xen's own memory and event channels.
+//! Runs the layout of Xen's libxenvchan on Xen's own memory and event channels.
 
 use std::{
     io,
@@ -18,63 +18,64 @@ pub use tombolo_vchan_wire::{Error, Halves, Live, Reader, Result, Server, Watch,
 
 static XEN: LazyLock<XenDomain> = LazyLock::new(XenDomain::new);
 
-/// A server for a client in the domain `peer` that runs libxenvchan, found at `path` in XenStore, with rings of at least so
-/// many bytes.
+/// Makes a server at `path` in XenStore for a client in the domain `peer` that runs libxenvchan. Its rings have at
+/// least `read_min` and `write_min` bytes.
 ///
 /// # Errors
-/// See [`Error`]: sizes beyond 1 MiB, and what the system says.
+/// See [`Error`]: sizes beyond 1 MiB, and the system's errors.
 pub fn serve(peer: u16, path: &str, read_min: usize, write_min: usize) -> Result<(Server, Halves)> {
     serve_in(&XEN, peer, path, read_min, write_min)
 }
 
-/// A client of a server in the domain `peer` that runs libxenvchan. In `path`, `{self}` stands for this domain's number.
+/// Connects to a server in the domain `peer` that runs libxenvchan. In `path`, `{self}` stands for this domain's
+/// number.
 ///
 /// # Errors
-/// See [`Error`]: no server, and what the system says.
+/// See [`Error`]: no server, and the system's errors.
 pub fn join(peer: u16, path: &str) -> Result<Halves> {
     join_in(&XEN, peer, path)
 }
 
-/// Off Xen: the domain to which the broker's configuration gives `number`, or this domain, and its number; none where it says
-/// nothing of it, or this domain has no link with it.
+/// Returns, off Xen, the number and the name of the domain to which the broker's configuration gives `number`, or of
+/// this domain. Returns `None` if the configuration does not name it, or this domain has no link with it.
 ///
 /// # Errors
-/// No broker runs here, or it does not answer.
+/// If no broker runs here, or it does not answer.
 pub fn named(number: Option<u16>) -> io::Result<Option<(u16, String)>> {
     let found = VmDomain::new().who(number).map_err(io)?;
     Ok(found.map(|(number, name)| (number, name.to_string())))
 }
 
-/// Whether there is a domain `peer`, of which nothing is mapped: nobody else tells of one that went before it came to its
-/// server, or without closing.
+/// Returns whether there is a domain `peer`, of which nothing is mapped. Nothing else reports a domain that ended
+/// before it came to its server, or without closing.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn is_there(peer: u16) -> io::Result<bool> {
     is_there_in(&XEN, peer)
 }
 
-/// As [`is_there`], likewise.
+/// Does the same as [`is_there`], in a domain of a Xen that a test provides.
 ///
 /// # Errors
-/// As there.
+/// Those of [`is_there`].
 pub fn is_there_in(domain: &XenDomain, peer: u16) -> io::Result<bool> {
     domain.pieces(peer).and_then(|pieces| pieces.peer_is_there()).map_err(io)
 }
 
-/// Whether the server still stands in XenStore that [`join`] found there: it goes with its domain.
+/// Returns whether the server that [`join`] found is still in XenStore. Its node goes with its domain.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn is_served(peer: u16, path: &str) -> io::Result<bool> {
     let ground = Xen(XEN.pieces(peer).map_err(io)?);
     tombolo_vchan_wire::is_served(&ground, &path.replace("{self}", &ground.0.own().to_string()))
 }
 
-/// As [`serve`], in a domain of a Xen that a test brings.
+/// Does the same as [`serve`], in a domain of a Xen that a test provides.
 ///
 /// # Errors
-/// As there.
+/// Those of [`serve`].
 pub fn serve_in(
     domain: &XenDomain,
     peer: u16,
@@ -86,10 +87,10 @@ pub fn serve_in(
     Server::new(Arc::new(ground), path, read_min, write_min)
 }
 
-/// As [`join`], likewise.
+/// Does the same as [`join`], in a domain of a Xen that a test provides.
 ///
 /// # Errors
-/// As there.
+/// Those of [`join`].
 pub fn join_in(domain: &XenDomain, peer: u16, path: &str) -> Result<Halves> {
     let ground = Xen(domain.pieces(peer).map_err(io)?);
     let path = path.replace("{self}", &ground.0.own().to_string());
@@ -101,7 +102,7 @@ fn io(error: tombolo_domain::Error) -> io::Error {
     io::Error::new(error.kind(), error)
 }
 
-/// One domain's way to another.
+/// The path from one domain to another.
 #[derive(Debug)]
 struct Xen(XenPieces);
 
@@ -128,7 +129,7 @@ impl Ground for Xen {
     }
 
     fn withdraw(&self, path: &str) {
-        // What cannot be removed leads to a page that says that nobody is there.
+        // A node that cannot be removed leads to a page that says that nobody is there.
         let _ = self.0.withdraw(path);
     }
 

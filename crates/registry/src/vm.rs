@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `vm:NAME/SERVICE`: who has that name says the broker of this kernel where there is one, and to a domain of Xen's the
-//! broker of dom0.
+//! `vm:NAME/SERVICE`: virtual machines by name. Names come from the broker of this kernel if there is one, and in a Xen
+//! domain from the broker of dom0.
 
 use std::{io::ErrorKind, sync::OnceLock};
 
@@ -8,12 +8,12 @@ use tombolo_domain::{Connecting, Deadline, Endpoint, Error, Listener, Rendezvous
 use tombolo_domain_ivshmem::VmDomain;
 use tombolo_domain_xen::XenNames;
 
-/// Virtual machines by their names, whatever joins them.
+/// Virtual machines by their names, whatever connects them.
 #[derive(Debug)]
 pub(crate) struct Vm {
     broker: VmDomain,
     xen: XenNames,
-    /// This kernel was found to be no domain of Xen's, which it does not become.
+    /// Set once this kernel was found not to be a Xen domain, which does not change.
     no_xen: OnceLock<()>,
 }
 
@@ -22,8 +22,9 @@ impl Vm {
         Self { broker, xen, no_xen: OnceLock::new() }
     }
 
-    /// Whom to ask: a broker that the environment names; Xen's names where dom0 tells any; a broker whose socket is there.
-    /// A domain of Xen's that has neither hears what to do in dom0, everybody else what to do here.
+    /// Returns the source of names, in this order: a broker that the environment names; Xen's names if dom0 publishes
+    /// any; a broker whose socket is there. If a Xen domain has neither, the error names the remedy in dom0, elsewhere
+    /// the remedy here.
     fn way(&self) -> &dyn Rendezvous {
         if self.is_by_xen() { &self.xen } else { &self.broker }
     }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Layer testing. Uses: domain, layout, mem.
 //!
-//! What the tests of several crates share. [`harsh`] is a hypervisor in one process that has the bad habits of all
-//! hypervisors at once. [`mod@conformance`] is the suite that every backend must pass, [`waits`] what hostile tests
-//! have threads wait for. No crate that ships depends on this one.
+//! Test support that several crates share. [`harsh`] is a hypervisor in one process that has the difficult properties
+//! of all hypervisors at once. [`mod@conformance`] is the suite that every backend must pass, [`waits`] runs waits of
+//! hostile tests in threads. No crate that ships depends on this one.
 #![forbid(unsafe_code)]
 
 pub mod conformance;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Waits that a test leaves to threads.
+//! Waits in threads on behalf of a test.
 
 use std::{
     sync::{
@@ -11,7 +11,8 @@ use std::{
 
 use tombolo_domain::{Deadline, Doorbell, Slot, Woken};
 
-/// Waits for the end of both slots of `doorbell`, without a deadline, in threads of their own; how each ended.
+/// Waits for the end of both slots of `doorbell`, without a deadline, in threads of their own. Returns a receiver of
+/// how each wait ended.
 ///
 /// # Panics
 /// In those threads, where waiting fails.

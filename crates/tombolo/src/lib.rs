@@ -1,24 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Layer facade. Uses: channel, backends.
 //!
-//! Tombolo: programs in neighbouring virtual machines, containers and the host talk through memory that both sides map
-//! into user space. Bytes cross without a system call, a packet, a checksum or a copy by a third party; a notification
-//! is sent only to a peer that has said it is asleep.
+//! Tombolo: communication through shared memory for programs in neighbouring virtual machines, containers and the host.
 //!
-//! A [`Stream`] carries bytes both ways and reads and writes like a `TcpStream`; [`Messages`] carries whole messages.
-//! The address says how the two endpoints meet: `local:NAME` or `local:/path/to/socket` joins processes, containers and
-//! network namespaces of one kernel that share a folder. `xen:DOMID/NAME` joins this Xen domain and the one with that
-//! number. `vm:NAME/SERVICE` joins virtual machines under QEMU, through the broker (`tombolod`) of each, and Xen
-//! domains by the names that the broker of dom0 tells. What this machine lacks for an address, the error says.
+//! Both sides map the memory into user space. Bytes cross without a system call, a packet, a checksum or a copy by a
+//! third party. A program sends a notification only to a peer that has published that it is asleep.
+//!
+//! A [`Stream`] carries bytes both ways, and programs read and write it like a `TcpStream`. [`Messages`] carries whole
+//! messages. The scheme of the address selects how the two endpoints meet: `local:NAME` or `local:/path/to/socket`
+//! joins processes, containers and network namespaces of one kernel that share a folder. `xen:DOMID/NAME` joins this
+//! Xen domain and the domain with that number. `vm:NAME/SERVICE` joins virtual machines under QEMU through the broker
+//! (`tombolod`) of each, and Xen domains by the names that the broker of dom0 publishes. If this machine lacks
+//! something that an address needs, the error names it.
 //!
 //! # Features
 //! | feature | default | what it adds |
 //! |---|---|---|
 //! | `vm` | on | addresses `vm:`; without it [`Error::NotBuilt`] |
-//! | `xen` | on | addresses `xen:`; with `vm` also `vm:` by the names that dom0 tells; without it [`Error::NotBuilt`] |
+//! | `xen` | on | addresses `xen:`; with `vm` also `vm:` by names that dom0 publishes; without it [`Error::NotBuilt`] |
 //! | `tokio` | off | the module `tokio`: streams, messages and listeners with `async` calls |
 //!
-//! `local` is always there. A backend that is off is not compiled.
+//! Addresses `local:` are always supported. A backend whose feature is off is not compiled.
 //!
 //! # Example
 //! ```
@@ -62,9 +64,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! What it does not do: it does not encrypt (the two endpoints share memory that no third domain maps), does not cross
-//! hosts, and does not protect a stream's content from the peer that writes it. A peer that lies or dies can end a
-//! channel, and nothing else.
+//! Limits: Tombolo does not encrypt (the two endpoints share memory that no third domain maps) and does not cross
+//! hosts. It does not protect the content of a stream from the peer that writes it. A hostile or dead peer can end a
+//! channel, and do nothing else.
 #![forbid(unsafe_code)]
 
 use tombolo_backends::backends;
@@ -80,7 +82,7 @@ pub use tombolo_channel::{
 /// Parses an address and checks that this program has its backend, as [`connect`] and [`listen`] do first.
 ///
 /// # Errors
-/// [`Error::Address`] where it is none; [`Error::UnknownScheme`]; [`Error::NotBuilt`].
+/// [`Error::Address`] where `text` is not an address; [`Error::UnknownScheme`]; [`Error::NotBuilt`].
 ///
 /// # Example
 /// ```
@@ -95,12 +97,12 @@ pub fn address(text: &str) -> Result<Address> {
 /// Connects to the listener at `address` for a stream of bytes, with the default [`Options`].
 ///
 /// # Blocking
-/// Until the listener has answered, 5 s at most. Where nobody listens it fails at once; see
+/// Blocks until the listener has answered, for at most 5 s. Fails at once where nobody listens; see
 /// [`Options::wait_for_listener`].
 ///
 /// # Errors
-/// [`Error::Domain`] with [`BackendError::NotFound`] where nobody listens, with another where the backend cannot do its
-/// part; [`Error::Address`], [`Error::UnknownScheme`], [`Error::NotBuilt`]; [`Error::Refused`] and
+/// [`Error::Domain`] with [`BackendError::NotFound`] where nobody listens, or with another [`BackendError`] where the
+/// backend fails; [`Error::Address`], [`Error::UnknownScheme`], [`Error::NotBuilt`]; [`Error::Refused`] and
 /// [`Error::VersionMismatch`] where the listener does not agree; [`Error::TimedOut`].
 ///
 /// # Example
@@ -120,14 +122,14 @@ pub fn connect(address: &str) -> Result<Stream> {
     connect_with(address, &Options::default())
 }
 
-/// Connects as [`connect`], for a [`Stream`] or [`Messages`], with options.
+/// Connects like [`connect`], for a [`Stream`] or [`Messages`], with options.
 ///
 /// # Blocking
-/// Until the listener has answered, at most as long as [`Options::handshake_timeout`] says, after
-/// [`Options::wait_for_listener`].
+/// Waits first for a listener, for at most [`Options::wait_for_listener`]. Then blocks until the listener has answered,
+/// for at most [`Options::handshake_timeout`].
 ///
 /// # Errors
-/// As [`connect`].
+/// Those of [`connect`].
 ///
 /// # Example
 /// ```
@@ -152,9 +154,9 @@ pub fn connect_with<C: Channel>(address: &str, options: &Options) -> Result<C> {
 /// Listens at `address` for streams of bytes, with the default [`Options`]. Never blocks.
 ///
 /// # Errors
-/// [`Error::Domain`] with [`BackendError::InUse`] where another listens there, with [`BackendError::Denied`] for a folder
-/// without permission, with another where the backend cannot do its part; [`Error::Address`], [`Error::UnknownScheme`],
-/// [`Error::NotBuilt`].
+/// [`Error::Domain`] with [`BackendError::InUse`] where another program listens there, with [`BackendError::Denied`]
+/// for a folder without permission, or with another [`BackendError`] where the backend fails; [`Error::Address`],
+/// [`Error::UnknownScheme`], [`Error::NotBuilt`].
 ///
 /// # Example
 /// ```
@@ -168,10 +170,10 @@ pub fn listen(address: &str) -> Result<Listener<Stream>> {
     listen_with(address, &Options::default())
 }
 
-/// Listens as [`listen`], for [`Stream`]s or [`Messages`], with options for each channel. Never blocks.
+/// Listens like [`listen`], for [`Stream`]s or [`Messages`], with options for each channel. Never blocks.
 ///
 /// # Errors
-/// As [`listen`].
+/// Those of [`listen`].
 ///
 /// # Example
 /// ```
@@ -187,7 +189,7 @@ pub fn listen_with<C: Channel>(address: &str, options: &Options) -> Result<Liste
     backends().listen(&address.parse()?, options)
 }
 
-/// The guide's examples run as tests.
+/// Runs the guide's examples as tests.
 #[cfg(all(doctest, feature = "tokio"))]
 #[doc = include_str!("../../../docs/guide/rust.md")]
 struct Guide;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The brokers' own part of a link: a box in the first page of each side, and event channel 0 (B-3).
+//! Implements the brokers' own part of a link: a box in the first page of each region half, and event channel 0 (B-3).
 
 use std::{
     io,
@@ -18,10 +18,10 @@ use crate::{
 };
 
 const PAGE: u64 = 4096;
-/// Up to here a box has words, which are stored as one; behind them is the message.
+/// Offset of the message in a box. Below it are words, each of which is stored atomically.
 const WORDS: usize = 0x100;
 
-/// What a broker has of a link.
+/// The brokers' part of a link: both boxes and event channel 0.
 #[derive(Debug)]
 pub struct ModuleBoxes {
     part: OwnMemory,
@@ -34,7 +34,7 @@ impl ModuleBoxes {
     /// Takes the brokers' part of a link.
     ///
     /// # Errors
-    /// Another broker has it, or what the kernel says.
+    /// Another broker has the link's part, or the kernel's error.
     pub fn open(link: &ModuleLink) -> io::Result<Self> {
         let taken = |error: io::Error| match error.kind() {
             io::ErrorKind::ResourceBusy => io::Error::new(error.kind(), "another broker serves this machine"),
@@ -49,18 +49,19 @@ impl ModuleBoxes {
         Ok(Self { part, own, message, peer })
     }
 
-    /// Polls readable once the other broker rang, and as hung up at the end.
+    /// Returns a descriptor that polls readable once the other broker has notified, and as hung up at the end of the
+    /// link.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.part.fd()
     }
 
-    /// Rings the other broker.
+    /// Notifies the other broker.
     pub fn notify(&self) {
         let _ = rustix::io::write(self.part.fd(), &1u64.to_ne_bytes());
     }
 
-    /// Forgets rings of before.
+    /// Clears earlier notifications.
     pub fn drain(&self) {
         let _ = rustix::io::read(self.part.fd(), &mut [0; 8]);
     }
@@ -76,7 +77,8 @@ impl Boxes for ModuleBoxes {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         match <&mut [u8; 8]>::try_from(&mut *bytes) {
-            // ORDER Acquire: with the store of the other side's word; who sees it sees what came before.
+            // ORDER Acquire: with the store of the other side's word; a reader that sees the word sees what was stored
+            // before it.
             Ok(word) if offset % 8 == 0 => *word = self.peer.word(offset).load_acquire().hint().to_le_bytes(),
             _ => self.peer.data(offset).copy_out(0, bytes),
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A program and the broker of its own kernel, over a UNIX socket (V-1, V-2).
+//! Talks to the broker of the program's own kernel over a UNIX socket (V-1, V-2).
 
 use std::{
     io::{self, IoSlice},
@@ -29,12 +29,13 @@ use crate::{
     socket::{receive, refused},
 };
 
-/// How long the broker of one's own kernel may take to answer.
+/// Time within which the broker of this kernel must answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Who one is to a broker, which knows it from when the socket was connected.
+/// Identity of this process to a broker, which reads it when the socket is connected.
 type Credentials = (Pid, Uid, Gid);
 
-/// Nothing that such a broker says means what it would here (B-6).
+/// Returns the error for a broker of other versions. Nothing that such a broker sends has the meaning that it has here
+/// (B-6).
 fn other_version(oldest: u16, newest: u16) -> Error {
     let why = format!(
         "it speaks versions {oldest} to {newest} and this program {VERSION} to {VERSION_FIND}: upgrade the older one"
@@ -46,8 +47,8 @@ fn myself() -> Credentials {
     (rustix::process::getpid(), rustix::process::geteuid(), rustix::process::getegid())
 }
 
-/// A conversation whose last question was answered, for the next one (V-1). Neither a child made by fork nor who has
-/// become another user meanwhile asks in it.
+/// A socket on which the last question was answered, kept for the next one (V-1). A child made by fork must not use it,
+/// nor a process that has become another user meanwhile.
 #[derive(Debug, Default)]
 pub(crate) struct Idle(Mutex<Option<(PathBuf, Credentials, Client)>>);
 
@@ -62,21 +63,21 @@ impl Idle {
     }
 }
 
-/// A conversation with the broker.
+/// A conversation with the broker over one socket.
 #[derive(Debug)]
 pub(crate) struct Client {
     socket: ReservedFd,
-    /// That of the last question; 0 was Hello.
+    /// Serial of the last question; Hello had 0.
     serial: u32,
-    /// Whether the last call was not answered yet.
+    /// Whether the last Connect is not answered yet.
     calling: bool,
-    /// What the broker calls this domain.
+    /// Name of this domain, as the broker gave it.
     domain: Name,
 }
 
 impl Client {
-    /// Reaches the broker and says Hello. What it answers is to be heard ([`greeted`](Self::greeted)) before any other
-    /// answer, but a question may be asked before.
+    /// Connects to the broker and sends Hello. The caller must receive the broker's Hello ([`greeted`](Self::greeted))
+    /// before any other answer, but may ask a question before.
     pub(crate) fn reach(path: &Path) -> Result<Self> {
         let absent = |error: Errno| Error::Os {
             call: "connect",
@@ -120,14 +121,14 @@ impl Client {
         Ok(())
     }
 
-    /// Reaches the broker and is greeted.
+    /// Connects to the broker and waits for its Hello.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let mut client = Self::reach(path)?;
         client.greeted(Deadline::after(PATIENCE))?;
         Ok(client)
     }
 
-    /// What the broker calls this domain.
+    /// Returns this domain's name, as the broker gave it.
     pub(crate) fn domain(&self) -> &Name {
         &self.domain
     }
@@ -139,7 +140,7 @@ impl Client {
             .map_err(|error| Error::os("sendmsg to the broker", error))
     }
 
-    /// The answer to a question about `address`. A refusal is the error that it means.
+    /// Waits for the answer to a question about `address`. Turns a refusal into the error that it means.
     fn answer(&mut self, serial: u32, deadline: Deadline, address: &str) -> Result<(Message, Vec<OwnedFd>)> {
         loop {
             match receive(self.socket.as_fd())? {
@@ -155,7 +156,7 @@ impl Client {
         }
     }
 
-    /// Begins to listen.
+    /// Registers a service on this socket.
     pub(crate) fn listen(&mut self, service: Name, address: &str) -> Result<()> {
         self.send_message(1, Message::Listen { service })?;
         match self.answer(1, Deadline::after(PATIENCE), address)? {
@@ -164,7 +165,7 @@ impl Client {
         }
     }
 
-    /// The domain that has `number`, and its number (B-19).
+    /// Returns the number and the name of the domain that has `number` (B-19).
     pub(crate) fn who(&mut self, number: u16) -> Result<Option<(u16, Name)>> {
         self.send_message(1, Message::Who { number })?;
         match self.answer(1, Deadline::after(PATIENCE), "the domain with that number") {
@@ -175,8 +176,8 @@ impl Client {
         }
     }
 
-    /// Calls a service of another domain, by the broker at `path`, in the conversation that is idle if there is one. The peer
-    /// may not have accepted yet.
+    /// Connects to a service of another domain through the broker at `path`, over the idle socket if there is one. The
+    /// peer may not have accepted yet.
     pub(crate) fn connect(
         path: &Path,
         idle: &Idle,
@@ -188,7 +189,7 @@ impl Client {
         let again = idle.take_idle(path).and_then(|mut client| {
             client.ask(question.clone()).ok()?;
             match client.stated(&address, deadline) {
-                // The broker let it go before it heard of this, or is gone.
+                // The broker closed the idle socket before it read the question, or the broker is gone.
                 Err(Error::PeerGone) => None,
                 stated => Some((client, stated)),
             }
@@ -197,7 +198,8 @@ impl Client {
             Some(answered) => answered,
             None => {
                 let mut client = Self::reach(path)?;
-                // At once: each time that one waits for the other costs two switches between them.
+                // Hello and the question go out together: each wait of one process for the other costs two context
+                // switches.
                 let asked = client.ask(question);
                 client.greeted(Deadline::after(PATIENCE))?;
                 let stated = asked.and_then(|()| client.stated(&address, deadline));
@@ -215,14 +217,14 @@ impl Client {
         self.send_message(self.serial, question)
     }
 
-    /// What the broker states of the call that was asked for.
+    /// Waits until the broker states the requested connection, and begins it.
     fn stated(&mut self, address: &str, deadline: Deadline) -> Result<VmEndpoint> {
         let (statement, descriptors) = self.answer(self.serial, deadline, address)?;
         self.calling = false;
         begin(statement, descriptors)
     }
 
-    /// The next call for the service that is listened to.
+    /// Returns the next connection to the service that this socket listens for, if there is one.
     pub(crate) fn accept(&mut self) -> Result<Option<VmEndpoint>> {
         while let Some((said, descriptors)) = receive(self.socket.as_fd())? {
             if matches!(said.message, Message::Connect { .. }) {
@@ -232,7 +234,7 @@ impl Client {
         Ok(None)
     }
 
-    /// Ends the conversation, whoever else holds its socket, and lets go of the calls that wait in it.
+    /// Ends the conversation, even if other processes hold its socket, and drops the connections that wait in it.
     pub(crate) fn hang_up(&self) {
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
         while let Ok(Some(_)) = receive(self.socket.as_fd()) {}
@@ -243,30 +245,30 @@ impl Client {
     }
 }
 
-/// What a call is for, for people and for the broker.
+/// Returns the address of a service, for error messages, and the question that asks the broker for a connection.
 fn call_for(peer: &Name, service: Name) -> (String, Message) {
     let (offset, len, channel) = (0, 0, 0);
     let address = format!("vm:{peer}/{service}");
     (address, Message::Connect { peer: peer.clone(), service, offset, len, channel })
 }
 
-/// A call that was asked for by one who does not wait for the broker (V-2).
+/// A connection that was requested by a program that does not wait for the broker (V-2).
 #[derive(Debug)]
 pub(crate) struct PendingCall {
     path: PathBuf,
     idle: Arc<Idle>,
     address: String,
     question: Message,
-    /// Nobody once the call was stated or refused.
+    /// None once the connection was stated or refused.
     client: Option<Client>,
-    /// It was idle before: the broker may have let it go since.
+    /// Whether the socket was idle before: the broker may have closed it since.
     was_idle: bool,
-    /// The broker has answered Hello.
+    /// Whether the broker has answered Hello.
     greeted: bool,
 }
 
 impl PendingCall {
-    /// Asks for a call, as [`Client::connect`] does.
+    /// Requests a connection, as [`Client::connect`] does.
     pub(crate) fn begin(path: PathBuf, idle: &Arc<Idle>, peer: &Name, service: Name) -> Result<Self> {
         let (address, question) = call_for(peer, service);
         let again = idle.take_idle(&path).and_then(|mut client| client.ask(question.clone()).ok().map(|()| client));
@@ -278,10 +280,10 @@ impl PendingCall {
         Ok(call)
     }
 
-    /// Asks in a new conversation.
+    /// Asks on a new socket.
     fn reach(&mut self) -> Result<()> {
         let mut client = Client::reach(&self.path).map_err(|error| match error {
-            // Many ask the broker at once.
+            // Many programs ask the broker at once, and its backlog is full.
             Error::Os { source, .. } if source.kind() == io::ErrorKind::WouldBlock => Error::TimedOut,
             error => error,
         })?;
@@ -290,7 +292,7 @@ impl PendingCall {
         Ok(())
     }
 
-    /// What the broker states of it, if it has by now.
+    /// Returns the connection if the broker has stated it by now.
     fn stated(&mut self) -> Result<Option<VmEndpoint>> {
         let Some(client) = &mut self.client else { return Ok(None) };
         let now = Deadline::after(Duration::ZERO);
@@ -321,7 +323,7 @@ impl Connecting for PendingCall {
     }
 }
 
-/// Begins a connection that the broker stated, with this end's side of it (V-2).
+/// Begins this endpoint's side of a connection that the broker stated (V-2).
 pub(crate) fn begin(statement: Message, mut descriptors: Vec<OwnedFd>) -> Result<VmEndpoint> {
     let Message::Connect { peer, service, offset, len, channel } = statement else {
         return Err(malformed("V-2", "a call is stated by Connect"));

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One process's conversation with the broker of its kernel about connections that may be with another machine's programs: it
-//! listens, says what it waits for, and asks who waits elsewhere (B-22, B-23).
+//! Asks the broker of this kernel about TCP connections that may be with programs of another machine. For one process
+//! it listens, claims the keys that the process waits for, and asks which process elsewhere waits for a key (B-22,
+//! B-23).
 //!
-//! The process is a program that knows nothing of this, so nothing here waits: each call hears what came and says the next thing.
-//! A broker that is not there, or does not answer, is as good as one that knows nobody.
+//! The process runs a program that is unaware of this, so nothing here blocks. Each call processes what has arrived and
+//! sends the next message. A broker that is absent or does not answer counts as one that knows no peers.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
@@ -21,58 +22,59 @@ use crate::{
     socket::receive,
 };
 
-/// How long an answer is believed: who has an address, and where an end waits.
+/// Time for which an answer is used: whether a peer has an address, and where an endpoint waits.
 const FRESH: Duration = Duration::from_secs(10);
-/// The same of an address that no peer has, at first and at most, each time for twice as long: one may have begun since.
+/// The same for an address that no peer has: at first and at most, doubled each time. A peer with the address may have
+/// begun since.
 const FAR: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(2)];
-/// How long the broker may take to answer, before it is as good as none.
+/// Time within which the broker must answer before it counts as absent.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long a broker that is not there, or says nonsense, is left alone.
+/// Time for which a broker that is absent or breaks the protocol is not contacted again.
 const REST: Duration = Duration::from_secs(5);
-/// How long an end that nobody waited for is not asked for again: at first, and at most.
+/// Time after which a key for which nobody waited is asked for again: at first, and at most.
 const PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_secs(1)];
-/// Addresses and keys that are remembered, and questions that wait.
+/// Largest number of addresses, of keys and of waiting questions that are kept.
 const KEPT: usize = 4096;
-/// Messages that are heard at once: a program's call is not to be long.
+/// Largest number of messages processed at once, so that a call of the program stays short.
 const HEARD: usize = 16;
 
-/// A question.
+/// A question to the broker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Question {
     Locate([u8; 16]),
     Find(u32, [u8; 16]),
 }
 
-/// What is known of a key.
+/// Known facts about a key.
 #[derive(Debug)]
 struct Known {
-    /// None: nobody waited there.
+    /// Service where an endpoint waits; none if nobody waited.
     at: Option<String>,
-    /// Until when that is believed.
+    /// Time until which this is used.
     until: Instant,
-    /// How long it was, where nobody waited.
+    /// Length of that time if nobody waited.
     pause: Duration,
 }
 
-/// What is known of an address.
+/// Known facts about an address.
 #[derive(Clone, Copy, Debug)]
 struct KnownAddress {
     /// Whether a peer may have it.
     is_near: bool,
-    /// Until when that is believed.
+    /// Time until which this is used.
     until: Instant,
-    /// How long it was, where none has it.
+    /// Length of that time if no peer has the address.
     pause: Duration,
 }
 
-/// How far the conversation is.
+/// State of the conversation with the broker.
 #[derive(Debug)]
 enum Talk {
-    /// There is none, until then.
+    /// There is none before that time.
     Absent(Instant),
-    /// Hello and Listen were said, and not answered since then; whether Hello was.
+    /// Hello and Listen were sent at `since` and are not both answered yet. `greeted` is whether Hello was answered.
     Begun { client: Client, since: Instant, greeted: bool },
-    /// Questions are answered.
+    /// The broker answers questions.
     Open(Client),
 }
 
@@ -81,10 +83,10 @@ pub(crate) struct VmFinder {
     broker: PathBuf,
     service: Name,
     talk: Talk,
-    /// What this process claims, and what of that the broker was not told yet.
+    /// Keys that this process claims, and the changes that the broker was not told yet.
     claims: BTreeSet<u32>,
     news: VecDeque<Message>,
-    /// The question that is under way, by its serial, and since when.
+    /// Question under way, with its serial and the time at which it was sent.
     asked: Option<(u32, Question, Instant)>,
     serial: u32,
     waiting: VecDeque<Question>,
@@ -110,7 +112,7 @@ impl VmFinder {
         }
     }
 
-    /// Hears what the broker said, and says the next thing.
+    /// Processes what the broker sent, and sends the next message.
     fn get_on(&mut self) {
         let now = Instant::now();
         if self.try_to_get_on(now).is_err() {
@@ -118,7 +120,7 @@ impl VmFinder {
         }
     }
 
-    /// There is nobody to talk to for now.
+    /// Gives the broker up for a while.
     fn rest(&mut self, now: Instant) {
         self.talk = Talk::Absent(now + REST);
         self.asked = None;
@@ -142,7 +144,7 @@ impl VmFinder {
             let (Talk::Begun { client, .. } | Talk::Open(client)) = &self.talk else { return Ok(()) };
             let Some((said, descriptors)) = receive(client.fd())? else { break };
             if matches!(said.message, Message::Connect { .. }) {
-                // One that cannot be taken is over for its caller, and no other.
+                // A connection that cannot be taken fails for its caller alone.
                 self.arrived.extend(client::begin(said.message, descriptors));
             } else {
                 self.hear_answer(said.serial, said.message, now)?;
@@ -194,12 +196,12 @@ impl VmFinder {
         Ok(())
     }
 
-    /// Says what is to be said, as far as there is room.
+    /// Sends the waiting messages, as far as the socket has room.
     fn speak(&mut self, now: Instant) -> Result<()> {
         if let Some((_, question, since)) = self.asked
             && now.duration_since(since) > PATIENCE
         {
-            // It answers each question sooner than that, whatever its neighbours do.
+            // The broker answers each question sooner than that, whatever the peers' brokers do.
             return Err(match question {
                 Question::Locate(_) | Question::Find(..) => Error::TimedOut,
             });
@@ -229,7 +231,7 @@ impl VmFinder {
         Ok(())
     }
 
-    /// Asks, unless that was asked already.
+    /// Queues a question, unless it was asked already.
     fn ask(&mut self, question: Question) {
         let is_asked = self.asked.is_some_and(|(_, asked, _)| asked == question) || self.waiting.contains(&question);
         if !is_asked && self.waiting.len() < KEPT {
@@ -247,7 +249,7 @@ impl VmFinder {
             self.news.push_back(message);
         }
         if self.news.len() > KEPT {
-            // It hears nothing.
+            // The broker does not read its messages.
             self.rest(Instant::now());
         }
         self.get_on();
@@ -258,7 +260,7 @@ fn is_full(error: &Error) -> bool {
     matches!(error, Error::Os { source, .. } if source.kind() == std::io::ErrorKind::WouldBlock)
 }
 
-/// Makes room for one more address, of those that count for nothing any more or of all.
+/// Makes room for one more address: drops those that are outdated, or all of them if that is not enough.
 fn make_room(all: &mut HashMap<[u8; 16], KnownAddress>, now: Instant) {
     if all.len() >= KEPT {
         all.retain(|_, known| now < known.until);
@@ -282,7 +284,7 @@ impl PeerFinder for VmFinder {
         self.ask(Question::Locate(address));
         match self.near.get(&address) {
             Some(known) if now < known.until => Some(known.is_near),
-            // What it was is better than to wait for what it is.
+            // An outdated answer is better than a wait for a new one.
             _ if self.is_absent() => Some(false),
             _ => known.map(|known| known.is_near),
         }

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Whether this process has been copied by fork: then another one may have mapped what this one lets go of (V-6).
+//! Records whether this process has been copied by fork. If so, another process may have mapped memory that this one
+//! lets go of (V-6).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How often that was about to happen, in this process and in those that it comes from.
+/// Number of times that a fork was about to happen, in this process and in its ancestors.
 static FORKS: AtomicU64 = AtomicU64::new(0);
 
-/// The process is about to be copied.
+/// Records that the process is about to be copied.
 pub(crate) fn note_fork() {
     FORKS.fetch_add(1, Ordering::SeqCst);
 }
 
-/// The moment in which something was mapped.
+/// Moment at which something was mapped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mapping(u64);
 
@@ -20,8 +21,8 @@ impl Mapping {
         Self(FORKS.load(Ordering::SeqCst))
     }
 
-    /// Whether a copy of this process may have it mapped too. What nobody can tell the end of is never used for anything else, as
-    /// long as the call lasts.
+    /// Returns whether a copy of this process may also have it mapped. Nobody can tell when the copy unmaps such
+    /// memory, so it is never reused as long as the connection lasts.
     pub(crate) fn may_be_shared(self) -> bool {
         FORKS.load(Ordering::SeqCst) != self.0
     }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Waiting: for rings, for news from the broker, for the end (V-7).
+//! Waits for notifications, for messages of the broker and for the end of the connection (V-7).
 //!
-//! Each doorbell has an epoll instance on which four things arrive, all level-triggered: the doorbell's own eventfd;
-//! the broker's socket for this call, the device's hang-up, if there is a device, and an eventfd. That one is raised,
-//! for good, once the call is over. All of it is made when somebody is about to wait, or when the first message was
-//! sent. What costs an emulated machine most is what it did not do just now, and the peer need not wait for that (ADR
-//! 0033).
+//! Each doorbell has an epoll instance that watches four descriptors, all level-triggered. These are the doorbell's own
+//! eventfd, the broker's socket for this connection, the device's hang-up (if there is a device), and an eventfd that
+//! stays raised once the connection is over. All are made when a thread is about to wait, or after the first message
+//! was sent. On an emulated machine, operations that were not done recently cost most, and the peer need not wait for
+//! these (ADR 0033).
 
 use std::{
     mem::MaybeUninit,
@@ -36,7 +36,7 @@ use crate::{
     socket,
 };
 
-/// What an event is about. A ring comes before an end.
+/// Subjects of an epoll event; the lowest is reported first, so a notification precedes an end.
 const NOTIFIED: u64 = 0;
 const OVER: u64 = 1;
 const NEWS: u64 = 2;
@@ -47,23 +47,23 @@ pub(crate) struct Hub {
     own: OwnPage,
     peer: PeerPage,
     waits: [OnceLock<ReservedFd>; DOORBELLS],
-    /// Readable for good once nothing more comes, or nobody is to wait for more.
+    /// Eventfd that stays readable once nothing more arrives, or once nobody may wait for more.
     over: OnceLock<ReservedFd>,
     is_over: AtomicBool,
     news: News,
-    /// What was called, for people.
+    /// Address to which the connection was made, for error messages.
     address: String,
     known: Mutex<Known>,
 }
 
-/// What was said of a call, for all processes that have it: a child made by fork has the same socket, and each message there comes
-/// to one of them.
+/// News of a connection, shared by all processes that have it. A child made by fork has the same socket, and each
+/// message on it reaches only one process.
 #[derive(Debug)]
 struct News(Common);
 
-/// The link will be taken away (V-9).
+/// Index of the flag that the link will be taken away (V-9).
 const LEAVING: usize = 0;
-/// How the call ended: which of [`ENDS`], counted from 1.
+/// Index of the word that tells how the connection ended: a position in [`ENDS`], counted from 1.
 const ENDED: usize = 1;
 const ENDS: [Liveness; 3] = [Liveness::ProcessGone, Liveness::DomainGone, Liveness::Revoked];
 
@@ -73,7 +73,7 @@ impl News {
         self.0.words()[LEAVING].load(Ordering::Relaxed) != 0
     }
 
-    /// Says whether this is news.
+    /// Sets the flag. Returns whether it was not set before.
     fn begin_to_leave(&self) -> bool {
         self.0.words()[LEAVING].swap(1, Ordering::Relaxed) == 0
     }
@@ -89,16 +89,16 @@ impl News {
     }
 }
 
-/// What this process knows of it.
+/// State of the connection as this process knows it.
 #[derive(Debug)]
 struct Known {
     life: Liveness,
-    /// How it ended is known: nothing that comes later changes that.
+    /// Whether `life` is final: nothing that arrives later changes it.
     ended: bool,
-    /// None once the broker is gone, or has nothing more to say.
+    /// Socket of the broker for this connection; none once the broker is gone or sends nothing more.
     socket: Option<ReservedFd>,
     hangs_up: bool,
-    /// Why there is no peer, until that was asked for.
+    /// Error that tells why there is no peer, until a caller takes it.
     refused: Option<Error>,
 }
 
@@ -118,9 +118,9 @@ impl Hub {
         Ok(Self { port, own, peer, waits, over, is_over, news, address, known })
     }
 
-    /// Makes what is waited at for a doorbell, unless that was made.
+    /// Makes the epoll instance of a doorbell, unless it exists, and returns it.
     pub(crate) fn watch(&self, doorbell: usize) -> Result<BorrowedFd<'_>> {
-        // Nobody changes what is watched meanwhile, nor ends the call.
+        // The lock keeps other threads from changing what is watched and from ending the connection meanwhile.
         let known = self.known();
         if let Some(made) = self.waits[doorbell].get() {
             return Ok(made.as_fd());
@@ -153,7 +153,7 @@ impl Hub {
         Ok(self.fd(doorbell))
     }
 
-    /// Makes all that is waited at.
+    /// Makes the epoll instances of all doorbells.
     pub(crate) fn prepare(&self) -> Result<()> {
         (0..DOORBELLS).try_for_each(|doorbell| self.watch(doorbell).map(drop))
     }
@@ -166,7 +166,7 @@ impl Hub {
         &self.port
     }
 
-    /// Why nothing more comes.
+    /// Returns the error that tells why nothing more arrives.
     pub(crate) fn ending(&self) -> Error {
         let refused = self.known().refused.take();
         match refused {
@@ -176,7 +176,7 @@ impl Hub {
         }
     }
 
-    /// The peer accepted (V-2).
+    /// Takes the peer's window, which came with the peer's acceptance (V-2).
     fn accepted(&self, descriptors: Vec<OwnedFd>, at: Range) -> Result<()> {
         self.port.accepted(descriptors, at)?;
         let page = usize::try_from(mailbox::LEN).expect("a page");
@@ -184,24 +184,25 @@ impl Hub {
         Ok(())
     }
 
-    /// There will be no peer.
+    /// Ends the connection because there will be no peer.
     fn refuse(&self, known: &mut Known, why: Error) {
         known.refused = Some(why);
         self.end(known, Liveness::ProcessGone);
     }
 
-    /// This endpoint gave the link up: nobody waits for it any more.
+    /// Ends the connection on this side, so that no thread waits for it any more.
     pub(crate) fn give_up(&self) {
         let mut known = self.known();
         self.end(&mut known, Liveness::ProcessGone);
-        // Who has the doorbell still (S-17) keeps nobody else from hearing of it.
+        // A holder of the doorbell may keep this hub alive (S-17). The socket is closed nevertheless, so that others
+        // learn of the end.
         if let Some(socket) = known.socket.take() {
             self.unwatch(socket.as_fd());
         }
     }
 
-    /// This process hears of the call no more; others that have it do. In a child made by fork nobody may be left to unlock what
-    /// another thread had.
+    /// Closes this process's socket of the connection; other processes keep theirs. Does not wait for the lock: in a
+    /// child made by fork, the thread that holds it may not exist.
     pub(crate) fn hang_up(&self) {
         if let Ok(mut known) = self.known.try_lock() {
             known.socket = None;
@@ -222,11 +223,12 @@ impl Hub {
         self.end_waits(known);
     }
 
-    /// Ends all waits of this endpoint, now and from now on. Under the lock, so that nobody prepares to wait meanwhile.
+    /// Ends all present and future waits of this endpoint. The caller holds the lock, so that no thread prepares to
+    /// wait meanwhile.
     fn end_waits(&self, _known: &mut Known) {
         if !self.is_over.swap(true, Ordering::AcqRel) {
-            // Memory is faster than a doorbell: the peer's last notification may be on its way still (D-4). An endpoint
-            // that ends notifies all doorbells of its peer, so these may be raised here before the end is told.
+            // Memory is faster than a doorbell: the peer's last notification may still be under way (D-4). An endpoint
+            // that ends notifies all doorbells of its peer, so all may be raised here before the end is reported.
             (0..DOORBELLS).for_each(|doorbell| self.port.notify_own(doorbell));
             if let Some(over) = self.over.get() {
                 let _ = rustix::io::write(over, &1u64.to_ne_bytes());
@@ -234,7 +236,7 @@ impl Hub {
         }
     }
 
-    /// Whether nothing more comes. Costs a load unless it has just ended.
+    /// Returns whether nothing more arrives. Costs a load unless the connection has just ended.
     pub(crate) fn is_over(&self) -> bool {
         if !self.is_over.load(Ordering::Acquire)
             && let Some(ended) = self.peer_ended()
@@ -244,42 +246,42 @@ impl Hub {
         self.is_over.load(Ordering::Acquire)
     }
 
-    /// How the peer ended, as its page says. That it left (V-9) ends nothing before the broker says that the link goes: a peer
-    /// alone can end its side, and not take a link away.
+    /// Returns how the peer ended, according to its page. That the peer left (V-9) ends nothing until the broker says
+    /// that the link will be taken away: a peer can end its own side, but cannot take a link away.
     fn peer_ended(&self) -> Option<Liveness> {
         let closed = self.peer.is_closed();
         if !closed && !self.is_leaving() {
             return None;
         }
-        // An end leaves before it closes.
+        // An endpoint leaves before it closes.
         match self.peer.has_left() {
             true => Some(Liveness::Revoked),
             false => closed.then_some(Liveness::ProcessGone),
         }
     }
 
-    /// Whether the broker said that the link will be taken away (V-9).
+    /// Returns whether the broker said that the link will be taken away (V-9).
     pub(crate) fn is_leaving(&self) -> bool {
         self.news.is_leaving()
     }
 
-    /// The link will be taken away: whoever waits is woken once, to learn of it (V-9).
+    /// Records that the link will be taken away, and wakes each waiter once to learn of it (V-9).
     fn begin_to_leave(&self) {
         if self.news.begin_to_leave() {
             (0..DOORBELLS).for_each(|doorbell| self.port.notify_own(doorbell));
         }
     }
 
-    /// This endpoint publishes nothing more (V-9).
+    /// Tells the peer that this endpoint publishes nothing more (V-9).
     pub(crate) fn leave(&self) {
         self.own.leave();
         self.port.notify_all();
     }
 
-    /// Hears what the broker and the device have to say, and how the peer fares after that.
+    /// Processes what the broker and the device report, and returns the peer's liveness after that.
     pub(crate) fn liveness(&self) -> Liveness {
         let mut known = self.known();
-        // Before the broker, which says Close of a link that was taken away as well.
+        // The device comes before the broker, because the broker sends Close also for a link that was taken away.
         if let Some(device) =
             self.port.hang_up().filter(|_| known.hangs_up && polls_as(self.port.own().fd(), PollFlags::HUP))
         {
@@ -324,8 +326,9 @@ impl Hub {
                     Message::Leave { .. } => self.begin_to_leave(),
                     _ => {}
                 },
-                // The broker is gone. In a guest the call goes on (V-7), and nobody can tell how the peer fares. On a host the
-                // holder has this socket as well: without both nobody carries rings, now or later.
+                // The broker is gone. In a guest the connection goes on (V-7), and the peer's liveness is unknown. On a
+                // host the descriptor store has this socket as well: a closed socket means that nobody carries
+                // notifications, now or later.
                 Err(error) => {
                     self.unwatch(socket.as_fd());
                     known.socket = None;
@@ -343,7 +346,8 @@ impl Hub {
     }
 
     pub(crate) fn wait(&self, doorbell: usize, deadline: Deadline) -> Result<Woken> {
-        // The peer may have ended without a ring that is still there; once is enough, later ones come with a ring.
+        // The peer may have ended, and its notification may have been drained already. One check suffices, because a
+        // later end comes with a notification.
         self.is_over();
         loop {
             let left = deadline.remaining();
@@ -366,7 +370,7 @@ impl Hub {
 
     pub(crate) fn drain(&self, doorbell: usize) {
         if !self.port.drain(doorbell) {
-            // It was not the doorbell that made the descriptor readable.
+            // Something other than the doorbell made the descriptor readable.
             self.liveness();
         }
         self.is_over();
@@ -377,7 +381,7 @@ impl Hub {
     }
 }
 
-/// The doorbell of a link.
+/// Doorbell of a connection.
 #[derive(Debug)]
 pub(crate) struct VmDoorbell(pub Arc<Hub>);
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A network interface of the kernel module's, as `tombolo net` uses it: it takes over a channel whose ends have agreed.
+//! Controls a network interface of the kernel module, for `tombolo net`. The interface takes over a channel whose
+//! endpoints have exchanged their hellos.
 
 use std::{
     fs::{File, OpenOptions},
@@ -15,27 +16,27 @@ use crate::{
     uapi::{self, NetArgs, NetLinkArgs, NetStat, NetTurn},
 };
 
-/// Where the module makes interfaces.
+/// Device through which the module makes interfaces.
 const DEVICE: &str = "/dev/net/tombolo";
 
-/// What frames may be, by the two hellos (N-4 to N-6).
+/// Limits on frames, from both hellos (N-4 to N-6).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FrameLimits {
-    /// Bits of the peer's hello.
+    /// Feature bits of the peer's hello.
     pub gives: u64,
-    /// The longest frame that it takes.
+    /// Longest frame that the peer takes.
     pub gives_most: u32,
-    /// Bits of the own hello.
+    /// Feature bits of the own hello.
     pub takes: u64,
-    /// The longest frame that this end takes.
+    /// Longest frame that this endpoint takes.
     pub takes_most: u32,
     /// The peer's address.
     pub source: [u8; 6],
-    /// Whether frames may come from others.
+    /// Whether frames may come from other addresses than the peer's.
     pub any_source: bool,
 }
 
-/// An interface, which goes with this value and those that are [cloned](Self::try_clone) of it.
+/// An interface. The kernel removes it when this value and all its [clones](Self::try_clone) are dropped.
 #[derive(Debug)]
 pub struct Interface(File);
 
@@ -43,15 +44,15 @@ impl Interface {
     /// Opens the module's device, without an interface yet.
     ///
     /// # Errors
-    /// `NotFound` where there is no module that has one.
+    /// `NotFound` if no module with interfaces is loaded.
     pub fn open() -> io::Result<Self> {
         OpenOptions::new().read(true).write(true).open(DEVICE).map(Self)
     }
 
-    /// Makes the interface, in this thread's network namespace. Returns what it can take (N-4).
+    /// Makes the interface in this thread's network namespace. Returns the features that it can take (N-4).
     ///
     /// # Errors
-    /// What the kernel says, as the module's header has it.
+    /// The kernel's error, as the module's header states.
     pub fn make(&self, name: &str, address: [u8; 6], mtu: u32) -> io::Result<u64> {
         let mut args = NetArgs { address, mtu, ..NetArgs::default() };
         let room = args.name.get_mut(..name.len()).filter(|room| room.len() < 16);
@@ -62,7 +63,7 @@ impl Interface {
     /// Lets the interface move the frames of a channel from now on.
     ///
     /// # Errors
-    /// As [`make`](Self::make).
+    /// As for [`make`](Self::make).
     pub fn take_over(&self, parts: &DriverParts, records: &[Record; 2], limits: &FrameLimits) -> io::Result<()> {
         let [writer, reader] = records;
         let args = NetLinkArgs {
@@ -88,10 +89,10 @@ impl Interface {
         Ok(sys::net_link(self.0.as_fd(), args)?)
     }
 
-    /// Takes the channel back. Returns how it ended, and both records as they stand now.
+    /// Takes the channel back. Returns how it ended, and both records in their present state.
     ///
     /// # Errors
-    /// `NotConnected` where the interface has none: it may have been removed.
+    /// `NotConnected` if the interface has no channel: it may have been removed.
     pub fn give_back(&self, records: [Record; 2]) -> io::Result<(NetTurn, [Record; 2])> {
         let turn = sys::net_unlink(self.0.as_fd())?;
         let [writer, reader] = records;
@@ -112,17 +113,17 @@ impl Interface {
         Ok((turn, [writer, reader]))
     }
 
-    /// The network namespace that it is in, and what it is called there: it may have been moved and renamed.
+    /// Returns the network namespace of the interface and its name there. Both may have changed since it was made.
     ///
     /// # Errors
-    /// It was removed; or the module is an older one.
+    /// The interface was removed, or the module is an older one.
     pub fn place(&self) -> io::Result<(OwnedFd, String)> {
         let (namespace, place) = sys::net_place(self.0.as_fd())?;
         let len = place.name.iter().position(|byte| *byte == 0).unwrap_or(place.name.len());
         Ok((namespace, String::from_utf8_lossy(&place.name[..len]).into_owned()))
     }
 
-    /// Another value of the same interface, which goes with the last of them.
+    /// Returns another value of the same interface, which lasts until the last of them is dropped.
     ///
     /// # Errors
     /// No descriptor is left.
@@ -130,16 +131,17 @@ impl Interface {
         self.0.try_clone().map(Self)
     }
 
-    /// What it has counted.
+    /// Returns the counters of the interface.
     ///
     /// # Errors
-    /// It was removed.
+    /// The interface was removed.
     pub fn counted(&self) -> io::Result<NetStat> {
         Ok(sys::net_stat(self.0.as_fd())?)
     }
 }
 
-/// It polls readable once the link has ended by itself, or the interface was removed.
+/// The descriptor polls readable once the link has ended without a call of this process, or once the interface was
+/// removed.
 impl AsFd for Interface {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()

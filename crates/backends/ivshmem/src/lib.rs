@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Layer 2. Uses: os, layout, mem, domain, control.
 //!
-//! The backend between virtual machines under QEMU, and between a virtual machine and its host. Memory is a window of an
-//! ivshmem device, doorbells are its interrupts, and the rendezvous is the broker (`tombolod`) of one's own kernel,
-//! which agrees with the peer's and hands out what they agreed. The normative text is `spec/4-domain-vm.md`.
+//! Implements the backend between virtual machines under QEMU, and between a virtual machine and its host. Memory is a
+//! window of an ivshmem device, and doorbells are its interrupts. The rendezvous is the broker (`tombolod`) of the
+//! program's own kernel, which agrees on a connection with the peer's broker and hands out its parts. The normative
+//! text is `spec/4-domain-vm.md`.
 //!
-//! What a program gets for a call is its own window, the peer's (read-only), and a way to ring. In a guest these are
-//! descriptors of the kernel module (`kernel/ivshmem`); on a host they are memfds and eventfds. After that no broker
-//! takes part: segments are ranges of the window, control messages go through its first page.
+//! For each connection a program gets its own window, the peer's (read-only), and a way to notify the peer. In a guest
+//! these are descriptors of the kernel module (`kernel/ivshmem`); on a host they are memfds and eventfds. After that no
+//! broker takes part: segments are ranges of the window, and control messages go through its first page.
 //!
 //! ```no_run
 //! use tombolo_domain::{Deadline, Rendezvous};
@@ -57,13 +58,13 @@ use crate::{
 
 /// The part of an address before the colon.
 const SCHEME: &str = "vm";
-/// Where the broker listens unless `TOMBOLO_BROKER` says otherwise.
+/// Path of the broker's socket unless `TOMBOLO_BROKER` names another.
 const BROKER: &str = "/run/tombolo/broker.sock";
 
-/// Virtual machines of one host, and the host, met through the broker of this kernel.
+/// Connects virtual machines of one host, and the host, through the broker of this kernel.
 ///
-/// A service is `NAME/SERVICE`: the name that the host's broker gave the machine, and that of the service in it. Whoever
-/// listens may leave its own `NAME/` out. The broker's socket is `$TOMBOLO_BROKER`, or `/run/tombolo/broker.sock`.
+/// A service is `NAME/SERVICE`: the name that the host's broker gave the machine, and the name of the service in it. A
+/// listener may omit its own `NAME/`. The broker's socket is `$TOMBOLO_BROKER`, or `/run/tombolo/broker.sock`.
 #[derive(Clone, Debug, Default)]
 pub struct VmDomain {
     broker: Option<PathBuf>,
@@ -71,20 +72,20 @@ pub struct VmDomain {
 }
 
 impl VmDomain {
-    /// The broker whose socket the environment names, looked up at each call.
+    /// Uses the broker whose socket the environment names. The environment is read at each call.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The broker at `socket`.
+    /// Uses the broker at `socket`.
     #[must_use]
     pub fn through(socket: impl Into<PathBuf>) -> Self {
         Self { broker: Some(socket.into()), idle: Arc::default() }
     }
 
-    /// The number and the name of the domain that has `number`, or of this one; none if the configuration says nothing
-    /// of it, or this domain has no link with it (B-19).
+    /// Returns the number and the name of the domain that has `number`, or of this domain. Returns none if the
+    /// configuration does not name it, or if this domain has no link with it (B-19).
     ///
     /// # Errors
     /// There is no broker, or it does not answer.
@@ -92,13 +93,13 @@ impl VmDomain {
         Client::open(&self.broker())?.who(number.unwrap_or(NO_NUMBER))
     }
 
-    /// Whether somebody said which broker is to be asked.
+    /// Returns whether the caller or the environment named the broker to use.
     #[must_use]
     pub fn is_named(&self) -> bool {
         self.named().is_some()
     }
 
-    /// Whether there is a socket where the broker is to be asked.
+    /// Returns whether the broker's socket exists.
     #[must_use]
     pub fn is_there(&self) -> bool {
         self.broker().exists()
@@ -119,7 +120,7 @@ impl VmDomain {
     }
 }
 
-/// The domain, if it is said, and the service (V-1).
+/// Splits a service into its domain, if there is one, and its name (V-1).
 fn parse(service: &str) -> Result<(Option<Name>, Name)> {
     let (domain, name) = service.split_once('/').map_or((None, service), |(domain, name)| (Some(domain), name));
     let why = "it looks like NAME/SERVICE, both of 1 to 64 letters, digits, `.`, `_` and `-`, and not beginning with `.` or `-`";
@@ -127,7 +128,7 @@ fn parse(service: &str) -> Result<(Option<Name>, Name)> {
     Ok((domain.map(str::parse).transpose().map_err(bad)?, name.parse().map_err(bad)?))
 }
 
-/// The domain that is to be reached, and the service there (V-1).
+/// Splits a service into the domain to reach and its name (V-1).
 fn parse_peer(service: &str) -> Result<(Name, Name)> {
     let (domain, name) = parse(service)?;
     let why = "whom to reach is missing: NAME/SERVICE, with the machine's name in front";
@@ -156,7 +157,7 @@ impl Rendezvous for VmDomain {
         Ok(Box::new(link))
     }
 
-    /// What this endpoint says at once is there when the peer looks first (V-2).
+    /// Messages that this endpoint sends before the peer accepts are there when the peer first looks (V-2).
     fn connect_early(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Endpoint>> {
         Ok(Box::new(self.call(service, deadline)?))
     }
@@ -176,11 +177,11 @@ impl Rendezvous for VmDomain {
     }
 }
 
-/// Calls arrive on the socket on which the service was registered; it ends with the socket.
+/// Accepts connections on the socket on which the service was registered. The service ends with the socket.
 #[derive(Debug)]
 struct VmListener {
     client: Client,
-    /// The process that listens.
+    /// Process that listens.
     process: u32,
 }
 
@@ -195,7 +196,8 @@ impl Listener for VmListener {
 }
 
 impl Drop for VmListener {
-    /// Ends the service, as a listener on one kernel does: a child between fork and exec may hold a copy of the socket (D-12).
+    /// Ends the service as a listener on one kernel does, because a child between fork and exec may hold a copy of the
+    /// socket (D-12).
     fn drop(&mut self) {
         if self.process == std::process::id() {
             self.client.hang_up();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One end of a call: its window, its mailbox, its doorbells.
+//! Implements one endpoint of a connection: its window, its mailbox and its doorbells.
 
 use std::{io, os::fd::BorrowedFd, sync::Arc};
 
@@ -27,15 +27,15 @@ pub(crate) struct VmEndpoint {
     pool: Pool,
     mapped: Mapped,
     peer: String,
-    /// Whether a message came in, which is when there is a doorbell.
+    /// Whether a message has arrived. Only then is there a doorbell.
     heard: bool,
-    /// The process whose it is: a copy in a child made by fork ends nothing.
+    /// Process that owns the endpoint: dropping the copy in a child made by fork does not end the connection.
     process: u32,
     made: Mapping,
 }
 
 impl VmEndpoint {
-    /// Begins a call of `address` that the broker stated, with its socket for it.
+    /// Begins a connection to `address` that the broker stated. `socket` is the broker's socket for this connection.
     pub(crate) fn new(port: Port, socket: ReservedFd, peer: String, address: String) -> Result<Self> {
         let page = usize::try_from(mailbox::LEN).expect("a page");
         let mailbox = Mailbox::new(port.map_own(0, page)?, PeerPage::default());
@@ -45,7 +45,8 @@ impl VmEndpoint {
         Ok(Self { hub, mailbox, pool, mapped, peer, heard, process, made: Mapping::now() })
     }
 
-    /// What is read from memory that was taken away makes no sense, and that is not the peer's fault.
+    /// Replaces the error if the memory was taken away. What is read from such memory makes no sense, and that is not
+    /// the peer's fault.
     fn or_revoked(&self, error: Error) -> Error {
         if self.hub.liveness() == Liveness::Revoked { Error::Revoked } else { error }
     }
@@ -60,7 +61,7 @@ impl VmEndpoint {
             if self.mailbox.peer().is_there() {
                 return Ok(());
             }
-            // Whatever is said is looked for in any case.
+            // The loop checks for all news in any case, so notifications can be drained first.
             self.hub.port().drain(CONTROL);
             if !wait_readable(self.hub.watch(CONTROL)?, deadline)? {
                 return Err(Error::TimedOut);
@@ -78,7 +79,7 @@ impl Memory for VmEndpoint {
         Ok((segment, Offer::new(token)))
     }
 
-    /// The pages wait until the peer has let go of them (V-6).
+    /// The pages stay in quarantine until the peer has let go of them (V-6).
     fn retire(&mut self, segment: Option<OwnSegment>, offer: Offer) {
         drop((segment, offer));
     }
@@ -87,7 +88,7 @@ impl Memory for VmEndpoint {
         self.pool.quarantined(self.hub.port(), self.mailbox.peer())
     }
 
-    /// One segment may take what the window has left in one piece (V-8).
+    /// One segment may take the largest free range of the window (V-8).
     fn affordable(&self, wanted: usize) -> usize {
         wanted.min(self.pool.largest_gap(self.hub.port(), self.mailbox.peer()) as usize)
     }
@@ -113,8 +114,8 @@ impl Endpoint for VmEndpoint {
             self.pool.passed(token);
         }
         self.hub.port().notify(CONTROL);
-        // The peer is at it already, if there is one. It may have answered and ended since, and the answer is still to be
-        // read: `recv` tells of an end after that.
+        // The peer, if there is one, is processing the message already. It may have answered and ended since; its
+        // answer is still to be read, and `recv` reports the end after that.
         match self.hub.liveness() {
             Liveness::Revoked => Err(self.hub.ending()),
             _ => self.hub.prepare(),
@@ -125,7 +126,7 @@ impl Endpoint for VmEndpoint {
         if !self.mailbox.peer().is_there() {
             self.hub.liveness();
         }
-        // Asked before the mailbox is looked into: what was sent before the end comes before it.
+        // The end is checked before the mailbox is read, so that messages sent before the end are delivered before it.
         let over = self.hub.is_over();
         let Some((message, passed)) = self.mailbox.recv().map_err(|error| self.or_revoked(error))? else {
             if over || matches!(self.hub.liveness(), Liveness::Revoked) {
@@ -146,7 +147,7 @@ impl Endpoint for VmEndpoint {
                 Some(self.hub.port().map_peer(passed.offset, len, let_go)?)
             }
         };
-        // The descriptor says what there is now; a ring that comes later rings later.
+        // The descriptor then reflects what is there now; a later notification raises it again.
         self.hub.port().drain(CONTROL);
         if self.mailbox.waits().unwrap_or(true) {
             self.hub.watch(CONTROL)?;
@@ -155,7 +156,8 @@ impl Endpoint for VmEndpoint {
         Ok(Some(Received { message, segment }))
     }
 
-    /// Who has no descriptors to spare for more has the doorbell alone, on which messages come, and not all news.
+    /// If no descriptors are left for the epoll instance, returns the doorbell alone. It reports messages, but not all
+    /// news.
     fn fd(&self) -> BorrowedFd<'_> {
         self.hub.watch(CONTROL).unwrap_or_else(|_| self.hub.port().doorbell(CONTROL))
     }
@@ -165,7 +167,7 @@ impl Endpoint for VmEndpoint {
         ready.then(|| Arc::new(VmDoorbell(Arc::clone(&self.hub))) as Arc<dyn Doorbell>)
     }
 
-    /// Notifications for connections come on the channel of data, whose eventfd nobody reads then (S-17).
+    /// Notifications for TCP connections arrive on the data channel, whose eventfd nobody drains then (S-17).
     fn shared_doorbells(&self) -> Result<Option<(SingleDoorbell, SingleNotifier)>> {
         let notifier = SingleNotifier::of_session(self.doorbell().ok_or(Error::PeerGone)?);
         let copy = || SingleDoorbell::of_session(rustix::io::fcntl_dupfd_cloexec(self.hub.port().doorbell(DATA), 0)?);
@@ -201,7 +203,8 @@ impl Endpoint for VmEndpoint {
 
 impl Drop for VmEndpoint {
     fn drop(&mut self) {
-        // A child made by fork may need the memory still. Once all that have the call have let go of it, the broker says so.
+        // A child made by fork may still need the memory. The broker reports the end once all processes with the
+        // connection have let go of it.
         let is_left_to_child = self.hub.is_leaving() && self.made.may_be_shared();
         if self.process != std::process::id() || is_left_to_child {
             self.hub.hang_up();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The first page of a window: what one end says to the other, and which of the other's segments it let go (V-4, V-5).
+//! Implements the first page of a window. It holds the messages from its owner to the peer, and records which of the
+//! peer's segments the owner has let go (V-4, V-5).
 
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -15,21 +16,21 @@ use tombolo_os::lock::lock;
 
 use crate::forks::Mapping;
 
-/// The version of the page (V-4).
+/// Version of the page (V-4).
 const VERSION: u64 = 1;
-/// Bytes of the page (V-4).
+/// Number of bytes of the page (V-4).
 pub(crate) const LEN: u64 = PAGE;
-/// Messages that wait at most (V-5).
+/// Largest number of messages that wait (V-5).
 const ROOM: u64 = 8;
-/// Segments of one end that the other has, or may still map (V-6).
+/// Largest number of segments of one endpoint that the peer has mapped or may still map (V-6).
 pub(crate) const HANDLES: usize = 64;
 
-/// Where a state stands in the page; its lowest byte is the kernel module's to close (V-4).
+/// Offset of the state in the page. The kernel module sets its lowest byte when it closes the window (V-4).
 pub const STATE_AT: u32 = 0x80;
-/// A state from which on the end is closed (V-4).
+/// Lowest state that means that the endpoint is closed (V-4).
 pub const CLOSED: u8 = 2;
 const OPEN: u64 = 1;
-/// Beside the state, in the line that its owner writes (V-9).
+/// Offset of *left*, beside the state because the owner writes both: they share a cache line (V-9).
 const AT_LEFT: usize = 0x88;
 
 const AT_VERSION: usize = 0x08;
@@ -40,12 +41,13 @@ const AT_MESSAGES: usize = 0x400;
 const ENTRY: usize = 0x140;
 const ENTRY_HEAD: usize = 0x20;
 
-/// What breaks `clause`.
+/// Returns the error for a violation of `clause`.
 pub(crate) fn malformed(clause: &'static str, what: impl Into<String>) -> Error {
     Error::Malformed { clause, what: what.into() }
 }
 
-/// A segment on its way: where it is in its owner's window, and by which number it is given back (V-6).
+/// A segment that is passed to the peer: its range of the owner's window, and the handle and serial by which it is let
+/// go (V-6).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Passed {
     pub offset: u64,
@@ -54,7 +56,7 @@ pub(crate) struct Passed {
     pub serial: u64,
 }
 
-/// The own page as far as it is words, for whoever has one to store.
+/// The words of the own page, shared by everything that stores one of them.
 #[derive(Clone, Debug)]
 pub(crate) struct OwnPage(Arc<OwnControl>);
 
@@ -63,13 +65,13 @@ impl OwnPage {
         self.0.word(STATE_AT as usize).store_release(CLOSED.into());
     }
 
-    /// What this endpoint published is all there will be (V-9).
+    /// Tells the peer that this endpoint publishes nothing more (V-9).
     pub(crate) fn leave(&self) {
-        // ORDER Release: with the peer's Acquire; who sees it sees all that was published before.
+        // ORDER Release: with the peer's Acquire; a peer that sees this word sees all that was published before.
         self.0.word(AT_LEFT).store_release(1);
     }
 
-    /// Nothing of the peer's segment is mapped here any more (V-6).
+    /// Tells the peer that its segment is not mapped here any more (V-6).
     pub(crate) fn let_go(&self, handle: usize, serial: u64) {
         self.0.word(AT_LET_GO + 8 * handle).store_release(serial);
     }
@@ -79,12 +81,12 @@ impl OwnPage {
     }
 }
 
-/// The peer's page, once it accepted: before that it has said nothing, taken nothing and let nothing go.
+/// The peer's page, once the peer accepted. Before that the peer has sent nothing, taken nothing and let nothing go.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PeerPage(Arc<OnceLock<PeerSegment>>);
 
 impl PeerPage {
-    /// It accepted. Once it has, nothing changes any more.
+    /// Sets the page when the peer accepts. Later calls change nothing.
     pub(crate) fn accepted(&self, page: PeerSegment) {
         let _ = self.0.set(page);
     }
@@ -93,18 +95,18 @@ impl PeerPage {
         self.0.get().is_some()
     }
 
-    /// Whether its end is over. Any state beyond those of an endpoint that is not counts: what stands there after the
-    /// kernel closed it cannot be less.
+    /// Returns whether the peer's endpoint is over. Any state beyond those of an open endpoint counts, because the
+    /// state cannot be lower after the kernel closed it.
     pub(crate) fn is_closed(&self) -> bool {
         self.word(STATE_AT as usize).is_some_and(|state| state.load_acquire().hint() >= CLOSED.into())
     }
 
-    /// Whether its end publishes nothing more because the link is taken away (V-9).
+    /// Returns whether the peer publishes nothing more because the link is taken away (V-9).
     pub(crate) fn has_left(&self) -> bool {
         self.word(AT_LEFT).is_some_and(|left| left.load_acquire().hint() != 0)
     }
 
-    /// The number of the last segment of `handle` that the peer let go (V-6).
+    /// Returns the serial of the last segment of `handle` that the peer let go (V-6).
     pub(crate) fn let_go(&self, handle: usize) -> u64 {
         self.word(AT_LET_GO + 8 * handle).map_or(0, |word| word.load_acquire().hint())
     }
@@ -118,7 +120,7 @@ impl PeerPage {
     }
 }
 
-/// Both pages, and how far each side is.
+/// Both pages, and the progress of each side.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
     own: OwnPage,
@@ -126,12 +128,12 @@ pub(crate) struct Mailbox {
     peer: PeerPage,
     sent: u64,
     taken: u64,
-    /// The peer's page was seen to be one.
+    /// Whether the peer's page was seen to be valid.
     begun: bool,
 }
 
 impl Mailbox {
-    /// Begins in a page of zeros.
+    /// Initialises the own page, which is all zeros.
     pub(crate) fn new(page: OwnSegment, peer: PeerPage) -> Self {
         let (control, entries) = page.split(AT_MESSAGES);
         control.word(AT_VERSION).store_relaxed(VERSION);
@@ -149,7 +151,7 @@ impl Mailbox {
         &self.peer
     }
 
-    /// Puts a message there (V-5). The peer is still to be rung.
+    /// Stores a message in the own page (V-5). The caller must notify the peer afterwards.
     pub(crate) fn send(&mut self, message: &[u8], passed: Option<Passed>) -> Result<()> {
         let unread = |taken: u64| match self.sent.checked_sub(taken) {
             Some(unread @ 0..=ROOM) => Ok(unread),
@@ -176,12 +178,12 @@ impl Mailbox {
         entry[ENTRY_HEAD..][..message.len()].copy_from_slice(message);
         self.entries.copy_in((self.sent % ROOM) as usize * ENTRY, &entry);
         self.sent += 1;
-        // ORDER Release: with the peer's Acquire of the count; who sees it sees the message.
+        // ORDER Release: with the peer's Acquire of the count; a peer that sees the count sees the message.
         self.own.0.word(AT_SENT).store_release(self.sent);
         Ok(())
     }
 
-    /// Takes the next message out, or nothing (V-5).
+    /// Takes the next message of the peer, if there is one (V-5).
     pub(crate) fn recv(&mut self) -> Result<Option<(Vec<u8>, Option<Passed>)>> {
         if !self.waits()? {
             return Ok(None);
@@ -203,7 +205,7 @@ impl Mailbox {
         Ok(Some((entry[ENTRY_HEAD..][..len].to_vec(), (handle != 0).then_some(passed))))
     }
 
-    /// Whether there is a message.
+    /// Returns whether a message of the peer waits.
     pub(crate) fn waits(&mut self) -> Result<bool> {
         let (taken, Some(peer)) = (self.taken, self.peer.0.get()) else { return Ok(false) };
         let waits = peer.word(AT_SENT).load_acquire().check(|sent| match sent.checked_sub(taken) {
@@ -215,7 +217,7 @@ impl Mailbox {
             if head[..8] != MAGIC || head[8..] != VERSION.to_le_bytes() {
                 return Err(malformed("V-4", "the peer's window does not begin with magic and version"));
             }
-            // Over it may be by now: what was sent before is still to be read.
+            // The peer may be closed by now: what it sent before is still to be read.
             if peer.word(STATE_AT as usize).load_acquire().hint() == 0 {
                 return Err(malformed("V-4", "a message of an end that has not begun"));
             }
@@ -225,23 +227,23 @@ impl Mailbox {
     }
 }
 
-/// The peer's segments that are mapped here.
+/// Segments of the peer that are mapped here.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Mapped(Arc<Mutex<Vec<Passed>>>);
 
 impl Mapped {
-    /// The segment that is mapped, if it is one.
+    /// Returns the mapped segment if there is exactly one.
     pub(crate) fn only(&self) -> Option<Passed> {
         let mapped = lock(&self.0);
         if let [one] = mapped[..] { Some(one) } else { None }
     }
 
-    /// Whether the peer may pass this memory now: whole pages of its window behind the page, apart from these and from
-    /// the memory passed before that is still mapped (V-6).
+    /// Checks whether the peer may pass this memory now. It must be whole pages of the peer's window behind the first
+    /// page, apart from that page and from memory passed before that is still mapped (V-6).
     pub(crate) fn admit(&self, new: Passed, window: u64, max: u64, page: &OwnPage) -> Result<SegmentRelease> {
         let bad =
             |why: &str| Err(malformed("V-6", format!("segment of {:#x} bytes at {:#x}: {why}", new.len, new.offset)));
-        // Whatever becomes of it, its owner may have it again when this is dropped.
+        // Dropping this gives the segment back to its owner, whether it is accepted or refused.
         let mut let_go = SegmentRelease { passed: new, page: page.clone(), mapped: None, since: Mapping::now() };
         let end = match new.offset.checked_add(new.len) {
             Some(end) if new.offset >= LEN && end <= window => end,

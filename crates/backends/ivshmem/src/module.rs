@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The kernel module's descriptors, as the broker in a guest uses them.
+//! Wraps the kernel module's descriptors for the broker in a guest.
 
 use std::{
     fs::{File, OpenOptions},
@@ -16,7 +16,7 @@ use crate::{
     uapi::{self, Info, LinkArgs, RangeArgs, RingArgs, SliceArgs},
 };
 
-/// Where the kernel shows devices of the module's kind.
+/// Folder in which the kernel lists devices of the module's kind.
 const CLASS: &str = "/sys/class/misc";
 
 /// A device: `/dev/tomboloN`.
@@ -27,7 +27,7 @@ impl Node {
     /// Opens a device's node for reading and writing.
     ///
     /// # Errors
-    /// What the system says; that it is none of the module's, or of another version of it.
+    /// The system's error; or the device is not the module's, or has another version of its interface.
     pub fn open(path: &Path) -> io::Result<Self> {
         let node = Self(OpenOptions::new().read(true).write(true).open(path)?);
         match node.info()?.version {
@@ -43,7 +43,7 @@ impl Node {
     /// Opens the device at `place` on this machine's PCI bus, written as the broker does (`04.0`, `1c.3/00.0`).
     ///
     /// # Errors
-    /// As [`open`](Self::open); `NotFound` while there is no such device.
+    /// As for [`open`](Self::open); `NotFound` while no such device exists.
     pub fn at(place: &str) -> io::Result<Self> {
         for entry in std::fs::read_dir(CLASS)? {
             let name = entry?.file_name();
@@ -56,10 +56,10 @@ impl Node {
         Err(io::ErrorKind::NotFound.into())
     }
 
-    /// Opens the first device with interrupts: a machine has one.
+    /// Opens the first device with interrupts, of which a machine has one.
     ///
     /// # Errors
-    /// As [`open`](Self::open); `NotFound`, saying what is missing.
+    /// As for [`open`](Self::open); `NotFound`, with a text that states what is missing.
     pub fn doorbell() -> io::Result<Self> {
         let missing = |what: &str| Err(io::Error::new(io::ErrorKind::NotFound, what));
         if !Path::new("/sys/bus/pci/drivers/tombolo_ivshmem").exists() {
@@ -76,20 +76,20 @@ impl Node {
         missing("this machine has no ivshmem-doorbell device: `tombolo link snippet` on the host says what QEMU needs")
     }
 
-    /// Asks what the device is.
+    /// Returns the description of the device.
     ///
     /// # Errors
-    /// It is unplugged, or none of the module's.
+    /// The device was unplugged, or is not the module's.
     pub fn info(&self) -> io::Result<Info> {
         Ok(sys::info(self.0.as_fd())?)
     }
 
-    /// Makes a link whose own region half is in this device. `own` and `peer` are ranges as offset and length, the peer's
-    /// in the device `theirs`. Notifications go through `doorbell` to `ring` (which peer, at which vector) and arrive at
-    /// its vector `wait`.
+    /// Makes a link whose own region half is in this device. `own` and `peer` are ranges (offset and length); the
+    /// peer's is in the device `theirs`. Notifications leave through `doorbell` to `ring` (peer and vector) and arrive
+    /// at its vector `wait`.
     ///
     /// # Errors
-    /// As the header says.
+    /// As the module's header states.
     pub fn link(
         &self,
         own: (u64, u64),
@@ -115,16 +115,16 @@ impl Node {
     }
 }
 
-/// Whether a path of sysfs ends in a device at `place`: each step as `DOMAIN:BUS:DEVICE.FUNCTION`.
+/// Returns whether a sysfs path ends in a device at `place`. Each of its steps is `DOMAIN:BUS:DEVICE.FUNCTION`.
 fn is_at(path: &Path, place: &str) -> bool {
     let steps = path.iter().rev().map(|step| step.to_str().and_then(|step| step.rsplit_once(':')).map(|it| it.1));
     let mut steps = steps.map(Option::unwrap_or_default);
     let placed = !place.is_empty() && place.rsplit('/').all(|wanted| steps.next() == Some(wanted));
-    // Above it is the root bus, which is no device.
+    // The step above the device at `place` must be the root bus, which is not a device.
     placed && steps.next().is_none_or(|step| !step.contains('.'))
 }
 
-/// What two machines share.
+/// A link: the memory and the doorbells that two machines share.
 #[derive(Debug)]
 pub struct ModuleLink(OwnedFd);
 
@@ -132,15 +132,15 @@ impl ModuleLink {
     /// Makes a window, which the kernel calls a slice.
     ///
     /// # Errors
-    /// As the header says.
+    /// As the module's header states.
     pub fn slice(&self, args: SliceArgs) -> io::Result<OwnedFd> {
         Ok(sys::slice(self.0.as_fd(), args)?)
     }
 
-    /// Lists the windows that exist.
+    /// Lists the existing windows of the link.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn slices(&self) -> io::Result<Vec<SliceArgs>> {
         let mut room = vec![SliceArgs::default(); 2 * uapi::CHANNELS as usize];
         loop {
@@ -153,27 +153,27 @@ impl ModuleLink {
         }
     }
 
-    /// Changes whom the link notifies: which peer, at which vector.
+    /// Changes the peer and the vector that the link notifies.
     ///
     /// # Errors
-    /// It was hung up, or unplugged.
+    /// The link was hung up, or the device unplugged.
     pub fn notify_other(&self, ring: (u16, u16)) -> io::Result<()> {
         Ok(sys::notify(self.0.as_fd(), RingArgs { peer: ring.0, vector: ring.1 })?)
     }
 
-    /// Zeroes `length` bytes of the own region half from `offset` on. No program may have them.
+    /// Zeroes `length` bytes of the own region half from `offset` on. No program may hold a window of this range.
     ///
     /// # Errors
-    /// They are not whole pages of the region half, or the device is unplugged.
+    /// The range is not whole pages of the region half, or the device was unplugged.
     pub fn clear(&self, offset: u64, length: u64) -> io::Result<()> {
         Ok(sys::clear(self.0.as_fd(), RangeArgs { offset, length })?)
     }
 
-    /// Copies what stands at `offset` of the own region half, or of `theirs`, at most to the end of that page. Nobody is
-    /// notified, and a later broker does not take the window for a program's.
+    /// Copies bytes at `offset` of the own region half, or of the peer's if `theirs`, at most to the end of that page.
+    /// Notifies nobody. A later broker does not take the window for a program's.
     ///
     /// # Errors
-    /// It is not within the region half, or the device is unplugged.
+    /// The range crosses a page or leaves the region half, or the device was unplugged.
     pub fn peek(&self, theirs: bool, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
         let within = offset % PAGE;
         if within + bytes.len() as u64 > PAGE {
@@ -186,10 +186,10 @@ impl ModuleLink {
         if page.is_lost() { Err(io::ErrorKind::BrokenPipe.into()) } else { Ok(()) }
     }
 
-    /// The peer is gone: ends all waits.
+    /// Ends all waits on the link, because the peer is gone.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn hang_up(&self) -> io::Result<()> {
         Ok(sys::hang_up(self.0.as_fd())?)
     }

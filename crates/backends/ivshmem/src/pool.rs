@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Allocates segments within an own window: which pages are free, which are in use, and which the peer may still have
-//! mapped (V-6).
+//! Allocates segments within the own window. Tracks which pages are free, which are in use, and which the peer may
+//! still have mapped (V-6).
 
 use std::sync::{
     Arc,
@@ -16,10 +16,10 @@ use crate::{
     port::Port,
 };
 
-/// A segment is *large* if it takes more than one part in so many of the window.
+/// A segment is *large* if it takes more than this fraction of the window: one part in `LARGE`.
 const LARGE: u64 = 32;
-/// Ranges that one end of a channel has: its first ring, the one in use, and the one to which it moves. A window with
-/// more ranges is shared by many connections.
+/// Largest number of ranges that one endpoint of a channel has: its first ring, the one in use, and the one to which it
+/// moves. Many connections share a window with more ranges.
 const OF_ONE: usize = 3;
 
 /// A range in use.
@@ -28,38 +28,38 @@ pub(crate) struct Extent {
     offset: u64,
     len: u64,
     handle: usize,
-    /// The number under which it was passed to the peer; 0: not yet.
+    /// Number under which the range was passed to the peer; 0: not passed yet.
     serial: AtomicU64,
     since: Mapping,
 }
 
 impl Extent {
-    /// Whether the peer may have it.
+    /// Returns whether the peer may have the range mapped.
     fn is_out(&self, peer: &PeerPage) -> bool {
         let serial = self.serial.load(Ordering::Relaxed);
         serial != 0 && peer.let_go(self.handle) != serial
     }
 
-    /// Whether the peer may have it, or a copy of this process.
+    /// Returns whether the peer or a copy of this process may have the range mapped.
     fn may_be_mapped_elsewhere(&self, peer: &PeerPage) -> bool {
         self.is_out(peer) || self.since.may_be_shared()
     }
 }
 
-/// The content of an offer: the right to pass the range on.
+/// Content of an offer: the right to pass the range on.
 #[derive(Debug)]
 pub(crate) struct Token(Arc<Extent>);
 
-/// Whether either side has a range mapped, or may still map it.
+/// Returns whether either side has a range mapped, or may still map it.
 fn is_used(extent: &Arc<Extent>, port: &Port, peer: &PeerPage) -> bool {
     Arc::strong_count(extent) > 1 || port.own().is_mapped(extent.offset) || extent.may_be_mapped_elsewhere(peer)
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
-    /// The range of each handle. Other holders of the `Arc` are offers of it.
+    /// Range of each handle. Other owners of the `Arc` are offers of it.
     extents: Vec<Option<Arc<Extent>>>,
-    /// Pages below this offset were used before and are no longer zero.
+    /// Offset below which pages were used before and are no longer zero.
     used: u64,
     serial: u64,
 }
@@ -74,7 +74,7 @@ impl Pool {
         }
     }
 
-    /// Bytes of the longest segment that there is room for; 0 where no handle is free.
+    /// Returns the bytes of the longest segment for which there is room, or 0 if no handle is free.
     pub(crate) fn largest_gap(&self, port: &Port, peer: &PeerPage) -> u64 {
         let used = self.extents.iter().flatten().filter(|it| is_used(it, port, peer));
         let mut taken: Vec<_> = used.map(|it| (it.offset, it.offset + it.len)).collect();
@@ -114,9 +114,9 @@ impl Pool {
         Ok((segment, Token(extent)))
     }
 
-    /// Finds a gap of `len` bytes: the first one, where tools look for a channel's rings (B-20). In a window that many share,
-    /// a large segment is put at the end of the last gap. Small segments stay long and large ones come and go, so this
-    /// keeps room for the large ones.
+    /// Finds a gap of `len` bytes: normally the first one, where tools look for a channel's rings (B-20). In a window
+    /// that many connections share, a large segment is put at the end of the last gap. Small segments last and large
+    /// ones come and go, so this keeps room for the large ones.
     fn place(&self, len: u64, window: u64) -> Option<u64> {
         let mut taken: Vec<_> = self.extents.iter().flatten().map(|it| (it.offset, it.offset + it.len)).collect();
         let is_apart = taken.len() >= OF_ONE && len > window / LARGE;
@@ -131,7 +131,7 @@ impl Pool {
         }
     }
 
-    /// The words by which an offer of this pool is passed; none if the offer is another pool's.
+    /// Returns the fields by which an offer of this pool is passed, or none if the offer belongs to another pool.
     pub(crate) fn pass(&self, token: &Token) -> Option<Passed> {
         let extent = self.extents[token.0.handle].as_ref().filter(|it| Arc::ptr_eq(it, &token.0))?;
         Some(Passed { offset: extent.offset, len: extent.len, handle: extent.handle, serial: self.serial + 1 })
@@ -143,7 +143,7 @@ impl Pool {
         token.0.serial.store(self.serial, Ordering::Relaxed);
     }
 
-    /// Bytes that were retired, and that the peer or a copy of this process may still have mapped.
+    /// Returns the bytes that were retired, and that the peer or a copy of this process may still have mapped.
     pub(crate) fn quarantined(&self, port: &Port, peer: &PeerPage) -> u64 {
         let retired = |it: &&Arc<Extent>| {
             Arc::strong_count(it) == 1 && !port.own().is_mapped(it.offset) && it.may_be_mapped_elsewhere(peer)

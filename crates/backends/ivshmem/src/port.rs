@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the broker gave for one call: this endpoint's window, the peer's, and how the two ring each other (V-2).
+//! Holds what the broker gave for one connection: this endpoint's window, the peer's, and the means by which each
+//! notifies the other (V-2).
 //!
-//! In a guest these are descriptors of the kernel module; on a host, and in tests, memfds and eventfds. Nothing above
-//! knows which.
+//! In a guest these are descriptors of the kernel module; on a host, and in tests, memfds and eventfds. Higher layers
+//! do not distinguish them.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -18,22 +19,22 @@ use crate::{
     sys::{self, OwnMemory},
 };
 
-/// Event channels of a call: the reader's, the writer's, the control path's (V-3).
+/// Number of event channels of a connection: the reader's, the writer's, the control path's (V-3).
 pub const DOORBELLS: usize = 3;
-/// The doorbell of the control path; the first two are those of [`Slot`](tombolo_domain::Slot).
+/// Index of the control path's doorbell; the first two are those of [`Slot`](tombolo_domain::Slot).
 pub(crate) const CONTROL: usize = 2;
-/// The doorbell of who reads.
+/// Index of the reader's doorbell.
 pub(crate) const DATA: usize = 0;
 
 /// A window as offset and length within its memfd.
 pub(crate) type Range = (u64, u64);
 
-/// An eventfd that was rung so often.
+/// Makes an eventfd with an initial count of `rung`.
 pub(crate) fn event(rung: u32) -> Result<ReservedFd> {
     lifted(|| ReservedFd::new(tombolo_os::event::eventfd(rung)?)).map_err(|error| Error::os("eventfd", error))
 }
 
-/// Out of the way of the program, where that knows nothing of this.
+/// Moves a descriptor out of the way of the program, where the program is unaware of Tombolo.
 pub(crate) fn reserve(fd: OwnedFd) -> Result<ReservedFd> {
     ReservedFd::new(fd).map_err(|error| Error::os("fcntl", error))
 }
@@ -41,24 +42,24 @@ pub(crate) fn reserve(fd: OwnedFd) -> Result<ReservedFd> {
 #[derive(Debug)]
 pub(crate) struct Port {
     own: OwnMemory,
-    /// The peer's window, once it accepted.
+    /// The peer's window, once the peer accepted.
     peer: OnceLock<(ReservedFd, Range)>,
     ring: Ring,
-    /// Eventfds on which this end is rung. The module keeps rings for those that are not made yet.
+    /// Eventfds on which this endpoint is notified. Until one is made, the module keeps the notifications for it.
     heard: [OnceLock<ReservedFd>; DOORBELLS],
 }
 
 #[derive(Debug)]
 enum Ring {
-    /// Written to the own window, as bits.
+    /// Notifications are bits written to the own window.
     Module,
     /// An eventfd for each doorbell.
     Events([ReservedFd; DOORBELLS]),
 }
 
 impl Port {
-    /// What came with the broker's statement of a call, of `own` as it said. Of the module's windows there is nothing but
-    /// what they are, so they begin at 0.
+    /// Takes the descriptors of the broker's statement of a connection, and the range `own` from it. The module's
+    /// windows are descriptors of that range alone, so they begin at 0.
     pub(crate) fn new(descriptors: Vec<OwnedFd>, own: Range) -> Result<Self> {
         let count = descriptors.len();
         let mut all = descriptors.into_iter().map(reserve).collect::<Result<Vec<_>>>()?.into_iter();
@@ -80,7 +81,7 @@ impl Port {
         Self { own, peer: OnceLock::new(), ring: Ring::Module, heard: Default::default() }
     }
 
-    /// Makes what a doorbell of this endpoint rings, unless that was made. Rings of before come to it.
+    /// Makes the eventfd of a doorbell of this endpoint, unless it exists. Earlier notifications reach it as well.
     pub(crate) fn listen(&self, doorbell: usize) -> Result<()> {
         if self.heard[doorbell].get().is_none() {
             let event = event(0)?;
@@ -91,7 +92,7 @@ impl Port {
         Ok(())
     }
 
-    /// The peer accepted: what came with that (V-2).
+    /// Takes the peer's window, which came with the peer's acceptance (V-2).
     pub(crate) fn accepted(&self, mut descriptors: Vec<OwnedFd>, (offset, len): Range) -> Result<()> {
         let count = descriptors.len();
         let peer = descriptors.pop().filter(|_| count == 1);
@@ -104,7 +105,7 @@ impl Port {
         &self.own
     }
 
-    /// 0 before it accepted.
+    /// Returns the length of the peer's window, or 0 before the peer accepted.
     pub(crate) fn peer_len(&self) -> u64 {
         self.peer.get().map_or(0, |(_, (_, len))| *len)
     }
@@ -119,61 +120,62 @@ impl Port {
             .map_err(|error| Error::os("mmap of the peer's window", error))
     }
 
-    /// Rings the peer; at a peer that is gone nothing happens.
+    /// Notifies the peer. Has no effect if the peer is gone.
     pub(crate) fn notify(&self, doorbell: usize) {
         self.notify_each(doorbell..doorbell + 1);
     }
 
-    /// Rings all of the peer's doorbells.
+    /// Notifies all of the peer's doorbells.
     pub(crate) fn notify_all(&self) {
         self.notify_each(0..DOORBELLS);
     }
 
     fn notify_each(&self, doorbells: impl Iterator<Item = usize>) {
         match &self.ring {
-            // At once: each time interrupts the other machine.
+            // All bits go in one write, because each write interrupts the other machine.
             Ring::Module => {
                 let bits = doorbells.fold(0u64, |bits, doorbell| bits | 1 << doorbell);
                 let _ = rustix::io::write(self.own.fd(), &bits.to_ne_bytes());
             }
-            // Full is rung.
+            // A write to a full eventfd fails, but that one is raised already.
             Ring::Events(events) => doorbells.for_each(|doorbell| {
                 let _ = rustix::io::write(&events[doorbell], &1u64.to_ne_bytes());
             }),
         }
     }
 
-    /// Rings a doorbell of this endpoint, if anybody can hear it.
+    /// Raises a doorbell of this endpoint, if its eventfd was made.
     pub(crate) fn notify_own(&self, doorbell: usize) {
         if let Some(event) = self.heard[doorbell].get() {
             let _ = rustix::io::write(event, &1u64.to_ne_bytes());
         }
     }
 
-    /// Forgets the rings of a doorbell; false if there were none that anybody could hear.
+    /// Clears the notifications of a doorbell. Returns false if there were none or if it has no eventfd.
     pub(crate) fn drain(&self, doorbell: usize) -> bool {
         self.heard[doorbell].get().is_some_and(|event| rustix::io::read(event, &mut [0; 8]).is_ok())
     }
 
-    /// Polls readable once a doorbell of this endpoint is rung: its eventfd, or the window, which is readable for all
-    /// that have none.
+    /// Returns a descriptor that polls readable once a doorbell of this endpoint is notified: its eventfd, or else the
+    /// window, which polls readable for all doorbells that have no eventfd.
     pub(crate) fn doorbell(&self, doorbell: usize) -> BorrowedFd<'_> {
         self.heard[doorbell].get().map_or(self.own.fd(), AsFd::as_fd)
     }
 
-    /// Both windows, where they are the module's.
+    /// Returns both windows, if they are the module's.
     pub(crate) fn windows(&self) -> Option<(BorrowedFd<'_>, BorrowedFd<'_>)> {
         let (peer, _) = self.peer.get().filter(|_| matches!(self.ring, Ring::Module))?;
         Some((self.own.fd(), peer.as_fd()))
     }
 
-    /// Whether the broker of this kernel carries the notifications (V-7). Then the connection needs it, or whoever
-    /// keeps its descriptors meanwhile.
+    /// Returns whether the broker of this kernel carries the notifications (V-7). If so, the connection depends on the
+    /// broker, or on the descriptor store while the broker restarts.
     pub(crate) fn is_carried(&self) -> bool {
         matches!(self.ring, Ring::Events(_))
     }
 
-    /// Polls as hung up once the device was unplugged or the link taken away, if there is a device.
+    /// Returns the descriptor that polls as hung up once the device was unplugged or the link taken away, if there is a
+    /// device.
     pub(crate) fn hang_up(&self) -> Option<BorrowedFd<'_>> {
         matches!(self.ring, Ring::Module).then(|| self.own.fd())
     }

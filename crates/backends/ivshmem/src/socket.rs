@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What comes over a broker's socket: its messages, their descriptors and what its refusals mean (B-1, B-15).
+//! Receives from a broker's socket: messages, their descriptors and the errors that refusals mean (B-1, B-15).
 
 use std::{
     io,
@@ -16,7 +16,7 @@ use tombolo_os::{
 
 use crate::mailbox::malformed;
 
-/// Receives the next message and its descriptors; none while there is none.
+/// Receives the next message and its descriptors, or none if no message is waiting.
 pub(crate) fn receive(socket: BorrowedFd<'_>) -> Result<Option<(Envelope, Vec<OwnedFd>)>> {
     let mut buffer = [0; MESSAGE_MAX];
     let received = match lifted(|| passing::receive(socket, &mut buffer, SCM_MAX_FD, RecvFlags::DONTWAIT)) {
@@ -43,10 +43,10 @@ pub(crate) fn receive(socket: BorrowedFd<'_>) -> Result<Option<(Envelope, Vec<Ow
     }
 }
 
-/// What a refusal means (B-15).
+/// Returns the error that a refusal means (B-15).
 pub(crate) fn refused(code: u16, reason: &str, address: &str) -> Error {
     match code {
-        // The error itself says that nobody listens; any other cause is in the broker's text.
+        // The error itself states that nobody listens; any other cause is in the broker's text.
         code::NOT_FOUND if reason.starts_with("nobody") => Error::NotFound(address.into()),
         code::NOT_FOUND => Error::NotFound(format!("{address}, as {}", reason.escape_debug())),
         code::EXISTS => Error::InUse(address.into()),

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The kernel module's calls, and the one way to memory that this endpoint writes.
+//! Makes the kernel module's ioctls, and is the only way to map memory that this endpoint writes.
 //!
 //! # Safety
-//! An ioctl is given by number what it reads and writes; the numbers of `uapi` are made from the types that are passed
-//! here. [`OwnMemory`] maps each byte once at a time, which is what a segment of one's own asks for; that nobody else
-//! writes it is the broker's promise, who gives a window to one program.
+//! The number of an ioctl states what the kernel reads and writes; the numbers in `uapi` are made from the types that
+//! are passed here. [`OwnMemory`] maps each byte at most once at a time, as an own segment requires. The broker
+//! guarantees that no other program writes it, because it gives each window to one program.
 #![allow(unsafe_code)]
 
 use std::{
@@ -26,7 +26,7 @@ use crate::uapi::{
     SliceArgs, SlicesArgs,
 };
 
-/// Any call: its number and its argument, which the kernel may read and write.
+/// An ioctl: its number and its argument, which the kernel may read and write.
 struct Call<T> {
     opcode: u32,
     argument: T,
@@ -48,7 +48,7 @@ unsafe impl<T: Copy> Ioctl for Call<T> {
     }
 
     unsafe fn output_from_ptr(output: IoctlOutput, argument: *mut c_void) -> Result<Self::Output> {
-        // SAFETY: (valid) it is the pointer that `as_ptr` gave, to a T.
+        // SAFETY: (valid) it is the pointer that `as_ptr` returned, to a T.
         let argument = unsafe { argument.cast::<T>().read() };
         Ok((output, argument))
     }
@@ -76,7 +76,7 @@ pub(crate) fn slice(link: BorrowedFd<'_>, args: SliceArgs) -> Result<OwnedFd> {
     call(link, uapi::IOC_SLICE, args).map(made)
 }
 
-/// Those for which there is `room`.
+/// Lists the windows of a link, as many as fit into `room`. Returns the number of windows, which may be greater.
 pub(crate) fn slices(link: BorrowedFd<'_>, room: &mut [SliceArgs]) -> Result<usize> {
     let count = u32::try_from(room.len()).map_err(|_| Errno::INVAL)?;
     let args = SlicesArgs { entries: room.as_mut_ptr().expose_provenance() as u64, count, reserved: 0 };
@@ -115,24 +115,24 @@ pub(crate) fn net_stat(file: BorrowedFd<'_>) -> Result<NetStat> {
     call(file, uapi::IOC_NET_STAT, NetStat::default()).map(|(_, stat)| stat)
 }
 
-/// Where an interface is, and a descriptor of its network namespace.
+/// Returns a descriptor of the interface's network namespace, and its name and number there.
 pub(crate) fn net_place(file: BorrowedFd<'_>) -> Result<(OwnedFd, NetPlace)> {
     let answer = call(file, uapi::IOC_NET_PLACE, NetPlace::default())?;
     Ok((made(answer), answer.1))
 }
 
-/// A range of shared memory that this program alone writes: a window of the module's, or a range of a memfd.
+/// A range of shared memory that only this program writes: a window of the kernel module, or a range of a memfd.
 #[derive(Debug)]
 pub(crate) struct OwnMemory {
     fd: ReservedFd,
     at: u64,
     len: u64,
-    /// What is mapped, as offset and length.
+    /// Mapped ranges, as offset and length.
     mapped: Arc<Mutex<Vec<(u64, u64)>>>,
 }
 
 impl OwnMemory {
-    /// Takes over what the broker gave.
+    /// Takes over the memory that the broker gave.
     pub(crate) fn new(fd: ReservedFd, at: u64, len: u64) -> Self {
         Self { fd, at, len, mapped: Arc::default() }
     }
@@ -145,7 +145,7 @@ impl OwnMemory {
         self.len
     }
 
-    /// Maps a range of which nothing is mapped yet.
+    /// Maps a range, none of which is mapped yet.
     pub(crate) fn map(&self, offset: u64, len: usize) -> std::io::Result<OwnSegment> {
         let end = offset.checked_add(len as u64).filter(|end| *end <= self.len).ok_or(Errno::INVAL)?;
         let mut mapped = lock(&self.mapped);
@@ -155,19 +155,19 @@ impl OwnMemory {
         mapped.push((offset, len as u64));
         drop(mapped);
         let claim = Claim { offset, mapped: Arc::clone(&self.mapped) };
-        // SAFETY: (only) nothing else of this range is mapped until the claim goes, which is after this mapping went;
-        // no other program or domain writes it, as the broker promised.
+        // SAFETY: (only) nothing else of this range is mapped until the claim is dropped, which is after this mapping
+        // is gone; no other program or domain writes it, as the broker guarantees.
         unsafe { OwnSegment::map_revocable(self.fd.as_fd(), self.at + offset, len, claim) }
     }
 
-    /// Whether what was mapped from `offset` on still is.
+    /// Returns whether the range mapped at `offset` is still mapped.
     pub(crate) fn is_mapped(&self, offset: u64) -> bool {
         let mapped = lock(&self.mapped);
         mapped.iter().any(|(at, _)| *at == offset)
     }
 }
 
-/// A mapped range.
+/// Claim on a mapped range, which ends when it is dropped.
 #[derive(Debug)]
 struct Claim {
     offset: u64,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The kernel module's interface: `kernel/ivshmem/uapi/tombolo_ivshmem.h`, where it is explained, field by field.
+//! Mirrors the kernel module's interface, which `kernel/ivshmem/uapi/tombolo_ivshmem.h` explains field by field.
 
-/// Declares structures laid out as in C, with the table that the test compares with the header.
+/// Declares structures laid out as in C, and the table that the test compares with the header.
 macro_rules! mirror {
     ($($(#[$doc:meta])* $name:ident = $c:literal { $($(#[$note:meta])* $field:ident: $type:ty,)* })*) => {
         $(
@@ -22,7 +22,7 @@ macro_rules! mirror {
 }
 
 mirror! {
-    /// What a device is.
+    /// Description of a device.
     Info = "tombolo_info" {
         /// [`VERSION`].
         version: u32,
@@ -30,50 +30,50 @@ mirror! {
         flags: u32,
         /// Bytes of shared memory.
         size: u64,
-        /// This domain's own number.
+        /// This domain's own doorbell number.
         peer: u32,
-        /// Interrupt vectors.
+        /// Number of interrupt vectors.
         vectors: u32,
-        /// Interrupts that came.
+        /// Number of interrupts that arrived.
         interrupts: u64,
-        /// How often a vector was closed for a while.
+        /// Number of times that a vector was closed for a while.
         storms: u64,
         /// Zero.
         reserved: [u64; 3],
     }
-    /// A link: what two machines share.
+    /// A link: the memory and the doorbells that two machines share.
     LinkArgs = "tombolo_link" {
-        /// This domain's region half, in the device of the node that is asked.
+        /// Offset of this domain's region half in the device of the node that is asked.
         own_offset: u64,
-        /// Bytes.
+        /// Bytes of it.
         own_length: u64,
-        /// The peer's region half, in the device of `peer_fd`.
+        /// Offset of the peer's region half in the device of `peer_fd`.
         peer_offset: u64,
-        /// Bytes.
+        /// Bytes of it.
         peer_length: u64,
-        /// A node.
+        /// Node of the peer's region half.
         peer_fd: i32,
-        /// A node with a doorbell.
+        /// Node of a device with a doorbell.
         bell_fd: i32,
-        /// Which peer to notify.
+        /// Number of the peer to notify.
         ring_peer: u16,
-        /// At which of the peer's vectors.
+        /// Vector at which the peer is notified.
         ring_vector: u16,
-        /// The vector at which the peer's notifications arrive.
+        /// Vector at which the peer's notifications arrive.
         wait_vector: u16,
         /// Zero.
         flags: u16,
     }
-    /// Which peer a link notifies.
+    /// Peer that a link notifies.
     RingArgs = "tombolo_ring" {
-        /// The peer, or [`NOBODY`].
+        /// Number of the peer, or [`NOBODY`].
         peer: u16,
-        /// At which of the peer's vectors.
+        /// Vector at which the peer is notified.
         vector: u16,
     }
-    /// A slice: a window into a region half.
+    /// A window: a range of a region half.
     SliceArgs = "tombolo_slice" {
-        /// A number for the caller's own use.
+        /// Number for the caller's own use.
         cookie: u64,
         /// Offset within the region half.
         offset: u64,
@@ -81,22 +81,22 @@ mirror! {
         length: u64,
         /// `SLICE_…`
         flags: u32,
-        /// The first event channel.
+        /// Number of the first event channel.
         channel: u32,
-        /// How many.
+        /// Number of event channels.
         channels: u32,
-        /// The state bytes that count as open; 0: no state bytes.
+        /// Bound below which a state byte counts as open; 0: no state bytes.
         below: u16,
-        /// The value that they get at the last close.
+        /// Value that open state bytes get at the last close.
         closed: u16,
-        /// Where they are, within the slice.
+        /// Offsets of the state bytes in the window.
         state: [u32; 2],
     }
-    /// Room for a list of slices.
+    /// Buffer for a list of windows.
     SlicesArgs = "tombolo_slices" {
-        /// Address of the room.
+        /// Address of the buffer.
         entries: u64,
-        /// Entries; comes back as the number of slices.
+        /// Entries that fit; returned as the number of windows.
         count: u32,
         /// Zero.
         reserved: u32,
@@ -108,16 +108,16 @@ mirror! {
         /// Bytes.
         length: u64,
     }
-    /// The eventfd that an event channel raises.
+    /// Eventfd that an event channel signals.
     EventfdArgs = "tombolo_eventfd" {
-        /// The event channel; 0 is the slice's first.
+        /// The event channel; 0 is the window's first.
         channel: u32,
         /// The eventfd; -1: none.
         fd: i32,
     }
     /// A network interface.
     NetArgs = "tombolo_net" {
-        /// Its name, which may have `%d`; comes back as it is.
+        /// Its name, which may contain `%d`; returned in its final form.
         name: [u8; 16],
         /// Its address.
         address: [u8; 6],
@@ -125,122 +125,122 @@ mirror! {
         reserved: u16,
         /// Its MTU.
         mtu: u32,
-        /// Its number comes back.
+        /// Its number, which is returned.
         index: u32,
-        /// What it can take, which comes back as bits of a hello (N-4).
+        /// Features that it can take, returned as bits of a hello (N-4).
         takes: u64,
     }
     /// A channel that an interface takes over.
     NetLinkArgs = "tombolo_net_link" {
-        /// The slice with the own segment.
+        /// Window with the own segment.
         own_fd: i32,
-        /// The slice with the peer's.
+        /// Window with the peer's segment.
         peer_fd: i32,
-        /// Where in that slice it is.
+        /// Offset of the own segment in its window.
         own_segment: u64,
-        /// The peer's, likewise.
+        /// Offset of the peer's segment in its window.
         peer_segment: u64,
-        /// The writer's record: its position,
+        /// The writer's record: its position.
         tail: u64,
-        /// the head last seen,
+        /// Head that the writer last saw.
         head_seen: u64,
-        /// and the wait word last notified for.
+        /// Wait word for which the writer last notified.
         rung_data: u64,
-        /// The reader's: its position,
+        /// The reader's record: its position.
         head: u64,
-        /// the tail last seen,
+        /// Tail that the reader last saw.
         tail_seen: u64,
-        /// and the wait word last notified for.
+        /// Wait word for which the reader last notified.
         rung_space: u64,
-        /// The features of the peer's hello.
+        /// Features of the peer's hello.
         gives: u64,
-        /// The features of the own hello.
+        /// Features of the own hello.
         takes: u64,
-        /// The longest frame that the peer takes.
+        /// Longest frame that the peer takes.
         gives_most: u32,
-        /// The longest frame that this end takes.
+        /// Longest frame that this endpoint takes.
         takes_most: u32,
-        /// Offset of the state word in the peer's slice.
+        /// Offset of the state word in the peer's window.
         life: u32,
-        /// The first state that means that it is over.
+        /// First state that means that the peer's endpoint has ended.
         over: u32,
         /// The peer's address.
         source: [u8; 6],
         /// `NET_…`
         flags: u16,
     }
-    /// Where the pipes of a channel stand that an interface gives back.
+    /// Positions of the pipes of a channel that an interface gives back.
     NetTurn = "tombolo_net_turn" {
         /// As in [`NetLinkArgs`].
         tail: u64,
-        /// Likewise.
+        /// As in [`NetLinkArgs`].
         head_seen: u64,
-        /// Likewise.
+        /// As in [`NetLinkArgs`].
         rung_data: u64,
-        /// Likewise.
+        /// As in [`NetLinkArgs`].
         head: u64,
-        /// Likewise.
+        /// As in [`NetLinkArgs`].
         tail_seen: u64,
-        /// Likewise.
+        /// As in [`NetLinkArgs`].
         rung_space: u64,
-        /// Why the link ended: `NET_ENDED_…`, or 0.
+        /// Reason why the link ended: `NET_ENDED_…`, or 0.
         ended: u32,
-        /// The clause R-… that a corrupt ring broke.
+        /// Number of the clause R-… that a corrupt ring violated.
         clause: u32,
     }
-    /// What an interface counted.
+    /// Counters of an interface.
     NetStat = "tombolo_net_stat" {
-        /// Counters of what went to the peer.
+        /// Counters of frames to the peer.
         sent: [u64; 16],
-        /// Counters of what came from the peer.
+        /// Counters of frames from the peer.
         received: [u64; 16],
         /// Counters of both directions.
         both: [u64; 8],
     }
-    /// Where an interface is.
+    /// Network namespace and name of an interface.
     NetPlace = "tombolo_net_place" {
-        /// What it is called.
+        /// Its name in that namespace.
         name: [u8; 16],
-        /// Its number there.
+        /// Its number in that namespace.
         index: u32,
         /// Zero.
         reserved: u32,
     }
 }
 
-/// The version of the interface.
+/// Version of the interface.
 pub const VERSION: u32 = 2;
 /// Offset of a region half's sequence words.
 pub const MARKS_OFFSET: u32 = 0x800;
-/// Event channels of a link.
+/// Number of event channels of a link.
 pub const CHANNELS: u32 = 512;
-/// Event channels of a slice at most.
+/// Largest number of event channels of a window.
 pub const SLICE_CHANNELS: u32 = 64;
-/// No peer is to be notified.
+/// Peer number that means that no peer is notified.
 pub const NOBODY: u16 = 0xffff;
 /// The device has interrupts.
 pub const INFO_BELL: u32 = 1 << 0;
 /// Its memory is mapped write-back.
 pub const INFO_WRITE_BACK: u32 = 1 << 1;
-/// A window into the peer's region half.
+/// The window is a range of the peer's region half.
 pub const SLICE_PEER: u32 = 1 << 0;
-/// Maps for reading only.
+/// The window can be mapped for reading only.
 pub const SLICE_READ_ONLY: u32 = 1 << 1;
 
-/// Frames may come from other addresses than the peer's.
+/// Frames may come from addresses other than the peer's.
 pub const NET_ANY_SOURCE: u16 = 1 << 0;
-/// The peer closed.
+/// The peer closed the channel.
 pub const NET_ENDED_CLOSED: u32 = 1;
-/// The peer gave up.
+/// The peer aborted the channel.
 pub const NET_ENDED_ABORTED: u32 = 2;
-/// The peer's slice was closed.
+/// The peer's window was closed.
 pub const NET_ENDED_GONE: u32 = 3;
 /// The peer's ring is corrupt.
 pub const NET_ENDED_CORRUPT: u32 = 4;
 /// The link was hung up, or a device unplugged.
 pub const NET_ENDED_REVOKED: u32 = 5;
 
-/// What an ioctl's argument is to the kernel.
+/// Direction in which an ioctl's argument is passed, from the program's point of view.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Way {
     None = 0,
@@ -249,7 +249,7 @@ pub(crate) enum Way {
     Both = 3,
 }
 
-/// The number of an ioctl, as `asm-generic/ioctl.h` makes it.
+/// Returns the number of an ioctl, composed as in `asm-generic/ioctl.h`.
 pub(crate) const fn opcode(way: Way, number: u32, size: usize) -> u32 {
     (way as u32) << 30 | (size as u32) << 16 | 0xe7 << 8 | number
 }

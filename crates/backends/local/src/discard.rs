@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Closing what a stranger sent (L-5). The last close of a file may wait for its own file system (FUSE, a dead NFS
-//! server), for a lingering socket, or for nobody knows what, whichever a hostile peer chose. So it is left to threads
-//! that nobody waits for; their number is bounded, for each peer and in all, and where a peer has used up its share
-//! nothing that may have to be closed is taken from it.
+//! Closes descriptors that a stranger sent (L-5). The last close of a file may block on its file system (FUSE, a dead
+//! NFS server), on a lingering socket or on anything else that a hostile peer chose. So it is left to threads that
+//! nobody waits for. Their number is bounded, for each peer and in all. From a peer that has used up its share, nothing
+//! is taken that may have to be closed.
 
 use std::{
     collections::VecDeque,
@@ -14,17 +14,17 @@ use nix::sys::signal::{SigSet, SigmaskHow};
 use rustix::process::{Resource, getrlimit};
 use tombolo_os::lock::lock;
 
-/// Loads of one kind that are being closed at a time: of all peers, of the processes of one user and of one process. What one user
-/// cannot use up is there for others.
+/// Largest number of loads of one kind that are being closed at a time: of all peers, of the processes of one user, and
+/// of one process. What one user cannot use up remains for others.
 const MOST: usize = 48;
 const MOST_OF_USER: usize = 32;
 const MOST_OF_ONE: usize = 16;
-/// Loads that wait for a thread, at most: this share of the descriptors that this process may open, within these bounds. Beyond
-/// that nobody is let in.
+/// Largest number of loads that wait for a thread: this share of the descriptors that this process may open, within
+/// these bounds. Beyond that no peer is accepted.
 const WAITING_SHARE: u64 = 4;
 const WAITING: (u64, u64) = (16, 1024);
 
-/// Who sent it, and what it is.
+/// Sender and kind of a load.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Source {
     pub pid: Option<u32>,
@@ -38,8 +38,8 @@ impl Source {
     }
 }
 
-/// Files that were received, or a socket in whose queue some may be. The kernel closes the latter without asking a FUSE
-/// server, so they are counted apart.
+/// Kind of a load: files that were received, or a socket whose queue may hold some. The kernel closes the latter
+/// without asking a FUSE server, so the two are counted separately.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     Files,
@@ -48,12 +48,12 @@ pub(crate) enum Kind {
 
 struct Load {
     source: Source,
-    /// Is closed when it is dropped.
+    /// Files that are closed when this is dropped.
     files: Box<dyn Send>,
 }
 
 struct Discards {
-    /// Threads are not inherited by children.
+    /// Process of the threads, because children do not inherit threads.
     pid: u32,
     running: Vec<Source>,
     waiting: VecDeque<Load>,
@@ -72,7 +72,7 @@ impl Discards {
         discards
     }
 
-    /// Whether another thread may close something of `source`.
+    /// Returns whether another thread may close a load of `source`.
     fn may_run(&self, source: Source) -> bool {
         let count = |counts: &dyn Fn(&Source) -> bool| self.running.iter().filter(|one| counts(one)).count();
         count(&|one| one.kind == source.kind) < MOST
@@ -80,7 +80,7 @@ impl Discards {
             && count(&|one| *one == source) < MOST_OF_ONE
     }
 
-    /// Takes the first load that may be closed now off the queue.
+    /// Removes the first load that may be closed now from the queue.
     fn next(&mut self) -> Option<Load> {
         let at = self.waiting.iter().position(|load| self.may_run(load.source))?;
         let load = self.waiting.remove(at)?;
@@ -95,14 +95,14 @@ impl Discards {
     }
 }
 
-/// Whether files may be taken from `source`, of which it is not known yet whether they have to be closed here.
+/// Returns whether files may be taken from `source` before it is known whether they have to be closed here.
 pub(crate) fn has_room(source: Source) -> bool {
     let discards = Discards::lock();
     let waits = discards.waiting.iter().any(|load| load.source == source);
     discards.may_run(source) && !waits
 }
 
-/// Whether so much waits to be closed that nobody is to be let in.
+/// Returns whether so much waits to be closed that no peer may be accepted.
 pub(crate) fn is_full() -> bool {
     let full = Discards::lock().waiting.len() >= most_waiting();
     if full {
@@ -116,24 +116,23 @@ fn most_waiting() -> usize {
     most.clamp(WAITING.0, WAITING.1) as usize
 }
 
-/// Holds all of this still while the process makes a copy of itself: in the copy no other thread is left that could let
-/// go of the lock.
+/// Locks the state while the process is copied by fork: the copy has no other thread that could release the lock.
 pub(crate) fn hold() -> impl Sized + 'static {
     Discards::lock()
 }
 
-/// Closes `files`, which `source` sent, some time. Never blocks.
+/// Closes `files`, which `source` sent, at a later time. Never blocks.
 pub(crate) fn discard(source: Source, files: impl Send + 'static) {
     Discards::lock().waiting.push_back(Load { source, files: Box::new(files) });
     start();
 }
 
-/// Starts a thread for each load that may be closed now. Where no thread can be had the load goes on waiting: for the next
-/// one that ends, or for the next call.
+/// Starts a thread for each load that may be closed now. If no thread can be started, the load waits for the next
+/// thread that ends, or for the next call.
 fn start() {
     while let Some(load) = { Discards::lock().next() } {
         let source = load.source;
-        // A closure that finds no thread is dropped; what it was to close must not be.
+        // If no thread can be started the closure is dropped; the load must not be dropped with it.
         let load = Arc::new(Mutex::new(Some(load)));
         let take = |load: &Mutex<Option<Load>>| lock(load).take();
         let theirs = Arc::clone(&load);
@@ -155,12 +154,12 @@ fn start() {
     }
 }
 
-/// Starts a thread that no signal is delivered to: the program may be one that knows of no threads, and waits for its signals
-/// where it blocked them.
+/// Starts a thread with all signals blocked. The program may not expect threads, and may wait for its signals where it
+/// blocked them.
 fn spawn(work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
     let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
     let spawned = thread::Builder::new().name("tombolo-discard".into()).spawn(work).map(drop);
-    // What was a mask before is one.
+    // Restoring a valid mask cannot fail.
     let _ = before.thread_set_mask();
     spawned
 }

@@ -1,31 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A doorbell that a hostile peer cannot jam (L-7).
+//! Implements a doorbell that a hostile peer cannot jam (L-7).
 //!
-//! Both endpoints hold whatever a doorbell is made of, so a call on it may not depend on anything that the other can
-//! change. Not on `O_NONBLOCK` (it belongs to the open file that both share), not on a lock that the other can hold.
-//! This rules out
-//! * an eventfd that is rung by `write`: the peer saturates the counter, clears `O_NONBLOCK`, and the notifier blocks;
-//!   a write to an eventfd knows no per-call `RWF_NOWAIT`;
+//! Both endpoints hold the descriptors of a doorbell, so no call on it may depend on anything that the peer can change.
+//! That excludes `O_NONBLOCK` (it belongs to the open file that both share) and any lock that the peer can hold. It
+//! rules out
+//! * an eventfd that is notified by `write`: the peer saturates the counter, clears `O_NONBLOCK`, and the notifier
+//!   blocks; a write to an eventfd has no per-call `RWF_NOWAIT`;
 //! * a pipe: it holds its mutex while it copies to or from user memory, so a peer that reads into memory whose page
-//!   faults never end (FUSE, userfaultfd) blocks the other's write for ever, `O_NONBLOCK` or not;
-//! * a socket whose receiving end is shared, for the same reason. A socket pair of which the waiter keeps the receiving
-//!   end to itself is safe, and costs a buffer allocation a ring: about half as much again as an eventfd on one CPU.
+//!   faults never end (FUSE, userfaultfd) blocks the other's write for ever, with or without `O_NONBLOCK`;
+//! * a socket whose receiving end is shared, for the same reason. A socket pair whose receiving end only the waiter has
+//!   is safe, but costs a buffer allocation for each notification: about half as much again as an eventfd on one CPU.
 //!
-//! So: the waiter makes an *eventfd in semaphore mode*, filled to the brim, and gives it to the notifier. **Ringing
-//! reads it**: a read takes one from the counter, reports that there is room (`EPOLLOUT`) to whoever polls, and takes
-//! `RWF_NOWAIT`, so it never blocks; it copies to user memory under no lock. The waiter never reads: it keeps an epoll
-//! instance of its own, edge-triggered on `EPOLLOUT`. Each ring puts the doorbell on that instance's ready list, which
-//! is what makes it sticky; `epoll_wait` takes it off, which is all that draining needs. One system call rings, one
-//! sleeps, wakes and drains (where the descriptor is polled as well, one more each for the last two).
+//! Instead the waiter makes an *eventfd in semaphore mode*, fills it to its maximum, and gives it to the notifier. **A
+//! notifier reads it**: the read takes one from the counter and reports room (`EPOLLOUT`) to whoever polls. It supports
+//! `RWF_NOWAIT`, so it never blocks, and it copies to user memory under no lock. The waiter never reads: it has an
+//! epoll instance of its own, edge-triggered on `EPOLLOUT`. Each notification puts the doorbell on that instance's
+//! ready list, which keeps the notification; `epoll_wait` takes it off, which is all that draining needs. One system
+//! call notifies; one sleeps, wakes and drains. If the descriptor is polled as well, waking and draining take one more
+//! each.
 //!
-//! * The peer empties the counter, or fills it: its own rings have no effect. The other direction has its own doorbell.
-//! * The peer sets any flag: no call here looks at the flags.
+//! * The peer empties or fills the counter: only its own notifications lose their effect. The other direction has its
+//!   own doorbell.
+//! * The peer sets any flag: no call here depends on the flags.
 //! * The peer goes away: the same epoll instance watches the control socket for hang-up.
-//! * No ring is lost between two endpoints that follow R-12 even where the notifier issues no fence. The ready list is
-//!   locked when a ring is put on and when it is taken off. So what was published before a ring that found the doorbell
-//!   already on the list is visible to the waiter that took it off.
+//! * No notification is lost between two endpoints that follow R-12, even where the notifier issues no fence.
+//!   The ready list is locked when a notification is put on it and when it is taken off. So if a notification finds the
+//!   doorbell already on the list, what was published before it is visible to the waiter that takes the doorbell off.
 //!
-//! Needs Linux 5.8 (`RWF_NOWAIT` on an eventfd); [`EventfdDoorbell::new`] checks once that a doorbell really rings.
+//! Needs Linux 5.8 (`RWF_NOWAIT` on an eventfd); [`EventfdDoorbell::new`] checks once that a notification really
+//! arrives.
 
 use std::{
     io,
@@ -45,27 +48,27 @@ use tombolo_os::{
     reserved::ReservedFd,
 };
 
-/// What the events of a doorbell's epoll instance are about.
+/// Subjects of the events of a doorbell's epoll instance.
 const NOTIFIED: u64 = 0;
 const HUNG_UP: u64 = 1;
 
-/// One slot's doorbell, on the side that waits.
+/// Doorbell of one slot, on the waiter's side.
 #[derive(Debug)]
 pub(crate) struct EventfdDoorbell {
-    /// What the peer gets.
+    /// Eventfd that the peer gets.
     event: ReservedFd,
-    /// Where rings arrive. Never leaves this process.
+    /// Instance on which notifications arrive. Never leaves this process.
     epoll: ReservedFd,
-    /// `wait` took a ring off the list, so that whoever drains need not.
+    /// Whether `wait` took a notification off the list, so that `drain` need not.
     taken: AtomicBool,
-    /// Somebody polls the descriptor: rings stay on the list until they are drained.
+    /// Whether the descriptor is polled: notifications then stay on the list until they are drained.
     polled: AtomicBool,
-    /// This endpoint gave the link up.
+    /// Whether this endpoint gave the connection up.
     over: AtomicBool,
 }
 
 impl EventfdDoorbell {
-    /// A silent doorbell that also tells when the other side of `control` hangs up.
+    /// Makes a doorbell without notifications that also reports when the other side of `control` hangs up.
     pub(crate) fn new(control: BorrowedFd<'_>) -> Result<Self> {
         static WORKS: OnceLock<bool> = OnceLock::new();
         let doorbell = Self::make(control)?;
@@ -102,12 +105,12 @@ impl EventfdDoorbell {
         })
     }
 
-    /// What the peer gets, to ring it.
+    /// Returns the eventfd by which the peer notifies.
     pub(crate) fn to_ring(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
 
-    /// Ends every wait from now on: this endpoint's link is no more.
+    /// Ends every wait from now on, because this endpoint's connection is over.
     pub(crate) fn give_up(&self) {
         self.over.store(true, Ordering::Relaxed);
         raise_full(&self.event);
@@ -121,12 +124,13 @@ impl EventfdDoorbell {
             let left = deadline.remaining();
             match self.take_event(left) {
                 Ok(Some(NOTIFIED)) if self.over.load(Ordering::Relaxed) => {
-                    // It stays readable, as a hang-up does.
+                    // The doorbell stays readable, as after a hang-up.
                     raise_full(&self.event);
                     return Ok(Woken::PeerGone);
                 }
                 Ok(Some(NOTIFIED)) => {
-                    // ORDER SeqCst: with `fd`, which stores and loads the other way round; one of the two puts it back.
+                    // ORDER SeqCst: with `fd`, which stores and loads in the opposite order; one of the two puts the
+                    // notification back.
                     self.taken.store(true, Ordering::SeqCst);
                     if self.polled.load(Ordering::SeqCst) {
                         self.put_back();
@@ -145,7 +149,7 @@ impl EventfdDoorbell {
 
     fn drain(&self) {
         if !self.taken.swap(false, Ordering::SeqCst) {
-            // Nothing to be done about an error: the doorbell rings for nothing, or the next wait reports it.
+            // An error needs no handling: the doorbell wakes needlessly, or the next wait reports the error.
             let _ = self.take_event(Some(Duration::ZERO));
         }
     }
@@ -156,23 +160,23 @@ impl EventfdDoorbell {
         self.epoll.as_fd()
     }
 
-    /// Puts a ring that `wait` took back on the list.
+    /// Puts a notification that `wait` took back on the list.
     fn put_back(&self) {
         if self.taken.swap(false, Ordering::SeqCst) {
             raise_full(&self.event);
         }
     }
 
-    /// Takes what is on the ready list, waiting for it for at most `left`: a ring, before a hang-up. `wait` comes back for a
-    /// deadline not yet reached.
+    /// Takes an event off the ready list, and waits for one for at most `left`. A notification precedes a hang-up. May
+    /// return before `left` is over; `wait` then calls it again.
     fn take_event(&self, left: Option<Duration>) -> io::Result<Option<u64>> {
         lowest_event(self.epoll.as_fd(), left)
     }
 }
 
-/// Whether `fd` is an eventfd that can be read, so that [`ring`] rings it and cannot block on it. Asks /proc and the
-/// descriptor's flags, which know without asking the file: a `stat` of a file on a hostile file system may take for ever. One
-/// opened with `O_PATH` has the name of what it stands for and does nothing.
+/// Returns whether `fd` is an eventfd that can be read, so that [`ring`] notifies through it and cannot block on it.
+/// Asks /proc and the descriptor's flags, neither of which asks the file: a `stat` of a file on a hostile file system
+/// may take for ever. A descriptor opened with `O_PATH` has the name of its target, but cannot be read.
 pub(crate) fn is_eventfd(fd: BorrowedFd<'_>) -> Result<bool> {
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
     let target = match rustix::fs::readlink(path.as_str(), Vec::new()) {
@@ -184,12 +188,12 @@ pub(crate) fn is_eventfd(fd: BorrowedFd<'_>) -> Result<bool> {
     Ok(target.as_bytes() == b"anon_inode:[eventfd]" && can_be_read)
 }
 
-/// Both endpoints' doorbells of one link.
+/// Doorbells of both endpoints of a connection.
 #[derive(Debug)]
 pub(crate) struct LocalDoorbells {
-    /// This endpoint waits here.
+    /// Doorbells on which this endpoint waits.
     pub own: Arc<[EventfdDoorbell; 2]>,
-    /// This endpoint rings here.
+    /// Eventfds by which this endpoint notifies its peer.
     pub peer: [ReservedFd; 2],
 }
 

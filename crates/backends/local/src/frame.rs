@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One datagram: a head, a message, descriptors (L-4, L-5).
+//! Sends and receives datagrams, each with a head, a message and descriptors (L-4, L-5).
 //!
-//! A datagram is looked at twice before it is taken off the queue. What a look installs has to be closed by this process,
-//! which may never return. What the kernel drops because there was no room is closed by the kernel, for this very
-//! process, before the call returns, if it is the last to have it: the same. So the first look makes room for no
-//! descriptor and learns what the head says, and whether any came. The second has room for one more than may come. If that was
-//! room for all, this process has each of them, and taking the datagram closes none. If not, it is left where it is.
+//! A datagram is peeked at twice before it is taken off the queue. This process must close each descriptor that it
+//! receives, and such a close may never return. Descriptors for which there is no room the kernel closes for this
+//! process, before the call returns; a last close may block there as well. So the first peek has room for no
+//! descriptor, and learns what the head says and whether descriptors came. The second has room for one more than is
+//! allowed. If that was room for all, this process has each of them, and taking the datagram closes none. If not, the
+//! datagram stays in the queue.
 
 use std::{
     fmt::Display,
@@ -27,23 +28,23 @@ use tombolo_os::{
     poll::is_hung_up,
 };
 
-/// What came in.
+/// A received datagram.
 #[derive(Debug)]
 pub(crate) struct Datagram {
     buffer: [u8; DATAGRAM_MAX],
     len: usize,
-    /// All descriptors that came with it.
+    /// All descriptors that came with the datagram.
     pub descriptors: Vec<OwnedFd>,
 }
 
 impl Datagram {
-    /// Its head and its message.
+    /// Returns the head and the message.
     pub(crate) fn parts(&self) -> Result<(Head, &[u8])> {
         Head::decode(&self.buffer[..self.len]).map_err(|what| malformed("L-4", what))
     }
 }
 
-/// What breaks `clause`.
+/// Returns the error for a violation of `clause`.
 pub(crate) fn malformed(clause: &'static str, what: impl Into<String>) -> Error {
     Error::Malformed { clause, what: what.into() }
 }
@@ -68,26 +69,27 @@ pub(crate) fn send(socket: BorrowedFd<'_>, head: Head, message: &[u8], descripto
     })
 }
 
-/// Whether no datagram has come.
+/// Returns whether no datagram waits.
 pub(crate) fn is_empty(socket: BorrowedFd<'_>) -> bool {
     rustix::net::recv(socket, &mut [0; 1], RecvFlags::DONTWAIT | RecvFlags::PEEK) == Err(Errno::AGAIN)
 }
 
-/// What one look at the first datagram in the queue shows.
+/// Result of one peek at the first datagram in the queue.
 struct QueueHead {
     buffer: [u8; DATAGRAM_MAX],
     len: usize,
-    /// It is longer than any may be.
+    /// Whether it is longer than allowed.
     is_longer: bool,
-    /// More descriptors came with it than there was room for.
+    /// Whether more descriptors came with it than there was room for.
     more_came: bool,
     descriptors: Vec<OwnedFd>,
 }
 
-/// Descriptors that a look has room for: one more than may come.
+/// Number of descriptors that a peek has room for: one more than is allowed.
 const ROOM: usize = DESCRIPTORS_MAX + 1;
 impl QueueHead {
-    /// Looks at the first datagram, with `room` for descriptors or none; `None` while there is none. Never blocks.
+    /// Peeks at the first datagram, or takes it as `flags` say, with or without `room` for descriptors. Returns `None`
+    /// if there is none. Never blocks.
     fn new(socket: BorrowedFd<'_>, room: bool, flags: RecvFlags) -> Result<Option<Self>> {
         let mut buffer = [0; DATAGRAM_MAX];
         let (room, flags) = (if room { ROOM } else { 0 }, RecvFlags::DONTWAIT | flags);
@@ -101,7 +103,8 @@ impl QueueHead {
             };
             match Errno::from_io_error(&error) {
                 Some(Errno::AGAIN) => return Ok(None),
-                // The peer closed with messages of ours unread. The kernel says so once; its own last messages come behind.
+                // The peer closed with messages unread. The kernel reports that once; the peer's own last messages
+                // follow.
                 Some(Errno::CONNRESET) if resets == 0 => resets = 1,
                 Some(Errno::CONNRESET | Errno::NOTCONN) => return Err(Error::PeerGone),
                 _ => return Err(Error::os("recvmsg", error)),
@@ -110,14 +113,14 @@ impl QueueHead {
     }
 }
 
-/// What [`receive`] came to.
+/// Result of [`receive`].
 pub(crate) enum Taken {
-    /// No datagram is there.
+    /// No datagram waits.
     Nothing,
-    /// The first one, with as many descriptors as its head says.
+    /// The first datagram, with as many descriptors as its head says.
     Datagram(Box<Datagram>),
-    /// It is to be refused, and `files` are to be closed. It `stays` in the queue where it holds descriptors that this
-    /// process would have to close.
+    /// The datagram is refused, and the caller must close `files`. The datagram `stays` in the queue if it holds
+    /// descriptors that this process would have to close.
     Refused { why: Error, files: Vec<OwnedFd>, stays: bool },
 }
 
@@ -127,7 +130,7 @@ impl Taken {
     }
 }
 
-/// Takes the next datagram if its head is what `expects` wants. No descriptor is taken of a peer that has no `room` left.
+/// Takes the next datagram if `expects` accepts its head. Takes no descriptor from a peer that has no `room` left.
 /// Never blocks.
 pub(crate) fn receive(
     socket: BorrowedFd<'_>,
@@ -137,7 +140,7 @@ pub(crate) fn receive(
     let Some(first) = QueueHead::new(socket, false, RecvFlags::PEEK)? else { return Ok(Taken::Nothing) };
     let came = first.more_came;
     if first.len == 0 && !came && is_hung_up(socket) {
-        return Err(Error::PeerGone); // L-8. An empty datagram looks alike, but for that.
+        return Err(Error::PeerGone); // An empty datagram looks the same, but without the hang-up (L-8).
     }
     let said = match first.check(expects) {
         Ok(said) => said,
@@ -170,7 +173,7 @@ pub(crate) fn receive(
 }
 
 impl QueueHead {
-    /// Checks all but the descriptors; says how many there should be.
+    /// Checks everything but the descriptors. Returns how many there should be.
     fn check(&self, expects: impl FnOnce(Head) -> Result<()>) -> Result<usize> {
         if self.is_longer {
             return Err(malformed("L-4", format!("datagram of more than {CONTROL_MESSAGE_MAX} bytes")));
@@ -193,18 +196,21 @@ fn miscounted(said: usize, carries: impl Display) -> Error {
     malformed("L-5", format!("datagram says {said} descriptors and carries {carries}"))
 }
 
-/// Takes the first datagram off the queue: one without descriptors, or one whose descriptors this process has all.
+/// Takes the first datagram off the queue. It must have no descriptors, or only descriptors that this process holds
+/// already.
 fn take_off(socket: BorrowedFd<'_>) -> Result<()> {
     QueueHead::new(socket, false, RecvFlags::empty()).map(drop)
 }
 
-/// Datagrams that are taken off a socket's queue before it is closed, and reads of nothing that are taken for its end.
+/// Largest number of datagrams taken off a socket's queue before it is closed, and number of empty reads in a row that
+/// count as its end.
 const QUEUE_MOST: usize = 16;
 const NOTHINGS: usize = 3;
 
-/// Empties the queue of a socket that is to be closed of all that is `harmless` to close. What is not, or may not be, stays, and the
-/// socket must not be closed here: `Err` has what else must not. Where there is no `room` for files of this peer, none is
-/// looked at. A `stranger`'s socket nobody else can have: it is shut down, so that nothing more comes.
+/// Takes datagrams off the queue of a socket that is to be closed, as long as their descriptors are `harmless` to
+/// close. Any others stay in the queue; then the socket must not be closed here, nor the descriptors in `Err`. Looks at
+/// no descriptor if there is no `room` for files of this peer. Shuts a `stranger`'s socket down, which no other process
+/// can have, so that nothing more arrives.
 pub(crate) fn empty_queue(
     socket: BorrowedFd<'_>,
     stranger: bool,

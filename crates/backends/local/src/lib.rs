@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Layer 2. Uses: os, layout, mem, domain.
 //!
-//! The backend between two processes of one kernel, in one container or two: memory is a sealed memfd, the rendezvous
-//! an `AF_UNIX` socket, a doorbell an eventfd that is rung by *reading* it (`doorbell` says why). The normative text is
-//! `spec/4-domain-local.md`.
+//! Implements the backend between two processes of one kernel, in one container or two. Memory is a sealed memfd, the
+//! rendezvous an `AF_UNIX` socket, and a doorbell an eventfd that is notified by *reading* it (`doorbell` explains
+//! why). The normative text is `spec/4-domain-local.md`.
 //!
 //! ```
 //! use tombolo_domain::{Deadline, Rendezvous};
@@ -48,12 +48,12 @@ use crate::{link::LocalEndpoint, listener::LocalListener, place::SocketPath};
 /// The part of an address before the colon.
 const SCHEME: &str = "local";
 
-/// Domains that share this kernel, met at sockets in the file system.
+/// Connects domains that share this kernel, through sockets in the file system.
 ///
 /// A service is a name (letters, digits, `.`, `_`, `-`, at most 64), which stands for `NAME.sock` in the folder of
 /// services, or the absolute path of a socket. The folder is `$TOMBOLO_DIR`; else `$XDG_RUNTIME_DIR/tombolo`; else
-/// `/run/tombolo` for root and `/tmp/tombolo-UID` for others. Those of the last three are made when missing, with mode
-/// 0700, and refused where they belong to somebody else, others may write them, or they are symbolic links.
+/// `/run/tombolo` for root and `/tmp/tombolo-UID` for others. The last three are made when missing, with mode 0700.
+/// They are refused if they belong to another user, if others may write them, or if they are symbolic links.
 #[derive(Clone, Debug, Default)]
 pub struct LocalDomain {
     folder: Option<PathBuf>,
@@ -61,27 +61,27 @@ pub struct LocalDomain {
 }
 
 impl LocalDomain {
-    /// Services in the folder that the environment names, looked up at each call.
+    /// Uses the folder that the environment names. The environment is read at each call.
     #[must_use]
     pub const fn new() -> Self {
         Self { folder: None, unique: false }
     }
 
-    /// Services in `folder`, which is made when missing; who may write to it is the caller's business.
+    /// Uses `folder`, which is made when missing. The caller decides who may write to it.
     #[must_use]
     pub fn in_folder(folder: impl Into<PathBuf>) -> Self {
         Self { folder: Some(folder.into()), unique: false }
     }
 
-    /// With services of which nobody else takes the name, as they are random: who listens asks for no lock of the folder, which a member
-    /// may hold.
+    /// Declares that services have random names, which nobody else takes. Listening then needs no lock of the folder,
+    /// which another member of it may hold.
     #[must_use]
     pub fn with_unique_names(self) -> Self {
         Self { unique: true, ..self }
     }
 }
 
-/// The folder in which a service's name is looked up now (L-1). It need not be there.
+/// Returns the folder in which a service's name is looked up now (L-1). The folder need not exist.
 #[must_use]
 pub fn services_folder() -> PathBuf {
     place::default_folder(|name| std::env::var_os(name), rustix::process::geteuid().as_raw()).0
@@ -121,8 +121,8 @@ fn connect(place: &SocketPath, deadline: Deadline) -> Result<Box<dyn Endpoint>> 
     Ok(Box::new(LocalEndpoint::new(socket)?))
 }
 
-/// The listener's backlog is full (L-12). The kernel wakes a *blocking* connect when there is room, and the send
-/// timeout bounds it, so nothing is polled.
+/// Connects while the listener's backlog is full (L-12). The kernel wakes a *blocking* connect when there is room, and
+/// the send timeout bounds it, so nothing is polled.
 fn connect_patiently(
     socket: &rustix::fd::OwnedFd,
     address: &SocketAddrUnix,
@@ -146,7 +146,7 @@ fn connect_patiently(
     rustix::io::ioctl_fionbio(socket, true).map_err(os)
 }
 
-/// For a descriptor that is held for long.
+/// Reserves a descriptor that is held for long.
 fn aside(fd: rustix::fd::OwnedFd) -> Result<ReservedFd> {
     ReservedFd::new(fd).map_err(|error| Error::os("fcntl(F_DUPFD)", error))
 }

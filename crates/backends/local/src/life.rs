@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Who the peer is and how it fares, as told by the kernel (L-8 to L-10).
+//! Reads the peer's identity and liveness from the kernel (L-8 to L-10).
 
 use std::{io, os::fd::BorrowedFd};
 
@@ -13,17 +13,18 @@ use tombolo_os::{
 
 use crate::discard::{Kind, Source};
 
-/// The process that connected, or that listened.
+/// Identity of the process that connected, or that listened.
 #[derive(Debug)]
 pub(crate) struct Identity {
     pid: Option<u32>,
     uid: Option<u32>,
-    /// When this was recorded, in clock ticks since boot. A process with the same number that began later is another one.
+    /// Time at which this was recorded, in clock ticks since boot. A process with the same number that began later is
+    /// another one.
     noted: u64,
 }
 
 impl Identity {
-    /// Asks the kernel who is at the other endpoint of `socket`.
+    /// Asks the kernel for the process at the other endpoint of `socket`.
     pub(crate) fn of_peer(socket: BorrowedFd<'_>) -> io::Result<Self> {
         let Credentials { pid, uid } = credentials::peer_of(socket)?;
         let now = rustix::time::clock_gettime(ClockId::Boottime);
@@ -32,9 +33,9 @@ impl Identity {
         Ok(Self { pid, uid, noted })
     }
 
-    /// The account that descriptors of this peer are charged to until they are closed (L-5).
+    /// Returns the source that descriptors of this peer are charged to until they are closed (L-5).
     pub(crate) fn source(&self, kind: Kind) -> Source {
-        // Processes without a number in this namespace have one share between them.
+        // Processes without a number in this namespace share one allowance.
         Source { pid: self.pid, uid: self.uid.unwrap_or(u32::MAX), kind }
     }
 
@@ -42,9 +43,9 @@ impl Identity {
         Peer { domain: crate::SCHEME.into(), pid: self.pid, uid: self.uid }
     }
 
-    /// Judges the peer's liveness (L-8, L-10). It is gone only if its socket was hung up, because the end may live on in
-    /// another process than the one that connected. Otherwise `/proc` tells a stopped process from a running one, if the
-    /// process is visible from here.
+    /// Determines the peer's liveness (L-8, L-10). The peer is gone only if its socket was hung up, because the
+    /// endpoint may live on in another process than the one that connected. Otherwise `/proc` tells a stopped process
+    /// from a running one, if the process is visible from here.
     pub(crate) fn liveness(&self, socket: BorrowedFd<'_>) -> Liveness {
         if is_hung_up(socket) {
             return Liveness::ProcessGone;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The two ends of a connected socket (L-5, L-6, L-11).
+//! Implements the two endpoints of a connected socket (L-5, L-6, L-11).
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -24,35 +24,35 @@ use crate::{
     life::Identity,
 };
 
-/// One end of a link.
+/// One endpoint of a connection.
 #[derive(Debug)]
 pub(crate) struct LocalEndpoint {
-    /// There until the end is dropped.
+    /// Present until the endpoint is dropped.
     socket: Option<ReservedFd>,
     identity: Identity,
-    /// It was accepted: whoever called is a stranger.
+    /// Whether the endpoint was accepted: its peer is then a stranger.
     accepted: bool,
-    /// Why a datagram was refused that stays in the queue: nothing behind it is taken (L-5).
+    /// Reason why a datagram that stays in the queue was refused: nothing behind it is taken (L-5).
     spoilt: Option<(&'static str, String)>,
-    /// What this endpoint's memory is called (L-13).
+    /// Name of this endpoint's memory (L-13).
     name: String,
-    /// This endpoint's doorbells, once needed.
+    /// This endpoint's doorbells, made when first needed.
     own: Option<Arc<[EventfdDoorbell; 2]>>,
-    /// Whether the peer was sent them.
+    /// Whether they were sent to the peer.
     introduced: bool,
-    /// All doorbells, once the peer has sent its own.
+    /// Doorbells of both endpoints, once the peer has sent its own.
     doorbells: Option<Arc<LocalDoorbells>>,
-    /// The doorbell that came with the last datagram.
+    /// Doorbell that came with the last datagram.
     notifier: Option<SingleNotifier>,
 }
 
 impl LocalEndpoint {
-    /// An endpoint that connected.
+    /// Makes the endpoint of the side that connected.
     pub(crate) fn new(socket: OwnedFd) -> Result<Self> {
         Self::named(socket, MEMORY.into(), false)
     }
 
-    /// An endpoint that listened at `place`, which its memory is named after.
+    /// Makes the endpoint of the side that listened at `place`, after which its memory is named.
     pub(crate) fn of_listener(socket: OwnedFd, place: &str) -> Result<Self> {
         let name = format!("{MEMORY}:{place}");
         Self::named(socket, name[..name.floor_char_boundary(MEMFD_NAME_MAX)].into(), true)
@@ -125,7 +125,7 @@ impl LocalEndpoint {
         received.map(Some)
     }
 
-    /// Closes what is not needed of what the peer sent (L-5).
+    /// Closes those of the peer's descriptors that are not needed (L-5).
     fn discard(&self, mut files: Vec<OwnedFd>) {
         files.retain(|file| !is_harmless(file.as_fd()));
         if !files.is_empty() {
@@ -133,7 +133,8 @@ impl LocalEndpoint {
         }
     }
 
-    /// Believes a datagram, or not. What is left of its descriptors is not needed any more.
+    /// Checks a datagram, and takes its doorbells and its segment. The descriptors that remain in it are not needed any
+    /// more.
     fn open(&mut self, datagram: &mut Datagram, max_segment: u64) -> Result<Received> {
         let (head, message) = datagram.parts()?;
         let message = message.to_vec();
@@ -144,7 +145,7 @@ impl LocalEndpoint {
         Ok(Received { message, segment: map(&datagram.descriptors, max_segment)? })
     }
 
-    /// Takes the peer's doorbells off the front of what came with its first datagram (L-5).
+    /// Takes the peer's doorbells from the front of the descriptors of its first datagram (L-5).
     fn take_doorbells(&mut self, descriptors: &mut Vec<OwnedFd>) -> Result<()> {
         let own = self.own_doorbells()?;
         for fd in &descriptors[..DOORBELLS] {
@@ -160,7 +161,7 @@ impl LocalEndpoint {
     }
 }
 
-/// Takes the doorbell for what the message is about off the front of what is left (L-5).
+/// Takes the doorbell that belongs to the message from the front of the remaining descriptors (L-5).
 fn take_notifier(descriptors: &mut Vec<OwnedFd>) -> Result<SingleNotifier> {
     if !doorbell::is_eventfd(descriptors[0].as_fd())? {
         return Err(malformed("L-7", "a doorbell that is no eventfd"));
@@ -168,18 +169,18 @@ fn take_notifier(descriptors: &mut Vec<OwnedFd>) -> Result<SingleNotifier> {
     SingleNotifier::new(descriptors.remove(0)).map_err(|error| Error::Os { call: "fcntl", path: None, source: error })
 }
 
-/// Whether nobody's file system, and no network, is asked when `file` is closed.
+/// Returns whether closing `file` asks no file system that a peer can control, and no network.
 pub(crate) fn is_harmless(file: BorrowedFd<'_>) -> bool {
     rustix::fs::fcntl_get_seals(file).is_ok() || matches!(doorbell::is_eventfd(file), Ok(true))
 }
 
-/// Of memory that was made with a link at hand, or apart from it.
+/// Returns the descriptor of memory that was made through an endpoint, or apart from one.
 fn descriptor(offer: &Offer) -> Option<BorrowedFd<'_>> {
     let own = offer.token::<OwnedFd>().map(AsFd::as_fd);
     own.or_else(|| offer.token::<ReservedFd>().map(AsFd::as_fd))
 }
 
-/// Maps what the peer offers, if it is what it should be (L-6).
+/// Maps the segment that the peer offers, if it is valid (L-6).
 fn map(descriptors: &[OwnedFd], max: u64) -> Result<Option<PeerSegment>> {
     let [fd] = descriptors else { return Ok(None) };
     let refuse = |error| {
@@ -197,7 +198,7 @@ fn map(descriptors: &[OwnedFd], max: u64) -> Result<Option<PeerSegment>> {
             },
         )
     };
-    // Asked first because it never asks the file system: what is no memfd is not touched any further.
+    // This check comes first because it never asks the file system: nothing more is done with a file that is no memfd.
     rustix::fs::fcntl_get_seals(fd).map_err(|_| refuse(SealError::NotMemory))?;
     let len = tombolo_mem::check_sealed(fd.as_fd(), max).map_err(refuse)?;
     PeerSegment::map(fd.as_fd(), len).map(Some).map_err(|error| Error::os("mmap", error))
@@ -213,14 +214,15 @@ impl Memory for LocalEndpoint {
     fn allocator(&self) -> Option<Allocator> {
         let name = self.name.clone();
         Some(Allocator::new(move |len| {
-            // The limit is held by one thread at a time, and zeroing takes long: it is lifted for the descriptor alone.
+            // Only one thread at a time may lift the limit, and zeroing takes long: the limit is lifted for the
+            // descriptor alone.
             let made = tombolo_mem::create_sealed_kept(&name, len, |make| aside::lifted(|| ReservedFd::new(make()?)));
             let (segment, fd) = made.map_err(|error| Error::os("memfd_create", error))?;
             Ok((segment, Offer::new(fd)))
         }))
     }
 
-    /// Drops the memory at once: the kernel counts the mappings and descriptors of a memfd and frees its pages after
+    /// Drops the memory at once. The kernel counts the mappings and descriptors of a memfd and frees its pages after
     /// the last (L-11). Until then nobody else gets them, and this backend makes new memory each time.
     fn retire(&mut self, segment: Option<OwnSegment>, offer: Offer) {
         drop((segment, offer));
@@ -250,7 +252,7 @@ impl Endpoint for LocalEndpoint {
 
     fn recv(&mut self, max_segment: u64) -> Result<Option<Received>> {
         if aside::keeps() && frame::is_empty(self.socket()) {
-            return Ok(None); // No limit is lifted for nothing.
+            return Ok(None); // The limit is lifted only if something waits.
         }
         aside::lifted(|| self.receive_datagram(max_segment))
     }
@@ -277,7 +279,8 @@ impl Endpoint for LocalEndpoint {
 }
 
 impl Drop for LocalEndpoint {
-    /// A doorbell may outlive its link; its waiters are not left behind. With the socket goes what is in its queue (L-5).
+    /// Ends the waits on the doorbells, which may outlive the connection. Closing the socket also closes what is in its
+    /// queue (L-5).
     fn drop(&mut self) {
         self.own.iter().flat_map(|own| own.iter()).for_each(EventfdDoorbell::give_up);
         let stranger = self.accepted && (self.doorbells.is_none() || self.spoilt.is_some());

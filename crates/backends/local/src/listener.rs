@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Who listens at a path: one at a time, and nothing is left behind (L-2, L-3).
+//! Listens at a path. A path has one listener at a time, which leaves nothing behind (L-2, L-3).
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -26,27 +26,28 @@ use crate::{
     place::SocketPath,
 };
 
-/// Peers that may wait before they are let in; the kernel lowers it to `net.core.somaxconn`.
+/// Largest number of peers that wait to be accepted; the kernel lowers it to `net.core.somaxconn`.
 const BACKLOG: i32 = 1024;
-/// How long others may hold the folder's lock. They hold it for microseconds, unless one is hostile.
+/// Time for which others may hold the folder's lock. They hold it for microseconds, unless one is hostile.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
-/// Who is counted for sockets of which it is not known whose they are.
+/// Source that is charged for sockets whose peer is unknown.
 const NOBODY: Source = Source { pid: None, uid: u32::MAX, kind: Kind::Socket };
 
-/// A bound socket and the file that stands for it.
+/// A bound socket and its file.
 #[derive(Debug)]
 pub(crate) struct LocalListener {
-    /// There until the listener is dropped.
+    /// Present until the listener is dropped.
     socket: Option<ReservedFd>,
     place: SocketPath,
     folder: ReservedFd,
-    /// Given up for a moment where this process may open no more files: see [`turn_away`](Self::turn_away).
+    /// Descriptor that is given up for a moment when this process may open no more files: see
+    /// [`turn_away`](Self::turn_away).
     spare: Option<OwnedFd>,
     /// Device and inode of the file. The bound socket keeps the inode from being reused.
     file: (u64, u64),
-    /// A child made by fork does not take the file away from its parent.
+    /// Process that listens: a child made by fork does not remove its parent's file.
     pid: u32,
-    /// Nobody else takes the name, so the folder need not be locked.
+    /// Whether nobody else takes the name, so that the folder need not be locked.
     unique: bool,
 }
 
@@ -55,8 +56,7 @@ impl LocalListener {
         let folder = crate::aside(place.folder_to_listen()?)?;
         let address = place.address(&folder)?;
         let socket = crate::aside(open(SocketType::SEQPACKET)?)?;
-        // On Linux a socket's file gets the mode that the socket has when it is bound: no moment at which others could
-        // connect.
+        // On Linux a socket's file gets the mode that the socket has when it is bound, so others can never connect.
         rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(|error| place.error("fchmod", error))?;
 
         let lock = if unique { None } else { Some(Lock::lock_folder(&folder)?) };
@@ -83,7 +83,7 @@ impl LocalListener {
 impl Listener for LocalListener {
     fn accept(&mut self) -> Result<Option<Box<dyn Endpoint>>> {
         if reserved::keeps() && !self.is_knocked_at() {
-            return Ok(None); // No limit is lifted for nothing.
+            return Ok(None); // The limit is lifted only if something waits.
         }
         if discard::is_full() && self.is_knocked_at() {
             let why = "too many sockets of earlier callers wait to be closed: they left files in them whose close does not return";
@@ -119,7 +119,7 @@ impl LocalListener {
                 Ok(socket) => return Ok(Some(Box::new(LocalEndpoint::of_listener(socket, &self.place.shown())?))),
                 Err(Errno::AGAIN) => return Ok(None),
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
-                // Said before the kernel looks whether anybody is there.
+                // The kernel reports this error before it checks whether a peer waits.
                 Err(Errno::MFILE | Errno::NFILE) if !self.is_knocked_at() => return Ok(None),
                 Err(error) => {
                     if matches!(error, Errno::MFILE | Errno::NFILE) {
@@ -131,8 +131,9 @@ impl LocalListener {
         }
     }
 
-    /// Who connects while this process may open no more files is told at once that nobody is there for him. Left waiting he
-    /// would wait in vain, and whoever polls it would be sent to look again and again.
+    /// Closes the connection of a peer that connects while this process may open no more files, so that the peer learns
+    /// at once that nobody serves it. Otherwise it would wait in vain, and the poller of this socket would be woken
+    /// again and again.
     fn turn_away(&mut self) {
         drop(self.spare.take());
         if let Ok(socket) = self.accept_one() {
@@ -140,7 +141,7 @@ impl LocalListener {
             let source = |kind| who.as_ref().map_or(Source { kind, ..NOBODY }, |who| who.source(kind));
             let has_room = || discard::has_room(source(Kind::Files));
             if let Err(files) = frame::empty_queue(socket.as_fd(), true, has_room, is_harmless) {
-                // What is in its queue goes with it.
+                // Closing the socket also closes what is in its queue.
                 discard::discard(source(Kind::Socket), socket);
                 if !files.is_empty() {
                     discard::discard(source(Kind::Files), files);
@@ -150,11 +151,12 @@ impl LocalListener {
         self.spare = spare();
     }
 
-    /// Ends the listening, whoever else holds the socket, and lets go of those who knocked: beside a copy in a child between fork and
-    /// exec they would wait for as long as it is held (D-12). Says whether all have gone.
+    /// Ends the listening, even if others hold the socket, and drops the waiting peers. If a child between fork and
+    /// exec holds a copy of the socket, they would wait for as long as it does (D-12). Returns whether all of them were
+    /// dropped.
     fn hang_up(&mut self) -> bool {
         let is_over = rustix::net::shutdown(self.socket(), Shutdown::Both).is_ok();
-        // From now on nobody comes.
+        // From now on no peer can connect.
         drop(self.spare.take());
         while is_over && !discard::is_full() {
             match reserved::lifted(|| self.accept_one()) {
@@ -167,7 +169,7 @@ impl LocalListener {
     }
 
     fn remove_file(&self) {
-        // A file that cannot be removed now is one that the next listener takes over.
+        // If the file cannot be removed now, the next listener takes it over.
         let lock = if self.unique { None } else { Some(Lock::lock_folder(&self.folder)) };
         if matches!(lock, Some(Err(_))) {
             return;
@@ -185,13 +187,14 @@ impl Drop for LocalListener {
         }
         self.remove_file();
         if !self.hang_up() {
-            // With the socket go those who knocked, and what they sent (L-5).
+            // Closing the socket also drops the waiting peers and what they sent (L-5).
             discard::discard(NOBODY, self.socket.take());
         }
     }
 }
 
-/// A descriptor to have one less: any will do. A process that keeps its descriptors aside is at no limit here.
+/// Opens a descriptor of any kind, to be given up later. Returns none in a process with reserved descriptors, because
+/// its limit does not apply here.
 fn spare() -> Option<OwnedFd> {
     if reserved::keeps() { None } else { open(SocketType::DGRAM).ok() }
 }
@@ -201,11 +204,11 @@ fn open(kind: SocketType) -> Result<OwnedFd> {
         .map_err(|error| Error::os("socket", error))
 }
 
-/// Removes the file that is in the way if its listener is dead (L-3). Under the folder's lock, so that it cannot be a
-/// listener that has just begun.
+/// Removes the file at the listener's path if its listener is dead (L-3). The caller holds the folder's lock, so that
+/// the file cannot belong to a listener that has just begun.
 ///
-/// Whether it is dead is asked by connecting a socket of *another* type: a live one refuses with `EPROTOTYPE`, a file
-/// without a socket with `ECONNREFUSED`, and neither notices.
+/// Tests this by connecting a socket of *another* type. A live listener refuses it with `EPROTOTYPE`, a file without a
+/// socket with `ECONNREFUSED`, and neither notices.
 fn clear(place: &SocketPath, folder: &ReservedFd, address: &SocketAddrUnix) -> Result<()> {
     match rustix::net::connect(&open(SocketType::DGRAM)?, address) {
         Ok(()) | Err(Errno::PROTOTYPE) => Err(Error::InUse(place.shown())),
@@ -230,7 +233,7 @@ fn identity(place: &SocketPath, folder: &ReservedFd) -> rustix::io::Result<(u64,
     Ok((stat.st_dev, stat.st_ino))
 }
 
-/// The lock of a folder, which leaves no file behind.
+/// Lock on a folder, which leaves no file behind.
 struct Lock<'a>(&'a ReservedFd);
 
 impl<'a> Lock<'a> {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Where a service's socket is (L-1, L-2).
+//! Finds the path of a service's socket (L-1, L-2).
 
 use std::{
     env,
@@ -18,21 +18,21 @@ use rustix::{
 };
 use tombolo_domain::{Error, Result};
 
-/// Longest name of a service.
+/// Largest length of a service's name.
 const NAME_MAX: usize = 64;
-/// `sun_path` without its closing zero.
+/// Largest length of `sun_path` without its terminating zero.
 const ADDRESS_MAX: usize = 107;
 
-/// The folder and the file name of a socket.
+/// Folder and file name of a socket.
 #[derive(Debug)]
 pub(crate) struct SocketPath {
     folder: PathBuf,
     name: OsString,
-    /// Whether the folder is made when missing, and must then be this user's alone.
+    /// Whether the folder is made when missing, and whether it must then be this user's alone.
     custody: Custody,
 }
 
-/// Who is responsible for a folder.
+/// Party that is responsible for a folder.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Custody {
     /// The user, who gave the full path of the socket: the folder must exist.
@@ -51,7 +51,7 @@ impl SocketPath {
             return bad("it contains a zero byte");
         }
         if service.starts_with('/') {
-            // `file_name` looks past a closing slash or dot, which no file name ends with.
+            // `file_name` ignores a trailing slash or dot, with which no file name ends.
             let path = Path::new(service);
             return match (path.parent(), path.file_name()) {
                 (Some(folder), Some(name)) if service.ends_with(&*name.to_string_lossy()) => {
@@ -73,17 +73,17 @@ impl SocketPath {
         Ok(Self { folder, name: format!("{service}.sock").into(), custody })
     }
 
-    /// The file name within the folder.
+    /// Returns the file name within the folder.
     pub(crate) fn name(&self) -> &OsStr {
         &self.name
     }
 
-    /// The path, for people.
+    /// Returns the path, for error messages.
     pub(crate) fn shown(&self) -> String {
         self.folder.join(&self.name).display().to_string()
     }
 
-    /// The folder, opened so that it can be locked, and made if it is for this crate to make.
+    /// Opens the folder so that it can be locked. Makes it first if this crate is responsible for that.
     pub(crate) fn folder_to_listen(&self) -> Result<OwnedFd> {
         if self.custody != Custody::Path {
             match rustix::fs::mkdir(&self.folder, Mode::RWXU) {
@@ -94,7 +94,7 @@ impl SocketPath {
         self.open_folder(OFlags::RDONLY)
     }
 
-    /// The folder, opened so that the socket can be reached through it.
+    /// Opens the folder so that the socket can be reached through it.
     pub(crate) fn folder_to_connect(&self) -> Result<OwnedFd> {
         self.open_folder(OFlags::PATH)
     }
@@ -126,7 +126,7 @@ impl SocketPath {
         Ok(folder)
     }
 
-    /// The socket's address: its path where that fits, else a path through the open `folder`.
+    /// Returns the socket's address: its path if that fits, else a path through the open `folder`.
     pub(crate) fn address(&self, folder: &impl AsFd) -> Result<SocketAddrUnix> {
         let path = self.folder.join(&self.name);
         let short = if path.as_os_str().len() <= ADDRESS_MAX {
@@ -165,7 +165,7 @@ impl SocketPath {
     }
 }
 
-/// The folder of services where the caller named none.
+/// Returns the folder of services for a caller that named none.
 pub(crate) fn default_folder(var: impl Fn(&str) -> Option<OsString>, uid: u32) -> (PathBuf, Custody) {
     let set = |name| var(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     if let Some(folder) = set("TOMBOLO_DIR") {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What all links of a process have in common: XenStore, a thread that watches it, and the quarantine.
+//! Holds what all connections of a process share: XenStore, a thread that watches it, and the quarantine (X-1, X-2,
+//!
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -27,23 +28,23 @@ use crate::{
     store::Store,
 };
 
-/// Time between two looks at what rings nobody: whether a listener page still stands at which somebody asks, and
-/// whether the peer let go of what is in quarantine.
+/// Interval at which the thread checks what no event reports: whether a listener page with pending connect requests is
+/// still open, and whether the peer let go of memory in quarantine.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// Domains that are watched, though nothing is left between them and this one: numbers of domains never come again, and XenStore has
-/// few watches for each domain.
+/// Number of watched domains from which on unused ones are dropped. Numbers of domains never come again, and XenStore
+/// allows few watches for each domain.
 const UNUSED_MAX: usize = 16;
-/// Knocks left behind that a process looks at when it begins: each costs a question to XenStore.
+/// Number of abandoned connect requests that a process checks when it begins: each costs a request to XenStore.
 const REQUESTS_SWEPT: usize = 64;
-/// Knocks that a listener remembers; what comes beyond them is lost, and the peer's own fault.
+/// Largest number of connect requests that a listener remembers. Further ones are lost, through the peer's own fault.
 const REQUESTS_MAX: usize = 4096;
 
-/// Where `owner` keeps what `reader` may see.
+/// Returns the folder in which `owner` keeps what `reader` may see.
 pub(crate) fn folder(owner: DomId, reader: DomId) -> String {
     format!("/local/domain/{owner}/data/tombolo/{reader}")
 }
 
-/// Those who asked to connect at a listener.
+/// Connect requests that wait at a listener.
 #[derive(Debug)]
 pub(crate) struct ConnectRequests {
     pub peer: DomId,
@@ -55,7 +56,7 @@ pub(crate) struct ConnectRequests {
 #[derive(Debug, Default)]
 struct Waiting {
     references: VecDeque<u32>,
-    /// The descriptor polls readable.
+    /// Whether the descriptor polls readable.
     told: bool,
 }
 
@@ -65,7 +66,7 @@ impl ConnectRequests {
         Ok(Arc::new(Self { peer, service: service.into(), waiting, event: eventfd()? }))
     }
 
-    /// Somebody asked to connect; the listener hears of it from its [`update_readiness`](Self::update_readiness).
+    /// Queues a connect request. The listener notices it after [`update_readiness`](Self::update_readiness).
     pub(crate) fn push(&self, reference: u32) {
         let queue = &mut lock(&self.waiting).references;
         if queue.len() < REQUESTS_MAX && !queue.contains(&reference) {
@@ -73,7 +74,7 @@ impl ConnectRequests {
         }
     }
 
-    /// Has the descriptor say whether there is somebody.
+    /// Makes the descriptor readable exactly if a request waits.
     pub(crate) fn update_readiness(&self) {
         let mut waiting = lock(&self.waiting);
         let some = !waiting.references.is_empty();
@@ -86,78 +87,78 @@ impl ConnectRequests {
         }
     }
 
-    /// Has the listener look, though nobody asked to connect.
+    /// Wakes the listener although no request waits.
     fn wake(&self) {
         let mut waiting = lock(&self.waiting);
         waiting.told = true;
         raise(&self.event);
     }
 
-    /// The first of them, who stays.
+    /// Returns the first request, and leaves it in the queue.
     pub(crate) fn first(&self) -> Option<u32> {
         lock(&self.waiting).references.front().copied()
     }
 
-    /// Forgets the first of them.
+    /// Removes the first request.
     pub(crate) fn pop(&self) {
         lock(&self.waiting).references.pop_front();
     }
 
-    /// Polls readable while there is somebody.
+    /// Returns a descriptor that polls readable while a request waits.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
 }
 
-/// A listener page that was asked to connect at.
+/// A listener page to which this process has sent connect requests.
 #[derive(Clone, Debug)]
 pub(crate) struct ListenerPage {
     pub page: PeerPage,
-    /// Whose it is.
+    /// Domain that owns the page.
     pub domain: DomId,
-    /// How to ask there again, if there was room for it.
+    /// Page for further connect requests there, if there was room for it.
     pub reconnect_page: Option<Arc<ReconnectPage>>,
 }
 
-/// How often what fired is asked for before the thread looks after everything else.
+/// Number of times that fired watches are read before the thread does its other work.
 const ROUNDS: usize = 16;
 const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// What the thread works on.
+/// State on which the thread works.
 #[derive(Debug)]
 struct Watched {
     own: DomId,
     names: Arc<Names>,
     store: Mutex<Store>,
-    /// The thread has something to look at.
+    /// Raised when the thread has something to check.
     kick: ReservedFd,
-    /// The thread looks again before long, kicked or not.
+    /// Whether the thread checks again soon, even if `kick` is not raised.
     looks: AtomicBool,
     over: AtomicBool,
     peers: Mutex<HashMap<DomId, Weak<PeerDomain>>>,
     ends: Mutex<Vec<Weak<End>>>,
     listeners: Mutex<Vec<Weak<ConnectRequests>>>,
     quarantine: Mutex<Vec<Quarantined>>,
-    /// Rung when something else changes in a folder of a peer's.
+    /// Eventfds raised when anything but a connect request changes in a folder of a peer.
     folder_ears: Mutex<Vec<Weak<ReservedFd>>>,
-    /// Listener pages that were asked to connect at, by their nodes.
+    /// Listener pages to which connect requests were sent, by their nodes.
     listener_pages: Mutex<HashMap<String, ListenerPage>>,
 }
 
-/// This process's part in Xen.
+/// This process's state in Xen.
 #[derive(Debug)]
 pub(crate) struct Core {
     pub xen: Arc<dyn Hypervisor>,
     pub own: DomId,
     pub store: Mutex<Store>,
-    /// What this process writes into its connect requests; it is claimed for as long as this process lives.
+    /// Value that this process writes into its connect requests. It is claimed for as long as the process lives.
     pub token: String,
-    /// The conversation with the grant reaper.
+    /// Connection to the grant reaper.
     pub keeping: ReaperClient,
     _alive: Option<ReservedFd>,
-    /// The process that this belongs to: in a child made by fork nothing of it works.
+    /// Process that owns this: nothing of it works in a child made by fork.
     pid: u32,
-    /// Peers for whom there is a folder.
+    /// Peers for which a folder exists.
     folders: Mutex<HashSet<DomId>>,
     watched: Arc<Watched>,
 }
@@ -190,18 +191,18 @@ impl Core {
         Ok(Arc::new(Self { xen, own, store, token, keeping, _alive, pid, folders, watched }))
     }
 
-    /// Whether this is the process that made it, and not a child of it.
+    /// Returns whether this process made it, and is not a child of the one that did.
     pub(crate) fn is_ours(&self) -> bool {
         self.pid == std::process::id()
     }
 
-    /// What the broker of dom0 tells this domain.
+    /// Returns what the broker of dom0 publishes to this domain.
     pub(crate) fn names(&self) -> &Names {
         &self.watched.names
     }
 
-    /// The listener page that stands at `node` and was open when somebody asked to connect last, if it still is: its listener
-    /// lives, so there is nothing to ask XenStore.
+    /// Returns the known listener page of `node` if it is still open. Its listener then lives, so XenStore need not be
+    /// asked.
     pub(crate) fn known_listener_page(&self, node: &str) -> Option<ListenerPage> {
         lock(&self.watched.listener_pages)
             .get(node)
@@ -213,7 +214,7 @@ impl Core {
         lock(&self.watched.listener_pages).insert(node.into(), listener_page.clone());
     }
 
-    /// The folder that `peer` may see, made if it is not there.
+    /// Returns the folder that `peer` may see, and makes it if it is missing.
     pub(crate) fn own_folder(&self, peer: DomId) -> Result<String> {
         let path = folder(self.own, peer);
         let mut folders = lock(&self.folders);
@@ -225,7 +226,7 @@ impl Core {
         Ok(path)
     }
 
-    /// Removes connect requests of processes that died before they could.
+    /// Removes connect requests of processes that died before they could remove them.
     fn remove_requests_of_dead(&self, folder: &str) -> Result<()> {
         let mut store = lock(&self.store);
         for name in store.list(folder)?.iter().filter(|name| name.contains('@')).take(REQUESTS_SWEPT) {
@@ -240,7 +241,7 @@ impl Core {
         Ok(())
     }
 
-    /// The domain `id`, watched from now on.
+    /// Returns the domain `id`, which is watched from now on.
     pub(crate) fn peer(&self, id: DomId) -> Result<Arc<PeerDomain>> {
         let mut peers = lock(&self.watched.peers);
         if let Some(peer) = peers.get(&id).and_then(Weak::upgrade) {
@@ -256,7 +257,7 @@ impl Core {
         peers.insert(id, Arc::downgrade(&peer));
         drop(peers);
         if !known {
-            // One for each peer, which stays for those who come back to it. The thread is woken for what fired meanwhile.
+            // Each peer has one watch, which stays for later connections. The thread is woken for what fired meanwhile.
             let watched = lock(&self.watched.store).watch(&folder(id, self.own));
             if watched.is_err() {
                 lock(&self.watched.peers).remove(&id);
@@ -272,7 +273,7 @@ impl Core {
         ends.retain(|end| end.strong_count() > 0);
         ends.push(Arc::downgrade(end));
         drop(ends);
-        // Nobody has to look after one that was answered.
+        // An endpoint that was answered needs no checks.
         if end.peer.get().is_none() {
             self.watched.look_soon();
         }
@@ -284,7 +285,7 @@ impl Core {
         listeners.push(Arc::downgrade(requests));
     }
 
-    /// Rings `ear` when something changes in the folder of a peer that is watched, but for connect requests.
+    /// Raises `ear` when something changes in the folder of a watched peer, except for connect requests.
     pub(crate) fn listen_to_folders(&self, ear: &Arc<ReservedFd>) {
         lock(&self.watched.folder_ears).push(Arc::downgrade(ear));
     }
@@ -295,7 +296,7 @@ impl Core {
         self.watched.look_soon();
     }
 
-    /// Lets go of what the peers let go of.
+    /// Frees the memory that the peers have let go of.
     pub(crate) fn sweep(&self) {
         self.watched.sweep();
     }
@@ -308,8 +309,9 @@ impl Drop for Core {
     }
 }
 
-/// Has `look` see what `fired` gives until nothing is left: what fires while an answer is awaited no longer makes the
-/// descriptor readable. Where somebody writes nodes without end, all else has its turn in between: says whether more may be left.
+/// Passes what `fired` returns to `look` until nothing is left, because what fires while an answer is awaited no longer
+/// makes the descriptor readable. Stops after some rounds, so that a peer that writes nodes without end does not hold
+/// up other work. Returns whether more may be left.
 fn hear_in_turns(mut fired: impl FnMut() -> Result<Vec<String>>, mut look: impl FnMut(&[String])) -> Result<bool> {
     for _ in 0..ROUNDS {
         let paths = fired()?;
@@ -322,18 +324,19 @@ fn hear_in_turns(mut fired: impl FnMut() -> Result<Vec<String>>, mut look: impl 
 }
 
 impl Watched {
-    /// Has the thread look, after there is something to look at: one that has a timeout need not be woken for it.
+    /// Makes the thread check after there is something to check. A thread that has a timeout need not be woken for
+    /// that.
     fn look_soon(&self) {
         if !self.looks.load(Ordering::SeqCst) {
             raise(&self.kick);
         }
     }
 
-    /// Until the [`Core`] is gone, or XenStore: then no domain's end is seen any more.
+    /// Works until the [`Core`] is dropped or XenStore fails. Without XenStore no domain's end is noticed any more.
     fn run(&self) {
         let Ok(fd) = lock(&self.store).fd().try_clone_to_owned() else { return };
         let every = Timespec::try_from(LOOK_EVERY).ok();
-        // Where it cannot be watched, no more is known of names than was read.
+        // If the folder cannot be watched, only the names that were read are known.
         let _ = lock(&self.store).watch(self.names.folder());
         raise(&self.kick);
         let mut more = false;
@@ -341,7 +344,7 @@ impl Watched {
             self.sweep();
             lock(&self.listener_pages).retain(|_, listener_page| listener_page.page.state() == at::OPEN);
             self.names.sweep();
-            // ORDER SeqCst: whatever is not seen below comes after this, and kicks.
+            // ORDER SeqCst: whatever the checks below do not see is added after this store, and raises `kick`.
             self.looks.store(false, Ordering::SeqCst);
             let looks = self.has_requests() || !lock(&self.quarantine).is_empty();
             self.looks.store(looks, Ordering::SeqCst);
@@ -367,9 +370,9 @@ impl Watched {
         }
     }
 
-    /// Whether a change is one of what the broker tells.
+    /// Returns whether a change is one of what the broker publishes.
     fn told(&self, path: &str) -> bool {
-        // What cannot be read now will be when it changes again.
+        // A node that cannot be read now will be read when it changes again.
         let is_told = self.names.is_about(path) && self.names.update_from_store(&mut lock(&self.store), path).is_ok();
         if is_told {
             let ends: Vec<_> = lock(&self.ends).iter().filter_map(Weak::upgrade).collect();
@@ -380,7 +383,7 @@ impl Watched {
 
     fn sweep(&self) {
         let freed: Vec<_> = lock(&self.quarantine).extract_if(.., |it| it.is_free()).collect();
-        // Closed without the lock: it takes the kernel a while.
+        // The memory is freed without the lock, because that takes the kernel a while.
         drop(freed);
     }
 
@@ -394,7 +397,8 @@ impl Watched {
         })
     }
 
-    /// A node called `SERVICE@REFERENCE` is a connect request, or the end of one; says whether it is.
+    /// Handles a change of a node called `SERVICE@REFERENCE`, which is a connect request or its removal. Returns
+    /// whether the node is one.
     fn changed(&self, path: &str) -> bool {
         let Some((folder_of, name)) = path.rsplit_once('/') else { return false };
         let Some((service, reference)) = name.split_once('@') else { return false };
@@ -410,7 +414,7 @@ impl Watched {
         true
     }
 
-    /// A domain whose folder was there and is no more was destroyed.
+    /// Marks domains as destroyed whose folder was there and is not there any more.
     fn look_for_the_dead(&self) {
         let peers: Vec<_> = lock(&self.peers).values().filter_map(Weak::upgrade).collect();
         for peer in peers.iter().filter(|peer| peer.seen.load(Ordering::Acquire) && !peer.gone.load(Ordering::Acquire))
@@ -420,7 +424,7 @@ impl Watched {
                 peer.gone.store(true, Ordering::Release);
                 let ends: Vec<_> = lock(&self.ends).iter().filter_map(Weak::upgrade).collect();
                 ends.iter().filter(|end| Arc::ptr_eq(&end.domain, peer)).for_each(|end| end.wake_if_over());
-                // What is mapped of it keeps it from going altogether.
+                // Mappings of a domain's memory keep the domain from disappearing completely.
                 lock(&self.listener_pages).retain(|_, listener_page| listener_page.domain != peer.id);
                 let listeners: Vec<_> = lock(&self.listeners).iter().filter_map(Weak::upgrade).collect();
                 listeners.iter().filter(|it| it.peer == peer.id).for_each(|it| it.wake());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a link, its doorbell and the watcher share of one end.
+//! Holds the state of an endpoint that its connection, its doorbell and the watching thread share.
 
 use std::{
     os::fd::BorrowedFd,
@@ -22,13 +22,13 @@ use crate::{
     waker::{SharedDoorbell, Waker},
 };
 
-/// A domain that this one has links with.
+/// A domain with which this one has connections.
 #[derive(Debug)]
 pub(crate) struct PeerDomain {
     pub id: DomId,
-    /// Its folder was seen in XenStore, so that its absence means something.
+    /// Whether its folder was seen in XenStore, so that its absence means something.
     pub seen: AtomicBool,
-    /// It was destroyed.
+    /// Whether the domain was destroyed.
     pub gone: AtomicBool,
     names: Arc<Names>,
 }
@@ -43,37 +43,37 @@ impl PeerDomain {
     }
 }
 
-/// One end.
+/// Shared state of one endpoint.
 #[derive(Debug)]
 pub(crate) struct End {
     pub domain: Arc<PeerDomain>,
     port: Arc<dyn Port>,
     /// This endpoint's mailbox.
     pub own: OwnPage,
-    /// Its reference.
+    /// Reference of this endpoint's mailbox.
     pub reference: u32,
-    /// The reference of the peer's mailbox, once known.
+    /// Reference of the peer's mailbox, once known.
     pub peer_reference: OnceLock<u32>,
     /// The peer's mailbox, once known.
     pub peer: OnceLock<PeerPage>,
-    /// The listener page at which this endpoint asked to connect, until it was answered.
+    /// Listener page to which this endpoint sent its connect request, until it is answered.
     pub listener_page: Mutex<Option<PeerPage>>,
     /// Places of segments that are offered or in quarantine.
     pub places: Mutex<Places>,
-    /// What was sent before the peer's mailbox was known, so that the grant reaper could not be told of it.
+    /// Pages sent before the peer's mailbox was known, so that the grant reaper could not be told of them.
     pub unknown: Mutex<Vec<Weak<GrantedPages>>>,
-    /// The process whose pages these are: a child made by fork does not have them.
+    /// Process that owns the pages: a child made by fork does not have them.
     pid: u32,
     closed: AtomicBool,
     vanished: AtomicBool,
-    /// Nobody is to wait any more, though neither end is over.
+    /// Whether nobody may wait any more, although neither endpoint is over.
     gave_up: AtomicBool,
     ended: AtomicBool,
-    /// Made when the other endpoint has something to do.
+    /// Wakers of reader and writer, made when the peer has something to do.
     slots: OnceLock<[Waker; 2]>,
-    /// What all connections of a session watch.
+    /// Doorbell that all connections of a session watch.
     shared: OnceLock<SharedDoorbell>,
-    /// Of an end that leaves once dom0 tells of its peer no longer: what the pair of domains is known by.
+    /// Numbers of the pair of domains, for an endpoint that leaves once dom0 no longer publishes its peer.
     lasts: OnceLock<Pair>,
     leaving: AtomicBool,
     pub control: Waker,
@@ -81,7 +81,7 @@ pub(crate) struct End {
 }
 
 impl End {
-    /// One for the listener or a caller of `service`.
+    /// Makes the state for a listener's or a caller's endpoint of `service`.
     pub(crate) fn new(
         xen: &dyn Hypervisor,
         domain: &Arc<PeerDomain>,
@@ -117,7 +117,7 @@ impl End {
         }))
     }
 
-    /// This endpoint's port.
+    /// Returns the number of this endpoint's port.
     pub(crate) fn port_number(&self) -> u32 {
         self.port.number()
     }
@@ -127,7 +127,7 @@ impl End {
         self.port.notify();
     }
 
-    /// The reference of the peer's mailbox, if the listener page has it.
+    /// Returns the reference of the peer's mailbox, if the listener page has it.
     pub(crate) fn answer(&self) -> Option<u32> {
         let listener_page = lock(&self.listener_page);
         let words = (0..at::ANSWERS).map(|index| {
@@ -136,13 +136,13 @@ impl End {
         words.flatten().find(|word| (word >> 32) as u32 == self.reference).map(|word| word as u32)
     }
 
-    /// How the peer fares.
+    /// Returns the peer's liveness.
     pub(crate) fn liveness(&self) -> Liveness {
-        // What dom0's broker says of the domain.
+        // If the peer has not ended, dom0's broker tells the domain's liveness.
         self.end().unwrap_or_else(|| self.domain.names.liveness(self.domain.id))
     }
 
-    /// How the peer ended, if it did.
+    /// Returns how the peer ended, if it did.
     fn end(&self) -> Option<Liveness> {
         if self.domain.is_gone() {
             return Some(Liveness::DomainGone);
@@ -157,29 +157,30 @@ impl End {
         (!open).then_some(Liveness::ProcessGone)
     }
 
-    /// Whether the peer, or this endpoint itself, will do nothing more.
+    /// Returns whether the peer, or this endpoint itself, has ended.
     pub(crate) fn is_over(&self) -> bool {
         self.closed.load(Ordering::Acquire) || self.end().is_some()
     }
 
-    /// Whether the peer maps nothing of this endpoint's any more, whatever it says.
+    /// Returns whether the peer maps none of this endpoint's memory any more, regardless of what it reports.
     pub(crate) fn maps_nothing(&self) -> bool {
         if self.domain.is_gone() || self.vanished.load(Ordering::Acquire) {
             return true;
         }
         match self.peer.get() {
             Some(peer) => peer.state() == at::GONE,
-            // Who has not answered has mapped nothing; who has, may have, though this endpoint has not heard it yet.
+            // A peer that has not answered has mapped nothing. One that has answered may have, even if this endpoint
+            // has not seen the answer yet.
             None => self.answer().is_none(),
         }
     }
 
-    /// Says that the peer answered and went before its page could be mapped.
+    /// Records that the peer answered and was gone before its page could be mapped.
     pub(crate) fn note_vanished(&self) {
         self.vanished.store(true, Ordering::Release);
     }
 
-    /// Wakes everybody if it is over.
+    /// Wakes all waiters if the endpoint is over.
     pub(crate) fn wake_if_over(&self) {
         if self.is_over() || self.gave_up.load(Ordering::Acquire) {
             if self.is_ours() && self.liveness().is_gone() {
@@ -189,12 +190,13 @@ impl End {
         }
     }
 
-    /// What need not be there before the first message went: the waiters' places, and what tools read.
+    /// Makes what is not needed before the first message was sent: the wakers of reader and writer, and what tools read
+    ///
     pub(crate) fn complete(&self) -> Result<()> {
         if self.slots.get().is_none() {
             let _ = self.slots.set([Waker::new(&self.port)?, Waker::new(&self.port)?]);
             self.own.put_stats(self.domain.id, &self.service);
-            // ORDER SeqCst: with `wake_all`, which stores and loads the other way round.
+            // ORDER SeqCst: with `wake_all`, which stores and loads in the opposite order.
             if self.ended.load(Ordering::SeqCst) {
                 self.ended.store(false, Ordering::SeqCst);
                 self.wake_all();
@@ -203,7 +205,7 @@ impl End {
         Ok(())
     }
 
-    /// A doorbell for one of the connections that share this endpoint's event channel.
+    /// Returns a doorbell for one of the connections that share this endpoint's event channel.
     pub(crate) fn shared_doorbell(&self) -> Result<SingleDoorbell> {
         if self.shared.get().is_none() {
             let _ = self.shared.set(SharedDoorbell::new(&*self.port)?);
@@ -213,13 +215,13 @@ impl End {
         doorbell.map_err(|error| Error::os("fcntl", error))
     }
 
-    /// It is to leave once dom0 tells no longer of the peer that this pair stands for.
+    /// Makes the endpoint leave once dom0 no longer publishes its peer under this pair of numbers.
     pub(crate) fn last_while_told(&self, pair: Pair) {
         let _ = self.lasts.set(pair);
         self.leave_if_withdrawn();
     }
 
-    /// Begins to leave if that is so: whoever sleeps here is woken once, to learn of it.
+    /// Begins to leave if that is the case. Each waiter is woken once to learn of it.
     pub(crate) fn leave_if_withdrawn(&self) {
         let is_told = |pair: &Pair| self.domain.names.pair_of(self.domain.id) == Some(*pair);
         // ORDER: Relaxed; the flag stands for itself.
@@ -229,21 +231,21 @@ impl End {
         }
     }
 
-    /// Wakes whoever sleeps here, now and from now on.
+    /// Ends all present and future waits here.
     fn wake_all(&self) {
         if !self.ended.swap(true, Ordering::SeqCst) {
             self.shared.get().into_iter().for_each(SharedDoorbell::raise);
             let all = self.slots.get().into_iter().flatten().chain([&self.control]);
-            // All of them are woken, whatever becomes of one.
+            // All wakers are ended, even if one fails.
             let failed = all.filter(|waker| !waker.end()).count();
             if failed > 0 {
-                // The next look tries again.
+                // The next check tries again.
                 self.ended.store(false, Ordering::SeqCst);
             }
         }
     }
 
-    /// The name of X-1.
+    /// Returns the name of the service.
     pub(crate) fn service(&self) -> &str {
         &self.service
     }
@@ -252,12 +254,12 @@ impl End {
         &self.slots.get().expect("made before a doorbell is given out")[slot.index()]
     }
 
-    /// Bytes that were retired and that the peer may still map.
+    /// Returns the bytes that were retired and that the peer may still map.
     pub(crate) fn quarantined(&self) -> u64 {
         lock(&self.places).quarantined
     }
 
-    /// Changes the account of the places, and says on the stats page what is in quarantine then.
+    /// Changes the record of the places, and updates the bytes in quarantine on the stats page.
     pub(crate) fn account(&self, change: impl FnOnce(&mut Places)) {
         let mut places = lock(&self.places);
         change(&mut places);
@@ -266,12 +268,12 @@ impl End {
         }
     }
 
-    /// Whether this process may touch the end's pages.
+    /// Returns whether this process may access the endpoint's pages.
     pub(crate) fn is_ours(&self) -> bool {
         self.pid == std::process::id()
     }
 
-    /// Ends it: says so to the peer, and to whoever sleeps here.
+    /// Closes the endpoint, notifies the peer and wakes all waiters here.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
         self.own.close();
@@ -282,7 +284,7 @@ impl End {
 
 impl Doorbell for End {
     fn notify(&self, _slot: Slot) {
-        // One event for both slots: D-14.
+        // One event serves both slots (D-14).
         self.port.notify();
     }
 

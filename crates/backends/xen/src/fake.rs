@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Xen in one process, for tests: grants are memfds, event channels eventfds, XenStore is a thread for each connection.
+//! Simulates Xen in one process, for tests: grants are memfds, event channels are eventfds, and XenStore is a thread
+//! for each connection.
 
 mod store;
 
@@ -27,7 +28,7 @@ use crate::{
     os::{lock, reserve},
 };
 
-/// A hypervisor and its XenStore.
+/// A simulated hypervisor and its XenStore.
 #[derive(Clone, Default)]
 pub struct FakeXen(Arc<World>);
 
@@ -39,15 +40,16 @@ struct World {
 
 struct State {
     last: u32,
-    /// Pages that a domain may grant.
+    /// Largest number of pages that a domain may grant.
     limit: usize,
     grants: HashMap<(DomId, u32), Grant>,
     ports: HashMap<(DomId, u32), Weak<FakePort>>,
-    /// For each domain, the file whose bytes are its names.
+    /// For each domain, the file whose bytes are locked for its names.
     claims: HashMap<DomId, OwnedFd>,
-    /// Grants whose owner died or let go of them, and of which somebody has a duplicate of the file; and what tells when not.
+    /// Grants whose owner died or dropped them while their file or a duplicate of it is open, with the descriptor that
+    /// tells when none is.
     held: Vec<(DomId, Vec<u32>, OwnedFd)>,
-    /// Where the keepers of domains listen.
+    /// Sockets at which the grant reapers of domains listen.
     keepers: HashMap<DomId, PathBuf>,
 }
 
@@ -75,34 +77,34 @@ impl Default for State {
 
 struct Grant {
     to: DomId,
-    /// The memory, and which of its pages this is.
+    /// The memory, and the index of this page in it.
     place: Option<(Arc<OwnedFd>, usize)>,
 }
 
 impl FakeXen {
-    /// A hypervisor without domains.
+    /// Makes a hypervisor without domains.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A process in domain `id`.
+    /// Makes a process in domain `id`.
     #[must_use]
     pub fn domain(&self, id: u16) -> XenDomain {
         self.0.store.add(id);
         XenDomain::on(Arc::new(FakeDomain { world: Arc::clone(&self.0), id }))
     }
 
-    /// dom0's broker, in a process of its own.
+    /// Makes dom0's broker, in a process of its own.
     ///
     /// # Errors
-    /// There is one.
+    /// There is one already.
     pub fn host(&self) -> Result<XenHost> {
         self.0.store.add(0);
         XenHost::on(Arc::new(FakeDomain { world: Arc::clone(&self.0), id: 0 }))
     }
 
-    /// The grant reaper of domain `id`, to which its processes come at `path` from now on.
+    /// Makes the grant reaper of domain `id`, to which the domain's processes connect at `path` from now on.
     #[must_use]
     pub fn grant_reaper(&self, id: u16, path: PathBuf) -> GrantReaper {
         lock(&self.0.state).keepers.insert(id, path);
@@ -115,18 +117,18 @@ impl FakeXen {
         self.write_node(0, &format!("/local/domain/{id}/name"), name);
     }
 
-    /// What a node says to domain `id`, if it may read it.
+    /// Returns the value of a node if domain `id` may read it.
     #[must_use]
     pub fn node(&self, id: u16, path: &str) -> Option<String> {
         self.0.store.read(id, path)
     }
 
-    /// Destroys domain `id`: what it has in XenStore goes. What it shared stays mapped where it is mapped.
+    /// Destroys domain `id` and its nodes in XenStore. The memory that it shared stays mapped where it is mapped.
     pub fn destroy(&self, id: u16) {
         self.0.store.destroy(id);
     }
 
-    /// Writes a node as domain `id` would that does as it likes.
+    /// Writes a node as a domain `id` that follows no rules would.
     pub fn write_node(&self, id: u16, path: &str, value: &str) {
         self.0.store.write(id, path, value.as_bytes());
     }
@@ -142,13 +144,13 @@ impl FakeXen {
         lock(&self.0.state).limit = pages;
     }
 
-    /// The reference that the next page to be granted has.
+    /// Returns the reference of the next page to be granted.
     #[must_use]
     pub fn next_reference(&self) -> u32 {
         lock(&self.0.state).last + 1
     }
 
-    /// Grants that there are.
+    /// Returns the number of existing grants.
     #[must_use]
     pub fn grants(&self) -> usize {
         let mut state = lock(&self.0.state);
@@ -181,7 +183,7 @@ impl FakeDomain {
         if let Some(peer) = peer {
             *lock(&port.peer) = Arc::downgrade(&peer);
             *lock(&peer.peer) = Arc::downgrade(&port);
-            // As Xen does: what was sent before the port was bound is not known.
+            // As on Xen: events sent before the port was bound are unknown, so one is delivered.
             port.deliver();
         }
         state.ports.insert((self.id, number), Arc::downgrade(&port));
@@ -192,14 +194,14 @@ impl FakeDomain {
         Gone { world: Arc::clone(&self.world), owner: self.id, memory: Arc::clone(memory), references, when_gone }
     }
 
-    /// The memory that `references` of `peer` stand for.
+    /// Returns the memory that belongs to `references` of `peer`.
     fn granted(&self, peer: DomId, references: &[u32]) -> Result<Arc<OwnedFd>> {
         let state = lock(&self.world.state);
         let mut found: Option<Arc<OwnedFd>> = None;
         for (index, reference) in references.iter().enumerate() {
             let grant = state.grants.get(&(peer, *reference)).filter(|grant| grant.to == self.id);
             let (memory, page) = grant.and_then(|grant| grant.place.as_ref()).ok_or(Error::Revoked)?;
-            // Xen maps any pages; the double whole allocations, which is what an honest peer grants.
+            // Xen maps any pages. This double maps whole allocations, as a well-behaved peer grants them.
             if *page != index || found.is_some_and(|found| !Arc::ptr_eq(&found, memory)) {
                 return Err(Error::Revoked);
             }
@@ -209,12 +211,12 @@ impl FakeDomain {
     }
 }
 
-/// What the kernel does when a mapping of memory that both endpoints write is gone.
+/// Simulates what the kernel does when a mapping of memory that both endpoints write is gone.
 struct Gone {
     world: Arc<World>,
     owner: DomId,
     memory: Arc<OwnedFd>,
-    /// Grants that go with it.
+    /// Grants that end with the mapping.
     references: Vec<u32>,
     when_gone: Option<(usize, u32)>,
 }
@@ -259,11 +261,11 @@ impl Hypervisor for FakeDomain {
 
     fn map(&self, peer: DomId, references: &[u32], port: Option<u32>, guard: Guard) -> Result<PeerSegment> {
         let memory = self.granted(peer, references)?;
-        // Opened for reading, so that no later call makes the mapping writable.
+        // The file is opened for reading, so that no later call makes the mapping writable.
         let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
         let file = rustix::fs::openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
         let file = file.map_err(|error| Error::os("open", error))?;
-        // In this order: unmapped, told, and then whoever waits for that.
+        // The order matters: the memory is unmapped, then the event is sent, and then the guard is dropped.
         let tell = port.map(|port| Unmapped { world: Arc::clone(&self.world), domain: self.id, port });
         PeerSegment::map_guarded(file.as_fd(), references.len() * PAGE, (tell, guard)).map_err(memfd)
     }
@@ -359,7 +361,7 @@ struct FakeGrants {
     owner: DomId,
     references: Vec<u32>,
     when_gone: Mutex<Option<(usize, Option<u32>)>>,
-    /// The end of a pipe for each duplicate, made when the first is wanted, and the endpoint that tells when all are
+    /// A pipe, made when first needed: the end that is duplicated, and the end that tells when all duplicates are
     /// closed.
     file: OnceLock<(OwnedFd, OwnedFd)>,
 }
@@ -421,19 +423,19 @@ impl Drop for FakeGrants {
             Some((_held, tells)) => state.held.push((self.owner, std::mem::take(&mut self.references), tells)),
             None => self.references.iter().for_each(|reference| drop(state.grants.remove(&(self.owner, *reference)))),
         }
-        // After the file was closed.
+        // This comes after the file was closed.
         state.sweep();
     }
 }
 
-/// An eventfd that is full, and of which one is taken for each event: that makes it writable anew.
+/// A full eventfd, from which each event takes one, so that it becomes writable again.
 #[derive(Debug)]
 struct FakePort {
     number: u32,
     to: DomId,
     event: OwnedFd,
     peer: Mutex<Weak<FakePort>>,
-    /// Whether an event is uncleared, and whether another came since.
+    /// Whether an event is uncleared, and whether another has arrived since.
     pending: Mutex<(bool, bool)>,
 }
 

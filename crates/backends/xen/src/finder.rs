@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How the two ends of a TCP connection between two domains find each other: each process shows its addresses and what it
-//! waits for in a page, and looks at the pages of others.
+//! Lets the two endpoints of a TCP connection between two domains find each other. Each process shows its
+//! addresses and the keys for which it waits in a page, and reads the pages of others.
 //!
-//! The process is a program that knows nothing of this, and no call of its own may wait for XenStore. So a thread does all that
-//! asks there ([`worker`]), and what is called here looks at memory alone.
+//! The process runs a program that is unaware of this, and none of its calls may wait for XenStore. So a thread makes
+//! all requests to XenStore ([`worker`]), and the functions here only read memory.
 
 mod worker;
 
@@ -30,46 +30,46 @@ use crate::{
     place::Pair,
 };
 
-/// How long it may take to be told of neighbours, before there are none.
+/// Time to learn of peer processes, after which there are taken to be none.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long a process that could not be reached is left alone.
+/// Time for which a process that could not be reached is not tried again.
 const REST: Duration = Duration::from_secs(1);
-/// How long the end of a process waits until others find nothing of it.
+/// Time for which a process that ends waits until others no longer find it.
 const FAREWELL: Duration = Duration::from_millis(250);
-/// Dials that wait, and those who came and were not let in yet.
+/// Largest number of waiting dials, and of arrived connections that are not accepted yet.
 const WAITING: usize = 64;
-/// Processes that were not reached of late.
+/// Largest number of processes that are remembered as not reached recently.
 const FAILED: usize = 256;
 
 /// A process of another domain that may be reached.
 #[derive(Debug)]
 struct PeerProcess {
     domain: DomId,
-    /// What the pair of domains was known by when it was found: a number may come to stand for another domain.
+    /// Numbers of the pair of domains when the process was found: later a domain number may stand for another domain.
     pair: Pair,
     /// `NAME/SERVICE`.
     at: String,
     hints: PeerHints,
 }
 
-/// What the thread and the program's calls have in common.
+/// State that the thread and the program's calls share.
 #[derive(Debug)]
 struct Shared {
-    /// The thread has something to do.
+    /// Raised when the thread has something to do.
     kick: ReservedFd,
     hints: Arc<OwnHints>,
     state: Mutex<State>,
-    /// The thread has ended.
+    /// Notified when the thread has ended.
     ended: Condvar,
     begun: Instant,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Nobody wants anything any more; and nobody does anything any more.
+    /// Whether nobody needs the thread any more; `done` is whether it has ended.
     over: bool,
     done: bool,
-    /// All neighbours were looked at once; none are known while dom0 tells of none.
+    /// Whether all peer processes were looked for once. None are known while dom0 publishes none.
     looked: bool,
     neighbours: Vec<PeerProcess>,
     dials: VecDeque<Arc<Dial>>,
@@ -84,24 +84,24 @@ impl Shared {
     }
 }
 
-/// One who is on the way to another process.
+/// An attempt to connect to another process.
 #[derive(Debug)]
 struct Dial {
     at: String,
     outcome: Mutex<Option<Result<XenEndpoint>>>,
 }
 
-/// Programs of neighbouring domains, for connections that they have already (S-18).
+/// Programs of other domains, for connections that they have already (S-18).
 pub struct XenNeighbours {
     make: fn() -> XenDomain,
     made: Mutex<Option<XenDomain>>,
-    /// None: those that the kernel has.
+    /// Addresses of the process; none: those that the kernel reports.
     addresses: Option<Vec<[u8; 16]>>,
     shared: Mutex<Option<(u32, Arc<Shared>)>>,
 }
 
 impl XenNeighbours {
-    /// Those of this domain of Xen's, if this process may use its drivers.
+    /// Finds programs through this Xen domain, if this process may use its drivers.
     #[must_use]
     pub fn find() -> Option<Self> {
         let may =
@@ -110,7 +110,7 @@ impl XenNeighbours {
         devices.iter().all(may).then(|| Self::on(None, None))
     }
 
-    /// Those of a domain of a test, for a process with these addresses.
+    /// Finds programs through a domain of a test, for a process with these addresses.
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn of(domain: &XenDomain, addresses: Vec<[u8; 16]>) -> Self {
@@ -121,7 +121,8 @@ impl XenNeighbours {
         Self { make: XenDomain::new, made: Mutex::new(made), addresses, shared: Mutex::default() }
     }
 
-    /// What this process has to do with them; a child made by fork has nothing of its parent's, and locks nothing of it.
+    /// Returns this process's state, and makes it and its thread if needed. A child made by fork uses nothing of its
+    /// parent's, and locks nothing of it.
     fn begin(&self, service: Name) -> Result<Arc<Shared>> {
         let mut shared = lock(&self.shared);
         if let Some((_, shared)) = shared.as_ref().filter(|(process, _)| *process == std::process::id())
@@ -189,7 +190,7 @@ impl Connecting for OnTheWay {
     }
 }
 
-/// What one process knows of others.
+/// Finder of one process.
 #[derive(Debug)]
 struct XenFinder {
     shared: Arc<Shared>,
@@ -222,7 +223,7 @@ impl PeerFinder for XenFinder {
         found.map_or(Sought::Nobody, |it| Sought::At(it.at.clone()))
     }
 
-    /// Who was not reached is left alone for a while, whatever its page says.
+    /// A process that was not reached is not tried again for a while, whatever its page says.
     fn forget_key(&mut self, _key: u32) {}
 
     fn accept_peer(&mut self) -> Option<Box<dyn Endpoint>> {
@@ -232,7 +233,7 @@ impl PeerFinder for XenFinder {
 
 impl Drop for XenFinder {
     fn drop(&mut self) {
-        // The thread is the parent's, and may have anything locked.
+        // The thread is in the parent, and may have anything locked.
         if self.process != std::process::id() {
             return;
         }

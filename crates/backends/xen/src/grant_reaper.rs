@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The grant reaper of a domain, a part of `tombolod`: it holds a descriptor of each segment that programs of this
-//! domain grant, and when one died keeps those whose peer has not said that it unmapped them.
+//! Implements the grant reaper of a domain, a part of `tombolod`. It holds a descriptor of each segment that programs
+//! of this domain grant. When a program dies, it keeps those segments whose peer has not reported that it unmapped them
+//!
 //!
-//! What programs say was written by strangers who may open gntalloc: all of it is bounded, and a lie costs its own program.
-//! What peers say stands in their own mailboxes: a lie there lets go of pages that the kernel then keeps itself.
+//! Programs' messages come from strangers who may open gntalloc: all of them are bounded, and false ones harm only the
+//! program that sent them. Peers report in their own mailboxes: a false report releases pages that the kernel then
+//! keeps itself.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -40,35 +42,35 @@ use crate::{
     sys,
 };
 
-/// Time between two looks at what peers said.
+/// Interval at which the peers' mailboxes are read.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// Programs at a time.
+/// Largest number of programs at a time.
 const PROGRAMS_MAX: usize = 256;
-/// Descriptors that one program may hand over.
+/// Largest number of descriptors that one program may hand over.
 const FILES_MAX: usize = 4096;
-/// Domains whose mailboxes are looked at: XenStore has few watches for each domain.
+/// Largest number of domains whose mailboxes are read: XenStore allows few watches for each domain.
 const PEERS_MAX: usize = 64;
-/// Of the pages that this domain may grant, those of the dead take one in so many at most, of one user and for one peer; what is
-/// beyond is the kernel's to keep.
+/// Divisor of the pages that this domain may grant. The result bounds the pages of dead programs of one user for one
+/// peer; the kernel keeps further ones.
 const SHARE: usize = 4;
-/// Longest request.
+/// Largest length of a request.
 const REQUEST_MAX: usize = 256;
 
 /// The grant reaper.
 #[derive(Debug)]
 pub struct GrantReaper {
     xen: Arc<dyn Hypervisor>,
-    /// Made when somebody died for the first time.
+    /// Made when a program died for the first time.
     core: Option<Arc<Core>>,
     programs: Vec<Program>,
     peers: BTreeSet<DomId>,
     orphans: Vec<Orphan>,
     let_go: u64,
-    /// Descriptors of all programs together: the rest is for everything else that this process opens.
+    /// Largest number of descriptors of all programs together: the rest is for everything else that this process opens.
     files_max: usize,
 }
 
-/// A program that lives.
+/// A live program.
 #[derive(Debug)]
 struct Program {
     socket: OwnedFd,
@@ -78,7 +80,7 @@ struct Program {
     files: HashMap<u64, (Note, OwnedFd)>,
 }
 
-/// Pages of one that died.
+/// Pages of a program that died.
 struct Orphan {
     kept: OrphanedGrants,
     since: Instant,
@@ -86,7 +88,7 @@ struct Orphan {
     domain: Arc<PeerDomain>,
     /// The peer's mailbox.
     page: PeerPage,
-    /// Ends the grants when it is closed, unless they are mapped.
+    /// Descriptor whose close ends the grants, unless they are mapped.
     _file: OwnedFd,
 }
 
@@ -97,26 +99,26 @@ impl fmt::Debug for Orphan {
 }
 
 impl Orphan {
-    /// Whether the peer let go of them.
+    /// Returns whether the peer let go of the pages.
     fn is_free(&self) -> bool {
         let Note { place, generation, .. } = self.note;
         self.domain.is_gone() || self.page.state() == at::GONE || released(&self.page, place, generation)
     }
 }
 
-/// What a socket had.
+/// Result of reading a socket.
 enum Received {
     Nothing,
     Said(Request, Vec<OwnedFd>),
-    /// The program is gone, or does what it should not.
+    /// The program is gone, or violates the protocol.
     End,
 }
 
 impl GrantReaper {
-    /// That of this domain.
+    /// Makes the grant reaper of this domain.
     ///
     /// # Errors
-    /// This is no domain of Xen's, or its drivers are not loaded.
+    /// This is no Xen domain, or its drivers are not loaded.
     pub fn new() -> Result<Self> {
         sys::drivers_are_there()?;
         Ok(Self::on(Arc::new(sys::Xen)))
@@ -129,19 +131,19 @@ impl GrantReaper {
         Self { xen, core: None, programs, peers, orphans, let_go: 0, files_max }
     }
 
-    /// Who may hand anything over: whoever may open gntalloc. Its mode, and its group.
+    /// Returns the mode and the group of gntalloc: a process that may open it may hand descriptors over.
     ///
     /// # Errors
-    /// There is no such device.
+    /// The device does not exist.
     pub fn admits() -> io::Result<(u32, u32)> {
         let device = std::fs::metadata(sys::GNTALLOC)?;
         Ok((device.mode() & 0o666, device.gid()))
     }
 
-    /// Serves at `listener`, which does not block, until `stop` is readable.
+    /// Serves `listener`, which does not block, until `stop` is readable.
     ///
     /// # Errors
-    /// What `poll` says.
+    /// The error of `poll`.
     pub fn serve(mut self, listener: &OwnedFd, stop: &OwnedFd) -> io::Result<()> {
         let every = Timespec::try_from(LOOK_EVERY).ok();
         loop {
@@ -183,7 +185,7 @@ impl GrantReaper {
         }
     }
 
-    /// Takes one message of each program that has one.
+    /// Receives one message from each program that has sent one.
     fn receive_notes(&mut self, ready: &[bool]) {
         let mut ended = Vec::new();
         for (index, _) in ready.iter().enumerate().filter(|(_, ready)| **ready) {
@@ -219,13 +221,13 @@ impl GrantReaper {
         }
     }
 
-    /// A program died: keeps what its peers may still map.
+    /// Keeps the pages of a dead program that its peers may still map.
     fn take_over(&mut self, program: Program) {
         let Program { pid, uid, command, files, .. } = program;
         for (note, file) in files.into_values() {
             let pages = u64::from(note.pages);
             match self.mailbox(&note) {
-                // Its mailbox is gone, and it with it.
+                // The peer's mailbox is gone, and the peer's endpoint with it.
                 Ok(None) => {}
                 Ok(Some((domain, page))) if self.has_room(uid, &note) => {
                     let (peer, service, command) = (note.peer, note.service.clone(), command.clone());
@@ -238,14 +240,14 @@ impl GrantReaper {
         self.orphans.retain(|orphan| !orphan.is_free());
     }
 
-    /// Whether there is room for more pages of a user's that a peer keeps.
+    /// Returns whether there is room for more pages of this user that this peer may still map.
     fn has_room(&self, uid: u32, note: &Note) -> bool {
         let same = self.orphans.iter().filter(|orphan| orphan.kept.uid == uid && orphan.kept.peer == note.peer);
         let pages: u64 = same.map(|orphan| orphan.kept.pages).sum();
         pages + u64::from(note.pages) <= (self.xen.room() / SHARE) as u64
     }
 
-    /// The peer's mailbox, if it is still the one that the program had.
+    /// Returns the peer's mailbox, if it is still the one that the program knew.
     fn mailbox(&mut self, note: &Note) -> Result<Option<(Arc<PeerDomain>, PeerPage)>> {
         let core = match &self.core {
             Some(core) => Arc::clone(core),
@@ -258,7 +260,7 @@ impl GrantReaper {
         }
         self.peers.insert(note.peer);
         let domain = core.peer(note.peer)?;
-        // It had a folder, or there would be no channel.
+        // The domain had a folder, or there would be no channel.
         domain.seen.store(true, std::sync::atomic::Ordering::Release);
         if domain.is_gone() || lock(&core.store).read(&folder(note.peer, core.own))?.is_none() {
             return Ok(None);
@@ -273,7 +275,7 @@ impl GrantReaper {
     }
 }
 
-/// The next message of a program.
+/// Receives the next message of a program.
 fn receive(socket: BorrowedFd<'_>) -> Received {
     let mut buffer = [0; REQUEST_MAX];
     let received = match passing::receive(socket, &mut buffer, SCM_MAX_FD, RecvFlags::DONTWAIT) {
@@ -288,7 +290,7 @@ fn receive(socket: BorrowedFd<'_>) -> Received {
     text.and_then(Request::parse).map_or(Received::End, |request| Received::Said(request, received.descriptors))
 }
 
-/// Says what is kept. Who does not read is not waited for.
+/// Sends the list of kept pages. Does not wait for a client that does not read.
 fn send_listing(socket: BorrowedFd<'_>, orphans: &[Orphan], let_go: u64) -> rustix::io::Result<()> {
     let say = |text: &str| rustix::net::send(socket, text.as_bytes(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     let mut lines = String::new();

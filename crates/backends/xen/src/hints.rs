@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Hints pages: the addresses of a process and the keys of connections for which it waits, for other domains to look at.
+//! Implements hints pages, in which a process shows other domains its addresses and the keys of the connections for
+//! which it waits.
 
 use std::{collections::BTreeMap, sync::Mutex};
 
@@ -12,7 +13,7 @@ use crate::{
     page::{OwnPage, PeerPage},
 };
 
-/// The hints pages of this process, one for each domain that may connect to it, all with the same hints.
+/// Hints pages of this process, one for each domain that may connect to it, all with the same hints.
 #[derive(Debug, Default)]
 pub(crate) struct OwnHints(Mutex<Hints>);
 
@@ -20,12 +21,12 @@ pub(crate) struct OwnHints(Mutex<Hints>);
 struct Hints {
     pages: BTreeMap<DomId, OwnPage>,
     addresses: Vec<[u8; 16]>,
-    /// In their places.
+    /// Keys by their places in a page.
     keys: Vec<Option<u32>>,
 }
 
 impl OwnHints {
-    /// Grants a page to `peer`, with all that is known. Its reference.
+    /// Grants a page to `peer`, with all known hints. Returns its reference.
     pub(crate) fn grant_page(&self, xen: &dyn Hypervisor, peer: DomId) -> Result<u32> {
         let grants = xen.grant(peer, 1)?;
         let reference = grants.references()[0];
@@ -38,14 +39,14 @@ impl OwnHints {
         Ok(reference)
     }
 
-    /// Takes the page of `peer` back.
+    /// Closes the page of `peer`.
     pub(crate) fn withdraw_page(&self, peer: DomId) {
         if let Some(page) = lock(&self.0).pages.remove(&peer) {
             page.close();
         }
     }
 
-    /// These addresses, of which there is room for the first few.
+    /// Shows these addresses, as many of the first ones as there is room for.
     pub(crate) fn set_addresses(&self, addresses: Vec<[u8; 16]>) {
         let mut hints = lock(&self.0);
         hints.addresses = addresses;
@@ -53,12 +54,12 @@ impl OwnHints {
         hints.pages.values().for_each(|page| hints.show_addresses(page));
     }
 
-    /// Whether an address is this process's own.
+    /// Returns whether an address is this process's own.
     pub(crate) fn is_own(&self, address: [u8; 16]) -> bool {
         lock(&self.0).addresses.contains(&address)
     }
 
-    /// This process waits for `key`; one for which there is no room is found by nobody.
+    /// Shows that this process waits for `key`. If there is no room, nobody finds the key.
     pub(crate) fn add_key(&self, key: u32) {
         let mut hints = lock(&self.0);
         if hints.keys.contains(&Some(key)) {
@@ -75,7 +76,7 @@ impl OwnHints {
         hints.set_key(place, Some(key));
     }
 
-    /// It does no longer.
+    /// Shows that this process no longer waits for `key`.
     pub(crate) fn remove_key(&self, key: u32) {
         let mut hints = lock(&self.0);
         if let Some(place) = hints.keys.iter().position(|known| *known == Some(key)) {
@@ -83,7 +84,7 @@ impl OwnHints {
         }
     }
 
-    /// Nobody is to come any more.
+    /// Closes all pages, so that nobody connects any more.
     pub(crate) fn withdraw_all(&self) {
         std::mem::take(&mut lock(&self.0).pages).values().for_each(OwnPage::close);
     }
@@ -109,36 +110,36 @@ fn show_key(page: &OwnPage, place: usize, key: Option<u32>) {
     page.set(at::AT_KEYS + 8 * place, key.map_or(0, at::key_word));
 }
 
-/// The two words of an address.
+/// Returns an address as two words.
 fn words_of(address: [u8; 16]) -> [u64; 2] {
     let number = u128::from_le_bytes(address);
     [number as u64, (number >> 64) as u64]
 }
 
-/// The hints page of a process in another domain. All of it may be a lie.
+/// Hints page of a process in another domain. None of its content can be trusted.
 #[derive(Debug)]
 pub(crate) struct PeerHints(PeerPage);
 
 impl PeerHints {
-    /// Maps the page that `reference` of `peer` stands for.
+    /// Maps the page that has `reference` in `peer`.
     pub(crate) fn map(xen: &dyn Hypervisor, peer: DomId, reference: u32) -> Result<Self> {
         let page = xen.map(peer, &[reference], None, Box::new(()))?;
         PeerPage::new(page, at::HINTS_MAGIC).map(|(page, _)| Self(page))
     }
 
-    /// Whether its process lives and listens.
+    /// Returns whether its process lives and listens.
     pub(crate) fn is_open(&self) -> bool {
         self.0.state() == at::OPEN
     }
 
-    /// Whether the process may have this address.
+    /// Returns whether the process may have this address.
     pub(crate) fn has_address(&self, address: [u8; 16]) -> bool {
         let wanted = words_of(address);
         let stands = |at: usize, half: usize| self.0.word(at::AT_ADDRESSES + 16 * at + 8 * half).hint();
         (0..at::ADDRESSES).any(|at| [stands(at, 0), stands(at, 1)] == wanted)
     }
 
-    /// Whether the process waits for `key`.
+    /// Returns whether the process waits for `key`.
     pub(crate) fn has_key(&self, key: u32) -> bool {
         let wanted = at::key_word(key);
         (0..at::KEYS).any(|place| self.0.word(at::AT_KEYS + 8 * place).hint() == wanted)

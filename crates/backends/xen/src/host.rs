@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What dom0's broker tells each domain: which domains there are, and how they fare.
+//! Publishes to each domain, as dom0's broker, which other domains there are and their liveness.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,39 +23,41 @@ use crate::{
     sys,
 };
 
-/// For how long a broker waits for another one to go: who looks whether it lives holds the claim for a moment, too.
+/// Time for which a broker waits until another one is gone. A process that checks whether the broker lives also holds
+/// the claim for a moment.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Where the domains are.
+/// Folder of all domains.
 const DOMAINS: &str = "/local/domain";
-/// What XenStore says of all domains' coming and going.
+/// Special paths by which XenStore reports that domains come and go.
 const COMING_AND_GOING: [&str; 2] = ["@introduceDomain", "@releaseDomain"];
 
-/// For each domain that is told anything its name, and what it may know of which others. Two domains know of
+/// For each domain to which anything is published, its name and its views of other domains. Two domains know of
 /// each other or not at all.
 pub type Views = BTreeMap<u16, (Name, BTreeMap<u16, View>)>;
 
-/// dom0, as the one that tells domains who the others are.
+/// dom0, in its role of publishing the domains to each other.
 #[derive(Debug)]
 pub struct XenHost {
     xen: Arc<dyn Hypervisor>,
     store: Store,
-    /// What was told.
+    /// Records that were published.
     told: BTreeMap<DomId, BTreeMap<DomId, Record>>,
     names: BTreeMap<DomId, Name>,
-    /// By which a domain sees that this process lives.
+    /// Pages by which domains see that this process lives.
     pages: BTreeMap<DomId, OwnPage>,
     /// Domains whose name is watched.
     watched: BTreeSet<DomId>,
-    /// Domains that are watched until they have a folder for another, as those have that ever had a channel.
+    /// Domains that are watched until they have a folder for another domain, as every domain has that ever had a
+    /// channel.
     quiet: BTreeSet<DomId>,
     _claim: ReservedFd,
 }
 
 impl XenHost {
-    /// Takes up what an earlier broker told.
+    /// Takes over what an earlier broker published.
     ///
     /// # Errors
-    /// This is not dom0, or another broker runs, or what XenStore says.
+    /// This is not dom0, or another broker runs, or XenStore's error.
     pub fn new() -> Result<Self> {
         Self::on(Arc::new(sys::Xen))
     }
@@ -85,19 +87,20 @@ impl XenHost {
         Ok(Self { xen, store, told, names, pages, watched, quiet, _claim: claim })
     }
 
-    /// Polls readable when [`changed`](Self::changed) may have something to say.
+    /// Returns a descriptor that polls readable when [`changed`](Self::changed) may report something.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.store.fd()
     }
 
-    /// Whether a domain came, went or was renamed. Never blocks for long.
+    /// Returns whether a domain came, went or was renamed. Never blocks for long.
     ///
     /// # Errors
-    /// What XenStore says.
+    /// XenStore's error.
     pub fn changed(&mut self) -> Result<bool> {
         let mut changed = false;
-        // Again until nothing is left: what fires while an answer is awaited no longer makes the descriptor readable.
+        // Repeats until nothing is left, because what fires while an answer is awaited no longer makes the descriptor
+        // readable.
         loop {
             let fired = self.store.fired()?;
             if fired.is_empty() {
@@ -119,10 +122,10 @@ impl XenHost {
         }
     }
 
-    /// The domains that there are, with the names that dom0 gave them.
+    /// Returns the existing domains with the names that dom0 gave them.
     ///
     /// # Errors
-    /// What XenStore says; [`Error::Limit`] where they are too many for one message of it.
+    /// XenStore's error; [`Error::Limit`] if the domains are too many for one message of XenStore.
     pub fn domains(&mut self) -> Result<BTreeMap<u16, String>> {
         let mut domains = BTreeMap::new();
         let there = ids(&mut self.store, DOMAINS)?;
@@ -133,7 +136,7 @@ impl XenHost {
             }
             match self.store.read(&path)? {
                 Some(name) => drop(domains.insert(id, name)),
-                // It went while it was written to, and this made its folder anew.
+                // The domain went while this broker wrote to it, and the write made its folder again.
                 None if self.store.list(&format!("{DOMAINS}/{id}"))? == ["tombolo"] => {
                     self.store.remove(&format!("{DOMAINS}/{id}"))?;
                 }
@@ -144,7 +147,7 @@ impl XenHost {
         for id in gone {
             self.store.unwatch(&name_of(id))?;
         }
-        // Without the folder it is another domain, or none.
+        // Without the folder the number belongs to another domain, or to none.
         for id in self.told.keys().copied().collect::<Vec<_>>() {
             if self.store.read(&folder_of(id))?.is_none() {
                 self.forget(id)?;
@@ -163,16 +166,17 @@ impl XenHost {
         Ok(())
     }
 
-    /// Whether a domain that is told anything has ever had a channel: then it may want to know how others fare.
+    /// Returns whether a domain to which anything is published has ever had a channel. Such a domain may want to know
+    /// the liveness of others.
     #[must_use]
     pub fn has_listeners(&self) -> bool {
         self.told.iter().any(|(id, records)| !records.is_empty() && !self.quiet.contains(id))
     }
 
-    /// Makes what was told what is wanted, and nothing else.
+    /// Makes what is published equal to `wanted`.
     ///
     /// # Errors
-    /// What XenStore says, and where no page can be granted.
+    /// XenStore's error, or that no page can be granted.
     pub fn publish_views(&mut self, wanted: &Views) -> Result<()> {
         let gone: Vec<DomId> = self.told.keys().copied().filter(|id| !wanted.contains_key(id)).collect();
         for id in gone {
@@ -210,7 +214,7 @@ impl XenHost {
         Ok(())
     }
 
-    /// Makes a domain's folder, and what is always in it.
+    /// Makes a domain's folder, and the nodes that it always has.
     fn meet(&mut self, id: DomId, name: &Name) -> Result<()> {
         let folder = folder_of(id);
         if self.names.get(&id) == Some(name) {
@@ -232,8 +236,8 @@ impl XenHost {
         Ok(())
     }
 
-    /// The numbers of two domains: those that both were told, or new ones. What a domain was told goes with it,
-    /// so that what both were told was told to those two.
+    /// Returns the numbers of two domains: those that were published to both, or new ones. What is published to
+    /// a domain disappears with it, so numbers that both have were published to these very two domains.
     fn pair(&self, one: DomId, other: DomId) -> Result<Pair> {
         let told = |reader: DomId, of: DomId| self.told.get(&reader)?.get(&of).map(|record| record.pair);
         if let (Some(here), Some(there)) = (told(one, other), told(other, one))
@@ -243,13 +247,13 @@ impl XenHost {
         }
         let random = random::<16>()?;
         let ([shows, expects], _) = random.as_chunks::<8>() else { unreachable!("sixteen bytes") };
-        // Never 0, which is nobody's.
+        // The number is never 0, which means no number.
         let number = |bytes: &[u8; 8]| u64::from_ne_bytes(*bytes) | 1;
         Ok(Pair { shows: number(shows), expects: number(expects) })
     }
 }
 
-/// A record that is not too long: what does not fit is not allowed.
+/// Shortens a record that is too long. Patterns that do not fit are not allowed.
 fn fitting(mut record: Record) -> Record {
     while record.to_string().len() > RECORD_MAX {
         let View { ours, theirs, .. } = &mut record.view;
@@ -266,17 +270,17 @@ fn name_of(id: DomId) -> String {
     format!("{DOMAINS}/{id}/name")
 }
 
-/// Where a domain has its folders for others.
+/// Returns the folder in which a domain has its folders for others.
 fn channels_of(id: DomId) -> String {
     format!("{DOMAINS}/{id}/data/tombolo")
 }
 
-/// The numbers among the nodes of a folder.
+/// Returns the domain numbers among the nodes of a folder.
 fn ids(store: &mut Store, folder: &str) -> Result<Vec<DomId>> {
     Ok(store.folder(folder)?.unwrap_or_default().iter().filter_map(|node| domid(node)).collect())
 }
 
-/// What an earlier broker told; what of it makes no sense goes.
+/// Reads what an earlier broker published, and removes what is invalid.
 fn records(store: &mut Store, reader: DomId, nodes: &[String]) -> Result<BTreeMap<DomId, Record>> {
     let mut records = BTreeMap::new();
     for node in nodes {

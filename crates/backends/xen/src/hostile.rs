@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! For tests: a process of a peer domain that does as it likes with its own pages, ports and nodes. It runs over the Xen
-//! of tests and over the real one.
+//! Simulates, for tests, a process of a peer domain that misuses its own pages, ports and nodes. It runs over the
+//! simulated Xen and over the real one.
 
 use std::{sync::Arc, thread, time::Duration};
 
@@ -16,19 +16,19 @@ use crate::{
     store::Store,
 };
 
-/// A peer who means ill.
+/// A hostile peer.
 pub struct Hostile {
     xen: Arc<dyn Hypervisor>,
     store: Store,
     own: DomId,
     peer: DomId,
-    /// For garbage: xorshift, so that a run can be had again.
+    /// State of a xorshift generator for garbage, so that a run can be repeated.
     seed: u64,
-    /// What lives as long as this does.
+    /// Pages and ports that live as long as this does.
     kept: Vec<HeldPages>,
 }
 
-/// Pages, and what else an endpoint holds.
+/// Pages, mappings and the port of an endpoint.
 #[derive(Default)]
 struct HeldPages {
     _pages: Vec<(Arc<dyn Grants>, OwnControl)>,
@@ -52,26 +52,26 @@ impl Page {
     }
 }
 
-/// A reconnect page that a listener was told of.
+/// A reconnect page that a listener knows.
 struct JoinedReconnectPage {
     page: Page,
     port: Arc<dyn Port>,
 }
 
-/// An endpoint that was answered as X-5 says, and then is this peer's to misuse.
+/// An endpoint that was answered, and that this peer can then misuse.
 struct Joined {
     mailbox: Page,
     port: Arc<dyn Port>,
     theirs: PeerPage,
 }
 
-/// How long a victim may take to answer.
+/// Time within which a victim must answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Something that a hostile peer does to `service`, for as long as the deadline lets it.
+/// An attack of a hostile peer on `service`, which lasts at most until the deadline.
 pub type Act = fn(&mut Hostile, &str, Deadline) -> Result<()>;
 
-/// What hostile peers do to who listens.
+/// Attacks of hostile peers on listeners.
 pub const CALLERS: [(&str, Act); 18] = [
     ("knocks_with_garbage", |it, service, _| {
         for name in ["", "x", "0", "4294967295", "99999999999", "1@2", "-1"] {
@@ -136,7 +136,7 @@ pub const CALLERS: [(&str, Act); 18] = [
     }),
     ("sends_segments_that_are_none", |it, service, _| {
         let joined = it.join(service, 0)?;
-        // A list that leads back to itself for ever, one that names nothing, one that is none.
+        // The first list refers to itself for ever, the second one names nothing, and the last one does not exist.
         let (endless, empty) = (it.page()?, it.page()?);
         let own = endless.reference();
         endless.set(0, own.into());
@@ -144,7 +144,8 @@ pub const CALLERS: [(&str, Act); 18] = [
             endless.set(at, u64::from(own) << 32 | u64::from(own));
         }
         let lists = [(own, 16), (own, 4000), (empty.reference(), 3), (empty.reference(), 1 << 20), (0x7fff_ffff, 1)];
-        // Small ones, whose references in the mailbox are nobody's; one more than can stand there, and very many more.
+        // Small segments, whose references in the mailbox belong to nobody; one page more than can stand there, and
+        // very many more.
         let lists = lists.into_iter().chain([(0, 24), (0, 25), (0, 1 << 20)]);
         for (number, (list, pages)) in (0..).zip(lists) {
             let name = at::SegmentName { list, pages, place: number, generation: 1 };
@@ -251,7 +252,7 @@ pub const CALLERS: [(&str, Act); 18] = [
     }),
 ];
 
-/// What hostile peers do to who connects.
+/// Attacks of hostile peers on callers.
 pub const LISTENERS: [(&str, Act); 6] = [
     ("has_a_door_that_is_none", |it, service, _| {
         let page = it.page()?;
@@ -265,7 +266,7 @@ pub const LISTENERS: [(&str, Act); 6] = [
     ("answers_with_garbage", |it, service, _| {
         let listener_page = it.listener_page(service)?;
         for index in 0..at::ANSWERS {
-            // The references that a caller's mailbox is likely to have.
+            // These are the references that a caller's mailbox is likely to have.
             listener_page.set(at::AT_ANSWERS + 8 * index, (index as u64) << 32 | 0x7fff_0000 | index as u64);
         }
         it.open(service, listener_page)
@@ -303,13 +304,13 @@ pub const LISTENERS: [(&str, Act); 6] = [
     }),
 ];
 
-/// What hostile peers do to who looks for the other ends of its connections.
+/// Attacks of hostile peers on processes that look for the other endpoints of their connections.
 pub const FINDERS: [(&str, Act); 4] = [
     ("shows_hints_that_are_none", |it, service, _| {
         let listener_page = it.told_listener_page(service)?;
         let own = u64::from(listener_page.reference());
         let empty = it.page()?;
-        // The reader looks once at each of these services.
+        // The reader reads each of these services once.
         for (at, hints) in [0, own, empty.reference().into(), 0x7fff_ffff, u64::MAX].into_iter().enumerate() {
             let service = format!("{service}{at}");
             let listener_page = it.told_listener_page(&service)?;
@@ -336,7 +337,7 @@ pub const FINDERS: [(&str, Act); 4] = [
     }),
     ("shows_hints_and_dies", |it, service, deadline| {
         while !deadline.expired() {
-            // Both pages go with this.
+            // Both pages end with this statement.
             it.hinting(service)?;
             pause();
         }
@@ -366,16 +367,17 @@ impl Hostile {
         Ok(it)
     }
 
-    /// Does `name` of [`CALLERS`], [`LISTENERS`] or [`FINDERS`] to `service`. What it holds it holds until it is dropped.
+    /// Performs the attack `name` of [`CALLERS`], [`LISTENERS`] or [`FINDERS`] on `service`. Holds its pages and ports
+    /// until it is dropped.
     ///
     /// # Blocking
     /// At most until `deadline`, and as long as the victim takes to answer.
     ///
     /// # Errors
-    /// Xen, or the victim, did not let it.
+    /// Xen or the victim prevented the attack.
     ///
     /// # Panics
-    /// There is no such act.
+    /// There is no attack of that name.
     pub fn act(&mut self, name: &str, service: &str, deadline: Deadline) -> Result<()> {
         let acts = CALLERS.iter().chain(&LISTENERS).chain(&FINDERS);
         let (_, act) = acts.into_iter().find(|(known, _)| *known == name).expect("an act that is known");
@@ -419,7 +421,7 @@ impl Hostile {
         Ok(listener_page)
     }
 
-    /// The same, for the pair of domains that dom0 tells of.
+    /// Makes a listener page for the pair of domains that dom0 publishes.
     fn told_listener_page(&mut self, service: &str) -> Result<Page> {
         let told = self.store.read(&format!("{}/{}", names::folder_of(self.own), self.peer))?;
         let record = told.and_then(|text| Record::parse(&text)).expect("dom0 tells of the victim");
@@ -428,7 +430,7 @@ impl Hostile {
         Ok(listener_page)
     }
 
-    /// A listener page with a hints page that claims the addresses of the tests for all domains from 1 to 16.
+    /// Makes a listener page with a hints page that claims the addresses of the tests for all domains from 1 to 16.
     fn hinting(&mut self, service: &str) -> Result<(Page, Page)> {
         let (listener_page, hints) = (self.told_listener_page(service)?, self.headed(at::HINTS_MAGIC, 0)?);
         for at in 0..at::ADDRESSES {
@@ -473,7 +475,8 @@ impl Hostile {
         self.kept.push(HeldPages { _pages, _mapped: vec![theirs], _port: Some(port) });
     }
 
-    /// Waits for the listener page's answer to the mailbox `reference`, and says which the listener's mailbox is.
+    /// Waits for the listener page's answer to the mailbox `reference`. Returns the reference of the listener's
+    /// mailbox.
     fn answer(&mut self, service: &str, reference: u32) -> Result<u32> {
         let deadline = Deadline::after(PATIENCE);
         let node = format!("{}/{service}", folder(self.peer, self.own));

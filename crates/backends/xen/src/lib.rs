@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Layer 2. Uses: os, layout, mem, domain, control.
 //!
-//! The backend between Xen domains: memory is granted page by page (gntalloc, gntdev), a doorbell is an event channel,
-//! and two endpoints find each other in XenStore. It talks to the kernel's own drivers; no library of Xen's and no
-//! module of ours is needed. The normative text is `spec/4-domain-xen.md`.
+//! Implements the backend between Xen domains. Memory is granted page by page (gntalloc, gntdev), a doorbell is an
+//! event channel, and two endpoints find each other in XenStore. The backend uses the kernel's own drivers; it needs no
+//! library of Xen and no kernel module of Tombolo. The normative text is `spec/4-domain-xen.md`.
 //!
-//! Xen itself stands behind a small private trait. With the feature `testing` there is another Xen behind it, in one
-//! process, so that all but `sys` runs in tests where there is no hypervisor.
+//! Xen itself is accessed through a small private trait. With the feature `testing` a simulated Xen in one process
+//! implements it, so that everything but `sys` runs in tests without a hypervisor.
 #![deny(unsafe_code)]
 
 mod common;
@@ -69,11 +69,11 @@ use crate::{
     store::Store,
 };
 
-/// Xen's domains, met in XenStore.
+/// Connects Xen domains through XenStore.
 ///
-/// A service is `DOMID/NAME`: the number of the *other* domain, for whom alone the listener is there, and a name of
-/// letters, digits, `_` and `-`. Needs `/dev/xen/gntalloc`, `gntdev`, `evtchn` and `xenbus`, which root may open; they are
-/// opened at the first call. Clones share all that.
+/// A service is `DOMID/NAME`: the number of the *other* domain, which alone can reach the listener, and a name of
+/// letters, digits, `_` and `-`. Needs `/dev/xen/gntalloc`, `gntdev`, `evtchn` and `xenbus`, which root may open; the
+/// first call opens them. Clones share all of this.
 #[derive(Clone)]
 pub struct XenDomain {
     xen: Arc<dyn Hypervisor>,
@@ -81,7 +81,7 @@ pub struct XenDomain {
 }
 
 impl XenDomain {
-    /// This domain, if it is one of Xen's: each call says if not.
+    /// Makes a value for this domain. Each call returns an error if this is no Xen domain.
     #[must_use]
     pub fn new() -> Self {
         Self::on(Arc::new(sys::Xen))
@@ -91,16 +91,16 @@ impl XenDomain {
         Self { xen, core: Arc::default() }
     }
 
-    /// A malicious process of this domain, aimed at `peer`.
+    /// Makes a hostile process of this domain, aimed at `peer`.
     ///
     /// # Errors
-    /// As those of [`listen`](Rendezvous::listen).
+    /// As for [`listen`](Rendezvous::listen).
     #[cfg(feature = "testing")]
     pub fn hostile(&self, peer: u16) -> Result<hostile::Hostile> {
         hostile::Hostile::new(Arc::clone(&self.xen), peer)
     }
 
-    /// The place that `service` says, in another domain.
+    /// Parses `service`, which must be in another domain.
     fn place(&self, service: &str) -> Result<(ServiceAddress, Arc<Core>)> {
         let place = ServiceAddress::parse(service)?;
         let core = self.core()?;
@@ -111,19 +111,19 @@ impl XenDomain {
         Ok((place, core))
     }
 
-    /// Pieces for a wire format that is not this backend's, between this domain and the domain `peer`.
+    /// Returns parts of Xen for a wire format that is not this backend's, between this domain and the domain `peer`.
     ///
     /// # Errors
-    /// Where this is no domain of Xen's.
+    /// This is no Xen domain.
     pub fn pieces(&self, peer: u16) -> Result<XenPieces> {
         Ok(XenPieces::new(self.core()?, peer))
     }
 
-    /// The listeners that this domain's nodes lead to: for which domain, under which name, and the reference of the
+    /// Returns the listeners in this domain's nodes: the domain for which each is, its name, and the reference of its
     /// listener page.
     ///
     /// # Errors
-    /// Where this is no domain of Xen's; what XenStore says.
+    /// This is no Xen domain, or XenStore's error.
     pub fn listeners(&self) -> Result<Vec<(u16, String, u32)>> {
         let mut store = Store::new(self.xen.store()?);
         let own = store.own_id()?;
@@ -145,7 +145,7 @@ impl XenDomain {
         match &*core {
             Some(core) if core.is_ours() => Ok(Arc::clone(core)),
             _ => {
-                // A parent's is left as it is: its thread and its mappings are not in this process.
+                // The parent's core is leaked: its thread and its mappings do not exist in this process.
                 std::mem::forget(core.take());
                 Ok(Arc::clone(core.insert(Core::new(Arc::clone(&self.xen))?)))
             }
@@ -182,7 +182,7 @@ impl Rendezvous for XenDomain {
 }
 
 impl XenDomain {
-    /// Knocks at the listener of a place.
+    /// Sends a connect request to the listener of a place.
     fn call(core: &Arc<Core>, place: &ServiceAddress) -> Result<XenEndpoint> {
         let domain = core.peer(place.peer)?;
         let listener_page = open_listener_page(core, place)?;
@@ -200,31 +200,31 @@ impl XenDomain {
     }
 }
 
-/// The listener page of a listener that lives.
+/// Returns the listener page of a live listener.
 fn open_listener_page(core: &Core, place: &ServiceAddress) -> Result<ListenerPage> {
     let nobody = || Error::NotFound(place.shown());
     let node = format!("{}/{}", folder(place.peer, core.own), place.service);
-    // The domain that stands there has to be the one that was meant.
+    // The domain with that number must be the one that was meant.
     let meant = |page: &PeerPage| page.word(at::AT_PAIR).hint() == place.pair.expects;
     if let Some(listener_page) = core.known_listener_page(&node) {
         return if meant(&listener_page.page) { Ok(listener_page) } else { Err(nobody()) };
     }
     let page = map_listener_page(core, place)?;
-    // Where there is no room for a reconnect page, each connect request goes through XenStore.
+    // If there is no room for a reconnect page, each connect request goes through XenStore.
     let reconnect_page = ReconnectPage::new(&*core.xen, place.peer).ok();
     let listener_page = ListenerPage { page, domain: place.peer, reconnect_page };
     core.remember_listener_page(&node, &listener_page);
     Ok(listener_page)
 }
 
-/// The page of such a listener, to be looked at.
+/// Maps and checks the page of a live listener.
 fn map_listener_page(core: &Core, place: &ServiceAddress) -> Result<PeerPage> {
     let nobody = || Error::NotFound(place.shown());
     let node = format!("{}/{}", folder(place.peer, core.own), place.service);
     let meant = |page: &PeerPage| page.word(at::AT_PAIR).hint() == place.pair.expects;
     let reference = lock(&core.store).read(&node)?.and_then(|text| text.parse().ok()).ok_or_else(nobody)?;
     let page = core.xen.map(place.peer, &[reference], None, Box::new(())).map_err(|error| match error {
-        // It died, and could not clean up.
+        // The listener died, and could not clean up.
         Error::Revoked => nobody(),
         error => error,
     })?;

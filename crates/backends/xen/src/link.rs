@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One end of a link.
+//! Implements one endpoint of a connection.
 
 use std::{
     os::fd::BorrowedFd,
@@ -25,29 +25,29 @@ use crate::{
     reconnect_page,
 };
 
-/// Of the pages that may still be granted, a segment that nobody sized takes one in so many.
+/// Divisor of the number of pages that may still be granted: the share of a segment that nobody sized.
 const SHARE: usize = 8;
 
-/// How this endpoint asked to connect.
+/// Path by which this endpoint requested its connection.
 #[derive(Debug)]
 pub(crate) enum RequestPath {
-    /// By a node in XenStore.
+    /// A node in XenStore.
     Node(String),
-    /// By a reconnect page.
+    /// A reconnect page.
     ReconnectPage(reconnect_page::PendingRequest),
 }
 
-/// One end.
+/// One endpoint of a connection.
 #[derive(Debug)]
 pub(crate) struct XenEndpoint {
     core: Arc<Core>,
     end: Arc<End>,
-    /// Until it was answered.
+    /// Connect request, until it is answered.
     request: Option<RequestPath>,
     sent: u64,
     received: u64,
     seen: Seen,
-    /// There may be a message though no event said so.
+    /// Whether there may be a message although no event reported it.
     again: bool,
 }
 
@@ -58,7 +58,7 @@ impl XenEndpoint {
         Self { core: Arc::clone(core), end, request: None, sent: 0, received: 0, seen: Seen::default(), again: true }
     }
 
-    /// Asks for a connection at `listener_page`, where nobody has heard of this endpoint yet.
+    /// Requests a connection at `listener_page`, where this endpoint is not known yet.
     pub(crate) fn request_connection(&mut self, listener_page: &ListenerPage, place: &ServiceAddress) -> Result<()> {
         let end = &self.end;
         let by_line = listener_page
@@ -76,7 +76,7 @@ impl XenEndpoint {
         lock(&self.core.store).write(&node, &self.core.token)
     }
 
-    /// Maps the other's mailbox once the listener page has it.
+    /// Maps the peer's mailbox once the listener page has its reference.
     fn join(&mut self) -> Result<()> {
         if self.end.peer.get().is_some() {
             return Ok(());
@@ -94,22 +94,24 @@ impl XenEndpoint {
         let _ = self.end.peer.set(page);
         let _ = self.end.peer_reference.set(reference);
         memory::entrust_sent(&self.core, &self.end);
-        // Whoever sees that this endpoint joined sees its connect request no more, and does not look at it twice.
+        // A listener that sees that this endpoint joined no longer sees its connect request, and so does not check it
+        // twice.
         self.forget_request();
         self.end.own.set(AT_JOINED, 1);
         *lock(&self.end.listener_page) = None;
         Ok(())
     }
 
-    /// Leaves once dom0 tells of the peer no longer.
+    /// Makes the endpoint leave once dom0 no longer publishes the peer.
     pub(crate) fn last_while_told(&self, pair: Pair) {
         self.end.last_while_told(pair);
     }
 
-    /// Gets on with meeting the other end, for one whose calls may not wait for XenStore later. Says whether that is done.
+    /// Continues to connect, for a caller that may not wait for XenStore later. Returns whether the endpoint is
+    /// connected.
     ///
     /// # Errors
-    /// There is nobody any more.
+    /// The peer is gone.
     pub(crate) fn settle_request(&mut self) -> Result<bool> {
         self.end.control.drain();
         self.again = true;
@@ -126,14 +128,14 @@ impl XenEndpoint {
         match self.request.take() {
             Some(RequestPath::ReconnectPage(request)) => request.forget(),
             Some(RequestPath::Node(path)) => {
-                // What cannot be removed goes with the domain.
+                // A node that cannot be removed disappears with the domain.
                 let _ = lock(&self.core.store).remove(&path);
             }
             None => {}
         }
     }
 
-    /// Messages that wait to be taken.
+    /// Returns the number of messages that wait.
     fn waiting(&self, peer: &PeerPage) -> Result<u64> {
         peer.word(AT_SENT).check(|sent| match sent.wrapping_sub(self.received) {
             waiting if waiting <= MESSAGES => Ok(waiting),
@@ -141,7 +143,7 @@ impl XenEndpoint {
         })
     }
 
-    /// The next message, if there is one.
+    /// Takes the next message, if there is one.
     fn take_message(&mut self) -> Result<Option<PeerMessage>> {
         let Some(peer) = self.end.peer.get().cloned() else { return Ok(None) };
         if self.waiting(&peer)? == 0 {
@@ -150,8 +152,8 @@ impl XenEndpoint {
         let message = peer.message(self.received);
         self.received = self.received.wrapping_add(1);
         self.end.own.set(AT_RECEIVED, self.received);
-        // Several messages may have one event, and one message an event that is still to come: what came up to now is
-        // forgotten, and then the page says whether there is more.
+        // Several messages may share one event, and the event of this message may still be to come. So earlier events
+        // are cleared, and then the page tells whether there are more messages.
         self.end.control.drain();
         self.end.wake_if_over();
         if self.waiting(&peer)? > 0 {
@@ -179,7 +181,7 @@ impl Memory for XenEndpoint {
     }
 
     fn affordable(&self, wanted: usize) -> usize {
-        // At most one part in `SHARE` of what may still be granted.
+        // This is at most one part in `SHARE` of the pages that may still be granted.
         wanted.min(self.core.xen.room() / SHARE * PAGE)
     }
 
@@ -223,7 +225,7 @@ impl Endpoint for XenEndpoint {
 
     fn recv(&mut self, max_segment: u64) -> Result<Option<Received>> {
         let rung = self.end.control.drain();
-        // Asked before the messages: those that came before the end are told before it.
+        // The end is checked before the messages, so that messages sent before the end are delivered before it.
         let over = self.end.is_over();
         if !(rung || self.again || over) {
             return Ok(None);
@@ -246,7 +248,7 @@ impl Endpoint for XenEndpoint {
     }
 
     fn doorbell(&self) -> Option<Arc<dyn Doorbell>> {
-        // One that never sent anything may have none for want of descriptors.
+        // An endpoint that has never sent anything may have no wakers, if there are no descriptors for them.
         let there = self.received > 0 && self.end.complete().is_ok();
         there.then(|| Arc::clone(&self.end) as Arc<dyn Doorbell>)
     }
@@ -269,7 +271,7 @@ impl Endpoint for XenEndpoint {
         false
     }
 
-    /// A PV domain's kernel takes foreign mappings out of a child.
+    /// A PV domain's kernel removes foreign mappings from a child.
     fn is_inherited(&self) -> bool {
         false
     }
@@ -278,7 +280,7 @@ impl Endpoint for XenEndpoint {
 impl Drop for XenEndpoint {
     fn drop(&mut self) {
         if self.end.is_ours() {
-            // What it maps of this endpoint's is known by its page alone.
+            // Only the peer's page tells what the peer maps of this endpoint's memory.
             let _ = self.join();
             self.forget_request();
             self.end.close();

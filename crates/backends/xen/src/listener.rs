@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Who listens for a peer: one page to which all answers go, one node in XenStore.
+//! Implements a listener for a peer, with one page for all answers and one node in XenStore.
 
 use std::{os::fd::BorrowedFd, sync::Arc};
 
@@ -16,11 +16,11 @@ use crate::{
     reconnect_page::ReconnectPages,
 };
 
-/// Connect requests that one call looks at, if they come to nothing: who sends a connect request for nothing, and faster than
-/// they are looked at, must not keep `accept` from returning.
+/// Largest number of fruitless connect requests that one call looks at. A peer that sends such requests faster than
+/// they are looked at must not keep `accept` from returning.
 const TRIES: usize = 16;
 
-/// A listener page that stands open.
+/// A listener with an open listener page.
 #[derive(Debug)]
 pub(crate) struct XenListener {
     core: Arc<Core>,
@@ -28,13 +28,13 @@ pub(crate) struct XenListener {
     listener_page: OwnPage,
     requests: Arc<ConnectRequests>,
     reconnect_pages: ReconnectPages,
-    /// Whom the listener page answers, until they have heard it.
+    /// Callers that the listener page answers, until they have seen the answer.
     answers: Vec<Option<Arc<End>>>,
     node: String,
     pair: Pair,
-    /// Keeps the name.
+    /// Claim on the name.
     _claim: ReservedFd,
-    /// A child made by fork does not take the listener page away from its parent.
+    /// Process that listens: a child made by fork does not close its parent's listener page.
     pid: u32,
 }
 
@@ -43,7 +43,7 @@ impl XenListener {
         Self::with_hints(core, place, 0)
     }
 
-    /// The same, with the reference of the hints page that goes with it.
+    /// Makes a listener with the reference of its hints page.
     pub(crate) fn with_hints(core: &Arc<Core>, place: &ServiceAddress, hints: u32) -> Result<Self> {
         let claim = core.xen.claim(&place.to_string())?.ok_or_else(|| Error::InUse(place.shown()))?;
         let grants = core.xen.grant(place.peer, 1)?;
@@ -58,7 +58,8 @@ impl XenListener {
         let requests = ConnectRequests::new(place.peer, &place.service)?;
         let reconnect_pages = ReconnectPages::new(requests.fd())?;
         core.add_listener(&requests);
-        // Not before connect requests are heard: the node that a dead listener left may have led somebody to this very page.
+        // This comes after connect requests are received, because the node of a dead listener may have led a caller to
+        // this very page.
         listener_page.set(at::AT_JOINED, mark_of(&place.service));
         let node = format!("{}/{}", core.own_folder(place.peer)?, place.service);
         lock(&core.store).write(&node, &reference.to_string())?;
@@ -77,7 +78,7 @@ impl XenListener {
         })
     }
 
-    /// Forgets those who have heard their answer, or never will.
+    /// Forgets callers that have seen their answer, or never will.
     fn sweep(&mut self) {
         for (index, answer) in self.answers.iter_mut().enumerate() {
             let heard = |end: &Arc<End>| {
@@ -90,18 +91,18 @@ impl XenListener {
         }
     }
 
-    /// Whether the listener page answers `reference` already.
+    /// Returns whether the listener page answers `reference` already.
     fn answers(&self, reference: u32) -> bool {
         let peers = self.answers.iter().flatten().filter_map(|end| end.peer_reference.get());
         peers.into_iter().any(|known| *known == reference)
     }
 
-    /// Answers whoever asked to connect with a mailbox at `reference`, if it asked to connect here and was not answered yet.
+    /// Answers the caller with a mailbox at `reference`, if it requested a connection here and was not answered yet.
     fn answer(&mut self, index: usize, reference: u32) -> Result<Option<XenEndpoint>> {
         let page = self.core.xen.map(self.domain.id, &[reference], None, Box::new(()))?;
         let (page, port) = PeerPage::new(page, at::MAILBOX_MAGIC)?;
         let (wanted, joined) = (page.word(at::AT_WANTED).hint(), page.word(at::AT_JOINED).hint());
-        // The client says which pair of domains it means.
+        // The caller tells which pair of domains it means.
         let shown = page.word(at::AT_PAIR).hint();
         if wanted != mark_of(&self.requests.service) || joined != 0 || shown != self.pair.expects {
             return Ok(None);
@@ -111,7 +112,8 @@ impl XenListener {
         let end = End::new(&*self.core.xen, &self.domain, port, &self.requests.service)?;
         let _ = end.peer.set(page);
         let _ = end.peer_reference.set(reference);
-        // Before the answer: who hears that knows whether it can ask by its reconnect page the next time.
+        // This comes before the answer: a caller that sees the answer knows whether it can use its reconnect page the
+        // next time.
         self.reconnect_pages.add(&*self.core.xen, &self.domain, &self.listener_page, reconnect_page);
         self.reconnect_pages.worked(reconnect_page);
         self.listener_page.set(at::AT_ANSWERS + 8 * index, u64::from(reference) << 32 | u64::from(end.reference));
@@ -139,14 +141,15 @@ impl XenListener {
         accepted
     }
 
-    /// The first of those who asked to connect who gets a link.
+    /// Accepts the first request that leads to a connection.
     fn accept_first(&mut self) -> Result<Option<XenEndpoint>> {
         self.reconnect_pages
             .take_requests(&self.domain, &self.listener_page, |reference| self.requests.push(reference));
         for _ in 0..TRIES {
             let Some(reference) = self.requests.first() else { return Ok(None) };
-            // A node that goes is told like one that comes: of most who were answered it is known, the others' pages say so.
-            // While an answer is held, so is the caller's page, and no other caller can have its reference.
+            // XenStore reports a removed node like a new one. Most callers that were answered are known here; the pages
+            // of the others say so. While an answer is held, so is the caller's page, and no other caller can have its
+            // reference.
             let answered = self.answers(reference);
             self.sweep();
             if answered {
@@ -164,11 +167,11 @@ impl XenListener {
                 }
                 Ok(None) => self.requests.pop(),
                 Err(error @ Error::Limit { .. }) => return Err(error),
-                // It went, or it lies: nobody else has to know.
+                // The caller is gone or violates the protocol, which concerns nobody else.
                 Err(_) => self.requests.pop(),
             }
         }
-        // The descriptor says that there are more.
+        // The descriptor reports that there are more.
         Ok(None)
     }
 }
@@ -179,7 +182,7 @@ impl Drop for XenListener {
             return;
         }
         self.listener_page.close();
-        // What cannot be removed leads to a listener page that is closed.
+        // A node that cannot be removed leads to a closed listener page.
         let _ = lock(&self.core.store).remove(&self.node);
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Segments: pages, the list of their references, and who may still map them.
+//! Manages segments: their pages, the list of their references, and whether the peer may still map them.
 
 use std::sync::{
     Arc, OnceLock, Weak,
@@ -21,7 +21,7 @@ use crate::{
     reaper_client::Note,
 };
 
-/// What is inside an offer: the right to map a segment. Dropped, it is taken back, as soon as that is possible.
+/// Content of an offer: the right to map a segment. Dropping it revokes the right as soon as that is possible.
 pub(crate) struct Token {
     core: Arc<Core>,
     end: Arc<End>,
@@ -32,12 +32,12 @@ pub(crate) struct Token {
 }
 
 impl Token {
-    /// Whether it is `end`'s, and was not sent before.
+    /// Returns whether the offer belongs to `end` and was not sent before.
     pub(crate) fn may_go(&self, end: &Arc<End>) -> bool {
         Arc::ptr_eq(&self.end, end) && !self.sent.load(Ordering::Relaxed)
     }
 
-    /// The references that go with its message: those of a small segment.
+    /// Returns the references that go with the message: those of a small segment.
     pub(crate) fn references(&self) -> &[u32] {
         let small = self.held.as_ref().filter(|_| self.name.list == 0);
         small.map_or(&[], |held| held.grants.references())
@@ -51,7 +51,8 @@ impl Token {
     }
 }
 
-/// Hands the pages to the domain's grant reaper, if there is one; false while the peer's mailbox is not known.
+/// Hands the pages to the domain's grant reaper, if there is one. Returns false while the peer's mailbox is not known
+///
 fn entrust(held: &GrantedPages, core: &Core, end: &End) -> bool {
     let (Some(page), Some(mailbox)) = (end.peer.get(), end.peer_reference.get()) else { return false };
     let note = Note {
@@ -70,7 +71,7 @@ fn entrust(held: &GrantedPages, core: &Core, end: &End) -> bool {
     true
 }
 
-/// Hands over what was sent before the peer's mailbox was known.
+/// Hands over the pages that were sent before the peer's mailbox was known.
 pub(crate) fn entrust_sent(core: &Core, end: &End) {
     for held in std::mem::take(&mut *lock(&end.unknown)).iter().filter_map(Weak::upgrade) {
         entrust(&held, core, end);
@@ -86,14 +87,14 @@ impl Drop for Token {
     }
 }
 
-/// Makes a segment of `len` bytes for `end`'s peer.
+/// Makes a segment of `len` bytes for the peer of `end`.
 pub(crate) fn allocate(core: &Arc<Core>, end: &Arc<End>, len: usize) -> Result<(OwnSegment, Token)> {
     core.sweep();
     let pages = len / PAGE;
     if len == 0 || len % PAGE != 0 {
         return Err(Error::os("allocate", Errno::INVAL));
     }
-    // The references of a small segment go with the message: a page less to grant, and to map.
+    // The references of a small segment go with the message, which saves a page to grant and to map.
     let lists = if pages <= REFERENCES { 0 } else { pages.div_ceil(LIST_REFS) };
     let grants = core.xen.grant(end.domain.id, lists + pages)?;
     let (list_refs, refs) = grants.references().split_at(lists);
@@ -114,7 +115,7 @@ pub(crate) fn allocate(core: &Arc<Core>, end: &Arc<End>, len: usize) -> Result<(
     Ok((segment, Token { core, end, name, len, held, sent: AtomicBool::new(false) }))
 }
 
-/// The last generation that came from each of the peer's places.
+/// Last generation received from each of the peer's places.
 #[derive(Debug)]
 pub(crate) struct Seen([u32; PLACES]);
 
@@ -125,7 +126,7 @@ impl Default for Seen {
 }
 
 impl Seen {
-    /// Maps what the peer sent, if it is what it should be; else lets go of it.
+    /// Maps the segment that the peer sent if it is valid; otherwise lets go of it.
     pub(crate) fn open(
         &mut self,
         core: &Core,
@@ -149,7 +150,7 @@ impl Seen {
     }
 }
 
-/// The references of a segment, copied out of the peer's list once.
+/// Copies the references of a segment out of the peer's list, each once.
 fn read_list(core: &Core, end: &End, name: SegmentName) -> Result<Vec<u32>> {
     let (mut left, mut list) = (name.pages as usize, name.list);
     let mut references = Vec::with_capacity(left);
@@ -166,7 +167,7 @@ fn read_list(core: &Core, end: &End, name: SegmentName) -> Result<Vec<u32>> {
     Ok(references)
 }
 
-/// Tells the peer that its segment is no longer mapped here, when dropped.
+/// Tells the peer, when dropped, that its segment is no longer mapped here.
 #[derive(Debug)]
 struct Release {
     end: Arc<End>,

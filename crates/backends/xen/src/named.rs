@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Services by the names that the broker of dom0 gave: `NAME/SERVICE`. What comes of a name is a domain's
-//! number and a number of the pair's; the rest is [`XenDomain`]'s.
+//! Connects services by the names that the broker of dom0 gave: `NAME/SERVICE`. A name resolves to a
+//! domain's number and the numbers of the pair; [`XenDomain`] does the rest.
 
 use std::{
     collections::BTreeMap,
@@ -24,15 +24,15 @@ use crate::{
     place::{Pair, ServiceAddress},
 };
 
-/// Xen's domains by their names, which the broker (`tombolod`) of dom0 tells.
+/// Xen domains by the names that the broker (`tombolod`) of dom0 publishes.
 ///
-/// A service is `NAME/SERVICE`; who listens may leave its own `NAME/` out, and is there for every domain that the
-/// broker's rules let connect to it, also for those that come later. For the others it has no listener page.
+/// A service is `NAME/SERVICE`. A listener may omit its own `NAME/`. Every domain that the broker's rules allow can
+/// connect to it, including domains that appear later. For the others it has no listener page.
 #[derive(Clone, Debug)]
 pub struct XenNames(XenDomain);
 
 impl XenDomain {
-    /// The same domains by name.
+    /// Returns the same domains by name.
     #[must_use]
     pub fn names(&self) -> XenNames {
         XenNames(self.clone())
@@ -40,16 +40,16 @@ impl XenDomain {
 }
 
 impl XenNames {
-    /// Whether a broker told this domain anything.
+    /// Returns whether a broker published anything to this domain.
     ///
     /// # Errors
-    /// Where this is no domain of Xen's, or XenStore does not answer.
+    /// This is no Xen domain, or XenStore does not answer.
     pub fn are_published(&self) -> Result<bool> {
         let core = self.0.core()?;
         core.names().are_published(&core.store)
     }
 
-    /// Where a broker told this domain something; else what to do.
+    /// Returns the core if a broker published something to this domain. The error states what to do otherwise.
     pub(crate) fn told(&self) -> Result<Arc<Core>> {
         let core = self.0.core()?;
         if core.names().are_published(&core.store)? {
@@ -62,7 +62,7 @@ impl XenNames {
     }
 }
 
-/// The domain, if it is said, and the service.
+/// Splits a service into its domain, if there is one, and its name.
 fn parse(text: &str) -> Result<(Option<Name>, Name)> {
     let why = "it looks like NAME/SERVICE: the domain's name and one of letters, digits, `_` and `-`";
     let bad = |_| Error::BadService { service: text.into(), why };
@@ -94,7 +94,7 @@ impl Rendezvous for XenNames {
     }
 }
 
-/// Knocks at a listener that was named.
+/// Sends a connect request to a listener by name.
 pub(crate) fn call_named(core: &Arc<Core>, domain: &Name, name: &Name) -> Result<(XenEndpoint, Pair)> {
     let service = format!("{domain}/{name}");
     let Some((peer, record)) = core.names().find(domain) else {
@@ -113,19 +113,19 @@ pub(crate) fn call_named(core: &Arc<Core>, domain: &Name, name: &Name) -> Result
     })
 }
 
-/// A listener page for each domain that may come.
+/// A listener with a listener page for each domain that may connect.
 #[derive(Debug)]
 pub(crate) struct NamedListener {
     core: Arc<Core>,
     service: Name,
-    /// None: it could not be opened, and that was said.
+    /// Listener of each domain; none if it could not be opened, which was reported.
     listener_pages: BTreeMap<DomId, (Pair, Option<XenListener>)>,
-    /// Who was let in last: the next one has a turn before it.
+    /// Domain that was accepted last: the next one has a turn before it.
     last: DomId,
     ear: Arc<ReservedFd>,
-    /// What goes with each listener page, where something does.
+    /// Hints that accompany each listener page, if there are any.
     hints: Option<Arc<OwnHints>>,
-    /// Of the ear and all listener pages.
+    /// Epoll instance of `ear` and all listener pages.
     set: ReservedFd,
 }
 
@@ -144,7 +144,7 @@ impl NamedListener {
             .map_err(|error| Error::os("epoll_ctl", error))
     }
 
-    /// Opens the listener pages that are missing, and closes those of domains that may come no more.
+    /// Opens the listener pages that are missing, and closes those of domains that may no longer connect.
     fn reconcile_listeners(&mut self) -> Result<()> {
         let callers = self.core.names().callers(&self.service);
         for (id, (_, listener_page)) in

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the broker of dom0 says of other domains: their names, what rules allow, how they fare.
+//! Holds what the broker of dom0 publishes about other domains: their names, what rules allow, and their liveness (X-20
+//! to X-22).
 
 use std::{
     collections::BTreeMap,
@@ -22,36 +23,36 @@ use crate::{
     store::Store,
 };
 
-/// The version of a record, which it begins with.
+/// Version of a record, with which the record begins.
 const VERSION: &str = "1";
-/// Longest record: with its path it fits into a message of XenStore's.
+/// Largest length of a record: with its path it fits into a message of XenStore.
 pub(crate) const RECORD_MAX: usize = 3072;
-/// The node that leads a domain to the page by which the broker shows that it lives.
+/// Node with the reference of the page by which the broker shows that it lives.
 pub(crate) const ALIVE: &str = "alive";
-/// The node that tells a domain its own name.
+/// Node with a domain's own name.
 pub(crate) const OWN: &str = "self";
-/// What the broker claims in dom0, where nobody can map that page.
+/// Name that the broker claims in dom0, where that page cannot be mapped.
 pub(crate) const BROKER: &str = "tombolod";
 
-/// Where the broker says what `reader` may know.
+/// Returns the folder in which the broker publishes what `reader` may know.
 pub(crate) fn folder_of(reader: DomId) -> String {
     format!("/local/domain/{reader}/tombolo")
 }
 
-/// A domain's number, as it stands in XenStore: nothing but digits, and none too many.
+/// Parses a domain's number as XenStore has it: only digits, no leading zero, and not too large.
 pub(crate) fn domid(text: &str) -> Option<DomId> {
     let plain = text.bytes().all(|byte| byte.is_ascii_digit()) && !(text.len() > 1 && text.starts_with('0'));
     text.parse().ok().filter(|id| plain && *id <= DOMID_MAX)
 }
 
-/// How a domain fares, as dom0 sees it.
+/// Liveness of a domain, as dom0 sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum State {
-    /// It runs.
+    /// The domain runs.
     Running,
-    /// It was paused.
+    /// The domain was paused.
     Paused,
-    /// Nobody could tell.
+    /// The state could not be determined.
     #[default]
     Unknown,
 }
@@ -60,20 +61,20 @@ impl State {
     const ALL: [(&str, Self); 3] = [("running", Self::Running), ("paused", Self::Paused), ("unknown", Self::Unknown)];
 }
 
-/// What one domain may know of another.
+/// View that one domain may have of another.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct View {
-    /// The other's name.
+    /// Name of the other domain.
     pub name: Name,
-    /// How it fares.
+    /// Liveness of the other domain.
     pub state: State,
-    /// Services of the reader's to which the other may connect.
+    /// Services of the reader to which the other domain may connect.
     pub ours: Vec<Pattern>,
-    /// Services of the other's to which the reader may connect.
+    /// Services of the other domain to which the reader may connect.
     pub theirs: Vec<Pattern>,
 }
 
-/// A view, and the numbers by which the two domains know that they are the two that were meant.
+/// A view, and the numbers by which the two domains recognise each other as those that were meant.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Record {
     pub view: View,
@@ -81,7 +82,7 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    /// Takes the value of a node apart, which is to be believed only if all of it makes sense.
+    /// Parses the value of a node. Returns none unless all of it is valid.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let mut lines = text.strip_suffix('\n').filter(|_| text.len() <= RECORD_MAX)?.split('\n');
         let mut words = lines.next()?.split(' ');
@@ -122,29 +123,29 @@ impl fmt::Display for Record {
     }
 }
 
-/// What was told.
+/// State that the broker published.
 #[derive(Debug, Default)]
 struct Published {
-    /// There is a folder.
+    /// Whether the folder exists.
     there: bool,
     own: Option<Name>,
     records: BTreeMap<DomId, Record>,
-    /// The broker's page, and its reference.
+    /// The broker's page and its reference.
     alive: Option<(u32, PeerPage)>,
-    /// Rung when it changes who may come.
+    /// Eventfds raised when the set of domains that may connect changes.
     ears: Vec<Weak<ReservedFd>>,
 }
 
-/// What this domain is told, kept up to date by the watch of the process's thread.
+/// Published state for this domain, kept up to date by the watch of the process's thread.
 #[derive(Debug)]
 pub(crate) struct Names {
     xen: Arc<dyn Hypervisor>,
     own: DomId,
     folder: String,
     told: Mutex<Published>,
-    /// Held from a question to XenStore until its answer is noted: the last question has the last word.
+    /// Held from a request to XenStore until its answer is stored, so that the last request determines the result.
     turn: Mutex<()>,
-    /// All was read once.
+    /// Whether everything was read once.
     loaded: AtomicBool,
 }
 
@@ -154,17 +155,17 @@ impl Names {
         Self { xen: Arc::clone(xen), own, folder: folder_of(own), told, turn, loaded }
     }
 
-    /// What is to be watched.
+    /// Returns the folder that must be watched.
     pub(crate) fn folder(&self) -> &str {
         &self.folder
     }
 
-    /// Whether a change of `path` is one of what is told here.
+    /// Returns whether a change of `path` concerns what is published here.
     pub(crate) fn is_about(&self, path: &str) -> bool {
         path.strip_prefix(&self.folder).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     }
 
-    /// Takes notice of a change.
+    /// Updates the published state after a change.
     pub(crate) fn update_from_store(&self, store: &mut Store, path: &str) -> Result<()> {
         let _turn = lock(&self.turn);
         match path.strip_prefix(&self.folder).and_then(|rest| rest.strip_prefix('/')) {
@@ -173,7 +174,7 @@ impl Names {
         }
     }
 
-    /// Whether anything is told, which is looked up once; the watch tells of what changes.
+    /// Returns whether anything is published. That is looked up once; the watch reports later changes.
     pub(crate) fn are_published(&self, store: &Mutex<Store>) -> Result<bool> {
         if !self.loaded.load(Ordering::Acquire) {
             let (mut store, _turn) = (lock(store), lock(&self.turn));
@@ -182,7 +183,7 @@ impl Names {
         Ok(lock(&self.told).there)
     }
 
-    /// Reads all that is told, in one's turn.
+    /// Reads everything that is published. The caller holds `turn`.
     fn load(&self, store: &mut Store) -> Result<()> {
         let nodes = store.folder(&self.folder)?;
         lock(&self.told).there = nodes.is_some();
@@ -196,7 +197,7 @@ impl Names {
         Ok(())
     }
 
-    /// Reads one node, likewise.
+    /// Reads one node. The caller holds `turn`.
     fn read(&self, store: &mut Store, node: &str) -> Result<()> {
         let mut value = || store.read(&format!("{}/{node}", self.folder));
         if node == OWN {
@@ -225,13 +226,13 @@ impl Names {
         Ok(())
     }
 
-    /// The broker's page, which dom0 grants; dom0 itself cannot map it.
+    /// Maps the broker's page, which dom0 grants. dom0 itself cannot map it.
     fn open(&self, reference: u32) -> Option<PeerPage> {
         let page = (self.own != 0).then(|| self.xen.map(0, &[reference], None, Box::new(())))?.ok()?;
         PeerPage::new(page, at::BROKER_MAGIC).ok().map(|(page, _)| page)
     }
 
-    /// Whether the broker that said all this still lives.
+    /// Returns whether the broker that published this is still alive.
     fn broker_lives(&self, told: &Published) -> bool {
         match self.own {
             0 => matches!(self.xen.claim(BROKER), Ok(None)),
@@ -239,12 +240,12 @@ impl Names {
         }
     }
 
-    /// Lets go of the page of a broker that died: what is mapped of it keeps it from going.
+    /// Unmaps the page of a broker that died, because the mapping keeps the page from being freed.
     pub(crate) fn sweep(&self) {
         lock(&self.told).alive.take_if(|(_, page)| page.state() != at::OPEN);
     }
 
-    /// How a domain fares that shows no sign of its end.
+    /// Returns the liveness of a domain that shows no sign of its end.
     pub(crate) fn liveness(&self, id: DomId) -> Liveness {
         let told = lock(&self.told);
         match told.records.get(&id).map(|record| record.view.state) {
@@ -254,40 +255,40 @@ impl Names {
         }
     }
 
-    /// The name of this domain.
+    /// Returns the name of this domain.
     pub(crate) fn own(&self) -> Option<Name> {
         lock(&self.told).own.clone()
     }
 
-    /// What the pair of this domain and that one is known by, while it is told of.
+    /// Returns the numbers of the pair of this domain and `id`, while that domain is published.
     pub(crate) fn pair_of(&self, id: DomId) -> Option<Pair> {
         lock(&self.told).records.get(&id).map(|record| record.pair)
     }
 
-    /// All domains that this one was told of.
+    /// Returns all domains that are published to this one.
     pub(crate) fn all(&self) -> Vec<(DomId, Record)> {
         lock(&self.told).records.iter().map(|(id, record)| (*id, record.clone())).collect()
     }
 
-    /// The domain called `name`.
+    /// Returns the domain called `name`.
     pub(crate) fn find(&self, name: &Name) -> Option<(DomId, Record)> {
         let told = lock(&self.told);
         let mut found = told.records.iter().filter(|(_, record)| record.view.name == *name);
         match (found.next(), found.next()) {
             (Some((id, record)), None) => Some((*id, record.clone())),
-            // Of two with one name neither is meant.
+            // Two domains with one name are both ignored.
             _ => None,
         }
     }
 
-    /// The domains that may connect to `service` here.
+    /// Returns the domains that may connect to `service` here.
     pub(crate) fn callers(&self, service: &Name) -> BTreeMap<DomId, Pair> {
         let told = lock(&self.told);
         let may = |record: &Record| record.view.ours.iter().any(|pattern| pattern.matches(service));
         told.records.iter().filter(|(_, record)| may(record)).map(|(id, record)| (*id, record.pair)).collect()
     }
 
-    /// A descriptor that polls readable when it changes who may come from now on.
+    /// Returns a descriptor that polls readable when the set of domains that may connect changes from now on.
     pub(crate) fn ear(&self) -> Result<Arc<ReservedFd>> {
         let ear = Arc::new(eventfd()?);
         lock(&self.told).ears.push(Arc::downgrade(&ear));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What Linux is asked for, with the errors of this crate.
+//! Wraps system calls, with the errors of this crate.
 
 use std::{os::fd::OwnedFd, thread};
 
@@ -8,22 +8,22 @@ use rustix::event::epoll;
 use tombolo_domain::{Error, Result, aside::ReservedFd};
 pub(crate) use tombolo_os::{event::raise, lock::lock};
 
-/// An eventfd that no call blocks on.
+/// Makes an eventfd on which no call blocks.
 pub(crate) fn eventfd() -> Result<ReservedFd> {
     reserve(tombolo_os::event::eventfd(0).map_err(|error| Error::os("eventfd", error))?)
 }
 
-/// An epoll instance.
+/// Makes an epoll instance.
 pub(crate) fn epoll_set() -> Result<ReservedFd> {
     reserve(epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| Error::os("epoll_create", error))?)
 }
 
-/// Puts a descriptor aside that is held for long, where the process is another program's.
+/// Reserves a descriptor that is held for long in another program's process.
 pub(crate) fn reserve(fd: OwnedFd) -> Result<ReservedFd> {
     ReservedFd::new(fd).map_err(|error| Error::os("fcntl", error))
 }
 
-/// Starts a thread that no signal of the program's reaches: its handlers are not for a thread that it does not know of.
+/// Starts a thread that receives none of the program's signals: the program's handlers do not expect this thread.
 pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
     let mut before = SigSet::empty();
     let failed = |error: nix::errno::Errno| Error::os("pthread_sigmask", std::io::Error::from(error));
@@ -33,7 +33,7 @@ pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<
     begun.map(drop).map_err(|error| Error::os("clone", error))
 }
 
-/// Random bytes for a name or an id that nobody is to guess.
+/// Returns random bytes for a name or a number that nobody may guess.
 pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
     tombolo_os::random::bytes().map_err(|error| Error::os("getrandom", error))
 }

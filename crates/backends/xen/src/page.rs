@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Mailboxes and listener pages: pages of words, one's own and the peer's.
+//! Implements mailboxes and listener pages: pages of words, both the own ones and the peer's.
 
 use std::time::SystemTime;
 
@@ -14,7 +14,7 @@ use crate::hypervisor::DomId;
 pub(crate) struct OwnPage(OwnControl);
 
 impl OwnPage {
-    /// Fills the head of a page, open.
+    /// Fills the head of a page, and opens it.
     pub(crate) fn new(segment: OwnSegment, magic: u64, port: u32) -> Self {
         let (control, _no_data) = segment.split(at::PAGE);
         let page = Self(control);
@@ -28,12 +28,12 @@ impl OwnPage {
         self.0.word(offset).store_release(word);
     }
 
-    /// Says that this endpoint closed.
+    /// Tells the peer that this endpoint closed.
     pub(crate) fn close(&self) {
         self.set(at::AT_STATE, at::CLOSED);
     }
 
-    /// Writes bytes where nobody reads them while they change.
+    /// Writes bytes at a place that nobody reads while they change.
     fn put(&self, offset: usize, bytes: &[u8]) {
         for (index, bytes) in bytes.chunks(8).enumerate() {
             let mut word = [0; 8];
@@ -42,20 +42,19 @@ impl OwnPage {
         }
     }
 
-    /// Says when it was made.
+    /// Writes the time at which the page was made.
     pub(crate) fn put_made(&self) {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         self.set(at::AT_MADE, now.map_or(0, |now| now.as_nanos() as u64));
     }
 
-    /// Says for tools who the peer is, and how they met.
+    /// Writes the peer's number and the service's name, for tools.
     pub(crate) fn put_stats(&self, peer: DomId, service: &str) {
         self.put(at::AT_NAME, service.as_bytes());
         self.set(at::AT_STATS, at::stats_head(peer, false));
     }
 
-    /// Writes a message to where the `number`th goes, with the references of a small segment, and says that it is
-    /// there.
+    /// Writes the `number`th message to its place, with the references of a small segment, and publishes it.
     pub(crate) fn put_message(&self, number: u64, head: at::MessageHead, references: &[u32], message: &[u8]) {
         for (index, word) in words_of(references).enumerate() {
             self.set(references_at(number) + 8 * index, word);
@@ -74,7 +73,7 @@ impl OwnPage {
 pub(crate) struct PeerPage(PeerSegment);
 
 impl PeerPage {
-    /// Takes a page for what it should be, and says at which port its owner listens.
+    /// Checks the head of a page. Returns the page and its owner's port.
     pub(crate) fn new(segment: PeerSegment, magic: u64) -> Result<(Self, u32)> {
         let page = Self(segment);
         let expect = |offset, expected, what: &str| {
@@ -91,7 +90,7 @@ impl PeerPage {
         Ok((page, port))
     }
 
-    /// A page of which nothing is asked: that of a list has no head.
+    /// Takes a page without a check: a page of a list has no head.
     pub(crate) fn unchecked(segment: PeerSegment) -> Self {
         Self(segment)
     }
@@ -100,18 +99,18 @@ impl PeerPage {
         self.0.word(offset).load_acquire()
     }
 
-    /// The state's lowest byte, which is what a kernel clears.
+    /// Returns the lowest byte of the state, which is the byte that a kernel clears.
     pub(crate) fn state(&self) -> u64 {
         self.word(at::AT_STATE).hint() & 0xff
     }
 
-    /// `count` references that stand from `offset` on, each loaded once.
+    /// Returns `count` references from `offset` on, each loaded once.
     pub(crate) fn references(&self, offset: usize, count: usize) -> impl Iterator<Item = u32> {
         let words = (0..count.div_ceil(2)).map(move |index| self.word(offset + 8 * index).hint());
         words.flat_map(|word| [word as u32, (word >> 32) as u32]).take(count)
     }
 
-    /// The `number`th message.
+    /// Copies the `number`th message.
     pub(crate) fn message(&self, number: u64) -> Result<PeerMessage> {
         let base = message_at(number);
         let words = [0, 1, 2, 3].map(|index| self.word(base + 8 * index).hint());
@@ -127,16 +126,16 @@ impl PeerPage {
     }
 }
 
-/// What came in a message.
+/// A received message.
 #[derive(Debug)]
 pub(crate) struct PeerMessage {
     pub segment: Option<at::SegmentName>,
-    /// Those of a small segment's pages.
+    /// References of the pages of a small segment.
     pub references: Vec<u32>,
     pub message: Vec<u8>,
 }
 
-/// References, two in a word.
+/// Packs references into words, two in each.
 pub(crate) fn words_of(references: &[u32]) -> impl Iterator<Item = u64> {
     references.chunks(2).map(|two| u64::from(two[0]) | two.get(1).map_or(0, |second| u64::from(*second) << 32))
 }
@@ -149,13 +148,13 @@ const fn message_at(number: u64) -> usize {
     at::AT_MESSAGES + (number % at::MESSAGES) as usize * at::MESSAGE_STRIDE
 }
 
-/// What breaks `clause`.
+/// Returns the error for a violation of `clause`.
 pub(crate) fn malformed(clause: &'static str, what: impl Into<String>) -> Error {
     Error::Malformed { clause, what: what.into() }
 }
 
-/// What stands in a listener page for the service it belongs to, so that a reference that was used again does not lead
-/// to another service: FNV-1a.
+/// Returns the number that identifies a service in its listener page, so that a reference that was used again does not
+/// lead to another service: FNV-1a.
 pub(crate) fn mark_of(service: &str) -> u64 {
     service.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Services: `DOMID/NAME`.
+//! Defines the addresses of services: `DOMID/NAME`.
 
 use std::fmt;
 
@@ -8,18 +8,18 @@ use tombolo_layout::xen::NAME_MAX;
 
 use crate::hypervisor::DomId;
 
-/// Xen's numbers beyond this have meanings of their own.
+/// Largest number of a domain: Xen gives larger ones meanings of their own.
 pub(crate) const DOMID_MAX: DomId = 0x7fef;
 
-/// The numbers by which two domains that were told each other's names know that they are the two that were meant: what
-/// this one shows, and what the other has to show. Both are 0 where no names were asked.
+/// Numbers by which two domains that know each other by name recognise each other as those that were meant: the number
+/// that this one shows, and the one that the other must show. Both are 0 if no names were used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Pair {
     pub shows: u64,
     pub expects: u64,
 }
 
-/// A name between this domain and another.
+/// Address of a service between this domain and another.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct ServiceAddress {
     /// The other domain.
@@ -47,12 +47,12 @@ impl ServiceAddress {
         Ok(Self { peer, service: service.into(), pair: Pair::default() })
     }
 
-    /// The same place, for the two domains that were told these numbers.
+    /// Returns the same address for the two domains that have these numbers.
     pub(crate) fn of_pair(self, pair: Pair) -> Self {
         Self { pair, ..self }
     }
 
-    /// As people write it.
+    /// Returns the address as users write it.
     pub(crate) fn shown(&self) -> String {
         format!("xen:{self}")
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The places of an endpoint's segments, and the pages that are granted for one.
+//! Manages the places of an endpoint's segments, and the pages granted for each.
 
 use std::sync::{Arc, OnceLock};
 
@@ -8,13 +8,13 @@ use tombolo_layout::xen::{PLACES, SegmentName};
 
 use crate::{hypervisor::Grants, reaper_client::Entrusted};
 
-/// Pages that are granted, and the grant reaper's word for them.
+/// Granted pages, and the record that the grant reaper has them.
 #[derive(Debug)]
 pub(crate) struct GrantedPages {
-    // Dropped first: what is granted no more need not be kept.
+    // Dropped first: pages that are no longer granted need not be kept.
     pub grants: Arc<dyn Grants>,
     pub name: SegmentName,
-    /// That the domain's grant reaper holds them, too.
+    /// Record that the domain's grant reaper holds the pages, too.
     pub entrusted: OnceLock<Entrusted>,
 }
 
@@ -22,7 +22,7 @@ pub(crate) struct GrantedPages {
 #[derive(Debug)]
 pub(crate) struct Places {
     of: [Place; PLACES],
-    /// Bytes that were retired and that the peer may still map.
+    /// Number of bytes that were retired and that the peer may still map.
     pub quarantined: u64,
 }
 

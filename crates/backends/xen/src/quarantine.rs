@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Memory that the peer may still map.
+//! Holds memory that the peer may still map.
 
 use std::{fmt, sync::Arc};
 
@@ -7,7 +7,7 @@ use tombolo_layout::xen::{AT_RELEASED, SegmentName};
 
 use crate::{end::End, page::PeerPage, places::GrantedPages};
 
-/// Memory that was retired and that the peer may still map. What holds it frees it when dropped.
+/// Memory that was retired and that the peer may still map. Dropping this frees it.
 pub(crate) struct Quarantined {
     end: Arc<End>,
     name: SegmentName,
@@ -27,14 +27,15 @@ impl Quarantined {
         Self { end, name, len, _held: held }
     }
 
-    /// Whether the peer let go of it.
+    /// Returns whether the peer let go of the memory.
     pub(crate) fn is_free(&self) -> bool {
         let released = |page| released(page, self.name.place, self.name.generation);
         self.end.maps_nothing() || self.end.peer.get().is_some_and(released)
     }
 }
 
-/// Whether the peer whose mailbox this is says that it let go of a segment. A lie frees nothing: what is mapped the kernel keeps.
+/// Returns whether the peer's mailbox reports that the peer let go of a segment. A false report frees nothing, because
+/// the kernel keeps what is mapped.
 pub(crate) fn released(page: &PeerPage, place: u8, generation: u32) -> bool {
     page.word(AT_RELEASED + 8 * usize::from(place)).hint() == u64::from(generation)
 }

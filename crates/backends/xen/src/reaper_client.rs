@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A program's side of its domain's grant reaper: what it hands over of each segment, so that somebody holds the pages
-//! when it died and its peer has not said that it unmapped them. [`crate::keeper`] is the other side.
+//! Implements a program's side of its domain's grant reaper. For each segment the program hands over a descriptor, so
+//! that the reaper holds the pages if the program dies before its peer reported that it unmapped them.
+//! [`crate::keeper`] is the other side.
 
 use std::{
     fmt,
@@ -31,36 +32,37 @@ use crate::{
     os::lock,
 };
 
-/// Where the grant reaper listens unless `TOMBOLO_KEEPER` says otherwise.
+/// Path of the grant reaper's socket unless `TOMBOLO_KEEPER` names another.
 const SOCKET: &str = "/run/tombolo/keeper.sock";
-/// Longest message of the grant reaper.
+/// Largest length of a message of the grant reaper.
 pub(crate) const ANSWER_MAX: usize = 32 << 10;
-/// How long it may take for an answer.
+/// Time within which the grant reaper must answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The grant reaper's socket, as the environment names it.
+/// Returns the path of the grant reaper's socket, as the environment names it.
 pub(crate) fn socket() -> PathBuf {
     std::env::var_os("TOMBOLO_KEEPER").filter(|path| !path.is_empty()).map_or_else(|| SOCKET.into(), PathBuf::from)
 }
 
-/// What the grant reaper is told of a segment whose pages come along.
+/// Description of a segment, sent to the grant reaper along with its pages.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Note {
-    /// The program's own number for it.
+    /// The program's own number for the segment.
     pub id: u64,
     pub peer: DomId,
-    /// The peer's mailbox: its reference, and when it was made, by which it is known from others that had the reference.
+    /// Reference of the peer's mailbox, and the time at which it was made, which distinguishes it from others that had
+    /// the reference.
     pub mailbox: u32,
     pub made: u64,
-    /// By which the peer says that it let go of it.
+    /// Place and generation by which the peer reports that it let go of the segment.
     pub place: u8,
     pub generation: u32,
     pub pages: u32,
-    /// The name by which the ends met.
+    /// Name by which the endpoints met.
     pub service: String,
 }
 
-/// What a program says.
+/// Message of a program.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Request {
     Keep(Note),
@@ -110,22 +112,22 @@ fn number<T: FromStr>(words: &mut SplitN<'_, char>) -> Option<T> {
     words.next()?.parse().ok()
 }
 
-/// Pages of a program that died, kept until its peer says that it unmapped them.
+/// Pages of a program that died, kept until its peer reports that it unmapped them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OrphanedGrants {
-    /// The number of the domain that may map them.
+    /// Number of the domain that may map them.
     pub peer: u16,
-    /// How many, with those of the list of their references.
+    /// Number of pages, including those of the list of their references.
     pub pages: u64,
-    /// How long ago the program died.
+    /// Time since the program died.
     pub age: Duration,
-    /// Its number.
+    /// Process number of the program.
     pub pid: u32,
-    /// Its user's.
+    /// User of the program.
     pub uid: u32,
-    /// The name by which the ends met.
+    /// Name by which the endpoints met.
     pub service: String,
-    /// What the kernel called it.
+    /// Name of the program's process in the kernel.
     pub command: String,
 }
 
@@ -151,28 +153,29 @@ impl OrphanedGrants {
     }
 }
 
-/// What a grant reaper has.
+/// Content of a grant reaper.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct ReaperListing {
-    /// What was granted by programs that died.
+    /// Pages that were granted by programs that died.
     pub kept: Vec<OrphanedGrants>,
-    /// Pages that it let go of, as its room was up or it could not look at the peer's page: the kernel's own list has them.
+    /// Pages that it released because it had no more room or could not read the peer's page. They are in the kernel's
+    /// own list.
     pub let_go: u64,
 }
 
 impl ReaperListing {
-    /// Asks this domain's grant reaper.
+    /// Asks this domain's grant reaper for its list.
     ///
     /// # Errors
-    /// `NotFound` and `ConnectionRefused` where there is none; it does not answer as it should.
+    /// `NotFound` and `ConnectionRefused` if there is none; another error if its answer is invalid.
     pub fn ask() -> io::Result<Self> {
         Self::ask_at(&socket())
     }
 
-    /// The same at a socket.
+    /// Asks the grant reaper at a socket.
     ///
     /// # Errors
-    /// As those of [`ask`](Self::ask).
+    /// As for [`ask`](Self::ask).
     pub fn ask_at(path: &Path) -> io::Result<Self> {
         let keeper = connect(path)?;
         rustix::io::ioctl_fionbio(&keeper, false)?;
@@ -198,7 +201,7 @@ impl ReaperListing {
     }
 }
 
-/// A connection that does not block.
+/// Makes a connection that does not block.
 fn connect(path: &Path) -> io::Result<ReservedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -212,7 +215,7 @@ fn send(socket: BorrowedFd<'_>, request: &Request, file: Option<BorrowedFd<'_>>)
     passing::send(socket, &[IoSlice::new(text.as_bytes())], &files, SendFlags::DONTWAIT).map(drop)
 }
 
-/// This process's way to the grant reaper, if there is one. Its end is the end of the process.
+/// This process's connection to the grant reaper, if there is one. The connection ends with the process.
 #[derive(Debug, Default)]
 pub(crate) struct ReaperClient {
     way: Mutex<Option<Arc<ReservedFd>>>,
@@ -220,13 +223,14 @@ pub(crate) struct ReaperClient {
 }
 
 impl ReaperClient {
-    /// Hands a descriptor over. Where there is no keeper, or it does not hear, the kernel's own list has to do.
+    /// Hands a descriptor over. Without a grant reaper, or if it does not read, only the kernel's own list has the
+    /// pages.
     pub(crate) fn entrust(&self, xen: &dyn Hypervisor, file: BorrowedFd<'_>, note: Note) -> Option<Entrusted> {
         let path = xen.grant_reaper()?;
         let id = self.last.fetch_add(1, Ordering::Relaxed);
         let request = Request::Keep(Note { id, ..note });
         let mut way = lock(&self.way);
-        // A second time: the grant reaper may be another one than before.
+        // The second attempt is for a grant reaper that has replaced the previous one.
         for _ in 0..2 {
             let keeper = match &*way {
                 Some(keeper) => Arc::clone(keeper),
@@ -249,7 +253,7 @@ impl ReaperClient {
     }
 }
 
-/// That the grant reaper has a descriptor of ours: it closes that once this is dropped.
+/// Record that the grant reaper has a descriptor of this process. The reaper closes it once this is dropped.
 #[derive(Debug)]
 pub(crate) struct Entrusted {
     keeper: Arc<ReservedFd>,
@@ -259,12 +263,13 @@ pub(crate) struct Entrusted {
 
 impl Drop for Entrusted {
     fn drop(&mut self) {
-        // A child made by fork has nothing to say here.
+        // A child made by fork must send nothing here.
         if self.pid == std::process::id()
             && send(self.keeper.as_fd(), &Request::Forget(self.id), None)
                 .is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
         {
-            // It does not hear. Then it takes this process for dead, and looks at the peers' pages itself.
+            // The grant reaper does not read. After this it takes the process for dead, and reads the peers' pages
+            // itself.
             let _ = rustix::net::shutdown(&*self.keeper, Shutdown::Both);
         }
     }

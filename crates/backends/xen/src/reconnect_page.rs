@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A page by which a process that was answered at a listener page once connects there again, without XenStore (X-11).
+//! Implements the page by which a process that was answered once at a listener page connects there again without
+//! XenStore (X-11).
 //!
 //! ```text
 //! who asks                                      who listens
@@ -9,7 +10,7 @@
 //!    if not, ask through XenStore
 //! ```
 //!
-//! One of the two fences is first: either K3 sees that nobody listens any more, or C3 sees the connect request.
+//! One of the two fences comes first: either K3 sees that nobody listens any more, or C3 sees the connect request.
 
 use std::{
     mem::MaybeUninit,
@@ -31,10 +32,10 @@ use crate::{
     page::{OwnPage, PeerPage},
 };
 
-/// Events and connect requests that may come to nothing before a page is no longer listened to. These are a few more
-/// than an honest process may have under way.
+/// Number of events and connect requests without a resulting connection after which a page is no longer listened to. It
+/// is somewhat more than a well-behaved process may have under way.
 const SPENT_MAX: usize = 2 * at::REQUESTS;
-/// What an event of a listener's set is about, if not a reconnect page: somebody asked through XenStore.
+/// Subject of an event of a listener's set that concerns no reconnect page: a request came through XenStore.
 const STORE: u64 = u64::MAX;
 
 fn word_of(index: usize) -> usize {
@@ -45,7 +46,7 @@ fn place_of(request: usize) -> usize {
     at::AT_REQUESTS + 8 * request
 }
 
-/// The page as the endpoint that asks has it.
+/// The page on the side that sends connect requests.
 #[derive(Debug)]
 pub(crate) struct ReconnectPage {
     page: OwnPage,
@@ -56,12 +57,12 @@ pub(crate) struct ReconnectPage {
 
 #[derive(Debug)]
 struct Places {
-    /// Requests so far: no two of a place are the same word.
+    /// Number of requests so far, which makes the words of requests in one place differ.
     requests: u32,
     taken: [bool; at::REQUESTS],
 }
 
-/// A connect request that was not answered yet.
+/// A connect request that is not answered yet.
 #[derive(Debug)]
 pub(crate) struct PendingRequest {
     page: Arc<ReconnectPage>,
@@ -79,7 +80,7 @@ impl ReconnectPage {
         Ok(Arc::new(Self { page, port, reference, places }))
     }
 
-    /// Asks for a connection with the mailbox `reference`, if the listener listens to this page and there is a place.
+    /// Requests a connection for the mailbox `reference`, if the listener listens to this page and a place is free.
     pub(crate) fn request_connection(
         self: &Arc<Self>,
         listener_page: &PeerPage,
@@ -110,27 +111,27 @@ impl ReconnectPage {
 }
 
 impl PendingRequest {
-    /// Takes it back. Not by dropping it: a child made by fork has not the page.
+    /// Takes the request back. Dropping does not do this, because a child made by fork does not have the page.
     pub(crate) fn forget(self) {
         self.page.page.set(place_of(self.place), 0);
         lock(&self.page.places).taken[self.place] = false;
     }
 }
 
-/// The page as the endpoint that listens has it.
+/// The page on the side that listens.
 #[derive(Debug)]
 struct ListenedPage {
     page: PeerPage,
     port: Arc<dyn Port>,
     reference: u32,
-    /// What stood in each place when it was looked at last.
+    /// Content of each place when it was last read.
     seen: Box<[u64; at::REQUESTS]>,
-    /// Events and connect requests since one led to a link.
+    /// Number of events and connect requests since the last one that led to a connection.
     spent: usize,
 }
 
 impl ListenedPage {
-    /// Hands out the references that were not there before.
+    /// Reports the references that were not there before.
     fn take_new(&mut self, mut report: impl FnMut(u32)) {
         let mut found = 0;
         for (place, seen) in self.seen.iter_mut().enumerate() {
@@ -144,7 +145,7 @@ impl ListenedPage {
     }
 }
 
-/// The reconnect pages that a listener listens to, and the descriptor that says that somebody asks.
+/// Reconnect pages that a listener listens to, and the descriptor that polls readable when a request arrives.
 #[derive(Debug)]
 pub(crate) struct ReconnectPages {
     set: ReservedFd,
@@ -152,7 +153,7 @@ pub(crate) struct ReconnectPages {
 }
 
 impl ReconnectPages {
-    /// None yet; `store` polls readable while somebody asks through XenStore.
+    /// Starts without pages. `store` polls readable while a request through XenStore waits.
     pub(crate) fn new(store: BorrowedFd<'_>) -> Result<Self> {
         let set = epoll_set()?;
         epoll::add(&set, store, epoll::EventData::new_u64(STORE), epoll::EventFlags::IN)
@@ -164,8 +165,8 @@ impl ReconnectPages {
         self.set.as_fd()
     }
 
-    /// Listens to the page at `reference` as well, if there is one and a place for it. A process without one asks through
-    /// XenStore.
+    /// Starts to listen to the page at `reference`, if it exists and there is a free word for it. A process without a
+    /// page connects through XenStore.
     pub(crate) fn add(&mut self, xen: &dyn Hypervisor, domain: &PeerDomain, listener_page: &OwnPage, reference: u32) {
         let known = |listened: &ListenedPage| listened.reference == reference;
         if reference == 0 || self.of.iter().flatten().any(known) {
@@ -176,7 +177,7 @@ impl ReconnectPages {
             let page = xen.map(domain.id, &[reference], None, Box::new(()))?;
             let (page, port) = PeerPage::new(page, at::RECONNECT_MAGIC)?;
             let port = xen.bind_port(domain.id, port)?;
-            // The kernel reports OUT anew with each event (X-8).
+            // The kernel reports `OUT` again with each event (X-8).
             let flags = epoll::EventFlags::OUT | epoll::EventFlags::ET;
             epoll::add(&self.set, port.fd(), epoll::EventData::new_u64(free as u64), flags)
                 .map_err(|error| Error::os("epoll_ctl", error))?;
@@ -188,14 +189,14 @@ impl ReconnectPages {
         }
     }
 
-    /// Hands out the requests that came since the last time, and drops pages that are of no use any more.
+    /// Reports the requests that arrived since the last call, and drops pages that are of no use any more.
     pub(crate) fn take_requests(&mut self, domain: &PeerDomain, listener_page: &OwnPage, mut report: impl FnMut(u32)) {
         let mut events = [MaybeUninit::uninit(); at::RECONNECT_PAGES + 1];
         let Ok((events, _)) = epoll::wait(&self.set, &mut events, Some(&Timespec::default())) else { return };
         for event in events {
             let listened = usize::try_from(event.data.u64()).ok().and_then(|index| self.of.get_mut(index)?.as_mut());
             if let Some(listened) = listened {
-                // Before the look, so that what comes after it is told again.
+                // The port is cleared before the places are read, so that later requests are reported again.
                 listened.port.clear();
                 listened.take_new(&mut report);
             }
@@ -213,7 +214,7 @@ impl ReconnectPages {
         }
     }
 
-    /// Records that a request by the page at `reference` led to a link.
+    /// Records that a request through the page at `reference` led to a connection.
     pub(crate) fn worked(&mut self, reference: u32) {
         let listened = self.of.iter_mut().flatten().find(|listened| listened.reference == reference);
         if let Some(listened) = listened {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A connection to XenStore. No transactions: each request here is whole by itself, and one is under way at a
-//! time.
+//! Implements a connection to XenStore. It uses no transactions: each request is complete by itself, and only one
+//! is under way at a time.
 
 use std::{
     io,
@@ -19,25 +19,25 @@ use crate::{
     wire::{Kind, Message, PAYLOAD_MAX, Parser},
 };
 
-/// Most changes that are heard at once.
+/// Largest number of changes that are read at once.
 const FIRED_MAX: usize = 256;
-/// How long XenStore may take for an answer: it is a daemon on the same machine.
+/// Time within which XenStore must answer: it is a daemon on the same machine.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What XenStore said no with.
+/// Reason for which XenStore refused a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Refusal {
     /// There is no such node, or none that this domain may see.
     Absent,
     /// This domain may not do that.
     Denied,
-    /// The domain has all nodes or watches that it may have, or as large ones.
+    /// The domain has reached its quota of nodes or watches, or of their size.
     Quota,
-    /// Anything else.
+    /// Any other reason.
     Other,
 }
 
-/// One connection.
+/// A connection to XenStore.
 #[derive(Debug)]
 pub(crate) struct Store {
     fd: ReservedFd,
@@ -52,18 +52,18 @@ impl Store {
         Self { fd, parser: Parser::default(), last: 0, fired: Vec::new() }
     }
 
-    /// Polls readable when a watch fires.
+    /// Returns a descriptor that polls readable when a watch fires.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// The number of this domain.
+    /// Returns the number of this domain.
     pub(crate) fn own_id(&mut self) -> Result<DomId> {
         let text = self.read("domid")?.ok_or_else(|| Error::NotFound("this domain's `domid` in XenStore".into()))?;
         text.parse().map_err(|_| broken("domid is no number"))
     }
 
-    /// What a node says, or nothing where there is none that this domain may see.
+    /// Returns the value of a node, or none if there is no node that this domain may see.
     pub(crate) fn read(&mut self, path: &str) -> Result<Option<String>> {
         match self.ask(Kind::Read, &[path], b"")? {
             Ok(payload) => Ok(String::from_utf8(payload).ok()),
@@ -72,13 +72,13 @@ impl Store {
         }
     }
 
-    /// Writes a node; one that is new has its parent's permissions.
+    /// Writes a node. A new node has its parent's permissions.
     pub(crate) fn write(&mut self, path: &str, value: &str) -> Result<()> {
         let done = self.ask(Kind::Write, &[path], value.as_bytes())?;
         done.map(drop).map_err(|refusal| refused("write", path, refusal))
     }
 
-    /// Makes a folder that `owner` alone may write, and `reader` read.
+    /// Makes a folder that only `owner` may write and `reader` may read.
     pub(crate) fn make_folder(&mut self, path: &str, owner: DomId, reader: DomId) -> Result<()> {
         let made = self.ask(Kind::Mkdir, &[path], b"")?;
         made.map_err(|refusal| refused("mkdir", path, refusal))?;
@@ -86,7 +86,7 @@ impl Store {
         set.map(drop).map_err(|refusal| refused("set permissions", path, refusal))
     }
 
-    /// Removes a node if it is there.
+    /// Removes a node if it exists.
     pub(crate) fn remove(&mut self, path: &str) -> Result<()> {
         match self.ask(Kind::Rm, &[path], b"")? {
             Ok(_) | Err(Refusal::Absent) => Ok(()),
@@ -94,7 +94,7 @@ impl Store {
         }
     }
 
-    /// The names in a folder, if they fit into a message.
+    /// Returns the names in a folder, or no names if they do not fit into a message.
     pub(crate) fn list(&mut self, path: &str) -> Result<Vec<String>> {
         match self.folder(path) {
             Err(Error::Limit { .. }) => Ok(Vec::new()),
@@ -102,10 +102,10 @@ impl Store {
         }
     }
 
-    /// The names in a folder, or nothing where there is none that this domain may see.
+    /// Returns the names in a folder, or none if there is no folder that this domain may see.
     ///
     /// # Errors
-    /// They do not fit into a message.
+    /// The names do not fit into a message.
     pub(crate) fn folder(&mut self, path: &str) -> Result<Option<Vec<String>>> {
         let payload = match self.ask(Kind::Directory, &[path], b"")? {
             Ok(payload) => payload,
@@ -116,7 +116,8 @@ impl Store {
         Ok(Some(names.filter(|name| !name.is_empty()).map(str::to_owned).collect()))
     }
 
-    /// Has changes of `path` and what is below it told by [`fired`](Self::fired); once at once.
+    /// Makes [`fired`](Self::fired) report changes of `path` and of everything below it, and report `path` once
+    /// immediately.
     pub(crate) fn watch(&mut self, path: &str) -> Result<()> {
         let done = self.ask(Kind::Watch, &[path, path], b"")?;
         done.map(drop).map_err(|refusal| refused("watch", path, refusal))
@@ -130,9 +131,9 @@ impl Store {
         }
     }
 
-    /// Paths that changed. Never blocks.
+    /// Returns the paths that changed. Never blocks.
     pub(crate) fn fired(&mut self) -> Result<Vec<String>> {
-        // Who writes without end is heard in turns.
+        // The number is bounded, so that a domain that writes without end does not hold up the caller.
         for _ in 0..FIRED_MAX {
             let Some(message) = self.next(None)? else { break };
             self.record_event(&message);
@@ -147,7 +148,7 @@ impl Store {
         }
     }
 
-    /// Sends a request and awaits its answer.
+    /// Sends a request and waits for its answer.
     fn ask(&mut self, kind: Kind, parts: &[&str], rest: &[u8]) -> Result<std::result::Result<Vec<u8>, Refusal>> {
         self.last = self.last.wrapping_add(1);
         let request = Message::request(kind, self.last, parts, rest);
@@ -178,7 +179,7 @@ impl Store {
         Ok(())
     }
 
-    /// The next message: awaited until `deadline`, or, without one, if it is there.
+    /// Returns the next message. Waits for it until `deadline`; without one, returns none if no message is there.
     fn next(&mut self, deadline: Option<Deadline>) -> Result<Option<Message>> {
         let mut buffer = [0; PAYLOAD_MAX];
         loop {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The kernel's own drivers for grants and event channels, by their ioctls, and nothing else.
+//! Uses the kernel's drivers for grants and event channels through their ioctls.
 //!
-//! Why there is `unsafe` at all: rustix cannot know what an ioctl does, nor that pages of gntalloc are mapped once.
+//! This needs `unsafe` because rustix cannot know what an ioctl does, nor that pages of gntalloc are mapped only once.
 //!
-//! One open file for each allocation, mapping and port: offsets then begin at 0, and closing it undoes all.
+//! Each allocation, mapping and port has an open file of its own: offsets then begin at 0, and closing the file undoes
+//! everything.
 #![allow(unsafe_code)]
 
 use std::{
@@ -39,12 +40,12 @@ const GNTDEV: &str = "/dev/xen/gntdev";
 const EVTCHN: &str = "/dev/xen/evtchn";
 const XENBUS: &str = "/dev/xen/xenbus";
 
-/// `GNTALLOC_ALLOC_GREF`: the peer may write.
+/// `GNTALLOC_ALLOC_GREF`: flag that lets the peer write.
 const WRITABLE: u32 = 1;
 
-/// Pages that all programs of this domain together may grant, and the driver's own default.
+/// File with the number of pages that all programs of this domain together may grant, and the driver's default.
 const LIMIT: (&str, usize) = ("/sys/module/xen_gntalloc/parameters/limit", 1024);
-/// Pages that this process grants.
+/// Number of pages that this process grants.
 static GRANTED: AtomicUsize = AtomicUsize::new(0);
 
 fn limit() -> usize {
@@ -55,7 +56,8 @@ fn limit() -> usize {
 const CLEAR_BYTE: u32 = 1;
 const SEND_EVENT: u32 = 2;
 
-/// An ioctl whose argument is a structure of words, and whose answer is those words and a number. Made in [`call`] alone.
+/// An ioctl whose argument is a structure of words, and whose results are these words and a number. Only [`call`] makes
+/// it.
 struct Words<'a> {
     opcode: Opcode,
     words: &'a mut [u64],
@@ -80,8 +82,9 @@ unsafe impl Ioctl for Words<'_> {
     }
 }
 
-/// Does the ioctl `number` of `group`, whose argument is `len` bytes long as the kernel counts them. Private to this module:
-/// `words` has to be as long as what that ioctl reads and writes, which for a list of grants is more than `len`.
+/// Makes the ioctl `number` of `group`, whose argument is `len` bytes long as the kernel counts them. Private to this
+/// module, because `words` must be as long as what the ioctl reads and writes; for a list of grants that is more than
+/// `len`.
 fn call(fd: impl AsFd, group: u8, number: u8, len: usize, words: &mut [u64]) -> rustix::io::Result<u32> {
     assert!(len <= size_of_val(words), "an ioctl's argument is longer than what is given");
     let call = Words { opcode: opcode::from_components(Direction::None, group, number, len), words };
@@ -90,7 +93,7 @@ fn call(fd: impl AsFd, group: u8, number: u8, len: usize, words: &mut [u64]) -> 
     unsafe { rustix::ioctl::ioctl(fd, call) }
 }
 
-/// Two 32-bit fields that share a word.
+/// Packs two 32-bit fields into the word that they share.
 const fn pair(first: u32, second: u32) -> u64 {
     if cfg!(target_endian = "little") {
         first as u64 | (second as u64) << 32
@@ -99,7 +102,7 @@ const fn pair(first: u32, second: u32) -> u64 {
     }
 }
 
-/// The first and the second of two 32-bit fields that share a word.
+/// Returns the first and the second of two 32-bit fields that share a word.
 const fn split(word: u64) -> [u32; 2] {
     let halves = [word as u32, (word >> 32) as u32];
     if cfg!(target_endian = "little") { halves } else { [halves[1], halves[0]] }
@@ -119,12 +122,12 @@ fn open(path: &'static str, flags: OFlags) -> Result<ReservedFd> {
     reserve(opened)
 }
 
-/// Whether pages can be granted and mapped here.
+/// Checks that pages can be granted and mapped here.
 pub(crate) fn drivers_are_there() -> Result<()> {
     [GNTALLOC, GNTDEV, XENBUS].into_iter().try_for_each(|path| open(path, OFlags::RDWR).map(drop))
 }
 
-/// Xen, by the kernel's drivers.
+/// Xen, through the kernel's drivers.
 #[derive(Debug)]
 pub(crate) struct Xen;
 
@@ -138,14 +141,14 @@ impl Hypervisor for Xen {
     }
 
     fn map(&self, peer: DomId, references: &[u32], port: Option<u32>, guard: Guard) -> Result<PeerSegment> {
-        // Opened for reading, so that no later call makes the mapping writable.
+        // The file is opened for reading, so that no later call makes the mapping writable.
         let file = Arc::new(mappable(peer, references, OFlags::RDONLY)?);
         if port.is_some() {
-            // An event and no byte: told to clear a byte of what is mapped read-only, the kernel refuses, or, told before the
-            // mapping, dies when it is unmapped.
+            // The notification is an event and no byte. Asked to clear a byte of memory mapped read-only, the kernel
+            // refuses; asked before the mapping, it crashes when the memory is unmapped.
             notify_when_gone(&file, None, port)?;
         }
-        // In this order: the file is closed, which unmaps the grants, and then whoever waits for that is told.
+        // The order matters: closing the file unmaps the grants, and only then is the waiting code told.
         let guard = (Arc::clone(&file), guard);
         let segment = PeerSegment::map_guarded(file.as_fd(), references.len() * PAGE, guard);
         drop(file);
@@ -175,7 +178,7 @@ impl Hypervisor for Xen {
         let flags = if writable { OFlags::RDWR } else { OFlags::RDONLY };
         let file = Arc::new(mappable(peer, references, flags)?);
         if let Some((offset, port)) = when_gone {
-            // The same structure and number as gntalloc's.
+            // The structure and the number are the same as gntalloc's.
             notify_when_gone(&file, Some(offset), Some(port))?;
         }
         let segment = CommonSegment::map(file.as_fd(), references.len() * PAGE, writable, Arc::clone(&file));
@@ -196,8 +199,8 @@ impl Hypervisor for Xen {
         Channel::bind(1, &mut [pair(peer.into(), port)], 8)
     }
 
-    /// Xen tells a domain whose port 0, which is nobody's, cannot be bound from one that there is not; XenStore tells neither
-    /// to a domain without privileges.
+    /// Xen's error distinguishes a domain whose port 0, which is unused, cannot be bound from a domain that does not
+    /// exist. XenStore reports neither to a domain without privileges.
     fn is_there(&self, peer: DomId) -> Result<bool> {
         let file = open(EVTCHN, OFlags::RDWR | OFlags::NONBLOCK)?;
         match call(&file, b'E', 1, 8, &mut [pair(peer.into(), 0)]) {
@@ -220,14 +223,14 @@ impl Hypervisor for Xen {
         wanted.is_some() && device(rustix::fs::fstat(file)) == wanted
     }
 
-    /// A lock on one byte of the device's file: it leaves nothing behind, and goes with whoever holds it.
+    /// Locks one byte of the device's file. The lock leaves nothing behind, and ends with its holder.
     fn claim(&self, name: &str) -> Result<Option<ReservedFd>> {
         let file = open(GNTALLOC, OFlags::RDWR)?;
         lock_byte(file, name)
     }
 }
 
-/// An open gntdev at whose offset 0 `references` can be mapped.
+/// Opens gntdev so that `references` can be mapped at offset 0.
 fn mappable(peer: DomId, references: &[u32], flags: OFlags) -> Result<ReservedFd> {
     let file = open(GNTDEV, flags)?;
     let count = u32::try_from(references.len()).map_err(|_| Error::os("gntdev", Errno::INVAL))?;
@@ -245,16 +248,16 @@ fn mappable(peer: DomId, references: &[u32], flags: OFlags) -> Result<ReservedFd
     Ok(file)
 }
 
-/// Why gntdev did not map.
+/// Returns the error for a mapping that gntdev refused.
 fn refused(error: std::io::Error) -> Error {
     match error.raw_os_error().map(Errno::from_raw_os_error) {
-        // Xen refused a reference; which of its reasons it was the kernel does not say.
+        // Xen refused a reference; the kernel does not report Xen's reason.
         Some(Errno::INVAL | Errno::FAULT | Errno::AGAIN) => Error::Revoked,
         _ => Error::os("mmap of gntdev", error),
     }
 }
 
-/// Has the kernel clear a byte when the file's mapping goes, and notify a port, or one of both.
+/// Makes the kernel clear a byte and notify a port, or one of these, when the file's mapping is gone.
 fn notify_when_gone(file: &ReservedFd, byte: Option<usize>, port: Option<u32>) -> Result<()> {
     let action = if byte.is_some() { CLEAR_BYTE } else { 0 } | if port.is_some() { SEND_EVENT } else { 0 };
     // struct ioctl_gntalloc_unmap_notify, and ioctl_gntdev_unmap_notify.
@@ -279,11 +282,11 @@ pub(crate) fn lock_byte(file: ReservedFd, name: &str) -> Result<Option<ReservedF
     }
 }
 
-/// An open gntalloc with one allocation, at offset 0.
+/// An open file of gntalloc with one allocation, at offset 0.
 struct Allocation {
     file: ReservedFd,
     references: Vec<u32>,
-    /// Which pages were mapped.
+    /// Whether each page was mapped.
     mapped: Mutex<Vec<bool>>,
 }
 
@@ -339,7 +342,7 @@ impl Grants for Allocation {
         let free = mapped.get(first..first + count).is_some_and(|pages| pages.iter().all(|page| !page));
         assert!(free, "pages of an allocation are mapped twice or do not exist");
         // SAFETY: (only writer) granted for reading only; the file is private to this type, which maps no page twice,
-        // just checked; (stays) the guard holds the file, and its pages go with the file.
+        // as just checked; (stays) the guard holds the file, and its pages last as long as the file.
         let segment = unsafe { OwnSegment::map_only(self.file.as_fd(), (first * PAGE) as u64, count * PAGE) };
         let segment = segment.map_err(|error| Error::os("mmap of gntalloc", error))?;
         segment.forget_in_children().map_err(|error| Error::os("madvise", error))?;
@@ -357,7 +360,7 @@ impl Grants for Allocation {
     }
 }
 
-/// An open evtchn with one port.
+/// An open file of evtchn with one port.
 #[derive(Debug)]
 struct Channel {
     file: ReservedFd,
@@ -385,13 +388,13 @@ impl Port for Channel {
     }
 
     fn notify(&self) {
-        // An error says that nobody is there any more.
+        // An error means that the peer is gone.
         let _ = call(&self.file, b'E', 4, 4, &mut [pair(self.port, 0)]);
     }
 
     fn clear(&self) {
         let mut port = [0; 4];
-        // Nothing to read: another thread clears it.
+        // If there is nothing to read, another thread clears the event.
         if rustix::io::read(&self.file, &mut port) == Ok(4) {
             let _ = rustix::io::write(&self.file, &port);
         }

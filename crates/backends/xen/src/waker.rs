@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One event channel, and three who sleep on it without taking each other's events: the reader, the writer, and whoever
-//! waits for a control message.
+//! Lets three waiters sleep on one event channel without taking each other's events: the reader, the writer, and the
+//! waiter for control messages.
 //!
-//! The kernel says `EPOLLOUT` of an event channel's file always, and says it *anew* with every event. So each waiter has
-//! an epoll instance of its own, edge-triggered on `EPOLLOUT`: an event puts the file on the ready list of each, where it
-//! stays (sticky) until `epoll_wait` takes it off that one list. Reading the event and unmasking the port is apart from
-//! that, and whoever drains does it; until then the port is masked, so that a storm costs one interrupt for each drain.
+//! The kernel always reports `EPOLLOUT` for an event channel's file, and reports it *again* with every event. So each
+//! waiter has an epoll instance of its own, edge-triggered on `EPOLLOUT`. An event puts the file on the ready list of
+//! each instance, where it stays until `epoll_wait` takes it off that one list. Reading the event and unmasking the
+//! port is separate from that, and is done by the waiter that drains. Until then the port is masked, so that a storm
+//! costs one interrupt for each drain.
 
 use std::{
     io,
@@ -29,28 +30,29 @@ use crate::{
     os::{epoll_set, eventfd, raise, reserve},
 };
 
-/// What the events of an epoll instance are about.
+/// Subjects of the events of an epoll instance.
 const NOTIFIED: u64 = 0;
 const ENDED: u64 = 1;
 
-/// What polls readable always: put into a waiter's set, it says that the end came. One does for all.
+/// Descriptor that always polls readable. In a waiter's epoll instance it reports the end of the connection. All
+/// waiters share it.
 static SIGN: OnceLock<ReservedFd> = OnceLock::new();
 
-/// One waiter's place.
+/// State of one waiter.
 #[derive(Debug)]
 pub(crate) struct Waker {
     epoll: ReservedFd,
     port: Arc<dyn Port>,
-    /// `wait` took a ring off the list, so that whoever drains need not.
+    /// Whether `wait` took a notification off the list, so that `drain` need not.
     taken: AtomicBool,
-    /// Somebody polls the descriptor: rings stay on the list until they are drained.
+    /// Whether the descriptor is polled: notifications then stay on the list until they are drained.
     polled: AtomicBool,
 }
 
 impl Waker {
     pub(crate) fn new(port: &Arc<dyn Port>) -> Result<Self> {
         if SIGN.get().is_none() {
-            // Who comes second drops its own.
+            // A second thread that comes here drops its own eventfd.
             let sign = event::eventfd(1).map_err(|error| Error::os("eventfd", error))?;
             let _ = SIGN.set(reserve(sign)?);
         }
@@ -61,8 +63,8 @@ impl Waker {
         Ok(Self { epoll, port, taken: AtomicBool::new(false), polled: AtomicBool::new(false) })
     }
 
-    /// Sleeps until there is an event, an end or neither by `deadline`. `look` is called before each sleep, and makes the
-    /// end happen if it is time.
+    /// Sleeps until an event, the end or `deadline`. Calls `look` before each sleep, which makes the end happen if it
+    /// is due.
     pub(crate) fn wait(&self, deadline: Deadline, look: impl Fn()) -> Result<Woken> {
         if self.taken.load(Ordering::SeqCst) {
             return Ok(Woken::Notified);
@@ -72,7 +74,8 @@ impl Waker {
             let left = deadline.remaining();
             match self.take_event(left) {
                 Ok(Some(NOTIFIED)) => {
-                    // ORDER SeqCst: with `fd`, which stores and loads the other way round; one of the two puts it back.
+                    // ORDER SeqCst: with `fd`, which stores and loads in the opposite order; one of the two puts the
+                    // notification back.
                     self.taken.store(true, Ordering::SeqCst);
                     if self.polled.load(Ordering::SeqCst) {
                         self.put_back();
@@ -88,7 +91,7 @@ impl Waker {
         }
     }
 
-    /// Forgets events that came before, and lets new ones in. Says whether there were any.
+    /// Clears earlier events, and lets new ones in. Returns whether there were any.
     pub(crate) fn drain(&self) -> bool {
         let rung = self.taken.swap(false, Ordering::SeqCst)
             | matches!(self.take_event(Some(Duration::ZERO)), Ok(Some(NOTIFIED)));
@@ -96,7 +99,7 @@ impl Waker {
         rung
     }
 
-    /// A descriptor that polls readable while an event is undrained, or the end came.
+    /// Returns a descriptor that polls readable while an event is undrained, or once the end has come.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.polled.store(true, Ordering::SeqCst);
         if self.taken.swap(false, Ordering::SeqCst) {
@@ -105,7 +108,8 @@ impl Waker {
         self.epoll.as_fd()
     }
 
-    /// Tells that the end came, from now on. Says whether that could be done; if not, its waiter is woken and looks again.
+    /// Reports the end to the waiter from now on. Returns whether that succeeded; if not, the waiter is woken and
+    /// checks again.
     pub(crate) fn end(&self) -> bool {
         let sign = SIGN.get().expect("made with the first sleeper's place");
         let done = epoll::add(&self.epoll, sign, epoll::EventData::new_u64(ENDED), epoll::EventFlags::IN);
@@ -116,26 +120,27 @@ impl Waker {
         done
     }
 
-    /// Puts an event on the list, as if one had come.
+    /// Puts an event on the list, as if one had arrived.
     pub(crate) fn put_back(&self) {
         self.taken.store(false, Ordering::SeqCst);
         let data = epoll::EventData::new_u64(NOTIFIED);
-        // To modify an entry is to look at it again: the port is writable, so it goes on the list.
+        // Modifying an entry makes the kernel check it again: the port is writable, so it goes on the list.
         let done = epoll::modify(&self.epoll, self.port.fd(), data, epoll::EventFlags::OUT | epoll::EventFlags::ET);
         if done.is_err() {
             self.taken.store(true, Ordering::SeqCst);
         }
     }
 
-    /// Takes what is on the ready list, waiting for it for at most `left`: an event, before the end. `wait` comes back for a
-    /// deadline not yet reached.
+    /// Takes an event off the ready list, and waits for one for at most `left`. A notification precedes the end. May
+    /// return before `left` is over; `wait` then calls it again.
     fn take_event(&self, left: Option<Duration>) -> io::Result<Option<u64>> {
         lowest_event(self.epoll.as_fd(), left)
     }
 }
 
-/// What all connections of a session watch for edges, and nobody takes anything from: an epoll instance with the event channel,
-/// and an eventfd by which this process wakes its own. Whoever is woken hears the control path, which lets the next event in.
+/// Doorbell that all connections of a session watch for edges, and from which nobody takes anything. It is an epoll
+/// instance with the event channel, and an eventfd by which this process wakes its own waiters. A woken waiter
+/// reads the control path, which lets the next event in.
 #[derive(Debug)]
 pub(crate) struct SharedDoorbell {
     set: ReservedFd,
@@ -154,13 +159,13 @@ impl SharedDoorbell {
         Ok(Self { set, own })
     }
 
-    /// A doorbell for one connection.
+    /// Returns a doorbell for one connection.
     pub(crate) fn of_connection(&self) -> io::Result<SingleDoorbell> {
         let copy = |fd: &ReservedFd| rustix::io::fcntl_dupfd_cloexec(fd, 0);
         aside::lifted(|| SingleDoorbell::of_watched_session(copy(&self.set)?, copy(&self.own)?))
     }
 
-    /// Wakes all who watch it here.
+    /// Wakes all waiters of this process that watch it.
     pub(crate) fn raise(&self) {
         raise(&self.own);
     }

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! XenStore's messages, as bytes: a head of four words, then a payload. What the other side says is taken apart here and
-//! nowhere else.
+//! Encodes and decodes XenStore's messages: a head of four words, then a payload. Only this module decodes what
+//! XenStore sends.
 
 use std::io;
 
-/// Bytes of a head.
+/// Number of bytes of a head.
 pub(crate) const HEAD_LEN: usize = 16;
-/// Longest payload that XenStore knows.
+/// Largest payload that XenStore allows.
 pub(crate) const PAYLOAD_MAX: usize = 4096;
 
-/// What a message is, as far as this backend needs to know.
+/// Kind of a message, as far as this backend needs it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub(crate) enum Kind {
@@ -44,13 +44,13 @@ impl Kind {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Message {
     pub kind: Kind,
-    /// Which request it is, or answers.
+    /// Number of the request that this message is or answers.
     pub request: u32,
     pub payload: Vec<u8>,
 }
 
 impl Message {
-    /// A request whose payload is `parts`, each ended by a NUL, and then `rest`.
+    /// Makes a request whose payload is `parts`, each ended by a NUL, followed by `rest`.
     pub(crate) fn request(kind: Kind, request: u32, parts: &[&str], rest: &[u8]) -> Self {
         let mut payload = Vec::new();
         for part in parts {
@@ -69,14 +69,14 @@ impl Message {
         bytes
     }
 
-    /// The payload's parts, which NULs end.
+    /// Returns the parts of the payload, which NULs end.
     pub(crate) fn parts(&self) -> impl Iterator<Item = &[u8]> {
         let whole = self.payload.strip_suffix(&[0]).unwrap_or(&self.payload);
         whole.split(|byte| *byte == 0)
     }
 }
 
-/// Bytes that came in, and what of them is no whole message yet.
+/// Splits received bytes into messages, and keeps those of an incomplete one.
 #[derive(Debug, Default)]
 pub(crate) struct Parser {
     buffer: Vec<u8>,
@@ -87,10 +87,10 @@ impl Parser {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next message, or `None` while it is not all there.
+    /// Returns the next message, or `None` while it is incomplete.
     ///
     /// # Errors
-    /// What came makes no sense; nothing more can be understood.
+    /// The bytes are invalid; nothing after them can be decoded.
     pub(crate) fn message(&mut self) -> io::Result<Option<Message>> {
         let Some((head, rest)) = self.buffer.split_at_checked(HEAD_LEN) else { return Ok(None) };
         let (words, _) = head.as_chunks::<4>();

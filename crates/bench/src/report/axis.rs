@@ -1,35 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Axes: where a value is drawn, and which values deserve a line and a label.
+//! Computes axes: positions of values, and the values that get a line and a label.
 
-/// How the figures on an axis are spaced.
+/// Spacing of the figures on an axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scale {
-    /// From 0 on.
+    /// Even, from 0 on.
     Linear,
-    /// Each step of the same length multiplies by the same number.
+    /// Logarithmic: each step of the same length multiplies by the same number.
     Log,
 }
 
-/// Where on the drawing a value is.
+/// Mapping from values to positions on the drawing.
 #[derive(Debug)]
 pub(super) struct Axis {
     scale: Scale,
     pub from: f64,
     to: f64,
-    /// Where `from` and `to` are.
+    /// Positions of `from` and `to`.
     start: f64,
     end: f64,
 }
 
 impl Axis {
-    /// An axis from the first of `values` to the last.
+    /// Returns an axis from the least of `values` to the greatest.
     pub fn exactly(scale: Scale, values: &[f64], start: f64, end: f64) -> Self {
         let from = values.iter().copied().fold(f64::INFINITY, f64::min);
         let to = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         Self { scale, from, to, start, end }
     }
 
-    /// An axis with room for all `values`, between round ones. What has no place on it does not count.
+    /// Returns an axis with room for all `values`, between round numbers. Values that the scale cannot show do not
+    /// count.
     pub fn around(scale: Scale, values: impl Iterator<Item = f64>, start: f64, end: f64) -> Self {
         let values: Vec<_> = values.filter(|v| v.is_finite() && (scale == Scale::Linear || *v > 0.0)).collect();
         let mut axis = Self::exactly(scale, &values, start, end);
@@ -62,7 +63,7 @@ impl Axis {
         self.start + part.clamp(0.0, 1.0) * (self.end - self.start)
     }
 
-    /// A round step that makes five to ten of the whole.
+    /// Returns a round step that divides the whole into five to ten parts.
     fn step(&self) -> f64 {
         let rough = (self.to - self.from) / 5.0;
         let power = 10f64.powf(rough.log10().floor());
@@ -70,7 +71,7 @@ impl Axis {
         times * power
     }
 
-    /// Values that deserve a line and a label.
+    /// Returns the values that get a line and a label.
     pub fn ticks(&self) -> Vec<f64> {
         match self.scale {
             Scale::Linear => {
@@ -85,7 +86,7 @@ impl Axis {
         }
     }
 
-    /// Values that deserve a faint line.
+    /// Returns the values that get a faint line.
     pub fn fine(&self) -> Vec<f64> {
         match self.scale {
             Scale::Linear => Vec::new(),
@@ -100,7 +101,7 @@ impl Axis {
     }
 }
 
-/// The nearest of 1, 2, 5, 10, 20, … below.
+/// Returns the nearest of 1, 2, 5, 10, 20, … below.
 fn round_down(value: f64) -> f64 {
     let power = 10f64.powf(value.log10().floor());
     [5.0, 2.0, 1.0].map(|n| n * power).into_iter().find(|n| *n <= value * 1.001).unwrap_or(power)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Which results make which chart.
+//! Selects the results of each chart.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,15 +9,15 @@ use crate::line::Placement;
 use crate::result::Measurement;
 use crate::{size, table, transport};
 
-/// A chart, and what it shows.
+/// A chart and its description.
 pub struct Figure<'a> {
-    /// Its name as a file, without an ending.
+    /// File name without an extension.
     pub name: String,
-    /// How it was measured.
+    /// Description of how the results were measured.
     pub caption: &'static str,
-    /// The drawing, to be part of a page.
+    /// Drawing, as part of a page.
     pub svg: String,
-    /// What it was made from; empty if the figure before shows the same.
+    /// Results that it was made from; empty if the figure before shows the same ones.
     pub results: Vec<&'a Measurement>,
 }
 
@@ -42,10 +42,10 @@ const KNOWN: [(&str, &str); 18] = [
     ("raw-copy", "raw copy between two cores"),
     ("two-lines", "two cache lines"),
 ];
-/// What nothing can beat is no rival.
+/// Transports that are limits and not rivals.
 const YARDSTICKS: [&str; 5] = ["memcpy", "raw-copy", "line", "two-lines", "eventfd"];
 
-/// The charts, in the order of the results.
+/// Returns the charts, in the order of the results.
 pub fn figures(measurements: &[Measurement]) -> Vec<Figure<'_>> {
     let mut figures: Vec<Figure<'_>> = Vec::new();
     for results in table::groups(measurements) {
@@ -93,7 +93,7 @@ fn slug(m: &Measurement) -> String {
     name
 }
 
-/// With a capital.
+/// Returns the text with a capital.
 fn sentence(text: &str) -> String {
     let mut chars = text.chars();
     chars.next().map_or(String::new(), |first| first.to_uppercase().chain(chars).collect())
@@ -122,7 +122,7 @@ fn caption(test: Test) -> &'static str {
     }
 }
 
-/// The name of a transport for people.
+/// Returns the name of a transport for people.
 pub fn name_of(transport: &str, mode: Mode) -> String {
     let key = key(transport, mode);
     KNOWN.iter().find(|(known, _)| *known == key).map_or(key, |(_, name)| (*name).to_owned())
@@ -133,14 +133,15 @@ fn key(transport: &str, mode: Mode) -> String {
     if apart { format!("{transport} (messages)") } else { transport.to_owned() }
 }
 
-/// One for each known transport; the others share what is left as it comes.
+/// Returns the look of a transport: a fixed one for each known transport; others share the rest by a hash of their
+/// names.
 fn series_style(transport: &str, mode: Mode) -> usize {
     let key = key(transport, mode);
     let other = || 9 + key.bytes().map(usize::from).sum::<usize>() % (KNOWN.len() - 9);
     KNOWN.iter().position(|(known, _)| *known == key).unwrap_or_else(other)
 }
 
-/// A size with its unit: `64 B`, `4 KiB`.
+/// Returns a size with its unit: `64 B`, `4 KiB`.
 pub fn size_of(bytes: usize) -> String {
     let text = size::show(bytes);
     match text.find(|c: char| !c.is_ascii_digit()) {
@@ -149,12 +150,12 @@ pub fn size_of(bytes: usize) -> String {
     }
 }
 
-/// Where a result stands on the horizontal axis.
+/// Returns the place of a result on the horizontal axis.
 fn place(m: &Measurement) -> usize {
     if m.test == Test::Channels { m.channels } else { m.size }
 }
 
-/// Whether a result is the same wherever it stands.
+/// Returns whether a result is the same at every place.
 fn is_level(m: &Measurement) -> bool {
     transport::find(&m.transport, m.mode).is_ok_and(|t| t.card().size.is_some())
 }
@@ -163,7 +164,8 @@ fn one_place(group: &[&Measurement]) -> bool {
     group.iter().filter(|m| !is_level(m)).map(|m| place(m)).collect::<BTreeSet<_>>().len() <= 1
 }
 
-/// The results of each transport; rings of several sizes in one place make several of it, told apart by the name.
+/// Returns the results of each transport. Rings of several sizes in one place make several series of it, distinguished
+/// by the name.
 fn series<'a>(group: &[&'a Measurement]) -> Vec<(String, usize, Vec<&'a Measurement>)> {
     let mut transports: Vec<(&str, Mode)> = Vec::new();
     for m in group {
@@ -192,7 +194,7 @@ fn series<'a>(group: &[&'a Measurement]) -> Vec<(String, usize, Vec<&'a Measurem
     all
 }
 
-/// Where the CPUs were in most of the results.
+/// Returns the placement of the CPUs in most of the results.
 fn usual(group: &[&Measurement]) -> Placement {
     let of = |placement| group.iter().filter(|m| m.placement == placement).count();
     let all = [Placement::Unknown, Placement::Mixed, Placement::Same, Placement::Far, Placement::Core, Placement::Near];
@@ -309,7 +311,7 @@ fn bars(title: &str, group: &[&Measurement], scale: Scale) -> String {
     let mut groups: Vec<(String, Vec<Bar>)> = Vec::new();
     for (name, _, own) in series(group) {
         for m in own {
-            // What knows but one size stands with the others.
+            // A transport of only one size is shown under the heading of the others.
             let heading = heading(if is_level(m) { group[0] } else { m });
             let bar = Bar {
                 look: series_style(&m.transport, m.mode),
@@ -325,7 +327,7 @@ fn bars(title: &str, group: &[&Measurement], scale: Scale) -> String {
     Bars { title: title.into(), scale, show: short(test), groups }.draw()
 }
 
-/// What the kernel had to do for a GiB.
+/// Draws the kernel's work for a GiB.
 fn counts(group: &[&Measurement]) -> String {
     type Value = fn(&Measurement) -> Option<f64>;
     let kinds: [(&str, Value); 3] = [
@@ -353,7 +355,7 @@ fn counts(group: &[&Measurement]) -> String {
     Bars { title, scale: Scale::Log, show, groups }.draw()
 }
 
-/// A value of that test, in as few digits as it has.
+/// Returns a formatter for values of that test, in as few digits as they have.
 fn short(test: Test) -> fn(f64) -> String {
     fn of(value: f64, test: Test) -> String {
         if value == 0.0 {
@@ -376,7 +378,7 @@ fn short(test: Test) -> fn(f64) -> String {
     }
 }
 
-/// Without the zeroes behind the point.
+/// Removes the zeroes after the decimal point.
 fn trim(number: &str) -> String {
     if number.contains('.') { number.trim_end_matches('0').trim_end_matches('.').into() } else { number.into() }
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `tombolo bench --report DIR`: the suite, and what people look at afterwards: lines of JSON, a text, charts, a page.
+//! `tombolo bench --report DIR`: runs the suite, and writes its results for people: lines of JSON, a text, charts, a
+//! page.
 //!
-//! A report is made from the lines alone, so one can be made again from recorded ones, or from those of several runs.
+//! A report is made from the lines alone, so it can be made again from recorded lines, or from those of several runs.
 
 mod axis;
 mod figures;
@@ -23,16 +24,16 @@ use crate::table;
 
 pub use record::{About, Record, Records};
 
-/// The lines of JSON in the directory of a report.
+/// Name of the file with the lines of JSON in the directory of a report.
 const LINES: &str = "results.jsonl";
 
-/// Makes the report that the options ask for, in `dir`; says how to exit.
+/// Makes the report that the options ask for, in `dir`. Returns the exit code.
 pub(crate) fn main(args: &BenchArgs, dir: &Path) -> Result<u8> {
     let (records, code) = if args.from.is_empty() {
         let measured = measure(args, dir)?;
         let code = exit_code(measured.measurements.is_empty(), &measured.skips);
         if measured.measurements.is_empty() {
-            // Of nothing there is no report, and the next one may want to go here.
+            // Without results there is no report, and the next one may use the same directory.
             let _ = fs::remove_file(dir.join(LINES));
             let _ = fs::remove_dir(dir);
             return Ok(code);
@@ -46,12 +47,13 @@ pub(crate) fn main(args: &BenchArgs, dir: &Path) -> Result<u8> {
         write(&dir.join(LINES), &records.lines()?)?;
     }
     render(&records, dir)?;
-    // Nobody may read it.
+    // Standard output may be closed.
     let _ = writeln!(io::stdout(), "{}", dir.join("index.html").display());
     Ok(code)
 }
 
-/// Runs the suite; each result is in the file as soon as it is there, so that an interruption costs only what is left.
+/// Runs the suite. Each result is written to the file as soon as it is there, so that an interruption costs only what
+/// is left.
 fn measure(args: &BenchArgs, dir: &Path) -> Result<Records> {
     let base = Plan::try_from(args)?;
     make_dir(dir)?;
@@ -94,7 +96,7 @@ fn add(records: &mut Records, file: &mut File, path: &Path, record: Record) -> R
     file.write_all(line.as_bytes()).map_err(|source| Error::File { path: path.to_owned(), source })
 }
 
-/// All results of the files that the options name.
+/// Reads all results of the files that the options name.
 fn gather(args: &BenchArgs) -> Result<Records> {
     let mut all: Option<Records> = None;
     for path in &args.from {
@@ -107,13 +109,13 @@ fn gather(args: &BenchArgs) -> Result<Records> {
     Ok(all.unwrap_or_default())
 }
 
-/// A file's name, with its folder's.
+/// Returns a file's name, with its folder's.
 fn short(path: &Path) -> String {
     let names: Vec<_> = path.iter().map(|name| name.to_string_lossy()).collect();
     names[names.len().saturating_sub(2)..].join("/").replace("//", "/")
 }
 
-/// Writes everything but the lines.
+/// Writes all files but the lines of JSON.
 fn render(records: &Records, dir: &Path) -> Result<()> {
     let figures = figures::figures(&records.measurements);
     for figure in &figures {
@@ -123,7 +125,7 @@ fn render(records: &Records, dir: &Path) -> Result<()> {
     write(&dir.join("index.html"), &page::page(records, &figures))
 }
 
-/// The report for a terminal.
+/// Returns the report for a terminal.
 fn text(records: &Records) -> String {
     let mut text = String::new();
     for about in &records.about {
@@ -151,7 +153,7 @@ fn write(path: &Path, text: &str) -> Result<()> {
 }
 
 impl About {
-    /// What there is to say, line by line.
+    /// Returns the circumstances as names and values, line by line.
     pub(crate) fn lines(&self) -> [(&'static str, String); 5] {
         let gib = self.memory as f64 / (1u64 << 30) as f64;
         let machine = format!("{} CPUs of {}, {gib:.0} GiB of memory, {}", self.cpus, self.cpu, self.kernel);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One page that needs nothing but itself.
+//! Writes one page that needs no other file.
 
 use std::fmt::Write;
 
@@ -28,7 +28,7 @@ tr.own td{background:var(--tint);font-weight:600}tr.own td:first-child{color:var
 code{font-size:13px}li{margin:2px 0}
 ";
 
-/// The report as a page: what, where, the tables, the charts, what is missing.
+/// Returns the report as a page: the subject, the machine, the tables, the charts, the skipped measurements.
 pub fn page(records: &Records, figures: &[Figure<'_>]) -> String {
     let mut html = format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
@@ -73,7 +73,7 @@ pub fn page(records: &Records, figures: &[Figure<'_>]) -> String {
     html + "</main>\n</body>\n</html>\n"
 }
 
-/// Where the CPUs were, as a sentence.
+/// Describes the placements of the CPUs, as a sentence.
 fn placement(results: &[&Measurement]) -> String {
     let of = |wanted: Placement| results.iter().filter(|m| m.placement == wanted).count();
     let counts = [
@@ -91,7 +91,7 @@ fn placement(results: &[&Measurement]) -> String {
     }
 }
 
-/// A column of the first table: its heading, and which result it shows.
+/// A column of the first table: its heading, and the result that it shows.
 struct Column {
     heading: &'static str,
     test: Test,
@@ -135,7 +135,7 @@ const COLUMNS: [Column; 10] = [
     median("connections", Test::Setup, |_| true),
 ];
 
-/// A row for each transport.
+/// Adds a row for each transport.
 fn glance(html: &mut String, measurements: &[Measurement]) {
     let mut transports: Vec<(&str, Mode)> = Vec::new();
     for m in measurements {
@@ -171,10 +171,10 @@ fn glance(html: &mut String, measurements: &[Measurement]) {
     *html += "</table></div>\n";
 }
 
-/// A heading, and how to fill the cells under it where there is something to say.
+/// A heading, and a function for its cells, which returns `None` where there is no value.
 type Detail = (&'static str, fn(&Measurement) -> Option<String>);
 
-/// All figures behind a chart.
+/// Adds all figures behind a chart.
 fn numbers(html: &mut String, results: &[&Measurement]) {
     let details: [Detail; 18] = [
         ("transport", |m| Some(escape(&name_of(&m.transport, m.mode)))),
@@ -213,7 +213,7 @@ fn numbers(html: &mut String, results: &[&Measurement]) {
     *html += "</table></div></details>\n";
 }
 
-/// A count, or a part of one if it is small.
+/// Formats a count, with decimals if it is small.
 fn count(value: f64) -> Option<String> {
     Some(if value != 0.0 && value < 100.0 { format!("{value:.2}") } else { grouped(value) })
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Lines of JSON that a run leaves, and that a report is made from: what was measured, what was not, and by what.
+//! Reads and writes the lines of JSON from which a report is made: measurements, skipped ones, and the circumstances of
+//! runs.
 
 use std::fs;
 use std::path::Path;
@@ -9,57 +10,57 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Os, Result};
 use crate::result::{Measurement, Skip};
 
-/// One line.
+/// One line of JSON.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Record {
-    /// What was measured how, and where.
+    /// Circumstances of the measurements.
     About {
-        /// All of it.
+        /// All of them.
         about: About,
     },
-    /// A measurement that did not come about.
+    /// A skipped measurement.
     Skip {
-        /// Which, and why.
+        /// Which one, and why.
         skip: Skip,
     },
     /// A measurement.
     Measurement(Box<Measurement>),
 }
 
-/// The circumstances of a run.
+/// Circumstances of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct About {
     /// Program and version.
     pub program: String,
-    /// The command line.
+    /// Command line.
     pub command: String,
-    /// When it began, in UTC.
+    /// Beginning of the run, in UTC.
     pub date: String,
-    /// The processor.
+    /// Processor.
     pub cpu: String,
     /// CPUs that the run might use.
     pub cpus: usize,
-    /// The two CPUs to which the ends were tied.
+    /// CPUs to which the two endpoints were tied.
     pub pinned: [usize; 2],
     /// Bytes of memory of the machine.
     pub memory: u64,
-    /// The kernel.
+    /// Kernel.
     pub kernel: String,
-    /// Processes that were running or wanted to when the run began, over the last minute.
+    /// Load of the minute before the run: the number of processes that were running or ready to run.
     pub load: f64,
 }
 
 /// All lines of one or several files.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Records {
-    /// The runs, in the order of the files.
+    /// Runs, in the order of the files.
     pub about: Vec<About>,
-    /// The results.
+    /// Results.
     pub measurements: Vec<Measurement>,
-    /// What is missing.
+    /// Measurements that are missing.
     pub skips: Vec<Skip>,
-    /// What is worth knowing of how several files go together.
+    /// Remarks on how well several files can be compared.
     pub notes: Vec<String>,
 }
 
@@ -92,8 +93,8 @@ impl Records {
         Ok(records)
     }
 
-    /// Adds those of another file. What both measured is taken from the first, and the other's figure only tells how far
-    /// the two may be compared.
+    /// Adds the records of another file. A result that both have is taken from the first; the other's figure only tells
+    /// how far the two may be compared.
     pub fn merge(&mut self, other: Self, name: &str) {
         self.about.extend(other.about);
         for skip in other.skips {
@@ -135,7 +136,7 @@ impl Records {
         }
     }
 
-    /// All as lines of JSON.
+    /// Returns all records as lines of JSON.
     ///
     /// # Errors
     /// None that data of these types can cause.
@@ -148,7 +149,7 @@ impl Records {
 }
 
 impl Record {
-    /// As a line of JSON, with its end.
+    /// Returns the record as a line of JSON, with its line end.
     ///
     /// # Errors
     /// None that data of this type can cause.
@@ -159,7 +160,7 @@ impl Record {
 }
 
 impl About {
-    /// This program on this machine, now.
+    /// Describes this program on this machine, now.
     pub fn now(pinned: [usize; 2]) -> Self {
         let read = |path| fs::read_to_string(path).unwrap_or_default();
         let field = |text: &str, name: &str| {
@@ -184,16 +185,16 @@ impl About {
     }
 }
 
-/// A command line without the folders of this machine.
+/// Returns a command line without the folders of this machine.
 fn command(words: impl Iterator<Item = String>) -> String {
     let last = |word: String| word.trim_end_matches('/').rsplit('/').next().unwrap_or_default().to_owned();
     words.map(last).collect::<Vec<_>>().join(" ")
 }
 
-/// Seconds since 1970 as `2026-11-20 13:05 UTC`.
+/// Formats seconds since 1970 as `2026-11-20 13:05 UTC`.
 fn date(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
-    // Years that begin with March, in eras of 400 of them, so that the day that is sometimes there comes last.
+    // Counted in years that begin with March, in eras of 400 years, so that the leap day is the last day of a year.
     let days = days + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;

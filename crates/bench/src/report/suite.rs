@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The suite that a report is made from: what is measured, in steps that each are a plan of their own.
+//! The suite from which a report is made: steps of measurements, each a plan of its own.
 
 use crate::args::Plan;
 use crate::job::{Cpu, Rings, Test, Wait};
 
 const KI: usize = 1 << 10;
 const MI: usize = 1 << 20;
-/// Busy before each message where the ends are to sleep: longer than any of them waits awake.
+/// Nanoseconds busy before each message where the endpoints must sleep: longer than any of them waits awake.
 const THINK_NS: u32 = 30_000;
-/// A ring for many connections.
+/// Bytes of a ring for many connections.
 const SMALL_RING: usize = 4 * KI;
 
-/// The steps. What `base` says of the transports, the time, the runs, the ring and the priority holds for all of them.
+/// Returns the steps. The transports, time, runs, ring and priority of `base` hold for all of them.
 pub fn steps(base: &Plan, quick: bool) -> Vec<Plan> {
     let pick = |full: &[usize], few: &[usize]| if quick { few.to_vec() } else { full.to_vec() };
     let step = |test: Test, full: &[usize], few: &[usize]| Plan {
@@ -40,7 +40,7 @@ pub fn steps(base: &Plan, quick: bool) -> Vec<Plan> {
         Plan { channels: pick(&[1, 2, 4, 8, 16, 32, 64], &[1, 4, 16]), ..step(Test::Channels, &[16 * KI], &[16 * KI]) },
         step(Test::Setup, &[], &[]),
     ];
-    // Real-time priority is there to keep neighbours out.
+    // Real-time priority would keep the competing thread from running.
     if !base.fifo {
         let waits = vec![Wait::Sleep];
         steps.push(Plan { neighbour: true, waits, ..step(Test::Latency, &[64], &[64]) });

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Charts as SVG: curves with a band for their spread, and bars with whiskers. Written by hand, because that is less
-//! than it takes to tell a library what is wanted: light and dark, a mark that tells its figures when pointed at, and
-//! labels that do not meet.
+//! Draws charts as SVG: curves with a band for their spread, and bars with whiskers. They are drawn by hand, because to
+//! instruct a library would take more code. Charts are light or dark, their marks show figures when pointed at, and
+//! their labels do not overlap.
 
 use std::fmt::Write;
 
@@ -11,30 +11,30 @@ use super::axis::Axis;
 
 /// Width of every chart, in the units of its drawing.
 const WIDTH: f64 = 880.0;
-/// Where the vertical axis is.
+/// Position of the vertical axis.
 const LEFT: f64 = 76.0;
-/// What the legend takes besides its longest name.
+/// Width of the legend besides its longest name.
 const LEGEND: f64 = 64.0;
-/// Room above the axes for the title and what the values are.
+/// Room above the axes for the title and the name of the values.
 const TOP: f64 = 64.0;
-/// The height of the plane between the axes.
+/// Height of the plane between the axes.
 const PLANE: f64 = 360.0;
 const BOTTOM: f64 = 56.0;
-/// A letter is not wider, on the average of a name.
+/// Width of a letter, on the average of a name, at most.
 const LETTER: f64 = 7.5;
-/// Labels of the horizontal axis are at least this far apart.
+/// Least distance between labels of the horizontal axis.
 const APART: f64 = 50.0;
 
-/// A figure with its spread.
+/// Figure with its spread.
 #[derive(Debug, Clone)]
 pub struct Point {
     pub x: f64,
     pub y: f64,
     pub low: f64,
     pub high: f64,
-    /// What is shown to who points at it.
+    /// Text that is shown when the user points at the mark.
     pub note: String,
-    /// Not taken where the others were: drawn pale.
+    /// Whether it was taken in another placement than the others: drawn pale.
     pub pale: bool,
 }
 
@@ -42,11 +42,11 @@ pub struct Point {
 #[derive(Debug, Clone)]
 pub struct Curve {
     pub name: String,
-    /// Its colour and mark, see [`LOOKS`].
+    /// Index of its colour and mark, see [`LOOKS`].
     pub look: usize,
-    /// 0 for an unbroken line; others for a yardstick, or for one more of the same look.
+    /// 0 for an unbroken line; other numbers for a yardstick, or for another curve of the same look.
     pub dashes: usize,
-    /// A figure that does not depend on the horizontal axis: one point, drawn across.
+    /// Whether the figure does not depend on the horizontal axis: one point, drawn across.
     pub level: bool,
     pub points: Vec<Point>,
 }
@@ -57,16 +57,16 @@ pub struct LinePlot {
     pub title: String,
     pub x_name: String,
     pub y_name: String,
-    /// Where the horizontal axis has a tick, and what it says there.
+    /// Ticks of the horizontal axis, with their labels.
     pub ticks: Vec<(f64, String)>,
     pub x_scale: Scale,
     pub y_scale: Scale,
-    /// Writes a value of the vertical axis.
+    /// Formats a value of the vertical axis.
     pub show: fn(f64) -> String,
     pub curves: Vec<Curve>,
 }
 
-/// A bar.
+/// One bar.
 #[derive(Debug, Clone)]
 pub struct Bar {
     pub name: String,
@@ -83,7 +83,7 @@ pub struct Bars {
     pub groups: Vec<(String, Vec<Bar>)>,
 }
 
-/// Colours on white and on black, for eyes that see them all and for those that do not: marks differ, too.
+/// Colours on white and on black. For readers who cannot tell the colours apart, the marks differ too.
 pub const LOOKS: [(&str, &str); 18] = [
     ("#0b5fd0", "#62adff"),
     ("#0097a7", "#4dd5e6"),
@@ -105,7 +105,7 @@ pub const LOOKS: [(&str, &str); 18] = [
     ("#5b6b3a", "#c6d3a3"),
 ];
 
-/// The style that charts on a page share; a chart in a file of its own carries it along.
+/// Returns the style that the charts of a page share; a chart in a file of its own contains it.
 pub fn style() -> String {
     let mut css = String::from(
         ".chart{font:13px system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif}\
@@ -126,14 +126,14 @@ pub fn style() -> String {
     css + "}"
 }
 
-/// A chart, drawn to be part of a page, as a file of its own.
+/// Turns a chart drawn as part of a page into a file of its own.
 pub fn file(chart: &str) -> String {
     let head = format!(r#"<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" "#);
     let body = chart.replacen("<svg ", &head, 1);
     body.replacen("</title>", &format!("</title>\n<style>{}</style>", style()), 1)
 }
 
-/// Text that XML takes, whatever it was.
+/// Escapes any text for XML.
 pub fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
@@ -198,13 +198,13 @@ impl LinePlot {
         }
         let curves: Vec<_> = self.curves.iter().filter(|c| !c.level).collect();
         curves.iter().for_each(|curve| plane.band(&mut svg, curve));
-        // The first are what it is all about: on top.
+        // The first curves matter most, so they are drawn last, on top.
         curves.iter().rev().for_each(|curve| plane.curve(&mut svg, curve));
         self.legend(&mut svg, &plane, right);
         svg + "</svg>\n"
     }
 
-    /// The names, in the order in which the curves end.
+    /// Draws the names, in the order in which the curves end.
     fn legend(&self, svg: &mut String, plane: &Plane, left: f64) {
         let end = |c: &&Curve| c.points.last().map_or(f64::INFINITY, |p| plane.y.at(p.y));
         let mut curves: Vec<_> = self.curves.iter().filter(|c| !c.points.is_empty()).collect();
@@ -237,7 +237,7 @@ impl Bars {
         let points = || self.groups.iter().flat_map(|(_, bars)| bars).map(|bar| &bar.point);
         let mut axis = Axis::around(self.scale, points().flat_map(|p| [p.y, p.low, p.high]), left, WIDTH - 110.0);
         if self.scale == Scale::Log {
-            // Counts: one is the least that can be, and its bar has a length.
+            // Counts start at one, and the bar of a one must have a length.
             axis.from = axis.from.min(0.5);
         }
         let bottom = height - 40.0;
@@ -298,7 +298,7 @@ fn open(title: &str, height: f64) -> String {
     )
 }
 
-/// The width of the widest text.
+/// Returns the width of the widest text.
 fn widest<'a>(names: impl Iterator<Item = &'a str>) -> f64 {
     LETTER * names.map(|name| name.chars().count()).max().unwrap_or(0) as f64
 }
@@ -307,7 +307,7 @@ fn dash(curve: &Curve) -> &'static str {
     ["", r#" stroke-dasharray="7 4""#, r#" stroke-dasharray="2 4""#][curve.dashes.min(2)]
 }
 
-/// A mark of the look's shape, with a note for who points at it.
+/// Draws a mark of the look's shape, with a note for the user who points at it.
 fn mark(svg: &mut String, look: usize, x: f64, y: f64, note: &str, pale: bool) {
     let (name, shape) = match look % 5 {
         0 => ("circle", format!(r#"cx="{x:.1}" cy="{y:.1}" r="4""#)),
@@ -340,7 +340,7 @@ impl Plane {
         *svg += "</g>\n";
     }
 
-    /// From the least to the most that was measured.
+    /// Draws the band from the least to the most that was measured.
     fn band(&self, svg: &mut String, curve: &Curve) {
         let look = curve.look % LOOKS.len();
         let at = |p: &Point, y: f64| format!("{:.1} {:.1}", self.x.at(p.x), self.y.at(y));

@@ -16,9 +16,9 @@ use super::{Card, Context, End, Namespaces, Wire, serial};
 use crate::error::{Error, Os, Result};
 use crate::job::{Job, Mode, Test, Wait};
 
-/// What UNIX sockets buffer; the kernel's own measure, so a message of 4 MiB and its overhead fit.
+/// Buffer of UNIX sockets, in the kernel's own measure: a message of 4 MiB and its overhead fit.
 const UNIX_BUFFER: usize = 8 << 20;
-/// The largest pipe that the kernel gives to everyone by default.
+/// Largest pipe that the kernel gives to everyone by default.
 const PIPE_BUFFER: usize = 1 << 20;
 const SOCKET_TESTS: &[Test] =
     &[Test::Throughput, Test::Rate, Test::Latency, Test::Load, Test::Switches, Test::Setup, Test::Channels, Test::Cpu];
@@ -34,7 +34,7 @@ const SOCKET: Card = Card {
     rings: false,
 };
 
-/// An end that is one or two descriptors.
+/// An endpoint that consists of one or two descriptors.
 pub(super) struct FdEnd {
     rx: OwnedFd,
     tx: Option<OwnedFd>,
@@ -93,7 +93,7 @@ impl End for FdEnd {
     fn finish(&mut self) -> Result<()> {
         let Some(tx) = self.tx.take() else { return Ok(()) };
         match rustix::net::shutdown(&tx, Shutdown::Write) {
-            // A pipe ends when its descriptor goes.
+            // A pipe ends when its descriptor is closed.
             Err(Errno::NOTSOCK) => Ok(()),
             other => Ok(other.os("shutdown")?),
         }
@@ -140,7 +140,7 @@ impl Wire for Tcp {
     }
 }
 
-/// A UNIX socket, SOCK_STREAM or SOCK_SEQPACKET, under an abstract name so that no file is left.
+/// A UNIX socket, SOCK_STREAM or SOCK_SEQPACKET, under an abstract name so that no file remains.
 pub(super) struct Unix {
     pub messages: bool,
 }
@@ -201,7 +201,7 @@ impl Wire for Unix {
     }
 }
 
-/// Two pipes of 1 MiB, one each way.
+/// Two pipes of 1 MiB, one for each direction.
 pub(super) struct Pipe;
 
 impl Wire for Pipe {
@@ -209,7 +209,7 @@ impl Wire for Pipe {
     type End = FdEnd;
 
     fn card(&self) -> Card {
-        // No set-up: passing the descriptors would be measured, not the pipe.
+        // No set-up test: it would measure how descriptors are passed, not the pipe.
         const TESTS: &[Test] =
             &[Test::Throughput, Test::Rate, Test::Latency, Test::Load, Test::Switches, Test::Channels, Test::Cpu];
         Card { name: "pipe", tests: TESTS, ..SOCKET }
@@ -237,7 +237,7 @@ impl Wire for Pipe {
     }
 }
 
-/// Two eventfds, one each way: what it takes to wake a sleeping process.
+/// Two eventfds, one for each direction: they measure the cost of waking a sleeping process.
 pub(super) struct Eventfd;
 
 impl Wire for Eventfd {

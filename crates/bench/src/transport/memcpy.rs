@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What one core copies on the working set of a ring: the ceiling of every transport that copies.
+//! Measures how fast one core copies on the working set of a ring: the ceiling of every transport that copies.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -33,8 +33,8 @@ impl Transport for Memcpy {
     }
 }
 
-/// Copies pieces of `size` bytes from one buffer of `ring` bytes to another, round and round, for `time`; says how many
-/// bytes and messages in how many seconds.
+/// Copies pieces of `size` bytes from one buffer of `ring` bytes to another, again and again, for `time`. Returns how
+/// many bytes and messages it copied in how many seconds.
 pub fn copy(size: usize, ring: usize, time: Duration) -> Report {
     let ring = ring.max(size) / size * size;
     let (from, mut to) = (vec![1u8; ring], vec![2u8; ring]);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What is measured: one [`Transport`] for each way of moving bytes.
+//! Transports that are measured: one [`Transport`] for each way of moving bytes.
 //!
-//! A transport with two ends implements [`Wire`]: how the answering side listens and accepts, how the asking side
-//! connects, and an [`End`] that sends and receives. The measuring loops (in `loops`) are generic over the end, so
+//! A transport with two endpoints implements [`Wire`]: how the answering side listens and accepts, how the asking side
+//! connects, and an [`End`] that sends and receives. The measuring loops (in `loops`) are generic over the endpoint, so
 //! that nothing stands between them and the transport; only the choice of the transport is dynamic.
 
 mod kernel;
@@ -24,12 +24,12 @@ use crate::error::{Error, Result};
 use crate::job::{Mode, Report};
 use crate::loops;
 
-/// A way of moving bytes that can be measured.
+/// Way of moving bytes that can be measured.
 pub trait Transport: Send + Sync {
-    /// What it is.
+    /// Returns the transport's card.
     fn card(&self) -> Card;
 
-    /// Does this worker's half of a measurement.
+    /// Performs this worker's half of a measurement.
     ///
     /// # Errors
     /// [`Error::Unsupported`] skips the measurement, any other error fails it.
@@ -46,16 +46,16 @@ impl<W: Wire> Transport for W {
     }
 }
 
-/// Transports that the program brought along.
+/// Transports that the program added.
 static ADDED: Mutex<Vec<Arc<dyn Transport>>> = Mutex::new(Vec::new());
 
-/// Makes one more transport known. Call it first in `main`, before [`crate::role_main`]: the workers are the same program
-/// and must know what the driver knows.
+/// Adds a transport. Call it first in `main`, before [`crate::role_main`]: the workers are the same program and must
+/// know the transports that the driver knows.
 pub fn add(transport: impl Transport + 'static) {
     ADDED.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::new(transport));
 }
 
-/// Every transport there is, in the order in which tables show them.
+/// Returns all transports, in the order in which tables show them.
 pub fn all() -> Vec<Arc<dyn Transport>> {
     let mut all: Vec<Arc<dyn Transport>> = vec![
         Arc::new(tombolo::Tombolo::<::tombolo::Stream>(PhantomData)),
@@ -75,7 +75,7 @@ pub fn all() -> Vec<Arc<dyn Transport>> {
     all
 }
 
-/// The transport of that name and mode.
+/// Returns the transport of that name and mode.
 ///
 /// # Errors
 /// [`Error::Usage`] if there is none.
@@ -84,7 +84,7 @@ pub fn find(name: &str, mode: Mode) -> Result<Arc<dyn Transport>> {
     known.ok_or_else(|| Error::Usage(format!("there is no transport {name:?} in {mode:?} mode")))
 }
 
-/// A number that this process has not used before.
+/// Returns a number that this process has not used before.
 fn serial() -> u64 {
     use std::sync::atomic::{AtomicU64, Ordering};
     static SERIAL: AtomicU64 = AtomicU64::new(0);

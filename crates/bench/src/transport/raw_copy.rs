@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A copy from one core to the other with next to no protocol: what limits a ring of that size on this machine.
+//! Copies from one core to the other with next to no protocol, which limits any ring of that size on this machine.
 //!
-//! The left process copies into memory that the right one maps read-only; the right copies out. Each publishes its own
-//! position once for every [`BATCH`] bytes and spins on the other's. Nobody checks a position, sleeps or notifies.
+//! The left process copies into memory that the right one maps read-only; the right process copies out. Each publishes
+//! its own position once for every [`BATCH`] bytes and spins on the other's. Neither checks a position, sleeps or
+//! notifies.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -15,29 +16,30 @@ use super::{Card, Context, End, Namespaces, Wire};
 use crate::error::{Error, Os, Result};
 use crate::job::{Mode, Role, Test};
 
-/// Bytes between two positions.
+/// Bytes between two published positions.
 const BATCH: usize = 16 << 10;
-/// A page before the data holds the position.
+/// Offset of the data: the page before it holds the position.
 const DATA: usize = 4096;
-/// Set in the writer's position once nothing follows.
+/// Bit of the writer's position that is set once nothing follows.
 const LAST: u64 = 1 << 63;
-/// No wait for the other side takes longer.
+/// Longest wait for the other side.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// The transport `raw-copy`. Its variants are the instructions that the writer and the reader copy with; the best counts.
+/// The transport `raw-copy`. Its variants are the instructions with which the writer and the reader copy; the best one
+/// counts.
 pub struct RawCopy {
     name: &'static str,
     variants: &'static [&'static str],
-    /// How often each batch is copied.
+    /// Number of times that each batch is copied.
     times: u32,
 }
 
 impl RawCopy {
     pub(super) const ONCE: Self = Self { name: "raw-copy", variants: VARIANTS, times: 1 };
 
-    /// The canaries `raw-copy-once` and `raw-copy-slowed`, by vectors alone: the second copies each batch 64 times, on
-    /// both sides, and a run must show it to be slower. From the second time on a batch is in the core's own cache. Those copies
-    /// outlast even the slowest transfer of lines that is known, 2 GB/s between cores that share no cache.
+    /// Canaries `raw-copy-once` and `raw-copy-slowed`, with vectors only. The second copies each batch 64 times, on
+    /// both sides, and a run must show it to be slower. From the second time on a batch is in the core's own cache.
+    /// Those copies outlast even the slowest known transfer of lines, 2 GB/s between cores that share no cache.
     pub const CANARIES: [Self; 2] = [
         Self { name: "raw-copy-once", variants: VECTORS, times: 1 },
         Self { name: "raw-copy-slowed", variants: VECTORS, times: 64 },
@@ -83,22 +85,22 @@ impl Wire for RawCopy {
     }
 }
 
-/// One side: the left sends, the right receives.
+/// One side: the left one sends, the right one receives.
 pub struct Half {
     method: CopyMethod,
     times: u32,
     /// Bytes of the ring, a power of two.
     ring: u64,
-    /// Bytes that this side copied, and up to where the other side was told.
+    /// Bytes that this side copied, and the position that it last published to the other side.
     position: u64,
     published: u64,
-    /// The other side's position when it was loaded last.
+    /// The other side's position as last loaded.
     seen: u64,
     mine: MappedOwnWord,
     theirs: MappedPeerWord,
-    /// What the left side fills.
+    /// Memory that the left side fills.
     own: OwnBytes,
-    /// What the right side empties.
+    /// Memory that the right side empties.
     peer: PeerBytes,
 }
 
@@ -132,7 +134,7 @@ impl Half {
         (BATCH as u64).min(self.ring / 4)
     }
 
-    /// Waits until the other side's position is no longer what was seen.
+    /// Waits until the other side's position differs from the one last seen.
     fn await_change(&mut self) -> Result<()> {
         let deadline = Instant::now() + LIMIT;
         loop {
@@ -163,7 +165,7 @@ impl Half {
         self.mine.store_release(self.position | mark);
     }
 
-    /// Where the position stands in the ring, and how many bytes are left to its end.
+    /// Returns the offset of the position in the ring, and the bytes left to the ring's end.
     fn place(&self) -> (usize, usize) {
         let at = self.position & (self.ring - 1);
         (at as usize, (self.ring - at) as usize)
@@ -198,7 +200,8 @@ impl End for Half {
             self.publish(0);
             self.await_change()?;
         }
-        // The whole buffer is used, as every other transport does: one that is always the same 16 KiB stays in the nearest cache.
+        // The whole buffer is used, as with every other transport: the same 16 KiB each time would stay in the nearest
+        // cache.
         let mut done = 0;
         while done < buffer.len() {
             let there = (self.seen & !LAST) - self.position;

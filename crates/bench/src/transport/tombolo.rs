@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Tombolo itself, as a stream and as messages, through its public interface.
+//! Measures Tombolo itself, as a stream and as messages, through its public interface.
 
 use std::marker::PhantomData;
 use std::time::Duration;
@@ -31,10 +31,10 @@ const CARD: Card = Card {
     rings: true,
 };
 
-/// A channel of kind `C`.
+/// Transport of channels of kind `C`.
 pub(super) struct Tombolo<C>(pub PhantomData<fn() -> C>);
 
-/// A channel that can be measured.
+/// Channel that can be measured.
 pub(super) trait Measured: Channel + Send + 'static {
     const MODE: Mode;
 
@@ -104,7 +104,7 @@ impl<C: Measured> End for C {
         Ok(())
     }
 
-    /// An upper bound: a notification is one call, a sleep three (drain, barrier, wait).
+    /// Returns an upper bound: a notification is one call, a sleep three (drain, barrier, wait).
     fn syscalls(&self) -> Option<u64> {
         let Statistics { sent, received, .. } = self.statistics();
         let calls = |c: tombolo::Counters| c.notifications_sent + 3 * c.sleeps;
@@ -149,7 +149,7 @@ impl<C: Measured> Wire for Tombolo<C> {
     }
 }
 
-/// The address of a service between two machines, as seen from this one.
+/// Returns the address of a service between two machines, as seen from this one.
 fn elsewhere(service: &str, context: &Context) -> Result<String> {
     match context.channels.as_deref() {
         None | Some("") => Err(Error::Unsupported("no channels between the machines: see --via".into())),
@@ -157,7 +157,7 @@ fn elsewhere(service: &str, context: &Context) -> Result<String> {
     }
 }
 
-/// The options of a job: always spin, always sleep, or the defaults that users get.
+/// Returns the options of a job: always spin, always sleep, or the defaults that users get.
 fn options(job: &Job) -> Options {
     let options = match job.rings {
         Rings::Default => Options::new(),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Two cache lines as a transport: 64 bytes of data, then a position on a line of its own, each way. No ring that keeps data
-//! and position apart can be quicker.
+//! Two cache lines as a transport, in each direction: 64 bytes of data, then a position on a line of its own. No ring
+//! that keeps data and position apart can be quicker.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -16,11 +16,11 @@ use crate::job::{Mode, Test, Wait};
 
 /// Bytes of the message: one line.
 const LINE: usize = 64;
-/// A page before the data holds the position.
+/// Offset of the data: the page before it holds the position.
 const DATA: usize = 4096;
-/// Set in the last position: nothing follows.
+/// Bit of the last position: nothing follows.
 const LAST: u64 = 1 << 63;
-/// No wait for the other side takes longer.
+/// Longest wait for the other side.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// The transport `two-lines`.
@@ -56,9 +56,9 @@ impl Wire for TwoLines {
     }
 }
 
-/// One side: two lines that it writes, and two that the other does.
+/// One side: two lines that it writes, and two that the other side writes.
 pub struct Half {
-    /// Messages sent and received.
+    /// Numbers of messages sent and received.
     sent: u64,
     received: u64,
     mine: MappedOwnWord,

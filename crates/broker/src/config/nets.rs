@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Networks: which machines have interfaces with each other, and what each of them is told (B-28).
+//! Describes networks: which machines have interfaces with each other, and what each machine is told (B-28).
 
 use std::{collections::BTreeMap, net::IpAddr, str::FromStr, sync::OnceLock};
 
 use sha2::{Digest, Sha256};
 use tombolo_control::{Message, NETS_MAX, Name, NetRole, Reason, parse_ip};
 
-/// Most bytes of an interface's name, as the kernel has it.
+/// Largest length of an interface's name in bytes, a limit of the kernel.
 pub const INTERFACE_MAX: usize = 15;
 /// The smallest MTU (N-5).
 pub const MTU_LEAST: u16 = 68;
 
-/// An address of a machine, and what is reached by it besides its peer.
+/// An address of a machine, and the addresses reached through its interface besides the peer's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Address {
-    /// The address.
+    /// The machine's address.
     pub ip: IpAddr,
-    /// Bits of the network that is behind the interface, if that is more than the peer.
+    /// Prefix length of the network behind the interface, if that is more than the peer.
     pub prefix: Option<u8>,
 }
 
@@ -34,40 +34,42 @@ impl FromStr for Address {
     }
 }
 
-/// Machines of which each has an interface with each other.
+/// Machines each of which has an interface with every other one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Net {
-    /// Its name, with which those of its interfaces begin.
+    /// Name of the network, and prefix of its interfaces' names.
     pub name: Name,
-    /// The machines, by name, with their addresses.
+    /// Names and addresses of the machines.
     pub machines: BTreeMap<Name, Option<Address>>,
-    /// It has two machines by their names, and can have no third: the interface is called as the network.
+    /// Whether it has two machines by name, and can have no third: then the interface has the network's name.
     pub is_pair: bool,
-    /// The MTU of its interfaces.
+    /// MTU of its interfaces.
     pub mtu: Option<u16>,
 }
 
 impl Net {
-    /// The machines in twos, of which the first one listens.
+    /// Returns all pairs of machines, of which the first one listens.
     pub fn pairs(&self) -> impl Iterator<Item = [&Name; 2]> {
         let names = || self.machines.keys();
         names().enumerate().flat_map(move |(at, first)| names().skip(at + 1).map(move |second| [first, second]))
     }
 
-    /// What the interface with `peer` is called.
+    /// Returns the name of the interface with `peer`.
     #[must_use]
     pub fn interface(&self, peer: &Name) -> String {
         if self.is_pair { self.name.to_string() } else { format!("{}-{peer}", self.name) }
     }
 
-    /// Where two machines meet: a service of the one that listens, which no other interface of it has.
+    /// Returns the service at which two machines meet. It is the listening machine's, which has another one for each
+    /// interface.
     #[must_use]
     pub fn service(&self, [_, second]: [&Name; 2]) -> Name {
         format!("net.{}", self.interface(second)).parse().expect("checked: its parts are names, and short")
     }
 
-    /// The hardware address that `machine` has in this network, at all its ports (N-14): always the same on one host, and another
-    /// for each machine, network and host. In a pair it is the machine's affair.
+    /// Returns the hardware address of `machine` in this network, at all its ports (N-14): always the same on one host,
+    /// and another for each machine, network and host. In a pair the machine chooses its address, and this returns
+    /// zeros.
     fn mac(&self, machine: &Name) -> [u8; 6] {
         if self.is_pair {
             return [0; 6];
@@ -78,12 +80,12 @@ impl Net {
             hash.update(part);
         }
         let mut mac: [u8; 6] = hash.finalize()[..6].try_into().expect("six bytes");
-        // Of one interface, and given by no maker.
+        // Unicast and locally administered.
         mac[0] = mac[0] & 0xfc | 2;
         mac
     }
 
-    /// What `own` is told of its interface with `peer`.
+    /// Returns what `own` is told of its interface with `peer`.
     fn message(&self, at: u64, own: &Name, peer: &Name) -> Message {
         let (pair, role) = if own < peer { ([own, peer], NetRole::Listen) } else { ([peer, own], NetRole::Connect) };
         let address_of = |name| self.machines.get(name).copied().flatten();
@@ -106,7 +108,7 @@ impl Net {
         }
     }
 
-    /// What is wrong with it as a whole, besides what is wrong with its parts.
+    /// Returns the mistakes of the network as a whole, besides those of its parts.
     pub fn mistakes(&self) -> Vec<String> {
         let mut mistakes = Vec::new();
         let machines = self.machines.len();
@@ -138,7 +140,8 @@ impl Net {
     }
 }
 
-/// What this host is called among all, so that machines of two hosts that share a wire do not have one hardware address.
+/// Returns an identifier of this host, so that machines of two hosts that share a wire have different hardware
+/// addresses.
 fn host_id() -> &'static [u8] {
     static ID: OnceLock<Vec<u8>> = OnceLock::new();
     ID.get_or_init(|| std::fs::read("/etc/machine-id").unwrap_or_default())
@@ -151,7 +154,7 @@ fn as_ipv6(ip: IpAddr) -> [u8; 16] {
     }
 }
 
-/// What `domain` is told of its interfaces, in a lasting order.
+/// Returns what `domain` is told of its interfaces, in a stable order.
 #[must_use]
 pub fn messages(nets: &[Net], domain: &Name) -> Vec<Message> {
     let of_domain = nets.iter().filter(|net| net.machines.contains_key(domain));
@@ -160,13 +163,14 @@ pub fn messages(nets: &[Net], domain: &Name) -> Vec<Message> {
     (1..).zip(ends).map(|(at, (net, peer))| net.message(at, domain, peer)).collect()
 }
 
-/// Two networks that would give a machine an interface of the same name, and which: the later one, the machine, the interface.
+/// Returns the later of two networks that would give a machine an interface of the same name, the machine, and that
+/// name.
 #[must_use]
 pub fn clash(nets: &[Net]) -> Option<(usize, Name, String)> {
     let mut taken = std::collections::BTreeSet::new();
     nets.iter().enumerate().find_map(|(at, net)| {
         let ports = net.pairs().flat_map(|[a, b]| [(a, net.interface(b)), (b, net.interface(a))]);
-        // Where there are ports there is the interface whose ports they are.
+        // A network with ports has a bridge as well, which has the network's name.
         let whole = net.machines.keys().filter(|_| !net.is_pair).map(|own| (own, net.name.to_string()));
         let mut all = ports.chain(whole);
         all.find_map(|(own, interface)| {

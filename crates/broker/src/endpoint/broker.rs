@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The loop that hears of everything.
+//! Runs the event loop of an endpoint's broker, which serves the host's broker, the peers' brokers and the programs.
 
 mod listing;
 mod migration;
@@ -31,40 +31,40 @@ use crate::{
     },
 };
 
-/// Most programs at a time, besides those of root.
+/// Largest number of programs connected at a time, besides those of root.
 const PROGRAMS_MAX: usize = 256;
-/// How long nobody is let in after there was no descriptor for who came.
+/// Time for which no new program is admitted after the process had no descriptor for one.
 const SHUT: Duration = Duration::from_millis(20);
-/// Most domain numbers that are kept: of this machine and those with which it has links (B-19).
+/// Largest number of domain numbers kept: that of this machine and those of the domains with which it has links (B-19).
 const NUMBERS_MAX: usize = 65;
-/// Most messages that are heard of one side before the others' turn.
+/// Largest number of messages received from one source before the others have their turn.
 const TURN: usize = 32;
-/// How often devices are looked for that are not there yet, where nothing tells of them.
+/// Interval between looks for devices that are not there yet, where nothing reports their arrival.
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// How often all the same where something tells of them.
+/// The same interval where something reports the arrival of devices.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// When it is looked again whether the host is to be told how much of a link is in use.
+/// Time after which the loop checks again whether to tell the host how much of a link is in use.
 const USAGE_LATER: Duration = Duration::from_millis(100);
 
-/// How much earlier programs are sent away that the host keeps waiting: before they lose patience themselves.
+/// Time by which programs that wait for the host's broker are refused earlier: before they time out themselves.
 const EARLY: Duration = Duration::from_secs(2);
 
-/// What programs are told then.
+/// Reason given to programs that are refused because the host's broker has not named this machine.
 const SILENT: &str = "the host's broker says nothing: is tombolod running there, and has it this machine?";
 
-/// A peer that says more than [`TURN`] messages at once is heard on after this long, so that it does not get a processor
-/// of its own.
+/// Pause before a peer that sent more than [`TURN`] messages at once is read again, so that it cannot occupy a whole
+/// processor.
 const BREATH: Duration = Duration::from_millis(1);
 
-/// With this the services begin where interfaces meet (B-28).
+/// Prefix of the services at which interfaces meet (B-28).
 const NET_SERVICES: &str = "net.";
 
-/// With this those at which programs listen for the other ends of their TCP connections (S-18).
+/// Prefix of the services at which programs listen for the other ends of their TCP connections (S-18).
 const FINDING_SERVICES: &str = "sockets-";
 
-/// What the broker of a machine is told when it begins.
+/// Settings with which the broker of a machine starts.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Identifies this boot: the same for as long as this kernel runs (B-6).
@@ -73,23 +73,23 @@ pub struct Settings {
     pub window: u64,
 }
 
-/// Who has something to say.
+/// Source of an event.
 #[derive(Clone, Copy, Debug)]
 enum Source {
     Stop,
     NewProgram,
     /// The addresses of this kernel may have changed.
     Addresses,
-    /// The host's broker rang.
+    /// The host's broker notified this one.
     Host,
-    /// The peer's broker rang, of which link.
+    /// The peer's broker on this link notified this one.
     Peer(u32),
-    /// Interrupts of a link had to be held back.
+    /// The kernel held back interrupts of this link.
     Alarm(u32),
-    /// Windows went, or a device came; [`Broker::reconcile`] looks.
+    /// Windows were closed, or a device arrived; [`Broker::reconcile`] finds out which.
     Devices,
     Program(u64),
-    /// Of which link, in which generation, which connection.
+    /// Socket of a connection: the link, its generation, and the connection's serial.
     Connection(u32, u32, u32),
 }
 
@@ -97,36 +97,37 @@ enum Source {
 #[derive(Debug)]
 pub struct Broker<D: Devices> {
     settings: Settings,
-    /// What the host calls this machine. Programs wait until it has said so (B-6).
+    /// Name that the host gives this machine. Programs wait until the host has sent it (B-6).
     name: Option<Name>,
-    /// Domains by their numbers, this one's among them (B-19).
+    /// Domains by their numbers, including this one (B-19).
     numbers: BTreeMap<u16, Name>,
     devices: D,
     program_socket: ProgramSocket,
     host: Host,
     links: BTreeMap<u32, Link<D::Region>>,
-    /// Links that were replaced and are not let go yet.
+    /// Links that were replaced and are not released yet.
     old: Vec<Link<D::Region>>,
     programs: BTreeMap<u64, Program>,
-    /// Listings that programs asked for, in the order in which they asked: program, listing, where to go on (B-20).
+    /// Listings that programs asked for, in order of arrival: program, listing, and the row after which to continue
+    /// (B-20).
     looks: VecDeque<(u64, Seen, u64)>,
     number: u64,
-    /// Interfaces that this machine is to have, once the host has said so (B-28).
+    /// Interfaces that this machine is to have, once the host has sent them (B-28).
     nets: Option<Vec<Message>>,
-    /// Until when nobody is let in.
+    /// Time until which no program is admitted.
     shut: Option<Instant>,
-    /// How much of a link is in use is to be said in a while.
+    /// Whether the use of a link, or this kernel's addresses, are still to be sent to the host.
     usage_later: bool,
-    /// Which peer may have which address, and who waits for which TCP connection (B-22, B-23).
+    /// Addresses that each peer may have, and programs that wait for TCP connections (B-22, B-23).
     finding: Finding,
-    /// Where this kernel's programs may be reached (B-22).
+    /// Addresses at which this kernel's programs may be reached (B-22).
     whereabouts: Whereabouts,
-    /// The device shared with the host was taken away, and there is no other one yet (B-27).
+    /// Whether the device shared with the host was taken away and no other one has arrived yet (B-27).
     is_hostless: bool,
 }
 
 impl<D: Devices> Broker<D> {
-    /// Begins, to serve programs at `program_socket`.
+    /// Starts a broker that serves programs at `program_socket`.
     ///
     /// # Errors
     /// The devices cannot be reached.
@@ -158,14 +159,14 @@ impl<D: Devices> Broker<D> {
         })
     }
 
-    /// Tells the host where this kernel may be reached, now and whenever that changes (B-22).
+    /// Tells the host the addresses at which this kernel may be reached, now and whenever they change (B-22).
     #[must_use]
     pub fn with_addresses(mut self) -> Self {
         self.whereabouts.begin();
         self
     }
 
-    /// The same of one that may be reached at these addresses, whatever the kernel says.
+    /// As [`with_addresses`](Self::with_addresses), but with these fixed addresses, whatever the kernel reports.
     #[must_use]
     pub fn with_addresses_of(mut self, addresses: Vec<[u8; 16]>) -> Self {
         self.whereabouts = Whereabouts::fixed(addresses);
@@ -175,15 +176,16 @@ impl<D: Devices> Broker<D> {
     /// Serves until `stop` is readable.
     ///
     /// # Errors
-    /// The device that is shared with the host cannot be reached any more.
+    /// The device shared with the host can no longer be reached.
     pub fn run(mut self, stop: BorrowedFd<'_>) -> io::Result<()> {
         self.serve(stop)
     }
 
-    /// The same, where it may have to go on after an error, or to be [dismissed](Self::dismiss).
+    /// As [`run`](Self::run), for a broker that may have to continue after an error, or to be
+    /// [dismissed](Self::dismiss).
     ///
     /// # Errors
-    /// As [`run`](Self::run); what it has of its programs stays.
+    /// As [`run`](Self::run); the broker keeps what it holds for its programs.
     pub fn serve(&mut self, stop: BorrowedFd<'_>) -> io::Result<()> {
         loop {
             let busy = self.reconcile()? | !self.looks.is_empty();
@@ -199,21 +201,22 @@ impl<D: Devices> Broker<D> {
         }
     }
 
-    /// Ends for good what programs have: they hear that each of their connections is over, and no later broker takes one up.
+    /// Ends every connection permanently. The programs are told, and no later broker resumes any of them.
     pub fn dismiss(mut self) {
         for link in self.links.values_mut().chain(&mut self.old) {
             link.dismiss(&mut self.programs);
         }
     }
 
-    /// Programs that took too long to say what they want, and those that the host keeps waiting.
+    /// Drops programs that took too long to send a request, and refuses those that waited too long for the host's
+    /// broker.
     fn send_away(&mut self) {
         let (now, unnamed) = (self.now(), self.name.is_none());
         self.programs.retain(|_, program| {
             let late = program.late_at().is_some_and(|at| now >= at);
             if late && unnamed && program.doing != ProgramState::Idle {
                 let reason = if self.is_hostless { migration::HOSTLESS } else { SILENT }.into();
-                // What it said is taken: what is left unread when a socket closes hides the answer.
+                // Its unread message is received first: bytes left unread when a socket closes hide the answer.
                 let _ = program.receive();
                 let _ = program.answer(Message::Refuse { code: code::FAILED, reason });
             }
@@ -221,12 +224,12 @@ impl<D: Devices> Broker<D> {
         });
     }
 
-    /// What the time is as to programs.
+    /// Returns the time against which programs' deadlines are checked.
     fn now(&self) -> Instant {
         Instant::now() + if self.name.is_some() { Duration::ZERO } else { EARLY }
     }
 
-    /// Who has something to say; none if it is over.
+    /// Waits for events and returns their sources, or `None` if the broker is to stop.
     fn wait(&self, stop: BorrowedFd<'_>, busy: bool) -> io::Result<Option<Vec<Source>>> {
         let mut fds = vec![(Source::Stop, stop)];
         let shut =
@@ -243,7 +246,7 @@ impl<D: Devices> Broker<D> {
             }
         }
         if self.name.is_some() {
-            // Who waits for an answer is not heard before that.
+            // A program that waits for an answer is not read before it has the answer.
             let heard = self.programs.iter().filter(|(_, program)| program.doing != ProgramState::Looking);
             fds.extend(heard.map(|(id, program)| (Source::Program(*id), program.fd())));
         }
@@ -284,7 +287,7 @@ impl<D: Devices> Broker<D> {
         match who {
             Source::Stop | Source::Devices => {}
             Source::Addresses => self.whereabouts.look_again(),
-            // What they rang for is looked for in any case.
+            // `reconcile` looks for what the notification was about in any case.
             Source::Host => self.devices.host().drain(),
             Source::Peer(number) => {
                 if let Some((region, _)) = self.links.get_mut(&number).and_then(|link| link.memory.as_mut()) {
@@ -318,7 +321,8 @@ impl<D: Devices> Broker<D> {
         }
     }
 
-    /// Hears host and peers, opens what is there to open, and forgets what is over. True if there may be more.
+    /// Receives from the host and the peers, opens what can be opened, and drops what is over. Returns whether there
+    /// may be more.
     fn reconcile(&mut self) -> io::Result<bool> {
         let mut busy = self.hear_host()?;
         for link in self.links.values_mut().chain(&mut self.old) {
@@ -361,7 +365,7 @@ impl<D: Devices> Broker<D> {
     fn learn(&mut self, news: News) {
         match news {
             News::OtherHost => self.forget_links(),
-            // What numbers there are is said anew.
+            // The host sends all numbers again.
             News::You(name) => (self.name, self.numbers) = (Some(name), BTreeMap::new()),
             News::Number(name, number) => {
                 self.numbers.retain(|_, known| *known != name);
@@ -417,12 +421,12 @@ impl<D: Devices> Broker<D> {
         }
     }
 
-    /// Opens the memory of a link as soon as it is there, with the connections that an earlier broker left (B-16).
+    /// Opens a link's memory as soon as it is there, with the connections that an earlier broker left (B-16).
     fn open(&mut self, number: u32) {
         let Some(link) = self.links.get_mut(&number).filter(|link| link.memory.is_none() && !link.leaving) else {
             return;
         };
-        // The host says who is who before it tells of links (B-6).
+        // The host sends this machine's name before it sends links (B-6).
         let Some(own) = self.name.clone() else { return };
         let begun = self.devices.open(&link.news).and_then(|mut region| {
             let (held, sockets) = (region.held()?, region.sockets());
@@ -446,7 +450,7 @@ impl<D: Devices> Broker<D> {
         }
     }
 
-    /// Hears the broker at the other end of a link. True if there may be more.
+    /// Receives from the broker at the other end of a link. Returns whether there may be more.
     fn hear_peer(&mut self, number: u32) -> bool {
         let Self { links, programs, finding, name, .. } = self;
         let Some(link) = links.get_mut(&number).filter(|link| !link.leaving) else { return false };
@@ -481,7 +485,7 @@ impl<D: Devices> Broker<D> {
         self.programs.insert(self.number, program);
     }
 
-    /// For want of descriptors: who waits at the socket stays there, and would be looked for without end.
+    /// Admits nobody for a while if descriptors or memory ran out: the waiting program would wake the loop without end.
     fn postpone_admission(&mut self, error: &io::Error) {
         let short = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS];
         if short.iter().any(|it| error.raw_os_error() == Some(it.raw_os_error())) {
@@ -489,7 +493,7 @@ impl<D: Devices> Broker<D> {
         }
     }
 
-    /// Receives what a program wants; false if it said nothing. An error ends its conversation (V-1).
+    /// Receives a program's next request. Returns false if there was none. An error ends the conversation (V-1).
     fn hear_program(&mut self, id: u64) -> io::Result<bool> {
         let hears = |program: &&mut Program| program.doing != ProgramState::Looking;
         let Some(program) = self.programs.get_mut(&id).filter(hears) else { return Ok(false) };
@@ -634,12 +638,13 @@ impl<D: Devices> Broker<D> {
     }
 }
 
-/// Whether a user may listen at a service or connect to it: those of interfaces are root's and the broker's own user's (B-28).
+/// Returns whether a user may listen at a service or connect to it. Services of interfaces are for root and the
+/// broker's own user only (B-28).
 fn may_meet(user: u32, service: &Name) -> bool {
     !service.as_str().starts_with(NET_SERVICES) || user == 0 || user == rustix::process::geteuid().as_raw()
 }
 
-/// Hears the peer's broker over a link, and answers. True if there may be more.
+/// Receives from the peer's broker over a link, and answers. Returns whether there may be more.
 fn converse<D: Devices>(
     link: &mut Link<D::Region>,
     programs: &mut BTreeMap<u64, Program>,
@@ -675,14 +680,14 @@ fn converse<D: Devices>(
             break;
         }
     }
-    // Once for all of it: a ring interrupts the other machine.
+    // One notification for all messages: each notification interrupts the other machine.
     if let Some((region, _)) = link.memory.as_mut().filter(|_| changed) {
         region.pages().notify();
     }
     busy
 }
 
-/// Who of `those` has had nothing to ask for longest: it loses nothing when it is sent away.
+/// Returns the program among `those` that has been idle longest. It loses nothing when it is dropped.
 fn idle_longest(programs: &BTreeMap<u64, Program>, those: impl Fn(&Program) -> bool) -> Option<u64> {
     let idle = programs.iter().filter(|(_, program)| program.doing == ProgramState::Idle && those(program));
     idle.min_by_key(|(_, program)| program.late_at()).map(|(id, _)| *id)
@@ -692,7 +697,7 @@ fn refuse(Refusal(code, why): Refusal) -> Message {
     Message::Refuse { code, reason: why.into() }
 }
 
-/// A number that is not 0.
+/// Draws a random number other than 0.
 fn random() -> io::Result<u64> {
     loop {
         match u64::from_ne_bytes(tombolo_os::random::bytes()?) {

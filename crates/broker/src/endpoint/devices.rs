@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the broker asks of the machine.
+//! Defines what the broker needs of the machine's devices.
 
 use std::{
     collections::BTreeMap,
@@ -11,125 +11,126 @@ use tombolo_control::Boxes;
 
 use crate::endpoint::{connections::Agreement, host_session::LinkNews};
 
-/// A pair of boxes (B-3), and how their owners ring each other.
+/// A pair of boxes (B-3), and the doorbells by which their owners notify each other.
 pub trait Pages: Boxes {
-    /// Rings the other side.
+    /// Notifies the other side.
     fn notify(&self);
-    /// Forgets rings of before. Never blocks.
+    /// Discards earlier notifications. Never blocks.
     fn drain(&self);
 }
 
 /// The devices of this machine.
 pub trait Devices {
-    /// Boxes in their memory.
+    /// Boxes in the devices' memory.
     type Pages: Pages;
     /// Memory of a link.
     type Region: Region<Pages = Self::Pages>;
 
-    /// The boxes that are shared with the host.
+    /// Returns the boxes shared with the host.
     fn host(&mut self) -> &mut Self::Pages;
 
-    /// Polls readable once the host rang.
+    /// Returns a descriptor that polls readable once the host has notified this machine.
     fn fd(&self) -> BorrowedFd<'_>;
 
-    /// Polls readable when a device came, if anything can tell.
+    /// Returns a descriptor that polls readable when a device arrived, if anything reports that.
     fn arrivals(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Looks for another device, where the one that is shared with the host was taken away (B-27). None: there is never
-    /// another.
+    /// Looks for another device after the one shared with the host was taken away (B-27). Returns `None` if there will
+    /// never be another.
     ///
     /// # Errors
-    /// `NotFound` and `PermissionDenied` while there is none, or it is not ours yet; what the system says.
+    /// `NotFound` and `PermissionDenied` while there is none, or this user may not open it yet; other errors of the
+    /// system.
     fn renew(&mut self) -> Option<io::Result<()>> {
         None
     }
 
-    /// The memory of a link that the host told of.
+    /// Opens the memory of a link that the host announced.
     ///
     /// # Errors
-    /// `NotFound`, `PermissionDenied` and `ResourceBusy` while its devices are not there, not ours or not free yet; what
-    /// the system says.
+    /// `NotFound`, `PermissionDenied` and `ResourceBusy` while its devices are not there, may not be opened by this
+    /// user or are not free yet; other errors of the system.
     fn open(&mut self, news: &LinkNews) -> io::Result<Self::Region>;
 }
 
-/// Which of a link's two regions.
+/// One of a link's two regions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Part {
-    /// That which this end writes.
+    /// The region that this side writes.
     Own,
-    /// The peer's.
+    /// The peer's region.
     Theirs,
 }
 
 /// Memory of a link.
 pub trait Region {
-    /// Boxes in their memory.
+    /// Boxes in the region's memory.
     type Pages: Pages;
 
-    /// The boxes that are shared with the peer's broker.
+    /// Returns the boxes shared with the peer's broker.
     fn pages(&mut self) -> &mut Self::Pages;
 
-    /// Polls readable once the peer's broker rang.
+    /// Returns a descriptor that polls readable once the peer's broker has notified this one.
     fn fd(&self) -> BorrowedFd<'_>;
 
-    /// The number by which the peer is rung is another one now.
+    /// Changes the number of the peer's doorbell.
     fn set_doorbell(&mut self, doorbell: u16);
 
-    /// Makes `len` bytes of the own part from `offset` on zero.
+    /// Zeroes `len` bytes of the own region from `offset` on.
     ///
     /// # Errors
     /// The memory cannot be reached.
     fn clear(&mut self, offset: u64, len: u64) -> io::Result<()>;
 
-    /// The same for a connection that is over, while nobody waits: where it costs little to be done twice.
+    /// Zeroes, while nobody waits, the memory of a connection that is over, if doing so twice costs little.
     fn clear_ahead(&mut self, _offset: u64, _len: u64) {}
 
-    /// What a program gets of its own side of a connection, in the order of V-2, without the socket.
+    /// Returns the descriptors of a program's own side of a connection, in the order of V-2, without the socket.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of the system.
     fn own(&mut self, made: &Agreement) -> io::Result<Vec<OwnedFd>>;
 
-    /// The peer's window.
+    /// Returns the peer's window of a connection.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of the system.
     fn theirs(&mut self, made: &Agreement) -> io::Result<OwnedFd>;
 
-    /// Stores this broker's end of a program's connection socket where a later broker finds it (B-16). It is called
-    /// once more when the peer agreed, and does nothing where there is no such place.
+    /// Stores this broker's end of a program's connection socket where a later broker finds it (B-16). Called once more
+    /// when the peer has agreed. Does nothing where there is no such place.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of the system.
     fn store_connection(&mut self, _made: &Agreement, _socket: BorrowedFd<'_>) -> io::Result<()> {
         Ok(())
     }
 
-    /// Sockets of connections that an earlier broker left, by serial. Asked for once.
+    /// Returns the sockets of connections that an earlier broker left, by serial. Called once.
     fn sockets(&mut self) -> BTreeMap<u32, OwnedFd> {
         BTreeMap::new()
     }
 
-    /// The connections of which programs have windows, as far as the windows say: what is not known is 0.
+    /// Returns the connections of which programs have windows, as far as the windows tell; unknown numbers are 0.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of the system.
     fn held(&mut self) -> io::Result<Vec<Agreement>>;
 
-    /// Polls readable when that may have changed since it was asked for, if anything can tell.
+    /// Returns a descriptor that polls readable when [`held`](Self::held) may have changed, if anything reports that.
     fn departures(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Polls readable when the peer notifies without end, if anything can tell (B-8).
+    /// Returns a descriptor that polls readable when the peer notifies without end, if anything reports that (B-8).
     fn alarm(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// Whether the peer was found to notify without end since this was asked last (B-8).
+    /// Returns whether the peer was found to notify without end since the last call (B-8).
     fn is_stormed(&mut self) -> bool {
         false
     }
 
-    /// Copies what stands at `offset` of a region, at most to the end of that page (B-20).
+    /// Copies bytes at `offset` of a region, at most to the end of that page (B-20).
     ///
     /// # Errors
     /// The memory cannot be reached, or not from here.
@@ -140,6 +141,6 @@ pub trait Region {
     /// Closes the state of a program that is gone and notifies its peer, where the kernel does not (V-4).
     fn bequeath(&mut self, made: &Agreement);
 
-    /// The peer is gone, or the link is: ends all waits of programs.
+    /// Ends all waits of programs, because the peer or the link is gone.
     fn hang_up(&mut self);
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A link that is left before it is taken away: who is told, and whether all have left (B-21).
+//! Tracks a link whose connections are to end before it is taken away: which programs are told, and whether all have
+//! left (B-21).
 
 use std::{
     collections::BTreeSet,
@@ -10,14 +11,14 @@ use tombolo_control::Message;
 
 use crate::endpoint::program;
 
-/// Whether a link is to be left, and which programs understand that.
+/// Whether programs are to leave a link, and which of them understand that.
 #[derive(Debug, Default)]
 pub(crate) struct Draining {
-    /// What programs are told, and whether the host was told that all have left.
+    /// Message that programs are sent, and whether the host was told that all have left.
     state: Option<(Message, bool)>,
-    /// Connections of programs that understand it.
+    /// Connections of programs that understand Leave.
     hear: BTreeSet<u32>,
-    /// Connections of which they were told to leave them, and which they have ended since.
+    /// Connections that their programs were told to leave, and have ended since.
     left: BTreeSet<u32>,
 }
 
@@ -26,43 +27,44 @@ impl Draining {
         self.state.is_some()
     }
 
-    /// The link with this memory is to be left within so many milliseconds.
+    /// Records that programs are to leave the link with this memory within `wait` milliseconds.
     pub(crate) fn begin(&mut self, (link, generation): (u32, u32), wait: u32) {
         self.state = Some((Message::Leave { link, generation, wait }, false));
     }
 
-    /// The host took that back.
+    /// Records that the host took that back.
     pub(crate) fn stop(&mut self) {
         self.state = None;
         self.left.clear();
     }
 
-    /// The program of a connection understands it.
+    /// Records that the program of a connection understands Leave.
     pub(crate) fn admit(&mut self, serial: u32) {
         self.hear.insert(serial);
     }
 
-    /// The program of a connection has ended it.
+    /// Records that the program of a connection has ended it.
     pub(crate) fn forget(&mut self, serial: u32) {
         if self.hear.remove(&serial) && self.is_on() {
             self.left.insert(serial);
         }
     }
 
-    /// Whether a connection's program was told and has ended it: it looks at that memory no more, though it may have it mapped.
+    /// Returns whether a connection's program was told and has ended it: it no longer uses that memory, but may still
+    /// map it.
     pub(crate) fn has_left(&self, serial: u32) -> bool {
         self.left.contains(&serial)
     }
 
-    /// Tells the program of a connection, if there is something to tell and it understands that.
+    /// Sends Leave to the program of a connection, if the link is to be left and the program understands it.
     pub(crate) fn tell_leave(&self, serial: u32, socket: &OwnedFd) {
         if let Some((leave, _)) = self.state.as_ref().filter(|_| self.hear.contains(&serial)) {
-            // One that has gone is heard of by its socket.
+            // If the program has left, its socket reports that later.
             let _ = program::send(socket.as_fd(), 0, leave.clone(), &[]);
         }
     }
 
-    /// All have left: whether that is still to be said.
+    /// Returns, once all have left, whether the host is still to be told. Later calls return false.
     pub(crate) fn take_end(&mut self) -> bool {
         self.state.as_mut().is_some_and(|(_, said)| !std::mem::replace(said, true))
     }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Which neighbour may have an address, and where the other end of a TCP connection waits (B-22, B-23).
+//! Finds the peer domain that may have an address, and the program that waits for the other end of a TCP connection
+//! (B-22, B-23).
 //!
-//! All of it is hints. A neighbour that claims what is not its own draws proposals to itself, which prove nothing to it, and the
-//! connections stay on TCP.
+//! All of it is hints. A hostile peer that claims what is not its own attracts proposals, which prove nothing to it,
+//! and the connections stay on TCP.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,39 +20,39 @@ use crate::endpoint::{
     program::{self, Program, ProgramState},
 };
 
-/// Keys that one program may claim.
+/// Largest number of keys that one program may claim.
 const CLAIMS_MAX: usize = 1024;
-/// Claims beyond which those of programs that have gone are cleared away.
+/// Number of claims beyond which those of programs that have gone are removed.
 const CLAIMS_KEPT: usize = 4096;
-/// Neighbours that are asked for one connection.
+/// Largest number of peers that are asked about one connection.
 const CANDIDATES: usize = 4;
-/// How long they may take to answer.
+/// Time that these peers may take to answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// A question of a program's that neighbours are to answer.
+/// A program's question that waits for answers of peers.
 #[derive(Debug)]
 struct Pending {
     program: u64,
     asked: u32,
     serial: u32,
-    /// The links whose peers have not answered.
+    /// Links whose peers have not answered.
     links: BTreeSet<u32>,
     until: Instant,
 }
 
-/// What is known of who is where.
+/// Addresses of peers, and programs that wait for TCP connections.
 #[derive(Debug, Default)]
 pub(crate) struct Finding {
-    /// Of the peer of each link, as it says.
+    /// Addresses that the peer of each link claims.
     near: BTreeMap<u32, Vec<[u8; 16]>>,
-    /// Who waits for a key. None: more than one program says so.
+    /// Program that waits for each key; `None` if more than one claims it.
     claims: BTreeMap<u32, Option<u64>>,
     pending: Vec<Pending>,
     serial: u32,
 }
 
 impl Finding {
-    /// Stores the addresses at which the peer of a link may be reached, as the host told (B-22).
+    /// Stores the addresses at which the peer of a link may be reached, as the host sent them (B-22).
     pub(crate) fn learn(&mut self, link: u32, mut addresses: Vec<[u8; 16]>) {
         addresses.truncate(ADDRESSES_MAX);
         self.near.insert(link, addresses);
@@ -61,12 +62,12 @@ impl Finding {
         self.near.remove(&link);
     }
 
-    /// The host is another one: its links have nothing to do with those before.
+    /// Forgets all links, because the host is another one: its links have nothing to do with those before.
     pub(crate) fn forget_links(&mut self) {
         self.near.clear();
     }
 
-    /// The links whose peers may have `address`.
+    /// Returns the links whose peers may have `address`.
     fn candidates(&self, address: [u8; 16]) -> impl Iterator<Item = u32> {
         let near = self.near.iter().filter(move |(_, addresses)| addresses.contains(&address));
         near.map(|(link, _)| *link).take(CANDIDATES)
@@ -92,7 +93,7 @@ impl Finding {
 
     /// Records that the program waits for `key` no longer (B-23).
     pub(crate) fn unclaim(&mut self, id: u64, key: u32) {
-        // What two have claimed is nobody's for as long as one of them goes on.
+        // A contested key belongs to nobody: when one of its two claimants withdraws, the other does not get it.
         if self.claims.get(&key).is_some_and(|it| it.is_none_or(|it| it == id)) {
             self.claims.remove(&key);
         }
@@ -129,7 +130,7 @@ impl Finding {
         Ok(())
     }
 
-    /// What the peer's broker says of it. True if it is to hear an answer.
+    /// Handles a question or answer of the peer's broker. Returns whether an answer to the peer was queued.
     pub(crate) fn hear_inquiry<R: Region>(
         &mut self,
         inquiry: Inquiry,
@@ -168,7 +169,7 @@ impl Finding {
         false
     }
 
-    /// The service of who waits for `key`, if the peer of `link` may connect to it.
+    /// Returns the service of the program that waits for `key`, if the peer of `link` may connect to it.
     fn claimant<R: Region>(&self, key: u32, link: &Link<R>, programs: &BTreeMap<u64, Program>) -> Option<Name> {
         let program = programs.get(&(*self.claims.get(&key)?)?)?;
         let ProgramState::Listening(service) = &program.doing else { return None };
@@ -176,18 +177,18 @@ impl Finding {
         may.then(|| service.clone())
     }
 
-    /// A question that this link was asked for.
+    /// Removes and returns the question with this serial, if the peer of this link was asked.
     fn answered(&mut self, serial: u32, link: u32) -> Option<Pending> {
         let at = self.pending.iter().position(|it| it.serial == serial && it.links.contains(&link))?;
         Some(self.pending.swap_remove(at))
     }
 
-    /// When the first neighbour will have taken too long.
+    /// Returns when the first question times out.
     pub(crate) fn late_at(&self) -> Option<Instant> {
         self.pending.iter().map(|pending| pending.until).min()
     }
 
-    /// Neighbours that take too long know nobody.
+    /// Answers questions that timed out: peers that take too long count as knowing nobody.
     pub(crate) fn give_up(&mut self, now: Instant, programs: &BTreeMap<u64, Program>) {
         let late: Vec<_> = self.pending.extract_if(.., |pending| now >= pending.until).collect();
         late.iter().for_each(|pending| answer_program(pending, nobody(), programs));
@@ -198,7 +199,7 @@ fn nobody() -> Message {
     Message::Refuse { code: code::NOT_FOUND, reason: "nobody waits there".into() }
 }
 
-/// One that does not read its answer asks no other question.
+/// Answers a program's question. Errors are ignored: a program that does not read its answer asks no other question.
 fn answer_program(pending: &Pending, message: Message, programs: &BTreeMap<u64, Program>) {
     if let Some(program) = programs.get(&pending.program) {
         let _ = program::send(program.fd(), pending.asked, message, &[]);

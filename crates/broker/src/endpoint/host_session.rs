@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The session with the host's broker: which links there are, who may do what on them, and how peers fare (B-6
-//! to B-8, B-12, B-13).
+//! Holds the session with the host's broker: the links that exist, what each domain may do on them, and the liveness of
+//! peers (B-6 to B-8, B-12, B-13).
 
 use std::{
     collections::BTreeMap,
@@ -16,103 +16,104 @@ use tombolo_control::{
 
 use crate::endpoint::program;
 
-/// Most links that are kept: more than a machine has slots, or an administrator patience.
+/// Largest number of links kept: more than a machine has slots, or an administrator patience.
 pub const LINKS_MAX: usize = 64;
-/// How often the host is told how much of a link is in use.
+/// Minimum time between two reports to the host of how much of a link is in use.
 const USAGE_AGAIN: Duration = Duration::from_secs(1);
-/// The same of the rules of one.
+/// Largest number of rules kept for one link.
 pub const RULES_MAX: u16 = 256;
 
-/// A link, as the host told.
+/// A link, as the host announced it.
 #[derive(Clone, PartialEq, Debug)]
 pub struct LinkNews {
-    /// Its number.
+    /// Number of the link.
     pub link: u32,
-    /// Which memory.
+    /// Generation of its memory.
     pub generation: u32,
     /// The domain at the other end.
     pub peer: Name,
-    /// Where the region is that this domain writes.
+    /// Place of the region that this domain writes.
     pub own: Place,
-    /// Where the peer's region is.
+    /// Place of the peer's region.
     pub theirs: Place,
-    /// Bytes of each.
+    /// Size of each region in bytes.
     pub size: u64,
-    /// Which side of the link this one is (B-14).
+    /// Side of the link that this domain is (B-14).
     pub side: u8,
-    /// The number of the peer's doorbell (B-8).
+    /// Number of the peer's doorbell (B-8).
     pub doorbell: u16,
-    /// Vectors of the peer's device.
+    /// Number of vectors of the peer's device.
     pub vectors: u16,
-    /// What the rules allow (B-13).
+    /// Connections that the rules allow (B-13).
     pub rules: Vec<(Way, Pattern)>,
     /// The peer's liveness (B-12).
     pub life: Life,
 }
 
 impl LinkNews {
-    /// Whether somebody may connect to `service`, of this domain or of the peer (B-13).
+    /// Returns whether a program may connect to `service`, of this domain or of the peer, according to `way` (B-13).
     #[must_use]
     pub fn allows(&self, way: Way, service: &Name) -> bool {
         self.rules.iter().any(|(it, pattern)| *it == way && pattern.matches(service))
     }
 
-    /// Tells the program behind `socket` the peer's liveness (B-12). If the program has left, its socket says so later.
+    /// Tells the program behind `socket` the peer's liveness (B-12). If the program has left, its socket reports that
+    /// later.
     pub(crate) fn send_life(&self, socket: &OwnedFd) {
         let (link, generation, life) = (self.link, self.generation, self.life);
         let _ = program::send(socket.as_fd(), 0, Message::Life { link, generation, life }, &[]);
     }
 }
 
-/// What changed.
+/// A change that the host reported.
 #[derive(Clone, PartialEq, Debug)]
 pub enum News {
-    /// The host is another one than before: what was said of links no longer holds (B-27).
+    /// The host is another one than before: what it sent about links no longer holds (B-27).
     OtherHost,
     /// The name of this machine (B-6).
     You(Name),
     /// The number of a domain, or none (B-19).
     Number(Name, Option<u16>),
-    /// A link is there, or is told of anew with other rules.
+    /// A link was announced, for the first time or again with other rules.
     Link(LinkNews),
-    /// A link goes, with this memory.
+    /// The link with this memory ends.
     Unlink(u32, u32),
-    /// A link with this memory will be taken away: how many milliseconds it stays (B-21).
+    /// The link with this memory will be taken away within this many milliseconds (B-21).
     Leave(u32, u32, u32),
-    /// A peer fares otherwise.
+    /// The liveness of a peer changed.
     Life(u32, Life),
-    /// A peer is rung otherwise.
+    /// The number of a peer's doorbell changed.
     Doorbell(u32, u16),
     /// A peer may be reached at these addresses (B-22).
     Addresses(u32, Vec<[u8; 16]>),
-    /// These are the interfaces that this domain is to have: each a [`Message::Net`] (B-28).
+    /// The interfaces that this domain is to have: each a [`Message::Net`] (B-28).
     Nets(Vec<Message>),
 }
 
-/// The conversation with the host.
+/// The session with the host's broker.
 #[derive(Debug)]
 pub struct Host {
     session: Session,
     boot: [u8; 16],
-    /// The boot of the host that spoke last, if it said so (B-27).
+    /// Boot identifier that a host sent last, if any did (B-27).
     host_boot: Option<[u8; 16]>,
     greeted: bool,
-    /// You was said.
+    /// Whether the host has sent You.
     named: bool,
-    /// It understands Addresses; and what it was told.
+    /// Whether the host's broker understands Addresses. The next field holds those last sent to it.
     finds: bool,
     addresses: Option<Vec<[u8; 16]>>,
     links: BTreeMap<u32, LinkNews>,
-    /// What was said of links: generation, connections, bytes, and when.
+    /// Last report of each link's use: generation, connections, bytes, and the time of the report.
     usage: BTreeMap<u32, (u32, u16, u64, Instant)>,
-    /// A link whose rules are still to come, and how many.
+    /// A link whose rules are incomplete, and the number of rules still to come.
     half: Option<(LinkNews, u16)>,
-    /// Interfaces of which some are still to come, and how many.
+    /// Interfaces of an incomplete list, and the number still to come.
     half_nets: Option<(Vec<Message>, u16)>,
 }
 
 impl Host {
-    /// Begins anew.
+    /// Begins a new session.
     ///
     /// # Errors
     /// The memory cannot be reached.
@@ -133,8 +134,8 @@ impl Host {
         })
     }
 
-    /// Hears at most `limit` messages, and says what there is room for. Whether the host is to be rung, and whether
-    /// there may be more.
+    /// Receives at most `limit` messages, and sends those for which there is room. Returns whether to notify the host,
+    /// and whether there may be more.
     ///
     /// # Errors
     /// The memory cannot be reached.
@@ -144,7 +145,7 @@ impl Host {
             let (event, changed) = self.session.turn(boxes)?;
             ring |= changed;
             match event {
-                // Links stay as they were until they are told of anew (B-7).
+                // Links stay as they were until the host announces them again (B-7).
                 Some(Event::Began) => {
                     (self.greeted, self.named, self.half, self.half_nets) = (false, false, None, None);
                     (self.finds, self.addresses) = (false, None);
@@ -179,13 +180,13 @@ impl Host {
         self.send_message(Message::Released { link, generation });
     }
 
-    /// Reports that nobody here has a connection on a link that is to be taken away (B-21).
+    /// Reports that no program here has a connection on a link that is to be taken away (B-21).
     pub fn left(&mut self, link: u32, generation: u32) {
         self.send_message(Message::Left { link, generation });
     }
 
-    /// Reports how many connections and bytes are in use on an open link, when that changed and now and then (B-7).
-    /// True if it is still to be said.
+    /// Reports how many connections and bytes are in use on an open link, if that changed, at most once a second (B-7).
+    /// Returns whether it still has to be reported.
     pub fn usage(&mut self, link: u32, generation: u32, connections: u16, used: u64, now: Instant) -> bool {
         let known = self.usage.get(&link).filter(|known| known.0 == generation);
         if known.is_some_and(|known| (known.1, known.2) == (connections, used)) {
@@ -200,8 +201,8 @@ impl Host {
         true
     }
 
-    /// Reports where this kernel may be reached, if that is news. True if it is to be said and there is no room
-    /// yet (B-22).
+    /// Reports the addresses at which this kernel may be reached, if they changed. Returns whether they still have to
+    /// be reported because there is no room yet (B-22).
     pub fn send_addresses(&mut self, addresses: &[[u8; 16]]) -> bool {
         if !self.finds || !self.named || self.addresses.as_deref() == Some(addresses) {
             return false;
@@ -214,14 +215,14 @@ impl Host {
         true
     }
 
-    /// Reports that a peer notifies without end (B-8). Not repeated while the host has much left to read.
+    /// Reports that a peer notifies without end (B-8). Skips the report while the host has much left to read.
     pub fn storm(&mut self, link: u32) {
         if self.session.room() > QUEUE_MAX / 2 {
             self.send_message(Message::Storm { link });
         }
     }
 
-    /// What a message changes; none if it breaks the rules.
+    /// Returns the change that a message makes, if any; the outer `None` means a protocol violation.
     fn understand(&mut self, message: Message) -> Option<Option<News>> {
         if !self.greeted {
             let Message::Hello { version_min, version_max, boot, .. } = message else { return None };
@@ -296,8 +297,8 @@ impl Host {
         }
     }
 
-    /// Compares the host's boot with the one before. Another boot means another host, or one that lost its
-    /// state (B-27).
+    /// Compares the host's boot with the one before. Another boot means another host, or a host that lost its state
+    /// (B-27).
     fn meet_host(&mut self, boot: [u8; 16]) -> Option<News> {
         let said = Some(boot).filter(|boot| *boot != [0; 16]);
         let is_other = self.host_boot.is_some() && said.is_some() && self.host_boot != said;
@@ -308,7 +309,8 @@ impl Host {
         is_other.then_some(News::OtherHost)
     }
 
-    /// All interfaces take effect together (B-28).
+    /// Adds an interface to an incomplete list, and returns the list once it is complete: all take effect together
+    /// (B-28).
     fn complete_nets(&mut self, mut nets: Vec<Message>, net: Message, left: u16) -> Option<News> {
         nets.push(net);
         if left > 1 {

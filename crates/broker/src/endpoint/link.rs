@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One link as an endpoint's broker has it: what the peer's broker and the programs of this machine do to its
-//! connections (B-14, B-18).
+//! Tracks one link in an endpoint's broker: its connections, and what the peer's broker and this machine's programs do
+//! to them (B-14, B-18).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,15 +25,15 @@ use crate::{
     },
 };
 
-/// The host is not told more often that a peer rings without end.
+/// Minimum time between two reports to the host that a peer notifies without end.
 const STORM_AGAIN: Duration = Duration::from_secs(1);
 
-/// A connection of which its program is still to hear: that which asked for it, or that which listens.
+/// A connection that still has to be handed to its program: the one that asked for it, or the one that listens.
 #[derive(Debug)]
 struct Fresh {
     serial: u32,
     program: u64,
-    /// The serial of the request that this answers.
+    /// Serial of the request that this connection answers.
     request_serial: u32,
     service: Name,
 }
@@ -42,42 +42,43 @@ struct Fresh {
 #[derive(Debug)]
 pub(crate) struct Link<R> {
     pub news: LinkNews,
-    /// Names it in the log.
+    /// Span that names the link in the log.
     pub span: Span,
-    /// None until the devices are there.
+    /// The link's memory and the session with the peer's broker; `None` until the devices are there.
     pub memory: Option<(R, Peer)>,
     pub connections: Connections,
-    /// This side's end of each program's connection socket.
+    /// The broker's side of each program's connection socket.
     pub sockets: BTreeMap<u32, OwnedFd>,
-    /// Connections whose program closed the socket, or had one of an earlier broker, and may have the windows still.
+    /// Connections that may still have windows mapped: their program closed the socket, or had one from an earlier
+    /// broker.
     pub departing: BTreeSet<u32>,
-    /// Those whose peer is told, and whose program is not.
+    /// Connections of which the peer was told and the program was not.
     fresh: Vec<Fresh>,
-    /// What tools are shown of connections (B-20).
+    /// Details of connections that tools are shown (B-20).
     pub about: BTreeMap<u32, About>,
-    /// When the host was told last that the peer rings without end.
+    /// Time of the last report to the host that the peer notifies without end.
     stormed: Option<Instant>,
-    /// And how often.
+    /// Number of such reports.
     pub storms: u32,
-    /// The host took it back.
+    /// Whether the host took the link back.
     pub leaving: bool,
-    /// Its host is not there any more: nobody is told when the link ends (B-27).
+    /// Whether the link's host is gone, so that nobody is told when the link ends (B-27).
     pub is_orphan: bool,
-    /// How far it is on the way to being taken back (B-21).
+    /// Progress of the link towards being taken back (B-21).
     pub draining: Draining,
-    /// Both ends of the next connection's socket, made in advance (V-2).
+    /// Both sides of the next connection's socket, made in advance (V-2).
     spare: Option<(OwnedFd, OwnedFd)>,
-    /// That its memory cannot be opened yet was said.
+    /// Whether it was logged that the memory cannot be opened yet.
     complained: bool,
-    /// That a connection could not be given to its program was said.
+    /// Whether it was logged that a connection could not be given to its program.
     failed: bool,
 }
 
 impl<R: Region> Link<R> {
-    /// A link that the host told of; windows on it are of `window` bytes.
+    /// Makes a link that the host announced; its windows have `window` bytes.
     pub(crate) fn new(news: LinkNews, window: u64) -> Self {
         let connections = Connections::new(news.side, news.size, window);
-        // Of the highest level, so that it is there whatever is written.
+        // The error level makes sure that the span exists whatever level is logged.
         let (number, generation, peer) = (news.link, news.generation, news.peer.as_str());
         let span = tracing::error_span!("link", number, generation, peer);
         Self {
@@ -100,20 +101,20 @@ impl<R: Region> Link<R> {
         }
     }
 
-    /// Connections, and bytes of this end's region that they have.
+    /// Returns the number of connections, and the bytes of this side's region that they use.
     pub(crate) fn usage(&self) -> (u16, u64) {
         let connections = self.connections.iter().filter(|(_, stage)| *stage != Stage::Refused);
         connections.fold((0, 0), |(connections, used), (made, _)| (connections + 1, used + made.own.1))
     }
 
-    /// Makes ahead what the next connection will want, while nobody waits for it.
+    /// Makes the socket for the next connection in advance, while no program waits for it.
     pub(crate) fn make_ahead(&mut self) {
         if self.spare.is_none() && !self.leaving && !self.draining.is_on() {
             self.spare = program::connection_socket().ok();
         }
     }
 
-    /// Whether the host is to be told that the peer notifies without end (B-8).
+    /// Returns whether the host is to be told that the peer notifies without end (B-8).
     pub(crate) fn is_stormed(&mut self, now: Instant) -> bool {
         let stormed = self.memory.as_mut().is_some_and(|(region, _)| region.is_stormed());
         let due = stormed && self.stormed.is_none_or(|last| now.duration_since(last) >= STORM_AGAIN);
@@ -124,14 +125,14 @@ impl<R: Region> Link<R> {
         due
     }
 
-    /// What the peer's broker wants.
+    /// Handles a request of the peer's broker.
     pub(crate) fn understand(
         &mut self,
         heard: PeerRequest,
         programs: &mut BTreeMap<u64, Program>,
     ) -> Result<(), Refusal> {
         match heard {
-            // The broker of programs answers these itself.
+            // `Broker` answers these itself.
             PeerRequest::Hello | PeerRequest::Inquire(_) => {}
             PeerRequest::Began => {
                 for serial in self.connections.forgotten() {
@@ -214,7 +215,7 @@ impl<R: Region> Link<R> {
         Ok(made)
     }
 
-    /// Begins a connection for a program of `user`, and queues the question to the peer (B-14).
+    /// Begins a connection for a program of `user`, and queues the request to the peer (B-14).
     pub(crate) fn request_connection(&mut self, id: u64, program: &Program, service: Name) -> Result<(), Refusal> {
         self.connections.room_for(program.user)?;
         let made = self.connections.ask()?;
@@ -230,7 +231,7 @@ impl<R: Region> Link<R> {
         Ok(())
     }
 
-    /// Clears the memory of a new connection.
+    /// Clears the memory of a new connection and records its owner.
     fn begin(&mut self, made: Agreement, fresh: Fresh, user: u32) -> Result<Agreement, Refusal> {
         self.about.retain(|serial, _| self.connections.get(*serial).is_some());
         let cleared = match &mut self.memory {
@@ -246,9 +247,9 @@ impl<R: Region> Link<R> {
         Ok(made)
     }
 
-    /// Tells programs of the connections that they asked for, and of those that were accepted for them, after the peer was told: it
-    /// need not wait for what is made for them, and for what they do about it. A connection that cannot be told is over. True if
-    /// the peer is to hear of one.
+    /// Hands programs the connections that they asked for, and those that were accepted for them. The peer was told
+    /// first, so it need not wait until descriptors are made or a program reacts. A connection that cannot be handed
+    /// over ends. Returns whether a message about one is queued for the peer.
     pub(crate) fn tell_programs(&mut self, programs: &mut BTreeMap<u64, Program>) -> bool {
         let mut over = false;
         for fresh in std::mem::take(&mut self.fresh) {
@@ -258,7 +259,7 @@ impl<R: Region> Link<R> {
                 continue;
             };
             let left = [io::ErrorKind::NotFound, io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset];
-            // Once: the peer may connect as often as it likes.
+            // Logged once only, because the peer may connect as often as it likes.
             if !left.contains(&error.kind()) && !std::mem::replace(&mut self.failed, true) {
                 tracing::error!(
                     stranger = self.news.peer.as_str(),
@@ -275,8 +276,8 @@ impl<R: Region> Link<R> {
         over
     }
 
-    /// States a connection to its program, with the program's own descriptors and what the peer has said of it
-    /// since (V-2).
+    /// Sends a connection to its program, with the program's own descriptors and what the peer has sent about it since
+    /// (V-2).
     fn hand(&mut self, fresh: &Fresh, programs: &mut BTreeMap<u64, Program>) -> io::Result<()> {
         let gone = || io::Error::from(io::ErrorKind::NotFound);
         let program = programs.get_mut(&fresh.program).ok_or_else(gone)?;
@@ -308,13 +309,13 @@ impl<R: Region> Link<R> {
         Ok(())
     }
 
-    /// What names a connection in the log.
+    /// Returns the span that names a connection in the log.
     fn connection_span(&self, serial: u32) -> Span {
         self.about.get(&serial).map_or_else(|| self.span.clone(), |about| about.span.clone())
     }
 
-    /// Gives the window to the program that asked, as the peer agreed. A program that has no statement of the
-    /// connection yet gets both at once later (V-2).
+    /// Gives the peer's window to the program that asked for the connection, because the peer agreed. A program that
+    /// has not been sent the connection yet gets both at once later (V-2).
     fn agree(&mut self, made: &Agreement) {
         self.connection_span(made.serial).in_scope(|| tracing::debug!("the peer agrees"));
         let (Some((region, _)), Some(socket)) = (&mut self.memory, self.sockets.get(&made.serial)) else { return };
@@ -324,7 +325,7 @@ impl<R: Region> Link<R> {
             .and_then(|theirs| program::accept(socket, made.theirs, &theirs));
         if let Err(error) = given {
             let reason = format!("windows cannot be made: {error}").into();
-            // One that has gone is heard of by its socket.
+            // If the program has left, its socket reports that later.
             let _ = program::send(socket.as_fd(), 0, Message::Refuse { code: code::FAILED, reason }, &[]);
         }
     }
@@ -344,14 +345,14 @@ impl<R: Region> Link<R> {
         self.end_unless_out(serial);
     }
 
-    /// Ends a connection that nobody wants, unless a program may have its windows: then it ends with these.
+    /// Ends a connection that is no longer wanted, unless a program may still have its windows: then it ends with them.
     fn end_unless_out(&mut self, serial: u32) {
         if !self.sockets.contains_key(&serial) && !self.departing.contains(&serial) {
             self.finish(serial);
         }
     }
 
-    /// Tells all who wait for an answer of the peer that none will come.
+    /// Tells all programs that wait for an answer of the peer that none will come.
     pub(crate) fn fail_waiting(&mut self, programs: &mut BTreeMap<u64, Program>, why: &str) {
         let asked = self.connections.iter().filter(|(_, stage)| *stage == Stage::Asked).map(|(made, _)| made.serial);
         for serial in asked.collect::<Vec<_>>() {
@@ -360,14 +361,15 @@ impl<R: Region> Link<R> {
         }
     }
 
-    /// Tells all programs with connections on this link how the peer's machine fares.
+    /// Tells all programs with connections on this link the liveness of the peer's machine.
     pub(crate) fn tell_life(&self) {
         if self.news.life != Life::Unknown {
             self.sockets.values().for_each(|socket| self.news.send_life(socket));
         }
     }
 
-    /// A program closed its connection's socket, or says something on it, which it has no reason to.
+    /// Handles an event on a connection's socket: its program closed it, or sent something, which it has no reason to
+    /// do.
     pub(crate) fn read_connection_socket(&mut self, serial: u32) {
         let Some(socket) = self.sockets.get(&serial) else { return };
         if !matches!(program::receive(socket.as_fd()), Ok(None)) {
@@ -380,13 +382,13 @@ impl<R: Region> Link<R> {
         }
     }
 
-    /// Ends the connections that no program has any more.
+    /// Ends the connections whose windows no program has any more.
     pub(crate) fn depart(&mut self) {
         if self.departing.is_empty() {
             return;
         }
         let held = self.memory.as_mut().map_or(Ok(Vec::new()), |(region, _)| region.held());
-        // What cannot be asked for is gone: the module lists the windows of a device that was unplugged as well.
+        // An error counts as no windows: the module lists the windows even of a device that was unplugged.
         let held: BTreeSet<u32> = held.unwrap_or_default().iter().map(|made| made.serial).collect();
         let (stay, gone) = self.departing.iter().partition::<BTreeSet<u32>, _>(|serial| held.contains(serial));
         self.departing = stay;
@@ -425,7 +427,7 @@ impl<R: Region> Link<R> {
         }
     }
 
-    /// Its memory cannot be opened; later perhaps, if that is worth to `wait` for.
+    /// Handles an error on opening the link's memory. The link stays if `wait`, because a later attempt may succeed.
     pub(crate) fn complain(&mut self, error: &io::Error, wait: bool) {
         if !wait || (error.kind() != io::ErrorKind::NotFound && !self.complained) {
             let peer = &self.news.peer;
@@ -435,20 +437,20 @@ impl<R: Region> Link<R> {
         self.leaving = !wait;
     }
 
-    /// The host took the link back.
+    /// Handles that the host took the link back.
     pub(crate) fn leave(&mut self, programs: &mut BTreeMap<u64, Program>) {
         (self.leaving, self.spare) = (true, None);
         name_what_is_open(self);
         self.fail_waiting(programs, "the link is taken away");
         self.fresh.clear();
-        // First, so that programs hear that it was taken away, and not that the peer closed.
+        // Before the Close messages, so that programs see that the link was taken away, and not that the peer closed.
         if let Some((region, _)) = &mut self.memory {
             region.hang_up();
         }
         self.sockets.keys().for_each(|serial| self.tell_close(*serial));
     }
 
-    /// The same where no program is to have it any more: ends all connections, and nothing of them is kept.
+    /// Takes the link from its programs altogether: ends all connections, of which nothing is kept.
     pub(crate) fn dismiss(&mut self, programs: &mut BTreeMap<u64, Program>) {
         self.leave(programs);
         let mut over = std::mem::take(&mut self.departing);
@@ -480,13 +482,13 @@ pub(crate) fn drain<R: Region>(link: &mut Link<R>, wait: u32, programs: &mut BTr
     link.sockets.iter().for_each(|(serial, socket)| link.draining.tell_leave(*serial, socket));
 }
 
-/// Whether the host is to be told now that nobody has a connection on the link any more; true once (B-21).
+/// Returns, once, that the host is to be told that no program has a connection on the link any more (B-21).
 pub(crate) fn take_drained<R: Region>(link: &mut Link<R>) -> bool {
     let gone = link.departing.iter().all(|serial| link.draining.has_left(*serial));
     link.sockets.is_empty() && gone && link.fresh.is_empty() && link.draining.take_end()
 }
 
-/// Logs which connections are still open on a link that goes (B-21).
+/// Logs which connections are still open on a link that is taken away (B-21).
 fn name_what_is_open<R: Region>(link: &Link<R>) {
     let departing = link.departing.iter().filter(|serial| !link.draining.has_left(**serial));
     for serial in link.sockets.keys().chain(departing) {

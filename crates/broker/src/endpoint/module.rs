@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The devices of this machine, by the kernel module.
+//! Implements [`Devices`] with the devices of the kernel module.
 
 use std::{
     collections::BTreeSet,
@@ -25,21 +25,21 @@ use crate::endpoint::{
     host_session::LinkNews,
 };
 
-/// The guest's page of the doorbell device's memory, and the host's (B-3).
+/// The guest's page of the doorbell device's memory, and the host's, each as offset and length (B-3).
 const OWN_PAGE: (u64, u64) = (4096, 4096);
 const HOST_PAGE: (u64, u64) = (0, 4096);
-/// The vector of the host, there and here (B-8).
+/// Vector of notifications to and from the host (B-8).
 const HOST_VECTOR: u16 = 0;
-/// Where nodes of devices come.
+/// Folder in which device nodes appear.
 const NODES: &str = "/dev";
 
-/// The devices.
+/// The devices of this machine.
 #[derive(Debug)]
 pub struct Machine {
     doorbell: Node,
     vectors: u16,
     host: ModuleBoxes,
-    /// Tells of new nodes.
+    /// Inotify descriptor that reports new device nodes.
     arrivals: OwnedFd,
 }
 
@@ -47,11 +47,11 @@ impl Machine {
     /// Finds the doorbell device and the host's page in it.
     ///
     /// # Errors
-    /// What is missing, and what to do about it.
+    /// States what is missing, and what to do about it.
     pub fn begin() -> io::Result<Self> {
         let (doorbell, vectors, host) = open_doorbell()?;
         let arrivals = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
-        // A node that udev has not given to the group yet comes a second time.
+        // ATTRIB reports a node again once udev has given it to the group.
         inotify::add_watch(&arrivals, NODES, inotify::WatchFlags::CREATE | inotify::WatchFlags::ATTRIB)?;
         Ok(Self { doorbell, vectors, host, arrivals })
     }
@@ -62,7 +62,7 @@ impl Machine {
     }
 }
 
-/// The doorbell device, its vectors, and the host's page in it.
+/// Opens the doorbell device. Returns its node, the number of its vectors, and the host's page in it.
 fn open_doorbell() -> io::Result<(Node, u16, ModuleBoxes)> {
     let doorbell = Node::doorbell()?;
     let vectors = u16::try_from(doorbell.info()?.vectors).map_err(io::Error::other)?;
@@ -105,7 +105,7 @@ impl Devices for Machine {
                 (self.doorbell, self.vectors, self.host) = (doorbell, vectors, host);
                 Ok(())
             }
-            // One that goes while it is looked at.
+            // The device went while it was being opened.
             Err(error) if error.raw_os_error() == gone => Err(io::ErrorKind::NotFound.into()),
             Err(error) => Err(error),
         })
@@ -127,29 +127,29 @@ impl Devices for Machine {
     }
 }
 
-/// Memory of a link: two devices.
+/// Memory of a link, which consists of two devices.
 #[derive(Debug)]
 pub struct ModuleRegion {
     link: ModuleLink,
     boxes: ModuleBoxes,
-    /// The peer's vector.
+    /// Vector of the peer's doorbell.
     vector: u16,
-    /// Readable once for each change of the link: at its end the link itself would be readable for good.
+    /// Readable once for each change of the link. The link itself would stay readable after its end.
     departures: OwnedFd,
-    /// Readable once each time that interrupts had to be held back.
+    /// Readable once for each time that the kernel held interrupts back.
     alarm: OwnedFd,
-    /// Connections whose own window was made: the kernel tells their ends.
+    /// Connections whose own window was made, so that the kernel tells the peer when they end.
     announced: BTreeSet<u32>,
 }
 
-/// A descriptor that is readable once for each time that `link` has such an event.
+/// Returns a descriptor that becomes readable once for each time that `link` has the event.
 fn once(link: &ModuleLink, event: epoll::EventFlags) -> io::Result<OwnedFd> {
     let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     epoll::add(&events, link, epoll::EventData::new_u64(0), event | epoll::EventFlags::ET)?;
     Ok(events)
 }
 
-/// The events of such a descriptor that came since this was asked last.
+/// Returns the events that a descriptor of [`once`] has had since the last call.
 fn came(events: &OwnedFd) -> epoll::EventFlags {
     let (mut room, now) = ([MaybeUninit::uninit(); 1], Timespec { tv_sec: 0, tv_nsec: 0 });
     let (came, _) = epoll::wait(events, &mut room, Some(&now)).unwrap_or_default();
@@ -163,7 +163,7 @@ impl ModuleRegion {
         Ok(Self { link, boxes, vector, departures, alarm, announced: BTreeSet::new() })
     }
 
-    /// The own window of a connection, whose end the kernel tells the peer.
+    /// Makes the own window of a connection. When it is closed, the kernel tells the peer.
     fn own_window(&self, made: &Agreement) -> io::Result<OwnedFd> {
         self.link.slice(SliceArgs {
             cookie: made.serial.into(),
@@ -201,7 +201,7 @@ impl Region for ModuleRegion {
     }
 
     fn clear_ahead(&mut self, offset: u64, len: u64) {
-        // Who gets it next clears what is left, and hears of it if that fails.
+        // The next connection clears what is left, and reports an error if that fails.
         let _ = self.link.clear(offset, len);
     }
 
@@ -238,7 +238,8 @@ impl Region for ModuleRegion {
         self.link.peek(part == Part::Theirs, offset, bytes)
     }
 
-    /// The kernel did it, unless the windows were never given to anybody: then what it does at their end is done now.
+    /// Does nothing if the kernel did it. A window that was never given to a program is made and closed now, with the
+    /// same effect.
     fn bequeath(&mut self, made: &Agreement) {
         if !self.announced.remove(&made.serial) && made.own.1 != 0 && made.channel != 0 {
             drop(self.own_window(made));
@@ -246,12 +247,13 @@ impl Region for ModuleRegion {
     }
 
     fn hang_up(&mut self) {
-        // What it could fail at is what it brings about.
+        // It can only fail if the link has ended, and then the waits have ended as well.
         let _ = self.link.hang_up();
     }
 }
 
-/// The connections whose windows these are, as far as the windows say. What the broker has itself has no cookie.
+/// Returns the connections to which these windows belong, as far as the windows tell. The broker's own windows have no
+/// cookie.
 fn connections_of(windows: &[SliceArgs]) -> Vec<Agreement> {
     let mut connections: Vec<Agreement> = Vec::new();
     for window in windows {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Whose a connection is.
+//! Records to whom a connection belongs.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use tracing::Span;
 
 use crate::endpoint::program::Program;
 
-/// What is known of a connection besides what was agreed.
+/// Details of a connection besides what was agreed.
 #[derive(Clone, Debug)]
 pub(crate) struct About {
     pub service: Name,
@@ -16,14 +16,15 @@ pub(crate) struct About {
     pub process: u32,
     pub user: u32,
     pub since: Instant,
-    /// Names the connection in the log.
+    /// Span that names the connection in the log.
     pub span: Span,
 }
 
 impl About {
-    /// The connection `serial` to `service` begins, of which `program` is this `end`, on the link that `link` names in the log.
+    /// Describes a new connection `serial` to `service`, whose side `end` belongs to `program`. `link` is the link's
+    /// log span.
     pub(crate) fn new(link: &Span, serial: u32, service: Name, end: ConnectionEnd, program: &Program) -> Self {
-        // Of the highest level, so that it is there whatever is written.
+        // The error level makes sure that the span exists whatever level is logged.
         let span = tracing::error_span!(parent: link, "connection", serial, service = service.as_str());
         Self { span, service, end, process: program.process, user: program.user, since: Instant::now() }
     }

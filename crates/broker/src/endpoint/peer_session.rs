@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The session with the broker at the other end of a link (B-6, B-14).
+//! Holds the session with the broker at the other end of a link (B-6, B-14).
 
 use std::io;
 
@@ -9,42 +9,42 @@ use tombolo_control::{
 
 use crate::endpoint::connections::{Agreement, CONNECTIONS_MAX, Refusal};
 
-/// What the peer's broker wants.
+/// A request or report of the peer's broker.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PeerRequest {
-    /// It began anew: what was asked is forgotten.
+    /// The peer's broker began a new session: what was asked before is forgotten.
     Began,
-    /// It is there, and is going to tell of its connections.
+    /// The peer's broker is there, and is going to list its connections.
     Hello,
-    /// The peer has this connection; true if it is over on its side (B-18).
+    /// The peer has this connection; true if it is over on the peer's side (B-18).
     Recount(Agreement, bool),
-    /// Its program wants a channel: serial, service, window, first event channel.
+    /// A program of the peer wants a channel: serial, service, window, first event channel.
     Connect(u32, Name, (u64, u64), u16),
-    /// It agrees: serial, window.
+    /// The peer agrees: serial, window.
     Accept(u32, (u64, u64)),
-    /// It does not.
+    /// The peer does not agree: serial, code, reason.
     Refuse(u32, u16, Reason),
-    /// Its side of a connection is over.
+    /// The peer's side of a connection is over.
     Close(u32),
     /// The peer asks who waits for a TCP connection, or answers such a question (B-23).
     Inquire(Inquiry),
 }
 
-/// What brokers at the two ends of a link say to each other about it.
+/// A question about a waiting TCP connection, or its answer, between the brokers of a link.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Inquiry {
-    /// Who waits for this key? By serial.
+    /// Asks who waits for a key: serial, key.
     Seek(u32, u32),
-    /// A process with this service does.
+    /// A process with this service waits for it.
     Found(u32, Name),
-    /// Nobody does.
+    /// Nobody waits for it.
     Nobody(u32),
 }
 
-/// How often a peer is complained of in the log: it may begin anew as often as it likes.
+/// Largest number of warnings logged about a peer, which may begin new sessions as often as it likes.
 const COMPLAINTS_MAX: u32 = 8;
 
-/// The conversation.
+/// The session with a peer's broker.
 #[derive(Debug)]
 pub struct Peer {
     session: Session,
@@ -52,15 +52,15 @@ pub struct Peer {
     peer: Name,
     boot: [u8; 16],
     greeted: bool,
-    /// It understands Seek.
+    /// Whether the peer's broker understands Seek.
     finds: bool,
-    /// How many connections the peer is still to list; none: it has not said how many there are (B-18).
+    /// Number of connections that the peer is still to list; `None` before it has sent how many there are (B-18).
     unrecounted: Option<u16>,
     complaints: u32,
 }
 
 impl Peer {
-    /// Begins anew, as `own`, with the broker of `peer`.
+    /// Begins a new session, as `own`, with the broker of `peer`.
     ///
     /// # Errors
     /// The memory cannot be reached.
@@ -69,7 +69,8 @@ impl Peer {
         Ok(Self { session, own, peer, boot, greeted: false, finds: false, unrecounted: None, complaints: 0 })
     }
 
-    /// Hears at most one message, and says at most one. Whether the peer is to be rung, and whether there may be more.
+    /// Receives and sends at most one message each. Returns the message, whether to notify the peer, and whether there
+    /// may be more.
     ///
     /// # Errors
     /// The memory cannot be reached.
@@ -99,7 +100,7 @@ impl Peer {
         Ok((heard, changed, true))
     }
 
-    /// Nothing of it is believed until it begins anew.
+    /// Ignores the peer's broker after a protocol violation until it begins a new session.
     pub fn spoil(&mut self, why: &str) {
         self.session.spoil();
         self.complaints = self.complaints.saturating_add(1);
@@ -112,25 +113,25 @@ impl Peer {
         }
     }
 
-    /// Whether it is not heard until it begins anew.
+    /// Returns whether the peer's broker is ignored until it begins a new session.
     #[must_use]
     pub fn is_broken(&self) -> bool {
         self.session.is_broken()
     }
 
-    /// Whether it is there, makes sense and has told of its connections.
+    /// Returns whether the peer's broker is there, keeps to the protocol and has listed its connections.
     #[must_use]
     pub fn is_there(&self) -> bool {
         self.unrecounted == Some(0) && !self.is_broken()
     }
 
-    /// Whether the peer's broker understands Seek (B-23).
+    /// Returns whether the peer's broker understands Seek (B-23).
     #[must_use]
     pub fn finds(&self) -> bool {
         self.finds
     }
 
-    /// A message that goes when there is room; false if there are too many before it.
+    /// Queues a message, which is sent when there is room. Returns false if too many are queued before it.
     pub fn queue_message(&mut self, serial: u32, message: Message) -> bool {
         self.session.queue_message(&Envelope { serial, message })
     }
@@ -145,19 +146,19 @@ impl Peer {
         }
     }
 
-    /// Says Connect.
+    /// Queues Connect.
     pub fn connect(&mut self, made: &Agreement, service: Name) -> bool {
         let (peer, (offset, len), channel) = (self.own.clone(), made.own, made.channel);
         self.queue_message(made.serial, Message::Connect { peer, service, offset, len, channel })
     }
 
-    /// Says Accept.
+    /// Queues Accept.
     pub fn accept(&mut self, made: &Agreement) -> bool {
         let (offset, len) = made.own;
         self.queue_message(made.serial, Message::Accept { offset, len })
     }
 
-    /// Says Refuse.
+    /// Queues Refuse.
     pub fn refuse(&mut self, serial: u32, Refusal(code, why): Refusal) -> bool {
         self.queue_message(serial, Message::Refuse { code, reason: why.into() })
     }
@@ -185,7 +186,7 @@ impl Peer {
             }
             Message::Refuse { code, reason } => Some(PeerRequest::Refuse(serial, code, reason)),
             _ if self.unrecounted != Some(0) => None,
-            // Who connects is who the host says is at the other end, whatever stands here.
+            // The domain that connects is the one that the host named as the peer; any other name here is a violation.
             Message::Connect { peer, service, offset, len, channel } if peer == self.peer => {
                 Some(PeerRequest::Connect(serial, service, (offset, len), channel))
             }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Programs of this kernel, over a UNIX socket: one datagram a message (B-15, V-1, V-2). Nothing here blocks.
+//! Talks to the programs of this kernel over a UNIX socket, one message per datagram (B-15, V-1, V-2). Nothing here
+//! blocks.
 
 use std::{
     io::{self, IoSlice},
@@ -21,12 +22,12 @@ use crate::{
     fd_passing,
 };
 
-/// Where programs come in.
+/// Socket from which connected programs are obtained.
 #[derive(Debug)]
 pub enum ProgramSocket {
     /// A listening `SOCK_SEQPACKET` that does not block.
     Listening(OwnedFd),
-    /// A `SOCK_SEQPACKET` that does not block, on which they are passed one by one by who let them in.
+    /// A non-blocking `SOCK_SEQPACKET` on which the process that accepted the programs passes their sockets one by one.
     Passed(OwnedFd),
 }
 
@@ -37,7 +38,7 @@ impl From<OwnedFd> for ProgramSocket {
 }
 
 impl ProgramSocket {
-    /// Polls readable when somebody waits.
+    /// Returns a descriptor that polls readable when a program waits.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         match self {
@@ -45,10 +46,10 @@ impl ProgramSocket {
         }
     }
 
-    /// Who waits.
+    /// Returns the socket of the next program that waits.
     ///
     /// # Errors
-    /// Nobody does, or no descriptor is to be had.
+    /// No program waits, or the process has no descriptor left.
     pub fn next(&self) -> io::Result<OwnedFd> {
         match self {
             Self::Listening(socket) => {
@@ -62,30 +63,30 @@ impl ProgramSocket {
     }
 }
 
-/// How long a program may take to say what it wants.
+/// Time that a program may take to send a request.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Whether a user who has `own` seats of `all` may have one more while others have `theirs`: up to half of what they
-/// leave (B-15). So one or two malicious users alone cannot lock others out.
+/// Returns whether a user who has `own` seats of `all` may have one more while others have `theirs`: up to half of what
+/// they leave (B-15). So one or two malicious users alone cannot lock others out.
 #[must_use]
 pub fn may_sit(own: usize, theirs: usize, all: usize) -> bool {
     2 * own < all.saturating_sub(theirs)
 }
 
-/// What a program does.
+/// State of a program's conversation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ProgramState {
-    /// It said nothing yet.
+    /// It has sent nothing yet.
     New,
-    /// It said Hello.
+    /// It has sent Hello.
     Greeted,
-    /// Its question was answered. It may ask another, for a while and as long as there is room.
+    /// Its request was answered. It may send another, for a while and as long as there is room.
     Idle,
-    /// It wants to see something, and its turn will come.
+    /// It asked for a listing, and waits for its turn.
     Looking,
     /// It waits for connections to a service.
     Listening(Name),
-    /// It asked to connect, and is about to be answered.
+    /// It asked to connect, and waits for the answer.
     Connecting,
 }
 
@@ -93,19 +94,19 @@ pub enum ProgramState {
 #[derive(Debug)]
 pub struct Program {
     socket: OwnedFd,
-    /// Who it is, as the kernel says.
+    /// User of the program, as the kernel reports it.
     pub user: u32,
-    /// Its process, likewise; 0: not one that is seen from here.
+    /// Process of the program, as the kernel reports it; 0 if it has no number in this PID namespace.
     pub process: u32,
-    /// In which network namespace it was seen last, if that is not the broker's (B-22).
+    /// Network namespace in which the program was seen last, if that is not the broker's (B-22).
     pub namespace: Option<u64>,
-    /// What it does.
+    /// State of its conversation.
     pub doing: ProgramState,
-    /// The serial of its question.
+    /// Serial of its request.
     pub asked: u32,
-    /// The program understands Leave, so it is told when a link is taken away (B-21).
+    /// Whether the program understands Leave, so that it is told when a link is taken away (B-21).
     pub hears_leave: bool,
-    /// Until when it has to have said what it wants, or wants besides.
+    /// Time by which it must have sent its first or next request.
     deadline: Instant,
 }
 
@@ -116,64 +117,66 @@ impl Drop for Program {
 }
 
 impl Program {
-    /// A program that has just connected.
+    /// Makes a program of a socket that has just connected.
     ///
     /// # Errors
-    /// The kernel does not say who it is.
+    /// The kernel does not report who the program is.
     pub fn new(socket: OwnedFd) -> io::Result<Self> {
         let (user, process) = (fd_passing::user_of(&socket)?, fd_passing::process_of(&socket).unwrap_or_default());
         let (doing, deadline) = (ProgramState::New, Instant::now() + PATIENCE);
         Ok(Self { socket, user, process, namespace: None, doing, asked: 0, hears_leave: false, deadline })
     }
 
-    /// Its socket.
+    /// Returns the program's socket.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// Until when it has to say something, if it has to.
+    /// Returns the time by which the program must have sent a request, if it must.
     #[must_use]
     pub fn late_at(&self) -> Option<Instant> {
         matches!(self.doing, ProgramState::New | ProgramState::Greeted | ProgramState::Idle).then_some(self.deadline)
     }
 
-    /// Its question was answered.
+    /// Records that the program's request was answered.
     pub fn rest(&mut self) {
         (self.doing, self.deadline) = (ProgramState::Idle, Instant::now() + PATIENCE);
     }
 
-    /// Its next message, none while there is none.
+    /// Returns the program's next message, or `None` if there is none yet.
     ///
     /// # Errors
-    /// It is gone, or sent what it may not.
+    /// The program is gone, or sent what it may not.
     pub fn receive(&self) -> io::Result<Option<Result<Envelope, Fault>>> {
         receive(self.socket.as_fd())
     }
 
-    /// Answers its question.
+    /// Answers the program's request.
     ///
     /// # Errors
-    /// It is gone, or does not read.
+    /// The program is gone, or does not read.
     pub fn answer(&self, message: Message) -> io::Result<()> {
         send(self.socket.as_fd(), self.asked, message, &[])
     }
 
-    /// Whether it has closed its end: what it does is over, though the broker has not come to it yet.
+    /// Returns whether the program has closed its socket: its requests are over, though the broker has not handled that
+    /// yet.
     pub fn has_left(&self) -> bool {
         poll::polls_as(&self.socket, PollFlags::HUP)
     }
 
-    /// Answers its question by why not. One that does not read it is gone, or will be sent away.
+    /// Answers the program's request with a refusal. A program that does not read the answer is gone, or will be
+    /// dropped.
     pub fn refuse(&mut self, Refusal(code, why): Refusal) {
         self.rest();
         let _ = self.answer(Message::Refuse { code, reason: why.into() });
     }
 
-    /// States a connection: to the program that asked for it, or to the one that listens (V-2).
+    /// Sends a connection to the program that asked for it, or to the one that listens (V-2).
     ///
     /// # Errors
-    /// It is gone, or does not read.
+    /// The program is gone, or does not read.
     pub fn state(
         &self,
         serial: u32,
@@ -186,28 +189,28 @@ impl Program {
     }
 }
 
-/// Says on a connection's socket that the peer agreed, and gives its window (V-2).
+/// Tells a program, on its connection's socket, that the peer agreed, and passes the peer's window (V-2).
 ///
 /// # Errors
-/// Nobody is there, or does not read.
+/// The program is gone, or does not read.
 pub fn accept(socket: &OwnedFd, (offset, len): Range, theirs: &OwnedFd) -> io::Result<()> {
     send(socket.as_fd(), 0, Message::Accept { offset, len }, &[theirs.as_fd()])
 }
 
-/// A socket for one connection: the broker's side, and the program's.
+/// Makes the socket pair of one connection. Returns the broker's side, and the program's.
 ///
 /// # Errors
-/// No descriptors are to be had.
+/// The process has no descriptors left.
 pub fn connection_socket() -> io::Result<(OwnedFd, OwnedFd)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-/// The next message on a socket, none while there is none. One with descriptors stays where it is: to close one may take as long as
-/// its file system likes. Such a socket is for [`discard::end`].
+/// Returns the next message on a socket, or `None` if there is none yet. A message with descriptors stays in the queue,
+/// because closing one may take as long as its file system likes. Pass such a socket to [`discard::end`].
 ///
 /// # Errors
-/// Nobody is there any more, or sent what it may not.
+/// The program is gone, or sent what it may not.
 pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Result<Envelope, Fault>>> {
     let unwanted = || io::Error::other("descriptors that nobody asked for, or a message too long (B-15)");
     let mut buffer = [0; MESSAGE_MAX];
@@ -217,7 +220,7 @@ pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Result<Envelope, Fau
         Err(Errno::AGAIN) => return Ok(None),
         Err(error) => return Err(error.into()),
     }
-    // Without room for descriptors the kernel closes them here.
+    // No room is offered for descriptors, so the kernel closes any that arrived meanwhile.
     let received = match passing::receive(socket, &mut buffer, 0, RecvFlags::DONTWAIT) {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
         received => received?,
@@ -231,10 +234,10 @@ pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Result<Envelope, Fau
     }
 }
 
-/// Sends a message in one piece.
+/// Sends a message in one datagram.
 ///
 /// # Errors
-/// Nobody is there, or does not read.
+/// The program is gone, or does not read.
 pub fn send(socket: BorrowedFd<'_>, serial: u32, message: Message, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     let bytes = Envelope { serial, message }.encode();
     passing::send(socket, &[IoSlice::new(&bytes)], descriptors, SendFlags::DONTWAIT).map(drop)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The daemon in a virtual machine, from its start to its end.
+//! Runs the daemon in a virtual machine.
 
 use std::{
     io,
@@ -25,24 +25,25 @@ use crate::{
     startup::{open_folder, raise_limit},
 };
 
-/// The socket for programs, in the broker's folder.
+/// Name of the socket for programs, in the broker's folder.
 pub const SOCKET: &str = "broker.sock";
-/// Bytes of a connection's window: a ring of the usual size, and room to exchange it for another (B-14).
+/// Size of a connection's window in bytes: a ring of the usual size, and room to exchange it for another (B-14).
 pub const WINDOW: u64 = 2 << 20;
-/// Programs that connect while the broker is busy.
+/// Largest number of programs that wait to be accepted while the broker is busy.
 const BACKLOG: i32 = 128;
 
-/// Serves programs at [`SOCKET`] in `folder` until a signal says to end. `window` is what a program gets for a connection. With `hook` the
-/// kernel tells programs the sequence numbers of their connections, by which those prove themselves to other machines' (S-6).
+/// Serves programs at [`SOCKET`] in `folder` until a signal arrives. `window` is the size of a connection's window in
+/// bytes. With `hook` the kernel tells programs the sequence numbers of their connections, with which they prove
+/// themselves to programs of other machines (S-6).
 ///
 /// # Errors
-/// It cannot begin, or what it depends on is gone.
+/// The broker cannot start, or something on which it depends is gone.
 pub fn run(folder: &Path, window: u64, hook: bool) -> io::Result<()> {
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
     signals.thread_block()?;
     let stop = SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC)?;
     raise_limit()?;
-    // The module gives the host's page to one broker, so whoever has it may take the socket's place.
+    // The module gives the host's page to one broker only, so that broker may replace the socket.
     let machine = Machine::begin()?;
     open_folder(folder)?;
     let path = folder.join(SOCKET);
@@ -57,7 +58,8 @@ pub fn run(folder: &Path, window: u64, hook: bool) -> io::Result<()> {
     ended
 }
 
-/// Without it programs go on over TCP, as they did before. It outlives this broker, for those that it serves do.
+/// Attaches the hook. Without it programs go on over TCP, as before. The hook outlives this broker, as do the programs
+/// it serves.
 pub(crate) fn attach_hook() {
     let attached =
         hook::find_root().ok_or_else(|| io::Error::other("no cgroup version 2")).and_then(|it| hook::attach(&it));
@@ -70,7 +72,7 @@ pub(crate) fn attach_hook() {
     }
 }
 
-/// The listening socket. All users of the machine may connect; what the kernel says of them is what counts (B-15).
+/// Makes the listening socket. All users of the machine may connect; the kernel reports who they are (B-15).
 fn listen_for_programs(path: &Path) -> io::Result<OwnedFd> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),

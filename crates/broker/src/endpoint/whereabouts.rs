@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Where the programs of this kernel may be reached: the addresses of the broker's own network namespace, and those of others in
-//! which programs look for the other ends of TCP connections (B-22). The kernel says whose is which; no program is asked.
+//! Collects the addresses at which programs of this kernel may be reached: those of the broker's own network namespace,
+//! and those of others in which programs look for the other ends of TCP connections (B-22). The kernel reports them; no
+//! program is asked.
 
 use std::{
     collections::BTreeMap,
@@ -13,59 +14,60 @@ use tombolo_os::addresses::{AddressWatch, addresses_of, namespace_of, own_addres
 
 use crate::endpoint::program::{Program, may_sit};
 
-/// Addresses of one namespace besides the broker's own that are told.
+/// Largest number of addresses published for one namespace other than the broker's own.
 const EACH_MAX: usize = 8;
-/// Namespaces besides the broker's own.
+/// Largest number of namespaces besides the broker's own.
 const NAMESPACES_MAX: usize = 32;
-/// How often one is looked at again: nobody tells that its addresses changed.
+/// Minimum time between two looks at such a namespace; nothing reports that its addresses changed.
 const AGAIN: Duration = Duration::from_secs(1);
-/// How long one stays in which there is no program any more: they come and go, and others are told of each change.
+/// Time for which a namespace without programs is kept: programs come and go, and other domains are told of each
+/// change.
 const KEPT: Duration = Duration::from_secs(30);
 
 /// A network namespace that is not the broker's.
 #[derive(Debug)]
 struct Namespace {
-    /// Whose program was seen in it first.
+    /// User whose program was seen in it first.
     user: u32,
     addresses: Vec<[u8; 16]>,
-    /// When it was looked at last, and when a program was seen in it.
+    /// Time of the last look; below, the last time that a program was seen in it.
     looked: Instant,
     used: Instant,
 }
 
-/// Where the programs of this kernel may be reached.
+/// Addresses at which the programs of this kernel may be reached.
 #[derive(Debug, Default)]
 pub(crate) struct Whereabouts {
-    /// Whether anybody is told of any of this.
+    /// Whether the addresses are published.
     is_published: bool,
-    /// None: the kernel is not asked.
+    /// `None` if the kernel is not watched for changes.
     watch: Option<AddressWatch>,
-    /// Of the broker's own namespace.
+    /// Addresses of the broker's own namespace.
     own: Vec<[u8; 16]>,
-    /// By the kernel's numbers.
+    /// Other namespaces, by the kernel's numbers.
     others: BTreeMap<u64, Namespace>,
     published: Vec<[u8; 16]>,
 }
 
 impl Whereabouts {
-    /// These, which never change.
+    /// Publishes these addresses, which never change.
     pub(crate) fn fixed(own: Vec<[u8; 16]>) -> Self {
         Self { is_published: true, published: own.clone(), own, ..Self::default() }
     }
 
-    /// Begins to look.
+    /// Begins to watch the kernel's addresses.
     pub(crate) fn begin(&mut self) {
         self.is_published = true;
         self.watch = AddressWatch::new().inspect_err(|error| tracing::warn!("addresses: {error}")).ok();
         self.look_at_own();
     }
 
-    /// Polls readable once the addresses of the broker's own namespace may have changed.
+    /// Returns a descriptor that polls readable once the addresses of the broker's own namespace may have changed.
     pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.watch.as_ref().map(AddressWatch::fd)
     }
 
-    /// They may have.
+    /// Reads the addresses of the broker's own namespace again.
     pub(crate) fn look_again(&mut self) {
         self.watch.iter().for_each(AddressWatch::drain);
         self.look_at_own();
@@ -76,8 +78,8 @@ impl Whereabouts {
         self.collect();
     }
 
-    /// A program looks for the other ends of its connections. Looks at its namespace, if that is another one, at most once in a
-    /// second.
+    /// Looks at the namespace of a program that looks for the other ends of its connections, if it is not the broker's,
+    /// at most once a second.
     pub(crate) fn look_at_program(&mut self, program: &mut Program, now: Instant) {
         if !self.is_published {
             return;
@@ -117,12 +119,12 @@ impl Whereabouts {
         self.collect();
     }
 
-    /// When it is to be looked for such a one.
+    /// Returns when the first namespace is to be checked for being unused.
     pub(crate) fn late_at(&self) -> Option<Instant> {
         self.others.values().map(|known| known.used + KEPT).min()
     }
 
-    /// What the host is to be told: those of the broker's own namespace first.
+    /// Returns the addresses to send to the host, with those of the broker's own namespace first.
     pub(crate) fn published(&self) -> Option<&[[u8; 16]]> {
         self.is_published.then_some(&self.published[..])
     }
@@ -137,7 +139,8 @@ impl Whereabouts {
         self.published.truncate(ADDRESSES_MAX);
     }
 
-    /// Whether an address is this kernel's own, for a program: one of the broker's namespace, or of the program's.
+    /// Returns whether a program may take an address as this kernel's own: one of the broker's namespace, or of the
+    /// program's.
     pub(crate) fn is_own(&self, address: [u8; 16], program: &Program) -> bool {
         let of_program = program.namespace.and_then(|it| self.others.get(&it));
         self.own.contains(&address) || of_program.is_some_and(|known| known.addresses.contains(&address))

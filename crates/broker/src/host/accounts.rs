@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Accounts of the host: domains whose programs run on this kernel and not in a machine.
 //!
-//! What a guest's broker does for the programs of its machine, a thread does for those of an account, and it is the same
-//! code ([`endpoint`](crate::endpoint)): only its devices are others ([`devices`]). It hears from this broker what a guest would,
-//! through boxes in memory as a device has them; a link's rings go through [`relay`].
+//! A thread does for the programs of an account what a guest's broker does for those of its machine. The thread runs
+//! the same code ([`endpoint`](crate::endpoint)) with other devices ([`devices`]). It receives from this broker what a
+//! guest would, through outboxes in memory like those of a device. A link's notifications go through [`relay`].
 
 pub mod devices;
 pub mod relay;
@@ -48,27 +48,28 @@ use stored::StoredConnections;
 #[derive(Debug)]
 pub(crate) struct Local {
     pub guest: Guest,
-    /// The boxes.
+    /// Outboxes shared with the account's broker.
     pub boxes: Mapped,
-    /// What its links are made of.
+    /// Memory and eventfds of the account's links.
     pub lines: RelayedLinks,
-    /// Machines that may not notify it for now, because they did so without end (B-8).
+    /// Machines that may not notify the account for now, because they did so without end (B-8).
     pub stormed_by: BTreeSet<String>,
-    /// Connections that an earlier broker left, as far as they were not taken up.
+    /// Connections that an earlier broker left and that are not taken up yet.
     pub kept: StoredConnections,
     rings: OwnedFd,
     program_socket: OwnedFd,
     stop: OwnedFd,
-    /// It is not served any more, by no broker.
+    /// Whether no broker serves the account any more.
     dismissed: Arc<AtomicBool>,
     _tasks: Tasks,
 }
 
 impl Local {
-    /// Begins to serve the programs of an account; `window` is what each connection gets, and `kept` those that it has.
+    /// Begins to serve the programs of an account. `window` is the size of each connection's window, and `kept` are the
+    /// connections that there are.
     ///
     /// # Errors
-    /// Descriptors, memory or threads are used up.
+    /// No descriptor, memory or thread is available.
     pub fn start(name: &Name, window: u64, kept: StoredConnections, events: &mpsc::Sender<Event>) -> io::Result<Self> {
         let memory = memory::create("tombolo-account", DEVICE_LEN)?;
         let boxes = Mapped::new(&memory)?;
@@ -91,7 +92,7 @@ impl Local {
         std::thread::Builder::new().name("tombolo-account".into()).spawn(move || {
             let is_over = |rest| panics::is_stopped_within(&ended, rest);
             panics::work_until_done(&what, is_over, || broker.serve(ended.as_fd()));
-            // ORDER Acquire: with the release of who dismissed it.
+            // ORDER Acquire: with the release of `dismiss`.
             if is_dismissed.load(Ordering::Acquire) {
                 broker.dismiss();
                 left.end_all();
@@ -111,18 +112,18 @@ impl Local {
         })
     }
 
-    /// Serves its programs no more, and leaves nothing of them to a later broker: their connections end.
+    /// Stops serving the account's programs. Leaves nothing of them to a later broker: their connections end.
     pub fn dismiss(self) {
-        // ORDER Release: with the acquire of its thread, which looks once it is told to end.
+        // ORDER Release: with the acquire of the account's thread, which reads it once it is told to end.
         self.dismissed.store(true, Ordering::Release);
     }
 
-    /// Rings the account's broker.
+    /// Notifies the account's broker.
     pub fn notify(&self) {
         notify_event(&self.rings);
     }
 
-    /// Lets a program in; one for whom there is no room is closed.
+    /// Admits a program. Closes the connection of one for which there is no room.
     pub fn admit(&self, program: &OwnedFd) {
         if !fd_passing::send(&self.program_socket, b"p", &[program.as_fd()]).unwrap_or(false) {
             discard::end(program.as_fd());

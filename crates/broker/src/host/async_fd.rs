@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Descriptors that the runtime watches over.
+//! Registers descriptors with the runtime, and accepts connections.
 
 use std::{io, os::fd::OwnedFd, time::Duration};
 
@@ -7,22 +7,22 @@ use tokio::io::{Interest, unix::AsyncFd};
 
 use crate::discard;
 
-/// How long nobody is let in where too many sockets wait to be closed.
+/// Time between checks while nobody is accepted because too many sockets wait to be closed.
 const CROWDED: Duration = Duration::from_millis(100);
 
-/// A descriptor that the runtime watches over.
+/// Registers a descriptor with the runtime.
 ///
 /// # Errors
-/// It cannot be polled.
+/// The descriptor cannot be polled.
 #[allow(deprecated, reason = "deprecated for types that lie about their descriptor; `OwnedFd` does not")]
 pub fn watch(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::new(fd)
 }
 
-/// The next connection of a listening socket; it does not block.
+/// Accepts the next connection of a listening socket. The new socket does not block.
 ///
 /// # Errors
-/// What the system says.
+/// The error of the kernel.
 pub async fn accept(listener: &AsyncFd<OwnedFd>) -> io::Result<OwnedFd> {
     use rustix::net::{SocketFlags, accept_with};
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

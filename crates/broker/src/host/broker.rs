@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The broker: one loop that hears of everything, changes its state, and then makes the world agree with it.
+//! The broker: one loop that receives all events, changes its state, and then brings everything else in line with it.
 
 mod answers;
 mod reconcile;
@@ -37,7 +37,7 @@ use super::{
 };
 use crate::{config::Config, discard};
 
-/// All that the broker has.
+/// The broker of a host, with all that it has.
 #[derive(Debug)]
 pub struct Broker {
     pub(crate) domains: Domains,
@@ -48,14 +48,14 @@ pub struct Broker {
     pub(crate) programs: Programs,
     pub(crate) leaving: LeavingLinks,
     pub(crate) migrations: Migrations,
-    /// Links of the configuration that cannot be had, and of which that was said.
+    /// Configured links that cannot be created, and for which that was logged.
     pub(crate) unmade: BTreeSet<[Name; 2]>,
-    /// When a QEMU is asked again for what it tells of by no event.
+    /// Time after which a QEMU is asked again about what it reports by no event.
     ask_again: Duration,
 }
 
 impl Broker {
-    /// Begins, with all that an earlier broker left (B-16).
+    /// Starts with all that an earlier broker left (B-16).
     ///
     /// # Errors
     /// The saved state cannot be read, or the descriptor store does not answer.
@@ -88,13 +88,13 @@ impl Broker {
         Ok(broker)
     }
 
-    /// What is kept and known goes on; what is only one of the two is dropped (B-16).
+    /// Takes up what is both kept and known, and drops what is only one of the two (B-16).
     fn take_up_descriptors(&mut self, mut kept: BTreeMap<String, Vec<OwnedFd>>) -> io::Result<()> {
         let known = self.domains.state.keys();
         self.programs.restore_connections(&mut kept, &self.domains);
         let stray: BTreeMap<_, _> = kept.extract_if(.., |key, _| !known.contains(key)).collect();
         for (key, descriptors) in &stray {
-            // Somebody may have filled a socket, and the descriptor store is not to close it last.
+            // An untrusted process may have filled a socket, so the descriptor store must not be the last to close it.
             discard::end_all(descriptors);
             self.journal.store.forget(key)?;
         }
@@ -102,8 +102,8 @@ impl Broker {
         let (config, events, mut lost) = (&self.domains.config, &self.schedule.events, Vec::new());
         for (name, machine) in &self.domains.state.machines {
             let device = kept.remove(&machine_key(name, machine.process));
-            // Of one that is not served somebody may have filled the socket, and neither this broker nor the descriptor store is to
-            // close it last.
+            // If a QEMU is not served, an untrusted process may have filled its socket. Neither this broker nor the
+            // descriptor store must be the last to close it.
             let copies: Vec<_> = device.iter().flatten().take(1).filter_map(|socket| socket.try_clone().ok()).collect();
             let device = device.map_or(Ok(None), |descriptors| Device::from_descriptors(name, descriptors));
             let is_served = |it: &Device| machine.greeted && !it.is_gone() && config.domains.contains_key(name);
@@ -113,7 +113,7 @@ impl Broker {
                     .map(|it| start(name, machine, it, config, &self.journal.folder, events, self.ask_again))
                     .transpose()
             });
-            // One machine is lost, and no more: all others go on.
+            // Only this machine is lost; all others continue.
             if let Err(error) = &begun {
                 tracing::error!(stranger = name, "{name}: its QEMU cannot be served any more: {error}; start it anew");
             }
@@ -130,10 +130,11 @@ impl Broker {
             let left = self.remove_qemu(&name, process);
             self.journal.defer_unsaved(left, &mut self.schedule)?;
         }
-        // What programs of the host still map of it is theirs: who would say that they let go is no more.
+        // Programs of the host keep what they still map of retired memory: the broker that would report its release is
+        // gone.
         let Domains { config, state, .. } = &mut self.domains;
         state.quarantine.iter_mut().for_each(|old| old.held_by.retain(|domain, _| !config.is_local(domain)));
-        // Whether QEMU was told all of such a doorbell nobody knows: it is taken back, and a new number given.
+        // Nobody knows whether QEMU received such a doorbell in full. It is withdrawn, and a new number is given.
         for name in self.domains.vms.keys().cloned().collect::<Vec<_>>() {
             let doorbells = self.domains.state.machines[&name].doorbells.iter();
             let half: Vec<u16> = doorbells.filter(|(_, doorbell)| !doorbell.given).map(|(number, _)| *number).collect();
@@ -144,10 +145,10 @@ impl Broker {
         Ok(())
     }
 
-    /// Hears of something; [`reconcile`](Self::reconcile) draws the consequences.
+    /// Handles an event. [`reconcile`](Self::reconcile) then acts on the new state.
     ///
     /// # Errors
-    /// The descriptor store is gone, or a part that all need: the broker cannot go on.
+    /// The descriptor store is gone, or something that all domains need has failed: the broker cannot go on.
     pub fn handle_event(&mut self, event: Event) -> io::Result<()> {
         let is_reload = matches!(event, Event::Reload);
         let handled = self.dispatch_event(event);
@@ -195,7 +196,7 @@ impl Broker {
             }
             Event::Asked(question) => {
                 if question.changes_something() && self.schedule.pace.is_due() {
-                    // It is answered by how things are: what was given back by now is free.
+                    // The answer depends on the state of this moment: what was given back by now is free.
                     self.reconcile()?;
                 }
                 self.answer_question(question)?;
@@ -224,13 +225,13 @@ impl Broker {
                 self.memory.finish_sealing(region, done, &mut self.domains, &mut self.schedule);
             }
             Event::Unsettled => self.schedule.pace.request(),
-            // Of a QEMU that is no more.
+            // Events of a QEMU that is gone.
             Event::Room(..) | Event::Rang(..) | Event::Loud(..) | Event::Qemu(..) => {}
         }
         Ok(())
     }
 
-    /// Makes a device for a QEMU, puts it into safe keeping, and then greets (B-9).
+    /// Creates a device for a QEMU, puts it into the descriptor store, and then sends the greeting (B-9).
     fn accept_qemu(&mut self, name: &str, socket: OwnedFd) -> io::Result<()> {
         let Some(vectors) = self.domains.config.domains.get(name).map(|domain| domain.vectors) else {
             discard::end(socket.as_fd());
@@ -259,7 +260,7 @@ impl Broker {
             tracing::info!(stranger = name, "{name}: QEMU connected");
             return Ok(());
         };
-        // It can be tried again, and all others go on.
+        // QEMU can be connected again, and all others continue.
         tracing::error!(stranger = name, "{name}: its QEMU cannot be served: {error}");
         discard::end(copy.as_fd());
         self.domains.vms.remove(name);
@@ -267,7 +268,7 @@ impl Broker {
         self.journal.give_up(&self.domains.state, machine_key(name, process))
     }
 
-    /// A device for a QEMU, in safe keeping before the QEMU hears of it (B-9, B-16).
+    /// Creates a device for a QEMU, and puts it into the descriptor store before QEMU learns of it (B-9, B-16).
     fn serve_qemu(&mut self, name: &str, machine: Machine, socket: OwnedFd, vectors: u16) -> io::Result<()> {
         let device = Device::new(name, socket, vectors)?;
         self.journal.store.store_descriptors(&machine_key(name, machine.process), &device.descriptors())?;
@@ -281,19 +282,19 @@ impl Broker {
         self.journal.save(&self.domains.state)
     }
 
-    /// The doorbells of all QEMUs, to change them.
+    /// Returns the doorbells of all QEMUs, to change them.
     pub(super) fn doorbells(&mut self) -> Doorbells<'_> {
         let Self { domains, memory, migrations, journal, schedule, .. } = self;
         Doorbells { domains, memory, migrations, journal, schedule }
     }
 
-    /// The QEMU is no more (B-12).
+    /// Removes a QEMU that is gone (B-12).
     fn remove_qemu(&mut self, name: &str, process: u64) -> io::Result<()> {
         if !self.domains.is_current(name, process) {
             return Ok(());
         }
         if let Some(vm) = self.domains.vms.remove(name) {
-            // A write that this QEMU made wait would wait for ever, as nobody reads any more.
+            // This QEMU may have blocked a lane in a write. Without a reader, that write would never return.
             vm.device.own.iter().for_each(|own| _ = crate::host::eventfd::drain(own));
             discard::end(vm.device.socket.as_fd());
         }
@@ -306,8 +307,9 @@ impl Broker {
         self.journal.give_up(&self.domains.state, machine_key(name, process))
     }
 
-    /// Exchanges messages with a guest, or the broker of an account: hears at most `limit`, and sends what there is room for. What
-    /// it says has consequences, and that it can be told more; that it rings has none.
+    /// Exchanges messages with a guest, or with the broker of an account. Receives at most `limit` messages, and sends
+    /// what there is room for. The broker reconciles after messages, and after a change in whether more can be sent;
+    /// not after a mere notification.
     pub(crate) fn converse(&mut self, name: &str, limit: usize) {
         let (host, is_account) = (&self.domains.config.host, !self.domains.vms.contains_key(name));
         let before = self.domains.guest_of(name).map(Guest::standing);
@@ -338,11 +340,11 @@ impl Broker {
                 GuestRequest::Storm(link) => {
                     self.storms.begin_storm(name, link, &mut self.domains, &self.schedule);
                 }
-                // The broker of an account is this process, so it is believed.
+                // The broker of an account is in this process, so its report is trusted.
                 GuestRequest::Released(link, generation) if is_account => {
                     self.memory.apply_release(name, link, generation, &mut self.domains.state);
                 }
-                // What a machine has QEMU knows better; what follows of the others is drawn with all the rest.
+                // QEMU knows better what memory a machine has. The broker acts on the others when it reconciles.
                 GuestRequest::Released(..) | GuestRequest::Left | GuestRequest::Moved => {}
             }
         }
@@ -357,7 +359,7 @@ impl Broker {
         match news {
             News::Running(running) => vm.running = Some(running),
             News::Stopped(is_stopped) => vm.is_stopped = is_stopped,
-            // One that is told late ended a life before this one.
+            // An end that is reported late belongs to an earlier incarnation.
             News::Ended(at) => machine.ended |= vm.booted.is_none_or(|booted| at >= booted),
             News::Has { version, places, holds, free, trouble, process } => {
                 if trouble.is_some() && trouble != vm.trouble {
@@ -377,7 +379,7 @@ impl Broker {
         }
     }
 
-    /// Reads the configuration again; one with mistakes changes nothing.
+    /// Reads the configuration again. One with mistakes changes nothing.
     fn reload(&mut self) -> io::Result<()> {
         match Config::read(&self.domains.config.path) {
             Ok(config) => {
@@ -393,7 +395,7 @@ impl Broker {
                     .collect();
                 for name in gone {
                     tracing::info!("{name}: it is not configured any more");
-                    // A QEMU whose server goes away keeps what it was given.
+                    // A QEMU whose server goes away keeps the doorbells that it was given.
                     let machine = &self.domains.state.machines[&name];
                     let (process, doorbells) = (machine.process, machine.doorbells.keys().copied().collect::<Vec<_>>());
                     doorbells
@@ -418,13 +420,14 @@ impl Broker {
         Ok(())
     }
 
-    /// What is configured.
+    /// Returns the configuration.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.domains.config
     }
 
-    /// The broker ends. What has nothing to keep goes: the saved state, and the descriptor store if this broker may end it.
+    /// Ends the broker. Removes what has nothing to keep: the saved state, and the descriptor store if this broker may
+    /// end it.
     pub fn end(mut self, with_store: bool) {
         self.domains.vms.clear();
         self.migrations.stop_watching();

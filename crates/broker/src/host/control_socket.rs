@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Serves programs and tools of this kernel: one datagram a message, a bounded number of clients, a deadline for
-//! each (B-15).
+//! Serves programs and tools of this kernel: one datagram for each message, a bounded number of clients, and a deadline
+//! for each client (B-15).
 
 use std::{
     collections::BTreeMap,
@@ -28,21 +28,22 @@ use crate::{
     },
 };
 
-/// Most clients at a time, besides those of root and the broker's own user.
+/// Largest number of clients at a time, besides those of root and the broker's own user.
 const CLIENTS_MAX: usize = 64;
-/// How long a client may take to say Hello, and to read an answer.
+/// Time that a client may take to say Hello, and to read an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long a client that was refused may take to hear that.
+/// Time that a refused client may take to read the answer.
 const LINGER: Duration = Duration::from_secs(1);
-/// How long a client may say nothing.
+/// Time for which a client may say nothing.
 const IDLE: Duration = Duration::from_secs(600);
 
-/// Serves clients for as long as the broker hears.
+/// Serves clients for as long as the broker receives events.
 pub async fn serve(listener: AsyncFd<OwnedFd>, host: Name, events: mpsc::Sender<Event>) {
     let (seats, turns) = (Seats::default(), QuestionLocks::default());
     loop {
         let Ok(client) = accept(&listener).await else {
-            // No descriptor, or a client that is gone: the next one may be luckier, a little later.
+            // No descriptor is available, or the client has disconnected. The next attempt, a little later, may
+            // succeed.
             tokio::time::sleep(Duration::from_millis(10)).await;
             continue;
         };
@@ -59,12 +60,12 @@ pub async fn serve(listener: AsyncFd<OwnedFd>, host: Name, events: mpsc::Sender<
     }
 }
 
-/// A client's socket, whose end waits for nothing. It is empty once it was handed over.
+/// A client's socket, which is closed without waiting. It is empty after it was handed over.
 struct Client(Option<AsyncFd<OwnedFd>>);
 
 impl Client {
     fn new(socket: OwnedFd) -> io::Result<Self> {
-        // One that cannot be watched is closed all the same.
+        // A socket that cannot be watched is closed in the same way.
         let copy = socket.try_clone();
         watch(socket)
             .map(|socket| Self(Some(socket)))
@@ -75,7 +76,7 @@ impl Client {
         self.0.as_ref().expect("who hands a client over uses it no more")
     }
 
-    /// The socket, for somebody else to go on with.
+    /// Returns the socket, for another owner to continue with.
     fn hand_over(mut self) -> OwnedFd {
         self.0.take().expect("a client is handed over once").into_inner()
     }
@@ -89,15 +90,15 @@ impl Drop for Client {
     }
 }
 
-/// How many clients each user has.
+/// Number of clients of each user.
 #[derive(Clone, Default)]
 struct Seats(Arc<Mutex<BTreeMap<u32, usize>>>);
 
-/// A client's seat.
+/// A client's place among those of its user, given back when dropped.
 struct Seat(Seats, u32);
 
 impl Seats {
-    /// A seat for a client of `user`, if there is one. Nobody keeps an administrator out.
+    /// Returns a seat for a client of `user`, if there is one. Other users cannot keep an administrator out.
     fn take_seat(&self, user: u32) -> Option<Seat> {
         let own = rustix::process::geteuid().as_raw();
         let rules = |user: u32| user == 0 || user == own;
@@ -121,16 +122,16 @@ impl Drop for Seat {
     }
 }
 
-/// Lets each user ask one question at a time, and then none for a while, so that no user has more than a share of the
-/// one thread that answers (B-15). Root and the broker's own user may ask whenever they like.
+/// Lets each user ask one question at a time, with a pause after each. So no user has more than a share of the one
+/// thread that answers (B-15). Root and the broker's own user may ask at any time.
 #[derive(Clone, Default)]
 struct QuestionLocks(Arc<Mutex<BTreeMap<u32, Weak<QuestionLock>>>>);
 
-/// Who asks has it, until the next of the same user may.
+/// Held by an asker until the next asker of the same user may ask.
 type QuestionLock = tokio::sync::Mutex<()>;
 
 impl QuestionLocks {
-    /// The turn of a user; none needs it who may change all.
+    /// Returns the lock of a user. A user who may change everything needs none.
     fn of(&self, user: u32) -> Option<Arc<QuestionLock>> {
         if user == 0 || user == rustix::process::geteuid().as_raw() {
             return None;
@@ -143,8 +144,8 @@ impl QuestionLocks {
     }
 }
 
-/// Tells a program that it is not served, and why; of many at once the last are closed without a word, first of all those of a user
-/// who has many.
+/// Tells a program that it is not served, and why. If many are turned away at once, the last ones are closed without an
+/// answer, beginning with those of a user who has many.
 pub fn turn_away(program: OwnedFd, code: u16, why: String) {
     static SEATS: OnceLock<Seats> = OnceLock::new();
     let Ok(program) = Client::new(program) else { return };
@@ -159,8 +160,8 @@ pub fn turn_away(program: OwnedFd, code: u16, why: String) {
     });
 }
 
-/// Says something and that nothing follows, and waits until the client has gone: what it said meanwhile and nobody took would hide
-/// the answer from it if the socket closed.
+/// Sends a last message and shuts down the sending side. Then waits until the client has closed: if the socket closed
+/// while messages of the client are unread, the client would lose the answer.
 async fn say_last(client: &AsyncFd<OwnedFd>, said: &Envelope) -> io::Result<()> {
     send_message(client, said).await?;
     rustix::net::shutdown(client, rustix::net::Shutdown::Write)?;
@@ -169,7 +170,7 @@ async fn say_last(client: &AsyncFd<OwnedFd>, said: &Envelope) -> io::Result<()> 
     Ok(())
 }
 
-/// One client, until it goes or does what it should not.
+/// Serves one client until it disconnects or violates the protocol.
 async fn converse(
     client: OwnedFd,
     user: u32,
@@ -216,7 +217,7 @@ async fn converse(
         }
         let Ok((answers, took)) = answers.await else { return Ok(()) };
         if let Some(turn) = turn {
-            // Also if this client goes meanwhile.
+            // The pause applies even if this client disconnects meanwhile.
             tokio::spawn(async move {
                 tokio::time::sleep(rest_after(took)).await;
                 drop(turn);
@@ -228,7 +229,7 @@ async fn converse(
     }
 }
 
-/// The next message.
+/// Receives the next message.
 async fn receive(client: &AsyncFd<OwnedFd>) -> io::Result<Result<Envelope, Fault>> {
     let receive = |socket: &OwnedFd| program::receive(socket.as_fd())?.ok_or(io::ErrorKind::WouldBlock.into());
     client.async_io(Interest::READABLE, receive).await

@@ -29,15 +29,15 @@ use crate::{
     startup::{open_folder, raise_limit},
 };
 
-/// Longest name.
+/// Largest length of a name, in bytes.
 const KEY_MAX: usize = 200;
-/// Most names.
+/// Largest number of names.
 const ITEMS_MAX: usize = 16 << 10;
-/// Most clients at a time: one broker, and one that takes over from it.
+/// Largest number of clients at a time: one broker, and one that takes over from it.
 const CLIENTS_MAX: usize = 4;
-/// How long a question may take.
+/// Time that a question may take.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long nobody is let in after there was no descriptor for who came.
+/// Time for which nobody is accepted after there was no descriptor for a client.
 const SHUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
 const KEEP: u8 = b'k';
@@ -48,29 +48,29 @@ const OK: u8 = b'o';
 const ITEM: u8 = b'i';
 const NO: u8 = b'n';
 
-/// What a refusal is as an error.
+/// Kind of error that stands for a refusal.
 const REFUSED: io::ErrorKind = io::ErrorKind::QuotaExceeded;
 
-/// Whether the descriptor store is there, and does not want to.
+/// Returns whether the error is a refusal of the descriptor store, which is there then.
 #[must_use]
 pub fn is_refusal(error: &io::Error) -> bool {
     error.kind() == REFUSED
 }
 
-/// Where the descriptor store listens.
+/// Returns the path of the socket at which the descriptor store listens.
 fn socket_in(folder: &Path) -> PathBuf {
     folder.join("holder.socket")
 }
 
-/// The broker's side.
+/// The broker's connection with the descriptor store.
 #[derive(Debug)]
 pub struct DescriptorStore {
-    /// Held for a question and its answer.
+    /// Locked from a question to the end of its answer.
     socket: Mutex<OwnedFd>,
 }
 
 impl DescriptorStore {
-    /// Finds the descriptor store of `folder`, and starts one if there is none and `start` says so.
+    /// Connects to the descriptor store of `folder`. Starts one if there is none and `start` is true.
     ///
     /// # Errors
     /// There is none, or it does not answer.
@@ -85,18 +85,18 @@ impl DescriptorStore {
                     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(PATIENCE))?;
                     return Ok(Self { socket: Mutex::new(socket) });
                 }
-                // One whose socket is there and refuses is about to listen, or was killed.
+                // A store whose socket exists but refuses connections is about to listen, or was killed.
                 Err(error) if !start && error.kind() != io::ErrorKind::ConnectionRefused => return Err(error),
                 Err(error) if began.elapsed() > PATIENCE => return Err(error),
                 Err(_) if start && child.is_none() => child = Some(spawn(folder)?),
-                // It was started and does not listen yet; nobody tells when it does.
+                // The store was started and does not listen yet; nothing reports when it does.
                 Err(_) => drop(poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: 5_000_000 }))),
             }
         }
     }
 
-    /// Asks, and hears the answer to its end. After any error but a refusal nothing more is asked: a late answer would be taken for
-    /// that to another question.
+    /// Sends a question and receives the whole answer. After any error but a refusal, no further question is sent: a
+    /// late answer would be taken for the answer to another question.
     fn ask(&self, what: u8, key: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<BTreeMap<String, Vec<OwnedFd>>> {
         let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
         Self::ask_on(&socket, what, key, descriptors).inspect_err(|error| {
@@ -131,7 +131,7 @@ impl DescriptorStore {
         }
     }
 
-    /// Keeps `descriptors` under `key`, in place of what was kept there. When this returns they are safe.
+    /// Keeps `descriptors` under `key`, in place of what was kept there. They are safe when this returns.
     ///
     /// # Errors
     /// The descriptor store is gone, or full.
@@ -147,7 +147,7 @@ impl DescriptorStore {
         self.ask(FORGET, key, &[]).map(drop)
     }
 
-    /// Copies of all that is kept.
+    /// Returns copies of all descriptors that are kept.
     ///
     /// # Errors
     /// The descriptor store is gone.
@@ -155,10 +155,10 @@ impl DescriptorStore {
         self.ask(GIVE, "", &[])
     }
 
-    /// Lets the descriptor store end if it keeps nothing.
+    /// Asks the descriptor store to end if it keeps nothing.
     ///
     /// # Errors
-    /// It keeps something, or is gone already.
+    /// The store keeps something, or is gone already.
     pub fn leave(&self) -> io::Result<()> {
         self.ask(LEAVE, "", &[]).map(drop)
     }
@@ -170,7 +170,7 @@ fn spawn(folder: &Path) -> io::Result<std::process::Child> {
         .arg0("tombolod")
         .args(["hold", "--state"])
         .arg(folder)
-        // Not it is what the service manager started.
+        // The service manager started the broker, not this process.
         .env_remove(crate::sd_notify::VARIABLE)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -179,10 +179,10 @@ fn spawn(folder: &Path) -> io::Result<std::process::Child> {
         .spawn()
 }
 
-/// The descriptor store itself: serves until it is told to leave with nothing to keep.
+/// Runs the descriptor store until a client asks it to end while it keeps nothing.
 ///
 /// # Errors
-/// The socket cannot be made, or another process has it.
+/// The socket cannot be created, or another process has it.
 pub fn serve(folder: &Path) -> io::Result<()> {
     let path = socket_in(folder);
     open_folder(folder)?;
@@ -203,7 +203,7 @@ pub fn serve(folder: &Path) -> io::Result<()> {
         let ready: Vec<bool> = polled.iter().map(|fd| !fd.revents().is_empty()).collect();
         drop(polled);
         let mut ready = ready.into_iter();
-        // Whatever a question comes to, what is kept stays.
+        // Whatever the outcome of a question, the store keeps what it has.
         let mut serve = |client: &OwnedFd| panics::catch_panic(|| store.serve(client)).is_ok();
         clients.retain(|client| !ready.next().unwrap_or(false) || serve(client));
         shut = false;
@@ -214,7 +214,7 @@ pub fn serve(folder: &Path) -> io::Result<()> {
                     clients.push(client);
                 }
                 Ok(_) => {}
-                // Who waits at the socket stays there, and would be looked for without end.
+                // The client stays in the socket's queue, and `poll` would report it without end.
                 Err(_) => shut = true,
             }
         }
@@ -223,14 +223,15 @@ pub fn serve(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a client is of this user. One that stops in the middle of its answer must not stop the descriptor store.
+/// Returns whether a client runs as this user or as root. The timeout keeps a client that stops in the middle of its
+/// answer from blocking the descriptor store.
 fn is_welcome(client: &OwnedFd) -> bool {
     let this = rustix::process::geteuid().as_raw();
     fd_passing::user_of(client).is_ok_and(|user| user == this || user == 0)
         && sockopt::set_socket_timeout(client, sockopt::Timeout::Send, Some(PATIENCE)).is_ok()
 }
 
-/// What is kept.
+/// The descriptors that are kept.
 #[derive(Default)]
 struct Store {
     items: BTreeMap<String, Vec<OwnedFd>>,
@@ -238,7 +239,7 @@ struct Store {
 }
 
 impl Store {
-    /// One question and its answer. An error ends the client.
+    /// Handles one question and its answer. An error ends the client.
     fn serve(&mut self, client: &OwnedFd) -> io::Result<()> {
         let mut buffer = [0; KEY_MAX + 1];
         let received = fd_passing::receive(client, &mut buffer);
@@ -265,7 +266,8 @@ impl Store {
                 say(OK, "", &[])
             }
             FORGET => {
-                // The last close of what is forgotten may take as long as a stranger likes. Where there is no thread, it is here.
+                // An untrusted process decides how long the last close of a descriptor takes, so another thread does
+                // it. If none can be started, it happens here.
                 let item = self.items.remove(key);
                 let _ = std::thread::Builder::new().name("tombolo-close".into()).spawn(move || drop(item));
                 say(OK, "", &[])

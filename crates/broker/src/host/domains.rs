@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What is known of the domains of this host and their links: what is configured, what is written down, and who is there.
+//! Holds what is known of the domains of this host and their links: the configuration, the saved state, and who is
+//! there.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,27 +24,27 @@ use super::{
 };
 use crate::{config::Config, endpoint::host_session::LINKS_MAX};
 
-/// Why something is not done: for programs, and for people.
+/// Reason for a refusal: a code for programs, and a text for people.
 pub(crate) type Refusal = (u16, String);
 
-/// All domains, and what follows from what is known of them.
+/// All domains, and what can be derived from what is known of them.
 #[derive(Debug)]
 pub(crate) struct Domains {
     pub config: Config,
     pub state: BrokerState,
-    /// The connected QEMUs.
+    /// Connected QEMUs.
     pub vms: BTreeMap<String, Vm>,
     /// The host and its accounts.
     pub locals: BTreeMap<String, Local>,
 }
 
 impl Domains {
-    /// Whether this process is the QEMU of a domain.
+    /// Returns whether this process is the QEMU of a domain.
     pub fn is_current(&self, name: &str, process: u64) -> bool {
         self.state.machines.get(name).is_some_and(|machine| machine.process == process)
     }
 
-    /// How a domain fares (B-12).
+    /// Returns the liveness of a domain (B-12).
     pub fn liveness(&self, name: &str) -> Life {
         if self.config.is_local(name) {
             return Life::Running;
@@ -60,7 +61,7 @@ impl Domains {
         }
     }
 
-    /// A guest's broker is there; in a new boot it is a new life (B-6).
+    /// Records that a guest's broker is there. A new boot begins a new incarnation (B-6).
     pub fn begin_life(&mut self, name: &str, boot: [u8; 16]) {
         let Some(machine) = self.state.machines.get_mut(name) else { return };
         if machine.boot == Some(boot) {
@@ -79,25 +80,25 @@ impl Domains {
         }
     }
 
-    /// Who may not ring a domain for now (B-8).
+    /// Returns the peers that may not notify a domain for now (B-8).
     pub fn stormed_by(&self, name: &str) -> Option<&BTreeSet<String>> {
         let vm = self.vms.get(name).map(|vm| &vm.stormed_by);
         vm.or_else(|| self.locals.get(name).map(|local| &local.stormed_by))
     }
 
-    /// The same, to change it.
+    /// Returns the same peers, to change them.
     pub fn stormed_by_mut(&mut self, name: &str) -> Option<&mut BTreeSet<String>> {
         let vm = self.vms.get_mut(name).map(|vm| &mut vm.stormed_by);
         vm.or_else(|| self.locals.get_mut(name).map(|local| &mut local.stormed_by))
     }
 
-    /// Whether a domain's life is over and a new one is not there yet.
+    /// Returns whether a domain's incarnation is over and no new one has begun.
     #[must_use]
     pub fn is_gone(&self, domain: &str) -> bool {
         self.liveness(domain) == Life::DomainGone
     }
 
-    /// The lives of both ends of a link, if both are there.
+    /// Returns the incarnations of both domains of a link, if both are there.
     pub fn lives(&self, link: &Link) -> Option<[u64; 2]> {
         let lives = link.ends.each_ref().map(|end| match self.state.machines.get(end) {
             _ if self.config.is_local(end) => Some(0),
@@ -107,13 +108,13 @@ impl Domains {
         Some([a?, b?])
     }
 
-    /// Whether a domain's QEMU has a region; none: it has not said.
+    /// Returns whether a domain's QEMU has a region; none if QEMU has not reported yet.
     pub fn has_region(&self, domain: &str, link: u32, generation: u32, own: bool) -> Option<bool> {
         let (places, _) = self.vms.get(domain)?.has.as_ref()?;
         Some(places.contains_key(&plug_name(link, generation, own)))
     }
 
-    /// What guards the region of an end from the other; why nothing would (B-10).
+    /// Returns what protects the region of one side from the other, or why nothing would (B-10).
     pub fn guard_of(&self, link: &Link, side: usize) -> Option<Result<Guard, String>> {
         let [owner, reader] = [side, 1 - side].map(|side| link.ends[side].as_str());
         let process = |end: &str| self.vms.get(end).and_then(|vm| vm.process.as_ref());
@@ -121,38 +122,38 @@ impl Domains {
         guard::choose((owner, process(owner)?), (reader, process(reader)), self.config.is_local(reader), own)
     }
 
-    /// Whether an end is there: a QEMU is connected, or it is on this host.
+    /// Returns whether a domain is there: its QEMU is connected, or it is on this host.
     pub fn is_there(&self, end: &str) -> bool {
         self.config.is_local(end) || self.vms.contains_key(end)
     }
 
-    /// Whether both ends of a link have both regions.
+    /// Returns whether both domains of a link have both regions.
     pub fn is_up(&self, number: u32) -> bool {
         let link = &self.state.links[&number];
         let has = |end: &String, own| match self.has_region(end, number, link.generation, own) {
             _ if self.config.is_local(end) => true,
             Some(has) => has,
-            // A broker that began anew does not undo what it has not seen yet.
+            // After a restart, the saved state counts until QEMU has reported.
             None => link.up,
         };
         let is_ready = |end: &String| self.is_there(end) && has(end, true) && has(end, false);
         link.has_memory && link.sealed == [true; 2] && link.ends.iter().all(is_ready)
     }
 
-    /// Links that are up, as one end sees them: number and peer.
+    /// Returns the links that are up, as one domain sees them: number and peer.
     pub fn up_links(&self, domain: &str) -> Vec<(u32, String)> {
         let up = self.state.links_of(domain).filter(|(number, _)| self.is_up(*number));
         up.filter_map(|(number, link)| Some((number, link.ends[1 - link.side(domain)?].clone()))).collect()
     }
 
-    /// What a QEMU does not have any more, and will not be given, is given back (B-11).
+    /// Counts as given back what a QEMU does not have any more and will not be given (B-11).
     pub fn apply_returns(&mut self, domain: &str, version: u64, holds: &BTreeSet<String>) {
         let Some(vm) = self.vms.get(domain) else { return };
         let wanted = vm.wanted.borrow();
         for old in &mut self.state.quarantine {
             let names = [true, false].map(|own| plug_name(old.link, old.generation, own));
             let had = names.iter().any(|name| holds.contains(name));
-            // A report on an older list than the one that leaves it out says nothing.
+            // A report on a list that is older than the one without this memory proves nothing.
             let outdated = version < wanted.version || wanted.plugs.iter().any(|plug| names.contains(&plug.name));
             if !had && !outdated {
                 old.held_by.remove(domain);
@@ -160,23 +161,24 @@ impl Domains {
         }
     }
 
-    /// The guest of a domain, or what stands for it in an account.
+    /// Returns the guest of a domain, or what stands for it in an account.
     pub fn guest_of(&self, domain: &str) -> Option<&Guest> {
         let vm = self.vms.get(domain).map(|vm| &vm.guest);
         vm.or_else(|| self.locals.get(domain).map(|local| &local.guest))
     }
 
-    /// The same, to tell it something.
+    /// Returns the same, to send it messages.
     pub fn guest_of_mut(&mut self, domain: &str) -> Option<&mut Guest> {
         let vm = self.vms.get_mut(domain).map(|vm| &mut vm.guest);
         vm.or_else(|| self.locals.get_mut(domain).map(|local| &mut local.guest))
     }
 
-    /// The ends that have not left a link yet, and how many connections each said last that it has. One that cannot be told, as
-    /// its broker is not there or of before Leave, is not waited for, and neither is one that is no more.
+    /// Returns the domains that have not left a link yet, and how many connections each last reported. A domain that
+    /// cannot be told, because its broker is not there or predates Leave, is not waited for, and neither is one that is
+    /// gone.
     pub fn open_on(&self, number: u32) -> Vec<(String, u16)> {
         let Some(link) = self.state.links.get(&number).filter(|link| link.has_memory) else { return Vec::new() };
-        // Whether an end still lives the life for which the link's memory is.
+        // Whether a domain is still in the incarnation for which the link's memory was made.
         let has_its_life = |end: &String| {
             let life = link.side(end).map(|side| link.lives[side]);
             self.config.is_local(end) || self.state.machines.get(end).map(|machine| machine.life) == life
@@ -189,13 +191,13 @@ impl Domains {
         link.ends.iter().filter_map(open).collect()
     }
 
-    /// The answer that no domain has this name.
+    /// Returns the answer that no domain has this name.
     pub fn unknown(&self, domain: &Name) -> Vec<Message> {
         let path = self.config.path.display();
         refuse(code::NOT_FOUND, format!("no domain is called {domain}: {path} has a [domain.NAME] for each"))
     }
 
-    /// Why a domain may not have one more link (B-17).
+    /// Returns why a domain may not have one more link (B-17).
     pub fn check_quota(&self, name: &Name, size: u64) -> Option<Refusal> {
         let links = self.state.links_of(name.as_str()).count();
         let Some(domain) = self.config.domains.get(name.as_str()) else {
@@ -221,7 +223,8 @@ impl Domains {
         None
     }
 
-    /// Slots that links to come may have: those that QEMU says are free, less what is to be plugged into them.
+    /// Returns the slots that further links may have: those that QEMU reports as free, less those that are to be
+    /// filled.
     pub fn free_slots(&self, name: &str) -> u16 {
         let needed = 2 * self.state.links_of(name).count() as u16;
         match self.vms.get(name).and_then(|vm| Some((vm, vm.has.as_ref()?))) {
@@ -241,14 +244,14 @@ impl Domains {
         }
     }
 
-    /// Sends what waits for a QEMU.
+    /// Sends the messages that wait for a QEMU.
     pub fn flush_messages(&mut self, name: &str, events: &mpsc::Sender<Event>) {
         if let (Some(vm), Some(machine)) = (self.vms.get_mut(name), self.state.machines.get_mut(name)) {
             vm.flush_messages(name, machine, events);
         }
     }
 
-    /// Writes a link into the state, or says why not.
+    /// Adds a link to the saved state, or returns why not.
     pub fn insert_link(
         &mut self,
         ends: [&Name; 2],
@@ -275,7 +278,7 @@ impl Domains {
         }
     }
 
-    /// The link of two domains that may be taken away on demand, or why there is none.
+    /// Returns the link of two domains that may be removed on request, or the answer why there is none.
     pub fn removable_link(&self, a: &Name, b: &Name) -> Result<u32, Vec<Message>> {
         let Some(number) = self.state.link_between(a, b) else {
             return Err(refuse(code::NOT_FOUND, format!("{a} and {b} have no link")));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Who may ring whom, and who did so without end (B-8).
+//! Decides who may notify whom, and counts who did so without end (B-8).
 
 use std::{collections::BTreeMap, io, os::fd::OwnedFd};
 
@@ -14,7 +14,7 @@ use super::{
     state::GrantedDoorbell,
 };
 
-/// Doorbells, and all that decides who has which.
+/// Doorbells, and all that decides which domain has which.
 pub(crate) struct Doorbells<'a> {
     pub domains: &'a mut Domains,
     pub memory: &'a LinkMemory,
@@ -24,7 +24,7 @@ pub(crate) struct Doorbells<'a> {
 }
 
 impl Doorbells<'_> {
-    /// Gives each QEMU the doorbells of those peers that it has a link with, and no other (B-8).
+    /// Gives each QEMU the doorbells of those peers with which it has a link, and no other (B-8).
     pub fn update_doorbells(&mut self) -> io::Result<()> {
         for viewer in self.domains.vms.keys().cloned().collect::<Vec<_>>() {
             let mut wanted: BTreeMap<String, (u64, u32)> = BTreeMap::new();
@@ -62,14 +62,14 @@ impl Doorbells<'_> {
         Ok(())
     }
 
-    /// Gives a QEMU a doorbell once that is written down.
+    /// Gives a QEMU a doorbell once that is saved.
     pub fn give_doorbell(&mut self, viewer: &str, doorbell: GrantedDoorbell) -> io::Result<()> {
         let (peer, link) = (doorbell.peer.clone(), doorbell.link);
         let rings = match self.domains.vms.get(&peer) {
             Some(vm) => Some(&**vm.device.doorbell(link)),
             None => self.memory.regions.get(&link).and_then(|memory| memory.doorbell.as_deref()),
         };
-        // Without a descriptor there is a doorbell later.
+        // If no descriptor is available, the doorbell is given later.
         let rings = match rings.map(OwnedFd::try_clone) {
             Some(Ok(rings)) => rings,
             Some(Err(_)) => {
@@ -90,7 +90,7 @@ impl Doorbells<'_> {
         };
         machine.doorbells.insert(number, doorbell);
         if let Err(error) = self.journal.save(&self.domains.state) {
-            // It was not given.
+            // The doorbell was not given.
             self.domains.state.machines.get_mut(viewer).map(|machine| machine.doorbells.remove(&number));
             return Err(error);
         }
@@ -98,12 +98,12 @@ impl Doorbells<'_> {
         Ok(())
     }
 
-    /// Takes a doorbell away, whose number is not used again (B-8).
+    /// Withdraws a doorbell. Its number is not used again (B-8).
     pub fn withdraw_doorbell(&mut self, viewer: &str, number: u16) -> io::Result<()> {
         if let Some(doorbell) =
             self.domains.state.machines.get_mut(viewer).and_then(|machine| machine.doorbells.get_mut(&number))
         {
-            // Until it is done, a broker that begins does it again.
+            // A broker that starts before this is done does it again.
             doorbell.given = false;
             if let Some(machine) = self.domains.state.machines.get_mut(viewer) {
                 machine.is_spent = true;
@@ -118,12 +118,12 @@ impl Doorbells<'_> {
     }
 }
 
-/// How often an end of a link rang the other without end.
+/// Number of times that a domain notified the other domain of a link without end.
 #[derive(Debug, Default)]
 pub(crate) struct Storms(BTreeMap<(u32, String), u32>);
 
 impl Storms {
-    /// Takes the doorbell away for a while from the peer on `link`, which rang without end (B-8).
+    /// Takes the doorbell away for a while from the peer on `link`, which notified without end (B-8).
     pub fn begin_storm(&mut self, name: &str, link: u32, domains: &mut Domains, schedule: &Schedule) {
         let peer = domains.state.links.get(&link).and_then(|link| Some(link.ends[1 - link.side(name)?].clone()));
         let Some(peer) = peer else { return };
@@ -140,18 +140,19 @@ impl Storms {
         }
     }
 
-    /// How often an end of a link rang the other without end.
+    /// Returns how often a domain notified the other domain of a link without end.
     pub fn count_storms(&self, number: u32, end: &str) -> u32 {
         self.0.get(&(number, end.to_owned())).copied().unwrap_or_default()
     }
 
-    /// Forgets the storms of a link that is no more.
+    /// Forgets the storms of a link that is gone.
     pub fn forget_link(&mut self, number: u32) {
         self.0.retain(|(link, _), _| *link != number);
     }
 }
 
-/// Whether a domain keeps a doorbell that it would not be given now: to take one back is what its QEMU does not forget (B-8, B-26).
+/// Returns whether a domain keeps a doorbell that it would not be given now. A QEMU from which one was withdrawn cannot
+/// be made ready to migrate (B-8, B-26).
 fn keeps_doorbell(viewer: &str, doorbell: &GrantedDoorbell, domains: &Domains) -> bool {
     let Some(link) = domains.state.links.get(&doorbell.link).filter(|link| link.side(viewer).is_some()) else {
         return false;

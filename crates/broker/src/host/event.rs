@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the broker hears of: events, and questions with their answers.
+//! Defines what the broker receives: events, and questions with their answers.
 
 use std::{io, os::fd::OwnedFd, time::Duration};
 
@@ -12,7 +12,7 @@ use crate::host::{
     qemu::{Alone, News},
 };
 
-/// Most messages that one guest is heard at a time.
+/// Most messages that are received from one guest at a time.
 pub(crate) const TURN: usize = 32;
 
 /// Something that happened.
@@ -20,47 +20,48 @@ pub(crate) const TURN: usize = 32;
 pub enum Event {
     /// A QEMU connected for a domain.
     Joined(String, OwnedFd),
-    /// A QEMU closed its connection, or said something on it.
+    /// A QEMU closed its connection, or sent something on it.
     Left(String, u64),
-    /// There is room on a QEMU's connection again.
+    /// A QEMU's connection has room again.
     Room(String, u64),
-    /// A guest, or the broker of an account, rang, and the eventfd was drained.
+    /// A guest, or the broker of an account, notified the host; the eventfd was drained.
     Rang(String, u64),
-    /// It did so more often than makes sense.
+    /// A guest, or the broker of an account, notifies the host more often than makes sense.
     Loud(String, u64),
-    /// An account is rung without end on this link.
+    /// An account is notified without end on this link.
     Stormed(String, u32),
-    /// A program of this kernel wants to be served: whose user it is.
+    /// A program of this kernel that runs as this user wants to be served.
     ProgramConnected(OwnedFd, u32),
     /// An administrator wants to be served as the programs of this account are.
     Entered(OwnedFd, Name),
-    /// QEMU told something.
+    /// QEMU sent a report.
     Qemu(String, u64, News),
-    /// What was seen of a machine whose QEMU is not connected (B-27).
+    /// Observation of a machine whose QEMU is not connected (B-27).
     Alone(String, Alone),
-    /// A storm is over: the domain that was rung, and who rang.
+    /// A storm is over: the domain that was notified, and the one that notified it.
     Calm(String, String),
-    /// Somebody asks on the socket.
+    /// A client asks a question on the socket.
     Asked(Question),
     /// The configuration is to be read again.
     Reload,
-    /// Memory for a link in a generation was made, or is not to be had.
+    /// Memory for a generation of a link was created, or is not available.
     Made(u32, u32, io::Result<Regions>),
-    /// What the broker writes of a link's region in a generation was mapped: the end whose it is.
+    /// A region that the broker writes was mapped: link, generation, and the side that owns it.
     Mapped((u32, u32, usize), io::Result<Mapped>),
-    /// A region of a link in a generation was sealed: the end whose it is.
+    /// A region was sealed, or could not be: link, generation, and the side that owns it.
     Sealed(u32, u32, usize, io::Result<()>),
-    /// Who watched over a QEMU does so no more, by a fault of the broker's own.
+    /// A task that watches over a QEMU has failed, by a fault of the broker's own.
     Faulty(String, u64),
-    /// The same of what all need.
+    /// A task that all domains need has failed in the same way.
     Broken(&'static str),
-    /// Consequences are to be drawn again.
+    /// The broker is to reconcile again.
     Unsettled,
 }
 
 impl Event {
-    /// Whether there are consequences to be drawn from it at once. To draw them is to look at all that there is, which nobody who
-    /// only knocks or asks makes the broker do. What guests and QEMUs say has some in its turn ([`super::share`]).
+    /// Returns whether the broker has to reconcile at once. To reconcile is to look at everything, so a client that
+    /// only connects or asks does not make the broker do it. Reports of guests and QEMUs make it reconcile in turn
+    /// ([`super::share`]).
     pub(crate) fn has_consequences(&self) -> bool {
         match self {
             Self::ProgramConnected(..) | Self::Entered(..) => false,
@@ -77,32 +78,32 @@ impl Event {
 /// A question from the socket.
 #[derive(Debug)]
 pub struct Question {
-    /// What is asked.
+    /// Message that asks.
     pub message: Message,
-    /// The user who asks.
+    /// User who asks.
     pub user: u32,
-    /// Where the answers go, and how long it took to find them.
+    /// Channel for the answers, and for the time that it took to find them.
     pub answer: Asker,
 }
 
 impl Question {
-    /// Whether there may be other links after it.
+    /// Returns whether the question may change which links there are.
     pub(crate) fn changes_something(&self) -> bool {
         use Message::{AddLink, CancelPrepare, Prepare, RemoveLink};
         matches!(self.message, AddLink { .. } | RemoveLink { .. } | Prepare { .. } | CancelPrepare { .. })
     }
 }
 
-/// Where the answer goes, with the time that it took to find it.
+/// Channel for the answers, and for the time that it took to find them.
 pub(crate) type Asker = oneshot::Sender<(Vec<Message>, Duration)>;
 
-/// Answers all who asked for the same.
+/// Sends the same answer to several askers.
 pub(crate) fn answer(askers: impl IntoIterator<Item = Asker>, said: &[Message]) {
-    // Who does not wait for the answer does not get it. To wait took nobody's time.
+    // An asker who has stopped waiting gets no answer. Waiting took none of the broker's time.
     askers.into_iter().for_each(|asker| _ = asker.send((said.to_vec(), Duration::ZERO)));
 }
 
-/// An answer that says no.
+/// Returns an answer that refuses.
 pub(crate) fn refuse(code: u16, reason: impl Into<String>) -> Vec<Message> {
     vec![Message::Refuse { code, reason: reason.into().into() }]
 }

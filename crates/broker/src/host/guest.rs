@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the host says to the broker in a guest, through the boxes in the doorbell device's memory (B-3 to B-6).
+//! Talks to the broker in a guest, through the outboxes in the doorbell device's memory (B-3 to B-6).
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -15,10 +15,10 @@ use tombolo_os::addresses::is_published;
 
 use crate::host::mapped::Mapped;
 
-/// Where the guest's page is in the device's memory.
+/// Offset of the guest's page in the device's memory.
 const GUEST_AT: u64 = 4096;
 
-/// The boxes in the memory of a device, or of an account.
+/// The outboxes in the memory of a device, or of an account.
 #[derive(Debug)]
 pub struct DeviceBoxes<'a>(pub &'a Mapped);
 
@@ -35,23 +35,23 @@ impl Boxes for DeviceBoxes<'_> {
 /// A link as a guest knows it.
 #[derive(Clone, PartialEq, Debug)]
 pub struct LinkNews {
-    /// Which memory.
+    /// Generation of the memory.
     pub generation: u32,
-    /// The domain at the other end.
+    /// Domain on the other side.
     pub peer: Name,
-    /// Where its own region is.
+    /// Place of the guest's own region.
     pub own: Place,
-    /// Where the peer's region is.
+    /// Place of the peer's region.
     pub theirs: Place,
-    /// Bytes of each.
+    /// Bytes of each region.
     pub size: u64,
-    /// What to ring.
+    /// Number of the doorbell that notifies the peer.
     pub doorbell: u16,
-    /// Which end the guest is.
+    /// Side of the link that the guest is.
     pub side: u8,
-    /// What is allowed.
+    /// Services that are allowed, and who may connect to them.
     pub rules: Vec<(Way, Pattern)>,
-    /// How the peer fares.
+    /// Liveness of the peer.
     pub life: Life,
 }
 
@@ -60,46 +60,46 @@ pub struct LinkNews {
 pub struct Guest {
     session: Session,
     name: Name,
-    /// The guest said Hello in this session.
+    /// Whether the guest said Hello in this session.
     greeted: bool,
     sent_links: BTreeMap<u32, LinkNews>,
-    /// What it is told, as far as the session has no room yet.
+    /// Messages for which the session has no room yet.
     waiting: VecDeque<Message>,
     /// Domain numbers that the guest was told (B-19).
     numbers: BTreeMap<Name, u16>,
-    /// Links that it has open, by number and generation: connections, and bytes that these have.
+    /// Links that the guest has open, by number and generation: connections, and the bytes that these have.
     usage: BTreeMap<(u32, u32), (u16, u64)>,
-    /// The guest understands Leave (B-21).
+    /// Whether the guest understands Leave (B-21).
     hears_leave: bool,
-    /// The guest understands Addresses; then its own, as it says, and those of its peers that it was told, by
-    /// link (B-22).
+    /// Whether the guest understands Addresses. The next two fields are its own addresses, as it reports them, and
+    /// those of its peers that it was told, by link (B-22).
     finds: bool,
     addresses: Vec<[u8; 16]>,
     sent_addresses: BTreeMap<u32, Vec<[u8; 16]>>,
-    /// It understands Nets; and what it was told of its interfaces, if it was (B-28).
+    /// Whether the guest understands Nets. The next field is what it was told of its interfaces, if anything (B-28).
     hears_nets: bool,
     sent_nets: Option<Vec<Message>>,
-    /// Links that the guest was told to leave, by number and generation, and whether it has (B-21).
+    /// Links that the guest was told to leave, by number and generation, and whether it has left (B-21).
     leaving: BTreeMap<(u32, u32), bool>,
 }
 
-/// What a guest wants.
+/// Requests and reports of a guest.
 #[derive(Debug, PartialEq, Eq)]
 pub enum GuestRequest {
-    /// It is there: its kernel's boot.
+    /// The guest is there; the boot of its kernel.
     Hello([u8; 16]),
-    /// A peer rings it without end.
+    /// A peer notifies the guest without end on this link.
     Storm(u32),
-    /// Nobody there has a connection any more on a link that it was told to leave (B-21).
+    /// No program of the guest has a connection any more on a link that the guest was told to leave (B-21).
     Left,
-    /// The guest may be reached at other addresses now (B-22).
+    /// The guest has other addresses now (B-22).
     Moved,
-    /// It let go of a link's memory.
+    /// The guest has released the memory of this link and generation.
     Released(u32, u32),
 }
 
 impl Guest {
-    /// Begins anew in the memory of the device of the domain `name`.
+    /// Begins a conversation in the memory of the device of the domain `name`.
     ///
     /// # Errors
     /// The memory cannot be written.
@@ -128,11 +128,11 @@ impl Guest {
         })
     }
 
-    /// Hears what the guest said, at most `limit` messages, and sends what there is room for. True if the guest is to be
-    /// rung.
+    /// Receives at most `limit` messages of the guest, and sends what there is room for. Returns the guest's requests,
+    /// and whether to notify it.
     ///
     /// # Errors
-    /// The memory cannot be reached.
+    /// The memory cannot be accessed.
     pub fn turn(&mut self, memory: &Mapped, host: &Name, limit: usize) -> io::Result<(Vec<GuestRequest>, bool)> {
         let (mut heard, mut ring) = (Vec::new(), false);
         for _ in 0..limit {
@@ -163,7 +163,7 @@ impl Guest {
         Ok((heard, ring))
     }
 
-    /// Handles one message. Hello comes first, and once; a violation ends the session (B-6).
+    /// Handles one message. Hello comes first and only once; a protocol violation ends the session (B-6).
     fn understand(&mut self, message: Message) -> Option<GuestRequest> {
         match message {
             Message::Hello { version_min, version_max, boot, .. }
@@ -178,13 +178,13 @@ impl Guest {
             Message::Storm { link } if self.greeted => Some(GuestRequest::Storm(link)),
             Message::Released { link, generation } if self.greeted => Some(GuestRequest::Released(link, generation)),
             Message::Left { link, generation } if self.greeted => {
-                // Of what it was not asked for it says as much as it likes.
+                // A guest may send any number of Left for links that it was not told to leave: these do not count.
                 let left = self.leaving.get_mut(&(link, generation)).filter(|left| !**left)?;
                 *left = true;
                 Some(GuestRequest::Left)
             }
             Message::Usage { link, generation, connections, used } if self.greeted => {
-                // Of nothing but what it was told of: it says as much as it likes.
+                // A guest may send any number of Usage for memory that it was not told of: these do not count.
                 if self.sent_links.get(&link).is_some_and(|sent| sent.generation == generation) {
                     self.usage.retain(|(it, _), _| *it != link && self.sent_links.contains_key(it));
                     self.usage.insert((link, generation), (connections, used));
@@ -192,7 +192,7 @@ impl Guest {
                 None
             }
             Message::Addresses { link: 0, mut addresses } if self.greeted => {
-                // Of those that each kernel has it says nothing to others, whatever they do with it.
+                // Addresses that exist in every kernel are not told to other guests, whatever these would do with them.
                 addresses.retain(is_published);
                 let moved = self.addresses != addresses;
                 self.addresses = addresses;
@@ -210,25 +210,27 @@ impl Guest {
         self.session.queue_message(&Envelope::statement(message));
     }
 
-    /// Whether the guest's broker is there and makes sense.
+    /// Returns whether the guest's broker is there and has committed no protocol violation.
     #[must_use]
     pub fn is_there(&self) -> bool {
         self.greeted && !self.session.is_broken()
     }
 
-    /// Connections on a link and the bytes that they have, as the guest says; none if it has the link not open (B-7).
+    /// Returns the number of connections on a link and their bytes, as the guest reports them; none if it has not
+    /// opened the link (B-7).
     #[must_use]
     pub fn usage(&self, link: u32, generation: u32) -> Option<(u16, u64)> {
         self.usage.get(&(link, generation)).copied()
     }
 
-    /// Where the guest may be reached, as it says: a hint (B-22).
+    /// Returns the addresses at which the guest may be reached, as it reports them: hints (B-22).
     #[must_use]
     pub fn addresses(&self) -> &[[u8; 16]] {
         &self.addresses
     }
 
-    /// Says where the peers of its links may be reached, as far as that is news. True if something was said (B-22).
+    /// Sends the addresses of the peers of the guest's links, as far as they have changed. Returns whether there was a
+    /// message (B-22).
     pub fn send_addresses(&mut self, peers: BTreeMap<u32, Vec<[u8; 16]>>) -> bool {
         if !self.finds || !self.is_there() || !self.has_sent_all() {
             return false;
@@ -243,7 +245,8 @@ impl Guest {
         any
     }
 
-    /// Says which interfaces it is to have, if that is news (B-28). True if something was said.
+    /// Sends the interfaces that the guest is to have, if they have changed (B-28). Returns whether there was a
+    /// message.
     pub fn send_nets(&mut self, nets: Vec<Message>) -> bool {
         if !self.hears_nets || !self.is_there() || !self.has_sent_all() || self.sent_nets.as_ref() == Some(&nets) {
             return false;
@@ -254,13 +257,13 @@ impl Guest {
         true
     }
 
-    /// The links that it was told of.
+    /// Returns the links that the guest was told of.
     #[must_use]
     pub fn sent_links(&self) -> &BTreeMap<u32, LinkNews> {
         &self.sent_links
     }
 
-    /// Whether the guest has this memory, understands Leave, and has not yet answered that it left (B-21).
+    /// Returns whether the guest has this memory, understands Leave, and has not yet answered that it left (B-21).
     #[must_use]
     pub fn is_to_leave(&self, link: u32, generation: u32) -> bool {
         let has_it = self.sent_links.get(&link).is_some_and(|sent| sent.generation == generation);
@@ -268,18 +271,20 @@ impl Guest {
         self.is_there() && self.hears_leave && has_it && !left
     }
 
-    /// Whether it is there, and whether more can be said to it: from a change of these something follows.
+    /// Returns whether the guest's broker is there, and whether it can be sent more. After a change of either the
+    /// broker reconciles.
     pub(crate) fn standing(&self) -> (bool, bool) {
         (self.is_there(), self.has_sent_all())
     }
 
-    /// Whether nothing waits to be sent.
+    /// Returns whether no message waits to be sent.
     pub(crate) fn has_sent_all(&self) -> bool {
         self.waiting.is_empty() && self.session.room() == QUEUE_MAX
     }
 
-    /// Says what changed since it was last told, once it has heard all of that: one that is paused for long is told how things are then.
-    /// `leaving` has the links that go soon, and in how many milliseconds. True if something was said.
+    /// Sends what has changed since the last report, once the guest has taken all of that report. A guest that was
+    /// paused for long is told the state at that time. `leaving` holds the links that are removed soon, and in how many
+    /// milliseconds. Returns whether there was a message.
     pub fn send_changes(
         &mut self,
         links: &BTreeMap<u32, LinkNews>,
@@ -322,7 +327,7 @@ impl Guest {
 }
 
 impl LinkNews {
-    /// What is to be said of it to a guest that knows `old`.
+    /// Appends the messages on this link for a guest that knows `old`.
     fn append_changes(&self, link: u32, old: Option<&Self>, messages: &mut Vec<Message>) {
         let same = |old: &Self| Self { doorbell: self.doorbell, life: self.life, ..old.clone() } == *self;
         let life = Message::Life { link, generation: self.generation, life: self.life };
@@ -337,7 +342,7 @@ impl LinkNews {
             }
             _ => {
                 let Self { generation, peer, own, theirs, size, doorbell, side, rules, .. } = self.clone();
-                // A peer's doorbell has one vector: the one at which it waits for this link (B-8).
+                // A peer's doorbell has one vector: that at which the peer waits for this link (B-8).
                 let (allows, vectors) = (rules.len() as u16, 1);
                 messages.push(Message::Link {
                     link,
@@ -364,14 +369,14 @@ fn hello(epoch: u64, host: &Name) -> Message {
     Message::Hello { version_min, version_max, epoch, boot: boot(), name: host.clone() }
 }
 
-/// The host's own boot; zeros where it cannot be read.
+/// Returns the boot identifier of the host's kernel; zeros if it cannot be read.
 pub(crate) fn boot() -> [u8; 16] {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
     u128::from_str_radix(&digits, 16).unwrap_or_default().to_be_bytes()
 }
 
-/// 64 random bits that are not 0.
+/// Returns 64 random bits, not all of which are 0.
 fn random() -> io::Result<u64> {
     loop {
         match u64::from_le_bytes(tombolo_os::random::bytes()?) {

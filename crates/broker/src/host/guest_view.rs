@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a guest, or an account, is to know of its links (B-7).
+//! Determines what a guest or an account is to know of its links (B-7).
 
 use std::collections::BTreeMap;
 
@@ -12,12 +12,12 @@ use super::{
 };
 use crate::config::checked_name;
 
-/// What one domain is to know.
+/// What one domain is to know of its links.
 pub(crate) struct GuestView<'a> {
     pub name: &'a str,
     pub guest: &'a Guest,
     pub domains: &'a Domains,
-    /// How long each link stays that goes soon.
+    /// Time for which each link that is removed soon still stays, in milliseconds.
     pub leaving: &'a BTreeMap<u32, u32>,
 }
 
@@ -32,7 +32,7 @@ impl GuestView<'_> {
             let link =
                 self.domains.state.links.get(number).filter(|it| it.has_memory && it.generation == old.generation);
             if link.is_some() && self.leaving.contains_key(number) {
-                // Its rules may be gone: the link stays as it is until it goes (B-21).
+                // The link's rules may be gone. The link stays as it is until it is removed (B-21).
                 let life = self.domains.liveness(old.peer.as_str());
                 shown.insert(*number, LinkNews { life, ..old.clone() });
             } else if link.is_some() && !shown.contains_key(number) {
@@ -43,7 +43,7 @@ impl GuestView<'_> {
         shown
     }
 
-    /// A link as one end is to see it.
+    /// Returns a link as one domain is to see it.
     fn link_news(&self, number: u32, peer: &str) -> Option<LinkNews> {
         let domain = self.name;
         let link = &self.domains.state.links[&number];
@@ -60,7 +60,7 @@ impl GuestView<'_> {
                 let mut doorbells = machine.doorbells.iter();
                 doorbells.find(|(_, doorbell)| doorbell.peer == peer).map_or(NO_DOORBELL, |(number, _)| *number)
             }
-            // An account has the eventfds themselves; it heeds whether it may ring.
+            // An account has the eventfds themselves, and respects whether it may notify.
             None if self.domains.vms.get(peer)?.stormed_by.contains(domain) => NO_DOORBELL,
             None => FIRST_DOORBELL,
         };
@@ -72,7 +72,7 @@ impl GuestView<'_> {
         Some(LinkNews { generation, peer: peer_name, own, theirs, size, doorbell, side, rules, life })
     }
 
-    /// Where the peers of its links may be reached, as each machine and each account says of itself (B-22).
+    /// Returns where the peers of the links may be reached, as each machine and each account reports of itself (B-22).
     pub fn addresses(&self, links: &BTreeMap<u32, LinkNews>) -> BTreeMap<u32, Vec<[u8; 16]>> {
         let of = |peer: &str| self.domains.guest_of(peer).map_or_else(Vec::new, |guest| guest.addresses().to_vec());
         links.iter().map(|(&link, shown)| (link, of(shown.peer.as_str()))).collect()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The ivshmem server's side of a connection with QEMU (B-8, B-9).
+//! Serves the ivshmem protocol on a connection with QEMU (B-8, B-9).
 //!
 //! ```text
 //! each message is a little-endian i64, with at most one descriptor
@@ -28,35 +28,35 @@ use crate::{
 
 const PROTOCOL: i64 = 0;
 const MEMORY: i64 = -1;
-/// Most messages that wait for a QEMU that does not read.
+/// Most messages that may wait for a QEMU that does not read.
 const QUEUE_MAX: usize = 4096;
 
-/// What a domain's device is made of. The order of [`descriptors`](Self::descriptors) is that of the safe keeping.
+/// Parts of a domain's device. The descriptor store keeps them in the order of [`descriptors`](Self::descriptors).
 #[derive(Debug)]
 pub struct Device {
-    /// The connection with QEMU; it does not block.
+    /// Connection with QEMU, non-blocking.
     pub socket: OwnedFd,
-    /// The memory of the doorbell device, with the mailboxes (B-3).
+    /// Memory of the doorbell device, with the outboxes (B-3).
     pub memory: OwnedFd,
-    /// The same, for the broker: the QEMU can keep who writes to the file waiting.
+    /// The same memory, mapped for the broker: QEMU can make a write to the file block.
     pub boxes: Mapped,
-    /// Rung by the domain, heard by the host.
+    /// Eventfd through which the domain notifies the host.
     pub host: OwnedFd,
-    /// Rung by the host and by peers, heard by the domain.
+    /// Eventfds through which the host and peers notify the domain.
     pub own: Vec<Arc<OwnedFd>>,
-    /// What rings each of these.
+    /// Lanes that write to these eventfds.
     lanes: Vec<Lane>,
-    /// How often the domain was rung.
+    /// Number of times that the domain was notified.
     mark: u32,
-    /// The domain is not notified any more, as its device is about to go (B-26).
+    /// Whether the domain is not notified any more, because its device is about to be removed (B-26).
     is_muted: bool,
 }
 
 impl Device {
-    /// Makes all but the connection, for the domain `name`.
+    /// Creates all parts but the connection, for the domain `name`.
     ///
     /// # Errors
-    /// Memory or descriptors are used up.
+    /// No memory or no descriptor is available.
     pub fn new(name: &str, socket: OwnedFd, vectors: u16) -> io::Result<Self> {
         let doorbell = || rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let own = (0..vectors).map(|_| doorbell().map(Arc::new)).collect::<Result<Vec<_>, _>>()?;
@@ -65,7 +65,7 @@ impl Device {
         Ok(Self { socket, memory, boxes, host: doorbell()?, own, lanes, mark: 0, is_muted: false })
     }
 
-    /// From safe keeping; none if something is missing.
+    /// Restores a device from what the descriptor store kept; none if something is missing.
     ///
     /// # Errors
     /// The memory cannot be mapped.
@@ -73,8 +73,8 @@ impl Device {
         let mut all = descriptors.into_iter();
         let (Some(socket), Some(memory), Some(host)) = (all.next(), all.next(), all.next()) else { return Ok(None) };
         let own: Vec<_> = all.map(Arc::new).collect();
-        // The guest's driver looks for a mark that changed, so it goes on where an earlier broker stopped. What the guest
-        // made of it meanwhile is its own loss.
+        // The guest's driver looks for a sequence word that has changed, so the count continues where an earlier broker
+        // stopped. A guest that has changed the word meanwhile harms itself alone.
         let mut mark = [0; 4];
         let boxes = Mapped::new(&memory)?;
         boxes.load(MARKS_AT as u64, &mut mark)?;
@@ -84,17 +84,17 @@ impl Device {
         Ok((!own.is_empty()).then_some(Self { socket, memory, boxes, host, own, lanes, mark, is_muted }))
     }
 
-    /// For safe keeping.
+    /// Returns the descriptors for the descriptor store.
     #[must_use]
     pub fn descriptors(&self) -> Vec<std::os::fd::BorrowedFd<'_>> {
         let own = self.own.iter().map(|own| own.as_fd());
         [&self.socket, &self.memory, &self.host].into_iter().map(AsFd::as_fd).chain(own).collect()
     }
 
-    /// What QEMU is told first.
+    /// Returns the first messages for QEMU.
     ///
     /// # Errors
-    /// Descriptors are used up.
+    /// No descriptor is available.
     pub fn greeting(&self) -> io::Result<Vec<Message>> {
         let mut all = vec![(PROTOCOL, None), (OWN_DOORBELL.into(), None), (MEMORY, Some(self.memory.try_clone()?))];
         all.push((HOST_DOORBELL.into(), Some(self.host.try_clone()?)));
@@ -104,25 +104,26 @@ impl Device {
         Ok(all)
     }
 
-    /// The vector at which the domain waits for the peer on `link` (B-8).
+    /// Returns the vector at which the domain waits for the peer on `link` (B-8).
     #[must_use]
     pub fn vector(&self, link: u32) -> u16 {
         vector_of(link, self.own.len() as u16)
     }
 
-    /// The doorbell of this device for the peer on `link`, who can notify no other of its vectors (B-8).
+    /// Returns the doorbell of this device for the peer on `link`, which can notify no other vector of the device
+    /// (B-8).
     #[must_use]
     pub fn doorbell(&self, link: u32) -> &Arc<OwnedFd> {
         &self.own[usize::from(self.vector(link))]
     }
 
-    /// What rings [`doorbell`](Self::doorbell).
+    /// Returns the lane that writes to [`doorbell`](Self::doorbell).
     #[must_use]
     pub fn lane(&self, link: u32) -> &Lane {
         &self.lanes[usize::from(self.vector(link))]
     }
 
-    /// Notifies the domain's broker: counts the sequence word of channel 0, then raises the first vector (B-3).
+    /// Notifies the domain's broker: increments the sequence word of channel 0, then raises the first vector (B-3).
     pub fn notify(&mut self) {
         if self.is_muted {
             return;
@@ -132,8 +133,8 @@ impl Device {
         self.lanes[0].notify_event(&self.own[0]);
     }
 
-    /// Stops notifying the domain, or resumes (B-26). QEMU may have seen an eventfd readable and not looked at it yet;
-    /// if the device goes in between, QEMU calls it all the same.
+    /// Stops notifying the domain, or resumes (B-26). QEMU may have seen an eventfd as readable and not handled it yet.
+    /// If the device is removed in between, QEMU calls it nevertheless.
     pub fn mute(&mut self, is_muted: bool) {
         let is_heard_again = std::mem::replace(&mut self.is_muted, is_muted) && !is_muted;
         if is_heard_again {
@@ -141,7 +142,7 @@ impl Device {
         }
     }
 
-    /// Whether QEMU closed the connection.
+    /// Returns whether QEMU has closed the connection.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -151,26 +152,27 @@ impl Device {
     }
 }
 
-/// A lane for each vector: who holds one does not hold the others. They are the domain's, whichever QEMU it has.
+/// Returns a lane for each vector, so that a process that blocks one does not block the others. The lanes belong to the
+/// domain, whichever QEMU it has.
 fn lanes(name: &str, vectors: usize) -> Vec<Lane> {
     (0..vectors).map(|vector| Lane::named(&format!("machine/{name}/{vector}"))).collect()
 }
 
-/// A number, and what comes with it.
+/// A number, and the descriptor that comes with it.
 pub type Message = (i64, Option<OwnedFd>);
 
-/// Messages on their way to QEMU.
+/// Messages that wait to be sent to QEMU.
 #[derive(Debug, Default)]
 pub struct Outbound(VecDeque<Message>);
 
 impl Outbound {
-    /// Puts messages behind those that wait; false if QEMU reads nothing and there are too many.
+    /// Appends messages. Returns false if too many wait because QEMU does not read.
     pub fn push(&mut self, messages: impl IntoIterator<Item = Message>) -> bool {
         self.0.extend(messages);
         self.0.len() <= QUEUE_MAX
     }
 
-    /// Sends what there is room for; true if nothing is left.
+    /// Sends what there is room for. Returns whether no message is left.
     ///
     /// # Errors
     /// QEMU is gone.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The order in which the broker's state is written down and the descriptor store forgets what it leaves out (B-16).
+//! Orders the steps in which the broker's state is saved and the descriptor store forgets what the state leaves out
+//! (B-16).
 
 use std::{io, path::PathBuf, sync::Arc};
 
@@ -9,25 +10,25 @@ use super::{
     state::{BrokerState, is_unsaved},
 };
 
-/// What of the broker's state outlives it, and where.
+/// What outlives the broker: its saved state, and the descriptor store.
 #[derive(Debug)]
 pub(crate) struct Journal {
     pub folder: PathBuf,
     saved: BrokerState,
-    /// The broker's state could not be saved, and that was said.
+    /// Whether the broker's state could not be saved, and that was logged.
     is_unsaved: bool,
-    /// What the descriptor store is to forget once the broker's state that leaves it out is saved.
+    /// Names that the descriptor store is to forget once a state without them is saved.
     given_up: Vec<String>,
     pub store: Arc<DescriptorStore>,
 }
 
 impl Journal {
-    /// Of a state as it is saved in `folder`.
+    /// Starts from the state that is saved in `folder`.
     pub fn new(folder: PathBuf, saved: BrokerState, store: DescriptorStore) -> Self {
         Self { folder, saved, is_unsaved: false, given_up: Vec::new(), store: Arc::new(store) }
     }
 
-    /// Writes the state down if it changed.
+    /// Saves the state if it has changed.
     pub fn save(&mut self, state: &BrokerState) -> io::Result<()> {
         if *state != self.saved {
             state.save(&self.folder)?;
@@ -39,14 +40,14 @@ impl Journal {
         std::mem::take(&mut self.given_up).iter().try_for_each(|key| self.store.forget(key))
     }
 
-    /// Writes the state down, which has something no more, and then has the descriptor store forget that.
+    /// Saves a state that leaves something out, and then has the descriptor store forget it.
     pub fn give_up(&mut self, state: &BrokerState, key: String) -> io::Result<()> {
         self.given_up.push(key);
         self.save(state)
     }
 
-    /// Where the state cannot be saved, on a disk that is full for instance, what was to be done is given up for now and tried
-    /// again: all that was begun before goes on.
+    /// Defers work if the state cannot be saved, for instance on a full disk. The work is given up for now and tried
+    /// again. All that was begun before continues.
     pub fn defer_unsaved(&mut self, done: io::Result<()>, schedule: &mut Schedule) -> io::Result<()> {
         match done {
             Err(error) if is_unsaved(&error) => {

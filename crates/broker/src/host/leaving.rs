@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A link is left before it is taken away: both ends are told, and have a bounded time to end what they have on it (B-21).
+//! Removes links after both domains were told, and had a bounded time to end what they have on the link (B-21).
 
 use std::{
     collections::BTreeMap,
@@ -16,24 +16,24 @@ use super::{
     state::Quarantined,
 };
 
-/// A link that is taken away soon.
+/// A link that is removed soon.
 #[derive(Debug)]
 pub(crate) struct LeavingLink {
-    /// When it goes at the latest.
+    /// Latest time at which it is removed.
     until: Instant,
-    /// Why, for people.
+    /// Reason, for people.
     why: String,
-    /// Who asked for it, and is to hear once it is done.
+    /// Those who asked for it, and are answered once it is done.
     askers: Vec<Asker>,
-    /// The link stays, without memory until its machine is there again (B-26).
+    /// Whether the link itself stays, without memory until its machine is there again (B-26).
     pub stays: bool,
 }
 
 impl LeavingLink {
-    /// Answers who asked for it.
+    /// Answers those who asked for it.
     pub fn answer(self, removed: &io::Result<()>) {
         let said = match removed {
-            // It goes, and may be there again for a broker that begins before that is written down.
+            // The link is removed, but may be there again if a broker starts before that is saved.
             Err(error) => refuse(code::FAILED, format!("{error}; this is tried again")),
             Ok(()) => vec![Message::Done {}],
         };
@@ -41,43 +41,44 @@ impl LeavingLink {
     }
 }
 
-/// Links that are taken away soon, and what was cut when others went.
+/// Links that are removed soon, and what was cut when others were removed.
 #[derive(Debug, Default)]
 pub(crate) struct LeavingLinks {
     links: BTreeMap<u32, LeavingLink>,
-    /// Connections that were open when a link was taken away, by the memory that it had.
+    /// Connections that were open when a link was removed, by the memory that it had.
     cut: BTreeMap<(u32, u32), String>,
 }
 
 impl LeavingLinks {
-    /// Begins to take a link away within a time; `asker` hears once it is gone.
+    /// Begins to remove a link within a time. `asker` is answered once it is gone.
     pub fn begin_removal(&mut self, number: u32, within: Duration, why: &str, asker: Option<Asker>) {
         let until = Instant::now() + within;
-        // Who asks again for what was begun hears of the same end.
+        // Another asker for the same removal is answered with the first one.
         let fresh = || LeavingLink { until, why: why.into(), askers: Vec::new(), stays: false };
         let leaving = self.links.entry(number).or_insert_with(fresh);
         leaving.stays = false;
         leaving.askers.extend(asker);
     }
 
-    /// The same of the link's memory alone, unless the link goes already (B-26).
+    /// Begins to remove the link's memory alone, unless the link is being removed already (B-26).
     pub fn begin_rest(&mut self, number: u32, within: Duration, domain: &str) {
         let (until, why) = (Instant::now() + within, format!("{domain} is to migrate"));
         let fresh = || LeavingLink { until, why, askers: Vec::new(), stays: true };
         self.links.entry(number).or_insert_with(fresh);
     }
 
-    /// Whether a link goes soon.
+    /// Returns whether a link is removed soon.
     pub fn contains(&self, number: u32) -> bool {
         self.links.contains_key(&number)
     }
 
-    /// The links that go soon.
+    /// Returns the links that are removed soon.
     pub fn numbers(&self) -> Vec<u32> {
         self.links.keys().copied().collect()
     }
 
-    /// Takes out a link that all ends left, or that they had long enough to leave, with what is still open on it.
+    /// Takes out a link that all domains have left, or had long enough to leave. Returns it, and what is still open on
+    /// it.
     pub fn remove_due(
         &mut self,
         number: u32,
@@ -95,7 +96,7 @@ impl LeavingLinks {
         Some((leaving, open))
     }
 
-    /// Says what was still open when a link was taken away.
+    /// Reports what was still open when a link was removed.
     fn report_cut(&mut self, number: u32, why: &str, open: &[(String, u16)], domains: &Domains) {
         if open.is_empty() {
             tracing::info!("link {number} goes, as {why}: nobody had a connection on it any more");
@@ -109,19 +110,19 @@ impl LeavingLinks {
         }
     }
 
-    /// Forgets what was cut when memory went that everybody gave back.
+    /// Forgets what was cut, once all domains have given back the link's memory.
     pub fn forget_cut(&mut self, old: &Quarantined) {
         self.cut.remove(&(old.link, old.generation));
     }
 
-    /// How long each link stays that goes soon, in milliseconds.
+    /// Returns how long each link that is removed soon still stays, in milliseconds.
     pub fn waits(&self) -> BTreeMap<u32, u32> {
         let now = Instant::now();
         let wait = |until: Instant| millis(until.saturating_duration_since(now));
         self.links.iter().map(|(number, it)| (*number, wait(it.until))).collect()
     }
 
-    /// What there is to know of a link that goes soon.
+    /// Describes a link that is removed soon.
     pub fn describe_link(&self, number: u32, domains: &Domains) -> Option<String> {
         let leaving = self.links.get(&number)?;
         let left = millis(leaving.until.saturating_duration_since(Instant::now()));
@@ -129,7 +130,7 @@ impl LeavingLinks {
         Some(format!("it goes within {left} ms, as {}: {open} still open", leaving.why))
     }
 
-    /// What there is to know of memory of a link that is no more.
+    /// Describes memory of a link that is gone.
     pub fn describe_quarantined(&self, old: &Quarantined) -> String {
         let kept = format!("not given back by {}", old.held_by.keys().cloned().collect::<Vec<_>>().join(", "));
         match self.cut.get(&(old.link, old.generation)) {
@@ -143,9 +144,9 @@ fn millis(time: Duration) -> u32 {
     u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
 }
 
-/// The connections of each end, in words.
+/// Returns the connections of each domain in words.
 fn connections(open: &[(String, u16)]) -> String {
-    // Who has not answered has one at least, whatever it said last.
+    // A domain that has not answered has at least one connection, whatever it last reported.
     let of = |(end, connections): &(String, u16)| format!("{} connections of {end}", (*connections).max(1));
     open.iter().map(of).collect::<Vec<_>>().join(" and ")
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Memory of links from when it is made to when everybody gave it back (B-10, B-11).
+//! Manages the memory of links, from its creation until all domains have given it back (B-10, B-11).
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
@@ -30,30 +30,30 @@ use super::{
 };
 use crate::panics;
 
-/// Most memories of a link that wait to be given back, before it gets another (B-17).
+/// Number of retired memories of a link at which it gets no new one until one of them is given back (B-17).
 const OLD_MAX: usize = 2;
 
-/// A link, a generation of its memory, and the side whose region it is.
+/// A link, a generation of its memory, and the side that owns the region.
 type RegionKey = (u32, u32, usize);
 
-/// What memory links have, had and are to get.
+/// Memory that links have, had and are to get.
 #[derive(Debug)]
 pub(crate) struct LinkMemory {
-    /// Memory of links.
+    /// Memory in use, by link.
     pub regions: BTreeMap<u32, Regions>,
-    /// Memory that is out of use and not given back by all.
+    /// Retired memory that not all domains have given back, by link and generation.
     pub retired: BTreeMap<(u32, u32), Regions>,
-    /// Links for which memory is being made.
+    /// Links for which memory is being created.
     pub making: BTreeSet<u32>,
-    /// Links for which no memory was to be had, and when that was tried.
+    /// Links for which no memory was available, and the time of the last attempt.
     short: BTreeMap<u32, Instant>,
-    /// How often links got new memory.
+    /// Limits on how often links get new memory.
     paces: BTreeMap<u32, Pace>,
-    /// Memory of ends on this host that is being mapped, or when that failed last.
+    /// Regions of domains on this host that are being mapped, or the time at which that last failed.
     mapping: BTreeMap<RegionKey, Option<Instant>>,
     /// Regions that are being sealed.
     sealing: BTreeSet<RegionKey>,
-    /// Regions that could not be sealed, and of which that was said.
+    /// Regions that could not be sealed, and for which that was logged.
     unsealed: BTreeSet<RegionKey>,
     pub chores: Chores,
     store: Arc<DescriptorStore>,
@@ -66,7 +66,8 @@ impl LinkMemory {
         Self { regions, retired, making, short, paces, mapping, sealing, unsealed, chores, store }
     }
 
-    /// Takes up what an earlier broker left of what the descriptor store kept. A link whose memory is not there has none.
+    /// Restores the memory of an earlier broker from what the descriptor store kept. A link whose memory is missing has
+    /// none.
     pub fn take_up_regions(&mut self, kept: &mut BTreeMap<String, Vec<OwnedFd>>, state: &mut BrokerState) {
         for (number, link) in state.links.iter_mut().filter(|(_, link)| link.has_memory) {
             let memory = kept.remove(&memory_key(*number, link.generation)).and_then(Regions::from_descriptors);
@@ -81,13 +82,14 @@ impl LinkMemory {
         }
     }
 
-    /// Forgets how often a link that is no more got memory.
+    /// Forgets how often a removed link got memory.
     pub fn forget_link(&mut self, number: u32) {
         self.short.remove(&number);
         self.paces.remove(&number);
     }
 
-    /// Memory for a link whose ends are both there, and new memory after an end began a new life (B-10).
+    /// Has memory created for a link whose two domains are there, and new memory after one of them began a new
+    /// incarnation (B-10).
     pub fn renew_memory(
         &mut self,
         number: u32,
@@ -97,7 +99,7 @@ impl LinkMemory {
     ) {
         let link = &domains.state.links[&number];
         let Some(lives) = domains.lives(link) else { return };
-        // A region that was handed over and is not there any more cannot be had again: it is sealed.
+        // A region that was handed over and is gone cannot be had again, because it is sealed.
         let lost = |side: usize| {
             link.sealed[side] && domains.has_region(&link.ends[side], number, link.generation, true) == Some(false)
         };
@@ -109,7 +111,7 @@ impl LinkMemory {
         }
     }
 
-    /// Has memory made for a link, by a thread beside this one: it takes time, and others are served meanwhile.
+    /// Has another thread create memory for a link: that takes time, and others are served meanwhile.
     fn begin_creation(&mut self, number: u32, domains: &Domains, schedule: &mut Schedule) {
         if self.making.contains(&number) {
             return;
@@ -134,7 +136,7 @@ impl LinkMemory {
         });
     }
 
-    /// Memory for a link is there: it goes into safe keeping, unless it is not wanted any more (B-10, B-16).
+    /// Puts new memory of a link into the descriptor store, unless it is not wanted any more (B-10, B-16).
     pub fn store_created(
         &mut self,
         (number, generation): (u32, u32),
@@ -160,7 +162,7 @@ impl LinkMemory {
                     tracing::warn!("link {number}: no memory for two regions of {size} yet: {error}");
                 }
                 schedule.remind_after(RETRY);
-                // If not even that is to be had the descriptor store is gone.
+                // If even that fails, the descriptor store is gone.
                 return self.store.forget(&key);
             }
         };
@@ -173,7 +175,7 @@ impl LinkMemory {
         Ok(())
     }
 
-    /// Once the owner's QEMU has its region nobody else will write it (B-10).
+    /// Begins to seal each region that its owner's QEMU has, so that nobody else will write it (B-10).
     pub fn begin_sealing(&mut self, number: u32, domains: &Domains, schedule: &mut Schedule) {
         let link = &domains.state.links[&number];
         let Some(own) = self.regions.get(&number).map(|memory| memory.own.clone()) else { return };
@@ -196,7 +198,7 @@ impl LinkMemory {
         }
     }
 
-    /// A region was sealed, or could not be (B-10).
+    /// Handles the outcome of sealing a region (B-10).
     pub fn finish_sealing(
         &mut self,
         region: RegionKey,
@@ -214,7 +216,7 @@ impl LinkMemory {
                 self.unsealed.remove(&region);
             }
             Err(error) => {
-                // Once: it is tried again each second, for as long as that takes.
+                // Logged once: sealing is tried again each second, for as long as that takes.
                 if self.unsealed.insert(region) {
                     let owner = &link.ends[side];
                     tracing::warn!("link {number}: the memory of {owner} cannot be sealed yet: {error}");
@@ -224,8 +226,8 @@ impl LinkMemory {
         }
     }
 
-    /// Says what regions each QEMU should have: none before its guest's broker said Hello. What is there when firmware
-    /// begins, it places below 4 GiB, where the guest does not cache it (B-10).
+    /// Tells each QEMU's task which regions QEMU should have: none before its guest's broker said Hello. Firmware
+    /// places regions that it finds below 4 GiB, where the guest does not cache them (B-10).
     pub fn update_plugs(&self, domains: &Domains, migrations: &Migrations) {
         for (domain, vm) in &domains.vms {
             let mut plugs = Vec::new();
@@ -256,12 +258,12 @@ impl LinkMemory {
         }
     }
 
-    /// A link's memory goes out of use (B-11).
+    /// Retires a link's memory (B-11).
     pub fn retire_memory(&mut self, number: u32, domains: &mut Domains) {
         let Some(link) = domains.state.links.get_mut(&number).filter(|link| link.has_memory) else { return };
         (link.has_memory, link.sealed, link.up, link.lives) = (false, [false; 2], false, [0; 2]);
         let process = |end: &String| Some((end.clone(), domains.state.machines.get(end)?.process));
-        // An account that was told of it says when its programs let go.
+        // An account that was told of the memory reports when its programs have released it.
         let knows = |sent: &LinkNews| sent.generation == link.generation;
         let has_it = |end: &&String| {
             domains.locals.get(*end).is_some_and(|it| it.guest.sent_links().get(&number).is_some_and(knows))
@@ -282,13 +284,13 @@ impl LinkMemory {
             memory::drop_aside(std::mem::take(&mut memory.mapped));
             self.retired.insert((number, generation), memory);
         }
-        // Of connections that an earlier broker left, and that its account has not taken up, nobody else hears.
+        // Nobody else ends connections that an earlier broker left and that their account has not taken up.
         for local in ends.iter().filter_map(|end| domains.locals.get(end)) {
             local.kept.end_connections((number, generation));
         }
     }
 
-    /// An account's programs have let go (B-11).
+    /// Records that an account's programs have released memory (B-11).
     pub fn apply_release(&mut self, account: &str, link: u32, generation: u32, state: &mut BrokerState) {
         for old in state.quarantine.iter_mut().filter(|old| (old.link, old.generation) == (link, generation)) {
             old.held_by.remove(account);
@@ -298,7 +300,7 @@ impl LinkMemory {
         }
     }
 
-    /// What everybody gave back is freed (B-11).
+    /// Frees memory that all domains have given back (B-11).
     pub fn free_returned(
         &mut self,
         domains: &mut Domains,
@@ -314,7 +316,7 @@ impl LinkMemory {
             domains.state.quarantine.extend(free);
             return Err(error);
         }
-        // Whoever waited for room may have it now, and was looked at before.
+        // A link that waited for room may have it now, but was looked at before.
         schedule.pace.request();
         for old in free {
             leaving.forget_cut(&old);
@@ -323,7 +325,7 @@ impl LinkMemory {
             let local = |side: &usize| memory.is_known && domains.config.is_local(&old.ends[*side]);
             for side in (0..2).filter(local) {
                 let memory = Arc::clone(&memory.own[side]);
-                // Where too much waits they go with whoever maps it.
+                // If too many jobs wait, the pages are freed with the last process that maps them.
                 self.chores.ask(&old.ends[side], Chore { what: What::Free, memory, region: None });
             }
             memory::drop_aside(memory);
@@ -331,7 +333,7 @@ impl LinkMemory {
         Ok(())
     }
 
-    /// Maps what this broker writes of a region, beside this thread.
+    /// Has another thread map a region that this broker writes.
     fn begin_mapping(&mut self, number: u32, side: usize, state: &BrokerState, schedule: &mut Schedule) {
         let (Some(link), Some(memory)) = (state.links.get(&number), self.regions.get(&number)) else { return };
         let region = (number, link.generation, side);
@@ -348,7 +350,7 @@ impl LinkMemory {
         self.mapping.insert(region, None);
     }
 
-    /// What this broker writes of a region was mapped.
+    /// Handles the outcome of mapping a region that this broker writes.
     pub fn finish_mapping(&mut self, region: RegionKey, mapped: io::Result<Mapped>, state: &BrokerState) {
         let (number, generation, side) = region;
         self.mapping.remove(&region);
@@ -363,7 +365,8 @@ impl LinkMemory {
         }
     }
 
-    /// Gives each account what its links are made of, as far as this broker mapped what it writes of them (V-2).
+    /// Gives each account the memory and eventfds of its links, once this broker has mapped the regions that it writes
+    /// (V-2).
     pub fn update_relays(&mut self, domains: &Domains, schedule: &mut Schedule) {
         let (mut unmapped, mut is_short) = (Vec::new(), false);
         for (account, local) in &domains.locals {
@@ -371,7 +374,7 @@ impl LinkMemory {
             let links: BTreeMap<u32, u32> =
                 domains.state.links_of(account).map(|(number, link)| (number, link.generation)).collect();
             let gone = lines.extract_if(.., |(number, generation), _| links.get(number) != Some(generation));
-            // To unmap much takes long, too.
+            // Unmapping much memory takes long, too.
             gone.for_each(|(_, line)| memory::drop_aside(line));
             let mut is_new = false;
             for (number, peer) in domains.up_links(account) {
@@ -398,7 +401,7 @@ impl LinkMemory {
                             heard: doorbell.try_clone()?,
                         })
                     };
-                    // Without descriptors there are some later.
+                    // If no descriptor is available, one will be later.
                     match copies() {
                         Ok(made) => {
                             line.insert(Arc::new(made));
@@ -410,7 +413,7 @@ impl LinkMemory {
             }
             drop(lines);
             if is_new {
-                // It may have been told of the link before.
+                // The account may have been told of the link before.
                 local.notify();
             }
         }
@@ -421,7 +424,7 @@ impl LinkMemory {
     }
 }
 
-/// Whether there is room for new memory beside what is not given back (B-17).
+/// Returns whether there is room for new memory beside that which is not given back (B-17).
 fn may_have_memory(number: u32, domains: &Domains, migrations: &Migrations) -> bool {
     let old = domains.state.quarantine.iter().filter(|old| old.link == number).count();
     let over = |end: &String| {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Memory that strangers have open as well, and that the broker writes.
+//! Maps memory that the broker writes and that untrusted processes have open as well.
 //!
-//! To write to a file is to wait for its lock. A stranger who writes to the same file from memory whose pages never come (FUSE,
-//! userfaultfd) holds that lock for as long as it likes, and who waits for it cannot even be killed. A store to a mapping
-//! takes no lock. To read a memfd takes none either.
+//! A write to a file waits for the file's lock. An untrusted process can hold that lock for as long as it likes, by
+//! writing to the same file from memory whose pages never come (FUSE, userfaultfd). A thread that waits for the lock
+//! cannot even be killed. A store to a mapping takes no lock, and neither does a read of a memfd.
 
 use std::{
     io,
@@ -13,7 +13,7 @@ use std::{
 
 use tombolo_mem::CommonSegment;
 
-/// All of a memfd, which its seals keep from getting shorter. Copies are the same mapping.
+/// Mapping of a whole memfd, whose seals keep it from shrinking. Clones share the mapping.
 #[derive(Clone, Debug)]
 pub struct Mapped(CommonSegment);
 
@@ -21,7 +21,7 @@ impl Mapped {
     /// Maps `memory`.
     ///
     /// # Errors
-    /// It is sealed against writing, or what the kernel says.
+    /// The memory is sealed against writing, or the kernel cannot map it.
     pub fn new(memory: impl AsFd) -> io::Result<Self> {
         let stat = rustix::fs::fstat(&memory)?;
         let len = usize::try_from(stat.st_size).map_err(io::Error::other)?;
@@ -36,24 +36,25 @@ impl Mapped {
         }
     }
 
-    /// Copies what stands at an offset now; what is loaded afterwards is no older.
+    /// Copies the bytes that are at an offset now. What is loaded afterwards is no older.
     ///
     /// # Errors
-    /// It does not lie in the memory.
+    /// The range is not within the memory.
     pub fn load(&self, at: u64, bytes: &mut [u8]) -> io::Result<()> {
         self.0.copy_out(self.check(at, bytes.len())?, bytes);
-        // ORDER Acquire: with the release of who wrote it; what it wrote before is seen by whatever is loaded next.
+        // ORDER Acquire: with the release of the writer; what it wrote before these bytes is seen by later loads.
         fence(Ordering::Acquire);
         Ok(())
     }
 
-    /// Writes bytes at an offset, behind all that was written before.
+    /// Writes bytes at an offset, after all that was written before.
     ///
     /// # Errors
-    /// They do not fit into the memory.
+    /// The bytes do not fit into the memory.
     pub fn store(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
         let at = self.check(at, bytes.len())?;
-        // ORDER Release: with the acquire of the other side; who sees these bytes sees what came before.
+        // ORDER Release: with the acquire of the other side; a reader that sees these bytes sees what was written
+        // before them.
         fence(Ordering::Release);
         self.0.copy_in(at, bytes);
         Ok(())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Memory that is all there, all zeros, and sealed at the right moment (B-10).
+//! Creates memory that is zeroed and fully allocated, and seals it at the right moment (B-10).
 
 use std::{
     io,
@@ -11,26 +11,28 @@ use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_
 
 use crate::host::mapped::Mapped;
 
-/// A link's memory: a region for each end, and what rings an end that is on the host.
+/// Memory of a link: a region for each side, and the eventfd that notifies a side on the host.
 #[derive(Debug)]
 pub struct Regions {
-    /// The regions, by the side that owns them, for their owners.
+    /// Regions for their owners, by the side that owns them.
     pub own: [Arc<OwnedFd>; 2],
-    /// The same for the other end: open for reading alone.
+    /// The same regions for the other side, open for reading alone.
     pub readonly: [Arc<OwnedFd>; 2],
-    /// Rung by a machine for programs of the host.
+    /// Eventfd through which a machine notifies programs of the host.
     pub doorbell: Option<Arc<OwnedFd>>,
-    /// What this broker writes of it, by the side whose it is, once that is mapped: it takes long where there is much of it.
+    /// Mappings of the regions that this broker writes, by the side that owns them, once they are made: mapping much
+    /// memory takes long.
     pub mapped: [Option<Mapped>; 2],
-    /// No program of the host has it but those that this broker knows of; once it is out of use and they let go, none has.
+    /// Whether this broker knows all programs of the host that have the memory. Once it is retired and they release it,
+    /// no program has it.
     pub is_known: bool,
 }
 
 impl Regions {
-    /// Of two regions, as [`create`] makes them.
+    /// Wraps two regions that [`create`] made.
     ///
     /// # Errors
-    /// They cannot be opened once more.
+    /// The regions cannot be opened once more.
     pub fn new(own: [OwnedFd; 2], doorbell: Option<OwnedFd>) -> io::Result<Self> {
         let [Ok(a), Ok(b)] = own.each_ref().map(readonly) else { return Err(io::ErrorKind::NotFound.into()) };
         Ok(Self {
@@ -42,7 +44,8 @@ impl Regions {
         })
     }
 
-    /// From safe keeping; none if something is missing. Who got it from an earlier broker this one does not know.
+    /// Restores regions from what the descriptor store kept; none if something is missing. This broker does not know
+    /// who got them from an earlier one.
     #[must_use]
     pub fn from_descriptors(descriptors: Vec<OwnedFd>) -> Option<Self> {
         let mut all = descriptors.into_iter();
@@ -51,23 +54,23 @@ impl Regions {
         Some(Self { is_known: false, ..regions })
     }
 
-    /// For safe keeping.
+    /// Returns the descriptors for the descriptor store.
     #[must_use]
     pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         self.own.iter().chain(&self.doorbell).map(|fd| fd.as_fd()).collect()
     }
 }
 
-/// The same memory, for reading alone.
+/// Opens the same memory for reading alone.
 fn readonly(memory: &OwnedFd) -> io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
     Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// `len` zeroed and allocated bytes that nobody can make shorter or longer.
+/// Creates `len` bytes of zeroed and allocated memory, whose length nobody can change.
 ///
 /// # Errors
-/// No memory, or no descriptor, is to be had.
+/// No memory or no descriptor is available.
 pub fn create(name: &str, len: u64) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let memory = match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
@@ -80,20 +83,20 @@ pub fn create(name: &str, len: u64) -> io::Result<OwnedFd> {
     Ok(memory)
 }
 
-/// The same for a device: nobody seals it further, so that its QEMU cannot keep the host from writing it.
+/// Creates the memory of a device. Nobody can seal it further, so that its QEMU cannot keep the host from writing it.
 ///
 /// # Errors
-/// No memory, or no descriptor, is to be had.
+/// No memory or no descriptor is available.
 pub fn create_device(name: &str) -> io::Result<OwnedFd> {
     let memory = create(name, tombolo_control::DEVICE_LEN)?;
     fcntl_add_seals(&memory, SealFlags::SEAL)?;
     Ok(memory)
 }
 
-/// Two regions for a link; the ends that are `local` map their own part later, and more than once.
+/// Creates two regions for a link. The sides that are `local` map their own memory later, and more than once.
 ///
 /// # Errors
-/// No memory, or no descriptor, is to be had.
+/// No memory or no descriptor is available.
 pub fn create_pair(number: u32, ends: &[String; 2], size: u64, local: [bool; 2]) -> io::Result<Regions> {
     let make = |side: usize| {
         let region = create(&format!("tombolo-{number}-{}", ends[side]), size)?;
@@ -106,35 +109,36 @@ pub fn create_pair(number: u32, ends: &[String; 2], size: u64, local: [bool; 2])
     Regions::new([make(0)?, make(1)?], doorbell)
 }
 
-/// No new mapping will ever write it; those that are there go on.
+/// Seals memory against writing by new mappings. Existing mappings can still write it.
 ///
 /// # Errors
-/// What the kernel says.
+/// The error of the kernel.
 pub fn seal_against_writing(memory: impl AsFd) -> io::Result<()> {
     Ok(fcntl_add_seals(memory, SealFlags::FUTURE_WRITE | SealFlags::SEAL)?)
 }
 
-/// No further seal: for memory that programs of the host write, each with a mapping of its own. What keeps others from
-/// writing it is that they have it open for reading, and may not open it otherwise unless they are its owner or root.
+/// Seals memory against further seals. Programs of the host write this memory, each through a mapping of its own.
+/// Others cannot write it because they have it open for reading, and only its owner and root may open it otherwise.
 ///
 /// # Errors
-/// What the kernel says.
+/// The error of the kernel.
 pub fn seal_as_it_is(memory: impl AsFd) -> io::Result<()> {
     rustix::fs::fchmod(&memory, Mode::from_raw_mode(0o644))?;
     Ok(fcntl_add_seals(memory, SealFlags::SEAL)?)
 }
 
-/// Frees the pages of a region of the host, which its programs might keep by a mapping or a descriptor that nobody can
-/// take from them (B-11). A region that a QEMU wrote is sealed, and its pages are there until the last program lets go.
+/// Frees the pages of a region of the host. Otherwise programs might keep the pages by a mapping or a descriptor that
+/// nobody can take from them (B-11). A region that a QEMU wrote is sealed, and its pages stay until the last program
+/// releases it.
 ///
 /// # Errors
-/// What the kernel says.
+/// The error of the kernel.
 pub fn free(memory: impl AsFd) -> io::Result<()> {
     let len = u64::try_from(rustix::fs::fstat(&memory)?.st_size).map_err(io::Error::other)?;
     Ok(rustix::fs::fallocate(&memory, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, len)?)
 }
 
-/// Drops memory beside this thread: there may be much of it.
+/// Drops memory on another thread, because there may be much of it.
 pub(crate) fn drop_aside(memory: impl Send + 'static) {
     tokio::task::spawn_blocking(move || drop(memory));
 }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Seals memory that strangers have open, and frees its pages (B-10, B-11).
+//! Seals memory that untrusted processes have open, and frees its pages (B-10, B-11).
 //!
-//! Both wait for the lock of its file, which a stranger can hold (see [`mapped`](crate::host::mapped)), and who waits for it
-//! cannot be killed: a thread would keep the broker from ever ending. So a process of its own does each, `tombolod memory`, and
-//! nobody waits for it. A domain has one at a time, and a thread that waits for it, which ends whenever
-//! the broker does; what else is to be done to that domain's memory waits behind it.
+//! Both wait for the lock of the memory's file, which an untrusted process can hold (see
+//! [`mapped`](crate::host::mapped)). A thread that waits for it cannot be killed, and would keep the broker from ever
+//! ending. So a separate process, `tombolod memory`, does each job, and the broker does not wait for it. A domain has
+//! one such process at a time, and a thread that waits for the process and ends whenever the broker does. Further jobs
+//! for that domain's memory wait behind it.
 
 use std::{
     collections::BTreeMap,
@@ -22,17 +23,17 @@ use tokio::sync::mpsc;
 use super::{event::Event, memory};
 use crate::panics;
 
-/// Most that wait for one domain.
+/// Largest number of jobs that wait for one domain.
 const MOST: usize = 32;
 
-/// What is done.
+/// Kind of a job.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum What {
-    /// Nobody new writes it.
+    /// Keeps new mappings from writing the memory.
     Seal,
-    /// Nobody but its owner opens it for writing.
+    /// Keeps everybody but its owner from opening the memory for writing.
     Guard,
-    /// Its pages go.
+    /// Frees the memory's pages.
     Free,
 }
 
@@ -43,10 +44,10 @@ impl What {
         Self::NAMES.into_iter().find(|(what, _)| *what == self).map_or("", |(_, name)| name)
     }
 
-    /// Does it, for as long as the memory's other holders like.
+    /// Does the job, which takes as long as other processes that have the memory like.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The error of the kernel.
     pub fn perform(self, memory: impl AsFd) -> io::Result<()> {
         let done = match self {
             Self::Seal => memory::seal_against_writing(memory),
@@ -54,7 +55,7 @@ impl What {
             Self::Free => return memory::free(memory),
         };
         match done {
-            // An earlier broker did it and did not live to write that down.
+            // An earlier broker did it, and ended before it could save that.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
             done => done,
         }
@@ -69,16 +70,16 @@ impl FromStr for What {
     }
 }
 
-/// Something to do to the memory of a domain.
+/// A job for the memory of a domain.
 #[derive(Debug)]
 pub(crate) struct Chore {
     pub what: What,
     pub memory: Arc<OwnedFd>,
-    /// Whoever wants to hear of it: the link, its generation and the side.
+    /// Region whose outcome is reported: the link, its generation and the side.
     pub region: Option<(u32, u32, usize)>,
 }
 
-/// What is being done, by domain.
+/// Jobs in progress, by domain.
 #[derive(Debug)]
 pub(crate) struct Chores {
     events: mpsc::Sender<Event>,
@@ -90,19 +91,19 @@ impl Chores {
         Self { events, queues: BTreeMap::new() }
     }
 
-    /// Has something done to memory of `domain`; false if too much waits there.
+    /// Requests a job for memory of `domain`. Returns false if too many wait there.
     pub fn ask(&mut self, domain: &str, chore: Chore) -> bool {
         let mut chore = chore;
         if let Some(queue) = self.queues.get(domain) {
             match queue.try_send(chore) {
                 Ok(()) => return true,
                 Err(TrySendError::Full(_)) => return false,
-                // Whoever did it is gone: somebody else begins.
+                // The thread of this queue is gone, so another one begins.
                 Err(TrySendError::Disconnected(it)) => chore = it,
             }
         }
         let ((queue, chores), events) = (sync_channel(MOST), self.events.clone());
-        // It waits for a process, and ends with this one.
+        // The thread waits for a process, and ends with this process.
         let begun = std::thread::Builder::new().name("tombolo-memory".into()).spawn(move || work(&chores, &events));
         let is_asked = begun.is_ok() && queue.try_send(chore).is_ok();
         if is_asked {
@@ -111,7 +112,7 @@ impl Chores {
         is_asked
     }
 
-    /// Forgets domains that are not there any more; what they still want done is done.
+    /// Forgets domains that are gone. Jobs already requested for them are done.
     pub fn retain(&mut self, is_there: impl Fn(&str) -> bool) {
         self.queues.retain(|domain, _| is_there(domain));
     }
@@ -127,7 +128,7 @@ fn work(chores: &Receiver<Chore>, events: &mpsc::Sender<Event>) {
     }
 }
 
-/// Has a process do it.
+/// Has a separate process do the job.
 #[cfg(not(test))]
 fn run(what: What, memory: &OwnedFd) -> io::Result<()> {
     use std::{
@@ -143,7 +144,7 @@ fn run(what: What, memory: &OwnedFd) -> io::Result<()> {
     }
 }
 
-/// Tests of this crate have no program to start; those beside it have.
+/// Unit tests of this crate have no program to start; its integration tests have one.
 #[cfg(test)]
 fn run(what: What, memory: &OwnedFd) -> io::Result<()> {
     what.perform(memory)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A machine is made ready to migrate: its links are left, its devices taken away, and all that is said of that (B-26); and
-//! one that came without a doorbell gets one (B-27).
+//! Makes a machine ready to migrate: its links are left, then its devices are removed, and the askers are answered
+//! (B-26). Gives a doorbell to a machine that arrived without one (B-27).
 
 use std::{
     collections::BTreeMap,
@@ -25,35 +25,35 @@ use super::{
 #[derive(Debug)]
 pub(crate) struct Departure {
     began: Instant,
-    /// Who asked hears then that it takes longer.
+    /// Time at which the askers are told that it takes longer.
     until: Instant,
-    /// Who asked for it, and is to hear once it is ready.
+    /// Those who asked for it, and are answered once the machine is ready.
     askers: Vec<Asker>,
-    /// Who asked to take it back.
+    /// The one who asked to cancel it.
     canceller: Option<Asker>,
-    /// Links that were left.
+    /// Number of links that were left.
     links: u16,
-    /// Connections that were open when their link went, of which end.
+    /// Connections that were open when their link lost its memory: a domain, and their number.
     cut: Vec<(String, u16)>,
-    /// QEMU was asked to take the doorbell away: there is no way back before that is done.
+    /// Whether QEMU was asked to remove the doorbell. From then on, cancelling is impossible until that is done.
     is_marked: bool,
-    /// It is done, and whether the QEMU may get devices again.
+    /// Whether QEMU may get devices again, once the doorbell is removed.
     is_bare: Option<bool>,
-    /// The last list of regions that QEMU was seen to meet.
+    /// Version of the last list of regions that QEMU was seen to meet.
     met: u64,
 }
 
-/// What is looked after of a machine whose QEMU is not connected.
+/// State of a machine whose QEMU is not connected.
 #[derive(Debug)]
 pub(crate) struct LoneVm {
     watched: watch::Sender<Watched>,
     said: Alone,
-    /// Who asked that it gets its devices again.
+    /// The one who asked that the machine gets its devices again.
     restorer: Option<Asker>,
     _tasks: Tasks,
 }
 
-/// Why a machine that was made ready gets no device.
+/// Returns why a machine that was made ready gets no device.
 fn spent(name: &str) -> String {
     format!(
         "{name} was made ready to migrate, and its QEMU would not survive another device: it goes on without links until it is \
@@ -61,7 +61,7 @@ fn spent(name: &str) -> String {
     )
 }
 
-/// Machines that are made ready to migrate, and how those are looked for that are not connected.
+/// Machines that are made ready to migrate, and unconnected machines that the broker looks for.
 #[derive(Debug)]
 pub(crate) struct Migrations {
     departures: BTreeMap<String, Departure>,
@@ -71,23 +71,23 @@ pub(crate) struct Migrations {
 }
 
 impl Migrations {
-    /// None yet; what is looked for is reached in `folder`.
+    /// Starts without any machine. The sockets of unconnected machines are in `folder`.
     pub fn new(folder: PathBuf, events: mpsc::Sender<Event>) -> Self {
         Self { departures: BTreeMap::new(), alone: BTreeMap::new(), folder, events }
     }
 
-    /// Looks for nobody any more.
+    /// Stops looking for unconnected machines.
     pub fn stop_watching(&mut self) {
         self.alone.clear();
     }
 
-    /// Begins to make a machine ready; `asker` hears once it is.
+    /// Begins to make a machine ready. `asker` is answered once it is.
     pub fn prepare_machine(&mut self, domain: &Name, asker: Asker, domains: &Domains, ask_again: Duration) {
         let (name, began) = (domain.as_str(), Instant::now());
-        // When the guest would be asked once more to let go of its devices.
+        // Time at which the guest would be asked once more to release its devices.
         let until = began + domains.config.leave + ask_again;
         if let Some(departure) = self.departures.get_mut(name) {
-            // Who asks again waits on.
+            // An asker who asks again waits on.
             departure.until = until;
             departure.askers.push(asker);
             return;
@@ -103,7 +103,7 @@ impl Migrations {
         tracing::info!("{name}: it is made ready to migrate");
     }
 
-    /// Why a machine cannot be made ready.
+    /// Returns why a machine cannot be made ready.
     fn why_not_prepared(&self, domain: &Name, domains: &Domains) -> Option<Vec<Message>> {
         let name = domain.as_str();
         if !domains.config.domains.contains_key(name) {
@@ -121,14 +121,14 @@ impl Migrations {
             let why = vm.trouble.clone().unwrap_or_else(|| "it has not answered yet".into());
             return Some(refuse(code::NO_QEMU, format!("{name}: its QEMU takes no commands: {why}")));
         }
-        // It has freed what it would free once more with its doorbell.
+        // QEMU has already freed what it would free once more with its doorbell.
         domains.state.machines.get(name).is_some_and(|machine| machine.is_spent).then(|| {
             let why = "its QEMU had to forget a doorbell (a link that was removed, a storm): it would end with its own. Start it anew";
             refuse(code::QEMU_REFUSES, format!("{name}: {why}"))
         })
     }
 
-    /// Takes back that a machine is made ready, or was; `asker` hears what comes of that.
+    /// Cancels that a machine is made ready, or was. `asker` is told the outcome.
     pub fn cancel_preparation(&mut self, domain: &Name, asker: Asker, domains: &Domains) {
         let name = domain.as_str();
         if let Some(departure) = self.departures.get_mut(name) {
@@ -155,7 +155,7 @@ impl Migrations {
         answer([asker], &no);
     }
 
-    /// Whether a machine is to have no link now, as it is made ready to migrate, or is; and why.
+    /// Returns why a machine is to have no link now, if it is made ready to migrate, or is ready.
     pub fn why_without_links(&self, name: &str) -> Option<String> {
         if let Some(departure) = self.departures.get(name) {
             return (!departure.is_cancelled()).then(|| format!("{name} is made ready to migrate"));
@@ -169,12 +169,12 @@ impl Migrations {
         }
     }
 
-    /// Whether a machine's doorbell is on its way out, or to be.
+    /// Returns whether a machine's doorbell is being removed, or is to be removed.
     pub fn is_departing(&self, name: &str) -> bool {
         self.departures.get(name).is_some_and(|departure| !departure.is_cancelled())
     }
 
-    /// What keeps a machine's QEMU from its doorbell.
+    /// Returns why a machine's QEMU cannot get its doorbell.
     pub fn doorbell_trouble(&self, name: &str) -> Option<String> {
         match &self.alone.get(name)?.said {
             Alone::Trouble(why) => Some(format!("{name} has no doorbell: {why}")),
@@ -182,12 +182,12 @@ impl Migrations {
         }
     }
 
-    /// Whether nothing of a machine's links is left that its QEMU is to have, and its doorbell is to go.
+    /// Returns whether a machine's doorbell is to be removed, and none of its links has memory any more.
     pub fn is_to_be_bare(&self, name: &str, domains: &Domains) -> bool {
         self.is_departing(name) && domains.state.links_of(name).all(|(_, link)| !link.has_memory)
     }
 
-    /// A doorbell that is to go is not rung any more.
+    /// Stops notifying machines whose doorbell is to be removed.
     pub fn mute_departing(&self, domains: &mut Domains) {
         for name in domains.vms.keys().cloned().collect::<Vec<_>>() {
             let is_muted = self.is_to_be_bare(&name, domains);
@@ -197,7 +197,7 @@ impl Migrations {
         }
     }
 
-    /// Connections of a link of this machine were open when it went.
+    /// Counts a link of a machine that is made ready, and the connections that were open when the link lost its memory.
     pub fn count_cut(&mut self, ends: &[String; 2], open: &[(String, u16)]) {
         for end in ends {
             if let Some(departure) = self.departures.get_mut(end) {
@@ -207,7 +207,7 @@ impl Migrations {
         }
     }
 
-    /// Draws what follows for machines that are made ready.
+    /// Takes the next steps for machines that are made ready.
     pub fn advance_departures(&mut self, domains: &Domains, leaving: &mut LeavingLinks, schedule: &mut Schedule) {
         let now = Instant::now();
         for name in self.departures.keys().cloned().collect::<Vec<_>>() {
@@ -222,7 +222,7 @@ impl Migrations {
                 let why = format!("{name}: its doorbell is on its way out; once it is ready, take that back");
                 answer([canceller], &refuse(code::MIGRATES, why));
             }
-            // While the list that has the doorbell go may be followed nobody knows how that ends.
+            // While QEMU may still act on the list that removes the doorbell, the outcome is unknown.
             if departure.is_cancelled() && !is_asked && departure.met >= version {
                 tracing::info!("{name}: that it is made ready to migrate was taken back");
                 let Some(departure) = self.departures.remove(&name) else { continue };
@@ -248,11 +248,11 @@ impl Migrations {
         }
     }
 
-    /// What QEMU tells of a machine that is made ready.
+    /// Handles a report of QEMU on a machine that is made ready.
     pub fn apply_news(&mut self, name: &str, news: &News) {
         let is_known = self.departures.contains_key(name);
         if let (News::Marked, false) = (news, is_known) {
-            // An earlier broker began it, and nobody waits for it any more.
+            // An earlier broker began it, and no asker waits for it any more.
             let (began, askers, canceller, cut) = (Instant::now(), Vec::new(), None, Vec::new());
             let (links, is_marked, is_bare, met, until) = (0, true, None, 0, began);
             let departure = Departure { began, until, askers, canceller, links, cut, is_marked, is_bare, met };
@@ -275,7 +275,7 @@ impl Migrations {
         }
     }
 
-    /// A QEMU closed its connection: a machine that was made ready has no device any more, or has gone.
+    /// Handles the end of a QEMU's connection: a machine that was made ready has no device any more, or is gone.
     pub fn finish_departure(&mut self, name: &str, domains: &Domains) {
         let Some(departure) = self.departures.remove(name) else { return };
         answer(departure.canceller, &refuse(code::MIGRATES, format!("{name} is ready to migrate meanwhile")));
@@ -305,7 +305,7 @@ impl Migrations {
         }
     }
 
-    /// Each machine that is configured is looked for at its control socket while its QEMU is not connected.
+    /// Looks for each configured machine at its control socket while its QEMU is not connected.
     pub fn watch_machines(&mut self, domains: &Domains) {
         self.alone.retain(|name, _| domains.config.domains.contains_key(name));
         for name in domains.config.domains.keys().cloned().collect::<Vec<_>>() {
@@ -346,7 +346,7 @@ impl Migrations {
         self.alone.insert(name.to_owned(), LoneVm { watched, said: Alone::Unseen, restorer: None, _tasks: tasks });
     }
 
-    /// What was seen of a QEMU that is not connected.
+    /// Handles what was seen of a QEMU that is not connected.
     pub fn apply_sighting(&mut self, name: &str, said: Alone, domains: &Domains) {
         let is_served = domains.vms.contains_key(name);
         let Some(lone) = self.alone.get_mut(name).filter(|_| !is_served) else { return };
@@ -356,7 +356,7 @@ impl Migrations {
             tracing::warn!(stranger = name, "{name}: it has no doorbell: {why}");
         }
         if said == Alone::Plugged {
-            // Who asked hears of it once it has connected.
+            // The asker is answered once the machine has connected.
             lone.said = Alone::Unseen;
             return;
         }
@@ -368,7 +368,7 @@ impl Migrations {
             };
             answer([restorer], &no);
             if matches!(said, Alone::Trouble(_)) {
-                // It is as ready as before.
+                // The machine is as ready as before.
                 return;
             }
         }
@@ -376,7 +376,7 @@ impl Migrations {
     }
 }
 
-/// What is still in the way.
+/// Returns what still prevents a machine from being ready.
 fn why_kept(name: &str, domains: &Domains) -> String {
     let trouble = domains.vms.get(name).and_then(|vm| vm.trouble.clone());
     match trouble {

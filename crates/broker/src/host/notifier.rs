@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Notifies through eventfds that strangers also hold: a QEMU and the QEMUs of its peers, or a program of the
+//! Notifies through eventfds that untrusted processes also hold: a QEMU and the QEMUs of its peers, or a program of the
 //! host (B-8).
 //!
-//! A write to an eventfd blocks if the eventfd is full and blocking. Both are a stranger's to decide: the flag belongs to
-//! the open file, which all holders share, and a write takes no flag of its own, as a read does (`RWF_NOWAIT`). So no
-//! thread of the broker writes to one, but those of this module, and nobody waits for them. A *lane* is one such
-//! thread, for the eventfds that the same strangers hold. It is there while there is something to notify. A stranger
-//! that blocks it keeps those eventfds silent, and the lane stays one thread however long that lasts and however often
-//! it is tried.
+//! A write to an eventfd blocks if the eventfd is full and blocking. Untrusted processes control both: the flag belongs
+//! to the open file, which all processes with the eventfd share. A write takes no flag of its own, while a read does
+//! (`RWF_NOWAIT`). So only the threads of this module write to such eventfds, and nobody waits for them. A *lane* is
+//! one such thread, for the eventfds that the same untrusted processes hold. It exists while there is something to
+//! notify. A process that blocks a lane keeps those eventfds silent. The lane stays one thread, however long that lasts
+//! and however often it is tried.
 
 use std::{
     collections::BTreeMap,
@@ -18,10 +18,10 @@ use std::{
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// How long the thread of a lane waits for something to ring.
+/// Time for which the thread of a lane waits for something to notify.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// One thread that rings. Copies are the same lane.
+/// One thread that notifies. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Lane(Arc<Shared>);
 
@@ -33,14 +33,14 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// What is to be rung, each once.
-    /// One whose holders are gone meanwhile is not kept for it.
+    /// Eventfds to be notified, each once. The list does not keep an eventfd open that its owners have dropped.
     pending: Vec<Weak<OwnedFd>>,
     runs: bool,
 }
 
 impl Lane {
-    /// The lane of this name: the same for all the QEMU processes that a domain ever has, and so one thread at most.
+    /// Returns the lane of this name. All QEMU processes that a domain ever has share it, and so have one thread at
+    /// most.
     #[must_use]
     pub fn named(name: &str) -> Self {
         static LANES: Mutex<BTreeMap<String, Lane>> = Mutex::new(BTreeMap::new());
@@ -48,7 +48,7 @@ impl Lane {
         lanes.entry(name.to_owned()).or_default().clone()
     }
 
-    /// Rings soon, and never waits. One that is full was rung and not heard, which is enough.
+    /// Notifies soon, and never waits. A full eventfd holds a notification that is not received yet, which is enough.
     pub fn notify_event(&self, event: &Arc<OwnedFd>) {
         let mut state = self.state();
         state.pending.retain(|it| it.strong_count() > 0);
@@ -62,7 +62,7 @@ impl Lane {
         }
         let lane = self.clone();
         if let Err(error) = std::thread::Builder::new().name("tombolo-lane".into()).spawn(move || lane.run()) {
-            // The next ring tries again.
+            // The next notification tries again.
             state.runs = false;
             state.pending.clear();
             tracing::warn!("a doorbell is not rung yet: {error}");
@@ -98,7 +98,7 @@ impl Lane {
     }
 }
 
-/// Whether a ring fits: who only fills an eventfd does not even block its lane.
+/// Returns whether a notification fits. So a process that only fills an eventfd does not even block its lane.
 fn has_room(event: &OwnedFd) -> bool {
     let mut polled = [PollFd::new(event, PollFlags::OUT)];
     poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1)

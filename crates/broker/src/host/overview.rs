@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What tools are shown of domains and links (B-15).
+//! Lists domains and links for tools (B-15).
 
 use tombolo_control::{Life, LinkState, Message, NO_DOORBELL, Stage};
 
@@ -9,10 +9,10 @@ use super::{
 };
 use crate::config::checked_name;
 
-/// After how many seconds a domain that keeps memory is named (B-11).
+/// Number of seconds after which a domain that keeps memory is named (B-11).
 const OVERDUE: u64 = 10;
 
-/// All that is shown, as it is now.
+/// Everything that is shown, as it is now.
 pub(crate) struct Overview<'a> {
     pub domains: &'a Domains,
     pub memory: &'a LinkMemory,
@@ -94,7 +94,7 @@ impl Overview<'_> {
         machines.chain(accounts).chain([host, Message::Done {}]).collect()
     }
 
-    /// How far a link is (B-7).
+    /// Returns the state of a link (B-7).
     fn link_state(&self, number: u32) -> LinkState {
         let link = &self.domains.state.links[&number];
         if self.domains.is_up(number) {
@@ -108,7 +108,7 @@ impl Overview<'_> {
         }
     }
 
-    /// How far one end of a link is.
+    /// Returns the stage of one domain of a link.
     fn stage(&self, number: u32, link: &Link, end: &str) -> Stage {
         let Some(guest) = self.domains.guest_of(end) else { return Stage::Absent };
         let is_plugged = self.domains.config.is_local(end) || self.has_both(number, link, end);
@@ -118,7 +118,7 @@ impl Overview<'_> {
             _ if !is_plugged => Stage::Unplugged,
             Some(_) => Stage::Open,
             None if is_sent => Stage::Closed,
-            // It may not know of it yet.
+            // The guest may not know of the link yet.
             None => Stage::Unplugged,
         }
     }
@@ -143,7 +143,7 @@ impl Overview<'_> {
         }
     }
 
-    /// Why a link that QEMU has is of no use to programs.
+    /// Returns why programs cannot use a link that QEMU has.
     fn idle_end(&self, number: u32, link: &Link) -> Option<String> {
         link.ends.iter().find_map(|end| match self.stage(number, link, end) {
             _ if self.domains.liveness(end) == Life::Paused => Some(format!("{end} is paused")),
@@ -157,7 +157,7 @@ impl Overview<'_> {
         })
     }
 
-    /// What an administrator should know of a domain.
+    /// Returns what an administrator should know of a domain.
     fn trouble(&self, name: &str) -> Option<String> {
         if let Some((kept, seconds)) = self.domains.state.owed_by(name).filter(|(_, seconds)| *seconds >= OVERDUE) {
             let kept = bytes(kept);
@@ -184,7 +184,7 @@ impl Overview<'_> {
         (there && self.domains.free_slots(name) < 2).then(|| format!("{name} has no slots for another link"))
     }
 
-    /// Whether a domain's QEMU has both regions of a link.
+    /// Returns whether a domain's QEMU has both regions of a link.
     fn has_both(&self, number: u32, link: &Link, domain: &str) -> bool {
         link.has_memory
             && [true, false]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The accounts of the host: those that are configured are served, and their programs let in.
+//! Serves the configured accounts of the host, and admits their programs.
 
 use std::{collections::BTreeMap, io, os::fd::OwnedFd, sync::Arc};
 
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::config::checked_name;
 
-/// What accounts are served with.
+/// What is needed to serve accounts.
 #[derive(Debug)]
 pub(crate) struct Programs {
     /// Connections of programs of the host that an earlier broker left, until their account takes them up.
@@ -31,7 +31,8 @@ impl Programs {
         Self { connections: BTreeMap::new(), store }
     }
 
-    /// Takes up the connections that an earlier broker left on memory that links have still, out of what the descriptor store kept.
+    /// Restores the connections that an earlier broker left on memory that links still have, from what the descriptor
+    /// store kept.
     pub fn restore_connections(&mut self, kept: &mut BTreeMap<String, Vec<OwnedFd>>, domains: &Domains) {
         let connections =
             kept.extract_if(.., |key, _| stored::parse(key).is_some_and(|(link, _)| domains.state.has(link)));
@@ -44,7 +45,7 @@ impl Programs {
         }
     }
 
-    /// Serves the accounts that are configured, and no others.
+    /// Serves the configured accounts, and no others.
     pub fn serve_accounts(
         &mut self,
         domains: &mut Domains,
@@ -57,7 +58,8 @@ impl Programs {
             domains.state.accounts.iter().filter(|(name, user)| domains.config.accounts.get(*name) != Some(*user));
         for name in given.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
             dismiss(&name, domains);
-            // What programs of another user have of it, also from before this broker, is not for those that come now.
+            // Programs of another user may have the account's memory, even from before this broker. The programs of the
+            // present user must not get it.
             let links: Vec<_> = domains.state.links_of(&name).map(|(number, _)| number).collect();
             links.into_iter().for_each(|number| memory.retire_memory(number, domains));
         }
@@ -77,7 +79,8 @@ impl Programs {
         Ok(())
     }
 
-    /// Ends connections that an earlier broker left and no account will take up: it is none any more, or the memory is not that of its link.
+    /// Ends connections that an earlier broker left and no account will take up: there is no such account any more, or
+    /// their link has other memory.
     fn end_orphans(&mut self, domains: &Domains) {
         let (state, config) = (&domains.state, &domains.config);
         let has_account = |key: &Key| state.links[&key.0].ends.iter().any(|end| config.is_local(end));
@@ -88,16 +91,17 @@ impl Programs {
     }
 }
 
-/// Ends what programs have of a domain that is no account any more, or another user's.
+/// Ends what programs have of a domain that is no account any more, or is another user's.
 fn dismiss(name: &str, domains: &mut Domains) {
     if let Some(local) = domains.locals.remove(name) {
         local.dismiss();
     }
-    // Nobody would say that its programs let go. What they map is theirs.
+    // Nobody would report that its programs have released memory. The programs keep what they map.
     domains.state.quarantine.iter_mut().for_each(|old| _ = old.held_by.remove(name));
 }
 
-/// Programs hear of a machine that went while no broker was there: their accounts are not told of a link with it (V-7).
+/// Tells programs that a machine has gone while no broker was there. Their accounts are not told of a link with it
+/// (V-7).
 pub(crate) fn report_lost_peers(domains: &Domains) {
     for (account, local) in &domains.locals {
         let is_lost = |(number, generation): Key| {
@@ -109,7 +113,7 @@ pub(crate) fn report_lost_peers(domains: &Domains) {
     }
 }
 
-/// An administrator sees what the broker of an account tells (B-20).
+/// Lets an administrator see what the broker of an account tells (B-20).
 pub(crate) fn admit_administrator(client: OwnedFd, account: &Name, domains: &Domains) {
     match domains.locals.get(account.as_str()) {
         Some(local) => local.admit(&client),
@@ -120,7 +124,7 @@ pub(crate) fn admit_administrator(client: OwnedFd, account: &Name, domains: &Dom
     }
 }
 
-/// Whoever comes in is passed on to the broker of its account (B-15).
+/// Hands a client over to the broker of its account (B-15).
 pub(crate) fn admit_program(program: OwnedFd, user: u32, domains: &Domains) {
     match domains.config.account_of(user, rustix::process::geteuid().as_raw()).and_then(|name| domains.locals.get(name))
     {

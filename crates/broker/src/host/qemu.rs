@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a running QEMU has, made to be what it should have, and what it tells of its guest's life.
+//! Brings a running QEMU to the devices that it should have, and reports the guest's liveness.
 //!
-//! Nothing is remembered: each time QEMU is asked what is there, and the difference is made up. So it does not matter
-//! where an earlier broker stopped.
+//! No record of earlier steps is needed: each time the broker asks QEMU what is there, and corrects the difference. So
+//! it does not matter where an earlier broker stopped.
 
 mod doorbell;
 
@@ -34,99 +34,101 @@ use crate::{
 use self::doorbell::Doorbell;
 
 const PC_FIRST: u64 = 4;
-/// Names of what is ours in QEMU: devices, the memory behind them, root ports.
+/// Prefixes of the names of the broker's objects in QEMU: devices, and the memory behind them.
 const DEVICE: &str = "tombolo-d-";
 const MEMORY: &str = "tombolo-m-";
-/// What a root port's name begins with; a number follows.
+/// Prefix of the name of a root port; a number follows.
 pub const PORT: &str = "tombolo-p-";
-/// How long after it is asked again for what QEMU tells of by no event: devices that it is to let go, trouble, vhost-user backends.
+/// Time after which QEMU is asked again about what it reports by no event: devices that the guest is to release,
+/// failures, vhost-user backends.
 pub const ASK_AGAIN: Duration = Duration::from_secs(10);
-/// How long until a QEMU that could not be reached is tried again: at first, and at most.
+/// Time until the next attempt to reach a QEMU: the first time, and the longest.
 const TRY_AGAIN: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(2)];
 
 /// A region that a guest should have.
 #[derive(Clone, Debug)]
 pub struct Plug {
-    /// Names it in QEMU; another memory has another name.
+    /// Name of the region in QEMU; other memory has another name.
     pub name: String,
     /// The memory.
     pub memory: Arc<OwnedFd>,
-    /// Bytes of it.
+    /// Size in bytes.
     pub size: u64,
-    /// The guest reads it and cannot write it.
+    /// Whether the guest can only read it.
     pub readonly: bool,
 }
 
-/// What a guest should have. The number grows with each change.
+/// What a guest should have. The version grows with each change.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
-    /// Which list this is; 0: none yet.
+    /// Version of this list; 0: none yet.
     pub version: u64,
     /// The regions.
     pub plugs: Arc<[Plug]>,
-    /// The doorbell is to go as well, once nothing else is left (B-26).
+    /// Whether the doorbell is to be removed as well, once nothing else is left (B-26).
     pub bare: bool,
 }
 
-/// What QEMU tells.
+/// A report on a QEMU.
 #[derive(Debug)]
 pub enum News {
-    /// The guest runs, or does not.
+    /// Whether the guest runs.
     Running(bool),
-    /// QEMU's own process is stopped, or goes on.
+    /// Whether QEMU's own process is stopped.
     Stopped(bool),
-    /// The guest was reset, shut down or panicked: its life was over then.
+    /// The guest was reset, shut down or panicked, which ended its incarnation at this time.
     Ended(std::time::Instant),
-    /// What it has now.
+    /// The devices and memory that QEMU has now.
     Has {
-        /// The list that was to be met.
+        /// Version of the wanted list that QEMU was to meet.
         version: u64,
-        /// Regions, and where they are in the guest.
+        /// Places of the regions in the guest, by name.
         places: BTreeMap<String, String>,
-        /// All of ours that it has not let go of, devices or the memory behind them.
+        /// Names of all devices of the broker, and of the memory behind them, that QEMU still has.
         holds: BTreeSet<String>,
-        /// Slots that are free.
+        /// Number of free slots.
         free: u16,
         /// Why something is missing.
         trouble: Option<String>,
-        /// Who it is.
+        /// The QEMU process: its user, and who shares the guest's memory.
         process: Process,
     },
-    /// From now on it gets no device of ours: it is marked so, and is asked to take the doorbell away (B-26).
+    /// QEMU gets no device of the broker from now on. It is marked so, and is asked to remove the doorbell (B-26).
     Marked,
-    /// It refuses to take its doorbell away, for this reason (B-26).
+    /// QEMU refuses to remove its doorbell, for this reason (B-26).
     KeepsDoorbell(String),
-    /// It has no device of ours any more (B-26).
+    /// QEMU has no device of the broker any more (B-26).
     Bare {
-        /// It may get devices again.
+        /// Whether it may get devices again.
         is_filled: bool,
     },
     /// QEMU cannot be reached.
     Lost(String),
 }
 
-/// A QEMU, and how it is reached.
+/// A QEMU, and how to reach it.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// Its control socket.
+    /// Path of its control socket.
     pub path: PathBuf,
-    /// Where its doorbell connects to.
+    /// Path of the socket to which its doorbell connects.
     pub device: PathBuf,
-    /// The process that it is, if that is known.
+    /// Process identifier, if known.
     pub process: Option<u32>,
-    /// The board that it plays.
+    /// Type of the machine that QEMU emulates.
     pub machine_type: MachineType,
-    /// The user that it runs as, besides root and the broker's own, as the configuration says now: nobody else gets memory of links.
+    /// User that QEMU may run as, besides root and the broker's own user, in the current configuration. Nobody else
+    /// gets memory of links.
     pub user: watch::Receiver<Option<u32>>,
-    /// When it is asked again, if something is missing: [`ASK_AGAIN`].
+    /// Time after which QEMU is asked again if something is missing: [`ASK_AGAIN`].
     pub ask_again: Duration,
 }
 
-/// How often it is looked whether a QEMU's process is stopped.
+/// Interval at which the broker checks whether a QEMU's process is stopped.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Calls `tell` whenever the process of a QEMU is stopped or goes on (B-12). While it is stopped, QEMU says nothing of
-/// its guest, and what it said before means nothing.
+/// Calls `tell` whenever the process of a QEMU stops or continues (B-12). While it is stopped, QEMU reports nothing of
+/// its guest, and its earlier reports mean nothing.
 pub async fn watch_process(pid: u32, tell: impl AsyncFn(bool)) {
     let mut was_stopped = false;
     loop {
@@ -140,13 +142,13 @@ pub async fn watch_process(pid: u32, tell: impl AsyncFn(bool)) {
     }
 }
 
-/// Whether a process is stopped, by a signal or a debugger, as its `stat` says: the state stands behind the name, which may be
-/// anything.
+/// Returns whether a process is stopped by a signal or a debugger, according to its `stat`. The state stands behind the
+/// name, which may contain anything.
 fn is_stopped(stat: &str) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, rest)| matches!(rest.trim_start().chars().next(), Some('T' | 't')))
 }
 
-/// Keeps a QEMU as it should be until `wanted` is dropped.
+/// Keeps a QEMU's devices as wanted until `wanted` is dropped.
 pub async fn supervise(target: Target, mut wanted: watch::Receiver<Wanted>, tell: impl AsyncFn(News)) {
     let (mut pause, mut plugged, mut free) = (TRY_AGAIN[0], BTreeSet::new(), Vec::new());
     let Target { path, device, process, machine_type, mut user, ask_again } = target;
@@ -172,7 +174,7 @@ pub async fn supervise(target: Target, mut wanted: watch::Receiver<Wanted>, tell
         }
         tokio::select! {
             () = sleep(pause) => {}
-            // Whoever is to listen there may do so already.
+            // A process of the user that is configured now may already listen there.
             changed = user.changed() => if changed.is_err() { return },
         }
         pause = TRY_AGAIN[1].min(2 * pause);
@@ -183,23 +185,23 @@ struct Session {
     qmp: Qmp,
     machine_type: MachineType,
     ask_again: Duration,
-    /// Devices whose guest was asked to let go, and when.
+    /// Devices that the guest was asked to release, and when.
     asked: BTreeMap<String, Instant>,
     /// Regions that are wanted and have been plugged, into this QEMU or one before it.
     plugged: BTreeSet<String>,
-    /// Where a device could go, in the order in which these places became free.
+    /// Slots in which a device could go, in the order in which they became free.
     free: Vec<Slot>,
-    /// Where its doorbell connects to.
+    /// Path of the socket to which its doorbell connects.
     device: PathBuf,
-    /// The process that it is, if that is known.
+    /// Process identifier, if known.
     process: Option<u32>,
-    /// It gets no device of ours any more (B-26).
+    /// Whether QEMU gets no device of the broker any more (B-26).
     is_marked: bool,
-    /// Numbers of descriptors that it had open before it was asked to take its doorbell away (B-26).
+    /// Numbers of the descriptors that QEMU had open before it was asked to remove its doorbell (B-26).
     open_before: Option<BTreeSet<u32>>,
 }
 
-/// The bus and the slot, as `device_add` wants them.
+/// The bus and the slot, in the form that `device_add` takes.
 type Slot = (String, String);
 
 impl Session {
@@ -209,7 +211,7 @@ impl Session {
         Self { qmp, machine_type, ask_again, asked, plugged, free, device, process, is_marked, open_before }
     }
 
-    /// Until `wanted` is dropped, or QEMU has no device of ours and gets none any more.
+    /// Runs until `wanted` is dropped, or until QEMU has no device of the broker and gets none any more.
     async fn run(
         &mut self,
         wanted: &mut watch::Receiver<Wanted>,
@@ -228,10 +230,10 @@ impl Session {
             self.qmp.check_user(*user.borrow_and_update())?;
             let mut now = wanted.borrow_and_update().clone();
             if self.is_marked {
-                // Whatever anybody wants: it would end at the next one.
+                // The next device would end this QEMU, so it gets none, whatever is wanted.
                 now = Wanted { version: now.version.max(1), plugs: Arc::default(), bare: true };
             }
-            // Before the broker has said what it should have it keeps what it has.
+            // QEMU keeps what it has until the broker has said what it should have.
             let again = match now.version {
                 0 => false,
                 _ => {
@@ -277,7 +279,7 @@ impl Session {
         }
     }
 
-    /// Makes QEMU have what is wanted, as far as it can be done now; true if it is to be tried again.
+    /// Brings QEMU to what is wanted, as far as possible now. Returns a report, and whether to try again later.
     async fn meet(&mut self, wanted: &Wanted) -> Result<(News, bool), Error> {
         let mut trouble = None;
         let devices = self.names("/machine/peripheral", DEVICE).await?;
@@ -300,9 +302,9 @@ impl Session {
         self.plugged.extend(devices.iter().cloned());
         self.plugged.retain(|name| names.contains(name.as_str()));
         for plug in wanted.plugs.iter().filter(|plug| !devices.contains(&plug.name)) {
-            // QEMU 7.2 ends itself if memory whose first device the guest never used gets a second one (an assertion in
-            // `qemu_ram_set_idstr`), and the memory cannot be made anew, for it is sealed. It is not sealed yet where an
-            // earlier broker died before it plugged it.
+            // QEMU 7.2 ends itself if memory whose first device the guest never used gets a second device (an assertion
+            // in `qemu_ram_set_idstr`). The memory cannot be created anew, because it is sealed. It is not sealed yet
+            // if an earlier broker died before it plugged the memory.
             if self.plugged.contains(&plug.name) && memories.contains(&plug.name) {
                 trouble = Some("its guest has ejected a region: remove the link and add it again".into());
                 continue;
@@ -331,7 +333,7 @@ impl Session {
         for device in self.names("/machine/peripheral", DEVICE).await? {
             match self.place(&device).await {
                 Ok(place) => _ = places.insert(device, place),
-                // The guest has ejected it meanwhile: an event says so too.
+                // The guest has ejected the device meanwhile, which an event reports too.
                 Err(Error::Refused { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -341,12 +343,12 @@ impl Session {
         let mut holds = self.names("/objects", MEMORY).await?;
         holds.extend(places.keys().cloned());
         let process = self.guest_memory().await?;
-        // That a vhost-user device has gone is told by no event if it is a network card's other end.
+        // QEMU sends no event when a network card's vhost-user backend is removed.
         let again = trouble.is_some() || holds.len() != wanted.plugs.len() || process.backend.is_some();
         Ok((News::Has { version: wanted.version, places, holds, free, trouble, process }, again))
     }
 
-    /// Who it is, and whether other processes have, or may have, the guest's memory.
+    /// Returns QEMU's user, and whether other processes have, or may have, the guest's memory.
     async fn guest_memory(&mut self) -> Result<Process, Error> {
         let user = self.qmp.user();
         let memories = self.allowed("query-memdev", json!({})).await?;
@@ -364,13 +366,13 @@ impl Session {
                 return Ok(Process { user, is_shared, backend });
             }
         }
-        // A network card's other end is no object.
+        // The backend of a network card is not in QEMU's object tree.
         let networks = self.allowed("human-monitor-command", json!({ "command-line": "info network" })).await?;
         let is_backend = networks.as_str().is_some_and(|text| text.contains("vhost-user"));
         Ok(Process { user, is_shared, backend: is_backend.then(|| "a network card".into()) })
     }
 
-    /// What QEMU answers, or nothing if it does not know the question.
+    /// Returns QEMU's answer, or null if QEMU does not know the command.
     async fn allowed(&mut self, command: &'static str, arguments: Value) -> Result<Value, Error> {
         match self.qmp.execute(command, arguments, None).await {
             Err(Error::Refused { .. }) => Ok(Value::Null),
@@ -378,7 +380,7 @@ impl Session {
         }
     }
 
-    /// Names of ours at a place of QEMU's object tree, without what they begin with.
+    /// Returns the names of the broker's objects at a place of QEMU's object tree, without `prefix`.
     async fn names(&mut self, path: &str, prefix: &str) -> Result<BTreeSet<String>, Error> {
         let list = self.qmp.execute("qom-list", json!({ "path": path }), None).await?;
         let names = list.as_array().into_iter().flatten().filter_map(|entry| entry["name"].as_str());
@@ -397,14 +399,14 @@ impl Session {
             "mem-path": format!("/proc/self/fd/{fd}"), "size": plug.size, "share": true, "readonly": plug.readonly,
         });
         let made = self.qmp.execute("object-add", object, None).await;
-        // QEMU opened it once more; the one that was passed is not needed.
+        // QEMU has opened the file once more, and does not need the descriptor that was passed.
         self.qmp.execute("remove-fd", json!({ "fdset-id": set }), None).await?;
         made
     }
 
-    /// Which slots are free, and of two which became free first. A region goes where none was for longest. A guest is told once more
-    /// of each device that it is still to let go whenever it is told of another, so it may eject what is in a slot that became free a
-    /// moment ago.
+    /// Updates the list of free slots, in the order in which they became free. A region goes to the slot that has been
+    /// free for longest. Whenever a guest is told to release a device, it is told again of all other devices that it
+    /// has yet to release. So it may eject what is in a slot that became free a moment ago.
     async fn look_for_slots(&mut self) -> Result<(), Error> {
         let now = self.free_slots().await?;
         self.free.retain(|slot| now.contains(slot));
@@ -413,7 +415,7 @@ impl Session {
         Ok(())
     }
 
-    /// Where a device could go.
+    /// Returns the slots in which a device could go.
     async fn free_slots(&mut self) -> Result<Vec<Slot>, Error> {
         match self.machine_type {
             MachineType::Pc => {
@@ -440,7 +442,7 @@ impl Session {
         }
     }
 
-    /// The root port of ours that a device is in.
+    /// Returns the broker's root port in which a device is.
     async fn port_of(&mut self, device: &str) -> Result<Option<String>, Error> {
         let path = format!("/machine/peripheral/{DEVICE}{device}");
         let bus = self.qmp.execute("qom-get", json!({ "path": path, "property": "parent_bus" }), None).await?;
@@ -448,7 +450,7 @@ impl Session {
         Ok(bus.rsplit('/').find_map(|part| part.strip_prefix(PORT)).map(String::from))
     }
 
-    /// Where the guest finds a device (B-2).
+    /// Returns the place at which the guest finds a device (B-2).
     async fn place(&mut self, device: &str) -> Result<String, Error> {
         let own = self.address(&format!("{DEVICE}{device}")).await?;
         Ok(match self.machine_type {
@@ -467,7 +469,7 @@ impl Session {
     }
 }
 
-/// What QEMU does not want to do is trouble; that it is gone is an error.
+/// Records a refusal of QEMU as trouble. That QEMU is gone is an error.
 fn record_trouble(trouble: &mut Option<String>, result: Result<Value, Error>) -> Result<Option<Value>, Error> {
     match result {
         Ok(value) => Ok(Some(value)),

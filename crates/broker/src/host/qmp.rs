@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A client of QEMU's machine protocol: one command at a time, each under a deadline; events are kept meanwhile.
+//! A client of QEMU's machine protocol. It sends one command at a time, each under a deadline, and keeps events that
+//! arrive meanwhile.
 
 use std::{
     collections::VecDeque,
@@ -18,47 +19,47 @@ use crate::{
     fd_passing,
 };
 
-/// How long QEMU may take to answer.
+/// Time that QEMU may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Longest line that is read.
+/// Largest length of a line that is read, in bytes.
 const LINE_MAX: usize = 4 << 20;
-/// Most events that are kept.
+/// Largest number of events that are kept.
 const EVENTS_MAX: usize = 1024;
 
-/// Why a command was not carried out.
+/// Failure of a command.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The connection is of no more use.
+    /// The connection is unusable.
     #[error("QEMU's control socket: {0}")]
     Lost(#[from] io::Error),
-    /// QEMU does not want to.
+    /// QEMU refuses the command.
     #[error("QEMU refuses {command}: {why}")]
     Refused {
-        /// What it was asked.
+        /// Command that QEMU was asked to carry out.
         command: &'static str,
-        /// What it says.
+        /// Reason that QEMU gives.
         why: String,
     },
 }
 
-/// Longest name of an event that is kept; QEMU's are half as long.
+/// Largest length of the name of an event that is kept; QEMU's names are half as long.
 const NAME_MAX: usize = 64;
 
-/// Something that QEMU tells unasked.
+/// An event that QEMU reports.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Event {
-    /// Its name.
+    /// Name of the event.
     pub name: String,
-    /// When it happened: it may be read late.
+    /// Time at which it happened; it may be read late.
     pub at: Instant,
 }
 
-/// A connection.
+/// A connection with QEMU's control socket.
 #[derive(Debug)]
 pub struct Qmp {
     stream: UnixStream,
     buffer: Vec<u8>,
-    /// So much of it has no end of a line.
+    /// Number of bytes in `buffer` that are known to contain no end of a line.
     seen: usize,
     events: VecDeque<Event>,
     asked: u64,
@@ -66,10 +67,11 @@ pub struct Qmp {
 }
 
 impl Qmp {
-    /// Connects, and waits for QEMU's greeting. Whoever listens has to be root, this user, or `user`.
+    /// Connects, and waits for QEMU's greeting. The process that listens has to run as root, this process's user, or
+    /// `user`.
     ///
     /// # Errors
-    /// Nobody is there, somebody else is, or it does not speak QMP.
+    /// No process listens, one of another user does, or it does not speak QMP.
     pub async fn connect(path: &Path, user: Option<u32>) -> Result<Self, Error> {
         let stream = UnixStream::connect(path).await?;
         let who = fd_passing::user_of(&stream)?;
@@ -83,10 +85,10 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Whoever listened there has to be root, this user, or `user`.
+    /// Checks that the process that listened runs as root, this process's user, or `user`.
     ///
     /// # Errors
-    /// It is somebody else.
+    /// It runs as another user.
     pub fn check_user(&self, user: Option<u32>) -> Result<(), Error> {
         let (own, who) = (rustix::process::geteuid().as_raw(), self.user);
         if who == 0 || who == own || Some(who) == user {
@@ -96,15 +98,15 @@ impl Qmp {
         Err(io::Error::new(io::ErrorKind::PermissionDenied, why).into())
     }
 
-    /// The user who listened there.
+    /// Returns the user of the process that listened.
     pub fn user(&self) -> u32 {
         self.user
     }
 
-    /// Asks QEMU to do something, with a descriptor if the command takes one.
+    /// Sends QEMU a command, with a descriptor if the command takes one. Returns QEMU's answer.
     ///
     /// # Errors
-    /// It refuses, is gone, or does not answer in time.
+    /// QEMU refuses, is gone, or does not answer in time.
     pub async fn execute(
         &mut self,
         command: &'static str,
@@ -137,7 +139,7 @@ impl Qmp {
         }
     }
 
-    /// The next event. May be dropped while it waits.
+    /// Returns the next event. The future may be dropped while it waits.
     ///
     /// # Errors
     /// QEMU is gone.
@@ -151,7 +153,7 @@ impl Qmp {
         }
     }
 
-    /// Keeps an event; an answer that nobody waits for any more is dropped.
+    /// Keeps an event. Drops an answer that nobody waits for any more.
     fn store_event(&mut self, line: Value) -> io::Result<()> {
         if let Some(name) = line["event"].as_str().filter(|name| name.len() <= NAME_MAX) {
             if self.events.len() >= EVENTS_MAX {
@@ -162,7 +164,7 @@ impl Qmp {
         Ok(())
     }
 
-    /// The next line. What was read of it when this is dropped is kept.
+    /// Returns the next line. What was read of the line is kept if the future is dropped.
     async fn line(&mut self) -> io::Result<Value> {
         loop {
             if let Some(end) = self.buffer[self.seen..].iter().position(|byte| *byte == b'\n') {
@@ -189,18 +191,19 @@ impl Drop for Qmp {
     }
 }
 
-/// What QEMU says next. It has no reason to send descriptors: one that does is not heard any more.
+/// Receives bytes from QEMU, which has no reason to send descriptors: nothing more is read from one that does.
 fn receive(stream: &UnixStream) -> io::Result<Vec<u8>> {
     let mut bytes = [0; 4096];
     let Look::Bytes(seen) = discard::peek_message(stream.as_fd(), &mut bytes)? else {
         return Err(io::Error::other("descriptors came, which nobody asked for"));
     };
-    // No byte beyond what was seen: a read of a stream runs on into what came meanwhile, and closes what is with it.
+    // No byte beyond those that were seen is read. A read from a stream continues into data that arrived meanwhile, and
+    // closes the descriptors that came with it.
     let (len, _) = rustix::net::recv(stream, &mut bytes[..seen], RecvFlags::DONTWAIT)?;
     Ok(bytes[..len].to_vec())
 }
 
-/// When an event happened, as its timestamp says by the clock of the host. One that is not to come is now.
+/// Returns when an event happened, according to its timestamp on the host's clock. A time in the future counts as now.
 fn happened(timestamp: &Value) -> Instant {
     let (now, by_clock) = (Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
     let part = |name: &str| timestamp[name].as_u64();

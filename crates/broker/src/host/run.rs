@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The daemon from its start to its end.
+//! Runs the daemon from its start to its end.
 
 use std::{
     collections::BTreeMap,
@@ -34,16 +34,16 @@ use crate::{
     xen::{grant_reaper::ReaperThread, names::XenThread},
 };
 
-/// Most events that wait for the broker.
+/// Largest number of events that wait for the broker.
 const EVENTS_MAX: usize = 1024;
 
-/// How long after a QEMU the next one of the same domain is let in: each has a device made, kept and written down.
+/// Time after which the next QEMU of the same domain is accepted: for each, a device is created, stored and saved.
 const GAP: Duration = Duration::from_millis(10);
 
-/// Serves until a signal says to end. A QEMU is asked after `ask_again` for what it tells of by no event.
+/// Serves until a signal ends it. A QEMU is asked again after `ask_again` about what it reports by no event.
 ///
 /// # Errors
-/// It cannot begin, or what it depends on is gone.
+/// The daemon cannot start, or something that it depends on is gone.
 pub fn run(
     config_path: &Path,
     folder: &Path,
@@ -75,7 +75,7 @@ async fn serve(folder: &Path, config: Config, start_store: bool, ask_again: Dura
     let control = fd_passing::listen(&control_path(folder), SocketType::SEQPACKET, mode, None, group)?;
     let serves = control_socket::serve(async_fd::watch(control)?, host, events.clone());
     let control = tasks::begin_watched(&events, Event::Broken("what serves tools"), serves);
-    // Everybody may knock: who it is says the kernel, and who is served the configuration.
+    // Everybody may connect. The kernel tells who a client is, and the configuration who is served.
     let programs = fd_passing::listen(&program_socket(folder), SocketType::SEQPACKET, 0o666, None, None)?;
     let welcomes = welcome(async_fd::watch(programs)?, events.clone());
     let programs = tasks::begin_watched(&events, Event::Broken("what lets programs in"), welcomes);
@@ -90,7 +90,7 @@ async fn serve(folder: &Path, config: Config, start_store: bool, ask_again: Dura
         };
         let Some(event) = event else { break };
         let (mut reload, mut has_consequences) = (false, false);
-        // What came meanwhile has the same consequences.
+        // Events that arrived meanwhile are handled first, and the broker reconciles once for all of them.
         let (mut next, mut left) = (Some(event), EVENTS_MAX);
         while let Some(event) = next {
             reload |= matches!(event, Event::Reload);
@@ -121,12 +121,13 @@ async fn serve(folder: &Path, config: Config, start_store: bool, ask_again: Dura
     Ok(())
 }
 
-/// The listening socket of each domain's device.
+/// Listening sockets of the domains' devices.
 #[derive(Default)]
 struct DeviceSockets(BTreeMap<String, (Option<u32>, JoinHandle<()>)>);
 
 impl DeviceSockets {
-    /// One for each domain that is configured. An error is that of the last one that cannot be had; the others are there.
+    /// Has one socket for each configured domain. Returns the last error if a socket cannot be created; the others are
+    /// there then.
     fn reconcile_sockets(&mut self, broker: &Broker, folder: &Path, events: &mpsc::Sender<Event>) -> io::Result<()> {
         let domains = &broker.config().domains;
         self.0.retain(|name, (user, task)| {
@@ -163,7 +164,7 @@ impl DeviceSockets {
     }
 }
 
-/// Lets programs in.
+/// Accepts programs.
 async fn welcome(listener: AsyncFd<OwnedFd>, events: mpsc::Sender<Event>) {
     loop {
         let Ok(client) = async_fd::accept(&listener).await else {
@@ -178,7 +179,7 @@ async fn welcome(listener: AsyncFd<OwnedFd>, events: mpsc::Sender<Event>) {
     }
 }
 
-/// Lets QEMUs of the right user in.
+/// Accepts QEMUs that run as the right user.
 async fn attend(name: String, listener: AsyncFd<OwnedFd>, user: Option<u32>, events: mpsc::Sender<Event>) {
     loop {
         let Ok(client) = async_fd::accept(&listener).await else {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! When consequences are drawn: at once, in turn, or after a while (B-17).
+//! Schedules when the broker reconciles: at once, in turn, or after a while (B-17).
 
 use std::time::{Duration, Instant};
 
@@ -7,19 +7,19 @@ use tokio::sync::mpsc;
 
 use super::{event::Event, share::ReconcilePace};
 
-/// How long something that could not be done waits before it is tried again.
+/// Time after which something that could not be done is tried again.
 pub(crate) const RETRY: Duration = Duration::from_secs(1);
-/// Nobody is reminded more precisely than this.
+/// Precision of reminders.
 const GRAIN: Duration = Duration::from_millis(1);
 
-/// What the broker is reminded of, and by which events.
+/// Reminders of the broker, and the channel for its events.
 #[derive(Debug)]
 pub(crate) struct Schedule {
-    /// When consequences are drawn of what guests and QEMUs say.
+    /// Decides when the broker reconciles because of what guests and QEMUs say.
     pub pace: ReconcilePace,
-    /// When they are drawn again though nothing happens.
+    /// Time at which the broker reconciles even if nothing happens.
     reminder: Option<Instant>,
-    /// Where the broker hears of everything.
+    /// Channel through which the broker receives all events.
     pub events: mpsc::Sender<Event>,
 }
 
@@ -28,7 +28,8 @@ impl Schedule {
         Self { pace: ReconcilePace::default(), reminder: None, events }
     }
 
-    /// Has consequences drawn again after a while. One reminder at a time: whoever needs a later one asks again then.
+    /// Has the broker reconcile again after `wait`. There is one reminder at a time: a step that needs a later one asks
+    /// again then.
     pub fn remind_after(&mut self, wait: Duration) {
         let (now, at) = (Instant::now(), Instant::now() + wait);
         if self.reminder.is_some_and(|reminder| now < reminder && reminder <= at + GRAIN) {
@@ -38,7 +39,7 @@ impl Schedule {
         self.send_after(wait, Event::Unsettled);
     }
 
-    /// Sends the broker an event after a while.
+    /// Sends the broker an event after `wait`.
     pub fn send_after(&self, wait: Duration, event: Event) {
         let events = self.events.clone();
         tokio::spawn(async move {

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Strangers have a share of the one thread that serves all, whatever they ask for and however often (B-17).
+//! Limits untrusted processes to a share of the one thread that serves all, whatever they ask for and however often
+//! (B-17).
 
 use std::time::{Duration, Instant};
 
-/// What was done for strangers is followed by a rest so many times as long, and of at most so long.
+/// Factor by which the rest after work for untrusted processes is longer than the work, and the longest rest.
 pub(crate) const SHARE: u32 = 9;
 const REST_MAX: Duration = Duration::from_secs(1);
 
-/// How long nothing of the kind is done for them after something that took so long.
+/// Returns how long no such work is done after work that took `took`.
 pub(crate) fn rest_after(took: Duration) -> Duration {
     REST_MAX.min(took.saturating_mul(SHARE))
 }
 
-/// When consequences are drawn of what guests and QEMUs say. To draw them is to look at all that there is.
+/// Decides when the broker reconciles because of what guests and QEMUs say. To reconcile is to look at everything.
 #[derive(Debug, Default)]
 pub(crate) struct ReconcilePace {
     is_due: bool,
@@ -20,27 +21,27 @@ pub(crate) struct ReconcilePace {
 }
 
 impl ReconcilePace {
-    /// Something was said that has consequences.
+    /// Records a change on which the broker has to act.
     pub(crate) fn request(&mut self) {
         self.is_due = true;
     }
 
-    /// Whether something was said of which no consequences were drawn yet.
+    /// Returns whether there is a change on which the broker has not acted yet.
     pub(crate) fn is_due(&self) -> bool {
         self.is_due
     }
 
-    /// All that was said until now is being looked at.
+    /// Records that the broker begins to act on all changes until now.
     pub(crate) fn begin(&mut self) {
         self.is_due = false;
     }
 
-    /// That is done, and took from `began` to `now`.
+    /// Records that this is done, and took from `began` to `now`.
     pub(crate) fn finish(&mut self, began: Instant, now: Instant) {
         self.rests_until = Some(now + rest_after(now.saturating_duration_since(began)));
     }
 
-    /// How long what is due has to wait.
+    /// Returns how long the broker has to wait before it acts.
     pub(crate) fn rest(&self, now: Instant) -> Duration {
         self.rests_until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now))
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What QEMU and libvirt must be told for a domain to have links.
+//! Generates what QEMU and libvirt must be told for a domain to have links.
 
 use std::path::Path;
 
@@ -13,13 +13,13 @@ use crate::{
     },
 };
 
-/// The first slot of q35's root bus that ports are put into, eight to a slot.
+/// First slot of q35's root bus that holds root ports, eight in each slot.
 const PORTS_AT: u16 = 0x18;
 
-/// What a port is to have room for at least.
+/// Size of a region for which a root port has room at least, in bytes.
 const ROOM_MIN: u64 = 1 << 20;
 
-/// Line by line.
+/// Returns the snippet as lines.
 #[must_use]
 pub fn lines(form: Form, name: &Name, domain: &Domain, folder: &Path, config: &Config) -> Vec<String> {
     let device = device_socket(folder, name.as_str()).display().to_string();
@@ -59,9 +59,10 @@ pub fn lines(form: Form, name: &Name, domain: &Domain, folder: &Path, config: &C
     }
 }
 
-/// Root ports of q35, at the end of the root bus. Firmware leaves room behind each for a region of the largest size that
-/// the configuration has for this domain: less is left unasked, and the guest could not map what is plugged in. The room is
-/// twice the region, because it may begin at any MiB and a region only at a multiple of its size.
+/// Returns the root ports of q35, at the end of the root bus. Firmware leaves room behind each port for the largest
+/// region that the configuration has for this domain. Unasked, it leaves less, and the guest could not map what is
+/// plugged in. The room is twice the region, because it may begin at any MiB, but a region only at a multiple of its
+/// size.
 fn ports(name: &Name, domain: &Domain, config: &Config) -> impl Iterator<Item = String> {
     let ports = if domain.machine == MachineType::Q35 { domain.ports } else { 0 };
     let links = config.links.iter().filter(|(ends, _)| ends.contains(name));
@@ -78,7 +79,7 @@ fn ports(name: &Name, domain: &Domain, config: &Config) -> impl Iterator<Item = 
     })
 }
 
-/// QEMU's options end at a comma, unless there are two.
+/// Doubles each comma, because QEMU's options end at a single one.
 fn comma(text: &str) -> String {
     text.replace(',', ",,")
 }

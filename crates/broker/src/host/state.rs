@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a broker that begins must know besides the descriptors: one file, replaced as a whole (B-16).
+//! Holds what a starting broker must know besides the descriptors, in one file that is replaced as a whole (B-16).
 //!
-//! The order makes it safe to die anywhere. What begins: descriptors go to the descriptor store, *then* the broker
-//! state is saved, *then* somebody is told. What is given up leaves the broker state first and the store after. At the
-//! start, descriptors that the state does not know are forgotten, and entries whose descriptors are not there are
-//! removed.
+//! The order of steps makes it safe to die at any point. For something new, the descriptors go to the descriptor store,
+//! *then* the broker state is saved, *then* others are told. Something that is given up leaves the broker state first
+//! and the store after that. A starting broker forgets descriptors that the state does not know, and removes entries
+//! whose descriptors are missing.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,21 +17,21 @@ use std::{
 use serde::{Deserialize, Serialize};
 use tombolo_control::{FIRST_DOORBELL, NO_DOORBELL, Name, vector_of};
 
-/// All of it.
+/// State of a broker.
 #[derive(Serialize, Deserialize, Default, Debug, Clone, PartialEq)]
 pub struct BrokerState {
-    /// Number of the last QEMU process and life that was given out; none is used twice.
+    /// Last number given to a QEMU process or an incarnation; none is used twice.
     pub last: u64,
-    /// Number of the last link. These have numbers of their own: a guest can use up as many lives as it likes.
+    /// Number of the last link. Links have numbers of their own, because a guest can use up any number of incarnations.
     #[serde(default)]
     pub last_link: u32,
-    /// QEMU processes that are connected, by domain.
+    /// Connected QEMU processes, by domain.
     pub machines: BTreeMap<String, Machine>,
     /// Links by number.
     pub links: BTreeMap<u32, Link>,
-    /// Memory that is out of use and not given back.
+    /// Memory that was retired and not given back.
     pub quarantine: Vec<Quarantined>,
-    /// The accounts that are served, and whose they are (B-7).
+    /// Accounts that are served, with the user of each (B-7).
     #[serde(default)]
     pub accounts: BTreeMap<String, u32>,
 }
@@ -39,33 +39,34 @@ pub struct BrokerState {
 /// A connected QEMU.
 #[derive(Serialize, Deserialize, Debug, Clone, PartialEq)]
 pub struct Machine {
-    /// Which process it is.
+    /// Number of the QEMU process.
     pub process: u64,
-    /// Which life of the domain runs in it.
+    /// Incarnation of the domain that runs in the process.
     pub life: u64,
-    /// The guest was reset, shut down or panicked, and has not said Hello since.
+    /// Whether the guest was reset, shut down or panicked, and has not said Hello since.
     pub ended: bool,
-    /// Of the guest that said Hello last (B-6).
+    /// Boot of the guest that said Hello last (B-6).
     pub boot: Option<[u8; 16]>,
-    /// The greeting of B-9 went out whole.
+    /// Whether the greeting of B-9 was sent in full.
     pub greeted: bool,
-    /// The next number for a doorbell (B-8).
+    /// Next number for a doorbell (B-8).
     #[serde(rename = "next_bell")]
     pub next_doorbell: u16,
-    /// Doorbells that it was given.
+    /// Doorbells that the QEMU was given.
     #[serde(rename = "bells")]
     pub doorbells: BTreeMap<u16, GrantedDoorbell>,
-    /// Numbers that each peer used up (B-17).
+    /// Number of doorbell numbers that each peer has used up (B-17).
     pub spent: BTreeMap<String, u16>,
-    /// Doorbells that it has still of peers whose QEMU is gone, of each so many (B-8).
+    /// Number of doorbells that the QEMU still has of each peer whose QEMU is gone (B-8).
     #[serde(default)]
     pub dead: BTreeMap<String, u16>,
-    /// It was told to forget a doorbell: it would not survive to lose its own (B-26).
+    /// Whether the QEMU was told to forget a doorbell. It would not survive the removal of its own doorbell device then
+    /// (B-26).
     #[serde(default)]
     pub is_spent: bool,
 }
 
-/// Why the broker's state is not saved. A broker goes on then, and nothing that is to be in the state first is done before it is.
+/// Failure to save the broker's state. The broker continues, but does nothing that requires a saved state first.
 #[derive(Debug, thiserror::Error)]
 #[error("the broker's state cannot be saved in {folder}: {why}")]
 struct Unsaved {
@@ -73,23 +74,24 @@ struct Unsaved {
     why: io::Error,
 }
 
-/// Whether an error is that the broker's state could not be saved.
+/// Returns whether an error is a failure to save the broker's state.
 #[must_use]
 pub fn is_unsaved(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|error| error.is::<Unsaved>())
 }
 
-/// How many numbers are looked at for a link: all pairs of vectors of two devices, in nearly all cases (B-8).
+/// Number of further numbers that are examined for a new link. In nearly all cases they cover all pairs of vectors of
+/// two devices (B-8).
 const SPREAD: u32 = 255;
 
-/// Most doorbells of one peer that a QEMU keeps though nobody hears them: each is a descriptor (B-8).
+/// Most doorbells of one peer that a QEMU keeps after nobody waits for them any more. Each costs a descriptor (B-8).
 const DEAD_MAX: u16 = 8;
 
-/// Numbers for doorbells that one peer may use up (B-17).
+/// Number of doorbell numbers that one peer may use up (B-17).
 const SHARE: u16 = 1024;
 
 impl Machine {
-    /// A QEMU that just connected.
+    /// Returns the state of a QEMU that has just connected.
     #[must_use]
     pub fn new(process: u64, life: u64) -> Self {
         Self {
@@ -106,7 +108,8 @@ impl Machine {
         }
     }
 
-    /// Leaves it a doorbell of a peer whose QEMU is gone, which rings nobody any more, if there is room for that (B-8).
+    /// Leaves the QEMU a doorbell of a peer whose QEMU is gone, and which therefore notifies nobody any more. Returns
+    /// whether there was room for that (B-8).
     pub fn bury_doorbell(&mut self, number: u16) -> bool {
         let Some(doorbell) = self.doorbells.get(&number) else { return false };
         let dead = self.dead.entry(doorbell.peer.clone()).or_default();
@@ -117,7 +120,8 @@ impl Machine {
         self.doorbells.remove(&number).is_some()
     }
 
-    /// A number for the doorbell of `peer`, which is never given again; none if it had its share (B-8).
+    /// Returns a number for the doorbell of `peer` that is never given again, or none if the peer has used up its share
+    /// (B-8).
     pub fn number_for(&mut self, peer: &str) -> Option<u16> {
         let spent = self.spent.entry(peer.into()).or_default();
         if *spent >= SHARE || self.next_doorbell == NO_DOORBELL {
@@ -132,70 +136,71 @@ impl Machine {
 /// A doorbell that a QEMU was given.
 #[derive(Serialize, Deserialize, Debug, Clone, PartialEq)]
 pub struct GrantedDoorbell {
-    /// Whose it is.
+    /// Domain that the doorbell notifies.
     pub peer: String,
-    /// In which process.
+    /// QEMU process of that domain.
     pub process: u64,
-    /// For which link: it is the vector of that.
+    /// Link whose vector the doorbell is.
     pub link: u32,
-    /// It went out.
+    /// Whether the doorbell was sent to the QEMU.
     pub given: bool,
 }
 
 /// A link.
 #[derive(Serialize, Deserialize, Debug, Clone, PartialEq)]
 pub struct Link {
-    /// Its two ends.
+    /// The two domains that it joins.
     pub ends: [String; 2],
     /// Bytes of each region.
     pub size: u64,
-    /// It is there because the configuration says so.
+    /// Whether the link exists because the configuration has it.
     pub configured: bool,
     /// Whether it has memory now.
     pub has_memory: bool,
-    /// Which memory it has, or had last; 0: it had none yet.
+    /// Generation of the memory that the link has, or had last; 0 if it has had none yet.
     pub generation: u32,
-    /// Whether the region of each end is sealed, so that the other may have it.
+    /// Whether the region of each side is sealed, so that the other side may have it.
     pub sealed: [bool; 2],
-    /// Both ends had both regions when that was last known.
+    /// Whether both domains had both regions when that was last known.
     pub up: bool,
-    /// The lives for which the memory is.
+    /// Incarnations of the two domains for which the memory was made.
     pub lives: [u64; 2],
 }
 
-/// Memory out of use (B-11).
+/// Retired memory (B-11).
 #[derive(Serialize, Deserialize, Debug, Clone, PartialEq)]
 pub struct Quarantined {
-    /// The link whose it was.
+    /// Link to which the memory belonged.
     pub link: u32,
-    /// Which of its memories.
+    /// Generation of the memory.
     pub generation: u32,
-    /// Both ends, against which it counts.
+    /// The two domains of the link, against which the memory counts.
     pub ends: [String; 2],
     /// Bytes of both regions.
     pub bytes: u64,
-    /// The QEMU processes that have not given it back, by domain.
+    /// QEMU processes that have not given the memory back, by domain.
     pub held_by: BTreeMap<String, u64>,
-    /// Seconds since this kernel began when it was taken out of use.
+    /// Time at which the memory was retired, in seconds since the kernel's start.
     pub since: u64,
 }
 
 impl BrokerState {
-    /// The next number that nobody had.
+    /// Returns the next unused number.
     pub fn number(&mut self) -> u64 {
         self.last += 1;
         self.last
     }
 
-    /// The next number for a link, if there is one that none had.
+    /// Returns the next unused number for a link, if there is one.
     #[cfg(test)]
     pub fn link_number(&mut self) -> Option<u32> {
         self.last_link = self.last_link.checked_add(1)?;
         Some(self.last_link)
     }
 
-    /// The same for a link between `ends`, of which each waits at a vector that its number says: one where as few others wait as
-    /// can be had by leaving out some numbers (B-8). An end has so many `vectors`; none: it is on this host.
+    /// Returns a number for a link between `ends`. The number determines the vector at which each domain waits. By
+    /// leaving out some numbers, it picks the one whose vectors the fewest other links share (B-8). `vectors` are the
+    /// numbers of vectors that each domain has; none for a domain on this host.
     pub fn link_number_for(&mut self, ends: [&str; 2], vectors: [Option<u16>; 2]) -> Option<u32> {
         let first = self.last_link.checked_add(1)?;
         let shared = |number: u32| {
@@ -212,10 +217,10 @@ impl BrokerState {
         Some(best)
     }
 
-    /// Reads the broker's state in `folder`; an empty one where there is none.
+    /// Reads the broker's state in `folder`. Returns an empty state if there is none.
     ///
     /// # Errors
-    /// It cannot be read, or is something else.
+    /// The file cannot be read, or is not the state of a broker.
     pub fn read(folder: &Path) -> io::Result<Self> {
         let path = folder.join("state.json");
         match std::fs::read(&path) {
@@ -226,7 +231,7 @@ impl BrokerState {
                         "{path} is not the state of a broker: {error}; remove it once no QEMU is connected"
                     ))
                 })?;
-                // One of before links had numbers of their own.
+                // The state dates from before links had numbers of their own.
                 if state.last_link == 0 {
                     state.last_link = u32::try_from(state.last).unwrap_or(u32::MAX);
                 }
@@ -240,27 +245,28 @@ impl BrokerState {
     /// Replaces the state in `folder`.
     ///
     /// # Errors
-    /// What the file system says; then the old one is still there, and [`is_unsaved`] knows the error.
+    /// The error of the file system. The old state is then still there, and [`is_unsaved`] recognises the error.
     pub fn save(&self, folder: &Path) -> io::Result<()> {
         self.write(folder).map_err(|why| io::Error::new(why.kind(), Unsaved { folder: folder.into(), why }))
     }
 
     fn write(&self, folder: &Path) -> io::Result<()> {
         let new = folder.join("state.json.new");
-        // It says who has links with whom: for this user alone, also where one of before was for others.
+        // The state tells who has links with whom, so only this user may read it. An older file may be readable for
+        // others.
         let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
         file.set_permissions(Permissions::from_mode(0o600))?;
         file.write_all(&serde_json::to_vec(self).map_err(io::Error::other)?)?;
         std::fs::rename(new, folder.join("state.json"))
     }
 
-    /// Whether a link has its memory in this generation.
+    /// Returns whether a link has memory, and of this generation.
     #[must_use]
     pub fn has(&self, (link, generation): (u32, u32)) -> bool {
         self.links.get(&link).is_some_and(|link| link.has_memory && link.generation == generation)
     }
 
-    /// Names under which descriptors are kept for this state.
+    /// Returns the names under which descriptors are kept for this state.
     #[must_use]
     pub fn keys(&self) -> BTreeSet<String> {
         let machines = self.machines.iter().map(|(name, machine)| machine_key(name, machine.process));
@@ -270,8 +276,8 @@ impl BrokerState {
         machines.chain(links).chain(quarantine).collect()
     }
 
-    /// Bytes that count against `domain`: its links', whether they have memory now or not, and what it has not given back of the
-    /// quarantine (B-17). What others keep is theirs to answer for.
+    /// Returns the bytes that count against `domain` (B-17). These are the bytes of its links, whether or not they have
+    /// memory now, and those in quarantine that it has not given back. What other domains keep counts against them.
     #[must_use]
     pub fn memory_of(&self, domain: &str) -> u64 {
         let mine = |ends: &[String; 2]| ends.iter().any(|end| end == domain);
@@ -280,13 +286,13 @@ impl BrokerState {
         links.chain(old).sum()
     }
 
-    /// The link that two domains have.
+    /// Returns the link between two domains.
     pub fn link_between(&self, a: &Name, b: &Name) -> Option<u32> {
         let mut links = self.links_of(a.as_str());
         links.find(|(_, link)| a != b && link.side(b.as_str()).is_some()).map(|(number, _)| number)
     }
 
-    /// What a domain has not given back: bytes, and the seconds since it should have (B-11).
+    /// Returns the bytes that a domain has not given back, and for how many seconds it should have (B-11).
     pub fn owed_by(&self, domain: &str) -> Option<(u64, u64)> {
         let owed = self.quarantine.iter().filter(|old| old.held_by.contains_key(domain));
         let now = now();
@@ -296,39 +302,39 @@ impl BrokerState {
         })
     }
 
-    /// Links of `domain`.
+    /// Returns the links of `domain`.
     pub fn links_of<'a>(&'a self, domain: &'a str) -> impl Iterator<Item = (u32, &'a Link)> {
         self.links.iter().filter(move |(_, link)| link.side(domain).is_some()).map(|(number, link)| (*number, link))
     }
 }
 
 impl Link {
-    /// Which of its ends `domain` is.
+    /// Returns the side of the link that `domain` is.
     #[must_use]
     pub fn side(&self, domain: &str) -> Option<usize> {
         self.ends.iter().position(|end| end == domain)
     }
 }
 
-/// Under which name a QEMU's descriptors are kept.
+/// Returns the name under which a QEMU's descriptors are kept.
 #[must_use]
 pub fn machine_key(name: &str, process: u64) -> String {
     format!("machine/{name}/{process}")
 }
 
-/// Under which name a link's memory is kept.
+/// Returns the name under which a link's memory is kept.
 #[must_use]
 pub fn memory_key(link: u32, generation: u32) -> String {
     format!("memory/{link}/{generation}")
 }
 
-/// Seconds since this kernel began: brokers come and go meanwhile, and people set clocks.
+/// Returns the seconds since the kernel's start: restarts of brokers and changed clocks do not affect them.
 #[must_use]
 pub fn now() -> u64 {
     u64::try_from(rustix::time::clock_gettime(rustix::time::ClockId::Boottime).tv_sec).unwrap_or_default()
 }
 
-/// A region's name in QEMU: whose memory it is shows in it, so that other memory has another name.
+/// Returns a region's name in QEMU. It states whose memory it is, so that other memory has another name.
 #[must_use]
 pub fn plug_name(link: u32, generation: u32, own: bool) -> String {
     format!("{link}-{generation}-{}", if own { "own" } else { "peer" })

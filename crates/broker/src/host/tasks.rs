@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Tasks that end with whom they are for, and the one that hears a doorbell.
+//! Runs tasks that end with their owner, among them the one that waits at a doorbell.
 
 use std::{
     io,
@@ -15,18 +15,18 @@ use tokio::{
 
 use crate::host::{async_fd, event::Event, eventfd};
 
-/// How often at most a guest is listened to, however often it notifies (B-5).
+/// Shortest interval at which a guest's notifications are reported, however often it notifies (B-5).
 const PAUSE: Duration = Duration::from_millis(1);
-/// A guest that rings the host more often than this in a second is heard less often for a while.
+/// Number of notifications of the host in one second above which they are reported less often for a while.
 const LOUD: u64 = 20_000;
 const LOUD_PAUSE: Duration = Duration::from_millis(50);
 
-/// Tasks that end with this.
+/// Tasks that are aborted when this is dropped.
 #[derive(Debug, Default)]
 pub(crate) struct Tasks(Vec<JoinHandle<()>>);
 
 impl Tasks {
-    /// One more; those that are over are forgotten.
+    /// Adds a task, and forgets those that are over.
     pub fn push(&mut self, task: JoinHandle<()>) {
         self.0.retain(|task| !task.is_finished());
         self.0.push(task);
@@ -39,7 +39,8 @@ impl Drop for Tasks {
     }
 }
 
-/// Starts a task without which somebody is not served. If it panics the broker hears of `loss`, as nobody does its work any more.
+/// Starts a task on which others depend. If it panics, the broker receives `loss`, because nobody does its work any
+/// more.
 pub(crate) fn begin_watched(
     events: &mpsc::Sender<Event>,
     loss: Event,
@@ -52,7 +53,7 @@ pub(crate) fn begin_watched(
     })
 }
 
-/// Tells of a loss if it goes because of a panic.
+/// Reports a loss if it is dropped because of a panic.
 struct Alarm {
     events: mpsc::Sender<Event>,
     loss: Option<Event>,
@@ -70,7 +71,7 @@ impl Drop for Alarm {
     }
 }
 
-/// Tells whenever a doorbell rang, at a rate that the broker can bear.
+/// Starts a task that reports notifications through a doorbell, at a rate that the broker can bear.
 pub(crate) fn listen(
     name: &str,
     process: u64,

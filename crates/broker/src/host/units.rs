@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Sizes as people read them.
+//! Formats sizes for people.
 
-/// `bytes` with a unit, and at most one place behind the point.
+/// Returns `bytes` with a unit, and at most one decimal place.
 #[must_use]
 pub fn bytes(bytes: u64) -> String {
     let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];

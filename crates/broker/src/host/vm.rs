@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What watches over a QEMU, and over whoever rings: tasks that tell the broker.
+//! Starts the tasks that watch over a QEMU and its guest's notifications, and report to the broker.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,35 +25,35 @@ use crate::{
     },
 };
 
-/// A connected QEMU, beside what the broker's state says of it.
+/// A connected QEMU, beyond what the broker's state has of it.
 #[derive(Debug)]
 pub(crate) struct Vm {
     pub device: Device,
     pub outbound: Outbound,
     pub guest: Guest,
-    /// Whether the guest's processors run; none: QEMU has not said.
+    /// Whether the guest's processors run; none if QEMU has not reported yet.
     pub running: Option<bool>,
-    /// The process itself is stopped, so that it says nothing.
+    /// Whether the QEMU process itself is stopped, so that it reports nothing.
     pub is_stopped: bool,
-    /// Its regions and where they are, and the slots that are free.
+    /// Its regions and their places, and the number of free slots.
     pub has: Option<(BTreeMap<String, String>, u16)>,
     pub trouble: Option<String>,
-    /// Who its QEMU is, once that has said.
+    /// The QEMU process, once QEMU has reported on it.
     pub process: Option<Process>,
     pub wanted: watch::Sender<Wanted>,
-    /// Who may listen at its control socket, besides root and the broker's own user.
+    /// User that may listen at its control socket, besides root and the broker's own user.
     pub user: watch::Sender<Option<u32>>,
-    /// Peers that may not ring it for now (B-8).
+    /// Peers that may not notify it for now (B-8).
     pub stormed_by: BTreeSet<String>,
-    /// When it last rang the host more often than makes sense.
+    /// Time at which it last notified the host more often than makes sense.
     pub loud: Option<Instant>,
-    /// When its guest last said Hello in another boot than before.
+    /// Time at which its guest last said Hello in another boot than before.
     pub booted: Option<Instant>,
     pub tasks: Tasks,
 }
 
 impl Vm {
-    /// Sends what waits for the QEMU, now and once it reads on.
+    /// Sends what waits for the QEMU, now and once it reads again.
     pub fn flush_messages(&mut self, name: &str, machine: &mut Machine, events: &mpsc::Sender<Event>) {
         match self.outbound.flush(&self.device.socket) {
             Ok(true) => {
@@ -69,12 +69,12 @@ impl Vm {
                     let _ = events.send(Event::Room(name, process)).await;
                 }));
             }
-            // The task that reads from the socket says that it left.
+            // The task that reads from the socket reports that QEMU is gone.
             Err(_) => {}
         }
     }
 
-    /// Sends the QEMU a message behind what waits for it.
+    /// Sends the QEMU a message after those that wait for it.
     pub fn send_message(&mut self, message: Message) {
         if !self.outbound.push(vec![message]) {
             // A QEMU that is stopped for so long hears of nothing: better none than a wrong picture.
@@ -82,7 +82,8 @@ impl Vm {
         }
     }
 
-    /// Says that the guest rings the host without end. That doorbell it keeps: without it nobody hears of its links.
+    /// Logs that the guest notifies the host without end. The guest keeps that doorbell: without it, nobody would learn
+    /// of its links.
     pub fn report_loud(&mut self, name: &str) {
         let now = Instant::now();
         if self.loud.replace(now).is_none_or(|last| now.duration_since(last) > CALM) {
@@ -91,7 +92,7 @@ impl Vm {
     }
 }
 
-/// Begins to watch over a QEMU.
+/// Starts to watch over a QEMU.
 pub(crate) fn start(
     name: &str,
     machine: &Machine,
@@ -103,7 +104,7 @@ pub(crate) fn start(
 ) -> io::Result<Vm> {
     let process = machine.process;
     let guest = Guest::begin(crate::config::checked_name(name), &device.boxes)?;
-    // A guest that is there already learns that the broker began anew.
+    // A guest that is there already learns that the broker started anew.
     device.notify();
     let (wanted, watched) = watch::channel(Wanted::default());
     let mut tasks = Tasks::default();
@@ -112,7 +113,7 @@ pub(crate) fn start(
     let (owner, sender, socket) =
         (name.to_owned(), events.clone(), crate::host::async_fd::watch(device.socket.try_clone()?)?);
     tasks.push(tasks::begin_watched(events, loss(), async move {
-        // QEMU has nothing to say: whatever comes ends it.
+        // QEMU has nothing to say here: whatever it sends ends its connection.
         let _ = socket.readable().await;
         let _ = sender.send(Event::Left(owner, process)).await;
     }));

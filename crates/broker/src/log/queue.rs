@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Lines on their way to standard error: whoever reads them, or does not, keeps none of the broker's threads waiting.
+//! Queues lines for standard error, so that no thread of the broker waits for whoever reads them.
 
 use std::{
     collections::VecDeque,
@@ -11,17 +11,17 @@ use std::{
 
 use nix::sys::signal::SigSet;
 
-/// Most bytes of lines that wait.
+/// Largest number of bytes of waiting lines.
 const WAITING_MAX: usize = 256 << 10;
 
 #[derive(Debug, Default)]
 struct State {
     lines: VecDeque<Vec<u8>>,
-    /// Bytes of all of them.
+    /// Bytes of all waiting lines.
     bytes: usize,
-    /// Lines that found no room, and that this was not said of yet.
+    /// Number of lines that found no room and were not reported yet.
     left_out: u64,
-    /// A line is being written.
+    /// Whether a line is being written.
     is_writing: bool,
 }
 
@@ -31,31 +31,31 @@ impl State {
     }
 }
 
-/// Lines that a thread of their own writes, in order.
+/// Lines that a separate thread writes in order.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LineQueue(Arc<(Mutex<State>, Condvar)>);
 
 impl LineQueue {
-    /// A queue whose lines are written to `to`, which may block for as long as it likes.
+    /// Starts a queue whose lines are written to `to`, which may block for any time.
     ///
     /// # Errors
-    /// There is no thread to be had.
+    /// No thread is available.
     pub(crate) fn start(mut to: impl Write + Send + 'static) -> io::Result<Self> {
         let queue = Self::default();
         let own = queue.clone();
         thread::Builder::new().name("log".into()).spawn(move || {
-            // A signal is for those who wait for it: taken here it would end the process with what it has to clear away.
+            // Signals are for the threads that wait for them. One taken here would end the process without its cleanup.
             let _ = SigSet::all().thread_block();
             loop {
                 let line = own.take_line();
-                // Nobody is there to be told that it cannot be written.
+                // An error is ignored: there is nobody to whom it could be reported.
                 let _ = to.write_all(&line).and_then(|()| to.flush());
             }
         })?;
         Ok(queue)
     }
 
-    /// Puts a line behind all others; where there is no room it is counted.
+    /// Appends a line, or counts it as omitted if there is no room.
     pub(crate) fn push(&self, line: &[u8]) {
         let mut state = self.state();
         if state.bytes + line.len() > WAITING_MAX {
@@ -67,7 +67,7 @@ impl LineQueue {
         self.0.1.notify_all();
     }
 
-    /// The next line, once there is one: the last one has been written.
+    /// Records that the last line was written, and returns the next one once there is one.
     fn take_line(&self) -> Vec<u8> {
         let mut state = self.state();
         state.is_writing = false;
@@ -87,7 +87,7 @@ impl LineQueue {
         }
     }
 
-    /// Waits until all is written, at most so long.
+    /// Waits until all lines are written, for at most `patience`.
     pub(crate) fn finish(&self, patience: Duration) {
         let until = Instant::now() + patience;
         let mut state = self.state();
@@ -105,7 +105,7 @@ impl LineQueue {
     }
 }
 
-/// A line in one piece.
+/// Takes each write as one whole line.
 impl Write for LineQueue {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         self.push(line);

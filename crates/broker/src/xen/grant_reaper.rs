@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The grant reaper of a Xen domain: a socket, and a thread beside everything else of the broker, because mapping a peer's
-//! page may be slow.
+//! Runs the grant reaper of a Xen domain: a socket, and a thread beside the rest of the broker, because mapping
+//! a peer's page may be slow.
 
 use std::{
     io,
@@ -16,16 +16,16 @@ use tombolo_os::event;
 
 use crate::{fd_passing, panics, startup::raise_limit};
 
-/// The socket for programs that grant pages, in the broker's folder.
+/// Name of the socket for programs that grant pages, in the broker's folder.
 const SOCKET: &str = "keeper.sock";
 
-/// Whether this kernel runs in a domain of Xen's.
+/// Returns whether this kernel runs in a Xen domain.
 #[must_use]
 pub fn is_domain() -> bool {
     std::fs::read_to_string("/sys/hypervisor/type").is_ok_and(|says| says.trim() == "xen")
 }
 
-/// The keeper, until it is dropped. What it keeps then is the kernel's to keep.
+/// The running grant reaper, until it is dropped. From then on the kernel keeps the pages that it kept.
 #[derive(Debug)]
 pub struct ReaperThread {
     path: PathBuf,
@@ -34,23 +34,24 @@ pub struct ReaperThread {
 }
 
 impl ReaperThread {
-    /// Begins, in `folder`; none where this is no domain of Xen's, or its drivers are not loaded.
+    /// Starts the grant reaper in `folder`. Returns `None` if this is no Xen domain, or its drivers are not loaded.
     ///
     /// # Errors
-    /// There can be no socket or thread.
+    /// The socket or the thread cannot be made.
     pub fn begin(folder: &Path) -> io::Result<Option<Self>> {
-        // First: the keeper takes its share of it.
+        // Raised first, because the grant reaper takes a share of the limit.
         raise_limit()?;
         let (Ok(keeper), Ok((mode, group))) = (GrantReaper::new(), GrantReaper::admits()) else { return Ok(None) };
         let path = folder.join(SOCKET);
-        // Whoever may open gntalloc may connect. That of root's own group needs no privilege.
+        // Whoever may open gntalloc may connect. No privilege is needed if that group is root's own.
         let group = Some(group).filter(|group| *group != rustix::process::getegid().as_raw());
         let listener = fd_passing::listen(&path, SocketType::SEQPACKET, mode, None, group)?;
         let stop = Arc::new(event::eventfd(0)?);
         let stops = Arc::clone(&stop);
         let mut first = Some(keeper);
         let serve = move || {
-            // One that failed keeps nothing any more; the next one serves who comes then.
+            // A grant reaper that failed keeps no pages any more; the next one serves programs that connect from then
+            // on.
             let keeps = || match first.take() {
                 Some(keeper) => keeper.serve(&listener, &stops),
                 None => GrantReaper::new().map_err(io::Error::other)?.serve(&listener, &stops),

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The broker in dom0: it tells Xen's domains each other's names, as the rules allow, and which are paused.
+//! The broker in dom0: tells Xen domains each other's names, as the rules allow, and which of them are paused (X-20 to
+//!
 //!
-//! A thread of its own, beside everything else of the broker: XenStore and the toolstack may be slow.
+//! Runs in its own thread beside the rest of the broker, because XenStore and the toolstack may be slow.
 
 use std::{
     collections::BTreeMap,
@@ -21,20 +22,21 @@ use tombolo_os::{event, lock::lock};
 
 use crate::{config::Config, panics};
 
-/// Between two questions who is paused, as long as somebody may want to know.
+/// Interval between two questions which domains are paused, as long as any domain may want to know.
 const ASK_EVERY: Duration = Duration::from_secs(1);
-/// How long the toolstack may take for an answer.
+/// Time that the toolstack may take to answer.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Until XenStore is tried again.
+/// Time after which XenStore is tried again.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// What each domain is told: of those that the configuration names, the ones that run, and dom0 under the host's name.
+/// Returns what each domain is told, for the running domains that the configuration names and for dom0 under the host's
+/// name.
 #[must_use]
 pub fn views(config: &Config, domains: &BTreeMap<u16, String>, states: &BTreeMap<u16, State>) -> Views {
     let Some(xen) = &config.xen else { return Views::new() };
     let mut named: BTreeMap<u16, Name> = BTreeMap::from([(0, config.host.clone())]);
     for (id, name) in domains.iter().filter(|(id, _)| **id != 0) {
-        // Of two with one name neither is meant.
+        // If two domains have the same name, neither is used.
         let alone = domains.values().filter(|other| *other == name).count() == 1;
         if let Some(name) = name.parse().ok().filter(|name| alone && xen.domains.contains(name)) {
             named.insert(*id, name);
@@ -53,8 +55,8 @@ pub fn views(config: &Config, domains: &BTreeMap<u16, String>, states: &BTreeMap
     named.iter().map(|(id, name)| (*id, (name.clone(), of(name)))).collect()
 }
 
-/// Which domains run and which are paused, of what `xl list` prints: name, number, memory, processors, state, time. A name may
-/// have blanks.
+/// Parses what `xl list` prints and returns which domains run and which are paused. Columns: name, number, memory,
+/// processors, state, time. A name may contain blanks.
 #[must_use]
 pub fn states(text: &str) -> BTreeMap<u16, State> {
     let state = |line: &str| {
@@ -64,7 +66,7 @@ pub fn states(text: &str) -> BTreeMap<u16, State> {
         let flags: &[u8; 6] = flags.as_bytes().try_into().ok()?;
         let state = match flags {
             [_, _, b'p', ..] => State::Paused,
-            // Shut down, crashed, dying.
+            // Not shut down, crashed or dying.
             [.., b'-', b'-', b'-'] => State::Running,
             _ => State::Unknown,
         };
@@ -73,7 +75,7 @@ pub fn states(text: &str) -> BTreeMap<u16, State> {
     text.lines().filter_map(state).collect()
 }
 
-/// Asks the toolstack.
+/// Asks the toolstack for the states of all domains.
 fn ask(xl: &Path) -> io::Result<BTreeMap<u16, State>> {
     let mut child =
         Command::new(xl).arg("list").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
@@ -88,7 +90,7 @@ fn ask(xl: &Path) -> io::Result<BTreeMap<u16, State>> {
     Ok(states(&String::from_utf8_lossy(&said?)))
 }
 
-/// All that comes out of a pipe.
+/// Reads all that comes out of a pipe until its end.
 fn said(pipe: &mut (impl Read + AsFd), deadline: Instant) -> io::Result<Vec<u8>> {
     let (mut said, mut buffer) = (Vec::new(), [0; 4096]);
     loop {
@@ -102,7 +104,7 @@ fn said(pipe: &mut (impl Read + AsFd), deadline: Instant) -> io::Result<Vec<u8>>
     }
 }
 
-/// Whether one of `fds` became ready in time.
+/// Returns whether one of `fds` became ready in time.
 fn wait(fds: &mut [PollFd<'_>], limit: Option<Duration>) -> io::Result<bool> {
     let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
     match rustix::event::poll(fds, limit.as_ref()) {
@@ -112,12 +114,12 @@ fn wait(fds: &mut [PollFd<'_>], limit: Option<Duration>) -> io::Result<bool> {
     }
 }
 
-/// What the thread is told.
+/// Orders for the thread.
 #[derive(Debug)]
 struct Orders {
-    /// None: it is to end.
+    /// The configuration; `None` tells the thread to end.
     config: Mutex<Option<Config>>,
-    /// Rung when that changed.
+    /// Doorbell that is notified when the configuration changed.
     doorbell: OwnedFd,
 }
 
@@ -132,20 +134,20 @@ impl Orders {
     }
 }
 
-/// The thread, while the configuration has a section for it.
+/// The thread, while the configuration has a section for Xen.
 #[derive(Debug, Default)]
 pub struct XenThread(Option<(Arc<Orders>, JoinHandle<()>)>);
 
 impl XenThread {
-    /// Does from now on as `config` says.
+    /// Applies `config` from now on.
     ///
     /// # Errors
-    /// There is no more room for a thread.
+    /// No thread or descriptor is available.
     pub fn reconcile(&mut self, config: &Config) -> io::Result<()> {
         self.settle_on(config, XenHost::new)
     }
 
-    /// The same, in a dom0 that `begin` finds.
+    /// Does the same in a dom0 that `begin` finds.
     ///
     /// # Errors
     /// As [`reconcile`](Self::reconcile).
@@ -194,7 +196,7 @@ fn run<E: std::error::Error>(orders: &Orders, begin: impl Fn() -> Result<XenHost
             Ok(Err(why)) => why,
             Err(panic) => panic.to_string(),
         };
-        // Said once, however often it is tried.
+        // Logged once, however often the attempt is repeated.
         if why != trouble {
             tracing::warn!("domains of Xen's are told nothing: {why}");
             trouble = why;
@@ -207,7 +209,7 @@ fn run<E: std::error::Error>(orders: &Orders, begin: impl Fn() -> Result<XenHost
     }
 }
 
-/// An error with what it comes from.
+/// Formats an error with its source.
 fn why(error: &dyn std::error::Error) -> String {
     match error.source() {
         Some(source) => format!("{error}: {source}"),
@@ -215,7 +217,8 @@ fn why(error: &dyn std::error::Error) -> String {
     }
 }
 
-/// Until it is to end. What was told stays: it is of use without a broker, too, but for lives, which nobody believes then.
+/// Serves until the thread is to end. Published names stay, because they are useful without a broker too. Liveness
+/// stays as well, but then no domain believes it.
 fn serve(orders: &Orders, host: &mut XenHost) -> Result<(), Box<dyn std::error::Error>> {
     let mut states = BTreeMap::new();
     let (mut asked, mut trouble) = (None, String::new());
@@ -224,7 +227,8 @@ fn serve(orders: &Orders, host: &mut XenHost) -> Result<(), Box<dyn std::error::
     loop {
         let Some(config) = orders.config().clone() else { return Ok(()) };
         host.publish_views(&views(&config, &domains, &states))?;
-        // The last before the wait: what fires while an answer is awaited does not make the descriptor readable.
+        // The last check before the wait: a watch that fires while an answer is awaited does not make the descriptor
+        // readable.
         if host.changed()? {
             domains = host.domains()?;
             continue;

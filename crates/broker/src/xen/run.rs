@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The daemon in a domain of Xen's, from its start to its end.
+//! Runs the daemon in a Xen domain.
 
 use std::path::Path;
 
@@ -13,11 +13,11 @@ use crate::{
     xen::grant_reaper::ReaperThread,
 };
 
-/// In a domain of Xen's: serves its programs until a signal says to end. With `hook` the kernel tells programs the sequence numbers
-/// of their connections, by which those prove themselves to other domains' (S-6).
+/// Serves the programs of a Xen domain until a signal arrives. With `hook` the kernel tells programs the sequence
+/// numbers of their connections, with which they prove themselves to programs of other domains (S-6).
 ///
 /// # Errors
-/// It cannot begin.
+/// The daemon cannot start.
 pub fn run_in_domain(folder: &Path, hook: bool) -> Result<(), Box<dyn std::error::Error>> {
     GrantReaper::new()?;
     if hook {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `tombolo __generate`: manual pages and shell completions, from the definitions that the flags come from.
+//! `tombolo __generate`: writes manual pages and shell completions, from the definitions of the command's options.
 
 use std::{
     fs, io,
@@ -18,14 +18,14 @@ pub struct Args {
     folder: PathBuf,
 }
 
-/// The shells, and where each looks for completions.
+/// Shells, and the place where each looks for completions.
 const COMPLETIONS: [(Shell, &str, &str); 3] = [
     (Shell::Bash, "bash-completion/completions", "tombolo"),
     (Shell::Fish, "fish/vendor_completions.d", "tombolo.fish"),
     (Shell::Zsh, "zsh/site-functions", "_tombolo"),
 ];
 
-/// Writes what belongs to `command`.
+/// Writes the files for `command`.
 pub fn run(args: &Args, command: clap::Command) -> Result<()> {
     // The verb `help` needs no page of its own.
     let command = command.disable_help_subcommand(true);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `tombolo hook`: whether this kernel tells programs the sequence numbers of their own connections.
+//! `tombolo hook`: controls whether this kernel gives programs the sequence numbers of their own connections.
 
 use std::{io, path::PathBuf};
 

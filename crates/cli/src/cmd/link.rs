@@ -17,11 +17,11 @@ use crate::{
     human, output,
 };
 
-/// How long the broker may take to answer.
+/// Time that the broker has for an answer.
 pub const PATIENCE: Duration = Duration::from_secs(10);
-/// A guest that runs opens a link that it got within milliseconds, and one that is busy within this time.
+/// Time within which a busy guest opens a link that it got; an idle one does so within milliseconds.
 const OPENS_WITHIN: Duration = Duration::from_secs(2);
-/// The longest that a broker may be configured to give programs to leave a link (B-21).
+/// Longest time that a broker may be configured to give programs to leave a link (B-21).
 pub const LEAVE_MAX: Duration = Duration::from_secs(60);
 
 /// Join virtual machines, take them apart, and show what there is: asks `tombolod` on their host
@@ -84,7 +84,7 @@ pub fn run(args: &Args) -> Result<()> {
             await_link(&broker, &a, &b, Duration::try_from_secs_f64(*wait).unwrap_or_default())
         }
         Action::Rm { a, b } => {
-            // Programs have time to leave it first (B-21).
+            // Programs have time to leave the link first (B-21).
             let broker = broker.with_patience(PATIENCE + LEAVE_MAX)?;
             broker.ask(Message::RemoveLink { a: a.clone(), b: b.clone() })?;
             Ok(())
@@ -105,7 +105,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// Shows domains.
+/// Prints the domains.
 pub fn list_domains(broker: &Broker, json: bool) -> Result<()> {
     list(broker, What::Domains, json)
 }
@@ -115,18 +115,18 @@ fn list(broker: &Broker, what: What, json: bool) -> Result<()> {
     print(&if json { rows.iter().filter_map(|row| object(row, &rows)).collect() } else { table(what, &rows) })
 }
 
-/// How far a link is that somebody waits for.
+/// Progress of a link that is waited for.
 #[derive(Debug, PartialEq, Eq)]
 enum Progress<'a> {
-    /// Programs of both ends can use it.
+    /// Programs of both domains can use it.
     Usable,
-    /// It is on its way, and the broker may say what is in it.
+    /// It is coming; the text is the broker's note on what delays it, if there is one.
     Coming(&'a str),
-    /// Both QEMUs have it, and a guest that is there has not opened it yet.
+    /// Both QEMUs have it, and a guest that runs has not opened it yet.
     Opening(&'a str),
-    /// It is there once something changes that is up to people.
+    /// It needs a change that is up to people.
     Waits(String),
-    /// There is none.
+    /// There is no such link.
     Gone,
 }
 
@@ -147,14 +147,14 @@ fn progress<'a>(a: &Name, b: &Name, rows: &'a [Message]) -> Progress<'a> {
         LinkState::Up if ends.iter().all(|end| end.stage == Stage::Open) => Progress::Usable,
         LinkState::Up if ends.iter().any(is_idle) => Progress::Waits(format!("({note})")),
         LinkState::Up => Progress::Opening(note),
-        // Its QEMU gets the link once its guest said Hello (B-10).
+        // A QEMU gets the link once its guest has sent Hello (B-10).
         LinkState::Wanted if ends.iter().any(is_silent) => Progress::Waits(format!("({note})")),
         LinkState::Wanted => Progress::Coming(note),
         LinkState::Leaving => Progress::Gone,
     }
 }
 
-/// Waits until both ends of a link can use it, unless one of them does not run or says nothing.
+/// Waits until both domains of a link can use it, unless one of them does not run or is silent.
 fn await_link(broker: &Broker, a: &Name, b: &Name, time: Duration) -> Result<()> {
     let deadline = Instant::now() + time;
     let mut opening_until = None;
@@ -168,7 +168,7 @@ fn await_link(broker: &Broker, a: &Name, b: &Name, time: Duration) -> Result<()>
             }
             Progress::Gone => return Err(Failure::Outcome("the link was taken away again".into())),
             Progress::Coming(_) | Progress::Opening(_) if time.is_zero() => return Ok(()),
-            // Its broker may have ended, of which nobody has told yet.
+            // The guest's broker may have ended without any report yet.
             Progress::Opening(note)
                 if Instant::now() >= *opening_until.get_or_insert_with(|| Instant::now() + OPENS_WITHIN.min(time)) =>
             {
@@ -187,12 +187,12 @@ fn await_link(broker: &Broker, a: &Name, b: &Name, time: Duration) -> Result<()>
     }
 }
 
-/// What the broker at this socket calls its domain.
+/// Returns the name that the broker at this socket gives its domain.
 pub fn name_of(socket: &std::path::Path) -> Result<String> {
     Ok(Broker::connect(socket, PATIENCE)?.domain().to_string())
 }
 
-/// What the broker at this socket says of its links and domains.
+/// Returns the rows of the broker at this socket on its links and domains.
 pub fn rows_of(socket: &std::path::Path) -> Result<Vec<Message>> {
     let broker = Broker::connect(socket, PATIENCE)?;
     let mut rows = broker.ask(Message::List { what: What::Links })?;
@@ -244,7 +244,7 @@ fn table(what: What, rows: &[Message]) -> Vec<String> {
     human::aligned(&cells)
 }
 
-/// One end of a link, as the broker says.
+/// One endpoint of a link, as the broker reports it.
 struct End<'a> {
     name: &'a Name,
     stage: Stage,
@@ -256,7 +256,7 @@ struct End<'a> {
     storms: u32,
 }
 
-/// The ends of a link: A, then B.
+/// Returns the endpoints of a link: A, then B.
 fn ends(link: u32, rows: &[Message]) -> Vec<End<'_>> {
     let end = |row| match row {
         &Message::EndRow { link: it, ref name, stage, life, doorbell, vector, connections, used, storms }
@@ -269,13 +269,13 @@ fn ends(link: u32, rows: &[Message]) -> Vec<End<'_>> {
     rows.iter().filter_map(end).collect()
 }
 
-/// The same of both ends in one cell.
+/// Returns one property of both endpoints in one cell.
 fn of_ends(link: u32, rows: &[Message], what: impl Fn(&End<'_>) -> String) -> String {
     let cells: Vec<String> = ends(link, rows).iter().map(what).collect();
     if cells.is_empty() { "-".into() } else { cells.join("/") }
 }
 
-/// A link that both QEMUs have is up only once both guests have opened it.
+/// Returns the state to show. A link that both QEMUs have is up only once both guests have opened it.
 fn shown_state(row: &Message, rows: &[Message]) -> &'static str {
     let Message::LinkRow { link, state, .. } = row else { return "" };
     let ends = ends(*link, rows);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `tombolo ls`: the channels, accelerated TCP connections and listeners of this kernel.
+//! `tombolo ls`: lists the channels, accelerated TCP connections and listeners of this kernel.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -41,13 +41,13 @@ pub struct Folders {
 }
 
 impl Folders {
-    /// Those that were named, or those that are known.
+    /// Returns the folders that were named, or else the known ones.
     pub fn all(&self) -> Vec<PathBuf> {
         if self.named.is_empty() { known_folders() } else { self.named.clone() }
     }
 }
 
-/// A line of JSON: what it is about, and what there is to say of it.
+/// One line of JSON: a type and its data.
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum Line<'a> {
@@ -58,13 +58,13 @@ enum Line<'a> {
     Summary(&'a Summary),
 }
 
-/// Does what the command line says.
+/// Carries out the command.
 pub fn run(args: &Args) -> Result<()> {
     let view = inspect(&args.folders.all())?;
     output::unless_unread(if args.json { json(&view) } else { output::print(text(&view).trim_end()) })
 }
 
-/// Prints all there is to say, a line for each thing.
+/// Prints everything as JSON, a line for each item.
 pub fn json(view: &View) -> Result<()> {
     view.channels.iter().try_for_each(|channel| output::json(&Line::Channel(channel)))?;
     view.sockets.iter().try_for_each(|socket| output::json(&Line::Socket(socket)))?;
@@ -98,7 +98,7 @@ fn text(view: &View) -> String {
     lines.join("\n")
 }
 
-/// What could not be seen.
+/// Describes what could not be seen.
 pub fn remarks(summary: &Summary) -> Vec<String> {
     let mut lines = Vec::new();
     if summary.hidden > 0 {
@@ -149,12 +149,12 @@ fn channel(channel: &Channel) -> Vec<String> {
     lines
 }
 
-/// How a ring follows its load: ` of 2.00 MiB (bulk)`.
+/// Describes how a ring follows its load: ` of 2.00 MiB (bulk)`.
 fn growth(Growth { target, reason }: &Growth) -> String {
     format!(" of {} ({reason})", human::bytes(*target))
 }
 
-/// The link that a channel is on, and how the machine at its other end fares.
+/// Describes the link that a channel is on, and the state of the machine at its other end.
 fn machine(machine: &Machine) -> String {
     let Machine { name, life, link, generation, slices, storms } = machine;
     let storms = storms.filter(|storms| *storms > 0).map_or(String::new(), |storms| format!("  storms {storms}"));
@@ -162,12 +162,12 @@ fn machine(machine: &Machine) -> String {
     format!("  {name} {life}  link {link}  generation {generation}  slices {own} here, {theirs} there{storms}")
 }
 
-/// What the peer of a channel may still map though it was retired, if there is such.
+/// Returns the bytes that were retired and that the peer of a channel may still map, if there are any.
 fn quarantine(channel: &Channel) -> Option<u64> {
     channel.quarantine.filter(|bytes| *bytes > 0)
 }
 
-/// `1234 cat (root)`, or where it is if it cannot be seen.
+/// Describes an endpoint as `1234 cat (root)`, or by its machine or domain if it cannot be seen.
 fn whom(end: Option<&Endpoint>, channel: &Channel) -> String {
     let Some(end) = end else {
         let machine = channel.machine.as_ref().map(|machine| format!("machine {}", machine.name));
@@ -202,7 +202,7 @@ fn socket(socket: &Socket) -> String {
     format!("  {own} - {peer}  {pid} {command}  {}  sent {sent}  received {received}", carried(socket))
 }
 
-/// What carries a connection, and why if that is TCP.
+/// Describes the transport of a connection, with the reason if it is TCP.
 pub fn carried(socket: &Socket) -> String {
     let how = match socket.state {
         Transport::Candidate => "TCP so far",
@@ -230,7 +230,7 @@ fn kept(kept: &OrphanedGrants) -> String {
     format!("  {address}  {pages} pages  domain {peer_domain} may map them  age {age}  {pid} {command} ({user})")
 }
 
-/// A state as people read it.
+/// Returns a state in words for people.
 pub fn shown(state: State) -> &'static str {
     match state {
         State::Aborted => "aborted",

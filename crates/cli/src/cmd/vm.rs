@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `tombolo vm`: has the host's broker make a virtual machine ready to migrate, and take that back.
+//! `tombolo vm`: asks the host's broker to make a virtual machine ready to migrate, and to undo that.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -13,7 +13,7 @@ use crate::{
     human, output,
 };
 
-/// How long a guest may take to let go of its devices, and a broker to say so.
+/// Time that a guest has to release its devices, and a broker to report it.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Make virtual machines ready to migrate, to be saved or to have a snapshot: asks `tombolod` on their host
@@ -70,7 +70,7 @@ pub fn run(args: &Args) -> Result<()> {
     done.map(drop)
 }
 
-/// What a refusal means for who asked.
+/// Translates a refusal into an exit code.
 fn named(error: Error) -> Failure {
     let (code, why) = match error {
         Error::Refused { code, why } => (code, why),
@@ -88,7 +88,7 @@ fn named(error: Error) -> Failure {
     Failure::Machine { exit, why }
 }
 
-/// The same in one word.
+/// Returns the exit code as one word.
 fn word(exit: u8) -> &'static str {
     match exit {
         2 => "unknown",

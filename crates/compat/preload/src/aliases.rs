@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Internal names of libc's that other libraries are bound to.
+//! Internal names of libc's functions that other libraries are bound to.
 //!
-//! Why there is `unsafe`: as in the functions that they name.
+//! `unsafe` is needed as in the functions that they name.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_long, c_uint, c_void};

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Ancillary data (`cmsg(3)`): what `recvmsg` says beside bytes, where the bytes came through shared memory.
+//! Writes the ancillary data (`cmsg(3)`) that `recvmsg` reports beside bytes that came through shared memory.
 //!
-//! How many are left (`TCP_INQ`) is said as the kernel says it, for both paths together. When bytes came only the kernel knows: a
-//! program that asks for that (`SO_TIMESTAMP`) gets its bytes over TCP from the peer's next call on.
+//! The number of bytes left (`TCP_INQ`) is reported as the kernel reports it, for both transports together. Only the
+//! kernel knows when bytes came: a program that asks for that (`SO_TIMESTAMP`) gets its bytes over TCP from the peer's
+//! next call on.
 //!
-//! Why there is `unsafe`: the program gives room for such messages as a pointer.
+//! `unsafe` is needed because the program passes the room for such messages as a pointer.
 #![allow(unsafe_code)]
 
 use std::{ffi::c_int, ptr, sync::Arc};
@@ -17,7 +18,7 @@ use tombolo_sockets::{
 
 use crate::{errno, handback, kernel};
 
-/// Before a call. One that has room for when bytes came asks for TCP, where its program wants that.
+/// Asks for TCP before a call that has room for ancillary data, if the program wants to know when bytes came.
 pub(crate) fn leave_for_arrivals(process: &Process, connection: &Arc<Connection>, fd: c_int, header: &msghdr) {
     let asks = !header.msg_control.is_null() && header.msg_controllen > 0;
     if asks && connection.has_set(Set::Arrival, || kernel::says_arrival(fd)) {
@@ -25,10 +26,11 @@ pub(crate) fn leave_for_arrivals(process: &Process, connection: &Arc<Connection>
     }
 }
 
-/// After a call that was not the kernel's: what it says, and no more room for the rest of it than is used.
+/// Writes what a call reports that the kernel did not carry out, and cuts the header's length of that room to what is
+/// used.
 ///
 /// # Safety
-/// What `header` names as room for such messages is the caller's to be written.
+/// The room for such messages that `header` names is the caller's to be written.
 pub(crate) unsafe fn write_ancillary(process: &Process, connection: &Connection, fd: c_int, header: &mut msghdr) {
     let mut rest = None;
     if connection.stage() == Stage::Joined && connection.has_set(Set::Rest, || kernel::says_rest(fd)) {
@@ -38,14 +40,15 @@ pub(crate) unsafe fn write_ancillary(process: &Process, connection: &Connection,
     header.msg_controllen = rest.map_or(0, |rest| unsafe { write_bytes_left(header, rest) });
 }
 
-/// As the kernel counts: the end is one more.
+/// Counts bytes as the kernel does: the end of the stream adds one.
 fn count_bytes_left(process: &Process, connection: &Connection, fd: c_int) -> c_int {
     let bytes = errno::kept(|| connection.unread()) + kernel::unread(fd);
     let has_ended = process.kernel().poll(fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0;
     c_int::try_from(bytes + u64::from(has_ended)).unwrap_or(c_int::MAX)
 }
 
-/// One message with `rest`, cut where there is not enough room, as the kernel cuts it. Says how much room it took.
+/// Writes one message with `rest`, cut as the kernel cuts it where there is not enough room. Returns how much room it
+/// took.
 ///
 /// # Safety
 /// As for [`write_ancillary`].
@@ -60,7 +63,7 @@ unsafe fn write_bytes_left(header: &mut msghdr, rest: c_int) -> usize {
         return 0;
     }
     let len = LEN.min(room);
-    // The fields of `cmsghdr`, in its order, and the number.
+    // The fields of `cmsghdr`, in its order, then the number.
     let mut message = [0; LEN];
     message[..WORD].copy_from_slice(&len.to_ne_bytes());
     for (at, field) in [libc::IPPROTO_TCP, libc::TCP_INQ, rest].into_iter().enumerate() {

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Calls that read and write later (`io_submit`, POSIX `aio`): the kernel or libc's own threads carry them out, past this library.
-//! What they are about goes back to TCP first, for good.
+//! Exported calls that read and write later (`io_submit`, POSIX `aio`). The kernel or libc's own threads carry them
+//! out, past this library. The sockets that they use go back to TCP first, permanently.
 //!
-//! Why there is `unsafe`: requests come as pointers.
+//! `unsafe` is needed because requests come as pointers.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_long, c_void};
 
 use crate::{errno, handback::bypassed, real, state};
 
-/// `linux/aio_abi.h`: where the descriptor stands in a `struct iocb`.
+/// Offset of the descriptor in a `struct iocb` (`linux/aio_abi.h`).
 const FILDES: usize = 20;
 
-/// Before the kernel is given `count` requests.
+/// Moves the sockets of `count` requests to TCP, before the kernel is given the requests.
 ///
 /// # Safety
 /// As `io_submit(2)`.
@@ -34,7 +34,7 @@ pub(crate) unsafe fn submitting(count: c_long, requests: *const *const c_void) {
     }
 }
 
-/// As libaio has it: what is wrong is the answer, and not in `errno`.
+/// Submits requests as libaio does: an error is in the result, and not in `errno`.
 ///
 /// # Safety
 /// As `io_submit(3)`.

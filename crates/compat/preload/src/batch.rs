@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Calls that are several calls in one, and calls with flags: `recvmmsg`, `sendmmsg`, `preadv2`, `pwritev2`.
+//! Exported calls that are several calls in one, and calls with flags: `recvmmsg`, `sendmmsg`, `preadv2`, `pwritev2`.
 //!
-//! Why there is `unsafe`: the program's arrays come as pointers.
+//! `unsafe` is needed because the program passes its arrays as pointers.
 #![allow(unsafe_code)]
 
 use std::{
@@ -16,12 +16,13 @@ use tombolo_sockets::connection::Stage;
 
 use crate::{data, errno, handback, poll, real, state};
 
-/// Whether `fd` is a connection whose bytes are counted or go another way.
+/// Returns whether `fd` is a connection whose bytes are counted or go another way.
 fn is_watched(fd: c_int) -> bool {
     state::busy().is_some() && state::connection(fd).is_some_and(|connection| connection.stage() != Stage::Plain)
 }
 
-/// Does `one` for each message, as far as it goes. It says what was moved, and whether another message may follow.
+/// Calls `one` for each message until it fails or ends the call. `one` returns what it moved, and whether another
+/// message may follow.
 ///
 /// # Safety
 /// `count` messages at `messages`, the caller's for the call, or null.
@@ -64,7 +65,7 @@ pub unsafe extern "C-unwind" fn recvmmsg(
         // SAFETY: (contract) the caller's promise.
         return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
     };
-    // Before all that is there, an error: the kernel looks for one before the first message.
+    // An error comes before all that is there: the kernel looks for one before the first message.
     // SAFETY: (valid) no message, and no time.
     if unsafe { real::recvmmsg(fd, messages, 0, flags, ptr::null_mut()) } < 0 {
         return -1;
@@ -77,7 +78,7 @@ pub unsafe extern "C-unwind" fn recvmmsg(
         if got < 0 && at > 0 {
             store_error(fd);
         }
-        // As the kernel does, the time is looked at after each message, and what is left of it is said.
+        // As in the kernel, the time is checked after each message, and what is left of it is reported.
         let Some(limit) = limit.filter(|_| got >= 0) else { return (got, true) };
         let left = limit.saturating_sub(begun.elapsed());
         let said = timespec { tv_sec: left.as_secs() as libc::time_t, tv_nsec: left.subsec_nanos().into() };
@@ -89,7 +90,7 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     unsafe { each(messages, count, receive) }
 }
 
-/// A message after the first failed: the next call says why.
+/// Stores the error of a message after the first, for the next call to report.
 fn store_error(fd: c_int) {
     let error = Errno::from_raw_os_error(errno::get());
     if error != Errno::AGAIN
@@ -99,7 +100,7 @@ fn store_error(fd: c_int) {
     }
 }
 
-/// Bytes of a message that the kernel, or this library, has taken.
+/// Returns the number of bytes in a message that the kernel, or this library, has taken.
 ///
 /// # Safety
 /// As `sendmsg(2)`.
@@ -123,7 +124,7 @@ pub unsafe extern "C-unwind" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, coun
     let send = |_, message: &mut msghdr| {
         // SAFETY: (contract) the caller's promise, for each message.
         let sent = unsafe { data::sendmsg(fd, message, flags) };
-        // What follows a message that went in part would be in its place.
+        // Whatever follows a message that was sent in part would take the place of its rest.
         // SAFETY: (valid) the message was good enough to be sent.
         (sent, sent >= 0 && sent as usize == unsafe { len_of(message) })
     };
@@ -131,10 +132,11 @@ pub unsafe extern "C-unwind" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, coun
     unsafe { each(messages, count, send) }
 }
 
-/// Flags of `preadv2` that mean nothing to a socket, which takes them nevertheless.
+/// Flags of `preadv2` that mean nothing to a socket, which accepts them nevertheless.
 const MEANINGLESS: c_int = libc::RWF_HIPRI | libc::RWF_DSYNC | libc::RWF_SYNC | libc::RWF_APPEND;
 
-/// What flags of `preadv2` mean for a socket, if it can have them and is one. What others mean, the kernel knows, if anybody does.
+/// Returns what flags of `preadv2` mean for a socket, if it accepts them and `fd` is one. Any other flags are left to
+/// the kernel.
 fn socket_flags(fd: c_int, count: c_int, offset: off_t, flags: c_int) -> Option<c_int> {
     if offset != -1 || !(1..=1024).contains(&count) || !is_watched(fd) {
         return None;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A descriptor is closed, or was closed past this library. With the last one of a connection goes all that is kept for it.
+//! Handles descriptors that are closed, or were closed past this library. With the last descriptor of a connection,
+//! releases all that is kept for it.
 
 use std::{os::fd::RawFd, sync::Arc};
 
@@ -11,23 +12,23 @@ use crate::{
     state::{self, Watched},
 };
 
-/// The program closes `fd`, which may be watched.
+/// Handles the program's close of `fd`, which may be watched.
 pub(crate) fn close_watched(fd: RawFd) {
     if inside::has_interrupted() {
-        // The kernel tells the peer, as it does where a program is killed.
+        // The kernel tells the peer, as it does when a program is killed.
         state::abandon(fd);
     } else {
         errno::kept(|| before_close(fd));
     }
 }
 
-/// The program gives up what `fd` is.
+/// Gives up what `fd` is, before the program closes or replaces it.
 pub(crate) fn before_close(fd: RawFd) {
     if !state::is_known(fd) {
         return;
     }
     if !state::is_owner() {
-        // A child of vfork: what it closes is its own, the table is its parent's.
+        // A child of vfork closes a descriptor of its own, but the table is its parent's.
         life::closing_in_child(fd);
         return;
     }
@@ -40,14 +41,14 @@ pub(crate) fn before_close(fd: RawFd) {
                 handback::reset_at_close(process, fd, &connection);
             }
         }
-        // Of another file, which has the number by now, nothing is to be changed.
+        // The number is another file's by now, in which nothing may be changed.
         Some(Watched::Connection(connection)) => _ = given_up(fd, &connection, || {}),
         Some(Watched::Set(_)) | None => {}
     }
 }
 
-/// The number `fd` of a connection is closed, or about to be. With the last one goes all that is kept for it, after `last`. Says
-/// whether TCP would reset it then.
+/// Handles the number `fd` of a connection that is closed or about to be. With the last number, calls `last` and then
+/// releases all that is kept for the connection. Returns whether TCP would reset it then.
 fn given_up(fd: RawFd, connection: &Arc<Connection>, last: impl FnOnce()) -> bool {
     let other = if connection.descriptors.is_single() { None } else { state::other(fd, connection) };
     if other.is_some() {
@@ -59,7 +60,7 @@ fn given_up(fd: RawFd, connection: &Arc<Connection>, last: impl FnOnce()) -> boo
     last();
     wiring::forget(connection);
     let reset = connection.finish(&kernel::Linux, fd);
-    // Another thread may wait for it in a call: the kernel tells it nothing of this number any more.
+    // Another thread may wait for the connection in a call, and the kernel tells it nothing of this number any more.
     connection.pipes.doorbell().inspect(|doorbell| doorbell.notify());
     if let Some(process) = state::busy() {
         process.waiters.unwatch(connection);
@@ -69,7 +70,8 @@ fn given_up(fd: RawFd, connection: &Arc<Connection>, last: impl FnOnce()) -> boo
     reset
 }
 
-/// The program ends the connection that `fd` is, and keeps the socket: what that becomes next is the kernel's alone.
+/// Handles a program that ends the connection at `fd` and keeps the socket. What the socket becomes next is left to the
+/// kernel.
 pub(crate) fn disconnecting(fd: RawFd) {
     let Some(connection) = state::connection(fd).filter(|_| state::is_owner()) else { return };
     wiring::release(&connection);
@@ -83,7 +85,7 @@ pub(crate) fn disconnecting(fd: RawFd) {
     }
 }
 
-/// The number `fd` is another file's by now: somebody closed it past this library. What it was is let go.
+/// Releases what `fd` was, because the number is another file's by now: the program closed it past this library.
 pub(crate) fn forget_reused(fd: RawFd) {
     if state::is_owner()
         && let Some(Watched::Connection(connection)) = state::forget(fd)
@@ -92,8 +94,8 @@ pub(crate) fn forget_reused(fd: RawFd) {
     }
 }
 
-/// A call on the connection that `fd` is taken for says that it is no socket. Whether it is another file by now, of which
-/// nothing is known from here on.
+/// Returns whether `fd`, which was taken for a connection, is another file by now. A call on it has reported that it is
+/// no socket. If so, forgets `fd`.
 #[cold]
 pub(crate) fn is_another(fd: RawFd) -> bool {
     let another = !state::is_still(fd);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A program that shuts itself in (`seccomp`) says which calls it will make, and may be killed for any other. So before that all
-//! goes back to the kernel, and stays there.
+//! Gives everything back to the kernel before a program confines itself (`seccomp`). Such a program declares which
+//! calls it will make, and may be killed for any other. So everything stays with the kernel from then on.
 //!
-//! Why there is `unsafe`: the arguments come as the program gave them, and go on to the real call.
+//! `unsafe` is needed because the arguments come as the program passed them, and go on to the real call.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_long, c_ulong};
@@ -22,7 +22,7 @@ pub unsafe extern "C-unwind" fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: 
     unsafe { real::prctl(option, a, b, c, d) }
 }
 
-/// `seccomp`, which has no function.
+/// Carries out `seccomp`, which has no function in libc.
 pub(crate) fn seccomp(operation: c_long, real: impl FnOnce() -> c_long) -> c_long {
     if matches!(operation as u32, libc::SECCOMP_SET_MODE_STRICT | libc::SECCOMP_SET_MODE_FILTER) {
         errno::kept(shut_in);
@@ -30,7 +30,8 @@ pub(crate) fn seccomp(operation: c_long, real: impl FnOnce() -> c_long) -> c_lon
     real()
 }
 
-/// The program has made something that reads and writes sockets past this library.
+/// Gives everything back to the kernel, because the program has made something that reads and writes sockets past this
+/// library.
 pub(crate) fn shut_in_if_made_here() {
     if !inside::has_interrupted() {
         errno::kept(shut_in);

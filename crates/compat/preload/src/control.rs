@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Calls that make, copy, change and close descriptors.
+//! Exported calls that create, configure, duplicate and close descriptors.
 //!
-//! Why there is `unsafe`: the arguments come as the program gave them, and go on to the real call.
+//! `unsafe` is needed because the arguments come as the program passed them, and go on to the real call.
 #![allow(unsafe_code)]
 
 use std::{
@@ -28,10 +28,11 @@ use crate::{
     state::{self, Watched},
 };
 
-/// Numbers that libc has a stream for from the beginning: whatever they become, standard I/O may read and write it past this library.
+/// Descriptors that libc has a stream for from the start. Whatever these numbers become, standard I/O may read and
+/// write them past this library.
 const STREAMS: RangeInclusive<RawFd> = libc::STDIN_FILENO..=libc::STDERR_FILENO;
 
-/// What the kernel refuses to give more events than (`EP_MAX_EVENTS`).
+/// Number of events above which the kernel refuses the call (`EP_MAX_EVENTS`).
 const MOST_EVENTS: c_int = c_int::MAX / size_of::<epoll_event>() as c_int;
 
 // ---- sockets
@@ -43,7 +44,7 @@ pub unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_i
     // SAFETY: (contract) the caller's promise.
     let fd = unsafe { real::socket(domain, kind, protocol) };
     if fd >= 0 {
-        // Somebody may have closed the number behind our back.
+        // The program may have closed this number by a call that this library did not see.
         forget(fd);
         let stream = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) == libc::SOCK_STREAM;
         if stream && matches!(domain, libc::AF_INET | libc::AF_INET6) && matches!(protocol, 0 | libc::IPPROTO_TCP) {
@@ -53,7 +54,7 @@ pub unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_i
     fd
 }
 
-/// Nothing is known of a new descriptor.
+/// Drops everything that the table holds about a number that is now a new descriptor.
 fn forget(fd: RawFd) {
     if inside::has_interrupted() {
         state::abandon(fd);
@@ -131,7 +132,7 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     if let (0, Some(connection), Some(process)) = (done, &known, state::busy()) {
         errno::kept(|| connection.for_call(process, fd).finish_shutdown(how != libc::SHUT_WR));
     }
-    // Another thread may wait for room: it has none any more, and TCP tells only who asks.
+    // Another thread may wait for room, which never comes now. TCP reports this only to a thread that asks.
     if let Some(doorbell) = ends.and_then(|connection| connection.pipes.doorbell()) {
         errno::kept(|| doorbell.notify());
     }
@@ -164,18 +165,19 @@ pub unsafe extern "C-unwind" fn setsockopt(
         && let (Some(process), Some(connection)) = (state::busy(), state::connection(fd))
     {
         errno::kept(|| match (level, name) {
-            // For what comes after the peer's next call. Nobody waits for that, and what is there stays where it is.
+            // This option affects what comes after the peer's next call. Nobody waits for that, and bytes already in
+            // the pipe stay there.
             (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => handback::ask_for_tcp(process, fd, &connection, Reason::Usage),
             _ => handback::use_kernel(process, fd, &connection),
         });
     }
-    // Both limits, by their names of before and after 2038.
+    // Both time limits, by their names from before and after the change for the year 2038.
     let is_limit = level == libc::SOL_SOCKET && matches!(name, 20 | 21 | 66 | 67);
     let least = libc::timeval { tv_sec: 0, tv_usec: 1 };
     let enough = is_limit && !value.is_null() && len as usize >= size_of::<libc::timeval>();
     // SAFETY: (valid) the caller gave as much, aligned or not.
     let below = enough && kernel::is_below_none(unsafe { value.cast::<libc::timeval>().read_unaligned() });
-    // With a limit below zero calls do not wait, and the kernel does not tell that from no limit.
+    // With a time limit below zero calls do not wait, but the kernel reports such a limit as no limit.
     let value = if below && kernel::is_tcp(fd) { (&raw const least).cast() } else { value };
     // SAFETY: (contract) the caller's promise, or a time, of which the kernel reads no more.
     let answer = unsafe { real::setsockopt(fd, level, name, value, len) };
@@ -185,7 +187,8 @@ pub unsafe extern "C-unwind" fn setsockopt(
     answer
 }
 
-/// Whether the kernel has the protocol above TCP that is named, or may have it. Libraries of TLS try it, and go on without.
+/// Returns whether the kernel has, or may have, the named protocol above TCP. TLS libraries try this option, and go on
+/// without it.
 ///
 /// # Safety
 /// As `setsockopt(2)`.
@@ -194,12 +197,12 @@ unsafe fn has_protocol(name: *const c_void, len: socklen_t) -> bool {
         let Ok(socket) = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None) else { return true };
         // SAFETY: (contract) the caller's promise.
         let refused = unsafe { real::setsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_ULP, name, len) } < 0;
-        // One that it has says that there is no connection yet.
+        // If the kernel has the protocol, it fails because the socket is not connected yet.
         !(refused && matches!(errno::get(), libc::ENOENT | libc::EINVAL))
     })
 }
 
-/// How calls on `fd` wait was changed.
+/// Records that the program changed how calls on `fd` wait.
 fn set_anew(fd: RawFd) {
     if !state::is_known(fd) {
         return;
@@ -228,7 +231,7 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mu
         && !inside::has_interrupted()
         && state::connection(fd).is_some_and(|connection| errno::kept(|| connection.unread()) > 0)
     {
-        // The mark is in what comes over TCP, after that.
+        // The urgent mark is among the bytes on TCP, which come after those in the pipe.
         // SAFETY: (valid) the kernel stored an int there, aligned or not.
         unsafe { argument.cast::<c_int>().write_unaligned(0) };
     }
@@ -237,7 +240,8 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mu
         && !inside::has_interrupted()
         && let (Some(process), Some(connection)) = (state::busy(), state::connection(fd))
     {
-        // One who only asks, again and again, does here what its peer asks for (S-2).
+        // A program that only polls `FIONREAD` makes no other call that could serve the peer's requests, so this call
+        // does (S-2).
         errno::kept(|| connection.for_call(process, fd).send_recalled());
         let more = errno::kept(|| connection.unread()).min(i32::MAX as u64) as c_int;
         let place = argument.cast::<c_int>();
@@ -249,7 +253,7 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mu
     answer
 }
 
-/// Else libc's would ask the kernel past this library.
+/// Replaces libc's function, which would ask the kernel past this library.
 ///
 /// # Safety
 /// As `sockatmark(3)`.
@@ -261,7 +265,8 @@ pub unsafe extern "C-unwind" fn sockatmark(fd: c_int) -> c_int {
     if answer < 0 { answer } else { mark }
 }
 
-/// The program wants a signal for whatever happens to the socket, which only the kernel gives.
+/// Moves the connection to TCP, because the program wants a signal for every event of the socket, and only the kernel
+/// sends it.
 fn signals(fd: RawFd) {
     if let (Some(process), Some(connection)) = (state::busy(), state::connection(fd)) {
         errno::kept(|| handback::wait_for_tcp(process, fd, &connection, Reason::Usage));
@@ -270,8 +275,8 @@ fn signals(fd: RawFd) {
 
 // ---- descriptors
 
-/// A call that would hit a descriptor of the library's. By `dup2(2)` a number can be busy for a moment; a program that
-/// chose this one by itself hears that.
+/// Fails a call that would affect one of this library's own descriptors. `dup2(2)` may find any number busy for a
+/// moment, and a program that chose such a number itself gets that error.
 fn refused(errno: c_int) -> c_int {
     errno::set(errno);
     -1
@@ -294,7 +299,7 @@ pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
 /// As `close_range(2)`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    // Flags that are none are for the kernel to refuse.
+    // The kernel refuses invalid flags itself.
     if flags & !(libc::CLOSE_RANGE_UNSHARE as c_int) == 0 {
         life::closing_ours_in_child(first, last);
         (first..=last.min(state::bound() as c_uint)).for_each(|fd| closing::close_watched(fd as RawFd));
@@ -321,7 +326,7 @@ fn duplicated(from: c_int, to: c_int) -> c_int {
     to
 }
 
-/// `to` is now what `from` is.
+/// Watches `to` as what `from` is.
 fn watch_duplicate(from: RawFd, to: RawFd) {
     closing::forget_reused(to);
     match state::find(from) {
@@ -336,7 +341,7 @@ fn watch_duplicate(from: RawFd, to: RawFd) {
             }
         }
         Some(Watched::Connection(connection)) => {
-            // A descriptor that the table cannot hold would be read behind our back.
+            // The table cannot hold this descriptor, so the program would read from it unseen by this library.
             if let Some(process) = state::process() {
                 process.leaves(&connection, Reason::Usage);
             }
@@ -344,7 +349,7 @@ fn watch_duplicate(from: RawFd, to: RawFd) {
         Some(Watched::Set(set)) if (0..state::bound()).contains(&to) => {
             state::watch(to, Watched::Set(set));
         }
-        // Somebody waits for it who does not come by here.
+        // The table cannot hold this number, so a thread may wait on it unseen by this library.
         Some(Watched::Set(set)) => {
             if let Some(process) = state::process() {
                 waiting::nested(process, &set);
@@ -362,7 +367,7 @@ pub unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
     duplicated(fd, unsafe { real::dup(fd) })
 }
 
-/// `to` is about to become what `fd` is, if that is anything.
+/// Prepares `to` for becoming a duplicate of `fd`, if `fd` is open.
 fn replacing(fd: RawFd, to: RawFd) {
     if fd != to && state::is_known(to) && inside::has_interrupted() {
         state::abandon(to);
@@ -468,7 +473,7 @@ pub unsafe extern "C-unwind" fn epoll_ctl(epfd: c_int, operation: c_int, fd: c_i
     // SAFETY: (contract) the caller's promise.
     let real = || unsafe { real::epoll_ctl(epfd, operation, fd, event) };
     let Some(process) = state::waiting().filter(|_| !inside::has_interrupted()) else {
-        // In a set that nobody here knows of.
+        // The set may be one that this library does not know.
         state::shared(fd);
         return real();
     };
@@ -485,7 +490,7 @@ pub unsafe extern "C-unwind" fn epoll_ctl(epfd: c_int, operation: c_int, fd: c_i
             Some(set) if state::registered(fd) => {
                 let answer = changes::register(set, Request { epfd, operation, fd, event }, real);
                 if let Some(Watched::Connection(connection)) = state::find(fd) {
-                    // Connected by another thread meanwhile.
+                    // Another thread connected the socket meanwhile.
                     if epoll::adopt(set, fd, &connection) {
                         errno::kept(|| process.leaves(&connection, Reason::Usage));
                     }
@@ -501,7 +506,7 @@ pub unsafe extern "C-unwind" fn epoll_ctl(epfd: c_int, operation: c_int, fd: c_i
             changes::change(process, &set, &connection, Request { epfd, operation, fd, event }, real)
         }
         (None, Some(Watched::Connection(connection))) => {
-            // A set from before this library looked, or from another process.
+            // The set was created before this library was active, or by another process.
             errno::kept(|| process.leaves(&connection, Reason::Usage));
             real()
         }
@@ -559,7 +564,7 @@ pub unsafe extern "C-unwind" fn epoll_pwait2(
     unsafe { wait(epfd, events, max, limit, mask, real) }
 }
 
-/// `real` is the call itself.
+/// Waits at the set `epfd`. `real` makes the program's call itself.
 ///
 /// # Safety
 /// As `epoll_pwait(2)`; a null mask is none.
@@ -584,7 +589,7 @@ unsafe fn wait(
     let events = unsafe { slice::from_raw_parts_mut(events, max as usize) };
     let answer =
         waiting::wait(process, (epfd, &set), events, limit, (!mask.is_null()).then_some(mask), |events, left| {
-            // Rounded up: a wait that ends early would be begun again, and again.
+            // Rounded up, because a wait that ends early would be repeated again and again.
             let millis = left.map_or(-1, kernel::millis);
             // SAFETY: (contract) the caller's promise, also for a part of the array; a null mask is none.
             unsafe { real::epoll_pwait(epfd, events.as_mut_ptr(), events.len() as c_int, millis, mask) as isize }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Calls that move bytes. Each makes slices of the program's buffers and leaves the rest to [`flow`].
+//! Exported calls that move bytes. Each call makes slices of the program's buffers and passes them to [`flow`].
 //!
-//! Why there is `unsafe`: the program's buffers come as pointers.
+//! `unsafe` is needed because the program passes its buffers as pointers.
 #![allow(unsafe_code)]
 
 use std::{
@@ -30,10 +30,10 @@ use crate::{
     state::{self, Watched},
 };
 
-/// What no call moves more of at once, whatever it is given (`MAX_RW_COUNT`).
+/// Largest number of bytes that one call moves, whatever length the program passes (`MAX_RW_COUNT`).
 const MOST: usize = i32::MAX as usize & !4095;
 
-/// The program's buffers, or what the kernel says of arguments that it looks no further at.
+/// The program's buffers, or the error with which the kernel rejects the arguments at once.
 type Parts<T> = Result<T, Errno>;
 
 /// # Safety
@@ -76,7 +76,7 @@ unsafe fn parts<'a>(parts: *const iovec, count: usize, too_many: Errno) -> Parts
     parts.map(|(at, len)| unsafe { part(at, len) }).collect()
 }
 
-/// Where each part is, and how much of it counts.
+/// Returns the address of each part and its length, cut so that all lengths together stay within [`MOST`].
 ///
 /// # Safety
 /// `count` parts at `parts`, or null.
@@ -103,7 +103,8 @@ unsafe fn vector<'a>(
     }))
 }
 
-/// The connection that `fd` is and the process, or what comes after `else`.
+/// Evaluates to the process and the connection at `fd`. Otherwise returns from the function with the expression after
+/// `else`.
 macro_rules! watched {
     ($fd:expr, else $real:expr) => {
         match state::busy() {
@@ -127,7 +128,7 @@ pub unsafe extern "C-unwind" fn read(fd: c_int, to: *mut c_void, len: size_t) ->
     let real = || unsafe { real::read(fd, to, len) };
     let (process, connection) = watched!(fd, else real());
     if len == 0 {
-        return real(); // The kernel gives 0, and waits for nothing.
+        return real(); // The kernel returns 0 without waiting.
     }
     // SAFETY: (valid) the caller's promise.
     let to = unsafe { part_mut(to, len) };
@@ -199,10 +200,10 @@ pub unsafe extern "C-unwind" fn recvfrom(
     }
     // SAFETY: (valid) the caller gave a length to be looked at.
     if is_negative(unsafe { address_len.read() }) {
-        errno::set(libc::EINVAL); // The kernel looks at it once it has received.
+        errno::set(libc::EINVAL); // The kernel checks it only after receiving.
         return -1;
     }
-    // The messages of a stream have no addresses; the kernel says so by a length of 0.
+    // The messages of a stream have no addresses; the kernel reports this as a length of 0.
     // SAFETY: (valid) the caller gave a length to be written.
     unsafe { address_len.write(0) };
     answer
@@ -223,14 +224,14 @@ pub unsafe extern "C-unwind" fn sendto(
     let real = || unsafe { real::sendto(fd, from, len, flags, address, address_len) };
     let (process, connection) = watched!(fd, else real());
     if !address.is_null() && address_len as usize > size_of::<libc::sockaddr_storage>() {
-        return real(); // The kernel refuses it, and looks no further at what is shorter.
+        return real(); // The kernel refuses such a length, and ignores shorter addresses.
     }
     // SAFETY: (valid) the caller's promise.
     let from = unsafe { part(from, len) };
     flow::send(process, &connection, fd, from.map(|part| [part]), flags, real)
 }
 
-/// Whether the kernel refuses this length of an address, which it takes for a number with a sign.
+/// Returns whether the kernel refuses this length of an address, because it reads the length as a signed number.
 fn is_negative(len: socklen_t) -> bool {
     len.cast_signed() < 0
 }
@@ -276,7 +277,8 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
     }
     // SAFETY: (valid) the caller's promise.
     let to = unsafe { parts_mut(header.msg_iov, header.msg_iovlen, Errno::MSGSIZE) };
-    // What the kernel says beside bytes, it says.
+    // A call with room for control messages goes to the kernel if the connection is back on TCP, so that the kernel
+    // writes them.
     if !header.msg_control.is_null()
         && flags & libc::MSG_PEEK == 0
         && let Some(received) = flow::receive_back_on_tcp(process, &connection, real)
@@ -288,7 +290,7 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
         && flags == libc::MSG_WAITALL
         && let Ok(to) = &to
     {
-        // What the kernel has to say beside the bytes it says once, for the whole of a call.
+        // The kernel reports ancillary data once for a whole call, so the call is not split into pieces.
         let moved = |plain: &Plain<'_>, n| plain.moved(n, to.iter().map(|part| &**part));
         if let Some(n) = plain::plainly(process, &connection, Direction::In, true, real, moved) {
             return n;
@@ -299,7 +301,7 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
         made = true;
         real()
     };
-    // What is thrown away needs no place.
+    // Bytes that are discarded need no buffer.
     let thrown_away = (flags & libc::MSG_TRUNC != 0).then(|| {
         // SAFETY: (valid) the caller's promise.
         let parts = unsafe { vector(header.msg_iov, header.msg_iovlen, Errno::MSGSIZE) };
@@ -337,7 +339,7 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
         return real();
     }
     if header.msg_controllen > 0 && connection.stage() == Stage::Joined {
-        // The kernel looks at these before anything else, also where there is nothing to send.
+        // The kernel checks the control messages before anything else, even where there is nothing to send.
         let alone = msghdr { msg_iov: ptr::null_mut(), msg_iovlen: 0, ..*header };
         // SAFETY: (contract) the caller's promise, for a message with no parts.
         let answer = unsafe { real::sendmsg(fd, &raw const alone, flags | libc::MSG_NOSIGNAL) };
@@ -350,7 +352,7 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
     if header.msg_controllen > 0
         && let Ok(from) = &from
     {
-        // What is said beside the bytes is said of the whole of a call.
+        // Control messages apply to the whole call, so the call is not split into pieces.
         let moved = |plain: &Plain<'_>, n| plain.moved(n, from.iter().map(|part| &**part));
         let counts = flags & flow::KERNEL_ONLY == 0;
         if let Some(n) = plain::plainly(process, &connection, Direction::Out, counts, real, moved) {
@@ -360,7 +362,7 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
     flow::send(process, &connection, fd, from, flags, real)
 }
 
-/// Another process gets `fd`.
+/// Prepares `fd` for being passed to another process.
 fn give_away(fd: c_int) {
     state::shared(fd);
     let Some(process) = state::waiting() else { return };
@@ -371,7 +373,7 @@ fn give_away(fd: c_int) {
     }
 }
 
-/// Connections that go to another process by `SCM_RIGHTS` go back to TCP first.
+/// Moves connections that the message passes to another process by `SCM_RIGHTS` back to TCP first.
 ///
 /// # Safety
 /// As for `sendmsg(2)`.
@@ -433,7 +435,7 @@ pub unsafe extern "C-unwind" fn sendfile(to: c_int, from: c_int, offset: *mut of
     };
     let sent = copy_file(process, &connection, to, from, begin, count - done);
     if sent <= 0 && done == 0 {
-        // The kernel knows why, where it is the arguments: it looks at them also where nothing is to be sent.
+        // If the arguments are at fault, the kernel reports why: it checks them even if nothing is to be sent.
         // SAFETY: (contract) the caller's promise.
         let answer = errno::kept(|| errno::result(unsafe { real::sendfile(to, from, offset, 0) }));
         if let Err(error) = answer {
@@ -452,7 +454,8 @@ pub unsafe extern "C-unwind" fn sendfile(to: c_int, from: c_int, offset: *mut of
     if done > 0 { done as ssize_t + sent.max(0) } else { sent }
 }
 
-/// The kernel has sent `n` bytes of a file from `begin` on: as many as a proof may want are read once more (S-6).
+/// Records that the kernel has sent `n` bytes of a file from `begin` on. Reads back as many of them as a proof may need
+/// (S-6).
 fn moved_of_file(plain: &Plain<'_>, from: c_int, begin: off_t, n: usize) {
     let mut bytes = [0_u8; HISTORY];
     let want = n.min(HISTORY);
@@ -464,8 +467,8 @@ fn moved_of_file(plain: &Plain<'_>, from: c_int, begin: off_t, n: usize) {
     }
 }
 
-/// Sends `count` bytes of a file from `begin` on, as far as there is room: who sends a file waits for room only when there
-/// is none.
+/// Sends up to `count` bytes of a file from `begin` on, as far as there is room. The call waits for room only if there
+/// is none at all.
 fn copy_file(
     process: &Process,
     connection: &Arc<Connection>,
@@ -474,7 +477,7 @@ fn copy_file(
     begin: off_t,
     count: size_t,
 ) -> ssize_t {
-    // Not on the stack, which may be a small one.
+    // The buffer is on the heap, because the thread's stack may be small.
     let mut buffer = Box::<[u8]>::new_uninit_slice(64 << 10);
     let mut done = 0;
     while done < count {
@@ -506,7 +509,7 @@ pub unsafe extern "C-unwind" fn sendfile64(to: c_int, from: c_int, offset: *mut 
     unsafe { sendfile(to, from, offset, count) }
 }
 
-// ---- fortified variants: the same, once it is sure that the buffer is large enough
+// ---- fortified variants: the same calls, after a check that the buffer is large enough
 
 /// # Safety
 /// As `read(2)`.

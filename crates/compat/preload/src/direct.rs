@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `syscall`, by which some programs make the calls that have functions of their own: libuv closes its descriptors so. They do
-//! here what the functions do; all other numbers go on as they are.
+//! Exports `syscall`, by which some programs make calls that have functions of their own; libuv closes its descriptors
+//! so. Such calls do here what the functions do. All other numbers go on unchanged.
 //!
-//! Why there is `unsafe`: arguments come as words, and are what the manual page of the number's call says.
+//! `unsafe` is needed because arguments come as words, and are what the manual page of the number's call says.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_long, c_uint, c_ulong};
@@ -12,13 +12,13 @@ use libc::{nfds_t, size_t, socklen_t};
 use crate::{asynchronous, batch, confine, control, data, life, mapped, poll, real, splice};
 
 /// # Safety
-/// As `syscall(2)`. Who gives fewer arguments leaves what there is in their places, which nobody looks at.
+/// As `syscall(2)`. A caller that passes fewer arguments leaves whatever there is in their places, which nobody reads.
 #[unsafe(no_mangle)]
 #[rustfmt::skip]
 pub unsafe extern "C-unwind" fn syscall(
     number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long,
 ) -> c_long {
-    /// One of our functions, with as many of the words as it has arguments, each as its type.
+    /// Calls one of this library's functions, with as many of the words as it has arguments, each as its type.
     macro_rules! call {
         ($function:path, $($word:ident: $type:ty),*) => {
             // SAFETY: (contract) the caller's promise: these are the arguments of that call.
@@ -37,7 +37,7 @@ pub unsafe extern "C-unwind" fn syscall(
         libc::SYS_sendmsg => call!(data::sendmsg, fd: c_int, b: *const _, c: c_int),
         libc::SYS_recvmmsg => call!(batch::recvmmsg, fd: c_int, b: *mut _, c: c_uint, d: c_int, e: *mut _),
         libc::SYS_sendmmsg => call!(batch::sendmmsg, fd: c_int, b: *mut _, c: c_uint, d: c_int),
-        // The offset is two words, of which the second is empty where a word holds it.
+        // The offset is two words, of which the second is empty where one word can hold it.
         libc::SYS_preadv2 => call!(batch::preadv2, fd: c_int, b: *const _, c: c_int, d: libc::off_t, f: c_int),
         libc::SYS_pwritev2 => call!(batch::pwritev2, fd: c_int, b: *const _, c: c_int, d: libc::off_t, f: c_int),
         libc::SYS_sendfile => call!(data::sendfile, fd: c_int, b: c_int, c: *mut _, d: size_t),
@@ -83,7 +83,7 @@ pub unsafe extern "C-unwind" fn syscall(
             // SAFETY: (contract) the caller's promise.
             let made = unsafe { real::syscall(number, a, b, c, d, e, f) };
             if made >= 0 {
-                // Nobody here sees what goes through it.
+                // This library does not see what goes through it.
                 confine::shut_in_if_made_here();
             }
             made

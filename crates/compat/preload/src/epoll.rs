@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The program's epoll sets.
 //!
-//! A connection that has shared memory is registered in the kernel under a token of ours, edge-triggered, and what the
-//! program asked for is kept here. Events carry the program's data and not descriptors, and a TCP socket whose bytes go
-//! another way would be writable for ever. Once it is there the kernel is not told of changes any more, for programs
-//! change their mind at each request. Other registrations are left alone. Beside the socket the set has the doorbell of the
-//! connection, whose edges wake whoever sleeps in the set, and nobody else.
+//! A connection that has shared memory is registered in the kernel under a token of this library, edge-triggered, and
+//! the program's request is kept here. Events carry the program's data and not descriptors, and a TCP socket whose
+//! bytes go another way would be writable for ever. Once the connection is registered so, the kernel is not told of
+//! changes any more, because programs change their mind at each request. Other registrations are left alone. Beside the
+//! socket the set has the doorbell of the connection, whose edges wake whoever sleeps in the set, and nobody else.
 //!
-//! Here is what this library keeps of a set. `wiring` is what the kernel has of it, `changes` is `epoll_ctl`, and `waiting` is
-//! `epoll_wait`.
+//! This module holds what this library keeps of a set. `wiring` is what the kernel has of it, `changes` is `epoll_ctl`,
+//! and `waiting` is `epoll_wait`.
 
 pub(crate) mod changes;
 mod entry;
@@ -32,7 +32,7 @@ use tombolo_sockets::{SingleDoorbell, connection::Connection};
 use self::registry::Registry;
 use crate::inside::{self, Inside};
 
-/// Where tokens begin: no program's own data is likely to.
+/// Returns where tokens begin, a number that no program's own data is likely to have.
 fn tokens() -> u64 {
     static BEGIN: OnceLock<u64> = OnceLock::new();
     *BEGIN.get_or_init(|| {
@@ -42,50 +42,51 @@ fn tokens() -> u64 {
     })
 }
 
-/// The token of the paths to peers.
+/// Returns the token of the paths to peers.
 fn path() -> u64 {
     tokens()
 }
 
-/// The token of the set's own doorbell.
+/// Returns the token of the set's own doorbell.
 fn kick() -> u64 {
     tokens() + 1
 }
 
-/// Threads of this process that are about to sleep in any set, or do.
+/// Number of threads of this process that are about to sleep in any set, or do.
 static ASLEEP: AtomicUsize = AtomicUsize::new(0);
 
-/// A call found too little room, and its program goes on. A thread that sleeps in a set asked its peer for what it missed by then:
-/// it looks again, and asks for room.
+/// Wakes a thread that sleeps in a set, after a call found too little room and its program goes on. The thread has
+/// asked its peer for what was missing before it slept. It looks again, and asks for room.
 pub(crate) fn found_no_room(connection: &Connection) {
-    // ORDER SeqCst: who sleeps says so before its last look, and what fills the ring was published before this.
+    // ORDER SeqCst: a thread counts itself asleep before its last look, and what fills the ring was published before
+    // this.
     if ASLEEP.load(Ordering::SeqCst) > 0 && connection.wiring.is_wired() {
         connection.pipes.doorbell().inspect(|doorbell| doorbell.notify());
     }
 }
 
-/// A set of the program's.
+/// An epoll set of the program's.
 #[derive(Debug, Default)]
 pub(crate) struct Set {
     inner: Mutex<Registry>,
-    /// Registrations of connections, and how many of them are wired.
+    /// Number of registrations of connections; below, how many of them are wired.
     entries: AtomicUsize,
     wired: AtomicUsize,
-    /// Its own doorbell is in it.
+    /// Whether the set's own doorbell is in the set.
     doorbells: AtomicBool,
-    /// Wakes who sleeps in it.
+    /// Doorbell that wakes the threads that sleep in the set.
     doorbell: OnceLock<SingleDoorbell>,
-    /// Threads that are about to sleep in it, or do.
+    /// Number of threads that are about to sleep in the set, or do.
     asleep: AtomicUsize,
-    /// It is in another set, or polled: somebody else sleeps for it.
+    /// Whether the set is in another set, or polled: then threads sleep for it elsewhere.
     nested: AtomicBool,
-    /// Who had all the room of the last call (`waiting::Crowd`).
+    /// Side that had all the room of the last call (`waiting::Crowd`).
     crowd: AtomicU8,
-    /// [`Process::decided`](tombolo_sockets::Process::decided) when its entries were last gone through.
+    /// Value of [`Process::decided`](tombolo_sockets::Process::decided) when the entries were last gone through.
     decided: AtomicU64,
 }
 
-/// What a set has, for whoever holds this.
+/// The registry of a set, for the holder of its lock.
 struct Locked<'a> {
     inner: MutexGuard<'a, Registry>,
     _inside: Inside,
@@ -116,26 +117,26 @@ impl Set {
         self.wired.store(inner.all().iter().filter(|entry| entry.wired).count(), Ordering::SeqCst);
     }
 
-    /// Something changed that those who sleep for this set did not see.
+    /// Wakes the threads that sleep for this set, after a change that they did not see.
     fn changed(&self) {
-        // ORDER SeqCst: who sleeps says so before its last look, and the change was made before this.
+        // ORDER SeqCst: a thread counts itself asleep before its last look, and the change was made before this.
         if self.asleep.load(Ordering::SeqCst) > 0 || self.nested.load(Ordering::SeqCst) {
             self.kick();
         }
     }
 
-    /// Who sleeps in it looks again.
+    /// Makes the threads that sleep in the set look again.
     fn kick(&self) {
         self.doorbell.get().inspect(|doorbell| doorbell.notify());
     }
 
-    /// Whether something is left in shared memory.
+    /// Returns whether something is left in shared memory.
     fn has_unread(&self) -> bool {
         self.lock().all().iter().any(|entry| entry.wired && entry.connection.pipes.has_unread())
     }
 }
 
-/// What was asked for before `fd` was connected is from now on about `connection`. Says whether that comes too late.
+/// Applies what was asked for before `fd` was connected to `connection`. Returns whether that comes too late.
 pub(crate) fn adopt(set: &Set, fd: RawFd, connection: &Arc<Connection>) -> bool {
     let mut guard = set.lock();
     let inner = &mut *guard;
@@ -148,15 +149,16 @@ pub(crate) fn adopt(set: &Set, fd: RawFd, connection: &Arc<Connection>) -> bool 
     connection.wiring.is_wired()
 }
 
-/// Nobody changes these sets while this is held, nor is in the middle of a first use of anything here.
+/// Locks these sets. While the result is held nobody changes them, nor is in the middle of a first use of anything
+/// here.
 pub(crate) fn hold(sets: &[(RawFd, Arc<Set>)]) -> Vec<impl Sized + '_> {
     let _ = tokens();
     sets.iter().map(|(_, set)| set.lock()).collect()
 }
 
-/// In a child made by fork, which has the parent's sets and what they watch: it looks at all once.
+/// Makes the child of a fork, which has the parent's sets and what they watch, look at everything once.
 pub(crate) fn inherit(sets: &[(RawFd, Arc<Set>)]) {
-    // The parent's threads that sleep are not here.
+    // The parent's sleeping threads are not in this process.
     ASLEEP.store(0, Ordering::SeqCst);
     for (_, set) in sets {
         set.asleep.store(0, Ordering::SeqCst);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `errno`: what a call leaves behind, and must not.
+//! Reads and sets `errno`, which some calls must leave behind and others must not change.
 #![allow(unsafe_code)]
 
 use rustix::io::Errno;
@@ -11,7 +11,7 @@ fn place() -> *mut i32 {
     unsafe { libc::__errno_location() }
 }
 
-/// The thread's `errno`.
+/// Returns the thread's `errno`.
 pub(crate) fn get() -> i32 {
     // SAFETY: (valid) it is this thread's own, and lives as long as the thread.
     unsafe { place().read() }
@@ -23,7 +23,7 @@ pub(crate) fn set(errno: i32) {
     unsafe { place().write(errno) }
 }
 
-/// Does `f`, which may take locks, and leaves `errno` as it was.
+/// Calls `f`, which may take locks, and leaves `errno` as it was.
 pub(crate) fn kept<T>(f: impl FnOnce() -> T) -> T {
     let errno = get();
     let result = {
@@ -34,7 +34,7 @@ pub(crate) fn kept<T>(f: impl FnOnce() -> T) -> T {
     result
 }
 
-/// A result as a call gives it back.
+/// Converts a result to what a call returns, and sets `errno` if it is an error.
 pub(crate) fn answer(result: Result<usize, Errno>) -> isize {
     match result {
         Ok(n) => n as isize,
@@ -45,7 +45,7 @@ pub(crate) fn answer(result: Result<usize, Errno>) -> isize {
     }
 }
 
-/// A call's answer as a result.
+/// Converts what a call returned to a result.
 pub(crate) fn result(answer: isize) -> Result<usize, Errno> {
     usize::try_from(answer).map_err(|_| Errno::from_raw_os_error(get()))
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a call that moves bytes does, whatever it is called and however its arguments look.
+//! Carries out calls that move bytes, whatever their names and arguments.
 
 use std::{
     cell::RefCell,
@@ -28,10 +28,10 @@ pub(crate) const KERNEL_ONLY: i32 = libc::MSG_OOB | libc::MSG_ERRQUEUE;
 /// Flags that make a call leave the bytes where they are.
 const LOOKS: i32 = libc::MSG_PEEK;
 
-/// Bytes that are thrown away at once.
+/// Number of bytes that are discarded at once.
 const DISCARD: usize = 1 << 20;
 
-/// A call that receives into `to`, or what is wrong with that. `real` is the call itself.
+/// Receives into `to`, or fails with the error that the arguments have. `real` is the program's call itself.
 pub(crate) fn receive<'p>(
     process: &Process,
     connection: &Arc<Connection>,
@@ -68,7 +68,7 @@ pub(crate) fn receive<'p>(
     if is_of_another(got, fd) { real() } else { got }
 }
 
-/// The beginning of a long call that receives.
+/// Carries out the beginning of a long call that receives.
 fn receive_long(
     process: &Process,
     connection: &Arc<Connection>,
@@ -85,12 +85,13 @@ fn receive_long(
     plain::carry(process, connection, fd, Direction::In, total, piece, moved)
 }
 
-/// Bytes of all parts.
+/// Returns the number of bytes in all parts.
 fn total(parts: &[impl Deref<Target = [u8]>]) -> usize {
     parts.iter().map(|part| part.len()).sum()
 }
 
-/// A call that receives, carried out by the kernel where the connection was joined and is back on TCP for good: what it gave.
+/// Lets the kernel carry out a call that receives, and returns its result, if the connection was joined and is back on
+/// TCP permanently.
 pub(crate) fn receive_back_on_tcp(
     process: &Process,
     connection: &Arc<Connection>,
@@ -109,12 +110,12 @@ pub(crate) fn receive_back_on_tcp(
     Some(n)
 }
 
-/// Whether a call failed because the number is another file's by now.
+/// Returns whether a call failed because the number is another file's by now.
 fn is_of_another(answer: isize, fd: RawFd) -> bool {
     answer < 0 && errno::get() == libc::ENOTSOCK && errno::kept(|| closing::is_another(fd))
 }
 
-/// What a call that was made here answers; it changes `errno` only where it failed.
+/// Returns the result of a call that this library carries out. Changes `errno` only if the call failed.
 fn answer(call: impl FnOnce() -> Result<usize, Errno>) -> isize {
     let before = errno::get();
     let _inside = inside::enter();
@@ -125,7 +126,8 @@ fn answer(call: impl FnOnce() -> Result<usize, Errno>) -> isize {
     answer
 }
 
-/// What a call does on a joined connection that hands on what is there: no byte is taken that is not handed on, and none twice.
+/// Receives on a joined connection and hands on what is there by `give`. No byte is taken that is not handed on, and
+/// none twice.
 pub(crate) fn receive_through(
     process: &Process,
     connection: &Arc<Connection>,
@@ -136,7 +138,7 @@ pub(crate) fn receive_through(
     answer(|| connection.for_call(process, fd).recv_through(room, &mut give))
 }
 
-/// A call that throws away what it receives (`MSG_TRUNC`), up to `len` bytes. `real` is the call itself.
+/// Receives up to `len` bytes and discards them (`MSG_TRUNC`). `real` is the program's call itself.
 pub(crate) fn discard(
     process: &Process,
     connection: &Arc<Connection>,
@@ -171,7 +173,8 @@ pub(crate) fn discard(
     })
 }
 
-/// What a call does that has received `done` bytes over TCP before the connection was joined: says how many there are with those.
+/// Receives on a joined connection in a call that has received `done` bytes over TCP before the join. Returns the
+/// number of bytes with those included.
 fn joined_receive(
     process: &Process,
     connection: &Arc<Connection>,
@@ -182,7 +185,7 @@ fn joined_receive(
 ) -> Result<usize, Errno> {
     let total = done + total(to);
     if total == 0 {
-        // The kernel waits for something to come, and leaves it.
+        // In the kernel such a call waits for something to come, and leaves it there.
         let (mut one, flags) = ([0], flags & !libc::MSG_WAITALL | LOOKS);
         return joined_receive(process, connection, fd, &mut [IoSliceMut::new(&mut one)], flags, 0).map(|_| 0);
     }
@@ -191,13 +194,13 @@ fn joined_receive(
     let mut patience = Patience::default();
     patience.note_wait(connection, fd, flags, Direction::In);
     let mut parts = to;
-    // Whether to wait at once: where nothing is there, and who waits hears whatever comes.
+    // Whether to wait at once: if nothing is there, and a waiter is told of whatever comes.
     let mut rests = true;
     loop {
         let rested = std::mem::take(&mut rests) && connection.for_call(process, fd).finds_nothing();
         let rested = rested && !patience.is_nonblocking(connection, fd, flags);
         if done > 0 && !rested && has_failed(process, connection, fd) {
-            return Ok(done); // The kernel keeps an error for who asks next, by whatever call.
+            return Ok(done); // The kernel keeps an error for the next call of whatever kind.
         }
         let received = if rested { Err(Errno::AGAIN) } else { connection.for_call(process, fd).recv(parts, read) };
         match received {
@@ -208,8 +211,8 @@ fn joined_receive(
             }
             Ok(n) => {
                 done += n;
-                // Less than there was room for is the sign that nothing is left, after which programs wait for an edge (S-15). No
-                // read goes on past urgent data.
+                // A result smaller than the room is the sign that nothing is left, after which programs wait for an
+                // edge (S-15). No read goes on past urgent data.
                 let is_crossing = connection.pipes.is_crossing();
                 if n == 0 || done == total || !all && !is_crossing || is_crossing && kernel::is_at_mark(fd) {
                     return Ok(done);
@@ -233,12 +236,12 @@ fn joined_receive(
     }
 }
 
-/// Whether TCP has an error to give, and nothing before it.
+/// Returns whether TCP has an error to report, and nothing before it.
 fn has_failed(process: &Process, connection: &Connection, fd: RawFd) -> bool {
     !connection.pipes.has_unread() && process.kernel().poll(fd, 0) & libc::POLLERR != 0 && kernel::unread(fd) == 0
 }
 
-/// A call that sends `from`, or what is wrong with that. `real` is the call itself.
+/// Sends `from`, or fails with the error that the arguments have. `real` is the program's call itself.
 pub(crate) fn send<'p>(
     process: &Process,
     connection: &Arc<Connection>,
@@ -253,7 +256,7 @@ pub(crate) fn send<'p>(
         && plain::is_long(connection, fd, Direction::Out, total(from.as_ref()))
     {
         let from = from.as_ref();
-        // Who has sent something is not signalled.
+        // A call that has sent something raises no signal.
         let quiet = |at| if at > 0 { libc::MSG_NOSIGNAL } else { 0 };
         let piece = |at, len| kernel::sendmsg(fd, &plain::range(from, at, len), flags | quiet(at));
         let moved = |plain: &Plain<'_>, at, n| plain.moved(n, plain::range(from, at, n).iter().map(|part| &**part));
@@ -268,14 +271,15 @@ pub(crate) fn send<'p>(
         }
     }
     if flags & (libc::MSG_OOB | libc::MSG_ZEROCOPY) != 0 {
-        // Among the bytes of a pipe an urgent one would be one of them. Who lends pages waits to hear that they are free.
+        // In a pipe an urgent byte would be one of the ordinary bytes. A program that lends pages waits for the report
+        // that they are free.
         errno::kept(|| handback::send_by_kernel(process, fd, connection));
         return real();
     }
     if from.iter().flat_map(AsRef::as_ref).all(|part| part.is_empty()) && from.is_ok()
         || flags & libc::MSG_FASTOPEN != 0
     {
-        return real(); // Moves nothing, but the kernel says whether the end is reached, or that it is connected.
+        return real(); // Moves nothing, but the kernel reports whether the end is reached, or that it is connected.
     }
     let sent = answer(|| {
         let mut rest = from.as_mut().map_err(|error| *error)?.as_mut();
@@ -292,12 +296,12 @@ pub(crate) fn send<'p>(
     if is_of_another(sent, fd) { real() } else { sent }
 }
 
-/// Whether a call that sends may have found too little room.
+/// Returns whether a call that sends may have found too little room.
 fn is_short(sent: Result<usize, Errno>, total: usize) -> bool {
     sent.map_or_else(|errno| errno == Errno::AGAIN, |n| n < total)
 }
 
-/// A call that sends begins: now and then it looks whether somebody is left who reads.
+/// Looks now and then, at the beginning of a call that sends, whether anybody is left who reads.
 #[inline]
 fn look_now_and_then(process: &Process, connection: &Connection, fd: RawFd) {
     if connection.ending.is_due() {
@@ -305,7 +309,8 @@ fn look_now_and_then(process: &Process, connection: &Connection, fd: RawFd) {
     }
 }
 
-/// What a call does that has sent `done` bytes over TCP before the connection was joined: says how many there are with those.
+/// Sends on a joined connection in a call that has sent `done` bytes over TCP before the join. Returns the number of
+/// bytes with those included.
 fn joined_send(
     process: &Process,
     connection: &Arc<Connection>,
@@ -321,12 +326,12 @@ fn joined_send(
     look_now_and_then(process, connection, fd);
     loop {
         if done > 0 && connection.ending.is_over() {
-            return Ok(done); // What the kernel says to more is for the next call.
+            return Ok(done); // The kernel's answer to more bytes is for the next call.
         }
         match connection.for_call(process, fd).send(parts) {
             Ok(n) => {
                 done += n;
-                // A blocking send returns when all is sent, and so does no other.
+                // A blocking send returns only when all is sent; any other returns now.
                 if done == total || patience.is_nonblocking(connection, fd, flags) {
                     return Ok(done);
                 }
@@ -344,7 +349,7 @@ fn joined_send(
     }
 }
 
-/// What a call gives that has sent `done` bytes and then failed: the next call fails, as in the kernel.
+/// Returns the result of a call that has sent `done` bytes and then failed. The next call fails, as in the kernel.
 fn done_before(connection: &Connection, errno: Errno, done: usize) -> usize {
     if !matches!(errno, Errno::PIPE | Errno::AGAIN | Errno::INTR) {
         connection.pipes.store_error(errno);
@@ -352,8 +357,8 @@ fn done_before(connection: &Connection, errno: Errno, done: usize) -> usize {
     done
 }
 
-/// A call on a joined connection that sends what a pipe of the program's has, up to `most` bytes. Whoever makes it waits for room as
-/// the socket says, and for nothing else: `AGAIN` of the `source` ends it.
+/// Sends up to `most` bytes from a pipe of the program's on a joined connection. The call waits for room as the socket
+/// is set to, and for nothing else: `AGAIN` of the `source` ends it.
 pub(crate) fn send_from(
     process: &Process,
     connection: &Arc<Connection>,
@@ -403,21 +408,21 @@ fn joined_send_from(
     }
 }
 
-/// What such a call sends from.
+/// Source of the bytes that [`send_from`] sends.
 pub(crate) trait Supply: Source {
-    /// Whether the call waits for room. Else the kernel does not wait for it either.
+    /// Sets whether the call waits for room. If not, the kernel does not wait for it either.
     fn be_patient(&mut self, patient: bool);
 
-    /// Whether there was nothing in it at the last look.
+    /// Returns whether the source had nothing at the last look.
     fn is_empty(&self) -> bool;
 }
 
-/// How long a call may wait, found out when it must.
+/// How long a call may wait, determined only when it must.
 #[derive(Default)]
 struct Patience {
     nonblocking: Option<bool>,
     deadline: Option<Option<Instant>>,
-    /// What was seen at the last look.
+    /// Number of bytes seen at the last look.
     seen: Option<usize>,
     looks: Looks,
 }
@@ -429,7 +434,8 @@ impl Patience {
             || *self.nonblocking.get_or_insert_with(|| connection.has_set(Set::Nonblocking, ask))
     }
 
-    /// A call begins. One that waits itself shows how its program waits, where nothing else does.
+    /// Records at the beginning of a call how the program waits: a call that waits itself shows it, if nothing else
+    /// has.
     fn note_wait(&mut self, connection: &Connection, fd: RawFd, flags: i32, direction: Direction) {
         let waits = connection.wiring.waits();
         if !waits.is_seen(direction) && !self.is_nonblocking(connection, fd, flags) {
@@ -437,7 +443,7 @@ impl Patience {
         }
     }
 
-    /// The same of a call that sends. After it the program may wait for an answer before it calls again.
+    /// Does the same for a call that sends. After it the program may wait for an answer before it calls again.
     fn note_send(&mut self, process: &Process, connection: &Arc<Connection>, fd: RawFd, flags: i32) {
         self.note_wait(connection, fd, flags, Direction::Out);
         if !connection.wiring.waits().is_asked(Direction::In) && self.is_nonblocking(connection, fd, flags) {
@@ -445,8 +451,8 @@ impl Patience {
         }
     }
 
-    /// A call does not wait. Where calls that do are all that was seen, the program waits past this library from now on: what comes next
-    /// must be seen there. Says whether that is news.
+    /// Records that a call does not wait. If only calls that wait were seen so far, the program waits past this library
+    /// from now on, and what comes next must be visible there. Returns whether that is news.
     fn note_refused(
         &self,
         process: &Process,
@@ -471,14 +477,15 @@ impl Patience {
                 limit = kernel::patience(fd, send);
                 limit.is_some()
             });
-            // How much it is, is asked each time.
+            // The length of the limit is asked for each time.
             limit = limit.or_else(|| if is_set { kernel::patience(fd, send) } else { None });
             limit.and_then(|left| Instant::now().checked_add(left))
         };
         *self.deadline.get_or_insert_with(known)
     }
 
-    /// Who looks for all (`MSG_PEEK` with `MSG_WAITALL`) has seen `seen` bytes: says whether to look again, a moment later.
+    /// Returns whether a call that looks for all bytes (`MSG_PEEK` with `MSG_WAITALL`), and has seen `seen` of them,
+    /// looks again a moment later.
     fn is_for_more(&mut self, process: &Process, connection: &Connection, fd: RawFd, flags: i32, seen: usize) -> bool {
         let over = |deadline| Instant::now() >= deadline;
         if self.is_nonblocking(connection, fd, flags) || self.deadline(connection, fd, Wanted::READ).is_some_and(over) {
@@ -492,7 +499,7 @@ impl Patience {
         wait::a_moment(fd)
     }
 
-    /// Waits for one who has moved `done` bytes.
+    /// Waits in a call that has moved `done` bytes, until it can try again.
     fn wait(
         &mut self,
         process: &Process,
@@ -522,7 +529,7 @@ impl Patience {
                 Ok(())
             }
             Ok(false) => Err(Errno::AGAIN),
-            // A call that has a time limit, or has moved something, does not go on.
+            // A call that has a time limit, or has moved something, does not go on after a signal.
             Err(Errno::INTR)
                 if done == 0 && matches!(self.deadline, None | Some(None)) && kernel::handlers_restart() =>
             {

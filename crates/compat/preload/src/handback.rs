@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Connections go back to TCP, for somebody who reads or writes past this library; and what a peer is owed over TCP goes there
-//! before the end.
+//! Moves connections back to TCP for a reader or writer that bypasses this library. Also sends over TCP what the peer
+//! is owed there, before the connection ends.
 
 use std::{
     os::fd::RawFd,
@@ -17,14 +17,14 @@ use tombolo_sockets::{
 
 use crate::{errno, inside, kernel, state};
 
-/// How long a call that needs a socket back on TCP waits for the peer.
+/// Time for which a call that needs a socket back on TCP waits for the peer.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How long a fork waits for peers in other domains: the program did nothing to its connections, so it is rather late than without
-/// them.
+/// Time for which a fork waits for peers in other domains. The program did nothing to its connections, so a late fork
+/// is better than one without them.
 const FORK_PATIENCE: Duration = Duration::from_secs(20);
 
-/// From here on somebody reads or writes `fd` past this library: the kernel, or standard I/O. A socket that is not connected so far
-/// stays on TCP for good.
+/// Moves `fd` to TCP, because the kernel or standard I/O reads or writes it past this library from now on. A socket
+/// that is not connected so far stays on TCP permanently.
 pub(crate) fn bypassed(fd: RawFd) {
     if inside::has_interrupted() {
         return;
@@ -35,19 +35,21 @@ pub(crate) fn bypassed(fd: RawFd) {
     }
 }
 
-/// Moves a connection back to TCP for somebody who reads or writes past this library. Where the peer does not follow in
-/// time, or bytes are in shared memory that nobody will read, it ends with an error rather than lose them unnoticed.
+/// Moves a connection back to TCP for a reader or writer that bypasses this library. If the peer does not follow in
+/// time, or bytes are in shared memory that nobody will read, ends the connection with an error rather than lose them
+/// unnoticed.
 pub(crate) fn hand_over(process: &Process, fd: RawFd, connection: &Arc<Connection>, reason: Reason) {
     hand_over_all(process, &[(fd, Arc::clone(connection))], reason);
 }
 
-/// The same for several, which together wait no longer than one.
+/// Does the same for several connections, which together wait no longer than one.
 pub(crate) fn hand_over_all(process: &Process, all: &[(RawFd, Arc<Connection>)], reason: Reason) {
     hand_over_until(process, all, reason, Instant::now() + PATIENCE, |_, _| Unread::Lost);
 }
 
-/// The same for what a program that is started gets. Most programs get most of their descriptors unasked, by the numbers that these
-/// had before: where this end `goes_on` they are lent, and what is in shared memory stays for it to read.
+/// Does the same for the connections that a started program gets. Most programs get most of their descriptors unasked,
+/// by the numbers that these had before. Where this endpoint `goes_on`, such connections are lent, and bytes in shared
+/// memory stay for this endpoint to read.
 pub(crate) fn hand_on_all(process: &Process, all: &[(RawFd, Arc<Connection>)], goes_on: impl Fn(&Connection) -> bool) {
     let may_be_lent = |fd, connection: &Connection| fd > libc::STDERR_FILENO && goes_on(connection);
     let unread_is = |fd, connection: &Connection| if may_be_lent(fd, connection) { Unread::Lent } else { Unread::Lost };
@@ -66,10 +68,11 @@ pub(crate) fn hand_on_all(process: &Process, all: &[(RawFd, Arc<Connection>)], g
     hand_over_until(process, &others, Reason::Shared, Instant::now() + PATIENCE, unread_is);
 }
 
-/// Moves what this end sends to TCP, which a peer that makes calls follows. From one that makes none, what is unread must not be
-/// recalled: it would come nowhere, and is here already. Says whether an answer will tell which it is.
+/// Moves what this endpoint sends to TCP, which a peer that makes calls follows. Unread bytes must not be recalled from
+/// a peer that makes none: they would come nowhere, and are here already. Returns whether an answer will tell which
+/// kind of peer it is.
 fn asks_for_an_answer(process: &Process, fd: RawFd, connection: &Arc<Connection>) -> bool {
-    // One that was lent before was waited for then.
+    // A connection that was lent before was waited for then.
     let may_answer = !connection.members.is_lent()
         && (connection.transports()[Direction::Out as usize] == Transport::Pipe || find_twin(connection).is_some());
     let _ = connection.for_call(process, fd).turn_back();
@@ -77,7 +80,7 @@ fn asks_for_an_answer(process: &Process, fd: RawFd, connection: &Arc<Connection>
 }
 
 fn is_answered(process: &Process, fd: RawFd, connection: &Arc<Connection>, deadline: Instant) -> bool {
-    // This very thread may be what a peer in this process would answer in.
+    // If the peer is in this process, this very thread may be the one in which it would answer.
     let is_here = find_twin(connection).is_some();
     while !is_here && !connection.for_call(process, fd).turn_back_and_see() {
         if Instant::now() >= deadline {
@@ -89,21 +92,22 @@ fn is_answered(process: &Process, fd: RawFd, connection: &Arc<Connection>, deadl
     true
 }
 
-/// Who waits for a peer hears of a link that goes meanwhile (S-19): the peer may wait likewise.
+/// Learns, while the caller waits for a peer, whether the link goes away (S-19). The peer may be waiting in the same
+/// way.
 fn hear_of_links(process: &Process, connection: &Arc<Connection>) {
     if state::is_owner() {
         process.advance(connection);
     }
 }
 
-/// What becomes of bytes that are in shared memory and cannot go over TCP any more, where a connection goes there.
+/// Fate of bytes that are in shared memory and cannot go over TCP any more, when their connection moves to TCP.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Unread {
-    /// The connection is reset: nobody would read them.
+    /// The connection is reset, because nobody would read the bytes.
     Lost,
-    /// They stay where they are, for this end to read; so does the connection, if it cannot go in time.
+    /// The bytes stay where they are, for this endpoint to read. The connection stays too, if it cannot move in time.
     Lent,
-    /// This end takes them out, as the memory goes.
+    /// This endpoint takes the bytes out, because the memory goes away.
     Kept,
 }
 
@@ -123,7 +127,7 @@ fn hand_over_until(
     }
     for (fd, connection) in &all {
         let unread = unread_is(*fd, connection);
-        // One that was lent before was waited for then.
+        // A connection that was lent before was waited for then.
         let is_lent = unread == Unread::Lent && connection.members.is_lent();
         let deadline = if is_lent { Instant::now() } else { deadline };
         let is_there = connection.ending.is_given_up()
@@ -136,7 +140,7 @@ fn hand_over_until(
     }
 }
 
-/// Before a fork: connections whose memory the child will not have leave it, together within the time of one.
+/// Takes connections out of memory that the child of a fork will not have, all together within the time of one.
 pub(crate) fn leave_before_fork(process: &Process) {
     let mut all = state::connections();
     all.retain(|(_, connection)| connection.stage() == Stage::Joined && !connection.pipes.are_inherited());
@@ -157,13 +161,14 @@ pub(crate) fn leave_before_fork(process: &Process) {
     }
 }
 
-/// Moves a connection back to TCP for something that only the kernel can do with what comes, asked for by this program, whose calls
-/// still come here. Where the peer makes no call for a while, this goes on: its next call sees what it is asked for (S-2).
+/// Moves a connection back to TCP for something that only the kernel can do with what arrives. This program asked for
+/// it, and its calls still come through this library. If the peer makes no call for a while, returns nevertheless: the
+/// peer's next call sees the request (S-2).
 pub(crate) fn use_kernel(process: &Process, fd: RawFd, connection: &Arc<Connection>) {
     process.leaves(connection, Reason::Usage);
     let is_there = match take_back(process, fd, connection, Reason::Usage, Instant::now() + PATIENCE, Unread::Lost) {
         ReturnStage::Done => true,
-        // What a peer that sends no more has left in shared memory this program reads there (S-2).
+        // If the peer sends no more, this program reads in shared memory what the peer has left there (S-2).
         ReturnStage::Long | ReturnStage::Lost => connection.for_call(process, fd).turn_back(),
     };
     if !is_there {
@@ -171,8 +176,8 @@ pub(crate) fn use_kernel(process: &Process, fd: RawFd, connection: &Arc<Connecti
     }
 }
 
-/// Moves what this end sends to TCP, for a send that only the kernel can do. The peer is asked for the same, and not waited for,
-/// unless it has not followed the last move (S-3).
+/// Moves what this endpoint sends to TCP, for a send that only the kernel can do. Asks the peer for the same, but waits
+/// for the peer only if it has not followed the last move (S-3).
 pub(crate) fn send_by_kernel(process: &Process, fd: RawFd, connection: &Arc<Connection>) {
     ask_for_tcp(process, fd, connection, Reason::Usage);
     let deadline = Instant::now() + PATIENCE;
@@ -184,10 +189,11 @@ pub(crate) fn send_by_kernel(process: &Process, fd: RawFd, connection: &Arc<Conn
     }
 }
 
-/// The last descriptor that this end has is about to be closed, and bytes are unread of which the kernel knows nothing: TCP would
-/// reset. Where another program has the socket as well it is not closed, and ends now: that program would find an end that is none.
+/// Makes the close of this endpoint's last descriptor a reset, as TCP would do, because bytes are unread of which the
+/// kernel knows nothing. If another program has the socket too, the close does not end the connection, so it is reset
+/// now. Otherwise that program would find an end of the stream that is none.
 pub(crate) fn reset_at_close(process: &Process, fd: RawFd, connection: &Connection) {
-    process.kernel().push(fd); // What TCP holds back to send it with more would be lost.
+    process.kernel().push(fd); // Bytes that TCP holds back to send with more would be lost.
     if connection.members.is_lent() {
         reset(process, fd, connection);
     } else {
@@ -195,21 +201,21 @@ pub(crate) fn reset_at_close(process: &Process, fd: RawFd, connection: &Connecti
     }
 }
 
-/// The connection had to be on TCP, and is not.
+/// Resets a connection that had to be on TCP and is not.
 fn reset(process: &Process, fd: RawFd, connection: &Connection) {
     if process.gives_up(connection) {
         process.kernel().reset(fd);
     }
 }
 
-/// Asks the peer for TCP from its next call on, and waits for nobody. What is in shared memory is read there.
+/// Asks the peer for TCP from its next call on, without waiting. Bytes in shared memory are read there.
 pub(crate) fn ask_for_tcp(process: &Process, fd: RawFd, connection: &Arc<Connection>, reason: Reason) {
     process.leaves(connection, reason);
-    let _ = connection.for_call(process, fd).is_readable(); // Says so to the peer.
+    let _ = connection.for_call(process, fd).is_readable(); // Shows the request to the peer.
 }
 
-/// Asks the peer for TCP, of which the kernel tells the program whatever comes, and waits for a while until what comes next comes
-/// there. A peer that makes no call meanwhile sends nothing, and its next call sees what is asked.
+/// Asks the peer for TCP, where the kernel tells the program of whatever comes. Waits for a while until what comes next
+/// comes there. A peer that makes no call meanwhile sends nothing, and its next call sees the request.
 pub(crate) fn wait_for_tcp(process: &Process, fd: RawFd, connection: &Arc<Connection>, reason: Reason) {
     ask_for_tcp(process, fd, connection, reason);
     if find_twin(connection).is_some() {
@@ -218,21 +224,22 @@ pub(crate) fn wait_for_tcp(process: &Process, fd: RawFd, connection: &Arc<Connec
     let deadline = Instant::now() + PATIENCE;
     let is_silent = || connection.transports()[Direction::In as usize] == Transport::Pipe && connection.unread() == 0;
     while connection.stage() == Stage::Joined && is_silent() && Instant::now() < deadline {
-        // The peer rings for nothing here: it only moves.
+        // The peer does not notify here, it only moves.
         let _ = kernel::poll(&mut [], Some(Duration::from_millis(1)), None);
         let _ = connection.for_call(process, fd).is_readable();
     }
 }
 
-/// The other end, where it is in this process: this very thread may be what it would answer in.
+/// Finds the peer of a connection, if it is in this process. This very thread may be the one in which the peer would
+/// answer.
 fn find_twin(connection: &Connection) -> Option<(RawFd, Arc<Connection>)> {
     state::connections()
         .into_iter()
         .find(|(_, other)| other.identity.addresses() == connection.identity.addresses().map(Tuple::mirrored))
 }
 
-/// Moves a connection back to TCP for something that only the kernel can do, waiting for the peer for a moment. Says
-/// how far that came.
+/// Moves a connection back to TCP for something that only the kernel can do, and waits for the peer until `deadline`.
+/// Returns how far the connection came.
 fn take_back(
     process: &Process,
     fd: RawFd,
@@ -256,17 +263,17 @@ fn take_back(
         }
         hear_of_links(process, connection);
         if let Some((fd, other)) = &twin {
-            // In a child of vfork the number may be another file by now: then its parent sends what is owed, later.
+            // In a child of vfork the number may be another file by now. Then its parent sends what is owed, later.
             let there = state::is_owner() || process.kernel().tuple(*fd) == other.identity.addresses();
             other.for_call(process, if there { *fd } else { -1 }).send_recalled();
         }
-        // The peer rings for nothing here: it only moves.
+        // The peer does not notify here, it only moves.
         let _ = kernel::poll(&mut [], Some(Duration::from_millis(1)), None);
     }
 }
 
-/// What the peer wants from TCP and not from shared memory goes before the end. That waits for a peer which does not read no
-/// longer than a while, and then the end is a reset.
+/// Sends what the peer wants from TCP and not from shared memory, before the connection ends. Waits only for a while
+/// for a peer that does not read, and then resets the connection.
 pub(crate) fn drain_before_close(fd: RawFd, connection: &Connection) {
     if connection.stage() != Stage::Joined {
         return;

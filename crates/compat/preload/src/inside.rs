@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Whether this thread is in the middle of something here. A call that finds it so was made by a signal's handler, which
-//! interrupted it: what is locked stays locked until the handler returns, so such a call takes no lock.
+//! Tracks whether this thread is inside a call of this library. If a call finds it so, a signal handler made that call
+//! and interrupted the first one. What the first call has locked stays locked until the handler returns, so the
+//! handler's call takes no lock.
 //!
-//! While the kernel makes the thread wait nothing is locked, and a handler's calls are like any others.
+//! While the kernel makes the thread wait, nothing is locked, and a handler's calls are like any others.
 
 use std::cell::Cell;
 
@@ -10,19 +11,19 @@ use smallvec::SmallVec;
 use tombolo_sockets::aside;
 
 thread_local! {
-    /// Without a destructor, so that its first use in a handler allocates nothing.
+    /// Depth of nested calls. It has no destructor, so that its first use in a signal handler allocates nothing.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
-/// What a call has of each of its buffers or descriptors. Where they are as few as most calls have, no memory is got for it: the call
-/// may be a handler's, of a signal that has interrupted `malloc`.
+/// List with an item for each buffer or descriptor of a call. Up to the number that most calls have, it allocates
+/// nothing, because the call may come from a signal handler that has interrupted `malloc`.
 pub(crate) type Few<T> = SmallVec<[T; 8]>;
 
-/// While it lives this thread is in the middle of something.
+/// Guard that marks this thread as inside a call of this library while it lives.
 #[derive(Debug)]
 pub(crate) struct Inside(());
 
-/// Something begins that takes locks.
+/// Marks the beginning of work that takes locks.
 #[inline]
 pub(crate) fn enter() -> Inside {
     DEPTH.set(DEPTH.get() + 1);
@@ -36,19 +37,19 @@ impl Drop for Inside {
     }
 }
 
-/// Whether this call has interrupted another one.
+/// Returns whether this call has interrupted another one.
 #[inline]
 pub(crate) fn has_interrupted() -> bool {
     DEPTH.get() != 0
 }
 
-/// Does `f`, which opens descriptors of this library's ([`aside::lifted`]), for which it takes a lock.
+/// Calls `f`, which opens descriptors of this library's ([`aside::lifted`]) and takes a lock for that.
 pub(crate) fn lifted<T>(f: impl FnOnce() -> T) -> T {
     let _inside = enter();
     aside::lifted(f)
 }
 
-/// Does `f`, which takes no lock, and may take long.
+/// Calls `f`, which takes no lock and may take long, as if outside of any call.
 #[inline]
 pub(crate) fn leave<T>(f: impl FnOnce() -> T) -> T {
     struct DepthGuard(u32);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The kernel: what the core asks it about a socket, how a thread waits for it, and a page that it empties in every copy of this
-//! process.
+//! Asks the kernel about sockets for the core, waits in the kernel, and keeps a page that the kernel clears in every
+//! copy of this process.
 //!
-//! Why there is `unsafe`: descriptors are the program's, numbers without an owner here; `TCP_INFO` has grown beyond what libc's
-//! headers know; and the page is mapped.
+//! `unsafe` is needed because descriptors are the program's, numbers without an owner here; `TCP_INFO` has grown beyond
+//! what libc's headers know; and the page is mapped.
 #![allow(unsafe_code)]
 
 use std::{
@@ -27,29 +27,30 @@ use tombolo_sockets::{
 
 use crate::{errno, inside, real};
 
-/// Not in libc's headers: `asm-generic/socket.h`.
+/// Option that libc's headers lack (`asm-generic/socket.h`).
 const SO_NETNS_COOKIE: c_int = 71;
-/// The same, since Linux 5.14: which buffers' sizes the program has set; and the bit of the one for sending.
+/// Option that libc's headers lack, since Linux 5.14: which buffer sizes the program has set. Below, the bit of the
+/// send buffer.
 const SO_BUF_LOCK: c_int = 72;
 const SNDBUF_LOCK: u32 = 1;
-/// `linux/sockios.h`: bytes written and not yet acknowledged.
+/// Request for the number of bytes written and not yet acknowledged (`linux/sockios.h`).
 const SIOCOUTQ: libc::c_ulong = 0x5411;
-/// `asm-generic/sockios.h`: whether the next byte is the urgent one.
+/// Request for whether the next byte is the urgent one (`asm-generic/sockios.h`).
 pub(crate) const SIOCATMARK: libc::c_ulong = 0x8905;
-/// `linux/tcp.h`: `struct tcp_info`. Where the state and the two counts stand, and how much of it must be there.
+/// Offsets of the state and the two counts in `struct tcp_info` (`linux/tcp.h`), and how much of it must be there.
 const INFO_STATE: usize = 0;
 const INFO_BYTES_ACKED: usize = 120;
 const INFO_BYTES_RECEIVED: usize = 128;
 const INFO_LEN: usize = 136;
-/// `net/tcp_states.h`.
+/// TCP states after the peer's FIN; below, after the own FIN (`net/tcp_states.h`).
 const STATES_AFTER_PEERS_FIN: [u8; 5] = [6, 7, 8, 9, 11];
 const STATES_AFTER_OWN_FIN: [u8; 6] = [4, 5, 6, 7, 9, 11];
 
-/// The real one.
+/// The real kernel.
 #[derive(Debug)]
 pub(crate) struct Linux;
 
-/// A descriptor of the program's.
+/// Borrows a descriptor of the program's.
 pub(crate) fn borrow<'a>(fd: RawFd) -> BorrowedFd<'a> {
     // SAFETY: (open) nothing here relies on it: a call on a number that is no descriptor says EBADF, as it would have
     // said to the program; only -1 must not be.
@@ -64,7 +65,7 @@ fn option<const N: usize>(fd: RawFd, level: c_int, name: c_int) -> Option<([u8; 
     (done == 0).then_some((value, len as usize))
 }
 
-/// The number that an ioctl says, most often of bytes.
+/// Returns the number that an ioctl reports, most often of bytes.
 fn queue(fd: RawFd, request: libc::c_ulong) -> Option<u64> {
     let mut bytes: c_int = 0;
     // SAFETY: (valid) each of the requests stores one int.
@@ -79,7 +80,8 @@ fn info(fd: RawFd) -> Option<(u8, u64, u64)> {
 }
 
 fn sample(fd: RawFd, dialled: bool) -> Option<Sample> {
-    // The values come by three calls; they are from one moment if the first says the same before and after.
+    // Three calls return the values. They are from one moment if the first call returns the same before and after the
+    // others.
     for _ in 0..64 {
         let before = info(fd)?;
         let (unsent, unread) = (queue(fd, SIOCOUTQ)?, queue(fd, libc::FIONREAD)?);
@@ -135,7 +137,7 @@ impl Kernel for Linux {
         let fd = borrow(fd);
         use rustix::net::sockopt::{set_tcp_nodelay, tcp_nodelay};
         if let Ok(false) = tcp_nodelay(fd) {
-            // Setting it sends; the program's choice is put back.
+            // Setting it sends what TCP holds back; then the program's choice is restored.
             let _ = set_tcp_nodelay(fd, true);
             let _ = set_tcp_nodelay(fd, false);
         }
@@ -155,7 +157,7 @@ impl Kernel for Linux {
     fn send(&self, fd: RawFd, from: &[IoSlice<'_>]) -> Result<usize, Errno> {
         // SAFETY: (valid) all zeros is an empty message header.
         let mut message: libc::msghdr = unsafe { mem::zeroed() };
-        // An `IoSlice` has the layout of an `iovec`; sendmsg writes to none.
+        // An `IoSlice` has the layout of an `iovec`, and `sendmsg` writes to none.
         message.msg_iov = from.as_ptr().cast_mut().cast();
         message.msg_iovlen = from.len();
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
@@ -178,19 +180,19 @@ impl Kernel for Linux {
     }
 }
 
-/// Whether it is a TCP socket.
+/// Returns whether `fd` is a TCP socket.
 pub(crate) fn is_tcp(fd: RawFd) -> bool {
     number(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Some(libc::IPPROTO_TCP)
 }
 
-/// What names a socket as long as the kernel runs; 0 for anything else.
+/// Returns a number that identifies a socket for as long as the kernel runs, or 0 for anything else.
 pub(crate) fn socket_cookie(fd: RawFd) -> u64 {
     errno::kept(|| {
         option::<8>(fd, libc::SOL_SOCKET, libc::SO_COOKIE).map_or(0, |(cookie, _)| u64::from_ne_bytes(cookie))
     })
 }
 
-/// The two addresses of a connected TCP socket, own and peer's; none for anything else.
+/// Returns the own and the peer's address of a connected TCP socket, or `None` for anything else.
 pub(crate) fn addresses(fd: RawFd) -> Option<(SocketAddr, SocketAddr)> {
     errno::kept(|| {
         if !is_tcp(fd) {
@@ -203,8 +205,8 @@ pub(crate) fn addresses(fd: RawFd) -> Option<(SocketAddr, SocketAddr)> {
     })
 }
 
-/// Options that only the kernel can honour: to hear of no less than so many bytes, or when each was sent; to look from some
-/// place on; and to send no faster than so. The last but one is one of them by its name of after 2038.
+/// Options that only the kernel can honour: a least number of bytes to report, times at which bytes were sent, an
+/// offset to peek from, and a limit of the sending rate. Option 65 is the second of these by its name from after 2038.
 const FOR_KERNEL: [(c_int, c_int); 5] = [
     (libc::SOL_SOCKET, libc::SO_RCVLOWAT),
     (libc::SOL_SOCKET, libc::SO_TIMESTAMPING),
@@ -212,52 +214,53 @@ const FOR_KERNEL: [(c_int, c_int); 5] = [
     (libc::SOL_SOCKET, 65),
     (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE),
 ];
-/// Options by which `recvmsg` says when bytes came, by their names of before and after 2038.
+/// Options by which `recvmsg` reports when bytes came, by their names from before and after 2038.
 const ARRIVALS: [c_int; 4] = [libc::SO_TIMESTAMP, libc::SO_TIMESTAMPNS, 63, 64];
 
-/// Whether this value of an option is one of those for the kernel.
+/// Returns whether only the kernel can honour this value of an option.
 pub(crate) fn is_for_kernel((level, name): (c_int, c_int), value: c_int) -> bool {
     let least = match name {
         libc::SO_RCVLOWAT => 2,
         libc::SO_PEEK_OFF => 0,
-        // All bits are no limit.
+        // All bits set mean no limit.
         libc::SO_MAX_PACING_RATE => return value != -1 && level == libc::SOL_SOCKET,
         _ => return value != 0 && FOR_KERNEL.contains(&(level, name)),
     };
     value >= least && FOR_KERNEL.contains(&(level, name))
 }
 
-/// Whether this option changes what `recvmsg` says beside bytes.
+/// Returns whether this option changes what `recvmsg` reports beside the bytes.
 pub(crate) fn is_ancillary(level: c_int, name: c_int) -> bool {
     (level, name) == (libc::IPPROTO_TCP, libc::TCP_INQ) || level == libc::SOL_SOCKET && ARRIVALS.contains(&name)
 }
 
-/// Whether `recvmsg` says when bytes came.
+/// Returns whether `recvmsg` reports when bytes came.
 pub(crate) fn says_arrival(fd: RawFd) -> bool {
     errno::kept(|| ARRIVALS.into_iter().any(|name| number(fd, libc::SOL_SOCKET, name).is_some_and(|value| value != 0)))
 }
 
-/// Whether `recvmsg` says how many bytes are left.
+/// Returns whether `recvmsg` reports how many bytes are left.
 pub(crate) fn says_rest(fd: RawFd) -> bool {
     errno::kept(|| number(fd, libc::IPPROTO_TCP, libc::TCP_INQ).is_some_and(|value| value != 0))
 }
 
-/// Bytes that the kernel received and nobody read.
+/// Returns the number of bytes that the kernel received and nobody has read.
 pub(crate) fn unread(fd: RawFd) -> u64 {
     errno::kept(|| queue(fd, libc::FIONREAD).unwrap_or(0))
 }
 
-/// Whether what is to be read next is urgent.
+/// Returns whether the next byte to be read is urgent.
 pub(crate) fn is_at_mark(fd: RawFd) -> bool {
     errno::kept(|| queue(fd, SIOCATMARK) == Some(1))
 }
 
-/// The value of an option that is a number.
+/// Returns the value of an option that is a number.
 fn number(fd: RawFd, level: c_int, name: c_int) -> Option<c_int> {
     option::<4>(fd, level, name).map(|(value, _)| i32::from_ne_bytes(value))
 }
 
-/// Whether the program has asked for what only the kernel does: by an option, or to hear of it by a signal.
+/// Returns whether the program has asked for something that only the kernel does: by an option, or by a request for
+/// signals.
 fn needs_kernel(fd: RawFd) -> bool {
     let is_set = |(level, name): (c_int, c_int)| {
         number(fd, level, name).is_some_and(|value| is_for_kernel((level, name), value))
@@ -266,12 +269,12 @@ fn needs_kernel(fd: RawFd) -> bool {
         || rustix::fs::fcntl_getfl(borrow(fd)).is_ok_and(|flags| flags.bits() & libc::O_ASYNC as u32 != 0)
 }
 
-/// What the kernel says of an epoll set: a line for each registration.
+/// Returns what the kernel lists about an epoll set: a line for each registration.
 pub(crate) fn registrations(epfd: RawFd) -> Option<String> {
     inside::lifted(|| std::fs::read_to_string(format!("/proc/self/fdinfo/{epfd}")).ok())
 }
 
-/// Whether one of these is of `fd`, with this word, and would be told.
+/// Returns whether one of these registrations is of `fd`, carries `data`, and would be reported.
 pub(crate) fn is_armed(registrations: &str, fd: RawFd, data: u64) -> bool {
     let field = |line: &str, name: &str| {
         let mut words = line.split_whitespace().skip_while(|word| *word != name);
@@ -281,7 +284,7 @@ pub(crate) fn is_armed(registrations: &str, fd: RawFd, data: u64) -> bool {
         field(line, "tfd:").and_then(|word| word.parse().ok()) == Some(fd)
             && field(line, "data:").and_then(|word| u64::from_str_radix(&word, 16).ok()) == Some(data)
     };
-    // The bits that stay where the kernel has told it: how, not what.
+    // These bits stay set once the kernel has reported the registration: they tell how to report, not what.
     let how = (libc::EPOLLWAKEUP | libc::EPOLLONESHOT | libc::EPOLLET | libc::EPOLLEXCLUSIVE) as u32;
     registrations.lines().filter(is_it).any(|line| {
         let events = field(line, "events:").and_then(|word| u32::from_str_radix(&word, 16).ok());
@@ -289,23 +292,23 @@ pub(crate) fn is_armed(registrations: &str, fd: RawFd, data: u64) -> bool {
     })
 }
 
-/// Whether calls on it return at once.
+/// Returns whether calls on `fd` return at once.
 pub(crate) fn is_nonblocking(fd: RawFd) -> bool {
     rustix::fs::fcntl_getfl(borrow(fd)).is_ok_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK))
 }
 
-/// How long a blocking call may wait (`SO_RCVTIMEO`, `SO_SNDTIMEO`).
+/// Returns how long a blocking call may wait (`SO_RCVTIMEO`, `SO_SNDTIMEO`).
 pub(crate) fn patience(fd: RawFd, send: bool) -> Option<Duration> {
     use rustix::net::sockopt::{Timeout, socket_timeout};
     socket_timeout(borrow(fd), if send { Timeout::Send } else { Timeout::Recv }).ok().flatten()
 }
 
-/// Whether it is a time below zero that the kernel takes for such a limit.
+/// Returns whether the time is below zero and the kernel accepts it as a time limit.
 pub(crate) fn is_below_none(limit: libc::timeval) -> bool {
     limit.tv_sec < 0 && (0..1_000_000).contains(&limit.tv_usec)
 }
 
-/// Sends as the program would: waits as the socket says.
+/// Sends as the program would, and waits as the socket is set to.
 pub(crate) fn sendmsg(fd: RawFd, from: &[IoSlice<'_>], flags: c_int) -> isize {
     // SAFETY: (valid) all zeros is an empty message header.
     let mut message: msghdr = unsafe { mem::zeroed() };
@@ -315,7 +318,7 @@ pub(crate) fn sendmsg(fd: RawFd, from: &[IoSlice<'_>], flags: c_int) -> isize {
     unsafe { real::sendmsg(fd, &raw const message, flags) }
 }
 
-/// Receives likewise.
+/// Receives in the same way.
 pub(crate) fn recvmsg(fd: RawFd, to: &mut [IoSliceMut<'_>], flags: c_int) -> isize {
     // SAFETY: (valid) as above.
     let mut message: msghdr = unsafe { mem::zeroed() };
@@ -325,19 +328,20 @@ pub(crate) fn recvmsg(fd: RawFd, to: &mut [IoSliceMut<'_>], flags: c_int) -> isi
     unsafe { real::recvmsg(fd, &raw mut message, flags) }
 }
 
-/// The signal that comes with `EPIPE`: for the thread that sends, which may have blocked it.
+/// Raises the signal that comes with `EPIPE`, for the thread that sends, which may have blocked it.
 pub(crate) fn signal_broken_pipe() {
     // SAFETY: (contract) a number of a signal is all that it asks for.
     errno::kept(|| unsafe { libc::raise(libc::SIGPIPE) });
 }
 
-/// Makes the coming close a reset, as TCP does where bytes were left unread.
+/// Makes the coming close reset the connection, as TCP does if bytes were left unread.
 pub(crate) fn reset_at_close(fd: RawFd) {
     let _ = rustix::net::sockopt::set_socket_linger(borrow(fd), Some(Duration::ZERO));
 }
 
-/// Whether a call that a signal interrupted goes on after its handler, as far as can be told: which signal it was is not
-/// known, but all that have a handler say so. Those of faults do not count: nothing is interrupted by them.
+/// Returns whether a call that a signal interrupted goes on after its handler, as far as can be determined. It is not
+/// known which signal it was, so all signals with a handler must ask for that. Signals of faults do not count, because
+/// they interrupt no call.
 pub(crate) fn handlers_restart() -> bool {
     const FAULTS: [c_int; 7] =
         [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGABRT, libc::SIGSYS];
@@ -353,14 +357,14 @@ pub(crate) fn handlers_restart() -> bool {
 
 // ---- waiting
 
-/// The signals to block while the kernel waits.
+/// Signals to block while the kernel waits.
 pub(crate) type Mask = Option<*const sigset_t>;
 
 fn spec(timeout: Duration) -> timespec {
     timespec { tv_sec: timeout.as_secs() as libc::time_t, tv_nsec: timeout.subsec_nanos().into() }
 }
 
-/// Asks the kernel about `fds`.
+/// Polls `fds` in the kernel.
 pub(crate) fn poll(fds: &mut [pollfd], timeout: Option<Duration>, mask: Mask) -> Result<usize, Errno> {
     let timeout = timeout.map(spec);
     let timeout = timeout.as_ref().map_or(ptr::null(), ptr::from_ref);
@@ -370,21 +374,21 @@ pub(crate) fn poll(fds: &mut [pollfd], timeout: Option<Duration>, mask: Mask) ->
     errno::result(answer as isize)
 }
 
-/// A change of our own to a set of the program's.
+/// Makes a change of this library's own to one of the program's sets.
 pub(crate) fn epoll_ctl(epfd: RawFd, operation: c_int, fd: RawFd, mut event: epoll_event) -> Result<(), Errno> {
     // SAFETY: (valid) the event is there for the call.
     let answer = unsafe { real::epoll_ctl(epfd, operation, fd, &raw mut event) };
     errno::result(answer as isize).map(|_| ())
 }
 
-/// What the kernel has of a set now.
+/// Returns the events that the kernel has for a set now, without waiting.
 pub(crate) fn epoll_now(epfd: RawFd, events: &mut [epoll_event]) -> Result<usize, Errno> {
     // SAFETY: (valid) `events` is a slice.
     let answer = unsafe { real::epoll_wait(epfd, events.as_mut_ptr(), events.len() as c_int, 0) };
     errno::result(answer as isize)
 }
 
-/// Waits at a set of our own. No signal mask: the program's call had none.
+/// Waits at an epoll instance of this library's own. The call has no signal mask, as the program's call had none.
 pub(crate) fn epoll_until(epfd: RawFd, events: &mut [epoll_event], left: Option<Duration>) -> Result<usize, Errno> {
     let (room, millis) = (events.len() as c_int, left.map_or(-1, millis));
     // SAFETY: (valid) `events` is a slice.
@@ -392,7 +396,7 @@ pub(crate) fn epoll_until(epfd: RawFd, events: &mut [epoll_event], left: Option<
     errno::result(answer as isize)
 }
 
-/// A time as `epoll_wait` takes it, rounded up.
+/// Converts a time to the milliseconds that `epoll_wait` takes, rounded up.
 pub(crate) fn millis(left: Duration) -> c_int {
     let whole = left.as_secs().saturating_mul(1000).saturating_add(left.subsec_nanos().div_ceil(1_000_000).into());
     whole.min(i32::MAX as u64) as c_int
@@ -400,11 +404,11 @@ pub(crate) fn millis(left: Duration) -> c_int {
 
 // ---- whose copy this is
 
-/// A word that is 1 in this process, in its threads and in children of `vfork`, and 0 in a copy that was made by a call
-/// nobody here saw: the kernel empties its page there.
+/// Word that is 1 in this process, in its threads and in children of `vfork`. It is 0 in a copy made by a call that
+/// this library did not see, because the kernel clears the page there.
 static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
 
-/// Marks this process as one whose making was seen. Without memory for the mark, every process is taken for that.
+/// Marks this process as one whose creation was seen. Without memory for the mark, every process counts as marked.
 pub(crate) fn mark() {
     let mut place = MARK.load(Ordering::Acquire);
     if place.is_null() {
@@ -419,11 +423,11 @@ pub(crate) fn mark() {
     }
     // SAFETY: (valid) a page that is never unmapped, reached as an atomic only.
     unsafe { &*place }.store(1, Ordering::Relaxed);
-    // Only then: until there is one, another thread takes the process for marked.
+    // Stored only now: until there is a mark, another thread takes the process for marked.
     MARK.store(place, Ordering::Release);
 }
 
-/// Whether this is the marked process, and no copy of it.
+/// Returns whether this is the marked process and not a copy of it.
 #[inline]
 pub(crate) fn is_marked() -> bool {
     let place = MARK.load(Ordering::Relaxed);

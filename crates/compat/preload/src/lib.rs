@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Layer 4. Uses: backends, os, sockets.
 //!
-//! The library that `tombolo run` preloads: it stands between an unmodified program and libc's socket calls, and gives
+//! The library that `tombolo run` preloads. It stands between an unmodified program and libc's socket calls, and gives
 //! TCP connections to peer processes shared memory. The descriptor that the program holds stays the real socket.
 //!
-//! One short function for each call that it stands in for; what they have in common is in `flow`, `wait` and `epoll`,
-//! and everything that is not interception is in `tombolo-sockets`. No thread lives here. A call on a descriptor that is
-//! not watched costs one load more than before.
+//! There is one short function for each call that the library stands in for. What these functions have in common is in
+//! `flow`, `wait` and `epoll`, and everything that is not interception is in `tombolo-sockets`. The library has no
+//! thread of its own. A call on a descriptor that is not watched costs one load more than before.
 //!
-//! From the bottom up: `kernel` makes calls of our own, and `epoll` and `state` have the tables. `handback` gives connections back
-//! to TCP, and `closing` lets them go. Above are `wait` and `flow`, and on top the files of the exported calls. Of these `life`
-//! is below `closing`, which asks it what a child of `vfork` closes.
+//! From the bottom up: `kernel` makes this library's own system calls, and `epoll` and `state` hold the tables.
+//! `handback` gives connections back to TCP, and `closing` lets them go. Above are `wait` and `flow`, and on top the
+//! files of the exported calls. Of these `life` is below `closing`, which asks it what a child of `vfork` closes.
 //!
-//! Why there is `unsafe` at all: the functions are libc's, with a program's pointers.
+//! `unsafe` is needed because the functions are libc's, with a program's pointers.
 #![deny(unsafe_code)]
 
 mod aliases;

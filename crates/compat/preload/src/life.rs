@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `fork`, `exec`, and the end of the process.
+//! Exported calls around `fork`, `exec` and the end of the process.
 //!
-//! Why there is `unsafe`: these are libc's functions, with a program's pointers.
+//! `unsafe` is needed because these are libc's functions, with a program's pointers.
 #![allow(unsafe_code)]
 
 use std::{
@@ -24,10 +24,11 @@ use crate::{epoll, errno, handback, inside, kernel, real, state};
 
 // ---- fork
 
-/// Does `fork`, which returns in two processes, or in the child alone (`daemon`).
+/// Calls `fork`, which returns in two processes, or in the child alone (`daemon`).
 fn forking(fork: impl FnOnce() -> pid_t) -> pid_t {
     if inside::has_interrupted() {
-        // What is locked stays so in the child: there everything goes to the kernel, as nobody marks it.
+        // Locks that are held stay locked in the child. There everything goes to the kernel, because nobody marks the
+        // child.
         return fork();
     }
     let _inside = inside::enter();
@@ -46,7 +47,8 @@ fn forking(fork: impl FnOnce() -> pid_t) -> pid_t {
     };
     let before = errno::get();
     handback::leave_before_fork(process);
-    // In the order in which calls take them: a set's thread moves bytes, one that moves bytes waits for no set.
+    // The locks are taken in the order in which calls take them: a thread that holds a set's lock moves bytes, but one
+    // that moves bytes waits for no set.
     let left = state::GIVEN_UP.lock().unwrap_or_else(PoisonError::into_inner);
     let table = state::hold_for_fork();
     let (all, sets) = (table.all(), table.sets());
@@ -60,7 +62,8 @@ fn forking(fork: impl FnOnce() -> pid_t) -> pid_t {
     errno::set(before);
     let answer = fork();
     if answer > 0 {
-        // What is not connected yet, or came meanwhile, is the child's: before another thread takes it for its own.
+        // Sockets that are not connected yet, or appeared meanwhile, are left to the child. The parent forgets them
+        // before another thread takes them for its own.
         state::forget_fresh();
     }
     drop((left, table, set_locks));
@@ -107,7 +110,8 @@ pub unsafe extern "C-unwind" fn forkpty(
 
 // ---- exec
 
-/// This program's image goes: what the next one inherits must be on TCP, what it does not is given up.
+/// Prepares for this program's image to be replaced. Connections that the next program inherits must be on TCP, and the
+/// others are given up.
 pub(crate) fn leaving() {
     if inside::has_interrupted() {
         return;
@@ -127,7 +131,7 @@ pub(crate) fn leaving() {
     });
 }
 
-/// Connections that another program gets with their descriptors.
+/// Returns the connections that another program gets with their descriptors.
 fn passed_on() -> Vec<(RawFd, Arc<Connection>)> {
     let all = state::connections().into_iter();
     all.filter(|(fd, connection)| connection.stage() != Stage::Plain && is_passed_on(*fd)).collect()
@@ -137,8 +141,8 @@ fn is_passed_on(fd: RawFd) -> bool {
     rustix::io::fcntl_getfd(kernel::borrow(fd)).is_ok_and(|flags| !flags.contains(rustix::io::FdFlags::CLOEXEC))
 }
 
-/// A child of `vfork` becomes another program. Its descriptors are its own by now, and may be connections of this process by
-/// the numbers they have here, or as standard streams.
+/// Handles a child of `vfork` that becomes another program. The child's descriptors are its own by now. They may be
+/// connections of this process by the numbers they have here, or as standard streams.
 fn handing_on() {
     let Some(process) = state::busy() else { return };
     let all = state::connections();
@@ -161,16 +165,16 @@ fn handing_on() {
     handback::hand_on_all(process, &passed_on, |_| true);
 }
 
-/// A child of `vfork` closes what may be the other end of one that it keeps for another program: while it has both, that
-/// one goes back to TCP.
+/// Handles a child of `vfork` that closes `fd`. This may be the peer of a connection that the child keeps for another
+/// program. That connection goes back to TCP while the child still has both.
 pub(crate) fn closing_in_child(fd: RawFd) {
     if state::connections().iter().any(|(known, one)| *known == fd && one.stage() == Stage::Joined) {
         handing_on();
     }
 }
 
-/// The same where it closes descriptors of the library's, from `first` to `last`, as programs do that close all they do not know:
-/// without them no peer can be woken.
+/// Does the same where such a child closes this library's descriptors from `first` to `last`, as programs do that close
+/// all descriptors they do not know. Without these descriptors no peer can be woken.
 pub(crate) fn closing_ours_in_child(first: u32, last: u32) {
     let is_ours = |first| aside::next(first).is_some_and(|fd| fd.cast_unsigned() <= last);
     if RawFd::try_from(first).is_ok_and(is_ours) && !state::is_owner() && !inside::has_interrupted() {
@@ -178,8 +182,9 @@ pub(crate) fn closing_ours_in_child(first: u32, last: u32) {
     }
 }
 
-/// A program is about to be started by libc, which asks nobody: what it gets goes back to TCP first. Its limit of descriptors is
-/// what this program set, if what this gives is held until it runs. A handler that comes meanwhile waits for nothing.
+/// Moves connections that a new program inherits back to TCP first, as libc is about to start that program without
+/// calling the exported functions. If the caller holds the result until the new program runs, the program's limit of
+/// descriptors is the one that this program set. A signal handler that runs meanwhile waits for nothing.
 fn spawning() -> impl Sized {
     let inside = inside::enter();
     if let Some(process) = state::busy().filter(|_| state::is_owner()) {
@@ -215,7 +220,7 @@ spawns! { posix_spawn posix_spawnp }
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn system(command: *const c_char) -> c_int {
     if !command.is_null() {
-        drop(spawning()); // The command may take long.
+        drop(spawning()); // Not held, because the command may take long.
     }
     // SAFETY: (contract) the caller's promise.
     unsafe { real::system(command) }
@@ -302,7 +307,7 @@ pub unsafe extern "C-unwind" fn execveat(
     unsafe { real::execveat(folder, path, arguments, environment, flags) }
 }
 
-/// A program that is spawned gets this connection by another number: it must be on TCP.
+/// Moves the connection to TCP, because a spawned program gets it by another number.
 ///
 /// # Safety
 /// As `posix_spawn_file_actions_adddup2(3)`.
@@ -317,7 +322,8 @@ pub unsafe extern "C-unwind" fn posix_spawn_file_actions_adddup2(actions: *mut c
 
 // ---- the end
 
-/// A descriptor is about to be closed. Where its end is told, a socket that moved no byte is a connection as well.
+/// Tracks a descriptor that is about to be closed, if the ends of connections are recorded. There a socket that moved
+/// no byte counts as a connection too.
 pub(crate) fn seen_at_last(fd: RawFd) {
     if state::busy().is_some_and(|process| process.journal.is_kept()) {
         state::find(fd);
@@ -342,9 +348,9 @@ pub unsafe extern "C-unwind" fn _Exit(status: c_int) -> ! {
     unsafe { real::_Exit(status) }
 }
 
-/// What the process is to end with, once that cannot be done in order.
+/// Exit status for a process that cannot end in order.
 static STATUS: AtomicI32 = AtomicI32::new(0);
-/// How long that is tried, in microseconds.
+/// Time for which an end in order is attempted, in microseconds.
 const PATIENCE: i64 = 500_000;
 
 extern "C" fn end_now(_: c_int) {
@@ -352,8 +358,8 @@ extern "C" fn end_now(_: c_int) {
     unsafe { real::_exit(STATUS.load(Ordering::Relaxed)) }
 }
 
-/// The process ends in order, if that can be had in time: a handler may have interrupted whoever has a lock, of libc's memory or of
-/// ours.
+/// Ends the process in order, if this succeeds in time. A signal handler may have interrupted the holder of a lock, of
+/// libc's memory or of this library.
 fn end_in_time(status: c_int) {
     if inside::has_interrupted() || !state::has_begun() {
         return;
@@ -366,7 +372,7 @@ fn end_in_time(status: c_int) {
         it_interval: libc::timeval { tv_sec: 0, tv_usec: PATIENCE },
         it_value: libc::timeval { tv_sec: 0, tv_usec: PATIENCE },
     };
-    // Memory may be in disorder as well.
+    // The heap may be inconsistent as well, so faults also end the process at once.
     for signal in [libc::SIGALRM, libc::SIGSEGV, libc::SIGABRT] {
         // SAFETY: (valid) all zeros is an empty set.
         let mut one: libc::sigset_t = unsafe { std::mem::zeroed() };
@@ -382,7 +388,7 @@ fn end_in_time(status: c_int) {
     end();
 }
 
-/// The process ends in order.
+/// Ends the process in order.
 extern "C" fn end() {
     if let Some(process) = state::busy().filter(|_| state::is_owner()) {
         let mut all = state::connections();
@@ -390,7 +396,7 @@ extern "C" fn end() {
         all.dedup_by_key(|(_, connection)| Arc::as_ptr(connection));
         for (fd, connection) in all {
             handback::drain_before_close(fd, &connection);
-            // The kernel is about to close it, and sees nothing unread.
+            // The kernel is about to close the socket, and sees nothing unread.
             if connection.depart() && connection.unread() > 0 && state::is_still(fd) {
                 handback::reset_at_close(process, fd, &connection);
             }

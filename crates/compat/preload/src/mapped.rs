@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `TCP_ZEROCOPY_RECEIVE`: the kernel maps what it has received into the program's memory, past this library.
+//! Handles `TCP_ZEROCOPY_RECEIVE`, by which the kernel maps what it has received into the program's memory, past this
+//! library.
 //!
-//! Of a connection that has shared memory, or may get some, it maps nothing. The program is told how much it is to read instead, as
-//! the kernel tells it of what fills no page.
+//! For a connection that has shared memory, or may get some, nothing is mapped. The program is told how much it is to
+//! read instead, as the kernel tells it of what fills no page.
 //!
-//! Why there is `unsafe`: the program's question and the answer stand where a pointer says.
+//! `unsafe` is needed because the program's request and the answer are in memory that a pointer names.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -14,10 +15,10 @@ use tombolo_sockets::connection::Stage;
 
 use crate::{errno, inside, kernel, real, state};
 
-/// `linux/tcp.h`, as what follows.
+/// Option of `linux/tcp.h`, which also has what follows.
 const ZEROCOPY_RECEIVE: c_int = 35;
-/// Words of `struct tcp_zerocopy_receive`, in its order: how much is to be mapped, or was; how much is to be read; how much there is;
-/// an error; and, after an address, how much may be copied.
+/// Words of `struct tcp_zerocopy_receive`, in its order: how much is to be mapped, or was; how much is to be read; how
+/// much there is; an error; and, after an address, how much may be copied.
 const LENGTH: usize = 2;
 const TO_READ: usize = 3;
 const THERE: usize = 4;
@@ -46,7 +47,7 @@ pub unsafe extern "C-unwind" fn getsockopt(
     // SAFETY: (valid) the caller says there how much room there is, aligned or not.
     let words = unsafe { len.read_unaligned() } as usize / size_of::<u32>();
     if words <= TO_READ {
-        return real(); // Which the kernel refuses.
+        return real(); // The kernel refuses this.
     }
     let store = |word: usize, number: u32| {
         if word < words {
@@ -60,7 +61,7 @@ pub unsafe extern "C-unwind" fn getsockopt(
     store(COPIED, 0);
     let there = errno::kept(|| connection.unread()) + kernel::unread(fd);
     if there == 0 {
-        return real(); // It says whether that is the end.
+        return real(); // The kernel reports whether that is the end.
     }
     let there = u32::try_from(there).unwrap_or(u32::MAX);
     store(TO_READ, there);

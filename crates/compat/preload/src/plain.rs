@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Calls that the kernel carries out, on a connection that has no pipes. One that moves much goes to it in pieces, and with each
-//! piece the search for the other end goes on: a program may send all that it has in one call.
+//! Lets the kernel carry out calls on a connection that has no pipes. A call that moves much goes to the kernel in
+//! pieces. The search for the peer goes on with each piece, because a program may send all that it has in one call.
 
 use std::{
     io::{IoSlice, IoSliceMut},
@@ -17,11 +17,11 @@ use tombolo_sockets::{
 
 use crate::{epoll::wiring, errno, inside, kernel};
 
-/// What every call on a watched connection begins with: gets on with finding the other end.
+/// Begins every call on a watched connection, and advances the search for its peer.
 pub(crate) fn begin(process: &Process, connection: &Arc<Connection>) {
     match connection.stage() {
         Stage::Candidate => errno::kept(|| process.advance(connection)),
-        // One that cannot be wired goes back to TCP, and is not tried again.
+        // A connection that cannot be wired goes back to TCP, and is not tried again.
         Stage::Joined if !connection.wiring.is_wired() && connection.reason().is_none() => {
             errno::kept(|| wiring::wire(process, connection));
         }
@@ -30,8 +30,8 @@ pub(crate) fn begin(process: &Process, connection: &Arc<Connection>) {
     }
 }
 
-/// A call on a connection that has no pipes, which the kernel carries out: what it gave. `moved` remembers what it moved, if
-/// that `counts`.
+/// Lets the kernel carry out a call on a connection that has no pipes, and returns its result; returns `None` if the
+/// connection has pipes. `moved` remembers what the call moved, if that `counts`.
 pub(crate) fn plainly(
     process: &Process,
     connection: &Arc<Connection>,
@@ -51,18 +51,20 @@ pub(crate) fn plainly(
     Some(n)
 }
 
-/// The first pieces. Later ones are a quarter of what went before, so that a connection that stays on TCP pays for few.
+/// Size of the first pieces, in bytes. Later ones are a quarter of what went before, so that a connection that stays on
+/// TCP pays for few.
 const PIECE: usize = 256 << 10;
 
-/// How such a call goes on.
+/// Outcome of a call that goes in pieces.
 pub(crate) enum Progress {
-    /// The connection was joined when the kernel had moved so many bytes.
+    /// The connection was joined when the kernel had moved this number of bytes.
     Joined(usize),
-    /// The call is over, and this is its answer.
+    /// The call is over, with this result.
     Over(isize),
 }
 
-/// Whether a call of `total` bytes goes in pieces. It does if it waits until all is moved, for as long as that takes.
+/// Returns whether a call of `total` bytes goes in pieces. It does if it waits until all is moved, for as long as that
+/// takes.
 pub(crate) fn is_long(connection: &Connection, fd: RawFd, direction: Direction, total: usize) -> bool {
     let (limit, sends) = match direction {
         Direction::Out => (Set::SendLimit, true),
@@ -74,8 +76,8 @@ pub(crate) fn is_long(connection: &Connection, fd: RawFd, direction: Direction, 
         && !connection.has_set(limit, || kernel::patience(fd, sends).is_some())
 }
 
-/// A long call of `total` bytes, carried out by the kernel for as long as the connection is not joined. `piece` moves so many bytes
-/// from an offset on, and `moved` remembers what it moved.
+/// Lets the kernel carry out a long call of `total` bytes for as long as the connection is not joined. `piece` moves so
+/// many bytes from an offset on, and `moved` remembers what it moved.
 pub(crate) fn carry(
     process: &Process,
     connection: &Arc<Connection>,
@@ -89,10 +91,11 @@ pub(crate) fn carry(
     while done < total {
         let may_be_joined = connection.stage() == Stage::Candidate;
         let len = if may_be_joined { PIECE.max(done / 4).min(total - done) } else { total - done };
-        // The wait is within the call as the connection sees it: whoever joins it meanwhile leaves this direction on TCP.
+        // The wait is within the call as the connection sees it, so whoever joins the connection meanwhile leaves this
+        // direction on TCP.
         let real = || if done == 0 || is_ready(fd, direction) { piece(done, len) } else { -1 };
         let Some(n) = plainly(process, connection, direction, true, real, |plain, n| moved(plain, done, n)) else {
-            begin(process, connection); // What only a later call would do otherwise.
+            begin(process, connection); // Otherwise only a later call would do this.
             return Progress::Joined(done);
         };
         match usize::try_from(n) {
@@ -101,14 +104,14 @@ pub(crate) fn carry(
             Err(_) => break,
         }
         if n as usize != len {
-            break; // A signal, the end, an error: the call ends as it would have ended in the kernel.
+            break; // After a signal, the end or an error the call ends as it would have in the kernel.
         }
     }
     Progress::Over(done as isize)
 }
 
-/// Waits until another piece can move at least a byte. Says whether it can: an error is for the program's next call, as the kernel
-/// keeps it where a call has moved something.
+/// Waits until another piece can move at least a byte. Returns whether it can. An error is for the program's next call,
+/// as the kernel keeps it if a call has moved something.
 fn is_ready(fd: RawFd, direction: Direction) -> bool {
     let events = match direction {
         Direction::Out => libc::POLLOUT,
@@ -124,13 +127,13 @@ fn is_ready(fd: RawFd, direction: Direction) -> bool {
         }
 }
 
-/// `len` bytes of `parts` from `begin` on.
+/// Returns `len` bytes of `parts` from `begin` on.
 pub(crate) fn range<'a>(parts: &'a [IoSlice<'_>], begin: usize, len: usize) -> Vec<IoSlice<'a>> {
     let mut cut = Cut { begin, end: begin + len };
     parts.iter().map(|part| IoSlice::new(&part[cut.next_part(part.len())])).filter(|part| !part.is_empty()).collect()
 }
 
-/// The same of parts that are to be written.
+/// Does the same for parts that are to be written.
 pub(crate) fn range_mut<'a>(parts: &'a mut [IoSliceMut<'_>], begin: usize, len: usize) -> Vec<IoSliceMut<'a>> {
     let mut cut = Cut { begin, end: begin + len };
     let cut = parts.iter_mut().map(|part| {
@@ -140,14 +143,14 @@ pub(crate) fn range_mut<'a>(parts: &'a mut [IoSliceMut<'_>], begin: usize, len: 
     cut.filter(|part| !part.is_empty()).collect()
 }
 
-/// What lies between two offsets, part by part: both are counted from the next part on.
+/// Range between two offsets, taken part by part: both are counted from the start of the next part.
 struct Cut {
     begin: usize,
     end: usize,
 }
 
 impl Cut {
-    /// What of the next part, of `len` bytes, lies between them.
+    /// Returns the range of the next part, of `len` bytes, that lies between the offsets.
     fn next_part(&mut self, len: usize) -> Range<usize> {
         let within = self.begin.min(len)..self.end.min(len);
         (self.begin, self.end) = (self.begin.saturating_sub(len), self.end.saturating_sub(len));

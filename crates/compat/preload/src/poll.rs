@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `poll`, `select` and their kin.
+//! Exported calls `poll`, `select` and their variants.
 //!
-//! Why there is `unsafe`: the program's arrays come as pointers.
+//! `unsafe` is needed because the program passes its arrays as pointers.
 #![allow(unsafe_code)]
 
 use std::{
@@ -30,7 +30,7 @@ use crate::{
     wait::{self, Joined},
 };
 
-/// A time as a call gives it; what is none is for the kernel to refuse.
+/// Converts a time that a call passes. An invalid time is an error, for the kernel to refuse.
 pub(crate) fn duration(limit: Option<&timespec>) -> Result<Option<Duration>, Errno> {
     let given = |limit: &timespec| match (u64::try_from(limit.tv_sec), limit.tv_nsec) {
         (Ok(seconds), 0..1_000_000_000) => Ok(Duration::new(seconds, limit.tv_nsec as u32)),
@@ -39,12 +39,13 @@ pub(crate) fn duration(limit: Option<&timespec>) -> Result<Option<Duration>, Err
     limit.map(given).transpose()
 }
 
-/// A point in time from what a call says, `None` for ever.
+/// Returns the point in time at which a timeout ends, `None` for never.
 fn deadline(timeout: Option<Duration>) -> Option<Instant> {
     timeout.and_then(|timeout| Instant::now().checked_add(timeout))
 }
 
-/// Gets on with the connections among `fds`; those that are joined, and the others, whose kernel call this is.
+/// Advances the connections among `fds`. Returns those that are joined, and a guard for each of the others, whose
+/// kernel call this is.
 fn sort<'a>(process: &Process, fds: &[pollfd], all: &'a [(usize, Arc<Connection>)]) -> (Few<Joined>, Few<Plain<'a>>) {
     let (mut joined, mut plain) = (Few::new(), Few::new());
     for set in fds.iter().filter_map(|entry| state::set(entry.fd)) {
@@ -67,7 +68,8 @@ fn sort<'a>(process: &Process, fds: &[pollfd], all: &'a [(usize, Arc<Connection>
     (joined, plain)
 }
 
-/// The program waits for these events by a call that comes here. Who asks for bytes so asks for room so.
+/// Records that the program waits for these events by a call that comes here. A program that asks for bytes by such a
+/// call asks for room by one too.
 fn note_asked(connection: &Connection, events: i16) {
     let waits = connection.wiring.waits();
     if events & (libc::POLLIN | libc::POLLRDNORM) != 0 {
@@ -77,26 +79,26 @@ fn note_asked(connection: &Connection, events: i16) {
     }
 }
 
-/// What a call answers that a signal's handler makes, where it would need what the interrupted call has.
+/// Returns the failure of a call that a signal handler makes, if it would need what the interrupted call holds.
 pub(crate) fn interrupted() -> c_int {
     errno::set(libc::EINTR);
     -1
 }
 
-/// The connections among `fds`. None is the usual answer, and costs a load for each.
+/// Returns the connections among `fds`. Usually there are none, which costs a load for each.
 fn connections(fds: &[pollfd]) -> Few<Joined> {
     let found = fds.iter().enumerate().filter_map(|(at, entry)| state::connection(entry.fd).map(|found| (at, found)));
     found.collect()
 }
 
-/// `poll` with the timeout as a duration; `real` is the call itself.
+/// Carries out `poll` with the timeout as a duration; `real` is the program's call itself.
 fn poll_any(fds: &mut [pollfd], timeout: Option<Duration>, mask: Mask, real: impl FnOnce() -> c_int) -> c_int {
     let Some(process) = state::waiting() else { return real() };
     if inside::has_interrupted() {
         return if fds.iter().any(|entry| state::is_out_of_reach(entry.fd)) { interrupted() } else { real() };
     }
     let all = connections(fds);
-    // Those that are not joined stay so until this ends: what came for them another way nobody would see here.
+    // Connections that are not joined stay so until this ends. Nobody here would see what came for them another way.
     let (joined, _plain) = sort(process, fds, &all);
     if joined.is_empty() {
         return real();
@@ -110,12 +112,13 @@ fn poll_any(fds: &mut [pollfd], timeout: Option<Duration>, mask: Mask, real: imp
     answer
 }
 
-/// The entries of a call; none where the kernel refuses the call for how many they are, before it looks at any.
+/// Returns the entries of a call, or none where the kernel refuses the call for their number before it looks at any.
 ///
 /// # Safety
 /// As `poll(2)`.
 unsafe fn entries<'a>(fds: *mut pollfd, count: nfds_t) -> &'a mut [pollfd] {
-    // The limit is asked for only where so many are no mistake of the caller's yet: a sandbox may kill who asks.
+    // The limit is read only for so many entries that they may be a mistake of the caller's: a sandbox may kill a
+    // process that reads it.
     let too_many =
         count > libc::FD_SETSIZE as nfds_t && getrlimit(Resource::Nofile).current.is_some_and(|most| count > most);
     if fds.is_null() || count == 0 || too_many {
@@ -181,7 +184,7 @@ pub unsafe extern "C-unwind" fn __ppoll_chk(
     unsafe { ppoll(fds, count, timeout, mask) }
 }
 
-/// What a fortified function does where a buffer is too small.
+/// Aborts as a fortified function does, if a buffer is too small.
 pub(crate) fn check(fits: bool) {
     if !fits {
         std::process::abort();
@@ -192,7 +195,7 @@ pub(crate) fn check(fits: bool) {
 struct Bits(*mut fd_set);
 
 impl Bits {
-    /// The word that has the bit of `fd`, and the bit.
+    /// Returns the word that has the bit of `fd`, and the bit.
     fn word(&self, fd: c_int) -> Option<(*mut u64, u64)> {
         if self.0.is_null() {
             return None;
@@ -216,8 +219,9 @@ impl Bits {
     }
 }
 
-/// How many of `count` descriptors the kernel would look at without this library: no more than its table has room for, which
-/// grows with the highest number that was ever taken. Programs that say `getdtablesize()` have room for less than that, and count on it.
+/// Returns how many of `count` descriptors the kernel would look at without this library. These are no more than its
+/// table has room for, which grows with the highest number that was ever taken. Programs that pass `getdtablesize()`
+/// have room for fewer, and rely on that.
 fn known(count: c_int) -> c_int {
     let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse().ok();
     let open = inside::lifted(|| {
@@ -228,8 +232,8 @@ fn known(count: c_int) -> c_int {
     open.map_or(count, |highest| count.min(room(highest) as c_int))
 }
 
-/// `select`, by way of `poll` if any of its descriptors is joined; `real` is the call itself. Says how much of the time
-/// is left where the call itself was not made.
+/// Carries out `select`, by way of `poll` if any of its descriptors is joined; `real` is the program's call itself.
+/// Also returns how much of the time is left, if that call was not made.
 fn select_any(
     count: c_int,
     sets: [*mut fd_set; 3],
@@ -264,7 +268,8 @@ fn select_any(
         return (real(count), None);
     }
     let before = errno::get();
-    // Also where a signal came: who begins again with that would wait for ever where many come.
+    // Also reported after a signal: a program that begins again with the whole time would wait for ever if many signals
+    // come.
     let left = || timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
     if let Err(error) = wait::all(process, &mut fds, &joined, deadline(timeout), mask) {
         errno::set(error.raw_os_error());
@@ -308,7 +313,7 @@ pub unsafe extern "C-unwind" fn select(
         limit.map(|limit| Duration::from_secs(limit.tv_sec as u64) + Duration::from_micros(limit.tv_usec as u64));
     let (answer, left) = select_any(count, [read, write, except], limit, None, real);
     if let Some(left) = left {
-        // Linux says how much of the time is left.
+        // Linux reports how much of the time is left.
         let rest = timeval { tv_sec: left.as_secs() as libc::time_t, tv_usec: left.subsec_micros().into() };
         // SAFETY: (valid) a time was given, so the pointer is not null, and it is the caller's to be written.
         unsafe { timeout.write(rest) };

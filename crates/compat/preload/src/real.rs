@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The functions of libc that this library stands in for, as the program would have found them without it.
 //!
-//! Each is looked up at its first use, for constructors of other libraries run before anything here could be prepared.
-//! A thread that is cancelled within such a call unwinds through it, as it would have done without this library.
-//! Why there is `unsafe`: a symbol's address becomes a function of the type that its manual page gives it.
+//! Each is looked up at its first use, because constructors of other libraries run before anything here could be
+//! prepared. A thread that is cancelled within such a call unwinds through it, as it would have done without this
+//! library. `unsafe` is needed because a symbol's address becomes a function of the type that its manual page gives it.
 #![allow(unsafe_code, non_camel_case_types, non_snake_case)]
 
 use std::{
@@ -17,7 +17,7 @@ use libc::{
     ssize_t, termios, timespec, timeval, winsize,
 };
 
-/// The next definition of a symbol after this library's; its name ends with a zero.
+/// Returns the next definition of a symbol after this library's. The `name` ends with a zero.
 pub(crate) fn address(name: &'static str) -> *mut c_void {
     debug_assert!(name.ends_with('\0'));
     // SAFETY: (string) the name ends with a zero, as the macro below writes it.
@@ -32,7 +32,7 @@ pub(crate) fn address(name: &'static str) -> *mut c_void {
 
 macro_rules! real {
     ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {$(
-        /// The real function of this name.
+        /// Calls the real function of this name.
         ///
         /// # Safety
         /// That of the function.

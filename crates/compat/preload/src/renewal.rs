@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A connection that has left its memory, because that was taken away, is joined anew: a new one takes its place (ADR 0089).
+//! Replaces a connection that has left its memory, because that was taken away, by a new one that can be joined (ADR
+//! 0089).
 
 use std::{os::fd::RawFd, sync::Arc};
 
@@ -7,7 +8,7 @@ use tombolo_sockets::{Process, connection::Connection};
 
 use crate::{errno, inside, state};
 
-/// What a call on `fd` works with, which was found to be `connection`: that, or what takes its place.
+/// Returns what a call on `fd` works with: the `connection` that was found for it, or what takes its place.
 #[inline]
 pub(crate) fn current(process: &Process, fd: RawFd, connection: Arc<Connection>) -> Arc<Connection> {
     if process.may_return(&connection) { renew(process, fd, connection) } else { connection }
@@ -24,7 +25,7 @@ fn renew(process: &Process, fd: RawFd, old: Arc<Connection>) -> Arc<Connection> 
             process.return_later(&old);
             return old;
         };
-        // With this its memory goes, and then there is room for more.
+        // This releases the old connection's memory, and then there is room for more.
         process.waiters.unwatch(&old);
         new
     })

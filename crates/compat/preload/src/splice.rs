@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `splice` from and to connections: where they have shared memory, by way of a buffer. What the kernel moves before is counted.
+//! Carries out `splice` from and to connections: by way of a buffer if they have shared memory. Before they have some,
+//! the kernel moves the bytes, which are counted.
 //!
-//! Why there is `unsafe`: the program's offsets come as pointers.
+//! `unsafe` is needed because the program passes its offsets as pointers.
 #![allow(unsafe_code)]
 
 use std::{
@@ -23,15 +24,16 @@ use tombolo_sockets::{
 
 use crate::{errno, flow, inside, kernel, plain, real, state};
 
-/// Bytes at once: what a pipe holds; and what has room in one that says that there is some (`PIPE_BUF`). No packet is longer.
+/// Number of bytes moved at once, which is what a pipe holds. Below, what has room in a pipe that reports room
+/// (`PIPE_BUF`); no packet is longer.
 const MOST: usize = 64 << 10;
 const PAGE: usize = 4096;
-/// The flags that there are.
+/// All flags that exist.
 const FLAGS: c_uint = libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
 
-/// How the bytes of a call come to be moved.
+/// Way in which the bytes of a call are moved.
 enum How {
-    /// By a buffer: through shared memory, or as a proof wants the first ones (S-6).
+    /// By a buffer: through shared memory, or because a proof needs the first ones (S-6).
     Copied,
     /// By the kernel.
     Spliced,
@@ -46,7 +48,7 @@ fn how(process: &Process, connection: &Arc<Connection>, direction: Direction) ->
     }
 }
 
-/// The kernel moves the bytes, which are counted; none where the connection has come to be joined meanwhile.
+/// Lets the kernel move the bytes, and counts them. Returns `None` if the connection was joined meanwhile.
 fn spliced(
     process: &Process,
     connection: &Arc<Connection>,
@@ -56,7 +58,7 @@ fn spliced(
     plain::plainly(process, connection, direction, true, real, |plain, n| plain.moved_unseen(n))
 }
 
-/// Hands on what has come.
+/// Hands what has come on the connection on to a pipe.
 fn from_connection(
     process: &Process,
     connection: &Arc<Connection>,
@@ -65,18 +67,19 @@ fn from_connection(
     len: usize,
     flags: c_uint,
 ) -> ssize_t {
-    // Not on the stack, which may be a small one.
+    // The buffer is on the heap, because the thread's stack may be small.
     let mut buffer = vec![0; len];
     let waits = waits_for_pipe(to, flags);
     loop {
-        // In the kernel's order: the pipe, then the socket.
+        // The order is the kernel's: first the pipe, then the socket.
         if let Err(errno) = wait_for_room(to, waits) {
             return failed(errno);
         }
         if connection.stage() != Stage::Joined {
             return first_from_connection(process, connection, (from, to), &mut buffer, waits);
         }
-        // The flag is about the pipe alone. This look is the call's wait, which counts also where there is something (S-2).
+        // The flag is about the pipe alone. This look is the call's wait for the socket, which counts even if there is
+        // something (S-2).
         let there = receive(process, connection, from, &mut buffer[..1], libc::MSG_PEEK);
         if there <= 0 {
             return there;
@@ -90,7 +93,8 @@ fn from_connection(
     }
 }
 
-/// The first bytes come over TCP, and are looked at, as a proof wants them: shows them, hands them on, and takes what was taken.
+/// Hands on the first bytes, which come over TCP and which a proof needs. Peeks at them, writes them to the pipe, and
+/// then takes what was written.
 fn first_from_connection(
     process: &Process,
     connection: &Arc<Connection>,
@@ -116,8 +120,8 @@ fn receive(process: &Process, connection: &Arc<Connection>, from: c_int, to: &mu
     flow::receive(process, connection, from, Ok([IoSliceMut::new(to)]), flags, real)
 }
 
-/// Writes to a pipe what has room in it, by pages, each of which has room where the pipe says that it has some. Who would wait
-/// does so for the first.
+/// Writes as much to a pipe as has room in it, by pages, as a pipe that reports room has room for a page. A call that
+/// waits does so for the first page only.
 fn write(to: c_int, bytes: &[u8], at_once: bool) -> ssize_t {
     let mut done = 0;
     for part in bytes.chunks(PAGE) {
@@ -138,7 +142,7 @@ fn write(to: c_int, bytes: &[u8], at_once: bool) -> ssize_t {
     done
 }
 
-/// The same without waiting, also where another thread fills the pipe meanwhile.
+/// Does the same without waiting, also if another thread fills the pipe meanwhile.
 fn write_now(to: c_int, bytes: &[u8]) -> ssize_t {
     let part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     // SAFETY: (valid) one part, which is a slice and is only read.
@@ -152,19 +156,21 @@ fn write_now(to: c_int, bytes: &[u8]) -> ssize_t {
     }
 }
 
-/// What the kernel says of a descriptor now. A handler of the program's may not run in the middle of it as if nothing were locked.
+/// Returns what the kernel reports of a descriptor now. A signal handler of the program may not run in the middle of
+/// this as if nothing were locked.
 fn ask_events(fd: c_int, events: i16) -> i16 {
     kernel::Linux.poll(fd, events)
 }
 
-/// Whether a call on it would not wait: it can be done, or fails.
+/// Returns whether a call on the descriptor would not wait, because it can be done or fails.
 fn is_ready(fd: c_int, events: i16) -> bool {
     ask_events(fd, events) != 0
 }
 
-/// A pipe of this library's, by whose way bytes go from and to those of the program's that know nothing of `RWF_NOWAIT`. Those are
-/// FIFOs that have a name, pipes that were opened anew, and before Linux 6.4 all. `splice` between two pipes does not wait where it
-/// is told so, and leaves the rest of a packet (`O_DIRECT`) where it is, which a read throws away.
+/// A pipe of this library's, through which bytes go from and to those of the program's pipes that do not know
+/// `RWF_NOWAIT`. Those are FIFOs that have a name, pipes that were opened anew, and before Linux 6.4 all. `splice`
+/// between two pipes does not wait if it is told so. It leaves the rest of a packet (`O_DIRECT`) where it is, which a
+/// read discards.
 struct Detour {
     reads: OwnedFd,
     writes: OwnedFd,
@@ -176,7 +182,7 @@ impl Detour {
         made.map(|(reads, writes)| Self { reads, writes })
     }
 
-    /// Takes from a pipe what is there and has room in `to`.
+    /// Takes from a pipe what is there, as far as `to` has room.
     fn take_bytes(&self, from: c_int, to: &mut [u8]) -> ssize_t {
         let there = moved(from, self.writes.as_raw_fd(), to.len(), libc::SPLICE_F_NONBLOCK);
         let mut done = 0;
@@ -185,7 +191,7 @@ impl Detour {
             // SAFETY: (valid) `rest` is a slice.
             let n = unsafe { real::read(self.reads.as_raw_fd(), rest.as_mut_ptr().cast::<c_void>(), rest.len()) };
             match n {
-                // Of a signal there is nothing to hear: so many bytes are there.
+                // A signal changes nothing here, because so many bytes are in the pipe.
                 -1 => {}
                 0 => break,
                 n => done += n,
@@ -194,7 +200,7 @@ impl Detour {
         there
     }
 
-    /// Puts into a pipe what has room there of `bytes`, a page at most.
+    /// Puts as much of `bytes` into a pipe as has room there, a page at most.
     fn give(self, to: c_int, bytes: &[u8]) -> ssize_t {
         // SAFETY: (valid) the bytes are there for the call.
         let n = unsafe { real::write(self.writes.as_raw_fd(), bytes.as_ptr().cast::<c_void>(), bytes.len()) };
@@ -202,14 +208,14 @@ impl Detour {
     }
 }
 
-/// The pipe of the program's that a call takes bytes from, and the socket that the kernel is to give them to.
+/// The program's pipe from which a call takes bytes, and the socket to which the kernel is to give them.
 struct Taken {
     from: c_int,
     to: c_int,
     flags: c_uint,
     patient: bool,
     empty: bool,
-    /// Made where nothing is locked, once something was not to be had otherwise.
+    /// Made while nothing is locked, once something could not be taken otherwise.
     detour: Option<Detour>,
     wants_detour: bool,
 }
@@ -221,8 +227,8 @@ impl Taken {
         taken
     }
 
-    /// Whether a read of so many bytes cuts no packet. There may be one that is longer than all that is there now only where another
-    /// thread takes from the pipe as well.
+    /// Returns whether a read of `len` bytes cuts no packet. A packet longer than all that is there now is possible
+    /// only if another thread takes from the pipe as well.
     fn takes_whole_packets(&self, len: usize) -> bool {
         len >= PAGE || rustix::io::ioctl_fionread(kernel::borrow(self.from)).is_ok_and(|there| there <= len as u64)
     }
@@ -253,7 +259,7 @@ impl Source for Taken {
         }
         let mut len = most;
         if self.patient {
-            // The kernel would wait for room amid its call, where nobody else may send, nor fork.
+            // The kernel would wait for room within its call, during which nobody else may send or fork.
             if !is_ready(self.to, libc::POLLOUT) {
                 self.empty = false;
                 return Err(Errno::AGAIN);
@@ -276,7 +282,7 @@ impl flow::Supply for Taken {
     }
 }
 
-/// The kernel's call, between two that have no offsets.
+/// Makes the kernel's call between two descriptors, without offsets.
 fn moved(from: c_int, to: c_int, len: usize, flags: c_uint) -> ssize_t {
     // SAFETY: (valid) no offsets.
     unsafe { real::splice(from, ptr::null_mut(), to, ptr::null_mut(), len, flags) }
@@ -294,7 +300,7 @@ fn wait_for_bytes(from: c_int, waits: bool) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Waits until a pipe has room, if the call waits for that. One that nobody reads has none.
+/// Waits until a pipe has room, if the call waits for that. A pipe that nobody reads has none.
 fn wait_for_room(to: c_int, waits: bool) -> Result<(), Errno> {
     loop {
         let said = ask_events(to, libc::POLLOUT);
@@ -318,7 +324,7 @@ fn failed(errno: Errno) -> ssize_t {
     -1
 }
 
-/// Sends what is in a pipe, once there is something.
+/// Sends what is in a pipe on the connection, once there is something.
 fn to_connection(
     process: &Process,
     connection: &Arc<Connection>,
@@ -348,7 +354,7 @@ fn to_connection(
     }
 }
 
-/// The first bytes go by the kernel's call, and are looked at, as a proof wants them.
+/// Sends the first bytes by the kernel's call, and looks at them before, because a proof needs them.
 fn first_to_connection(
     process: &Process,
     connection: &Arc<Connection>,
@@ -361,7 +367,8 @@ fn first_to_connection(
     }
     let seen = show(from, len.min(HISTORY)).unwrap_or_default();
     let real = || moved(from, to, len, flags);
-    // Of more than was seen, which has come since, a proof knows nothing; but it wants no more than so many.
+    // A proof knows nothing of bytes beyond those seen, which have come since. But it needs no more than `HISTORY`
+    // bytes.
     let count = |plain: &Plain<'_>, n: usize| match seen.get(..n.min(HISTORY)) {
         Some(seen) => plain.moved(n, std::iter::once(seen)),
         None => plain.moved_unseen(n),
@@ -370,8 +377,8 @@ fn first_to_connection(
         .unwrap_or_else(|| to_connection(process, connection, (from, to), len, flags))
 }
 
-/// Up to `most` of the bytes in a pipe, which stay there. Another reader of it may take them before this call does: then a proof
-/// fails.
+/// Returns up to `most` of the bytes in a pipe, which stay there. Another reader of the pipe may take them before this
+/// call does: then a proof fails.
 fn show(from: c_int, most: usize) -> Option<Vec<u8>> {
     errno::kept(|| {
         let (reads, writes) = inside::lifted(|| rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)).ok()?;
@@ -402,13 +409,13 @@ pub unsafe extern "C-unwind" fn splice(
     // SAFETY: (contract) the caller's promise.
     let real = || unsafe { real::splice(from, from_at, to, to_at, len, flags) };
     let Some(process) = state::busy().filter(|_| !inside::has_interrupted()) else { return real() };
-    // A connection has no offset, and the pipe at the other end has none.
+    // A connection has no offset, and the pipe on the other side has none.
     if !from_at.is_null() || !to_at.is_null() || len == 0 || flags & !FLAGS != 0 {
         return real();
     }
     if let Some(connection) = state::connection(from) {
         if !is_pipe(to, libc::O_WRONLY) {
-            return real(); // Which the kernel refuses.
+            return real(); // The kernel refuses this.
         }
         return match how(process, &connection, Direction::In) {
             How::Copied => from_connection(process, &connection, from, to, len.min(MOST), flags),
@@ -431,7 +438,7 @@ pub unsafe extern "C-unwind" fn splice(
     real()
 }
 
-/// Whether it is a pipe, open for reading or for writing.
+/// Returns whether `fd` is a pipe, open for reading or for writing as `way` says.
 fn is_pipe(fd: c_int, way: c_int) -> bool {
     errno::kept(|| {
         let fd = kernel::borrow(fd);

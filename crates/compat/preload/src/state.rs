@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! This process: what the environment asks for, and which descriptors are watched.
+//! Holds the state of this process: the settings from the environment and the table of watched descriptors.
 //!
-//! The table answers the one question that every call asks, and for a descriptor that is not watched it costs one load.
+//! Every call looks its descriptor up in the table. For a descriptor that is not watched this costs one load.
 
 use std::{
     env,
@@ -26,49 +26,50 @@ use crate::{
     errno, inside, kernel,
 };
 
-/// Descriptors beyond this are left alone.
+/// Number of descriptors that can be watched. Higher ones are left to the kernel.
 const WATCHED: usize = 1 << 16;
-/// Places of the table as it is made.
+/// Number of entries that the table starts with.
 const SLOTS: usize = 256;
 
-/// What a descriptor is.
+/// Kind of a descriptor about which nothing is known. The constants below are the other kinds.
 const NOTHING: u8 = 0;
-/// A socket that was connected, or accepted, and has moved no byte.
+/// A socket that was connected, or accepted (`ACCEPTED`), and has moved no byte.
 const DIALLED: u8 = 1;
 const ACCEPTED: u8 = 2;
 const CONNECTION: u8 = 3;
 const SET: u8 = 4;
-/// A TCP socket that the program made: one that it listens at, or that will be connected.
+/// A TCP socket that the program created: a listener, or one that will be connected.
 const STREAM: u8 = 5;
-/// As above, and it was put into an epoll set.
+/// As `STREAM`, and the program added it to an epoll set.
 const REGISTERED: u8 = 6;
-/// One that was made as above and that somebody has by a way that is not watched: once connected it is left alone.
+/// A socket created as `STREAM` that is also in use in a way that this library does not see. It stays with the kernel
+/// even once it is connected.
 const SHARED: u8 = 7;
-/// As `ACCEPTED`, and it is known that it is TCP.
+/// As `ACCEPTED`, and known to be TCP.
 const ACCEPTED_STREAM: u8 = 8;
-/// As `DIALLED`, and it was put into an epoll set before.
+/// As `DIALLED`, and the program had added it to an epoll set before.
 const DIALLED_REGISTERED: u8 = 9;
 
 static KINDS: [AtomicU8; WATCHED] = [const { AtomicU8::new(NOTHING) }; WATCHED];
-/// By descriptor: the kernel's own number of the socket that is a connection.
+/// For each descriptor that is a connection, the kernel's cookie of its socket.
 static COOKIES: [AtomicU64; WATCHED] = [const { AtomicU64::new(0) }; WATCHED];
 static WATCH: RwLock<Vec<Option<Watched>>> = RwLock::new(Vec::new());
-/// Whether there ever was a [`STREAM`], or a [`SET`].
+/// Whether there may be a [`STREAM`]; below, whether there ever was a [`SET`].
 static STREAMS: AtomicBool = AtomicBool::new(false);
 static SETS: AtomicBool = AtomicBool::new(false);
-/// The process that the table describes: a child of vfork shares the memory and must leave it alone.
+/// ID of the process that the table describes. A child of vfork shares this memory and must not change the table.
 static OWNER: AtomicU32 = AtomicU32::new(0);
-/// How far this process is.
+/// Stage that this process has reached.
 static STAGE: AtomicU8 = AtomicU8::new(IDLE);
-/// There never was a connection.
+/// The process never had a connection.
 const IDLE: u8 = 0;
 const BUSY: u8 = 1;
-/// It meant to become another program.
+/// The process was about to become another program.
 const LEFT: u8 = 2;
-/// It has shut itself in: everything goes to the kernel.
+/// The process has confined itself, so everything goes to the kernel.
 const SHUT: u8 = 3;
 
-/// What this process gave up because its image was to go.
+/// Connections that this process gave up because its image was about to be replaced.
 pub(crate) static GIVEN_UP: Mutex<Vec<Arc<Connection>>> = Mutex::new(Vec::new());
 
 #[derive(Clone, Debug)]
@@ -77,10 +78,10 @@ pub(crate) enum Watched {
     Set(Arc<Set>),
 }
 
-/// Made under the table's lock.
+/// This process, initialised under the table's lock.
 static PROCESS: OnceLock<Option<Process>> = OnceLock::new();
 
-/// This process, if the environment asks for it.
+/// Returns this process, if the environment asks for shared memory.
 pub(crate) fn process() -> Option<&'static Process> {
     if STAGE.load(Ordering::Relaxed) == SHUT {
         return None;
@@ -95,9 +96,9 @@ pub(crate) fn process() -> Option<&'static Process> {
             set_owner();
             aside::reserve_descriptors();
             let rendezvous = rendezvous_in(&settings.folder);
-            // Where a broker is, connections may be with other machines too.
+            // If there is a broker, connections may be with other machines too.
             let machines = env::var_os("TOMBOLO_SOCKETS_VM").is_none_or(|value| value != "off").then(machines);
-            // In a domain of Xen's only where that is asked for: a fork may cost connections there.
+            // In a Xen domain only if the environment asks for that, because a fork may cost connections there.
             let machines = machines.flatten().or_else(|| wants_xen().then(xen_domains).flatten());
             Some(Process::new(settings, Box::new(kernel::Linux), rendezvous).with_machines(machines))
         };
@@ -113,8 +114,8 @@ fn read() -> RwLockReadGuard<'static, Vec<Option<Watched>>> {
     WATCH.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a fork is about: this process if it was made, also where there is nothing to watch yet, as its other threads may have locked
-/// something. Otherwise what keeps them from making it meanwhile.
+/// Returns this process for a fork if it was initialised. That includes a process with nothing to watch yet, as its
+/// other threads may hold locks. Otherwise returns a guard that keeps them from initialising it meanwhile.
 pub(crate) fn made() -> Result<&'static Process, Option<impl Sized>> {
     if STAGE.load(Ordering::Relaxed) != IDLE || !is_owner() || !kernel::is_marked() {
         return busy().filter(|_| is_owner()).ok_or(None);
@@ -127,8 +128,8 @@ pub(crate) fn made() -> Result<&'static Process, Option<impl Sized>> {
     known().ok_or(Some(table))
 }
 
-/// What `tombolo run` put into the environment. Numbers that make no sense are as good as none: a program must not fail
-/// for them.
+/// Returns the settings that `tombolo run` put into the environment. An invalid number counts as absent, because it
+/// must not make a program fail.
 fn settings() -> Option<Settings> {
     let number = |name| env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
     let path = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
@@ -153,14 +154,14 @@ fn wants_xen() -> bool {
     env::var_os("TOMBOLO_SOCKETS_XEN").is_some_and(|value| value == "on")
 }
 
-/// Where a list makes no sense, nothing is joined.
+/// Returns the ports to join. If a list is invalid, no connection is joined.
 fn ports() -> Ports {
     let list =
         |name| env::var_os(name).filter(|value| !value.is_empty()).map(|value| value.to_string_lossy().into_owned());
     Ports::parse(list("TOMBOLO_SOCKETS_ONLY").as_deref(), list("TOMBOLO_SOCKETS_NOT").as_deref())
 }
 
-/// Whether this is the process that the table describes.
+/// Returns whether this is the process that the table describes.
 pub(crate) fn is_owner() -> bool {
     let owner = OWNER.load(Ordering::Relaxed);
     owner == 0 || owner == rustix::process::getpid().as_raw_nonzero().get() as u32
@@ -171,7 +172,7 @@ fn set_owner() {
     kernel::mark();
 }
 
-/// A child made by fork owns its copy, also of a process that had nothing to watch yet.
+/// Makes the child of a fork the owner of its copy of the table, even if the parent had nothing to watch yet.
 pub(crate) fn inherit() {
     if OWNER.load(Ordering::Relaxed) != 0 {
         set_owner();
@@ -179,12 +180,13 @@ pub(crate) fn inherit() {
     forget_absent();
 }
 
-/// The kernel copies a process's descriptors first and its memory later: what another thread of the parent opened in between is in
-/// this copy of the table, and its number will be another file's here.
+/// Forgets descriptors that this child does not have. The kernel copies a process's descriptors first and its memory
+/// later. A descriptor that another thread of the parent opened in between is in this copy of the table, but its number
+/// will be another file's here.
 fn forget_absent() {
     for (fd, kind) in KINDS.iter().enumerate() {
         let found = kind.load(Ordering::Relaxed);
-        // The others came there under the table's lock, which the parent held.
+        // Connections and sets entered the table under its lock, which the parent held.
         if !matches!(found, NOTHING | CONNECTION | SET) && !errno::kept(|| kernel::is_tcp(fd as RawFd)) {
             forget_if(fd as RawFd, found);
         }
@@ -201,7 +203,7 @@ fn set_kind(fd: RawFd, kind: u8) {
     }
 }
 
-/// What is in the table for `fd`, if it is a connection or a set.
+/// Returns the table's entry for `fd`, if it is a connection or a set.
 pub(crate) fn watched(fd: RawFd) -> Option<Watched> {
     if !matches!(kind(fd), CONNECTION | SET) {
         return None;
@@ -210,25 +212,25 @@ pub(crate) fn watched(fd: RawFd) -> Option<Watched> {
     read().get(fd as usize).cloned().flatten()
 }
 
-/// Whether there is anything about `fd` to forget.
+/// Returns whether there is anything about `fd` to forget.
 #[inline]
 pub(crate) fn is_known(fd: RawFd) -> bool {
     kind(fd) != NOTHING
 }
 
-/// Whether `fd` is the library's, which the program does not know of. A child of vfork closes its own copies.
+/// Returns whether `fd` belongs to this library, unknown to the program. A child of vfork may close its own copies.
 #[inline]
 pub(crate) fn is_ours(fd: RawFd) -> bool {
     aside::is_aside(fd) && is_owner()
 }
 
-/// The first of the library's descriptors from `first` on.
+/// Returns the first of this library's descriptors from `first` on.
 pub(crate) fn next_of_ours(first: u32) -> Option<u32> {
     let found = RawFd::try_from(first).ok().and_then(aside::next).filter(|_| is_owner());
     found.and_then(|fd| u32::try_from(fd).ok())
 }
 
-/// What `fd` is, if it is watched.
+/// Returns what `fd` is, if it is watched.
 #[inline]
 pub(crate) fn find(fd: RawFd) -> Option<Watched> {
     match kind(fd) {
@@ -238,7 +240,7 @@ pub(crate) fn find(fd: RawFd) -> Option<Watched> {
     }
 }
 
-/// The connection that `fd` is, if it is one that is watched.
+/// Returns the connection at `fd`, if it is watched.
 #[inline]
 pub(crate) fn connection(fd: RawFd) -> Option<Arc<Connection>> {
     match find(fd) {
@@ -247,9 +249,9 @@ pub(crate) fn connection(fd: RawFd) -> Option<Arc<Connection>> {
     }
 }
 
-/// For a call that has interrupted another, or that this library makes by the standard library on a file of its own: whether `fd`
-/// is joined, as far as can be told without waiting for a lock. Otherwise
-/// the kernel can carry the call out.
+/// Returns whether `fd` is joined, as far as this can be determined without waiting for a lock. If not, the kernel can
+/// carry the call out. This is for a call that has interrupted another, or that this library makes through the standard
+/// library on one of its own files.
 pub(crate) fn is_out_of_reach(fd: RawFd) -> bool {
     let is_joined = |table: RwLockReadGuard<'_, Vec<Option<Watched>>>| match table.get(fd as usize) {
         Some(Some(Watched::Connection(connection))) => connection.stage() == Stage::Joined,
@@ -258,18 +260,19 @@ pub(crate) fn is_out_of_reach(fd: RawFd) -> bool {
     kind(fd) == CONNECTION && is_still(fd) && WATCH.try_read().map_or(true, is_joined)
 }
 
-/// Whether the connection that `fd` is taken for still has that number: somebody may have closed it past this library.
+/// Returns whether the connection that the table has for `fd` still has that number. The program may have closed it
+/// past this library.
 pub(crate) fn is_still(fd: RawFd) -> bool {
     let known = usize::try_from(fd).ok().and_then(|at| COOKIES.get(at));
     kind(fd) != CONNECTION || known.is_some_and(|known| known.load(Ordering::Relaxed) == kernel::socket_cookie(fd))
 }
 
-/// For a call that has interrupted another: nothing is known of `fd` any more.
+/// Forgets `fd` in a call that has interrupted another.
 pub(crate) fn abandon(fd: RawFd) {
     set_kind(fd, NOTHING);
 }
 
-/// The epoll set that `fd` is, if it is one that is watched.
+/// Returns the epoll set at `fd`, if it is watched.
 #[inline]
 pub(crate) fn set(fd: RawFd) -> Option<Arc<Set>> {
     match kind(fd) {
@@ -281,8 +284,8 @@ pub(crate) fn set(fd: RawFd) -> Option<Arc<Set>> {
     }
 }
 
-/// The first call on a socket that may move bytes, and that was `found` to be fresh. What its addresses are is asked when it
-/// has shown traffic.
+/// Begins to track a socket of the fresh kind `found` at the first call that may move bytes. Its addresses are looked
+/// up only when it has shown traffic.
 #[cold]
 fn find_fresh(fd: RawFd, found: u8) -> Option<Watched> {
     let process = process()?;
@@ -306,12 +309,12 @@ fn find_fresh(fd: RawFd, found: u8) -> Option<Watched> {
     }
 }
 
-/// Nothing is known of `fd`, unless another thread has found out more meanwhile.
+/// Forgets `fd`, unless another thread has found out more than `found` meanwhile.
 fn forget_if(fd: RawFd, found: u8) {
     change_kind(fd, found, NOTHING);
 }
 
-/// Says whether it was that.
+/// Changes the kind of `fd` from `from` to `to`. Returns whether it was `from`.
 fn change_kind(fd: RawFd, from: u8, to: u8) -> bool {
     let slot = usize::try_from(fd).ok().and_then(|at| KINDS.get(at));
     slot.is_some_and(|slot| slot.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok())
@@ -320,7 +323,7 @@ fn change_kind(fd: RawFd, from: u8, to: u8) -> bool {
 fn put(table: &mut Vec<Option<Watched>>, fd: RawFd, what: Watched) -> Watched {
     let at = fd as usize;
     if table.len() <= at {
-        // Seldom: a handler of a signal that has interrupted `malloc` may wait for the table.
+        // Allocates seldom: a signal handler that has interrupted `malloc` may wait for the table.
         table.resize((at + 1).next_power_of_two().max(SLOTS), None);
     }
     let kind = if matches!(what, Watched::Connection(_)) { CONNECTION } else { SET };
@@ -332,7 +335,7 @@ fn put(table: &mut Vec<Option<Watched>>, fd: RawFd, what: Watched) -> Watched {
     what
 }
 
-/// The program is about to connect `fd`: whoever waits for it from now on is seen.
+/// Records that the program is about to connect `fd`. From now on this library sees every wait for it.
 pub(crate) fn dialling(fd: RawFd) {
     if is_unconnected(fd) && process().is_some() {
         began();
@@ -341,61 +344,63 @@ pub(crate) fn dialling(fd: RawFd) {
     }
 }
 
-/// It did not come to that.
+/// Undoes [`dialling`] for a connect that has not begun.
 pub(crate) fn not_dialled(fd: RawFd) {
     change_kind(fd, DIALLED, STREAM);
     change_kind(fd, DIALLED_REGISTERED, REGISTERED);
 }
 
-/// Whether `fd` is a TCP socket that the program made, and did not connect so far.
+/// Returns whether `fd` is a TCP socket that the program created and has not connected so far.
 #[inline]
 pub(crate) fn is_unconnected(fd: RawFd) -> bool {
     matches!(kind(fd), STREAM | REGISTERED)
 }
 
-/// `fd`, which is not connected, is put into a set. Says whether it still is not.
+/// Records that the program adds `fd`, which is not connected, to an epoll set. Returns whether it is still
+/// unconnected.
 pub(crate) fn registered(fd: RawFd) -> bool {
     change_kind(fd, STREAM, REGISTERED) || kind(fd) == REGISTERED
 }
 
-/// Somebody has `fd` by a way that is not watched. One that is not connected so far is left alone for good.
+/// Records that `fd` is in use in a way that this library does not see. A socket that is not connected so far then
+/// stays on TCP permanently.
 pub(crate) fn shared(fd: RawFd) {
     change_kind(fd, STREAM, SHARED);
     change_kind(fd, REGISTERED, SHARED);
 }
 
-/// Whatever `fd` is or becomes is the kernel's.
+/// Leaves `fd` to the kernel, whatever it is or becomes.
 pub(crate) fn leave_alone(fd: RawFd) {
     set_kind(fd, SHARED);
 }
 
-/// The program accepted `fd`, of which nothing is known, from `listener`.
+/// Records that the program accepted `fd`, about which nothing is known, from `listener`.
 pub(crate) fn accepted(listener: RawFd, fd: RawFd) {
     let is_tcp = matches!(kind(listener), STREAM | REGISTERED | SHARED);
     set_kind(fd, if is_tcp { ACCEPTED_STREAM } else { ACCEPTED });
 }
 
-/// The program made a TCP socket.
+/// Records that the program created a TCP socket.
 pub(crate) fn made_stream(fd: RawFd) {
     set_kind(fd, STREAM);
     STREAMS.store(true, Ordering::Relaxed);
 }
 
-/// There is something to watch.
+/// Records that there is something to watch.
 pub(crate) fn began() {
     let _ = STAGE.compare_exchange(IDLE, BUSY, Ordering::Relaxed, Ordering::Relaxed);
 }
 
-/// The table, held while the process forks.
+/// The locked table, held while the process forks.
 pub(crate) struct Table(RwLockWriteGuard<'static, Vec<Option<Watched>>>);
 
-/// Nobody changes the table while this is held. All sockets that turn out to be connections are in it: two processes will
-/// have them.
+/// Locks the table, so that nobody changes it while the result is held. First adds every socket that turns out to be a
+/// connection, because two processes will have it.
 pub(crate) fn hold_for_fork() -> Table {
     share_unconnected();
     for (fd, kind) in KINDS.iter().enumerate() {
         let found = kind.load(Ordering::Acquire);
-        // What is not connected yet is nobody's yet.
+        // A socket that is not connected yet is not a connection of either process.
         if is_fresh(found) && kernel::addresses(fd as RawFd).is_some() {
             find_fresh(fd as RawFd, found);
         }
@@ -403,7 +408,8 @@ pub(crate) fn hold_for_fork() -> Table {
     Table(write())
 }
 
-/// A fork is coming: each socket that is not connected will be two processes'. Whichever connects it, the other may use it.
+/// Prepares unconnected sockets for a fork, after which two processes have each of them. Whichever process connects
+/// one, the other may use it.
 pub(crate) fn share_unconnected() {
     if STREAMS.swap(false, Ordering::Relaxed) {
         (0..WATCHED as RawFd).filter(|fd| is_unconnected(*fd)).for_each(shared);
@@ -411,7 +417,7 @@ pub(crate) fn share_unconnected() {
 }
 
 impl Table {
-    /// Each connection once.
+    /// Returns each connection once.
     pub fn all(&self) -> Vec<Arc<Connection>> {
         let mut all: Vec<_> = connections_in(&self.0).into_iter().map(|(_, connection)| connection).collect();
         all.sort_by_key(Arc::as_ptr);
@@ -419,7 +425,7 @@ impl Table {
         all
     }
 
-    /// Each set once, with one of its descriptors.
+    /// Returns each set once, with one of its descriptors.
     pub fn sets(&self) -> Vec<(RawFd, Arc<Set>)> {
         let mut sets = sets_in(&self.0);
         sets.sort_by_key(|(_, set)| Arc::as_ptr(set));
@@ -432,7 +438,7 @@ fn is_fresh(kind: u8) -> bool {
     matches!(kind, DIALLED | ACCEPTED | ACCEPTED_STREAM | DIALLED_REGISTERED)
 }
 
-/// Sockets that have moved no byte are left alone from now on.
+/// Leaves sockets that have moved no byte to the kernel from now on.
 pub(crate) fn forget_fresh() {
     for (fd, kind) in KINDS.iter().enumerate() {
         let found = kind.load(Ordering::Relaxed);
@@ -442,7 +448,7 @@ pub(crate) fn forget_fresh() {
     }
 }
 
-/// A new descriptor that nothing is known of.
+/// Makes `fd` a descriptor about which nothing is known. Returns the entry that the table had for it.
 pub(crate) fn forget(fd: RawFd) -> Option<Watched> {
     if kind(fd) == NOTHING {
         return None;
@@ -453,18 +459,18 @@ pub(crate) fn forget(fd: RawFd) -> Option<Watched> {
     table.get_mut(fd as usize).and_then(Option::take)
 }
 
-/// The program made an epoll set: from now on it may wait at one.
+/// Records that the program created an epoll set. From now on it may wait at one.
 pub(crate) fn made_set() {
     SETS.store(true, Ordering::Relaxed);
 }
 
-/// From now on `fd`, which is below [`bound`], is `what`.
+/// Enters `fd`, which is below [`bound`], into the table as `what`.
 pub(crate) fn watch(fd: RawFd, what: Watched) {
     put(&mut write(), fd, what);
 }
 
-/// What [`Connection::begin_anew`] gives is from now on at all numbers of `old`, and in the sets, if nobody but the caller has `old`:
-/// no thread is in a call on it, and none comes to be.
+/// Replaces `old` by the result of [`Connection::begin_anew`] at all its numbers and in the sets, if nobody but the
+/// caller holds `old`. Then no thread is in a call on `old`, and none can begin one.
 pub(crate) fn replace(old: &Arc<Connection>) -> Option<Arc<Connection>> {
     let _inside = inside::enter();
     let mut table = write();
@@ -481,14 +487,14 @@ pub(crate) fn replace(old: &Arc<Connection>) -> Option<Arc<Connection>> {
     Some(new)
 }
 
-/// `to` is another number of `from`, which is neither a connection nor a set. By one of the two it would be connected, and used
-/// by the other.
+/// Records `to` as another number of `from`, which is neither a connection nor a set. The program may connect the
+/// socket by one number and use it by the other.
 pub(crate) fn share_with(from: RawFd, to: RawFd) {
     shared(from);
     set_kind(to, kind(from));
 }
 
-/// Another descriptor than `fd` of the same connection.
+/// Returns a descriptor of the same connection other than `fd`.
 pub(crate) fn other(fd: RawFd, connection: &Arc<Connection>) -> Option<RawFd> {
     let table = read();
     table.iter().enumerate().find_map(|(at, watched)| match watched {
@@ -497,7 +503,7 @@ pub(crate) fn other(fd: RawFd, connection: &Arc<Connection>) -> Option<RawFd> {
     })
 }
 
-/// All connections that are watched, each with one of its descriptors.
+/// Returns all watched connections, once for each of their descriptors.
 pub(crate) fn connections() -> Vec<(RawFd, Arc<Connection>)> {
     let _inside = inside::enter();
     connections_in(&read())
@@ -511,7 +517,7 @@ fn connections_in(table: &[Option<Watched>]) -> Vec<(RawFd, Arc<Connection>)> {
     all.collect()
 }
 
-/// All epoll sets that are watched, with their descriptors.
+/// Returns all watched epoll sets, with their descriptors.
 pub(crate) fn sets() -> Vec<(RawFd, Arc<Set>)> {
     let _inside = inside::enter();
     sets_in(&read())
@@ -525,13 +531,13 @@ fn sets_in(table: &[Option<Watched>]) -> Vec<(RawFd, Arc<Set>)> {
     all.collect()
 }
 
-/// Whether there may be something to put in order.
+/// Returns whether there may be something to put in order before the process ends.
 pub(crate) fn has_begun() -> bool {
     matches!(STAGE.load(Ordering::Relaxed), BUSY | LEFT) && is_owner()
 }
 
-/// This process, if it ever had a connection to watch. A copy that was made by a call nobody here saw is not it: there
-/// everything goes to the kernel.
+/// Returns this process, if it ever had a connection to watch. Returns `None` in a copy of the process that was made by
+/// a call which this library did not see: there everything goes to the kernel.
 #[inline]
 pub(crate) fn busy() -> Option<&'static Process> {
     match STAGE.load(Ordering::Relaxed) {
@@ -542,7 +548,8 @@ pub(crate) fn busy() -> Option<&'static Process> {
     if kernel::is_marked() { process() } else { None }
 }
 
-/// The same, if it has a set that is waited for, also before there is anything to watch: a wait may last until there is.
+/// Returns the same. If the program has created a set, returns this process also before there is anything to watch,
+/// because a wait may last until there is.
 #[inline]
 pub(crate) fn waiting() -> Option<&'static Process> {
     match STAGE.load(Ordering::Relaxed) {
@@ -551,12 +558,13 @@ pub(crate) fn waiting() -> Option<&'static Process> {
     }
 }
 
-/// This process is about to become another program.
+/// Records that this process is about to become another program.
 pub(crate) fn left() {
     STAGE.store(LEFT, Ordering::SeqCst);
 }
 
-/// From now on nothing is watched, and nobody asks whose process this is: that would be a call.
+/// Stops watching everything. Clears the owner too, because the question whose process this is would cost a system
+/// call.
 pub(crate) fn shut() {
     STAGE.store(SHUT, Ordering::SeqCst);
     OWNER.store(0, Ordering::SeqCst);
@@ -570,7 +578,7 @@ fn came_back() {
     }
 }
 
-/// It did not go: there was no such program.
+/// Takes back the connections given up for an `exec` that failed because there was no such program.
 #[cold]
 fn returned() {
     for connection in GIVEN_UP.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
@@ -578,7 +586,7 @@ fn returned() {
     }
 }
 
-/// Descriptors that may be watched: the highest plus one.
+/// Returns the number of descriptors that may be watched: the highest plus one.
 pub(crate) fn bound() -> RawFd {
     WATCHED as RawFd
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Standard I/O on a connection: it reads, writes and closes within libc, past this library.
+//! Handles standard I/O on a connection, which reads, writes and closes within libc, past this library.
 //!
-//! Why there is `unsafe`: streams and names come as the program gave them, and go on to the real call.
+//! `unsafe` is needed because streams and names come as the program passed them, and go on to the real call.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int};
@@ -10,7 +10,7 @@ use libc::FILE;
 
 use crate::{closing, errno, handback::bypassed, real, state};
 
-/// What standard I/O reads and writes goes past this library.
+/// Moves `fd` to TCP, because standard I/O reads and writes it past this library.
 ///
 /// # Safety
 /// As `fdopen(3)`.
@@ -21,7 +21,7 @@ pub unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut F
     unsafe { real::fdopen(fd, mode) }
 }
 
-/// The stream is about to close its descriptor.
+/// Handles the descriptor of a stream that is about to close it.
 ///
 /// # Safety
 /// It is null or a stream that is open.

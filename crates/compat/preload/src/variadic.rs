@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Functions whose arguments nobody knows but libc: something is done first, then libc's own function goes on with them as
-//! they are.
+//! Exported functions whose arguments only libc knows. Each does something first, and then goes on with libc's own
+//! function and the arguments as they are.
 //!
-//! Why there is `unsafe`: a function that leaves all arguments where they are cannot be written but in assembly.
+//! `unsafe` is needed because a function that leaves all arguments where they are can only be written in assembly.
 #![allow(unsafe_code)]
 
 use std::{
@@ -12,7 +12,7 @@ use std::{
 
 use crate::{handback::bypassed, life, real};
 
-/// This program's image is about to go.
+/// Prepares for this program's image to be replaced.
 fn leaving(_: c_int) {
     life::leaving();
 }
@@ -24,12 +24,12 @@ macro_rules! first {
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         pub unsafe extern "C" fn $name() {
-            /// Does what is to be done, and says where libc's function is.
+            /// Does what is to be done first, and returns the address of libc's function.
             extern "C" fn prepare(fd: c_int) -> *mut c_void {
                 $what(fd);
                 real::address(concat!(stringify!($name), "\0"))
             }
-            // The registers that arguments come in are kept; with these the stack is aligned for the call.
+            // The registers that hold arguments are kept; saving these also aligns the stack for the call.
             naked_asm!(
                 "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
                 "sub rsp, 128",

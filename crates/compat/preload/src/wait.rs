@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How a thread of the program waits for descriptors of which some have shared memory beside TCP: `poll`, and every
-//! blocking call.
+//! Makes a thread of the program wait for descriptors of which some have shared memory beside TCP: in `poll`, and in
+//! every blocking call.
 //!
-//! A call that blocks for one connection sleeps at a [`Seat`](tombolo_sockets::Seat) of it, by one system call (ADR 0026).
+//! A call that blocks for one connection sleeps at a [`Seat`](tombolo_sockets::Seat) of it, by one system call (ADR
+//! 0026).
 //!
-//! For several the kernel is asked about all of them, and about one descriptor more: an epoll instance at which the doorbell of each
-//! of those connections is an edge. Nothing is taken from it but by this thread, so no ring is lost to another, and no other is
-//! woken.
+//! For several, the kernel is asked about all of them, and about one descriptor more: an epoll instance at which the
+//! doorbell of each of those connections is an edge. Only this thread takes anything from it, so no notification is
+//! lost to another thread, and no other is woken.
 
 use std::{
     os::fd::RawFd,
@@ -24,13 +25,14 @@ use crate::{
     kernel::{self, Mask},
 };
 
-/// Without a descriptor for the doorbells, or while something is to be sent beside what is waited for, this often.
+/// Interval between looks without a descriptor for the doorbells, or while something is to be sent beside what is
+/// waited for.
 pub(crate) const BLIND: Duration = Duration::from_millis(1);
 
 const READ: i16 = POLLIN | POLLRDNORM;
 const WRITE: i16 = POLLOUT | POLLWRNORM;
 
-/// How long a waiter for room leaves a full pipe alone: longer each time (S-16).
+/// Time for which a waiter for room leaves a full pipe alone: longer each time (S-16).
 #[derive(Debug)]
 pub(crate) struct Looks(Duration);
 
@@ -48,7 +50,7 @@ impl Looks {
     }
 }
 
-/// What is waited for.
+/// Events that are waited for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Wanted(i16);
 
@@ -57,11 +59,11 @@ impl Wanted {
     pub const WRITE: Self = Self(WRITE);
 }
 
-/// A descriptor with shared memory beside TCP, among those that are waited for: its place, and itself.
+/// A descriptor with shared memory beside TCP, among those that are waited for: its index and its connection.
 pub(crate) type Joined = (usize, Arc<Connection>);
 
-/// Waits for one connection; says whether to try again, or the deadline passed. The deadline is asked for when it must
-/// be known.
+/// Waits for one connection. Returns whether to try again; if not, the deadline has passed. `deadline` is called only
+/// when it must be known.
 pub(crate) fn one(
     process: &Process,
     connection: &Arc<Connection>,
@@ -69,7 +71,7 @@ pub(crate) fn one(
     wanted: Wanted,
     deadline: impl FnOnce() -> Option<Instant>,
 ) -> Result<bool, Errno> {
-    // What a peer answers at once is here before the kernel has been asked anything.
+    // The answer of a peer that answers at once is here before the kernel has been asked anything.
     if wanted == Wanted::READ && !connection.pipes.has_unread() && spin::until(|| connection.pipes.has_unread()) {
         return Ok(true);
     }
@@ -82,8 +84,8 @@ pub(crate) fn one(
     Ok(ready > 0)
 }
 
-/// The same by one system call, where one place to wait at knows all that may come. Whatever wakes it, the caller tries again:
-/// that finds out what came, and waits again where it was nothing.
+/// Does the same by one system call, if one place to wait at knows of all that may come; otherwise returns `None`.
+/// Whatever wakes the thread, the caller tries again: that finds out what came, and waits again if it was nothing.
 fn seated(
     process: &Process,
     connection: &Arc<Connection>,
@@ -94,13 +96,13 @@ fn seated(
     let _inside = inside::enter();
     let reads = wanted == Wanted::READ;
     let before = connection.pipes.arrived();
-    // There may be something that this call cannot take yet; or it is the kernel that knows of room.
+    // There may be something that this call cannot take yet, or only the kernel knows whether there is room.
     if reads && connection.pipes.has_unread() || !reads && connection.is_writable() != Some(false) {
         return Ok(None);
     }
     let Some(seat) = errno::kept(|| Seat::of(connection, kernel::borrow(fd))) else { return Ok(None) };
     errno::kept(|| process.before_sleep());
-    // What came before this is seen now, and what comes after it notifies.
+    // The check below sees whatever came before this, and whatever comes after it notifies.
     connection.for_call(process, fd).arm(reads, !reads);
     if reads && connection.pipes.arrived() != before || !reads && connection.is_writable() != Some(false) {
         return Ok(Some(true));
@@ -111,7 +113,8 @@ fn seated(
     let slept = spin::asleep();
     let mut events = [epoll_event { events: 0, u64: 0 }; 4];
     let n = match inside::leave(|| kernel::epoll_until(seat.fd(), &mut events, rest)) {
-        // A handler has forked before the call was made, and this is the child: the number is none of its, or another file's.
+        // A signal handler has forked before the call was made, and this is the child: the number is not open here, or
+        // is another file's.
         Err(_) if !seat.is_own() => return Ok(Some(true)),
         slept => slept?,
     };
@@ -123,19 +126,19 @@ fn seated(
     if n == 0 {
         return Ok(Some(rest != left));
     }
-    // To who sends, TCP has said nothing but that there is something to read: it would say so again.
+    // To a thread that sends, TCP has reported only that there is something to read, and would report that again.
     if said && !reads && !connection.ending.is_over() && connection.is_writable() == Some(false) {
         return Ok(None);
     }
     Ok(Some(true))
 }
 
-/// Lets a moment pass, or less where the connection ends. Says whether no signal came.
+/// Waits a moment, or less if the connection ends. Returns whether no signal came.
 pub(crate) fn a_moment(fd: RawFd) -> bool {
     kernel::poll(&mut [pollfd { fd, events: libc::POLLRDHUP, revents: 0 }], Some(BLIND), None).is_ok()
 }
 
-/// As `poll`: waits until one of `fds` is ready, and says how many are.
+/// Waits as `poll` does until one of `fds` is ready, and returns how many are.
 pub(crate) fn all(
     process: &Process,
     fds: &mut [pollfd],
@@ -146,7 +149,7 @@ pub(crate) fn all(
     wait_for(process, fds, joined, deadline, mask, false)
 }
 
-/// The same for one who may have `looked` at all of them, in vain.
+/// Does the same for a caller that may have `looked` at all of them, in vain.
 fn wait_for(
     process: &Process,
     fds: &mut [pollfd],
@@ -163,11 +166,11 @@ fn wait_for(
     loop {
         seen.clear();
         seen.extend(joined.iter().map(|(_, connection)| connection.pipes.arrived()));
-        // What came between that look and `seen` shows by this.
+        // `has_unread` shows what came between the caller's look and `seen`.
         let looks = !std::mem::take(&mut looked) || joined.iter().any(|(_, connection)| connection.pipes.has_unread());
         if looks && check_joined(process, fds, joined) {
-            // The others may be ready too, and what else there is to say of a joined one, TCP says. A signal that the mask
-            // lets through waits where something is ready, as in the kernel.
+            // The other descriptors may be ready too, and TCP reports what else there is about a joined one. A signal
+            // that the mask lets through waits if something is ready, as in the kernel.
             let asks = fds.len() > joined.len() || concerns_tcp(fds, joined);
             // Reports whatever was written before what is ready (S-14).
             while fds.len() > 1 {
@@ -224,7 +227,7 @@ fn wait_for(
         if is_full {
             leave_full_pipes(process, fds, joined);
         }
-        // A joined connection is ready when its own look says so; the kernel knows of errors and of the others.
+        // A joined connection is ready when a look at it says so; the kernel knows of errors and of the others.
         if count(fds) > 0 {
             check_joined(process, fds, joined);
             return Ok(count(fds));
@@ -232,18 +235,18 @@ fn wait_for(
     }
 }
 
-/// Lets those that wait for room in a full pipe go over TCP, after a while in which nobody read (S-16).
+/// Lets connections that wait for room in a full pipe go over TCP, after a while in which nobody read (S-16).
 fn leave_full_pipes(process: &Process, fds: &[pollfd], joined: &[Joined]) {
     let full = joined.iter().filter(|(at, connection)| is_stuck(connection, &fds[*at]));
     full.for_each(|(at, connection)| _ = connection.for_call(process, fds[*at].fd).leave_full_pipe());
 }
 
-/// Whether there is no room for what is to be sent.
+/// Returns whether there is no room for what is to be sent.
 fn is_stuck(connection: &Connection, entry: &pollfd) -> bool {
     entry.events & WRITE != 0 && connection.is_writable() == Some(false)
 }
 
-/// Looks at the joined ones alone, and says whether any is ready.
+/// Looks at the joined connections alone. Returns whether any is ready.
 fn check_joined(process: &Process, fds: &mut [pollfd], joined: &[Joined]) -> bool {
     let mut any = false;
     for (at, connection) in joined {
@@ -263,19 +266,19 @@ fn check_joined(process: &Process, fds: &mut [pollfd], joined: &[Joined]) -> boo
     any
 }
 
-/// Whether something that is asked for, or was found, is about more than bytes in shared memory.
+/// Returns whether something that is asked for, or was found, is about more than bytes in shared memory.
 fn concerns_tcp(fds: &[pollfd], joined: &[Joined]) -> bool {
     joined.iter().any(|(at, connection)| {
         let entry = &fds[*at];
         entry.events & !(READ | WRITE) != 0
             || entry.revents & WRITE != 0
             || entry.revents & READ != 0 && !connection.pipes.has_unread()
-            // Only then both ends may send no more, which `POLLHUP` tells.
+            // Only in this case can both endpoints have ended their sending, which `POLLHUP` tells.
             || connection.ending.has_ended_sending()
     })
 }
 
-/// Whether shared memory has something that was not there at the last look, at no cost.
+/// Returns whether shared memory has something that was not there at the last look, at no cost.
 fn has_news(fds: &[pollfd], joined: &[Joined], seen: &[u64]) -> bool {
     joined.iter().zip(seen).any(|((at, connection), seen)| {
         let events = fds[*at].events;
@@ -284,7 +287,7 @@ fn has_news(fds: &[pollfd], joined: &[Joined], seen: &[u64]) -> bool {
     })
 }
 
-/// Asks the kernel, and adds what it says.
+/// Asks the kernel, and adds its answer to `fds`.
 fn ask(
     fds: &mut [pollfd],
     joined: &[Joined],
@@ -296,7 +299,8 @@ fn ask(
     asked.clear();
     asked.extend_from_slice(fds);
     let doorbell = doorbell.map(|fd| pollfd { fd, events: POLLIN, revents: 0 });
-    // In a place that says nothing, if there is one: the kernel takes no more places than the process may have descriptors.
+    // The doorbell takes an entry without a descriptor, if there is one, because the kernel accepts no more entries
+    // than the process may have descriptors.
     let place = doorbell.and_then(|_| asked.iter().position(|entry| entry.fd < 0)).unwrap_or(fds.len());
     match (asked.get_mut(place), doorbell) {
         (Some(unused), Some(doorbell)) => *unused = doorbell,
@@ -309,7 +313,7 @@ fn ask(
         }
     }
     match kernel::poll(asked, timeout, mask) {
-        // As many as it takes, and the doorbell.
+        // The program's entries are as many as the kernel accepts, and the doorbell is one too many.
         Err(Errno::INVAL) if asked.len() > fds.len() => {
             asked.truncate(fds.len());
             kernel::poll(asked, Some(timeout.map_or(BLIND, |left| left.min(BLIND))), mask)?
@@ -320,7 +324,7 @@ fn ask(
         let said = if at == place { 0 } else { asked.revents };
         if let Some((_, connection)) = joined.iter().find(|(place, _)| *place == at) {
             connection.ending.note_events(said);
-            // What it says of bytes is for the look to judge.
+            // The look at the connection judges what the kernel reports about bytes.
             entry.revents |= said & !(READ | WRITE);
         } else {
             entry.revents = said;

@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One end of a TCP connection, from the moment the program has it.
+//! One endpoint of a TCP connection, from the moment the program has it.
 //!
-//! It begins as a *candidate*: the program's calls go to the kernel as ever, and this end counts what they move. When
-//! both ends have found each other it gets its pipes, and from then on the calls come here. Or it is *plain* for good,
-//! for a [`Reason`].
+//! It begins as a *candidate*: the program's calls go to the kernel unchanged, and this endpoint counts the bytes that
+//! they move. When both endpoints have found each other it gets its pipes, and from then on the calls come here.
+//! Otherwise it stays *plain* permanently, for a [`Reason`].
 //!
-//! A [`Connection`] puts in order what its parts do. Each part knows one thing, and lets nobody else change it:
+//! A [`Connection`] coordinates its parts. Each part holds one kind of state, which no other part changes:
 //!
-//! | part | knows |
+//! | part | holds |
 //! |---|---|
-//! | [`Identity`] | what names it |
-//! | [`Descriptors`] | by which descriptors this process has it |
-//! | [`Membership`] | which processes have it, and what they count together |
-//! | `StageWord` | how far it is, and why it is on TCP |
-//! | `PlainCalls` | which calls the kernel carries out, and what of them a proof may need |
-//! | `Worth` | whether it has moved enough to be joined |
-//! | `Search` | how far the way to its peer is |
+//! | [`Identity`] | its addresses and its number |
+//! | [`Descriptors`] | the descriptors by which this process has it |
+//! | [`Membership`] | the processes that have it, and what they count together |
+//! | `StageWord` | its stage, and why it is on TCP |
+//! | `PlainCalls` | the calls that the kernel carries out, and the bytes of them that a proof may need |
+//! | `Worth` | whether it has moved enough bytes to be joined |
+//! | `Search` | how far the search for its peer is |
 //! | [`JoinedPipes`] | its pipes, and what they show |
-//! | [`Options`] | what its program has set |
+//! | [`Options`] | the options that its program has set |
 //! | [`Wiring`] | what the front has prepared, and how the program waits |
 //! | [`Ending`] | how it ends |
 //! | `Returns` | how often it was joined before, and when it may be joined again |
 //!
-//! What a call of the program does with the pipes is [`ProgramCall`](crate::ProgramCall).
+//! What a call of the program does with the pipes is in [`ProgramCall`](crate::ProgramCall).
 
 mod descriptors;
 mod ending;
@@ -69,33 +69,33 @@ use returns::Returns;
 use search::Search;
 use worth::Worth;
 
-/// One end of a connection. All descriptors of it in this process share this.
+/// One endpoint of a connection. All descriptors of it in this process share this.
 #[derive(Debug)]
 pub struct Connection {
-    /// This end connected, the other accepted.
+    /// Whether this endpoint connected and its peer accepted.
     pub dialled: bool,
     /// Its addresses and its number.
     pub identity: Identity,
     /// The descriptors by which this process has it.
     pub descriptors: Descriptors,
-    /// The processes that this end is.
+    /// The processes that share this endpoint.
     pub members: Membership,
-    /// What the front has prepared and seen of its readiness.
+    /// What the front has prepared for the connection's readiness, and has seen of it.
     pub wiring: Wiring,
-    /// What the program has set on it.
+    /// Options that the program has set on it.
     pub options: Options,
     pub(crate) search: Search,
     pub(crate) plain_calls: PlainCalls,
     pub(crate) worth: Worth,
-    /// How it comes to its end.
+    /// How it ends.
     pub ending: Ending,
     stage: StageWord,
-    /// Bytes that went through the pipes.
+    /// Counts of the bytes that went through the pipes.
     pub(crate) piped: PipedBytes,
     pub(crate) row: ConnectionRow,
-    /// What carries it beside TCP, once it is joined.
+    /// Pipes that carry it beside TCP, once it is joined.
     pub pipes: JoinedPipes,
-    /// Itself, once it has pipes.
+    /// Reference to itself, once it has pipes.
     pub(crate) own: OnceLock<Weak<Connection>>,
     pub(crate) seats: Seats,
     pub(crate) returns: Returns,
@@ -124,8 +124,9 @@ impl Connection {
         }
     }
 
-    /// What takes the place of this one, which was joined and is back on TCP, at all of its descriptors: a candidate that was joined
-    /// before (S-22). Nobody may be in a call on this one any more, as what it counts from now on would be missing there.
+    /// Returns a candidate that takes the place of this connection, which was joined and is back on TCP, at all of its
+    /// descriptors (S-22). No thread may be in a call on this one any more, as the bytes that it counts from now on
+    /// would be missing in the new one.
     #[must_use]
     pub fn begin_anew(&self) -> Self {
         Self {
@@ -141,12 +142,12 @@ impl Connection {
         }
     }
 
-    /// Its addresses and its number; none where it is no TCP connection.
+    /// Returns its addresses and its number; `None` where it is no TCP connection.
     pub(crate) fn find_identity(&self, kernel: &dyn Kernel) -> Option<(Tuple, u64)> {
         self.identity.find(kernel, self.descriptors.fd())
     }
 
-    /// How far it is.
+    /// Returns its stage.
     #[inline]
     #[must_use]
     pub fn stage(&self) -> Stage {
@@ -167,11 +168,12 @@ impl Connection {
         }
     }
 
-    /// Leaves the connection on TCP for good; says whether this is news. One that has pipes retreats from them instead.
+    /// Keeps the connection on TCP permanently; returns whether this is news. A connection that has pipes retreats from
+    /// them instead.
     pub fn stay_plain(&self, reason: Reason) -> bool {
         let news = self.stage.stay_plain(reason);
         if news {
-            // What happens to it here is not seen by others who have it.
+            // Other processes that have the socket do not see what this one does with it from now on.
             self.members.group().inspect(|group| group.set_crowded());
             self.plain_calls.forget_history();
             *lock(&self.search.spare) = Spare::None;
@@ -180,7 +182,7 @@ impl Connection {
         news
     }
 
-    /// Both directions go back to TCP as soon as the other end lets them, and stay there.
+    /// Moves both directions back to TCP as soon as the peer allows it, and keeps them there.
     pub fn leave(&self, reason: Reason) {
         if self.stage.begin_to_leave(reason) {
             self.publish_stage();
@@ -201,7 +203,7 @@ impl Connection {
             || self.pipes.are_to_leave()
     }
 
-    /// Why it is on TCP, if it was said to stay there.
+    /// Returns why it is on TCP, or is to go there; `None` if neither was decided.
     #[must_use]
     pub fn reason(&self) -> Option<Reason> {
         match self.stage() {
@@ -212,8 +214,8 @@ impl Connection {
         }
     }
 
-    /// Why it is on TCP at this moment: also one for which the other end is still looked for. None where it is carried by shared
-    /// memory.
+    /// Returns why it is on TCP at this moment, also while its peer is still searched for; `None` where shared memory
+    /// carries it.
     pub(crate) fn reason_so_far(&self) -> Option<Reason> {
         match self.stage() {
             Stage::Plain => Some(self.stage.reason()),
@@ -226,12 +228,12 @@ impl Connection {
 
     // ---- calls and bytes
 
-    /// A call that moves bytes by the kernel begins, if this end has no pipes.
+    /// Begins a call that moves bytes by the kernel; returns `None` if this endpoint has pipes.
     #[must_use]
     pub fn plain(&self, direction: Direction) -> Option<Plain<'_>> {
         match self.stage() {
             Stage::Candidate => {}
-            // Both for good: nobody joins it any more, who would have to know of the call.
+            // Such a connection is never joined any more, so nobody needs to know of the call.
             Stage::Plain => return Some(Plain::new(self, direction, false)),
             Stage::Joined => return None,
         }
@@ -240,14 +242,14 @@ impl Connection {
         (self.stage() != Stage::Joined).then_some(plain)
     }
 
-    /// So many bytes of the program went over TCP. Says how many there were before.
+    /// Counts bytes of the program that went over TCP. Returns the number before these.
     pub fn count(&self, direction: Direction, bytes: usize) -> u64 {
         let before = self.members.count(direction, bytes);
         self.row.count(direction, Transport::Tcp, before + bytes as u64);
         before
     }
 
-    /// The same, of which the first `n` bytes of the parts went, and are kept where a proof may need them (S-6).
+    /// Does the same for the first `n` bytes of the parts, and keeps these where a proof may need them (S-6).
     pub(crate) fn count_parts<'p>(&self, direction: Direction, n: usize, parts: impl Iterator<Item = &'p [u8]>) -> u64 {
         let before = self.count(direction, n);
         if self.plain_calls.wants(direction) {
@@ -258,39 +260,40 @@ impl Connection {
 
     // ---- with pipes
 
-    /// Whether the kernel has nothing new to say of it. Where several processes are at it, another may have seen the edge.
+    /// Returns whether the kernel has no news of it; `false` where several processes share it, as another may have seen
+    /// the edge.
     #[inline]
     #[must_use]
     pub fn is_quiet(&self) -> bool {
         self.wiring.is_quiet() && self.members.is_alone()
     }
 
-    /// Whether a send would find room; none where the kernel is to be asked.
+    /// Returns whether a send would find room; `None` where the kernel must be asked.
     #[must_use]
     pub fn is_writable(&self) -> Option<bool> {
         self.pipes.get()?.has_room(self)
     }
 
-    /// Bytes in the pipe that were not read.
+    /// Returns the number of bytes in the pipe that were not read.
     #[must_use]
     pub fn unread(&self) -> u64 {
         self.pipes.get().map_or(0, |pipes| pipes.unread(self))
     }
 
-    /// Bytes of the rings of the two directions, sending and receiving, once it has any.
+    /// Returns the sizes in bytes of the rings for sending and for receiving, once it has any.
     #[must_use]
     pub fn ring_sizes(&self) -> Option<[u64; 2]> {
         self.pipes.get().map(|pipes| pipes.ring_sizes(self))
     }
 
-    /// What carries the two directions: sending, receiving.
+    /// Returns the transports of the two directions: sending, receiving.
     #[must_use]
     pub fn transports(&self) -> [Transport; 2] {
         self.pipes.get().map_or([Transport::Tcp; 2], |pipes| pipes.transports(self))
     }
 
-    /// Whether it was joined, and is back on TCP for good, and nobody looks at its memory any more: then the program's calls may as
-    /// well be the kernel's.
+    /// Returns whether it was joined, is back on TCP permanently, and nobody looks at its memory any more. Then the
+    /// program's calls can go to the kernel.
     #[must_use]
     pub fn is_back_on_tcp(&self) -> bool {
         if self.pipes.have_left_memory() {
@@ -301,9 +304,9 @@ impl Connection {
             && self.transports() == [Transport::Tcp; 2]
     }
 
-    // ---- its end
+    // ---- closing
 
-    /// This end sends no more: what it tries to send is for the kernel to refuse.
+    /// Ends this endpoint's sending. What it tries to send afterwards, the kernel refuses.
     pub fn end_sending(&self) {
         self.ending.end_sending();
         if let Some(group) = self.members.group() {
@@ -314,14 +317,15 @@ impl Connection {
         }
     }
 
-    /// This process gives the socket up. Says whether there is no other of this end.
+    /// Notes that this process gives the socket up. Returns whether no other process of this endpoint has it.
     pub fn depart(&self) -> bool {
-        // Without a group there is nobody who could use the pipes by turns.
+        // Without a group no other process could use the pipes by turns.
         let _still = self.members.group().and_then(|_| self.pipes.get()).map(|pipes| pipes.halves.freeze());
         self.members.depart()
     }
 
-    /// This process's last descriptor is about to be closed. Says whether TCP would reset, because bytes were left unread.
+    /// Ends this process's part before its last descriptor is closed. Returns whether TCP would reset, because bytes
+    /// were left unread.
     pub fn finish(&self, kernel: &dyn Kernel, fd: RawFd) -> bool {
         self.depart() && self.pipes.get().is_some_and(|pipes| pipes.close(self, kernel, fd))
     }

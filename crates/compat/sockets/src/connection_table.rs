@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What this process shows of its connections to whoever looks from outside: memory that others can map and nobody else can
-//! write. What cannot be had for it is not shown (S-11).
+//! Shows this process's connections to tools: in memory that others can map and only this process can write. If
+//! resources for that are missing, nothing is shown (S-11).
 
 mod show;
 
@@ -16,7 +16,7 @@ use tombolo_os::lock::lock;
 
 use crate::{Reason, direction::Direction, stage::Stage, switch::Transport};
 
-/// The list of a process, made when there is something to show.
+/// Connection table of a process, made when there is something to show.
 #[derive(Debug, Default)]
 pub(crate) struct ConnectionTable(Mutex<Option<Option<Arc<List>>>>);
 
@@ -25,22 +25,22 @@ struct List {
     control: OwnControl,
     free: Mutex<Vec<u16>>,
     serial: AtomicU64,
-    /// What leads others to the memory.
+    /// Descriptor by which others find the memory.
     _shown: ReservedFd,
 }
 
-/// The row of one connection, once it is due. Where there was no room for it, and before, nothing is shown.
+/// Row of one connection, once it is due. Nothing is shown before that, or where there was no room.
 #[derive(Debug, Default)]
 pub(crate) struct ConnectionRow(OnceLock<Option<Row>>);
 
-/// The row of one connection; it goes with this.
+/// Row of one connection. Dropping it removes the row.
 #[derive(Debug)]
 pub(crate) struct Row {
     list: Arc<List>,
     at: u16,
     state: MappedOwnWord,
     counts: [MappedOwnWord; 4],
-    /// In a child made by fork the row is its parent's.
+    /// Whether the row is this process's; in a child made by fork it is the parent's.
     own: AtomicBool,
 }
 
@@ -60,14 +60,14 @@ impl List {
 }
 
 impl ConnectionTable {
-    /// In a child made by fork: the list is its parent's.
+    /// Forgets the list in a child made by fork: it is the parent's.
     pub fn forget(&self) {
         *lock(&self.0) = None;
     }
 }
 
 impl ConnectionRow {
-    /// It is due: `show` makes it, if that was not done yet.
+    /// Makes the row with `show`, if that was not done yet.
     pub fn show_once(&self, show: impl FnOnce() -> Option<Row>) {
         self.0.get_or_init(show);
     }
@@ -77,7 +77,7 @@ impl ConnectionRow {
         self.0.get()?.as_ref()
     }
 
-    /// What is told of the connection changed, and is this now.
+    /// Publishes the present stage and reason, as they have changed.
     pub fn publish_stage(&self, now: impl FnOnce() -> (Stage, Option<Reason>)) {
         if let Some(row) = self.shown() {
             let (stage, reason) = now();
@@ -85,7 +85,7 @@ impl ConnectionRow {
         }
     }
 
-    /// So many bytes went one way by now.
+    /// Publishes the number of bytes that went in this direction by this transport so far.
     #[inline]
     pub fn count(&self, direction: Direction, transport: Transport, bytes: u64) {
         if let Some(row) = self.shown() {
@@ -93,7 +93,7 @@ impl ConnectionRow {
         }
     }
 
-    /// In a child made by fork: what is shown is its parent's.
+    /// Gives the row up in a child made by fork: it is the parent's.
     pub fn disown(&self) {
         if let Some(row) = self.shown() {
             row.disown();
@@ -102,14 +102,14 @@ impl ConnectionRow {
 }
 
 impl Row {
-    /// What is told of the connection changed.
+    /// Publishes the stage and reason, as they have changed.
     pub fn publish_stage(&self, stage: Stage, reason: Option<Reason>) {
         if self.is_own() {
             self.state.store_release(connection_table::state(stage, reason.map(|reason| reason as u16)));
         }
     }
 
-    /// So many bytes went one way by now.
+    /// Publishes the number of bytes that went in this direction by this transport so far.
     #[inline]
     pub fn count(&self, direction: Direction, transport: Transport, bytes: u64) {
         if self.is_own() {
@@ -121,7 +121,7 @@ impl Row {
         self.own.load(Ordering::Relaxed)
     }
 
-    /// In a child made by fork: the row is its parent's.
+    /// Gives the row up in a child made by fork: it is the parent's.
     pub fn disown(&self) {
         self.own.store(false, Ordering::Relaxed);
     }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Which connections are joined before they have moved as much as pays for that.
+//! Decides which connections are joined before they have moved enough to pay for that.
 //!
-//! To join a connection costs its ends about what 64 round trips over TCP cost. Whoever waits until it has moved as much gives that
-//! away on each that lasts, and whoever never waits loses three times what a short one takes. So one is joined on credit, as long as
-//! its service has some. That is lost where it ends before it has paid, and each that pays gives some back (ADR 0095).
+//! Joining a connection costs its endpoints about as much as 64 round trips over TCP. A process that first waits for as
+//! much traffic gives up the gain from it on each connection that lasts. One that never waits loses three times what a
+//! short connection takes. So a connection is joined on credit, as long as its service has some. The credit is lost if
+//! it ends before it has paid, and each one that pays gives some back (ADR 0095).
 
 use std::sync::{
     OnceLock,
@@ -14,27 +15,30 @@ use tombolo_mem::Common;
 
 use crate::{connection::Connection, kernel::Kernel};
 
-/// Connections that are joined on credit at once, of a service of which nothing is known: the most credit that one ever has.
+/// Number of connections that are joined on credit at once, for an unknown service: the most credit that a service ever
+/// has.
 const CREDIT: u64 = 64;
-/// What one costs that ends before it has paid, its one at the beginning included. As much is earned by one that pays.
+/// Credit that a connection costs which ends before it has paid, including the one spent at its beginning. One that
+/// pays earns as much.
 const SHORT: u64 = 4;
 
-/// What the services of a process, and of those that it forks later, have spent.
+/// Credit that the services of a process, and of those that it forks later, have spent.
 #[derive(Debug, Default)]
 pub(crate) struct Credits {
-    /// A word for each service, which several may share; made when it is first needed. Without memory for it all have credit.
+    /// One word for each service, which several may share; made when first needed. If there is no memory for it, all
+    /// services have credit.
     spent: OnceLock<Option<Common>>,
 }
 
 impl Credits {
-    /// Whether the other end of a connection is looked for: from when it has moved what the user said (`after`), or what pays for a
-    /// join, or what is promising while its service has credit.
+    /// Returns whether to search for the peer of a connection. The search begins once it has moved as much as the user
+    /// set (`after`), or as pays for a join, or enough to be promising while its service has credit.
     pub fn is_sought(&self, kernel: &dyn Kernel, connection: &Connection, after: Option<u64>) -> bool {
         let worth = &connection.worth;
         let counted = connection.members.counted_both();
-        // One whose peer never comes shows what it is worth as well.
+        // A connection whose peer never comes shows its worth as well.
         self.note_worth(kernel, connection, counted);
-        // One without a port is found out to be none by who looks for its peer.
+        // The search for the peer finds out that a socket without a port is no TCP connection.
         let has_credit = || Service::of(kernel, connection).is_none_or(|service| self.spend(service));
         if !worth.is_sought()
             && worth.is_promising(counted, after)
@@ -45,7 +49,7 @@ impl Credits {
         worth.is_sought()
     }
 
-    /// A connection has moved so much in the two directions: one that pays for a join gives its service credit, once.
+    /// Gives a service credit, once, for a connection that has moved enough in the two directions to pay for a join.
     pub fn note_worth(&self, kernel: &dyn Kernel, connection: &Connection, counted: [u64; 2]) {
         if !connection.worth.has_paid()
             && connection.worth.pays_now(counted)
@@ -55,7 +59,7 @@ impl Credits {
         }
     }
 
-    /// A connection ends. Where that is before it has paid for the search, its service has less credit.
+    /// Takes credit from the service of a connection that ends before it has paid for the search.
     pub fn write_off(&self, kernel: &dyn Kernel, connection: &Connection) {
         if connection.worth.is_sought()
             && !connection.worth.has_paid()
@@ -65,29 +69,30 @@ impl Credits {
         }
     }
 
-    /// Makes the page, if nobody has: before a fork, so that both processes have one.
+    /// Returns the page; makes it if nobody has. Called before a fork, so that both processes share one.
     pub fn page(&self) -> Option<&Common> {
         self.spent.get_or_init(|| Common::new().ok()).as_ref()
     }
 
-    /// Whether one more connection of this service may be joined on credit, which that costs.
+    /// Returns whether one more connection of this service may be joined on credit, and spends that credit.
     fn spend(&self, service: Service) -> bool {
         let Some(page) = self.page() else { return true };
         let one_more = |spent| (spent < CREDIT).then_some(spent + 1);
         service.word(page).fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok()
     }
 
-    /// A connection of this service that was joined on credit, or looked for its peer, ended before it had paid.
+    /// Takes credit for a connection of this service that was joined on credit, or searched for its peer, and ended
+    /// before it had paid.
     fn lose(&self, service: Service) {
         self.change(service, |spent| (spent + SHORT - 1).min(CREDIT));
     }
 
-    /// A connection of this service has moved as much as pays for a join.
+    /// Gives credit for a connection of this service that has moved as much as pays for a join.
     fn earn(&self, service: Service) {
         self.change(service, |spent| spent.saturating_sub(SHORT));
     }
 
-    /// Where nothing was ever spent there is nothing to lose or to give back.
+    /// Changes a service's word. Without a page nothing was ever spent, so there is nothing to lose or to give back.
     fn change(&self, service: Service, to: impl Fn(u64) -> u64) {
         if let Some(Some(page)) = self.spent.get() {
             let _ = service.word(page).fetch_update(Ordering::Relaxed, Ordering::Relaxed, |spent| Some(to(spent)));
@@ -95,11 +100,12 @@ impl Credits {
     }
 }
 
-/// What a connection was made to, as far as credit goes: a port, and which end of it this is.
+/// Service that a connection was made to, as far as credit goes: a port, and which side of the connection this endpoint
+/// is.
 #[derive(Clone, Copy, Debug)]
 struct Service {
     port: u16,
-    /// This end connected, the other accepted.
+    /// Whether this endpoint connected and its peer accepted.
     dialled: bool,
 }
 
@@ -111,7 +117,7 @@ impl Service {
 
     fn word(self, page: &Common) -> &AtomicU64 {
         let words = page.words();
-        // Neighbouring ports have words of their own.
+        // Adjacent ports have words of their own.
         &words[(2 * usize::from(self.port) + usize::from(self.dialled)) % words.len()]
     }
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The two directions of a connection, as this end sees them.
+//! The two directions of a connection, as this endpoint sees them.
 
 /// One of the two directions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
-    /// What this end sends.
+    /// Direction that this endpoint sends.
     Out = 0,
-    /// What it receives.
+    /// Direction that it receives.
     In = 1,
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Which of the program's calls look at what is negotiated with other processes, and that one thread at a time does.
+//! Decides which of the program's calls look at what is negotiated with other processes, and lets one thread at a time
+//! do so.
 
 use std::{
     sync::{
@@ -13,23 +14,25 @@ use tombolo_os::lock::lock;
 
 use crate::negotiation::Negotiations;
 
-/// Threads crowd where they found the sessions taken so often within one such time, and for so long after.
+/// Threads crowd after they found the sessions locked `CROWD` times within `CROWD_WITHIN`, and for `CROWD_LASTS` from
+/// then on.
 const CROWD: u64 = 2048;
 const CROWD_WITHIN: Duration = Duration::from_millis(100);
 const CROWD_LASTS: Duration = Duration::from_secs(1);
 
-/// What one process negotiates with others, and what tells its calls whether to look at it.
+/// Negotiations of one process with others, and the hints that tell its calls whether to look at them.
 #[derive(Debug)]
 pub struct Exchange {
     negotiations: Mutex<Negotiations>,
-    /// Somebody heard that a path has ended, or that messages are left.
+    /// Whether a thread found that a path has ended, or that messages are left.
     notified: AtomicBool,
     begun: Instant,
-    /// There are sessions over which nobody has proved anything.
+    /// Whether there are sessions over which no peer has proved anything.
     unproven: AtomicBool,
-    /// When the sessions were last listened to, in microseconds since then.
+    /// Time at which messages were last received, in microseconds since `begun`.
     heard: AtomicU64,
-    /// When calls began to be counted that found the sessions taken, likewise; how many there were; until when threads crowd.
+    /// Since when calls are counted that found the sessions locked, likewise; their number; the time until which
+    /// threads crowd.
     crowd_since: AtomicU64,
     crowd_met: AtomicU64,
     crowded_until: AtomicU64,
@@ -49,28 +52,29 @@ impl Exchange {
         }
     }
 
-    /// All that is negotiated, for one who has a reason to wait for it.
+    /// Locks everything that is negotiated, for a caller that has a reason to wait for the lock.
     pub(crate) fn lock_all(&self) -> MutexGuard<'_, Negotiations> {
         lock(&self.negotiations)
     }
 
-    /// The same, if nobody has it.
+    /// Does the same, if nobody holds the lock.
     pub(crate) fn try_lock_all(&self) -> Option<MutexGuard<'_, Negotiations>> {
         self.negotiations.try_lock().ok()
     }
 
-    /// A path has ended, perhaps, or messages are left. Whoever sleeps next looks first.
+    /// Notes that a path may have ended, or messages are left. The next thread that is about to sleep looks first.
     pub fn mark_notified(&self) {
         self.notified.store(true, Ordering::SeqCst);
     }
 
-    /// Whether that was said since somebody last asked; who is told so looks.
+    /// Returns whether that was noted since the last call. If so, the caller must look.
     #[inline]
     pub(crate) fn was_notified(&self) -> bool {
         self.notified.load(Ordering::SeqCst) && self.notified.swap(false, Ordering::SeqCst)
     }
 
-    /// Whether there are sessions over which nobody has proved anything: of these no call of a joined connection hears.
+    /// Notes whether there are sessions over which no peer has proved anything. Calls of a joined connection learn
+    /// nothing of these.
     pub(crate) fn note_unproven(&self, there_are: bool) {
         self.unproven.store(there_are, Ordering::Relaxed);
     }
@@ -80,7 +84,7 @@ impl Exchange {
         self.unproven.load(Ordering::Relaxed)
     }
 
-    /// Whether the sessions were left alone for so long; who is told so listens.
+    /// Returns whether nobody has received messages for `pause`. If so, the caller must receive them.
     pub(crate) fn has_not_heard_for(&self, pause: Duration) -> bool {
         let now = self.begun.elapsed().as_micros() as u64;
         let due = now.wrapping_sub(self.heard.load(Ordering::Relaxed)) >= pause.as_micros() as u64;
@@ -90,7 +94,7 @@ impl Exchange {
         due
     }
 
-    /// A call found that another has it.
+    /// Counts a call that found the sessions locked.
     pub(crate) fn count_contended(&self) {
         let now = self.begun.elapsed().as_micros() as u64;
         // ORDER: Relaxed, here and below; a count that is off by some decides the same a moment later.
@@ -103,7 +107,7 @@ impl Exchange {
         }
     }
 
-    /// Whether so many threads want it now that none should have it for long.
+    /// Returns whether so many threads want the lock that none should hold it for long.
     pub(crate) fn is_crowded(&self) -> bool {
         (self.begun.elapsed().as_micros() as u64) < self.crowded_until.load(Ordering::Relaxed)
     }

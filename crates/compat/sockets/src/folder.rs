@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The folder in which ends meet: who may be in it, and what its configuration allows (S-7).
+//! Checks the folder in which endpoints meet: who may be in it, and what its configuration allows (S-7).
 //!
-//! With no configuration it is one user's: this one owns it, nobody else may write to it, and peers are of this user. All that
-//! is wider is said by `tombolo.conf` in the folder, which belongs to the folder's owner.
+//! Without a configuration the folder is for one user: this user owns it, nobody else may write to it, and peers are of
+//! this user. `tombolo.conf` in the folder, a file of the folder's owner, can allow more.
 
 use std::{
     fs, io,
@@ -17,36 +17,36 @@ use rustix::{
 };
 use tombolo_domain::aside;
 
-/// The configuration's name.
+/// Name of the configuration file.
 pub const CONFIGURATION: &str = "tombolo.conf";
-/// Bytes of it at most, and users that it names.
+/// Largest size of it in bytes, and largest number of users that it may name.
 const CONFIGURATION_MAX: usize = 4096;
 const USERS_MAX: usize = 64;
 
-/// Why a folder is refused, and what to do.
+/// Reason for which a folder is refused, with what to do about it.
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {
-    /// It cannot be opened.
+    /// The folder cannot be opened.
     #[error("{folder}: {source}")]
     Io {
         /// The folder.
         folder: String,
-        /// What the file system says.
+        /// The file system's error.
         source: io::Error,
     },
-    /// Something else is in its place.
+    /// It is not a folder.
     #[error("{0}: it is no folder; name another one")]
     NotFolder(String),
-    /// It is somebody else's.
+    /// It belongs to another user, who does not admit this one.
     #[error(
         "{folder}: it belongs to user {owner}, and no {CONFIGURATION} of theirs in it names user {user}; name a folder of your own"
     )]
     Foreign {
         /// The folder.
         folder: String,
-        /// Its owner.
+        /// The user who owns it.
         owner: u32,
-        /// This user.
+        /// This process's user.
         user: u32,
     },
     /// Others may write to it.
@@ -59,7 +59,7 @@ pub enum Refused {
         /// Its mode.
         mode: u32,
     },
-    /// Its configuration makes no sense, or is somebody else's.
+    /// Its configuration is invalid, or belongs to another user.
     #[error("{file}: {why}")]
     Configuration {
         /// The file.
@@ -69,15 +69,15 @@ pub enum Refused {
     },
 }
 
-/// Whose processes may be at the other end.
+/// Users whose processes may be peers.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum Users {
-    /// This process's own user's.
+    /// This process's own user.
     #[default]
     Own,
-    /// Those, and this process's own.
+    /// The users with these numbers, and this process's own.
     These(Vec<u32>),
-    /// Everybody's who can write to the folder.
+    /// All users who can write to the folder.
     Any,
 }
 
@@ -86,11 +86,11 @@ pub enum Users {
 pub struct Folder {
     path: PathBuf,
     owner: u32,
-    /// Whose processes may be at the other end.
+    /// Users whose processes may be peers.
     pub users: Users,
-    /// Whether a connection needs the sequence numbers to be joined.
+    /// Whether connections are joined only where both endpoints know the sequence numbers.
     pub sequences_required: bool,
-    /// Whether ends may see other addresses of each other.
+    /// Whether endpoints may see different addresses of each other.
     pub translated: bool,
 }
 
@@ -98,7 +98,7 @@ impl Folder {
     /// Checks a folder for user `own`.
     ///
     /// # Errors
-    /// Why it is refused.
+    /// Returns why the folder is refused.
     pub fn check(path: &Path, own: u32) -> Result<Self, Refused> {
         let shown = || path.display().to_string();
         let found = fs::metadata(path).map_err(|source| Refused::Io { folder: shown(), source })?;
@@ -108,7 +108,7 @@ impl Folder {
         let (owner, mode) = (found.uid(), found.mode() & 0o7777);
         let shared = mode & 0o022 != 0;
         let mut folder = Self { path: path.into(), owner, ..Self::default() };
-        // In a folder without the sticky bit everybody who may write can put a file in another's place.
+        // In a folder without the sticky bit, everybody who may write can put a file in another's place.
         if !shared || mode & 0o1000 != 0 {
             folder.configure()?;
         }
@@ -184,7 +184,8 @@ impl Folder {
         Ok(())
     }
 
-    /// Whether a process of `user` may be at the other end of a connection of user `own`. One of whom the kernel says nothing may not.
+    /// Returns whether a process of `user` may be the peer of user `own`. A process of unknown user may be only where
+    /// any user may.
     #[must_use]
     pub fn admits(&self, user: Option<u32>, own: u32) -> bool {
         match (&self.users, user) {
@@ -195,28 +196,29 @@ impl Folder {
         }
     }
 
-    /// Whether other users meet here, so that what this process makes must be theirs to open.
+    /// Returns whether other users meet here, so that they must be able to open what this process makes.
     #[must_use]
     pub fn is_shared(&self) -> bool {
         self.users != Users::Own
     }
 
-    /// The folder.
+    /// Returns the folder's path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The folder of claims in it, made if it is missing, and checked likewise.
+    /// Returns the folder of claims in it. Makes that folder if it is missing, and checks it likewise.
     ///
     /// # Errors
-    /// What the file system says; [`io::ErrorKind::PermissionDenied`] where it is no folder of a member's.
+    /// Returns the file system's error; [`io::ErrorKind::PermissionDenied`] where it is no folder, or not one of an
+    /// admitted user.
     pub fn claims(&self, own: u32) -> io::Result<PathBuf> {
         let claims = self.path.join("claims");
         match fs::DirBuilder::new().mode(0o700).create(&claims) {
-            // All members make files in it; the mode was cut by the process's mask.
+            // All members make files in it. The process's umask has cut the mode.
             Ok(()) if self.is_shared() => {
-                // What the folder's owner may have put in its place meanwhile keeps its mode.
+                // If the folder's owner has put another one in its place meanwhile, that one keeps its mode.
                 let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 let made = aside::lifted(|| rustix::fs::openat(CWD, &claims, flags, Mode::empty()))?;
                 if rustix::fs::fstat(&made)?.st_uid == own {
@@ -236,14 +238,14 @@ impl Folder {
         Ok(claims)
     }
 
-    /// Whom it belongs to.
+    /// Returns the user who owns it.
     #[must_use]
     pub fn owner(&self) -> u32 {
         self.owner
     }
 }
 
-/// Opens a file to read it, whatever a member may have put there: no link is followed, and nothing is waited for.
+/// Opens a file for reading, whatever a member may have put there: does not follow a link, and does not block.
 pub(crate) fn open(file: &Path) -> io::Result<fs::File> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     aside::lifted(|| match rustix::fs::openat(CWD, file, flags, Mode::empty()) {

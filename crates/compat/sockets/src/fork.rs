@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What happens to a process's connections when it forks.
+//! Carries a process's connections through a fork.
 //!
-//! Nobody of the process is inside anything here while it forks, so the child finds all of it whole: each lock is held, and
-//! what is made at its first use is made before, or under one of those locks. A joined connection
-//! goes on in both processes by turns. One that is not joined yet can be joined again once a single process has it.
+//! No thread of the process is inside this state while it forks, so the child finds it consistent: each lock is held,
+//! and what is made at its first use is made before, or under one of those locks. A joined connection goes on in both
+//! processes by turns. One that is not joined yet can be joined again once a single process has it.
 
 use std::{
     io,
@@ -27,7 +27,7 @@ use crate::{
     waiting::{HeldInstances, HeldWaiters, Instance, Instances},
 };
 
-/// A process that is about to fork: everything is held still until it has.
+/// A process that is about to fork. All locks are held until it has.
 pub struct Forking<'a> {
     process: &'a Process,
     all: &'a [Arc<Connection>],
@@ -35,14 +35,15 @@ pub struct Forking<'a> {
     exchange: MutexGuard<'a, Negotiations>,
     waiters: HeldWaiters<'a>,
     instances: HeldInstances<'a>,
-    /// The child's limit is what the program set. Taken last, as everywhere, but for what the backend locks by itself.
+    /// Lock of the limit of descriptors, so that the child's limit is what the program set. Taken last, as everywhere,
+    /// except for the backend's own locks.
     limit: MutexGuard<'static, ()>,
     backend: [Option<Held>; 2],
 }
 
 struct Member<'a> {
     connection: &'a Arc<Connection>,
-    /// None for one that stays on TCP.
+    /// Slot of the child; `None` for a connection that stays on TCP.
     place: Option<ChildSlot>,
     talk: MutexGuard<'a, NegotiationStage>,
     _history: MutexGuard<'a, Option<Box<History>>>,
@@ -59,10 +60,10 @@ impl std::fmt::Debug for Forking<'_> {
 }
 
 impl Process {
-    /// Before a fork, with all connections that are watched.
+    /// Prepares a fork, with all connections that are watched.
     ///
     /// # Errors
-    /// Where there is no memory for what the two processes will have in common.
+    /// Returns an error where there is no memory for the state that the two processes will share.
     pub fn before_fork<'a>(&'a self, all: &'a [Arc<Connection>], instances: &'a Instances) -> io::Result<Forking<'a>> {
         spin::prepare();
         self.credits.page();
@@ -71,12 +72,12 @@ impl Process {
         let mut members = Vec::with_capacity(all.len());
         for connection in all {
             let mut talk = lock(&connection.search.talk);
-            // The child would have the same memory.
+            // The child would have the same memory, so none is kept.
             let mut spare = lock(&connection.search.spare);
             *spare = Spare::None;
-            // Before the group takes over what was counted: what is read meanwhile would be missing there.
+            // Before the group takes over the counts: bytes that were read meanwhile would be missing there.
             let mut still = connection.pipes.get().map(|pipes| pipes.halves.freeze());
-            // After those: who sends over TCP, or receives there, in a turn at the pipes remembers what.
+            // After those: a turn at the pipes that sends or receives over TCP locks the history to keep the bytes.
             let history = connection.plain_calls.hold_history();
             let mut place = None;
             if connection.stage() != Stage::Plain {
@@ -84,7 +85,7 @@ impl Process {
                 if let (Some(pipes), Some(still)) = (connection.pipes.get(), &mut still) {
                     pipes.halves.hand_on(still, group)?;
                 }
-                // Two processes will have it; it is claimed again by the one that is left.
+                // Two processes will have it. The one that is left claims it again.
                 if matches!(*talk, NegotiationStage::Claimed(_)) {
                     exchange.withdraw(connection, &mut talk);
                 }
@@ -103,7 +104,8 @@ impl Process {
                 _still: still,
             });
         }
-        // What the child sets is set for this process as well. From here on nothing is remembered until there is one process.
+        // An option that the child sets is set for this process as well. No answer is remembered from here on until
+        // there is one process.
         set_anew();
         let instances = instances.lock_instances();
         let limit = aside::hold();
@@ -114,7 +116,7 @@ impl Process {
 }
 
 impl Forking<'_> {
-    /// In the parent: this is the child, or there is none.
+    /// Ends the fork in the parent. `child` is the number of the child; `None` if there is none.
     pub fn parent(self, child: Option<u32>) {
         for member in &self.members {
             if let (Some(group), Some(place)) = (member.connection.members.group(), member.place) {
@@ -123,10 +125,10 @@ impl Forking<'_> {
         }
     }
 
-    /// In the child: what the parent counted is the parent's, and so are its links and claims.
+    /// Ends the fork in the child. Counts, sessions and claims of the parent stay the parent's.
     pub fn child(self) {
         let Self { process, all, members, mut exchange, waiters, instances, limit, backend } = self;
-        // Before anybody here looks at what the parent has mapped.
+        // Before any thread here looks at what the parent has mapped.
         tombolo_mem::replace_forgotten_mappings();
         drop((backend, limit));
         fork_group::forget_namespace();
@@ -135,14 +137,14 @@ impl Forking<'_> {
         process.connection_table.forget();
         spin::begin_anew();
         for connection in all {
-            // The calls that others of the parent were in, and what is shown of it, are the parent's.
+            // The calls of the parent's other threads, and the row in its connection table, are the parent's.
             connection.plain_calls.forget_calls();
             connection.row.disown();
         }
         instances.forget();
         waiters.forget();
         for mut member in members {
-            // Its copy of what the parent waits at.
+            // Copies of the instances at which the parent waits.
             member.seats.clear();
             if let (Some(group), Some(place)) = (member.connection.members.group(), member.place) {
                 group.record_birth(place, Birth::Own);
@@ -150,19 +152,20 @@ impl Forking<'_> {
             }
         }
         exchange.inherit();
-        // Whatever rang while it was made.
+        // For notifications that came while the child was made.
         process.exchange.mark_notified();
     }
 }
 
 impl Negotiations {
-    /// In a child: keeps of the links what tells of a peer's life, where a connection goes over it, and nothing else.
+    /// Keeps, in a child, the sessions that a connection uses, as far as they report the peer's liveness, and nothing
+    /// else.
     fn inherit(&mut self) {
         let parents = std::mem::take(self);
         self.inherited = parents.inherited;
         for peer_process in parents.peer_processes {
             let (session, inherited, joined) = peer_process.into_parts();
-            // What is mapped of it is not here, and all of its connections have left it.
+            // The child has no mapping of its memory, and all of its connections have left it.
             if let Some(session) = session.as_ref().filter(|session| !session.is_inherited()) {
                 session.gone.store(true, std::sync::atomic::Ordering::SeqCst);
                 continue;

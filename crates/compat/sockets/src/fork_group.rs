@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! An end that several processes are: those made by fork that still have the socket.
+//! Shares one endpoint among several processes: those made by fork that still have the socket.
 //!
-//! They have one page in common, which is made when the first of them forks. In it stand who they are, what they count
-//! together, and the private state of both pipes, which each takes from there for one turn and puts back. While one
-//! process is left it keeps the state to itself and takes no lock.
+//! The processes have one page in common, which is made when the first of them forks. It holds the list of members, the
+//! counts that they share, and the private state of both pipes. A process takes that state from the page for one turn
+//! and puts it back. As long as only one process is left, it keeps the state to itself and takes no lock.
 
 use std::{
     io,
@@ -18,24 +18,27 @@ use tombolo_ring::Record;
 
 use crate::direction::Direction;
 
-/// Processes that can be told apart. With more, nobody is ever alone again.
+/// Number of processes that can be told apart. If there were ever more, `ForkGroup::is_alone` returns `false` from then
+/// on.
 const MEMBERS: usize = 32;
-/// Turns between two looks for the dead.
+/// Number of turns between two searches for members that have died.
 const SELDOM: u64 = 1024;
-/// A place that is taken for a child that is about to be made; and, among those seen, that its parent has not named it yet.
+/// In `PIDS`: slot reserved for a child that is about to be made. In `SEEN`: slot whose child its parent has not named
+/// yet.
 const UNBORN: u64 = u64::MAX;
-/// The child went before its parent had named it, which is then all that keeps the place from the next one.
+/// In `SEEN`: the child has departed before its parent named it. Only this value still keeps the slot from being
+/// reused.
 const UNNAMED: u64 = UNBORN - 1;
-/// Words of a record.
+/// Number of words of a record.
 const RECORD: usize = private::LEN / 8;
 
-// What the words are.
+// Indices of the words in the page.
 const COUNT: usize = 0;
 const CROWD: usize = 1;
 const LEAVES: usize = 2;
 const ENDED: usize = 3;
-/// One word for each direction: bytes over TCP; whether those are to be asked of the kernel, because one who counted died;
-/// what the last waiter waits for.
+/// One word for each direction. `COUNTED`: bytes over TCP. `UNSURE`: whether to ask the kernel for that count, because
+/// a process died while it counted. `ARMED`: what the last waiter waits for.
 const COUNTED: usize = 4;
 const UNSURE: usize = 6;
 const ARMED: usize = 8;
@@ -45,43 +48,44 @@ const BASE: usize = 12;
 const DETACHED: usize = 13;
 const LENT: usize = 14;
 const PIDS: usize = 16;
-/// The same processes as those see them that made them; 0 is a free place.
+/// The same processes, by the numbers that their parents see; 0 is a free slot.
 const SEEN: usize = PIDS + MEMBERS;
 const RECORDS: usize = SEEN + MEMBERS;
 const _: () = assert!(RECORDS + 2 * RECORD <= 256);
 
-/// The page of one end.
+/// The page of one endpoint.
 #[derive(Debug)]
 pub(crate) struct ForkGroup {
     page: Common,
-    /// This process's place; beyond the last one if it has none.
+    /// Index of this process's slot; `MEMBERS` if it has none.
     own: AtomicUsize,
 }
 
-/// A turn at one direction: nobody else of this end uses it meanwhile.
+/// One turn at one direction. No other thread or process of this endpoint uses the direction meanwhile.
 #[derive(Debug)]
 pub(crate) struct DirectionGuard<'a> {
     held: LockGuard<'a>,
     record: &'a [AtomicU64],
 }
 
-/// A place for a child.
+/// Slot reserved for a child; `None` if no slot was free.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ChildSlot(Option<usize>);
 
-/// What became of a fork.
+/// Outcome of a fork, for the process that records it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Birth {
-    /// There is no child.
+    /// The fork failed: there is no child.
     Failed,
-    /// In the parent: the child, by the number that it has here.
+    /// This process is the parent: the number that the child has in this process's namespace.
     Child(u32),
     /// This process is the child.
     Own,
 }
 
 impl ForkGroup {
-    /// A group of one: this process, which has counted so much.
+    /// Makes a group whose only member is this process, with the bytes that it has `counted` over TCP in each
+    /// direction.
     pub fn new(counted: [u64; 2]) -> io::Result<Self> {
         let group = Self { page: Common::new()?, own: AtomicUsize::new(MEMBERS) };
         group.stay();
@@ -95,15 +99,15 @@ impl ForkGroup {
         &self.page.words()[at]
     }
 
-    // ---- who it is
+    // ---- membership
 
-    /// Whether one process is left.
+    /// Returns whether only one process is left.
     pub fn is_alone(&self) -> bool {
         // ORDER Acquire: pairs with the fetch_sub in `remove`. What that process did is visible.
         self.word(COUNT).load(Ordering::Acquire) <= 1 && self.word(CROWD).load(Ordering::Relaxed) == 0
     }
 
-    /// Before a fork: there will be one more.
+    /// Counts one more process before a fork, and reserves a slot for it.
     pub fn reserve_slot(&self) -> ChildSlot {
         self.word(COUNT).fetch_add(1, Ordering::SeqCst);
         let free =
@@ -116,7 +120,7 @@ impl ForkGroup {
         ChildSlot(place)
     }
 
-    /// After the fork, in both processes.
+    /// Records the outcome of the fork. Both processes call it after the fork.
     pub fn record_birth(&self, place: ChildSlot, birth: Birth) {
         if birth == Birth::Own {
             self.own.store(place.0.unwrap_or(MEMBERS), Ordering::Relaxed);
@@ -129,7 +133,7 @@ impl ForkGroup {
             }
             Birth::Child(pid) => {
                 let seen = member(pid);
-                // Unless the child has said so itself, by the number that it has for itself.
+                // Fails if the child has stored its own name already, with the number that it sees for itself.
                 let _ = self.word(PIDS + at).compare_exchange(UNBORN, seen, Ordering::SeqCst, Ordering::SeqCst);
                 self.name(at, seen);
             }
@@ -137,7 +141,8 @@ impl ForkGroup {
         }
     }
 
-    /// Who made the process at this place says what number it has there; the place is free if it has gone meanwhile.
+    /// Stores the number by which the parent sees the process in slot `at`. Frees the slot if the process has departed
+    /// meanwhile.
     fn name(&self, at: usize, seen: u64) {
         let word = self.word(SEEN + at);
         if word.compare_exchange(UNBORN, seen, Ordering::SeqCst, Ordering::SeqCst).is_err() {
@@ -145,31 +150,31 @@ impl ForkGroup {
         }
     }
 
-    /// One has it who is not seen: nobody is ever alone again.
+    /// Notes that a process that is not listed has the socket too, so that `is_alone` returns `false` from now on.
     pub fn set_crowded(&self) {
         self.word(CROWD).store(1, Ordering::SeqCst);
     }
 
-    /// This process comes back: it meant to go, and did not.
+    /// Makes this process a member again, after it meant to depart and did not.
     pub fn stay(&self) {
         let place = self.reserve_slot();
         self.record_birth(place, Birth::Own);
         self.record_birth(place, Birth::Child(std::process::id()));
     }
 
-    /// This process has no descriptor of the socket any more. Says whether it was the last one.
+    /// Removes this process, which has no descriptor of the socket any more. Returns whether it was the last member.
     pub fn depart(&self) -> bool {
         self.remove_dead();
         let own = self.own.swap(MEMBERS, Ordering::Relaxed);
         own < MEMBERS && self.remove(own, self.word(PIDS + own).load(Ordering::SeqCst))
     }
 
-    /// Strikes out one process; says whether nobody is left.
+    /// Removes one process from the list. Returns whether no member is left.
     fn remove(&self, at: usize, pid: u64) -> bool {
         if self.word(PIDS + at).compare_exchange(pid, 0, Ordering::SeqCst, Ordering::SeqCst).is_err() {
             return false;
         }
-        // The next one there must not be taken for this one: its parent may still be about to name it.
+        // The next process in this slot must not be taken for this one, whose parent may still be about to name it.
         let seen = self.word(SEEN + at);
         if seen.compare_exchange(UNBORN, UNNAMED, Ordering::SeqCst, Ordering::SeqCst).is_err() {
             seen.store(0, Ordering::SeqCst);
@@ -177,7 +182,7 @@ impl ForkGroup {
         self.word(COUNT).fetch_sub(1, Ordering::SeqCst) == 1
     }
 
-    /// Strikes out those who died without saying so.
+    /// Removes the members that died without departing.
     pub fn remove_dead(&self) {
         let own = self.own.load(Ordering::Relaxed);
         for at in (0..MEMBERS).filter(|at| *at != own) {
@@ -192,13 +197,14 @@ impl ForkGroup {
         }
     }
 
-    // ---- what they know together
+    // ---- shared counts and flags
 
     pub fn counted(&self, direction: Direction) -> &AtomicU64 {
         self.word(COUNTED + direction as usize)
     }
 
-    /// Whether one who counted died: what the kernel counts is what counts. Asking answers it.
+    /// Returns whether a process died while it counted, so that the kernel's count is to be used instead. Clears the
+    /// mark.
     pub fn is_unsure(&self, direction: Direction) -> bool {
         let word = self.word(UNSURE + direction as usize);
         word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::SeqCst) != 0
@@ -212,7 +218,8 @@ impl ForkGroup {
         self.word(LEAVES).load(Ordering::Relaxed) != 0
     }
 
-    /// What the end sends over TCP comes from the pipe first: the count of bytes over TCP, less the position (S-2).
+    /// Notes that what the endpoint sends over TCP comes from the pipe first. `base` is the count of bytes over TCP
+    /// less the position (S-2).
     pub fn set_recalled(&self, base: u64) {
         self.word(BASE).store(base, Ordering::Relaxed);
         self.word(RECALLED).store(1, Ordering::Release);
@@ -222,7 +229,7 @@ impl ForkGroup {
         (self.word(RECALLED).load(Ordering::Acquire) != 0).then(|| self.word(BASE).load(Ordering::Relaxed))
     }
 
-    /// Nobody of this end looks at the memory any more (S-19).
+    /// Notes that no process of this endpoint looks at the shared memory any more (S-19).
     pub fn detach(&self) {
         self.word(DETACHED).store(1, Ordering::Release);
     }
@@ -247,16 +254,16 @@ impl ForkGroup {
         self.word(ENDED).load(Ordering::Relaxed) != 0
     }
 
-    /// Somebody sleeps until the position reaches `target`. There is one wait word for all: says whether another slept on
-    /// another target, and so must look again.
+    /// Notes that a thread sleeps until the position reaches `target`. All sleepers share one wait word. Returns
+    /// whether another one may have slept with another target, and so must look again.
     pub fn arm(&self, direction: Direction, target: u64) -> bool {
-        // 0 is nobody: a target is never missed for being taken for it, only looked at once more.
+        // 0 means that nobody sleeps. If it is also a target, the only consequence is one needless look.
         self.word(ARMED + direction as usize).swap(target, Ordering::SeqCst) != target && !self.is_alone()
     }
 
     // ---- turns
 
-    /// Begins a turn, waiting for whoever has it.
+    /// Begins a turn. Blocks until the present holder ends its own.
     pub fn turn(&self, direction: Direction) -> io::Result<DirectionGuard<'_>> {
         if self.word(TURNS).fetch_add(1, Ordering::Relaxed) % SELDOM == SELDOM - 1 {
             self.remove_dead();
@@ -271,7 +278,7 @@ impl ForkGroup {
 }
 
 impl DirectionGuard<'_> {
-    /// The state that the one before left; none if it died within its turn.
+    /// Returns the state that the previous holder left; `None` if that process died within its turn.
     pub fn record(&self) -> Option<Record> {
         if self.held.is_orphaned() {
             return None;
@@ -283,7 +290,7 @@ impl DirectionGuard<'_> {
         Record::decode(&bytes)
     }
 
-    /// Leaves it to the next.
+    /// Stores the state for the next holder.
     pub fn leave(&self, record: &Record) {
         for (word, bytes) in self.record.iter().zip(record.encode().as_chunks::<8>().0) {
             word.store(u64::from_le_bytes(*bytes), Ordering::Relaxed);
@@ -291,33 +298,33 @@ impl DirectionGuard<'_> {
     }
 }
 
-/// The PID namespace of this process, once it was asked for, plus one.
+/// Number of this process's PID namespace plus one; 0 until it is asked for.
 static NAMESPACE: AtomicU64 = AtomicU64::new(0);
 
-/// In a child made by fork: it may be in another one than its parent.
+/// Forgets the namespace, in a child made by fork, which may be in another one than its parent.
 pub(crate) fn forget_namespace() {
     NAMESPACE.store(0, Ordering::Relaxed);
 }
 
-/// The PID namespace of this process; 0 where it cannot be told.
+/// Returns the number of this process's PID namespace; 0 where it cannot be determined.
 fn namespace() -> u64 {
     let known = NAMESPACE.load(Ordering::Relaxed);
     if known != 0 {
         return known - 1;
     }
-    // The kernel numbers them by 32 bits.
+    // The kernel numbers namespaces by 32 bits.
     let found = rustix::fs::stat("/proc/self/ns/pid").map_or(0, |found| found.st_ino & u64::from(u32::MAX));
     NAMESPACE.store(found + 1, Ordering::Relaxed);
     found
 }
 
-/// What stands for the process that has this number in this process's namespace.
+/// Returns the word that stands for the process with number `pid` in this process's namespace.
 fn member(pid: u32) -> u64 {
     namespace() << 32 | u64::from(pid)
 }
 
-/// Whether the process has ended, waited for or not. Where that cannot be told, it has not: a number means nothing in another
-/// namespace than its own.
+/// Returns whether the process has ended, waited for or not; `false` where that cannot be determined. A number means
+/// nothing in another namespace than its own.
 fn is_dead(member: u64) -> bool {
     let (namespace, pid) = (member >> 32, member as u32);
     if namespace == 0 || namespace != self::namespace() {

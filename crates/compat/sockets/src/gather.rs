@@ -1,49 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a wait reports: whatever was written before something that it reports, it reports too (S-14).
+//! Gathers what a wait reports: if it reports an event, it also reports whatever was written before that (S-14).
 //!
-//! There are two places to look: shared memory, and the kernel, which has the events of other descriptors and the rings of
-//! connections that nobody looks at. Whoever finds something in one of them has yet to look at both, since what was written
-//! before may have come after his last look there. So he looks until a whole round finds nothing more. A model
-//! (`tests/gather.rs`) refutes each shorter way.
+//! There are two places to look: shared memory, and the kernel, which has the events of other descriptors, and the
+//! notifications of connections that no thread looks at. Whoever finds something in one of them must still look at
+//! both, since what was written before may have come after the last look there. So the wait looks until a whole round
+//! finds nothing more. A model (`tests/gather.rs`) finds a counterexample to each shorter procedure.
 
-/// What the kernel had.
+/// Answer of the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct KernelReply {
-    /// Events that go to the program as they are. They are reported by having been asked for.
+    /// Number of events that go to the program as they are. Asking the kernel reports them.
     pub plain: usize,
-    /// Notifications and the like, after which there may be more to be found in shared memory.
+    /// Whether there were notifications and the like, after which there may be more in shared memory.
     pub hints: bool,
 }
 
-/// Rounds that bring nothing, after which a wait believes notifications no more.
+/// Number of rounds that find nothing, after which a wait no longer trusts notifications.
 const FRUITLESS: u32 = 16;
 
-/// Where a wait looks.
+/// Places where a wait looks.
 pub trait Sources {
-    /// Why the kernel could not be asked.
+    /// Error of asking the kernel.
     type Error;
 
-    /// Looks at shared memory, and reports what is ready there and was not reported by this wait: so much. One that the
-    /// report has no room for is left.
+    /// Looks at shared memory, and reports what is ready there and was not reported by this wait. Returns the number of
+    /// these. What the report has no room for is left.
     fn collect(&mut self) -> usize;
 
     /// Asks the kernel, without waiting. Reports its plain events as far as there is room.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Returns the kernel's error.
     fn ask(&mut self) -> Result<KernelReply, Self::Error>;
 
-    /// Whether there is room for more.
+    /// Returns whether there is room for more.
     fn has_room(&self) -> bool;
 }
 
-/// Gathers what is to be reported, after the kernel `said` this much, if it was asked. One who has found nothing and is
-/// about to sleep need not ask (`idle`).
+/// Gathers what is to be reported, after the kernel's answer `said`, if it was asked. A caller that has found nothing
+/// and is about to sleep need not ask the kernel (`idle`). Returns the number of events reported.
 ///
-/// The kernel repeats an event as long as it holds, so after it gave one it is not asked again: that would report it twice.
+/// The kernel repeats an event as long as its condition holds, so after it gave one it is not asked again: that would
+/// report it twice.
 ///
 /// # Errors
-/// What the kernel says where nothing was found before.
+/// Returns the kernel's error where nothing was found before.
 pub fn gather<S: Sources>(sources: &mut S, said: Option<KernelReply>, idle: bool) -> Result<usize, S::Error> {
     let KernelReply { plain, .. } = said.unwrap_or_default();
     let mut found = plain;

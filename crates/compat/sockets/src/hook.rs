@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A BPF program that tells the owner of a TCP socket the two initial sequence numbers of its connection. S-6
+//! A BPF program that tells the owner of a TCP socket the two initial sequence numbers of its connection (S-6).
 //!
-//! Both kernels of a connection have these numbers and nobody else who was not on its path. Root attaches the program once, at the
-//! root of cgroup version 2; from then on any program asks by `getsockopt`, without a capability, also for connections
-//! from before. The attachment needs no process and no file: it is the cgroup's, until it is detached or the machine starts anew.
+//! Both kernels of a connection have these numbers, and nobody else who was not on its path. Root attaches the program
+//! once, at the root of cgroup version 2. From then on any program asks by `getsockopt`, without a capability, also for
+//! connections from before. The attachment needs no process and no file: it belongs to the cgroup until it is detached
+//! or the machine restarts.
 //!
-//! Why there is `unsafe`: `bpf` takes addresses of what it reads and writes.
+//! The reason for `unsafe`: `bpf` takes addresses of what it reads and writes.
 #![allow(unsafe_code)]
 
 use std::{
@@ -15,17 +16,17 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The level of the option, of no protocol of the kernel's: "TM".
+/// Level of the option, which no protocol of the kernel uses: "TM".
 pub const LEVEL: i32 = 0x544d;
-/// The option: eight bytes, two words of 32 bits in the machine's order.
+/// Number of the option: eight bytes, two words of 32 bits in the machine's order.
 pub const SEQUENCES: i32 = 1;
-/// What it is called where the kernel lists its programs. A program that answers otherwise gets another name.
+/// Name under which the kernel lists the program. A program that answers otherwise gets another name.
 const NAME: &[u8] = b"tombolo_isn1";
 
-/// The sequence numbers of both ends from what the option says: this end's, then the peer's. S-6
+/// Returns the sequence numbers of both endpoints from the option's value: this endpoint's, then the peer's (S-6).
 ///
-/// The kernel counts the SYN of an end that `dialled` among the bytes that were acknowledged, and the peer's never among those
-/// that were received.
+/// The kernel counts the SYN of an endpoint that `dialled` among the bytes that were acknowledged, and the peer's never
+/// among those that were received.
 #[must_use]
 pub fn sequences(said: [u8; 8], dialled: bool) -> [u32; 2] {
     let [a, b, c, d, e, f, g, h] = said;
@@ -39,10 +40,11 @@ const fn instruction(code: u8, registers: u8, offset: i16, value: i32) -> u64 {
     code as u64 | (registers as u64) << 8 | (offset as u16 as u64) << 16 | (value as u32 as u64) << 32
 }
 
-/// The program, an instruction each line: code, source and destination register, offset, value (`linux/bpf.h`).
+/// The program, one instruction a line: code, source and destination register, offset, value (`linux/bpf.h`).
 ///
-/// The context (r6) is a `struct bpf_sockopt`: sk 0, optval 8, optval_end 16, level 24, optname 28, optlen 32, retval 36. Of
-/// `struct bpf_tcp_sock` (r0): rcv_nxt 16, snd_una 24, bytes_received 80, bytes_acked 88. The kernel holds the socket's lock.
+/// The context (r6) is a `struct bpf_sockopt`: sk 0, optval 8, optval_end 16, level 24, optname 28, optlen 32, retval
+/// 36. Of `struct bpf_tcp_sock` (r0): rcv_nxt 16, snd_una 24, bytes_received 80, bytes_acked 88. The kernel holds the
+/// socket's lock.
 const PROGRAM: [u64; 33] = [
     instruction(0xbf, 0x16, 0, 0),          //  0 r6 = r1
     instruction(0x61, 0x62, 24, 0),         //  1 r2 = level
@@ -88,14 +90,14 @@ const PROG_DETACH: i32 = 9;
 const PROG_GET_FD_BY_ID: i32 = 13;
 const OBJ_GET_INFO_BY_FD: i32 = 15;
 const PROG_QUERY: i32 = 16;
-/// `BPF_PROG_TYPE_CGROUP_SOCKOPT`, `BPF_CGROUP_GETSOCKOPT`, `BPF_F_ALLOW_MULTI`: others' programs stay in force.
+/// `BPF_PROG_TYPE_CGROUP_SOCKOPT`, `BPF_CGROUP_GETSOCKOPT`, `BPF_F_ALLOW_MULTI`: programs of others stay in force.
 const SOCKOPT: u32 = 25;
 const GETSOCKOPT: u32 = 21;
 const ALLOW_MULTI: u32 = 2;
-/// Programs of one cgroup that are looked at.
+/// Largest number of programs of one cgroup that are looked at.
 const MOST: usize = 64;
 
-/// The attributes of a call, by words of 32 bits.
+/// Attributes of a call, as words of 32 bits.
 #[repr(align(8))]
 struct Attributes([u32; 18]);
 
@@ -116,7 +118,7 @@ impl Attributes {
     }
 }
 
-/// `bpf(2)`. What `attributes` point to must be there, and as long as they say.
+/// Calls `bpf(2)`. What `attributes` point to must exist, with the lengths that they give.
 fn bpf(command: i32, attributes: &mut Attributes) -> io::Result<i32> {
     let size = size_of::<Attributes>();
     // SAFETY: (valid) the attributes are there for their size; each caller below says what they point to.
@@ -124,7 +126,7 @@ fn bpf(command: i32, attributes: &mut Attributes) -> io::Result<i32> {
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(done as i32) }
 }
 
-/// A descriptor that a call of [`bpf`] made.
+/// Takes ownership of a descriptor that a call of [`bpf`] made.
 fn own(fd: i32) -> OwnedFd {
     // SAFETY: (open) the kernel has just made it, for this caller alone.
     unsafe { OwnedFd::from_raw_fd(fd) }
@@ -143,7 +145,7 @@ fn load() -> io::Result<OwnedFd> {
     bpf(PROG_LOAD, &mut attributes).map(own)
 }
 
-/// Our programs at a cgroup.
+/// Returns the copies of this program that are attached at a cgroup.
 fn attached(cgroup: RawFd) -> io::Result<Vec<OwnedFd>> {
     let mut ids = [0_u32; MOST];
     let mut attributes = Attributes::of([cgroup as u32, GETSOCKOPT, 0, 0]);
@@ -154,7 +156,7 @@ fn attached(cgroup: RawFd) -> io::Result<Vec<OwnedFd>> {
     let count = (attributes.0[6] as usize).min(MOST);
     let mut ours = Vec::new();
     for id in &ids[..count] {
-        // One that has gone meanwhile is none.
+        // A program that has gone meanwhile is skipped.
         let Ok(program) = bpf(PROG_GET_FD_BY_ID, &mut Attributes::of([*id, 0, 0, 0])).map(own) else { continue };
         let mut info = [0_u64; 10];
         let mut asks = Attributes::of([program.as_raw_fd() as u32, size_of_val(&info) as u32, 0, 0]);
@@ -170,7 +172,7 @@ fn attached(cgroup: RawFd) -> io::Result<Vec<OwnedFd>> {
     Ok(ours)
 }
 
-/// Where cgroup version 2 is mounted, alone or beside version 1; its root as far as this process sees it.
+/// Returns where cgroup version 2 is mounted, alone or beside version 1: its root as far as this process sees it.
 #[must_use]
 pub fn find_root() -> Option<PathBuf> {
     const MAGIC: rustix::fs::FsWord = 0x6367_7270;
@@ -178,18 +180,18 @@ pub fn find_root() -> Option<PathBuf> {
     ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].map(PathBuf::from).into_iter().find(is_second)
 }
 
-/// Whether the program is attached at `cgroup` itself.
+/// Returns whether the program is attached at `cgroup` itself.
 ///
 /// # Errors
-/// What the kernel says; it asks for `CAP_NET_ADMIN` and `CAP_BPF`.
+/// Returns the kernel's error; the kernel asks for `CAP_NET_ADMIN` and `CAP_BPF`.
 pub fn is_attached(cgroup: &Path) -> io::Result<bool> {
     Ok(!attached(File::open(cgroup)?.as_raw_fd())?.is_empty())
 }
 
-/// Attaches the program at `cgroup`, for all processes in it; says whether it was not there.
+/// Attaches the program at `cgroup`, for all processes in it. Returns whether it was not attached before.
 ///
 /// # Errors
-/// What the kernel says; it asks for `CAP_NET_ADMIN` and `CAP_BPF`.
+/// Returns the kernel's error; the kernel asks for `CAP_NET_ADMIN` and `CAP_BPF`.
 pub fn attach(cgroup: &Path) -> io::Result<bool> {
     let cgroup = File::open(cgroup)?;
     if !attached(cgroup.as_raw_fd())?.is_empty() {
@@ -201,10 +203,10 @@ pub fn attach(cgroup: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Detaches the program from `cgroup`; says whether it was there.
+/// Detaches the program from `cgroup`. Returns whether it was attached.
 ///
 /// # Errors
-/// What the kernel says; it asks for `CAP_NET_ADMIN` and `CAP_BPF`.
+/// Returns the kernel's error; the kernel asks for `CAP_NET_ADMIN` and `CAP_BPF`.
 pub fn detach(cgroup: &Path) -> io::Result<bool> {
     let cgroup = File::open(cgroup)?;
     let ours = attached(cgroup.as_raw_fd())?;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a process says of itself: lines in a log, and a report of what it counted.
+//! Writes what a process reports of itself: lines in a log, and a report of its counters.
 //!
-//! None of it may disturb the program: what cannot be written is not written.
+//! None of it may disturb the program: what cannot be written is dropped.
 
 use std::{
     fmt::{Display, Write as _},
@@ -20,30 +20,31 @@ use tombolo_os::lock::lock;
 
 use crate::{Reason, direction::Direction, switch::Transport};
 
-/// Bytes of a report, longer than numbers can make it.
+/// Length of a report in bytes, longer than numbers can make it.
 const REPORT_LEN: usize = 1023;
 
-/// What a process counts and says: all of it is of this process alone, and begins anew in a child made by fork.
+/// Counters and log of a process. They are this process's alone, and begin anew in a child made by fork.
 #[derive(Debug)]
 pub struct Journal {
     log: Option<PathBuf>,
     report: Option<PathBuf>,
-    /// By direction, then by transport: bytes.
+    /// Number of bytes, by direction, then by transport.
     bytes: [[AtomicU64; 2]; 2],
     joined: AtomicU64,
-    /// Of these, ones that were joined before.
+    /// Number of these that were joined before.
     joined_again: AtomicU64,
     stayed: AtomicU64,
-    /// By number: connections that stayed on TCP, those included that ended while the other end was looked for.
+    /// Number of connections that stayed on TCP, by reason. Includes those that ended while their peer was searched
+    /// for.
     reasons: [AtomicU64; Reason::COUNT],
-    /// What says when the report is due: bytes, with so many for each call that moved fewer.
+    /// Progress towards the next report: bytes, with a minimum for each call that moved fewer.
     told: AtomicU64,
-    /// What somebody has to do something about, as it was said last.
+    /// Trouble that a person has to fix, as it was last logged.
     trouble: Mutex<Option<String>>,
 }
 
 impl Journal {
-    /// One that writes lines to the file `log` and reports into the folder `report`, where these are given.
+    /// Makes a journal that writes lines to the file `log` and reports into the folder `report`, where these are given.
     pub(crate) fn new(log: Option<PathBuf>, report: Option<PathBuf>) -> Self {
         Self {
             log,
@@ -58,13 +59,13 @@ impl Journal {
         }
     }
 
-    /// Whether anybody wants to know how connections end, also those over which nothing went.
+    /// Returns whether anybody wants to know how connections end, also those over which nothing went.
     #[must_use]
     pub fn is_kept(&self) -> bool {
         self.has_log() || self.report.is_some()
     }
 
-    /// Whether lines are written.
+    /// Returns whether lines are written.
     pub(crate) fn has_log(&self) -> bool {
         self.log.is_some()
     }
@@ -72,13 +73,13 @@ impl Journal {
     pub(crate) fn write_line(&self, what: &dyn Display) {
         let Some(path) = &self.log else { return };
         let line = format!("tombolo {}: {what}\n", std::process::id());
-        // A FIFO that nobody reads makes nobody wait.
+        // A FIFO that nobody reads must not block the program.
         let flags = OFlags::NONBLOCK.bits().cast_signed();
         let open = || fs::OpenOptions::new().append(true).create(true).custom_flags(flags).open(path);
         let _ = aside::lifted(|| io::Write::write_all(&mut open()?, line.as_bytes()));
     }
 
-    /// Something keeps all connections of this process on TCP, and somebody has to do something about it: said once.
+    /// Logs, once, trouble that keeps all connections of this process on TCP and that a person has to fix.
     pub(crate) fn report_trouble(&self, what: &dyn Display) {
         let what = what.to_string();
         let mut said = lock(&self.trouble);
@@ -88,8 +89,8 @@ impl Journal {
         }
     }
 
-    /// Bytes of the program moved; those that the kernel moved before the connection had a choice went over TCP too. Writes the
-    /// report every 64 MiB, and every 256 calls.
+    /// Counts bytes of the program; those that the kernel moved before the connection had a choice count as TCP too.
+    /// Writes the report every 64 MiB, and every 256 calls.
     pub fn count_bytes(&self, direction: Direction, transport: Transport, n: usize) {
         self.bytes[direction as usize][transport as usize].fetch_add(n as u64, Ordering::Relaxed);
         if self.report.is_none() {
@@ -103,24 +104,24 @@ impl Journal {
         }
     }
 
-    /// A connection was joined, `again` if it was before.
+    /// Counts a connection that was joined, `again` if it was before.
     pub(crate) fn count_joined(&self, again: bool) {
         self.joined.fetch_add(1, Ordering::Relaxed);
         self.joined_again.fetch_add(u64::from(again), Ordering::Relaxed);
     }
 
-    /// A connection stays on TCP for good.
+    /// Counts a connection that stays on TCP permanently.
     pub(crate) fn count_stayed(&self, reason: Reason) {
         self.stayed.fetch_add(1, Ordering::Relaxed);
         self.count_reason(reason);
     }
 
-    /// A connection was on TCP all its life, for this reason.
+    /// Counts a connection that was on TCP all the time, for this reason.
     pub(crate) fn count_reason(&self, reason: Reason) {
         self.reasons[reason as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How many connections have been decided upon, one way or the other: grows when there is a reason to look again.
+    /// Returns how many connections have been joined or kept on TCP. When this grows, there is a reason to look again.
     #[must_use]
     pub fn decided(&self) -> u64 {
         self.joined.load(Ordering::SeqCst) + self.stayed.load(Ordering::SeqCst)
@@ -146,13 +147,13 @@ impl Journal {
         }
         let reasons = self.reasons.iter().map(|counter| load(counter).to_string()).collect::<Vec<_>>();
         let _ = write!(line, ",\"reasons\":[{}]}}", reasons.join(","));
-        // Of one length always and written at once, over the last: whoever is killed leaves a whole line.
+        // Always of one length and written at once over the last: a process that is killed leaves a whole line.
         let line = format!("{line:REPORT_LEN$}\n");
         let _ =
             aside::lifted(|| io::Write::write_all(&mut open(&folder.join(format!("{pid}.json")))?, line.as_bytes()));
     }
 
-    /// In a child made by fork: what the parent counted and said is the parent's.
+    /// Begins anew in a child made by fork: what the parent counted and logged is the parent's.
     pub(crate) fn begin_anew(&self) {
         let Self { bytes, joined, joined_again, stayed, reasons, told, trouble, log: _, report: _ } = self;
         let all = bytes.iter().flatten().chain(reasons).chain([joined, joined_again, stayed, told]);
@@ -161,7 +162,7 @@ impl Journal {
     }
 }
 
-/// A report's file. The folder may be one that others can write to: no link is followed, and nothing waited for.
+/// Opens a report's file. The folder may be one that others can write to: does not follow a link, and does not block.
 fn open(file: &Path) -> io::Result<fs::File> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let mut options = fs::OpenOptions::new();

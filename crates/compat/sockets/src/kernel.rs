@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the core asks of the kernel about a connection. A front does the calls; a test plays them.
+//! Questions that this library asks the kernel about a connection. A front makes the calls; a test simulates them.
 
 use std::{
     io::{IoSlice, IoSliceMut},
@@ -11,41 +11,43 @@ pub use tombolo_layout::sockets::Counts;
 
 use crate::tuple::Tuple;
 
-/// The kernel's counts of one end, all from one moment.
+/// The kernel's counts for one endpoint, all from one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sample {
-    /// Written, acknowledged, received.
+    /// Bytes written, acknowledged and received.
     pub counts: Counts,
-    /// Received and not yet read.
+    /// Bytes received and not yet read.
     pub unread: u64,
 }
 
 impl Sample {
-    /// Bytes that were read, by whatever way.
+    /// Returns the bytes that were read, by any means.
     #[must_use]
     pub fn read(&self) -> u64 {
         self.counts.received.saturating_sub(self.unread)
     }
 }
 
-/// Calls about a TCP socket. None blocks: where one would, it says [`Errno::AGAIN`].
+/// Calls about a TCP socket. None blocks: where one would, it returns [`Errno::AGAIN`].
 pub trait Kernel: Send + Sync {
-    /// Its two addresses, if it is a TCP connection.
+    /// Returns its two addresses, if it is a TCP connection.
     fn tuple(&self, fd: RawFd) -> Option<Tuple>;
-    /// The port that a connection was made to, which this end `dialled` or accepted; none where it is no TCP connection.
+    /// Returns the port that a connection was made to, which this endpoint `dialled` or accepted; `None` where it is no
+    /// TCP connection.
     fn service_port(&self, fd: RawFd, dialled: bool) -> Option<u16> {
         self.tuple(fd).map(|tuple| tuple.service_port(dialled))
     }
-    /// The cookie of the socket's network namespace; 0 where it cannot be told.
+    /// Returns the cookie of the socket's network namespace; 0 where it cannot be determined.
     fn cookie(&self, fd: RawFd) -> u64;
-    /// The counts of a connection that this end `dialled`, or accepted; none where they cannot be told.
+    /// Returns the counts of a connection that this endpoint `dialled` or accepted; `None` where they cannot be
+    /// determined.
     fn counts(&self, fd: RawFd, dialled: bool) -> Option<Sample>;
-    /// The initial sequence numbers of a connection that this end `dialled`, or accepted: its own, then the peer's (S-6); none where
-    /// nobody has attached the program that tells them ([`crate::hook`]).
+    /// Returns the initial sequence numbers of a connection that this endpoint `dialled` or accepted: its own, then the
+    /// peer's (S-6). Returns `None` where nobody has attached the program that provides them ([`crate::hook`]).
     fn sequences(&self, _fd: RawFd, _dialled: bool) -> Option<[u32; 2]> {
         None
     }
-    /// How much the program would have held of what it sends; none where it has left that to the kernel.
+    /// Returns the size of the send buffer that the program has set; `None` where it has left that to the kernel.
     fn holds(&self, _fd: RawFd) -> Option<u64> {
         None
     }
@@ -54,15 +56,15 @@ pub trait Kernel: Send + Sync {
     /// Receives; `peek` leaves the bytes where they are.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Returns the kernel's error.
     fn recv(&self, fd: RawFd, to: &mut [IoSliceMut<'_>], peek: bool) -> Result<usize, Errno>;
     /// Sends, without a signal for a broken pipe.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Returns the kernel's error.
     fn send(&self, fd: RawFd, from: &[IoSlice<'_>]) -> Result<usize, Errno>;
-    /// What `poll` says of the socket now, of these events.
+    /// Returns what `poll` reports of the socket now, for these events.
     fn poll(&self, fd: RawFd, events: i16) -> i16;
-    /// Ends the connection here and now, with a reset for the peer.
+    /// Ends the connection at once, with a reset for the peer.
     fn reset(&self, fd: RawFd);
 }

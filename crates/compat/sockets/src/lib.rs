@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Layer 3. Uses: layout, mem, os, ring, growth, domain.
 //!
-//! TCP connections whose bytes go through shared memory where both ends can share it, and over TCP as ever where they
-//! are not. This is everything but the interception. How two ends find each other ([`claim`]) and prove that they are
-//! the ends of one connection ([`proof`]), how each direction moves between TCP and its pipe at an offset ([`switch`]),
-//! and what a program's calls then do ([`connection`]). `spec/6-sockets.md` is the normative text.
+//! TCP connections whose bytes go through shared memory where both endpoints can share it, and over TCP where they
+//! cannot.
 //!
-//! A front (the preload library) owns the descriptors and the calls; it brings the kernel as a [`kernel::Kernel`] and
+//! This crate is everything except the interception of calls. Here two endpoints find each other ([`claim`]) and prove
+//! that they are the endpoints of one connection ([`proof`]). Each direction moves between TCP and its pipe at an
+//! offset ([`switch`]), and [`connection`] carries out the program's calls. `spec/6-sockets.md` is the normative text.
+//!
+//! A front (the preload library) owns the descriptors and the calls. It provides the kernel as a [`kernel::Kernel`] and
 //! the domain's backend as a [`Rendezvous`].
 //!
 //! # Example
-//! Which of two ends claims a connection, and under which name both look for it:
+//! Determines which of two endpoints claims a connection, and the name under which both search for it:
 //! ```
 //! use tombolo_sockets::tuple::{Role, Tuple};
 //!

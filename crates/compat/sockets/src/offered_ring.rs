@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A ring on its way from the session over which it came to the connection that it is for (S-20).
+//! Hands a ring from the session over which it came to the connection that it is for (S-20).
 
 use std::sync::{
     Mutex,
@@ -9,7 +9,7 @@ use std::sync::{
 use tombolo_mem::PeerSegment;
 use tombolo_os::lock::lock;
 
-/// A ring that the peer offered, until it is looked at: that the peer says so in its segment, and what came of it.
+/// Ring that the peer offered, until it is looked at, and whether the peer has announced one in its segment.
 #[derive(Debug, Default)]
 pub(crate) struct OfferedRing {
     announced: AtomicBool,
@@ -18,7 +18,8 @@ pub(crate) struct OfferedRing {
 }
 
 impl OfferedRing {
-    /// Puts a ring there. False if one is there that was not looked at: an honest peer offers one at a time (H-5).
+    /// Stores a ring. Returns `false` if the last one was not looked at: a peer that keeps to the protocol offers one
+    /// at a time (H-5).
     pub fn put(&self, generation: u16, segment: PeerSegment) -> bool {
         let mut ring = lock(&self.ring);
         if ring.is_some() {
@@ -31,18 +32,18 @@ impl OfferedRing {
         true
     }
 
-    /// The peer says that it has offered one, and that was not looked at; or it was.
+    /// Notes whether the peer has announced a ring that was not looked at.
     pub fn set_announced(&self, announced: bool) {
         self.announced.store(announced, Ordering::Relaxed);
     }
 
-    /// Whether one was announced, or has come: to be asked after a look in vain, and before a sleep.
+    /// Returns whether one was announced, or has come. To be called after a look in vain, and before a sleep.
     #[inline]
     pub fn is_expected(&self) -> bool {
         self.announced.load(Ordering::Relaxed) || self.is_there()
     }
 
-    /// Whether there is one.
+    /// Returns whether there is one.
     #[inline]
     fn is_there(&self) -> bool {
         self.is_there.load(Ordering::Acquire)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The two directions of a connection that has shared memory beside TCP.
+//! Carries the two directions of a connection that has shared memory beside TCP.
 
 mod back;
 mod detached;
@@ -40,19 +40,19 @@ use ring_moves::RingMoves;
 
 pub(crate) use halves::FrozenPipes;
 
-/// What one end brings to a connection: its segment, and the doorbell at which it waits.
+/// Resources that this endpoint brings to a connection: its segment, and the doorbell at which it waits.
 #[derive(Debug)]
 pub(crate) struct OwnResources {
     pub fresh: Fresh,
     pub lease: Lease,
     pub doorbell: Arc<SingleDoorbell>,
-    /// The number of this end.
+    /// Number of this endpoint.
     pub id: u64,
-    /// How the ring may grow, if the peer follows (S-20).
+    /// Policy by which the ring may grow, if the peer follows (S-20).
     pub growth: Option<Growth>,
 }
 
-/// What the peer brought.
+/// Resources that the peer brought.
 #[derive(Debug)]
 pub(crate) struct PeerResources {
     pub segment: PeerSegment,
@@ -60,37 +60,37 @@ pub(crate) struct PeerResources {
 }
 
 impl PeerResources {
-    /// Both, if both came.
+    /// Returns the two together, if both came.
     pub fn pair(segment: Option<PeerSegment>, notifier: Option<SingleNotifier>) -> Option<Self> {
         segment.zip(notifier).map(|(segment, notifier)| Self { segment, notifier })
     }
 }
 
-/// Both directions, and what they share: the session, the doorbells, a ring on its way.
+/// Both directions, and what they share: the session, the doorbells, an offered ring.
 #[derive(Debug)]
 pub(crate) struct Pipes {
     pub halves: Halves,
     pub session: Arc<Session>,
-    /// Who waits for this connection is woken here, and nobody else (S-13).
+    /// Doorbell that wakes the waiters of this connection, and no others (S-13).
     pub doorbell: Arc<SingleDoorbell>,
-    /// A ring that the peer offered.
+    /// Ring that the peer offered.
     pub offered: Arc<OfferedRing>,
-    /// The numbers of both ends (M-3).
+    /// Numbers of both endpoints (M-3).
     pub epochs: Epochs,
-    /// The clock's tick at which somebody last looked whether the pipe stays full (S-16).
+    /// Tick of the clock at which a thread last looked whether the pipe stays full (S-16).
     full_looked_at: AtomicU64,
-    /// Of this end's segment.
+    /// Lease of this endpoint's segment.
     _lease: Lease,
 }
 
-/// What names the two ends of a connection (M-3).
+/// Numbers of the two endpoints of a connection (M-3).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Epochs {
     pub own: u64,
     pub peer: u64,
 }
 
-/// What this end sends.
+/// Direction that this endpoint sends.
 #[derive(Debug)]
 pub(crate) struct Tx {
     sender: Sender,
@@ -98,22 +98,23 @@ pub(crate) struct Tx {
     followed: MappedPeerWord,
     moves: MappedOwnWord,
     boundary: MappedOwnWord,
-    /// The peer reads no more, or is gone: the kernel says what a program hears then.
+    /// Whether the peer reads no more, or is gone. Then the kernel determines the error that the program gets.
     ended: bool,
-    /// The peer wants from TCP what is in the pipe: the count of bytes over TCP, less the position. For good (S-2).
+    /// Count of bytes over TCP less the position, once the peer has recalled what is in the pipe. Never cleared (S-2).
     recalled: Option<u64>,
-    /// The position at which the peer was last asked to ring. Once asked it stays asked.
+    /// Position at which the peer was last asked to notify. The request stays in force.
     armed: Option<u64>,
-    /// The pipe was full when it was last looked at; and how often it was left for that, while this end did not read either (S-16).
+    /// Record of the pipe if the last look found it full. `left`: how often it was left for that while this endpoint
+    /// did not read either (S-16).
     full: Option<full_pipe::FullPipe>,
     left: u32,
-    /// How its ring follows its load, if it does (S-20).
+    /// State by which the ring follows its load, if it does (S-20).
     rings: Option<Box<RingMoves>>,
-    /// Another process of this end may have used it since.
+    /// Whether another process of this endpoint may have used the direction since.
     behind: bool,
 }
 
-/// What this end receives.
+/// Direction that this endpoint receives.
 #[derive(Debug)]
 pub(crate) struct Rx {
     receiver: Receiver,
@@ -121,28 +122,28 @@ pub(crate) struct Rx {
     moves: MappedPeerWord,
     boundary: MappedPeerWord,
     followed: MappedOwnWord,
-    /// What the kernel said while there was still something to read before it.
+    /// Error that the kernel reported while there were still bytes to read before it.
     error: Option<Errno>,
     broken: Option<Broken>,
-    /// Position and need for which the peer was last asked to ring. Once asked it stays asked.
+    /// Position and need for which the peer was last asked to notify. The request stays in force.
     armed: Option<(u64, u64)>,
-    /// It was asked so when the ring was full.
+    /// Whether the ring was full when the peer was asked.
     armed_full: bool,
-    /// Another process of this end may have used it since.
+    /// Whether another process of this endpoint may have used the direction since.
     behind: bool,
-    /// All that ever comes was read (S-12).
+    /// Whether everything that ever comes was read (S-12).
     over: bool,
-    /// What was taken out of the pipe before its memory went, and comes before all else (S-19).
+    /// Bytes taken out of the pipe before its memory was taken away, which come before all others (S-19).
     leftover: Option<leftover::Leftover>,
-    /// The ring in which the sender was found last, and the one that was asked for last (S-20).
+    /// Ring in which the sender was found last, and the one that was asked for last (S-20).
     ring: u16,
     asked_ring: Option<u16>,
 }
 
-/// Why a direction cannot go on.
+/// Reason for which a direction cannot go on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Broken {
-    /// The hand-over went wrong.
+    /// A move between TCP and the pipe failed.
     #[error(transparent)]
     Fault(#[from] Fault),
     /// The peer's pipe is corrupt.
@@ -150,7 +151,7 @@ pub enum Broken {
     Pipe(#[from] Error),
 }
 
-/// What a read can fail with.
+/// Error of a read.
 #[derive(Debug)]
 pub(crate) enum Failed {
     Os(Errno),
@@ -172,35 +173,35 @@ impl From<Error> for Failed {
 /// What a reading call wants.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Read {
-    /// The bytes.
+    /// To take the bytes.
     Take,
-    /// The bytes, which stay.
+    /// To see the bytes and leave them.
     Peek,
-    /// Whether a read would find something.
+    /// To know whether a read would find something.
     Look,
 }
 
-/// A pipe of the program's, whose bytes a call sends (`splice`). Both calls take what is there now, and say `AGAIN` where there is
-/// nothing; 0 is its end.
+/// A pipe of the program's, whose bytes a call sends (`splice`). Both functions take what is there now. They return
+/// `AGAIN` where there is nothing, and 0 at the end of the pipe.
 pub trait Source {
     /// Takes bytes from it.
     ///
     /// # Errors
-    /// What the kernel says of the pipe.
+    /// Returns the kernel's error for the pipe.
     fn take_bytes(&mut self, to: &mut [u8]) -> Result<usize, Errno>;
 
     /// Has the kernel move bytes from it to TCP, as many as fit and `most` at most.
     ///
     /// # Errors
-    /// What the kernel says of both.
+    /// Returns the kernel's error for either of the two.
     fn pass_on(&mut self, most: usize) -> Result<usize, Errno>;
 }
 
 impl Pipes {
-    /// Joins the two ends' segments.
+    /// Joins the segments of the two endpoints.
     ///
     /// # Errors
-    /// Where the peer's is none.
+    /// Returns an error where the peer's segment is not valid.
     pub fn new(own: OwnResources, peer: PeerResources, session: Arc<Session>) -> Result<Self, Corrupt> {
         let (OwnResources { fresh: own, lease, doorbell, id, growth }, PeerResources { segment, notifier }) =
             (own, peer);
@@ -255,20 +256,20 @@ impl Pipes {
         Ok(pipes)
     }
 
-    /// What is known of both directions without a turn.
+    /// Returns what is known of both directions without a turn.
     #[inline]
     pub fn hints(&self) -> &Hints {
         &self.halves.hints
     }
 
-    /// The program was not told of this error after all: its next call is.
+    /// Keeps an error of which the program was not told after all, for its next call.
     pub fn store_error(&self, error: Errno) {
         let mut rx = self.halves.lock_rx();
         rx.error = Some(error);
         self.hints().set_settled(None);
     }
 
-    /// This end sends no more.
+    /// Notes that this endpoint sends no more.
     pub fn end_sending(&self) {
         self.halves.lock_tx().ended = true;
     }

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Which services' connections may be joined.
+//! Services whose connections may be joined.
 //!
-//! A service's port is the one that a connection was made to: at the end that connected the peer's, at the other its own.
+//! A service's port is the one that a connection was made to: the peer's at the endpoint that connected, the own one at
+//! the other.
 
 use std::{ops::RangeInclusive, str::FromStr};
 
-/// A list of ports as one types it: `80,443,8000-8080`.
+/// List of ports as a user writes it: `80,443,8000-8080`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct List(Vec<RangeInclusive<u16>>);
 
-/// What is wrong with a list of ports.
+/// Error in a list of ports.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{part:?} is no port and no range of ports: write numbers from 1 to 65535, as in 80,443,8000-8080")]
 pub struct NoPorts {
-    /// Where it is wrong.
+    /// Part that is wrong.
     pub part: String,
 }
 
@@ -37,17 +38,18 @@ impl List {
     }
 }
 
-/// Which ports are joined: all if neither list is there.
+/// Ports whose connections are joined: all if there is neither list.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Ports {
-    /// These alone.
+    /// Only these.
     pub only: Option<List>,
     /// None of these.
     pub not: Option<List>,
 }
 
 impl Ports {
-    /// Both lists, where they were given. Where one makes no sense nothing is joined: what was meant to be left alone is not known.
+    /// Parses both lists, where they are given. If one is invalid, nothing is joined, as it is unknown which ports were
+    /// meant to be left alone.
     #[must_use]
     pub fn parse(only: Option<&str>, not: Option<&str>) -> Self {
         let list = |text: Option<&str>| text.map(str::parse::<List>).transpose();
@@ -57,7 +59,7 @@ impl Ports {
         }
     }
 
-    /// Whether connections to a service at this port may be joined.
+    /// Returns whether connections to a service at this port may be joined.
     #[must_use]
     pub fn admit(&self, port: u16) -> bool {
         self.only.as_ref().is_none_or(|list| list.has(port)) && !self.not.as_ref().is_some_and(|list| list.has(port))

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the connections of one process have in common: what its user set, what is negotiated with other processes, the
-//! memory of rings, who waits, and what is said of it all.
+//! State that the connections of one process share: the user's settings, the negotiation with other processes, the
+//! memory of rings, the waiters, and the journal.
 //!
-//! No thread lives here. Everything that is negotiated is looked at inside the program's own calls, by
+//! This library runs no threads. The program's own calls look at everything that is negotiated, by
 //! [`Process::advance`], which never waits.
 
 use std::{
@@ -22,56 +22,56 @@ use crate::{
     stage::Stage, switch::Transport, switched::Switch, waiting::WaiterPool,
 };
 
-/// What the log says of a connection that had to go back to TCP and could not in time.
+/// Line in the log for a connection that had to go back to TCP and could not in time.
 pub const RESET_LINE: &str = "reset: it could not go back to TCP in time";
 
-/// What a user can set.
+/// Settings that a user can make.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where ends meet: a folder that both can write to, and whose members trust each other.
+    /// Folder in which endpoints meet: both can write to it, and its members trust each other.
     pub folder: PathBuf,
-    /// Bytes of each direction's ring while it is busy, a power of two.
+    /// Size in bytes of each direction's ring while it is busy, a power of two.
     pub ring: u64,
-    /// Whether a busy one tries a larger ring than that, where this machine's caches let one expect that it is faster.
+    /// Whether a busy connection tries a larger ring than that, where this machine's caches suggest that it is faster.
     pub tries_larger: bool,
-    /// Bytes that it begins with and has once it is idle, likewise; no more than that.
+    /// Size in bytes of the ring at the beginning and once it is idle, a power of two; no larger than `ring`.
     pub first_ring: u64,
-    /// Bytes after which a connection is worth it; two requests and answers are as well. None where its service's other connections
-    /// decide.
+    /// Number of bytes after which the peer of a connection is searched for; two requests and answers are enough as
+    /// well. `None` where the other connections of its service decide.
     pub after: Option<u64>,
-    /// Bytes of shared memory that this process makes at most, for all its connections.
+    /// Largest number of bytes of shared memory that this process makes, for all its connections.
     pub memory: u64,
     /// Whether connections inside one network namespace are joined.
     pub loopback: bool,
-    /// For tests: both directions move to and fro at this pace.
+    /// Time after which both directions move to the other transport, again and again; for tests.
     pub flip: Option<Duration>,
-    /// Where a line for each event goes; nowhere if none.
+    /// File that gets a line for each event, if any.
     pub log: Option<PathBuf>,
-    /// A folder for one file for each process with its counters.
+    /// Folder in which each process keeps a file with its counters.
     pub report: Option<PathBuf>,
     /// Services whose connections may be joined.
     pub ports: Ports,
 }
 
-/// One process, with what each of its connections needs: what becomes of them is decided and said here.
+/// One process, with the state that its connections need. It decides what becomes of them, and logs that.
 pub struct Process {
     pub(crate) settings: Settings,
     kernel: Box<dyn Kernel>,
     pub(crate) rendezvous: Box<dyn Rendezvous>,
-    /// How processes in neighbouring machines are found, if they are.
+    /// Rendezvous with processes of other machines, if there is one.
     pub(crate) machines: Option<Box<dyn Rendezvous>>,
-    /// What is negotiated with other processes.
+    /// Negotiation with other processes.
     pub exchange: Exchange,
     pub(crate) rings: RingMemory,
     pub(crate) connection_table: ConnectionTable,
-    /// Where threads wait that poll several connections.
+    /// Instances at which threads wait that poll several connections.
     pub waiters: WaiterPool,
-    /// What is counted and said of the connections.
+    /// Counters and log of the connections.
     pub journal: Journal,
     pub(crate) switch: Switch,
-    /// Which services' connections are joined before they have paid for it.
+    /// Credit of services, with which connections are joined before they have paid for it.
     pub(crate) credits: Credits,
-    /// Sends of all connections that found no room.
+    /// Number of sends of all connections that found no room.
     pub(crate) stalls: AtomicU64,
     begun: Instant,
 }
@@ -83,7 +83,7 @@ impl std::fmt::Debug for Process {
 }
 
 impl Process {
-    /// A process that has no connections yet. Opens nothing.
+    /// Makes a process that has no connections yet. Opens nothing.
     #[must_use]
     pub fn new(settings: Settings, kernel: Box<dyn Kernel>, rendezvous: Box<dyn Rendezvous>) -> Self {
         Self {
@@ -103,39 +103,40 @@ impl Process {
         }
     }
 
-    /// The same, for a process whose connections may be with neighbouring machines too: by the broker of this kernel (S-18).
+    /// Adds the rendezvous by the broker of this kernel, for a process whose connections may be with other machines too
+    /// (S-18).
     #[must_use]
     pub fn with_machines(mut self, machines: Option<Box<dyn Rendezvous>>) -> Self {
         self.machines = machines;
         self
     }
 
-    /// Sends of all connections that found no room so far.
+    /// Returns the number of sends of all connections that found no room so far.
     #[must_use]
     pub fn stalls(&self) -> u64 {
         self.stalls.load(Ordering::SeqCst)
     }
 
-    /// The kernel's calls.
+    /// Returns the kernel's calls.
     pub fn kernel(&self) -> &dyn Kernel {
         &*self.kernel
     }
 
-    /// A new connection that this end `dialled` or accepted. It begins on TCP; whether anybody is at the other end to
-    /// join is found out later.
+    /// Returns a new connection that this endpoint `dialled` or accepted. It begins on TCP; whether there is a peer to
+    /// join with is found out later.
     #[must_use]
     pub fn track(&self, dialled: bool, fd: RawFd) -> Connection {
         let connection = Connection::new(dialled, fd);
         if self.journal.is_kept() {
-            // The kernel has forgotten them where the connection ends by a reset.
+            // The kernel forgets the addresses where the connection ends by a reset.
             connection.find_identity(self.kernel());
         }
         connection
     }
 
-    /// Where what this end of a connection sends should go now.
+    /// Returns the transport by which this endpoint of a connection should send now.
     pub(crate) fn wanted(&self, connection: &Connection) -> Transport {
-        // Who waits for room unseen would be told that TCP has some.
+        // A program that waits for room by calls that the front does not see would be told that TCP has some.
         if connection.leaves() || !connection.wiring.waits().is_seen(Direction::Out) {
             return Transport::Tcp;
         }
@@ -145,7 +146,7 @@ impl Process {
         }
     }
 
-    // ---- what becomes of connections
+    // ---- outcomes of connections
 
     pub(crate) fn log(&self, connection: &Connection, what: &str) {
         if self.journal.has_log()
@@ -155,9 +156,9 @@ impl Process {
         }
     }
 
-    /// A stream cannot go on: what its program hears.
+    /// Handles a stream that cannot go on. Returns the error that its program gets.
     pub(crate) fn broken(&self, connection: &Connection, broken: Broken) -> Errno {
-        // A program may try again for ever.
+        // A program may try again and again. This is logged once.
         if connection.ending.mark_broken() {
             self.log(connection, &format!("broken: {broken}"));
         }
@@ -165,9 +166,9 @@ impl Process {
         Errno::CONNRESET
     }
 
-    /// The connection stays on TCP.
+    /// Keeps the connection on TCP.
     pub fn stays(&self, connection: &Connection, reason: Reason) {
-        // One that was joined before is tried again later, where that may help (S-22).
+        // A connection that was joined before is tried again later, where that may help (S-22).
         if connection.stage() == Stage::Candidate && connection.returns.was_joined() && reason.may_pass() {
             connection.returns.postpone(coarse_time());
             return;
@@ -178,7 +179,7 @@ impl Process {
         }
     }
 
-    /// The connection goes back to TCP.
+    /// Moves the connection back to TCP.
     pub fn leaves(&self, connection: &Connection, reason: Reason) {
         let is_news = |given: Reason| given.may_pass() && !reason.may_pass();
         if connection.stage() == Stage::Joined && connection.reason().is_none_or(is_news) {
@@ -189,7 +190,7 @@ impl Process {
         }
     }
 
-    /// The connection had to be on TCP, and could not: it is to be ended. Says whether this is news.
+    /// Marks a connection to be ended, because it had to be on TCP and could not. Returns whether this is news.
     #[must_use]
     pub fn gives_up(&self, connection: &Connection) -> bool {
         let news = connection.ending.give_up();
@@ -199,14 +200,14 @@ impl Process {
         news
     }
 
-    /// The program has given up the last descriptor of a connection, which is still open: says how it was carried, or why not.
-    /// While other processes have it nothing is at its end.
+    /// Logs how a connection was carried, or why it stayed on TCP, when the program has given up its last descriptor,
+    /// which is still open. Logs nothing while other processes have the connection.
     pub fn ended(&self, connection: &Connection) {
         if connection.members.has_departed() {
             return;
         }
         self.credits.write_off(self.kernel(), connection);
-        // One whose addresses nobody knows never came about.
+        // A connection whose addresses are unknown was never established.
         if !self.journal.is_kept() || connection.find_identity(self.kernel()).is_none() {
             return;
         }

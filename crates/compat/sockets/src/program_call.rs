@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the program's calls do to a connection that has pipes.
+//! Carries out the program's calls on a connection that has pipes.
 
 use std::{
     io::{IoSlice, IoSliceMut},
@@ -20,8 +20,8 @@ use crate::{
     switch::Transport,
 };
 
-/// A call of the program on a connection that has pipes, by one of its descriptors. Never blocks. One on a connection that has none
-/// finds nothing and moves nothing.
+/// A call of the program on a connection that has pipes, by one of its descriptors. Never blocks. On a connection
+/// without pipes it finds nothing and moves nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct ProgramCall<'a> {
     connection: &'a Connection,
@@ -30,7 +30,8 @@ pub struct ProgramCall<'a> {
 }
 
 impl Connection {
-    /// A call of the program's by the descriptor `fd`, which moves bytes by the pipes or waits for them, if this end has any.
+    /// Returns a call of the program by the descriptor `fd`, which moves bytes by the pipes or waits for them, if this
+    /// endpoint has any.
     #[inline]
     #[must_use]
     pub fn for_call<'a>(&'a self, process: &'a Process, fd: RawFd) -> ProgramCall<'a> {
@@ -41,10 +42,10 @@ impl Connection {
 impl ProgramCall<'_> {
     // ---- sending
 
-    /// Sends what there is room for, by pipe or by TCP.
+    /// Sends as many bytes as there is room for, by pipe or by TCP.
     ///
     /// # Errors
-    /// What TCP would say; `AGAIN` where there is no room.
+    /// Returns the error that TCP would report; `AGAIN` where there is no room.
     pub fn send(&self, from: &[IoSlice<'_>]) -> Result<usize, Errno> {
         let Self { connection, process, fd } = *self;
         let Some(pipes) = connection.pipes.get() else { return Err(Errno::NOTCONN) };
@@ -60,10 +61,11 @@ impl ProgramCall<'_> {
         }
     }
 
-    /// The same for what a pipe of the program's has, up to `most` bytes; 0 is the end of that. Takes from it what it sends.
+    /// Sends up to `most` bytes of a pipe of the program's, and takes from that pipe what it sends. Returns 0 at the
+    /// end of that pipe.
     ///
     /// # Errors
-    /// What TCP would say; `AGAIN` where there is no room, or nothing in the pipe.
+    /// Returns the error that TCP would report; `AGAIN` where there is no room, or nothing in the pipe.
     pub fn send_from(&self, source: &mut dyn Source, most: usize) -> Result<usize, Errno> {
         let Self { connection, process, fd } = *self;
         let Some(pipes) = connection.pipes.get() else { return Err(Errno::NOTCONN) };
@@ -79,13 +81,13 @@ impl ProgramCall<'_> {
         }
     }
 
-    /// What the program hears of a send that moved nothing.
+    /// Returns the error that the program gets for a send that moved nothing.
     fn refuse_send(&self, failed: Failed) -> Errno {
         match failed {
             Failed::Os(errno) => {
                 if errno == Errno::AGAIN {
                     self.meet_full_ring();
-                    // Who tries again and again waits as well.
+                    // A program that tries again and again waits as well.
                     self.leave_full_pipe();
                 }
                 errno
@@ -94,9 +96,10 @@ impl ProgramCall<'_> {
         }
     }
 
-    /// To be called now and then by one who sends (`Ending::is_due`): who never waits hears here that it is over. Where the peer's
-    /// process is gone with its end, nobody is left who reads the pipe, and TCP says so to what comes next (S-12). Of the peer's end
-    /// the kernel says nothing to one that receives no more by its own word.
+    /// Looks whether the connection has ended. A sender calls this now and then (`Ending::is_due`), as one that never
+    /// waits learns of the end only here. Where both the peer's process and its socket are gone, nobody reads the pipe,
+    /// and TCP refuses what is sent next (S-12). Once this program has shut its receiving, the kernel does not report
+    /// that the peer has ended.
     #[cold]
     pub fn look_for_end(&self) {
         let Self { connection, process, fd } = *self;
@@ -104,7 +107,7 @@ impl ProgramCall<'_> {
         if ending.ask_whether_over(kernel, fd) || !ending.is_deaf() && !ending.has_peer_ended(kernel, fd) {
             return;
         }
-        // One look is for all connections.
+        // One look serves all connections.
         if process.exchange.has_not_heard_for(PAUSE) {
             process.receive_or_leave();
         }
@@ -113,20 +116,20 @@ impl ProgramCall<'_> {
         }
     }
 
-    /// A send found too little room.
+    /// Handles a send that found too little room: counts it, and lets the ring grow.
     fn meet_full_ring(&self) {
         self.count_stall();
         self.process.rings.grow_ring(&self.process.exchange, self.connection);
     }
 
-    /// Sets that tell edges tell of room when there is some.
+    /// Counts the stall, so that edge-triggered epoll sets report room once there is some.
     fn count_stall(&self) {
         self.connection.wiring.count_stall();
         self.process.stalls.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Whether a send would find room, for a call that tells the program so; none where TCP decides. That there is none counts as if a
-    /// send had found none: so it does in the kernel.
+    /// Returns whether a send would find room, for a call that reports this to the program; `None` where TCP decides.
+    /// If there is no room, that counts as a send that found none, as it does in the kernel.
     #[must_use]
     pub fn tell_room(&self) -> Option<bool> {
         let room = self.connection.is_writable();
@@ -136,7 +139,8 @@ impl ProgramCall<'_> {
         room
     }
 
-    /// So many bytes went by one of the two transports; those over TCP were counted when they went.
+    /// Counts bytes that one of the two transports moved. Those over TCP were counted for the connection when they were
+    /// moved.
     #[inline]
     fn count_moved(&self, direction: Direction, transport: Transport, bytes: usize) {
         self.process.journal.count_bytes(direction, transport, bytes);
@@ -149,7 +153,7 @@ impl ProgramCall<'_> {
         }
     }
 
-    /// The connection has not moved yet what pays for its join.
+    /// Notes bytes of a connection that has not yet moved enough to pay for its join.
     #[cold]
     fn note_worth(&self, direction: Direction) {
         let Self { connection, process, .. } = *self;
@@ -159,8 +163,8 @@ impl ProgramCall<'_> {
         process.credits.note_worth(process.kernel(), connection, counted);
     }
 
-    /// To be called now and then by one who waits for room: where nobody reads what is in the pipe, what comes next goes over TCP.
-    /// Says whether that has come about just now (S-16).
+    /// Sends what comes next over TCP where nobody reads what is in the pipe. A thread that waits for room calls this
+    /// now and then. Returns whether the direction has moved to TCP just now (S-16).
     pub fn leave_full_pipe(&self) -> bool {
         let Self { connection, process, fd } = *self;
         connection.pipes.get().is_some_and(|pipes| pipes.leave_if_full(connection, process.kernel(), fd))
@@ -168,10 +172,10 @@ impl ProgramCall<'_> {
 
     // ---- receiving
 
-    /// Receives what is there, by pipe or by TCP; 0 is the end.
+    /// Receives what is there, by pipe or by TCP; returns 0 at the end of the stream.
     ///
     /// # Errors
-    /// What TCP would say; `AGAIN` where there is nothing.
+    /// Returns the error that TCP would report; `AGAIN` where there is nothing.
     pub fn recv(&self, to: &mut [IoSliceMut<'_>], read: Read) -> Result<usize, Errno> {
         let Self { connection, process, fd } = *self;
         let Some(pipes) = connection.pipes.get() else { return Err(Errno::NOTCONN) };
@@ -186,7 +190,7 @@ impl ProgramCall<'_> {
                             connection.ending.make_due();
                         }
                     }
-                    // Who looks for more than there is room for, and takes nothing, needs a larger ring.
+                    // A program that looks for more bytes than the ring holds, and takes none, needs a larger ring.
                     Read::Peek => process.follow_ring(connection),
                     Read::Look => {}
                 }
@@ -196,10 +200,11 @@ impl ProgramCall<'_> {
         }
     }
 
-    /// Shows what is there to `give`, up to the length of `room`, and takes what that says it has handed on (`splice`); 0 is the end.
+    /// Shows up to `room.len()` bytes to `give`, and takes as many as `give` returns that it has handed on (`splice`).
+    /// Returns 0 at the end of the stream.
     ///
     /// # Errors
-    /// What TCP would say; `AGAIN` where there is nothing; what `give` says.
+    /// Returns the error that TCP would report, `AGAIN` where there is nothing, or the error of `give`.
     pub fn recv_through(
         &self,
         room: &mut [u8],
@@ -222,7 +227,7 @@ impl ProgramCall<'_> {
         }
     }
 
-    /// What the program hears of a read that found nothing.
+    /// Returns the error that the program gets for a read that found nothing.
     fn refuse_recv(&self, failed: Failed) -> Errno {
         match failed {
             Failed::Os(errno) => {
@@ -235,18 +240,19 @@ impl ProgramCall<'_> {
         }
     }
 
-    /// After a read. Whoever was told of bytes alone, as some were unread, looks whether this is the end now.
+    /// Notifies the waiters after a read, where they were told only of bytes because some were unread: they look
+    /// whether this is the end.
     fn tell_of_end(&self) {
         let connection = self.connection;
-        // ORDER Relaxed: who hears of the end stores that and then looks for bytes under the lock of this direction. Where that look
-        // found what was read here, it had the lock before this read.
+        // ORDER Relaxed: a thread that learns of the end stores that and then looks for bytes under the lock of this
+        // direction. If that look found what was read here, it had the lock before this read.
         if connection.wiring.is_wired() && connection.ending.is_end_heard() && !connection.pipes.has_unread() {
             connection.pipes.doorbell().inspect(|doorbell| doorbell.notify());
         }
     }
 
-    /// Whether all that comes is expected in the pipe, and nothing has: a read would find nothing there, and what TCP has to say
-    /// whoever waits hears from the kernel.
+    /// Returns whether all bytes are expected in the pipe and none are there. A read would find nothing there, and a
+    /// waiter learns from the kernel what TCP reports.
     #[inline]
     #[must_use]
     pub fn finds_nothing(&self) -> bool {
@@ -256,7 +262,7 @@ impl ProgramCall<'_> {
             && connection.pipes.get().is_some_and(|pipes| pipes.hints().rests())
     }
 
-    /// Whether a read would not block: bytes, the end, an error.
+    /// Returns whether a read would not block, because of bytes, the end of the stream, or an error.
     #[must_use]
     pub fn is_readable(&self) -> bool {
         self.connection.pipes.get().is_some() && !matches!(self.recv(&mut [], Read::Look), Err(Errno::AGAIN))
@@ -264,7 +270,7 @@ impl ProgramCall<'_> {
 
     // ---- before a sleep
 
-    /// Asks the peer to ring for what is waited for. Look again before you sleep.
+    /// Asks the peer to notify for `data`, for `space`, or for both. The caller looks again before it sleeps.
     pub fn arm(&self, data: bool, space: bool) {
         if let Some(pipes) = self.connection.pipes.get() {
             pipes.arm(self.connection, data, space);
@@ -272,8 +278,8 @@ impl ProgramCall<'_> {
         }
     }
 
-    /// Sends over TCP what the peer's end wants from there and not from the pipe, as far as there is room. Says whether something is
-    /// left of it (S-2).
+    /// Sends over TCP, as far as there is room, what the peer has recalled from the pipe. Returns whether some of it is
+    /// still to be sent (S-2).
     pub fn send_recalled(&self) -> bool {
         let Self { connection, process, fd } = *self;
         connection.pipes.get().is_some_and(|pipes| pipes.send_recalled(connection, process.kernel(), fd))
@@ -281,7 +287,8 @@ impl ProgramCall<'_> {
 
     // ---- back to TCP, and the end
 
-    /// Moves what this end sends to TCP, if that can be done now, and nothing else. Says whether what it sends next goes there.
+    /// Moves what this endpoint sends to TCP if that is possible now, and does nothing else. Returns whether what it
+    /// sends next goes there.
     #[must_use]
     pub fn turn_back(&self) -> bool {
         let Self { connection, process, fd } = *self;
@@ -290,31 +297,32 @@ impl ProgramCall<'_> {
         connection.pipes.get().is_none_or(has_turned)
     }
 
-    /// Moves what this end sends from the pipe to TCP, if that can be done now. Says whether the peer has followed such a move: it
-    /// makes calls.
+    /// Moves what this endpoint sends from the pipe to TCP if that is possible now. Returns whether the peer has
+    /// followed such a move, which shows that it makes calls.
     #[must_use]
     pub fn turn_back_and_see(&self) -> bool {
         let turned = self.turn_back();
         turned && self.connection.pipes.get().is_some_and(|pipes| pipes.are_followed_to_tcp(self.connection))
     }
 
-    /// Moves towards TCP, with what is in the pipe.
+    /// Moves both directions towards TCP, including what is in the pipe. Returns how far the return is.
     pub fn retreat(&self, reason: Reason) -> ReturnStage {
         let Self { connection, process, fd } = *self;
         connection.leave(reason);
         connection.pipes.get().map_or(ReturnStage::Done, |pipes| pipes.retreat(connection, process.kernel(), fd))
     }
 
-    /// Takes what is unread out of the pipe, whose memory goes, where it can come no other way, after a retreat that came so far: the
-    /// program reads it as if it were there still. Says whether nothing such is left in the pipe.
+    /// Takes unread bytes out of the pipe, whose memory is taken away, where they cannot come over TCP, after a retreat
+    /// that reached `stage`. The program reads them as if they were still in the pipe. Returns whether no such bytes
+    /// are left there.
     pub fn keep_unread(&self, stage: ReturnStage) -> bool {
         let Self { connection, process, fd } = *self;
         let call = |pipes| ReadCall { pipes, connection, kernel: process.kernel(), fd };
         connection.pipes.get().is_some_and(|pipes| call(pipes).keep_unread(stage == ReturnStage::Lost))
     }
 
-    /// The program has shut the socket down, for what it `receives` too where that is so. Where that was both ways and nothing is
-    /// left to read, TCP refuses what comes (S-12).
+    /// Notes that the program has shut the socket down, and also its receiving if `receives` is set. If both directions
+    /// are shut and nothing is left to read, TCP refuses what arrives (S-12).
     pub fn finish_shutdown(&self, receives: bool) {
         let Self { connection, process, fd } = *self;
         connection.ending.end_receiving_if(receives);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How much memory this process may make: what its user allows, and what its cgroups and its own limit have left.
+//! Limits the memory that this process makes, by its user's setting, and by what its cgroups and its own limit have
+//! left.
 //!
-//! A cgroup that is full kills one of its own for a page of shared memory, where TCP would have gone on with less. So it
-//! is asked before, and never more than a part of what is left is taken at a time. A process whose addresses are bounded
-//! (`RLIMIT_AS`) keeps half of them for what the program allocates.
+//! A cgroup that is full kills one of its processes over a page of shared memory, where TCP would have gone on with
+//! less. So the cgroups are asked first, and never more than a part of what is left is taken at a time. A process whose
+//! address space is bounded (`RLIMIT_AS`) keeps half of it for what the program allocates.
 
 use std::{
     fs,
@@ -22,13 +23,13 @@ use rustix::{
 use tombolo_domain::aside;
 use tombolo_os::lock::lock;
 
-/// For so long an answer of the cgroups is good.
+/// Time for which an answer of the cgroups is valid.
 const GOOD: Duration = Duration::from_millis(100);
-/// Of what is left, this part is taken at most before they are asked again.
+/// Divisor of what is left: no more than this part is taken before the cgroups are asked again.
 const PART: u64 = 4;
 
-/// What the files of a cgroup are called, and which lines of `memory.stat` tell of memory that is given back when it is
-/// wanted.
+/// Names of a cgroup's files, and the lines of `memory.stat` that count memory which the kernel reclaims when it is
+/// needed.
 struct Names {
     most: &'static str,
     used: &'static str,
@@ -42,16 +43,16 @@ const V1: Names = Names {
     given_back: ["total_inactive_file ", "total_active_file "],
 };
 
-/// What a process may make.
+/// Amount of memory that a process may make.
 #[derive(Debug)]
 pub(crate) struct Quota {
     most: u64,
     used: Arc<AtomicU64>,
-    /// What the cgroups left when they were last asked, less what was taken since.
+    /// Bytes that the cgroups had left when they were last asked, less those taken since.
     left: Mutex<Option<(Instant, u64)>>,
 }
 
-/// Memory that was granted; it counts until this is dropped.
+/// Memory that was granted. It counts until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Lease {
     used: Arc<AtomicU64>,
@@ -69,7 +70,7 @@ impl Quota {
         Self { most, used: Arc::default(), left: Mutex::default() }
     }
 
-    /// Grants `bytes`, or nothing.
+    /// Grants all `bytes`, or nothing.
     pub fn reserve_bytes(&self, bytes: u64) -> Option<Lease> {
         let lease = Lease { used: Arc::clone(&self.used), bytes };
         let before = self.used.fetch_add(bytes, Ordering::Relaxed);
@@ -93,8 +94,8 @@ impl Quota {
     }
 }
 
-/// Of the addresses that the process may have, how many bytes may be shared memory yet. The peer's is mapped as well, so only half of
-/// that is the own.
+/// Returns how many more bytes of the process's address space may be shared memory. The peer's memory is mapped as
+/// well, so only half of the space is for its own.
 fn addresses() -> u64 {
     let Some(most) = getrlimit(Resource::As).current else { return u64::MAX };
     let mapped = fs::read_to_string("/proc/self/statm").ok();
@@ -102,7 +103,7 @@ fn addresses() -> u64 {
     (most / 2).saturating_sub(pages.unwrap_or(most).saturating_mul(page_size() as u64)) / 2
 }
 
-/// What the cgroups that the process is in have left, by the one that has least; without end where none says.
+/// Returns the bytes left in the process's cgroup that has least; no limit where none states one.
 fn room(own: &Path, mounted: &Path) -> u64 {
     let own = fs::read_to_string(own).unwrap_or_default();
     let groups = own.lines().filter_map(|line| {
@@ -115,7 +116,7 @@ fn room(own: &Path, mounted: &Path) -> u64 {
         }
     });
     let rooms = groups.flat_map(|(root, path, names)| {
-        // In a container its own cgroup may stand where the root would be.
+        // In a container, its own cgroup may be mounted where the root would be.
         let own = root.join(path);
         let all: Vec<_> = own.ancestors().take_while(|group| group.starts_with(&root)).map(Path::to_owned).collect();
         all.into_iter().filter_map(move |group| room_in(&group, &names))
@@ -127,7 +128,7 @@ fn room_in(group: &Path, names: &Names) -> Option<u64> {
     let number = |name| fs::read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
     let (most, used) = (number(names.most)?, number(names.used)?);
     if most >= 1 << 60 {
-        return None; // Version 1 has no word for no limit.
+        return None; // Version 1 has no value that means no limit.
     }
     let stat = fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
     let given_back = stat.lines().filter_map(|line| {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Random numbers: nonces, and what names an end, a link or a service.
+//! Random numbers: nonces, and names of endpoints, sessions and services.
 
 pub(crate) fn random<const N: usize>() -> [u8; N] {
     // So few bytes come without waiting once the system is up.

@@ -1,58 +1,59 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Why a connection stays on TCP (S-8).
+//! Reasons for which a connection stays on TCP (S-8).
 
-/// Why a connection is not, or no longer, carried by shared memory. The number travels in refusals and in logs.
+/// Reason for which a connection is not, or no longer, carried by shared memory. The number appears in refusals and
+/// logs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u16)]
 pub enum Reason {
     /// A number that this version does not know.
     Unknown = 0,
-    /// No end with the mirrored addresses claimed the connection.
+    /// No endpoint with the mirrored addresses claimed the connection.
     NoPeer = 1,
-    /// Another end claims the same addresses (S-5).
+    /// Another endpoint claims the same addresses (S-5).
     Ambiguous = 2,
-    /// The ends are in two network namespaces, and the address means something else in each.
+    /// The endpoints are in two network namespaces, and the address means something else in each.
     LocalAddress = 3,
-    /// The kernel's byte counts of the two ends do not fit each other (S-5).
+    /// The kernels' byte counts of the two endpoints do not fit each other (S-5).
     Counts = 4,
-    /// The proofs of the two ends differ (S-6).
+    /// The proofs of the two endpoints differ (S-6).
     Hash = 5,
-    /// Too little has passed to tell the ends of two connections apart.
+    /// Too few bytes have passed to distinguish the endpoints of two connections.
     TooLittle = 6,
-    /// Bytes went past the library: standard I/O, system calls of the program's own, `io_uring`.
+    /// Bytes bypassed the library: standard I/O, system calls of the program's own, `io_uring`.
     Bypassed = 7,
     /// Memory or descriptors are used up.
     Resources = 8,
     /// The program used the socket in a way that needs the kernel.
     Usage = 9,
-    /// Two processes use this end.
+    /// Two processes use this endpoint.
     Shared = 10,
     /// The peer's process, or the path to it, is gone.
     PeerGone = 11,
-    /// The peer broke the specification.
+    /// The peer violated the protocol.
     Corrupt = 12,
-    /// Switched off by the user: both ends in one network namespace.
+    /// Both endpoints are in one network namespace, and the user has switched that off.
     Loopback = 13,
-    /// The folder where ends meet is not safe to use (S-7).
+    /// The folder where endpoints meet is not safe to use (S-7).
     Folder = 14,
-    /// The other end is another user's (S-7).
+    /// The peer is another user's (S-7).
     User = 15,
-    /// The folder's configuration asks for sequence numbers, and the kernel does not tell them (S-6).
+    /// The folder's configuration requires sequence numbers, and the kernel does not provide them (S-6).
     Sequences = 16,
-    /// The folder where ends meet cannot be used: it is not there, or the file system refuses it (S-7).
+    /// The folder where endpoints meet cannot be used: it does not exist, or the file system refuses access (S-7).
     Unreachable = 17,
     /// This process was switched off (S-7).
     Off = 18,
-    /// Its port is one that this program was told to leave alone.
+    /// This program was told not to join connections of its port.
     Port = 19,
-    /// It ended before enough had passed to look for the other end.
+    /// It ended before enough had passed to search for its peer.
     Brief = 20,
     /// The memory between the two machines is taken away (B-21).
     TakenAway = 21,
 }
 
 impl Reason {
-    /// How many there are.
+    /// Number of reasons.
     pub const COUNT: usize = 22;
 
     const ALL: [Self; Self::COUNT] = [
@@ -80,14 +81,14 @@ impl Reason {
         Self::TakenAway,
     ];
 
-    /// The reason with this number; a number of a later version is [`Reason::Unknown`].
+    /// Returns the reason with this number; [`Reason::Unknown`] for a number of a later version.
     #[must_use]
     pub fn from_number(number: u16) -> Self {
         Self::ALL.into_iter().find(|reason| *reason as u16 == number).unwrap_or(Self::Unknown)
     }
 
-    /// Whether it may be gone after a while, for an end that was joined before (S-22). What says something of the program, of the
-    /// proof or of the peer's honesty stays.
+    /// Returns whether the reason may be gone after a while, for an endpoint that was joined before (S-22). Reasons
+    /// that concern the program, the proof or the peer's protocol violations stay.
     pub(crate) fn may_pass(self) -> bool {
         matches!(
             self,
@@ -101,7 +102,7 @@ impl Reason {
         )
     }
 
-    /// In a few words, for the log.
+    /// Returns the reason in a few words, for the log.
     #[must_use]
     pub fn words(self) -> &'static str {
         match self {

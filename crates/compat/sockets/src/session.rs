@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the connections between two processes have in common: the path from one to the other, and its end.
+//! State that the connections between two processes share: the path from one to the other, and its end.
 
 use std::{
     collections::HashMap,
@@ -20,16 +20,16 @@ use tombolo_os::lock::lock;
 
 use crate::offered_ring::OfferedRing;
 
-/// What tells of the end of a session.
+/// Descriptor that reports the end of a session.
 #[derive(Debug)]
 pub struct SessionPath {
     fd: ReservedFd,
-    /// It becomes readable, at the end as for messages; else it hangs up (S-17).
+    /// Whether it becomes readable at the end, as it does for messages; otherwise it hangs up (S-17).
     is_readable_at_end: bool,
 }
 
 impl SessionPath {
-    /// Whether it tells by being readable (`EPOLLIN`), and not by a hang-up (`EPOLLRDHUP`).
+    /// Returns whether it reports the end by being readable (`EPOLLIN`), and not by a hang-up (`EPOLLRDHUP`).
     #[must_use]
     pub fn is_readable_at_end(&self) -> bool {
         self.is_readable_at_end
@@ -48,30 +48,33 @@ impl AsRawFd for SessionPath {
     }
 }
 
-/// A child's copy of its parent's link, and what of it is watched for its end.
+/// A child's copy of its parent's endpoint of a session, and the descriptor that reports its end.
 #[derive(Debug)]
 pub(crate) struct Inherited {
     pub link: Box<dyn Endpoint>,
     pub _path: Arc<SessionPath>,
 }
 
-/// What the connections between two processes have in common.
+/// State that the connections between two processes share.
 #[derive(Debug)]
 pub(crate) struct Session {
-    /// The path to the peer's process, which tells when that is gone. Its owner is who has the link.
+    /// Path to the peer's process, which reports when that process is gone. Its owner is the owner of the session's
+    /// endpoint.
     pub path: Weak<SessionPath>,
-    /// Of the connections that go over it. Only used while the links are held.
+    /// Doorbells of the connections that use the session. Used only while the exchange is locked.
     pub doorbells: Mutex<Vec<Weak<SingleDoorbell>>>,
-    /// Where rings go that the peer offers to these, by the number of this end (S-20). Likewise.
+    /// Rings that the peer offers to these connections, by the number of this endpoint (S-20). Used only while the
+    /// exchange is locked.
     pub rings: Mutex<HashMap<u64, Weak<OfferedRing>>>,
-    /// The peer's process, or the path to it, is gone.
+    /// Whether the peer's process, or the path to it, is gone.
     pub gone: AtomicBool,
-    /// Its memory may be taken away; and it will be (V-9).
+    /// Whether its memory may be taken away; `leaving`: whether it will be (V-9).
     is_revocable: bool,
-    /// A child made by fork has it too.
+    /// Whether a child made by fork has its memory too.
     is_inherited: bool,
     pub leaving: AtomicBool,
-    /// In a child made by fork: its copy of the link, which tells of the peer's life as long as anybody here has it.
+    /// In a child made by fork: its copy of the endpoint, which reports the peer's liveness as long as a connection
+    /// here uses the session.
     pub inherited: Mutex<Option<Inherited>>,
 }
 
@@ -83,18 +86,19 @@ impl Session {
         Self { path, doorbells, rings, gone, is_revocable, is_inherited, leaving, inherited }
     }
 
-    /// The peer's process, or the path to it, is gone.
+    /// Returns whether the peer's process, or the path to it, is gone.
     #[inline]
     pub fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Relaxed)
     }
 
-    /// The path to the peer's process, while it is there.
+    /// Returns the path to the peer's process, as long as it exists.
     pub fn path(&self) -> Option<Arc<SessionPath>> {
         self.path.upgrade()
     }
 
-    /// The path has ended: all who wait for a connection over it look again. While the links are held.
+    /// Notes that the path has ended, and wakes all who wait for a connection over it. Called while the exchange is
+    /// locked.
     pub fn end(&self) {
         if !self.gone.swap(true, Ordering::SeqCst) {
             lock(&self.doorbells)
@@ -104,37 +108,39 @@ impl Session {
         }
     }
 
-    /// Whether what goes over it is in memory that may be taken away (V-9).
+    /// Returns whether its connections use memory that may be taken away (V-9).
     pub fn is_revocable(&self) -> bool {
         self.is_revocable
     }
 
-    /// Whether a child made by fork has its memory.
+    /// Returns whether a child made by fork has its memory.
     pub fn is_inherited(&self) -> bool {
         self.is_inherited
     }
 
-    /// Its memory will be taken away, and its connections go back to TCP (V-9).
+    /// Returns whether its memory will be taken away, so that its connections go back to TCP (V-9).
     #[inline]
     pub fn is_leaving(&self) -> bool {
         self.leaving.load(Ordering::Relaxed)
     }
 
-    /// Its memory will be taken away: all who wait for a connection over it look again. While the links are held.
+    /// Notes that its memory will be taken away, and wakes all who wait for a connection over it. Called while the
+    /// exchange is locked.
     pub fn begin_to_leave(&self) {
         if !self.leaving.swap(true, Ordering::SeqCst) {
             lock(&self.doorbells).iter().filter_map(Weak::upgrade).for_each(|doorbell| doorbell.notify());
         }
     }
 
-    /// A ring came for the end with this number. False if that has one which it did not look at yet, none if it is not there.
+    /// Delivers a ring to the endpoint with this number. Returns `false` if that has a ring which it did not look at
+    /// yet, `None` if there is no such endpoint.
     pub fn deliver_ring(&self, to: u64, generation: u16, segment: PeerSegment) -> Option<bool> {
         let offered = lock(&self.rings).get(&to).and_then(Weak::upgrade);
         offered.map(|offered| offered.put(generation, segment))
     }
 
-    /// A connection goes over it from now on: where it is woken, its number here, and where rings for it go. While the links are
-    /// held.
+    /// Adds a connection: the doorbell that wakes it, its number here, and the place for rings offered to it. Called
+    /// while the exchange is locked.
     pub fn carries(&self, doorbell: &Arc<SingleDoorbell>, id: u64, offered: &Arc<OfferedRing>) {
         let mut rings = lock(&self.rings);
         if rings.len() == rings.capacity() {
@@ -153,8 +159,8 @@ impl Session {
         doorbells.push(Arc::downgrade(doorbell));
     }
 
-    /// In a child: hears what its parent's link tells of its end. Messages on it are the parent's. Says whether the memory was taken
-    /// away.
+    /// Looks, in a child, for news of the session's end on the copy of its parent's endpoint. Messages on it are for
+    /// the parent. Returns whether the memory was taken away.
     pub(crate) fn hear_news(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let inherited = lock(&self.inherited);
@@ -172,13 +178,13 @@ impl Session {
         self.is_revocable && life == Liveness::Revoked
     }
 
-    /// In a child: nothing needs the memory any more.
+    /// Drops the copy of the endpoint in a child, where nothing needs the memory any more.
     pub(crate) fn let_go(&self) {
         drop(lock(&self.inherited).take());
     }
 }
 
-/// A descriptor of our own for the path of `link`.
+/// Returns a descriptor of this library's own for the path of the endpoint `link`.
 pub(crate) fn path_of(link: &dyn Endpoint) -> Result<Arc<SessionPath>, Errno> {
     let copy = || ReservedFd::new(rustix::io::fcntl_dupfd_cloexec(link.fd(), 0)?);
     let made = aside::lifted(copy);

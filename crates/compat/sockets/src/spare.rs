@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Memory for a connection, made before it is sent and by the connection's own calls (ADR 0069).
+//! Makes memory for a connection before it is sent, by the connection's own calls (ADR 0069).
 //!
-//! Zeroing takes a hundred times as long as to send a message. Where many connections begin at once, no thread does that while
-//! others wait for what all have in common.
+//! Zeroing takes a hundred times as long as sending a message. Where many connections begin at once, no thread zeroes
+//! memory while others wait for the state that all connections share.
 
 use std::sync::{Arc, Mutex};
 
@@ -15,21 +15,21 @@ use crate::{
     quota::{Lease, Quota},
 };
 
-/// What a connection is to bring to its peer.
+/// State of the resources that a connection will bring to its peer.
 #[derive(Debug, Default)]
 pub(crate) enum Spare {
     #[default]
     None,
-    /// It is to be made so, of this many bytes.
+    /// They are to be made with this allocator, of this many bytes.
     Wanted(Allocator, u64),
-    /// Another thread makes it.
+    /// Another thread is making them.
     Begun,
     Made(Resources),
-    /// It could not be.
+    /// They could not be made.
     Failed,
 }
 
-/// A segment of so many bytes, which nobody was offered yet, and a doorbell.
+/// A segment of `len` bytes that was not offered to anyone yet, and a doorbell.
 #[derive(Debug)]
 pub(crate) struct Resources {
     pub segment: OwnSegment,
@@ -40,7 +40,7 @@ pub(crate) struct Resources {
 }
 
 impl Resources {
-    /// Makes them by `allocate`, if the `quota` has room.
+    /// Makes them with `allocate`, if the `quota` has room.
     pub fn new(
         quota: &Quota,
         len: u64,
@@ -54,19 +54,19 @@ impl Resources {
 }
 
 impl Spare {
-    /// Makes what is wanted, and says whether it did. Nothing is held meanwhile.
+    /// Makes what is wanted; returns whether anything was. No lock is held meanwhile.
     pub fn make_wanted(spare: &Mutex<Self>, quota: &Quota) -> bool {
         let Some((allocator, len)) = lock(spare).begin() else { return false };
         let made = Resources::new(quota, len, |len| allocator.allocate(len));
         let mut spare = lock(spare);
-        // Else it is not wanted any more.
+        // Otherwise the resources are not wanted any more.
         if matches!(*spare, Self::Begun) {
             *spare = made.map_or(Self::Failed, Self::Made);
         }
         true
     }
 
-    /// What is to be made now, by whoever asks; nobody else is told of it.
+    /// Returns what the caller is to make now; no other thread is told of it.
     fn begin(&mut self) -> Option<(Allocator, u64)> {
         match std::mem::replace(self, Self::Begun) {
             Self::Wanted(allocator, len) => Some((allocator, len)),

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Whether to look at shared memory for a moment before sleeping: the policy of channels, one for each thread of the
-//! program, and never where there is one CPU.
+//! Decides whether to look at shared memory for a moment before a sleep: the policy of channels, one for each thread of
+//! the program. With one CPU it never looks.
 //!
-//! At most one thread for every two CPUs looks at a time, for the peer needs the other. Where more wait there is work for the
-//! CPUs, or nobody answers: they sleep.
+//! At most one thread for every two CPUs looks at a time, as the peer needs the other CPU. If more wait, there is other
+//! work for the CPUs, or no peer answers: they sleep.
 
 use std::{
     cell::Cell,
@@ -20,21 +20,22 @@ use tombolo_mem::Mapped;
 use tombolo_ring::Spin;
 
 thread_local! {
-    /// Taken out while it is in use, as a signal's handler may wait too.
+    /// Policy of this thread. Copied out while it is in use, as a signal handler may wait too.
     static POLICY: Cell<Spin> = const { Cell::new(Spin::DEFAULT) };
 }
 
 thread_local! {
-    /// This thread is one of the [`LOOKING`]. It may have left that by a handler's jump, and comes back to it so.
+    /// Whether this thread is counted in [`LOOKING`]. One that left a look by a jump from a signal handler is still
+    /// counted when it looks again.
     static LOOKS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Threads that look now.
+/// Number of threads that look now.
 static LOOKING: AtomicUsize = AtomicUsize::new(0);
 
 static CPUS: LazyLock<usize> = LazyLock::new(|| thread::available_parallelism().map_or(1, usize::from));
 
-/// Finds out now what the first wait would: a child made by fork finds it whole.
+/// Finds out in advance what the first wait would, so that a child made by fork finds it complete.
 pub(crate) fn prepare() {
     LazyLock::force(&CPUS);
     Spin::prepare();
@@ -48,19 +49,20 @@ fn with_policy<T>(f: impl FnOnce(&mut Spin) -> T) -> T {
     result
 }
 
-/// In a child made by fork: its parent's other threads are not here.
+/// Begins anew in a child made by fork: its parent's other threads are not here.
 pub(crate) fn begin_anew() {
     LOOKS.set(false);
     LOOKING.store(0, Ordering::Relaxed);
     Spin::begin_anew();
 }
 
-/// In a child that was made in a signal handler amid a look, this thread was counted out at its beginning.
+/// Counts this thread out. In a child made by a signal handler amid a look, it was counted out at the child's beginning
+/// already.
 fn stop_looking() {
     let _ = LOOKING.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |all| all.checked_sub(1));
 }
 
-/// Looks until `found`, or until that does not pay any more.
+/// Looks until `found` returns `true`, or until that does not pay any more. Returns whether it did.
 pub fn until(mut found: impl FnMut() -> bool) -> bool {
     if !LOOKS.get() {
         if LOOKING.fetch_add(1, Ordering::Relaxed) >= *CPUS / 2 {
@@ -77,13 +79,13 @@ pub fn until(mut found: impl FnMut() -> bool) -> bool {
     matches!(found, Ok(true))
 }
 
-/// A sleep begins.
+/// Notes the beginning of a sleep. Returns the time, if the policy measures it.
 #[must_use]
 pub fn asleep() -> Option<Instant> {
     with_policy(Spin::now)
 }
 
-/// A sleep ended.
+/// Notes the end of a sleep.
 pub fn learn(since: Option<Instant>) {
     with_policy(|policy| policy.learn(since));
 }

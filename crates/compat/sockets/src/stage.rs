@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How far a connection is: on its way into shared memory, and on its way back.
+//! How far a connection is on its way into shared memory, and on its way back.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -10,16 +10,17 @@ use crate::Reason;
 /// How far a connection is on its way back to TCP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReturnStage {
-    /// It is there.
+    /// It is back on TCP.
     Done,
-    /// The peer has to do something first.
+    /// The peer has to act first.
     Long,
-    /// Bytes are in shared memory that TCP will not carry, as the peer has ended its sending, or were taken out of there: only this
-    /// library can read them.
+    /// Bytes are in shared memory that TCP will not carry, as the peer has ended its sending, or were taken out of
+    /// there. Only this library can read them.
     Lost,
 }
 
-/// How far a connection is, whether it is to leave shared memory, and why it is on TCP: one word, so that all of it changes at once.
+/// Stage of a connection, whether it is to leave shared memory, and why it is on TCP: one word, so that all of it
+/// changes at once.
 ///
 /// | it is | event | it becomes | reason |
 /// |---|---|---|---|
@@ -28,17 +29,17 @@ pub enum ReturnStage {
 /// | any of the three, and not leaving | [`begin_to_leave`](Self::begin_to_leave) | the same, and leaving | the one given |
 /// | leaving, for a reason that [may pass](Reason::may_pass) | the same, for one that does not | the same | the one given |
 ///
-/// Nothing else happens in any other state. So a connection is decided upon once, one that is plain gets no pipes, one that is
-/// joined retreats instead of being plain. Of several reasons to leave the first one counts, but one that stays before one that
-/// may pass. What is joined anew (S-22) is another connection, of which nothing is decided.
+/// No other event changes any state. So a connection is decided upon once, one that is plain gets no pipes, and one
+/// that is joined retreats instead of becoming plain. Of several reasons to leave the first one counts, but a permanent
+/// one replaces one that may pass. A connection that is joined anew (S-22) is another one, of which nothing is decided.
 #[derive(Debug, Default)]
 pub(crate) struct StageWord(AtomicU32);
 
-/// What of the word is the [`Stage`].
+/// Bits of the word that hold the [`Stage`].
 const STAGE: u32 = 3;
-/// It is to leave.
+/// Bit that is set once the connection is to leave.
 const LEAVING: u32 = 4;
-/// The reason stands above this many bits.
+/// Number of bits below the reason.
 const REASON: u32 = 16;
 
 const fn with_reason(word: u32, reason: Reason) -> u32 {
@@ -46,35 +47,35 @@ const fn with_reason(word: u32, reason: Reason) -> u32 {
 }
 
 impl StageWord {
-    /// How far it is.
+    /// Returns the stage.
     #[inline]
     pub fn stage(&self) -> Stage {
         // ORDER SeqCst: with `PlainCalls::inside`; see `PlainCalls::enter_call`.
         stage_of(self.0.load(Ordering::SeqCst))
     }
 
-    /// Whether it was said to leave.
+    /// Returns whether it is to leave.
     #[inline]
     pub fn is_leaving(&self) -> bool {
         self.0.load(Ordering::Relaxed) & LEAVING != 0
     }
 
-    /// The reason that was given last.
+    /// Returns the reason that was given last.
     pub fn reason(&self) -> Reason {
         reason_of(self.0.load(Ordering::Relaxed))
     }
 
-    /// It has pipes. Says whether it was a candidate.
+    /// Notes that it has pipes. Returns whether it was a candidate.
     pub fn join(&self) -> bool {
         self.change(|word| is_candidate(word).then_some(word | Stage::Joined as u32))
     }
 
-    /// It stays on TCP. Says whether it was a candidate.
+    /// Keeps it on TCP. Returns whether it was a candidate.
     pub fn stay_plain(&self, reason: Reason) -> bool {
         self.change(|word| is_candidate(word).then(|| with_reason(word | Stage::Plain as u32, reason)))
     }
 
-    /// It is to leave shared memory. Says whether this is news.
+    /// Makes it leave shared memory. Returns whether this is news.
     pub fn begin_to_leave(&self, reason: Reason) -> bool {
         let stays = |word| !reason.may_pass() && reason_of(word).may_pass();
         self.change(|word| (word & LEAVING == 0 || stays(word)).then(|| with_reason(word | LEAVING, reason)))

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Moving one direction of a connection between TCP and its pipe, and back, at an offset (S-1 to S-3).
+//! Moves one direction of a connection between TCP and its pipe, and back, at an offset (S-1 to S-3).
 //!
-//! The sender decides where it moves; the receiver drains what lies before that point and follows. Two rules keep the
-//! bytes in order, and a model refutes each in its absence (`tests/model.rs`):
+//! The sender decides where the direction moves. The receiver drains what lies before that point and follows. Two rules
+//! keep the bytes in order, and a model finds a counterexample where either is missing (`tests/model.rs`):
 //!
-//! * At most one move is outstanding: a sender moves again only when the receiver has followed it. So a kernel read that
-//!   began before a move can never swallow bytes of the *next* stay on TCP.
+//! * At most one move is outstanding: a sender moves again only when the receiver has followed it. So a kernel read
+//!   that began before a move can never swallow bytes of the *next* stay on TCP.
 //! * A sender moves into the pipe only after the receiver declared itself ready, in a call of its own that reads. So
-//!   nobody who reads past this library, or sleeps in the kernel, is left waiting for bytes that come another way.
+//!   no thread that reads past this library, or sleeps in the kernel, waits for bytes that come by the pipe.
 //!
-//! The code is generic over what it touches, so that the model runs what ships.
+//! The code is generic over what it touches, so that the model runs the code that ships.
 
 use tombolo_layout::sockets::Followed;
 
-/// What carries a direction for the moment.
+/// Transport that carries a direction at present.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Transport {
     /// The kernel's connection.
@@ -28,25 +28,25 @@ impl Transport {
     }
 }
 
-/// The stream can not go on: what the other end says is impossible, or bytes went past this library.
+/// Fault after which the stream cannot go on: the peer violated the protocol, or bytes bypassed this library.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Fault {
-    /// The other end's word is out of turn.
+    /// The peer's word names a number of moves that it cannot have made or followed.
     #[error("the other end broke {clause} of the specification: it says {found}, this end is at {own}")]
     OutOfTurn {
-        /// The clause.
+        /// Clause that the peer violated.
         clause: &'static str,
-        /// What it says.
+        /// Number of moves that the peer's word names.
         found: u64,
-        /// What this end knows.
+        /// Number of moves that this endpoint knows of.
         own: u64,
     },
     /// What was read does not end where the sender left the transport.
     #[error("the sender left the transport at {boundary}, {read} bytes of it were read")]
     Boundary {
-        /// Where it left.
+        /// Boundary at which the sender left it.
         boundary: u64,
-        /// How much was read.
+        /// Number of bytes that were read.
         read: u64,
     },
     /// Bytes came over TCP while the direction is in its pipe.
@@ -54,64 +54,66 @@ pub enum Fault {
     Stray,
 }
 
-/// What a receiver found.
+/// Outcome of a look for bytes by a receiver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Found {
-    /// So many bytes, at least one.
+    /// Number of bytes found, at least one.
     Bytes(usize),
-    /// Nothing yet.
+    /// No bytes yet.
     Nothing,
     /// The end of the stream.
     End,
 }
 
-/// What a sender touches.
+/// State and transports that a sender uses.
 pub trait Outgoing {
     /// Loads the receiver's word (S-2).
     fn followed(&mut self) -> u64;
-    /// Bytes sent over TCP, if that is known beyond doubt and nobody is sending: where a stay there ends.
+    /// Returns the bytes sent over TCP, the boundary of a stay there; `None` unless that is certain and no call is
+    /// sending.
     fn sent_over_tcp(&mut self) -> Option<u64>;
-    /// Position in the pipe: where a stay there ends.
+    /// Returns the position in the pipe, the boundary of a stay there.
     fn position(&mut self) -> u64;
-    /// The receiver reads nothing more from the pipe: how far it has read (S-2). What lies behind that goes over TCP,
-    /// first.
+    /// Returns how far the receiver, which reads nothing more from the pipe, has read it (S-2). What lies beyond that
+    /// goes over TCP, first.
     ///
     /// # Errors
-    /// Where that cannot be, as other bytes went there that did not go through here (S-5).
+    /// Returns a fault where that is impossible, because other bytes went over TCP that bypassed this library (S-5).
     fn recalled(&mut self) -> Result<u64, Fault>;
     /// Stores the boundary, then the number of moves with release (S-1).
     fn publish(&mut self, boundary: u64, moves: u64);
 }
 
-/// The sending end of a direction.
+/// The sender of a direction.
 #[derive(Clone, Debug, Default)]
 pub struct Sender {
     moves: u64,
 }
 
 impl Sender {
-    /// The sender as the last process of this end left it: after so many moves, by its own word.
+    /// Returns the sender as the previous process of this endpoint left it, by the number of moves in its own word
+    ///
     #[must_use]
     pub fn at(moves: u64) -> Self {
         Self { moves }
     }
 
-    /// What carries the next byte.
+    /// Returns the transport of the next byte.
     #[must_use]
     pub fn transport(&self) -> Transport {
         Transport::after(self.moves)
     }
 
-    /// Whether the receiver has followed the last move, by its word.
+    /// Returns whether the receiver has followed the last move, by its word.
     #[must_use]
     pub fn may_move(&self, followed: u64) -> bool {
         Followed::decode(followed).moves == self.moves
     }
 
-    /// Moves towards `wanted` if that may be done now, and says what carries the next byte (S-3).
+    /// Moves towards `wanted` if that may be done now. Returns the transport of the next byte (S-3).
     ///
     /// # Errors
-    /// [`Fault::OutOfTurn`] where the receiver's word is impossible.
+    /// Returns [`Fault::OutOfTurn`] where the receiver's word is impossible.
     #[inline]
     pub fn steer(&mut self, io: &mut impl Outgoing, wanted: Transport) -> Result<Transport, Fault> {
         let followed = Followed::decode(io.followed());
@@ -143,41 +145,41 @@ impl Sender {
     }
 }
 
-/// What a receiver touches. Nothing here blocks.
+/// State and transports that a receiver uses. No function here blocks.
 pub trait Incoming {
-    /// What a transport can fail with.
+    /// Error of the transports.
     type Error: From<Fault>;
     /// Loads the number of the sender's moves, with acquire (S-1).
     fn moves(&mut self) -> u64;
-    /// Loads where the last move was.
+    /// Loads the boundary of the sender's last move.
     fn boundary(&mut self) -> u64;
     /// Stores the receiver's word (S-2).
     fn publish(&mut self, word: u64);
-    /// Whether this end may declare itself ready: it wants to, all that was read is accounted for, and nobody else of
-    /// this end is reading in the kernel.
+    /// Returns whether this endpoint may declare itself ready. It must want to, all that was read must be accounted
+    /// for, and no other thread or process of this endpoint may be reading in the kernel.
     fn may_be_ready(&mut self) -> bool;
     /// Reads from TCP.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Returns the kernel's error.
     fn read_tcp(&mut self) -> Result<Found, Self::Error>;
-    /// Looks what a read from TCP would give, and reads nothing.
+    /// Returns what a read from TCP would find, and reads nothing.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Returns the kernel's error.
     fn look_at_tcp(&mut self) -> Result<Found, Self::Error>;
-    /// Reads from the pipe; `None` where it is empty.
+    /// Reads from the pipe; returns `None` where it is empty.
     ///
     /// # Errors
-    /// Where the peer lies.
+    /// Returns an error where the peer violates the protocol.
     fn read_pipe(&mut self) -> Result<Option<usize>, Self::Error>;
-    /// Bytes read from TCP so far.
+    /// Returns the bytes read from TCP so far.
     fn received(&mut self) -> u64;
-    /// Position in the pipe.
+    /// Returns the position in the pipe.
     fn position(&mut self) -> u64;
 }
 
-/// The receiving end of a direction.
+/// The receiver of a direction.
 #[derive(Clone, Debug, Default)]
 pub struct Receiver {
     moves: u64,
@@ -185,31 +187,32 @@ pub struct Receiver {
     leave: bool,
 }
 
-/// A sender that has left TCP, as its receiver finds it.
+/// State of a sender that has left TCP, as its receiver finds it.
 #[derive(Clone, Copy, Debug)]
 pub struct LeftTcp {
-    /// The sender's moves.
+    /// Number of the sender's moves.
     pub moves: u64,
-    /// Bytes that it ever sent over TCP.
+    /// Number of bytes that the sender ever sent over TCP.
     pub boundary: u64,
-    /// How many of these were read.
+    /// Number of these that were read.
     pub received: u64,
 }
 
 impl Receiver {
-    /// The receiver as the last process of this end left it, by its own word (S-2, R-26).
+    /// Returns the receiver as the previous process of this endpoint left it, by its own word (S-2, R-26).
     #[must_use]
     pub fn at(word: Followed) -> Self {
         Self { moves: word.moves, ready: word.ready, leave: word.leave }
     }
 
-    /// What the next byte is expected from.
+    /// Returns the transport from which the next byte is expected.
     #[must_use]
     pub fn transport(&self) -> Transport {
         Transport::after(self.moves)
     }
 
-    /// Asks the sender for TCP (`true`), or lets it choose (S-2). Says whether it was asked just now: it is to be notified then.
+    /// Asks the sender for TCP (`true`), or lets it choose (S-2). Returns whether the sender was asked just now, and so
+    /// must be notified.
     pub fn set_leave<I: Incoming>(&mut self, io: &mut I, leave: bool) -> bool {
         let news = self.leave != leave && !self.recalls();
         if news {
@@ -219,11 +222,11 @@ impl Receiver {
         news && leave
     }
 
-    /// Asks the sender for TCP, also for what is in the pipe: this end reads no more of that (S-2). It MUST have
-    /// published how far it has read, and then publishes the word that this gives.
+    /// Asks the sender for TCP, also for what is in the pipe, which this endpoint reads no further (S-2). The caller
+    /// MUST have published how far it has read, and MUST then publish the word that this returns.
     ///
-    /// Where the sender has just gone to the pipe, `left` says where it left TCP. Then this end needs not read so far before: all
-    /// that comes, comes over TCP (S-3).
+    /// Where the sender has just gone to the pipe, `left` says where it left TCP. Then this endpoint need not read that
+    /// far first: all bytes come over TCP (S-3).
     pub fn recall(&mut self, left: LeftTcp) -> Option<u64> {
         let is_ahead = self.transport() == Transport::Tcp && self.ready && left.moves == self.moves + 1;
         if is_ahead && left.received <= left.boundary {
@@ -238,36 +241,38 @@ impl Receiver {
         news.then(|| self.word())
     }
 
-    /// The moves that this end has followed, where it reads the pipe and wants nothing else.
+    /// Returns the number of moves that this endpoint has followed, if it reads the pipe and has not asked for TCP.
     pub(crate) fn moves_within_pipe(&self) -> Option<u64> {
         (self.reads_pipe() && !self.leave).then_some(self.moves)
     }
 
-    /// Whether the sender, which has made so many moves, has left the transport that this end reads.
+    /// Returns whether the sender, which has made `moves` moves, has left the transport that this endpoint reads.
     pub(crate) fn is_behind(&self, moves: u64) -> bool {
         moves != self.moves
     }
 
-    /// Whether what is in the pipe is this end's to read there.
+    /// Returns whether this endpoint is to read what is in the pipe.
     #[must_use]
     pub fn reads_pipe(&self) -> bool {
         self.transport() == Transport::Pipe && !self.recalls()
     }
 
-    /// Whether what is left in the pipe behind `position` was recalled, and comes over TCP: the sender has made so many moves, the
-    /// last at `boundary`. One that moved before it was asked left at another one, and what it left is to be read in the pipe.
+    /// Returns whether what is left in the pipe beyond `position` was recalled and comes over TCP. The sender has made
+    /// `moves` moves, the last one at `boundary`. A sender that moved before it saw the recall has another boundary;
+    /// what it left is read in the pipe.
     pub(crate) fn is_paid(&self, moves: u64, boundary: u64, position: u64) -> bool {
         let has_moved = self.recalls() && moves != self.moves && boundary == position;
         self.leave && (self.transport() == Transport::Tcp || has_moved)
     }
 
-    /// Where the sender has left the transport that this end reads, if it has, and this end reads it up to there.
+    /// Returns where the sender has left the transport that this endpoint reads; `None` if it has not, or if the pipe
+    /// was recalled.
     pub(crate) fn left_at<I: Incoming>(&self, io: &mut I) -> Result<Option<u64>, Fault> {
         let left = !self.recalls() && self.behind(io)?;
         Ok(left.then(|| io.boundary()))
     }
 
-    /// Whether it was asked for what is in the pipe, and has not gone on from there.
+    /// Returns whether this endpoint has recalled what is in the pipe, and the direction has not gone on from there.
     pub(crate) fn recalls(&self) -> bool {
         self.transport() == Transport::Pipe && self.ready
     }
@@ -276,11 +281,11 @@ impl Receiver {
         Followed { moves: self.moves, ready: self.ready, leave: self.leave }.encode()
     }
 
-    /// Whether the sender has moved and this end has not followed yet.
+    /// Returns whether the sender has moved and this endpoint has not followed yet.
     fn behind<I: Incoming>(&self, io: &mut I) -> Result<bool, Fault> {
         match io.moves().wrapping_sub(self.moves) {
             0 => Ok(false),
-            // Nobody moves into a pipe whose receiver is not ready.
+            // No sender may move into a pipe whose receiver is not ready.
             1 if self.transport() == Transport::Pipe || self.ready => Ok(true),
             other => Err(Fault::OutOfTurn { clause: "S-2", found: self.moves.wrapping_add(other), own: self.moves }),
         }
@@ -292,12 +297,13 @@ impl Receiver {
         io.publish(self.word());
     }
 
-    /// Reads what comes next, from wherever it comes.
+    /// Reads the next bytes, from whichever transport carries them.
     ///
     /// # Errors
-    /// What the transport says, or a [`Fault`] after which nothing more may be read.
+    /// Returns the transport's error, or a [`Fault`] after which nothing more may be read.
     pub fn receive<I: Incoming>(&mut self, io: &mut I) -> Result<Found, I::Error> {
-        // A sender can move once for each time that this end follows; who does so without sending is up to no good.
+        // A sender can move once each time that this endpoint follows. Only a hostile one does so again and again and
+        // sends nothing.
         for _ in 0..8 {
             let found = match self.transport() {
                 Transport::Tcp => self.receive_tcp(io)?,
@@ -310,7 +316,7 @@ impl Receiver {
         Ok(Found::Nothing)
     }
 
-    /// One look at TCP; `None` after it followed the sender, or where the sender has moved meanwhile.
+    /// Looks at TCP once. Returns `None` after it followed the sender, or where the sender has moved meanwhile.
     fn receive_tcp<I: Incoming>(&mut self, io: &mut I) -> Result<Option<Found>, I::Error> {
         let behind = self.behind(io)?;
         if behind {
@@ -328,18 +334,18 @@ impl Receiver {
         }
         match io.read_tcp() {
             Ok(Found::Bytes(n)) => Ok(Some(Found::Bytes(n))),
-            // Published before the connection ended, or before there was nothing more to read.
+            // The move was published before the connection ended, or before there was nothing more to read.
             Ok(Found::Nothing | Found::End) | Err(_) if !behind && self.behind(io)? => Ok(None),
             Ok(Found::End) if behind => Err(Fault::Boundary { boundary: io.boundary(), read: io.received() }.into()),
             other => other.map(Some),
         }
     }
 
-    /// One look at the pipe; `None` as above.
+    /// Looks at the pipe once. Returns `None` as `receive_tcp` does.
     fn receive_pipe<I: Incoming>(&mut self, io: &mut I) -> Result<Option<Found>, I::Error> {
         if self.recalls() {
             let seen = if self.behind(io)? { Found::Nothing } else { io.look_at_tcp()? };
-            // What TCP had before the sender moved again came before the pipe.
+            // What TCP had before the sender moved again comes before the bytes in the pipe.
             match (self.behind(io)?, seen) {
                 (true, _) if io.boundary() == io.position() => {
                     self.follow(io);
@@ -347,7 +353,8 @@ impl Receiver {
                 }
                 (false, Found::Bytes(_)) if io.received() < io.boundary() => return io.read_tcp().map(Some),
                 (false, Found::Bytes(_) | Found::Nothing) => return Ok(Some(Found::Nothing)),
-                // It moved before it was asked, or sends no more: then what it sent into the pipe is to be read there.
+                // The sender moved before it saw the recall, or sends no more. Then what it sent into the pipe is read
+                // there.
                 (true, _) | (false, Found::End) => {}
             }
         }
@@ -355,7 +362,7 @@ impl Receiver {
             return Ok(Some(Found::Bytes(n)));
         }
         if self.behind(io)? {
-            // What was published before the move is visible now.
+            // Bytes that were published before the move are visible now.
             if let Some(n) = io.read_pipe()? {
                 return Ok(Some(Found::Bytes(n)));
             }
@@ -370,7 +377,7 @@ impl Receiver {
         if matches!(looked, Ok(Found::Nothing)) {
             return Ok(Some(Found::Nothing));
         }
-        // Whatever TCP has to say came after what is in the pipe.
+        // Whatever TCP reports came after the bytes in the pipe.
         if let Some(n) = io.read_pipe()? {
             return Ok(Some(Found::Bytes(n)));
         }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Running processes that join no connections for now, as somebody said who may write to the folder where ends
-//! meet (S-7).
+//! Switches running processes off and on by files: a process that is off joins no connections. Whoever may write to the
+//! folder where endpoints meet can do so (S-7).
 //!
-//! It is said by a file, as no thread of this library could take a message and a signal would be the program's. Each process
-//! looks for the file of its own and for those of its ancestors, so whoever is made by a process that is off is off too.
+//! A file is used because no thread of this library could receive a message, and a signal would be the program's. Each
+//! process looks for its own file and for those of its ancestors, so the descendants of a process that is off are off
+//! too.
 
 use std::{
     ffi::{CStr, CString},
@@ -26,22 +27,23 @@ use tombolo_os::{lock::lock, process::Stat};
 
 use crate::claim::Claims;
 
-/// Ancestors that count.
+/// Number of processes whose files are looked for: the process itself and its nearest ancestors.
 const ANCESTORS: usize = 16;
 
-/// A process, told apart from each that had its number before, or has it in another container.
+/// A process, distinct from earlier ones with its number and from those that have its number in another container.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Name {
-    /// Its number where it lives.
+    /// Its number in its own namespace.
     pub pid: u32,
-    /// When it was started, in the kernel's ticks.
+    /// Time at which it was started, in the kernel's ticks.
     pub started: u64,
-    /// The namespace of process numbers in which it lives.
+    /// Inode number of its namespace of process numbers.
     pub namespace: u64,
 }
 
 impl Name {
-    /// What the process with this number is called, and its parent, as this process sees the two; none where there is none.
+    /// Returns the name of the process with this number, and its parent's number, as this process sees both; `None` if
+    /// there is none.
     #[must_use]
     pub fn of(pid: u32) -> Option<(Self, u32)> {
         let namespace = fs::metadata(format!("/proc/{pid}/ns/pid")).ok().map(|found| found.ino());
@@ -49,13 +51,13 @@ impl Name {
         Some((Self { pid, started: found.began, namespace: namespace? }, found.parent))
     }
 
-    /// The file that says that it is off.
+    /// Returns the name of the file that switches the process off.
     #[must_use]
     pub fn file(&self) -> String {
         format!("{}-{}-{}", self.pid, self.started, self.namespace)
     }
 
-    /// Which process a file says to be off.
+    /// Returns the process that a file of this name switches off.
     #[must_use]
     pub fn from_file(file: &str) -> Option<Self> {
         let mut parts = file.split('-');
@@ -65,26 +67,26 @@ impl Name {
     }
 }
 
-/// Where the files are, in a folder where ends meet: in a folder for each user who made some.
+/// Name of the folder, in a folder where endpoints meet, that holds a folder for each user who made such files.
 const PLACE: &str = "off";
-/// Such folders at most that are looked at, and files in one. Whoever can write there can make more.
+/// Largest number of such folders that are read, and of files in one. Whoever can write there can make more.
 const USERS: usize = 1 << 12;
 const FILES: usize = 1 << 16;
 
-/// Opens a folder, and no link to one.
+/// Opens a folder. Does not follow a link to one.
 fn open(within: impl AsFd, name: impl rustix::path::Arg) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::openat(within, name, flags, Mode::empty())
 }
 
-/// Up to `most` names in a folder.
+/// Returns up to `most` names in a folder.
 fn names(folder: impl AsFd, most: usize) -> Vec<CString> {
     let entries = Dir::read_from(folder).into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.file_name().to_owned());
     names.filter(|name| !matches!(name.to_bytes(), b"." | b"..")).take(most).collect()
 }
 
-/// Whom a process believes that it is off: root, whom the folder where it meets others belongs to, and its own user.
+/// Users whose files switch a process off: root, the owner of the folder where it meets its peers, and its own user.
 #[derive(Clone, Copy)]
 struct Believed([u32; 3]);
 
@@ -93,20 +95,20 @@ impl Believed {
         self.0.contains(&user)
     }
 
-    /// Whether what is in this folder was put there by one of them.
+    /// Returns whether one of them owns this folder, and nobody else can put files into it.
     fn has_folder(self, folder: &OwnedFd) -> bool {
         rustix::fs::fstat(folder).is_ok_and(|found| self.has(found.st_uid) && found.st_mode & 0o022 == 0)
     }
 
-    /// Whether one of them has put a file of this name there.
+    /// Returns whether the folder holds a file of this name that belongs to one of them.
     fn have_said(self, folder: &OwnedFd, file: &str) -> bool {
         let found = rustix::fs::statat(folder, file, AtFlags::SYMLINK_NOFOLLOW);
         found.is_ok_and(|found| self.has(found.st_uid))
     }
 }
 
-/// The users' folders: their names, and themselves. Those that bear the numbers of the `believed` come first, so that others keep
-/// nobody from being found by how many they make.
+/// Returns the users' folders with their names. Those named by the numbers of the `believed` users come first, so that
+/// other users cannot hide these by making many folders.
 fn places(place: &OwnedFd, believed: Believed) -> impl Iterator<Item = (CString, OwnedFd)> {
     let mut first: Vec<_> = believed.0.iter().filter_map(|user| CString::new(user.to_string()).ok()).collect();
     first.dedup();
@@ -116,7 +118,7 @@ fn places(place: &OwnedFd, believed: Believed) -> impl Iterator<Item = (CString,
     all.filter_map(move |name| open(place, &*name).ok().map(|folder| (name, folder)))
 }
 
-/// Makes a folder where there is none. Says whether it did.
+/// Makes a folder where there is none. Returns whether it did.
 fn make(within: impl AsFd, name: &str) -> rustix::io::Result<bool> {
     match rustix::fs::mkdirat(within, name, Mode::from_raw_mode(0o755)) {
         Err(Errno::EXIST) => Ok(false),
@@ -124,17 +126,19 @@ fn make(within: impl AsFd, name: &str) -> rustix::io::Result<bool> {
     }
 }
 
-/// Says that process `name` is off, in the folder where it meets others. Each user does so in a folder of his own, so nobody keeps
-/// another from it by being the first.
+/// Switches process `name` off, in the folder where it meets its peers. Each user does so in a folder of their own, so
+/// nobody can prevent another by being the first.
 ///
 /// # Errors
-/// What the file system says; [`io::ErrorKind::PermissionDenied`] where somebody else has put something in this user's place.
+/// Returns the file system's error; [`io::ErrorKind::PermissionDenied`] where another user's folder is in this user's
+/// place.
 pub fn put_file(folder: impl AsFd, name: &Name) -> io::Result<()> {
     let (own, found) = (geteuid(), rustix::fs::fstat(&folder)?);
     let is_new = make(&folder, PLACE)?;
     let place = open(&folder, PLACE)?;
     if is_new {
-        // The mode was cut by this process's mask. Root leaves it to whom the folder is.
+        // This process's umask has cut the mode. Where root makes the folder, it belongs to the owner of the folder
+        // around it.
         let is_shared = found.st_mode & 0o022 != 0;
         rustix::fs::fchmod(&place, Mode::from_raw_mode(if is_shared { 0o1777 } else { 0o755 }))?;
         if own.is_root() {
@@ -158,10 +162,10 @@ pub fn put_file(folder: impl AsFd, name: &Name) -> io::Result<()> {
     }
 }
 
-/// Takes back what says that process `name` of `user` is off. Says whether there was anything.
+/// Removes the files that switch process `name` of `user` off. Returns whether there were any.
 ///
 /// # Errors
-/// What the file system says, as where another said so whom the process believes.
+/// Returns the file system's error, for example where another user whom the process believes has switched it off.
 pub fn remove_file(folder: impl AsFd, name: &Name, user: u32) -> io::Result<bool> {
     let Some(place) = place_in(&folder)? else { return Ok(false) };
     let believed = believed_in(&folder, user)?;
@@ -170,18 +174,18 @@ pub fn remove_file(folder: impl AsFd, name: &Name, user: u32) -> io::Result<bool
         match rustix::fs::unlinkat(&users, name.file(), AtFlags::empty()) {
             Ok(()) => was_off = true,
             Err(Errno::NOENT) => {}
-            // What others say does not count: it need not go.
+            // Files of other users do not count, and need not be removed.
             Err(_) if !believed.has_folder(&users) || !believed.have_said(&users, &name.file()) => {}
             Err(error) => refused = Some(error),
         }
-        // As long as somebody is off they stay.
+        // This fails as long as some process is off, and the folder stays.
         let _ = rustix::fs::unlinkat(&place, &*user, AtFlags::REMOVEDIR);
     }
     let _ = rustix::fs::unlinkat(&folder, PLACE, AtFlags::REMOVEDIR);
     refused.map_or(Ok(was_off), |error| Err(error.into()))
 }
 
-/// Whether somebody said that process `name` of `user` is off, whom it believes.
+/// Returns whether a user whom process `name` of `user` believes has switched it off.
 #[must_use]
 pub fn is_said(folder: impl AsFd, name: &Name, user: u32) -> bool {
     let (Ok(Some(place)), Ok(believed)) = (place_in(&folder), believed_in(&folder, user)) else { return false };
@@ -192,8 +196,8 @@ fn believed_in(folder: impl AsFd, user: u32) -> io::Result<Believed> {
     Ok(Believed([0, rustix::fs::fstat(folder)?.st_uid, user]))
 }
 
-/// Whether one of these files stands in one of the users' folders. Whose the folder around them is does not matter, nor what it
-/// calls them.
+/// Returns whether one of these files stands in one of the users' folders. It does not matter whose the folder around
+/// these is, or how they are named in it.
 fn is_said_at(place: &OwnedFd, believed: Believed, files: &[String]) -> bool {
     let mut places = places(place, believed);
     places.any(|(_, users)| believed.has_folder(&users) && files.iter().any(|file| believed.have_said(&users, file)))
@@ -206,15 +210,15 @@ fn place_in(folder: impl AsFd) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// What this process looks for.
+/// The names of the files that this process looks for, once they are known.
 #[derive(Debug, Default)]
 pub(crate) struct Switch(Mutex<Option<Vec<String>>>);
 
 impl Switch {
-    /// Whether this process, or one that it comes from, is off. `owner` is whom the folder belongs to, `own` this user: others do
-    /// not decide.
+    /// Returns whether this process or one of its ancestors is off. `owner` owns the folder and `own` is this process's
+    /// user; only these two and root decide.
     pub fn is_off(&self, folder: &Path, owner: u32, own: u32) -> bool {
-        // Most often there is none, and no limit is lifted for nothing.
+        // Mostly the folder does not exist. Then the limit of descriptors need not be lifted.
         if fs::symlink_metadata(folder.join(PLACE)).is_err() {
             return false;
         }
@@ -225,22 +229,22 @@ impl Switch {
         })
     }
 
-    /// The same for the folder of these claims, and their user.
+    /// Does the same for the folder and the user of these claims.
     pub fn is_off_for(&self, claims: &Claims) -> bool {
         self.is_off(claims.folder.path(), claims.folder.owner(), claims.own())
     }
 
-    /// In a child made by fork: it is another process.
+    /// Forgets the names, in a child made by fork, which is another process.
     pub fn forget(&self) {
         *lock(&self.0) = None;
     }
 }
 
-/// The files of this process and its ancestors.
+/// Returns the names of the files of this process and its ancestors.
 fn files() -> Vec<String> {
     aside::lifted(|| {
         let own = Name::of(std::process::id());
-        // All that it sees live where it lives.
+        // All ancestors that it can see are in its own namespace.
         let Some(namespace) = own.map(|(name, _)| name.namespace) else { return Vec::new() };
         let next = |(_, parent): &(Name, u32)| {
             let found = Stat::of(*parent)?;
@@ -250,10 +254,10 @@ fn files() -> Vec<String> {
     })
 }
 
-/// Removes what says that processes are off which have ended, as far as this process can tell and may.
+/// Removes the files of processes that have ended, as far as this process can determine that and has permission.
 ///
 /// # Errors
-/// What the file system says of the folder.
+/// Returns the file system's error for the folder.
 pub fn sweep(folder: &Path) -> io::Result<()> {
     let folder = rustix::fs::openat(CWD, folder, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let Some(place) = place_in(&folder)? else { return Ok(()) };
@@ -268,7 +272,7 @@ pub fn sweep(folder: &Path) -> io::Result<()> {
                 let _ = rustix::fs::unlinkat(&users, &*file, AtFlags::empty());
             }
         }
-        // As long as somebody is off they stay.
+        // This fails as long as some process is off, and the folder stays.
         let _ = rustix::fs::unlinkat(&place, &*user, AtFlags::REMOVEDIR);
     }
     let _ = rustix::fs::unlinkat(&folder, PLACE, AtFlags::REMOVEDIR);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The two addresses of a connection, as one end sees them (S-4).
+//! The two addresses of a connection, as one endpoint sees them (S-4).
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -9,18 +9,18 @@ use tombolo_layout::sockets::Address;
 /// Own address and the peer's. A v4-mapped IPv6 address and the IPv4 address are the same.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Tuple {
-    /// This end.
+    /// Address of this endpoint.
     pub own: Address,
-    /// The other.
+    /// Address of the peer.
     pub peer: Address,
 }
 
-/// Which of the two ends this is. Nothing but the order of the addresses decides, so that both ends agree.
+/// Role of this endpoint. Only the order of the addresses decides, so that both endpoints agree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Role {
-    /// The end with the lower address: it claims the connection and waits.
+    /// The endpoint with the lower address: it claims the connection and waits.
     Waiting,
-    /// The end with the higher address: it looks for the claim.
+    /// The endpoint with the higher address: it looks for the claim.
     Seeking,
 }
 
@@ -33,14 +33,14 @@ fn address(from: SocketAddr) -> Address {
 }
 
 impl Tuple {
-    /// From what `getsockname` and `getpeername` say.
+    /// Makes a tuple from the results of `getsockname` and `getpeername`.
     #[must_use]
     pub fn new(own: SocketAddr, peer: SocketAddr) -> Self {
         Self { own: address(own), peer: address(peer) }
     }
 
-    /// Addresses that both ends of a connection make of its initial sequence numbers, the own one first, where they see
-    /// other addresses of each other (S-7).
+    /// Makes the addresses that both endpoints derive from the initial sequence numbers, the own one first, where they
+    /// see different addresses of each other (S-7).
     #[must_use]
     pub fn of_sequences([own, peer]: [u32; 2]) -> Self {
         let mut hash = Sha256::new();
@@ -56,19 +56,19 @@ impl Tuple {
         Self { own: half(own), peer: half(peer) }
     }
 
-    /// As the other end must see it: NAT, port forwarding and proxies show in a difference.
+    /// Returns the tuple as the peer must see it: NAT, port forwarding and proxies show in a difference.
     #[must_use]
     pub fn mirrored(self) -> Self {
         Self { own: self.peer, peer: self.own }
     }
 
-    /// The port that the connection was made to, at an end that `dialled` or one that accepted.
+    /// Returns the port that the connection was made to, at an endpoint that `dialled` or one that accepted.
     #[must_use]
     pub fn service_port(self, dialled: bool) -> u16 {
         if dialled { self.peer.port } else { self.own.port }
     }
 
-    /// This end's role; none where a socket is connected to itself.
+    /// Returns this endpoint's role; `None` where a socket is connected to itself.
     #[must_use]
     pub fn role(self) -> Option<Role> {
         match self.own.cmp(&self.peer) {
@@ -78,7 +78,8 @@ impl Tuple {
         }
     }
 
-    /// Whether an address means something else in another network namespace: loopback and link-local ones.
+    /// Returns whether an address means something else in another network namespace: loopback, link-local and
+    /// unspecified ones.
     #[must_use]
     pub fn is_local(self) -> bool {
         [self.own, self.peer].into_iter().any(|address| {
@@ -90,7 +91,8 @@ impl Tuple {
         })
     }
 
-    /// The name under which both ends claim the connection: the same from either side, 32 hexadecimal digits.
+    /// Returns the name under which both endpoints claim the connection: the same from either side, 32 hexadecimal
+    /// digits.
     #[must_use]
     pub fn key(self) -> String {
         let mut hash = Sha256::new();
@@ -104,9 +106,9 @@ impl Tuple {
     }
 }
 
-/// The key under which the two ends of a connection between two kernels find each other; none where they cannot be told
-/// apart (S-18). It is short on purpose: who is asked for it learns 32 of the 64 bits that prove the connection, and
-/// nothing to search by.
+/// Returns the key under which the two endpoints of a connection between two kernels find each other; `None` where they
+/// cannot be told apart (S-18). It is short on purpose: whoever is asked for it learns 32 of the 64 bits that prove the
+/// connection, and nothing by which to search for the others.
 #[must_use]
 pub fn key_of_sequences([own, peer]: [u32; 2]) -> Option<u32> {
     let mut hash = Sha256::new();

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Where threads wait: epoll instances of this library's.
+//! Epoll instances of this library, at which threads wait.
 //!
-//! A thread that blocks for one connection sleeps at an instance of that connection, which watches its socket, its doorbell and the
-//! path to the peer: one system call. A thread that polls several uses one of the process's, beside the descriptors that it
-//! names. No instance is watched by another one, so the kernel's limits on chains of them do not count here, and nothing is
-//! watched that a peer could ring for all: a path is watched for its end alone.
+//! A thread that blocks for one connection sleeps at an instance of that connection, which watches its socket, its
+//! doorbell and the path to the peer: one system call. A thread that polls several connections uses an instance of the
+//! process, beside the descriptors that it names. No instance is watched by another one, so the kernel's limits on
+//! chains of them do not apply. Nothing is watched by which a peer could wake all threads: a path is watched for its
+//! end alone.
 
 mod instance;
 mod seats;
@@ -24,16 +25,16 @@ pub use instance::Instances;
 pub(crate) use instance::{HeldInstances, Instance};
 pub(crate) use seats::Seats;
 
-/// Epoll instances of this process at which a thread waits for several connections, while none does.
+/// Epoll instances of this process at which a thread waits for several connections, while no thread uses them.
 #[derive(Debug, Default)]
 pub struct WaiterPool(Mutex<Vec<Instance>>);
 
-/// The same, held still while the process forks.
+/// The same instances, locked while the process forks.
 pub(crate) struct HeldWaiters<'a>(MutexGuard<'a, Vec<Instance>>);
 
 impl WaiterPool {
-    /// An epoll instance for one who is about to wait for these connections: it polls readable when one of their doorbells rang
-    /// after [`Waiter::forget`], or the path to one of their peers has ended.
+    /// Returns an epoll instance for a thread that is about to wait for these connections. It polls readable when one
+    /// of their doorbells was notified after [`Waiter::forget`], or the path to one of their peers has ended.
     #[must_use]
     pub fn find_waiter<'c>(&self, connections: impl Iterator<Item = &'c Arc<Connection>>) -> Option<Waiter<'_>> {
         let connections: Vec<_> = connections.collect();
@@ -56,7 +57,7 @@ impl WaiterPool {
         Some(Waiter { pool: self, instance: Some(instance) })
     }
 
-    /// The last descriptor of `connection` is closed: nobody begins to wait for it any more.
+    /// Removes `connection`, whose last descriptor is closed, so that no thread begins to wait for it any more.
     pub fn unwatch(&self, connection: &Connection) {
         connection.seats.clear();
         if let Some(doorbell) = connection.pipes.doorbell() {
@@ -70,13 +71,13 @@ impl WaiterPool {
 }
 
 impl HeldWaiters<'_> {
-    /// In the child: they are the parent's.
+    /// Drops the instances in the child: they are the parent's.
     pub fn forget(mut self) {
         self.0.clear();
     }
 }
 
-/// One who waits for several connections.
+/// A thread that waits for several connections.
 #[derive(Debug)]
 pub struct Waiter<'a> {
     pool: &'a WaiterPool,
@@ -84,7 +85,7 @@ pub struct Waiter<'a> {
 }
 
 impl Waiter<'_> {
-    /// Polls readable when a doorbell rang since the last [`forget`](Self::forget).
+    /// Returns a descriptor that polls readable when a doorbell was notified since the last [`forget`](Self::forget).
     #[must_use]
     pub fn fd(&self) -> RawFd {
         self.instance.as_ref().expect("until it is dropped").number
@@ -115,8 +116,8 @@ impl Drop for Waiter<'_> {
     }
 }
 
-/// A place where one thread waits for one connection, by `epoll_wait`: for whatever TCP has to say, its doorbell, and the end of the
-/// path to its peer.
+/// A place where one thread waits for one connection by `epoll_wait`: for whatever TCP reports, its doorbell, and the
+/// end of the path to its peer.
 #[derive(Debug)]
 pub struct Seat<'a> {
     connection: &'a Connection,
@@ -124,8 +125,8 @@ pub struct Seat<'a> {
 }
 
 impl<'a> Seat<'a> {
-    /// A place for a thread that is about to wait for this connection alone, which has the descriptor `fd`. None where there is no
-    /// descriptor to spare.
+    /// Returns a place for a thread that is about to wait for this connection alone, which has the descriptor `fd`.
+    /// Returns `None` where no descriptor is available.
     #[must_use]
     pub fn of(connection: &'a Connection, fd: BorrowedFd<'_>) -> Option<Self> {
         let make = || -> Option<Instance> {
@@ -139,19 +140,19 @@ impl<'a> Seat<'a> {
         Some(Self { connection, instance: Some(instance) })
     }
 
-    /// To wait at. Notifications that came before are reported too, once.
+    /// Returns the descriptor to wait at. Notifications that came before are reported too, once.
     #[must_use]
     pub fn fd(&self) -> RawFd {
         self.instance.as_ref().expect("until it is dropped").number
     }
 
-    /// Whether it is this process's, and none of a parent's which forked since it was taken.
+    /// Returns whether it is this process's, and not one of a parent that forked since it was taken.
     #[must_use]
     pub fn is_own(&self) -> bool {
         self.instance.as_ref().is_some_and(Instance::is_own)
     }
 
-    /// An event of it came: says whether it is TCP that has something to say, which stays until it was heard.
+    /// Handles an event of it. Returns whether TCP has something to report, which stays until it was read.
     pub fn came(&self, exchange: &Exchange, data: u64, events: u32) -> bool {
         match data {
             SOCKET => self.connection.ending.note_events(events as i16),

@@ -1,51 +1,51 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What can go wrong.
+//! Errors of this crate.
 
 use std::io;
 
-/// A situation on a vchan of the original's layout.
+/// Error on a vchan of the original's layout.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The peer wrote something impossible; the vchan is of no more use.
+    /// The peer wrote something impossible; the vchan is unusable from then on.
     #[error("the peer broke {clause}: {what} ({found:#x})")]
     Corrupt {
-        /// The clause of `spec/`.
+        /// Clause of `spec/`.
         clause: &'static str,
-        /// What was impossible.
+        /// Item that was impossible.
         what: &'static str,
-        /// What was found.
+        /// Value that was found.
         found: u32,
     },
     /// The peer closed, or its process or domain is gone.
     #[error("the other end has closed or is gone")]
     Closed,
-    /// More at once than the ring has.
+    /// More bytes at once than the ring has.
     #[error("{len} bytes at once, where the ring has {ring}")]
     TooLarge {
-        /// Bytes asked for.
+        /// Number of bytes asked for.
         len: usize,
         /// Bytes of the ring.
         ring: usize,
     },
-    /// No such rings can be had.
+    /// Rings of these sizes are not possible.
     #[error("rings of {read} and {write} bytes: 1048576 are the most that this layout has")]
     Sizes {
-        /// Of the ring to read.
+        /// Bytes of the ring to read.
         read: usize,
-        /// Of the ring to write.
+        /// Bytes of the ring to write.
         write: usize,
     },
-    /// Another client is there: there is room for one.
+    /// Another client is there: a server has room for one.
     #[error("the server at {0} has a client")]
     Busy(String),
     /// There is no server.
     #[error("no server at {0}")]
     NotFound(String),
-    /// What the ground said.
+    /// Error of the system.
     #[error(transparent)]
     Ground(#[from] io::Error),
 }
 
-/// What the calls of this crate return.
+/// Result of the calls of this crate.
 pub type Result<T> = std::result::Result<T, Error>;

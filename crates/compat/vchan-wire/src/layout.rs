@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What stands where in the page, and which rings there can be (W-3, W-4).
+//! Offsets in the page, and the rings that are possible (W-3, W-4).
 
 use crate::{Error, Result};
 
@@ -7,13 +7,13 @@ use crate::{Error, Result};
 pub const PAGE: usize = 4096;
 /// Largest ring: 1 MiB.
 pub const ORDER_MAX: u32 = 20;
-/// A ring of this order or more has pages of its own.
+/// Order from which a ring has pages of its own.
 const ORDER_PAGE: u32 = 12;
-/// Where the references of those pages begin.
+/// Offset at which the references of those pages begin.
 pub const GRANTS_AT: usize = 24;
-/// The peer is to send an event when it has written.
+/// Bit that asks the peer to send an event when it has written.
 pub const NOTIFY_WRITE: u8 = 1;
-/// The peer is to send an event when it has read.
+/// Bit that asks the peer to send an event when it has read.
 pub const NOTIFY_READ: u8 = 2;
 
 /// Offsets in the page. *Left* is the ring that the client writes, *right* the one that the server writes.
@@ -32,23 +32,24 @@ pub mod at {
     pub const CLIENT_LIVE: usize = 20;
     /// 1 while the server is there, 0 once it is gone.
     pub const SERVER_LIVE: usize = 21;
-    /// What the server wants to be told of by the client.
+    /// Bits for the events that the server wants from the client.
     pub const CLIENT_NOTIFY: usize = 22;
-    /// What the client wants to be told of by the server.
+    /// Bits for the events that the client wants from the server.
     pub const SERVER_NOTIFY: usize = 23;
 }
 
-/// The orders of both rings: each has two to the power of its order bytes.
+/// Orders of both rings: a ring of order n has two to the power of n bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sizes {
-    /// Of the ring that the client writes.
+    /// Order of the ring that the client writes.
     pub left: u32,
-    /// Of the ring that the server writes.
+    /// Order of the ring that the server writes.
     pub right: u32,
 }
 
 impl Sizes {
-    /// The smallest rings of at least so many bytes, as the original chooses them: within the page where they fit.
+    /// Returns the smallest rings of at least so many bytes, as the original chooses them: within the page where they
+    /// fit.
     ///
     /// # Errors
     /// [`Error::Sizes`].
@@ -71,7 +72,7 @@ impl Sizes {
         self.left | self.right << 16
     }
 
-    /// What a server says, if it can be (W-4).
+    /// Returns the sizes that a server wrote, if they are possible (W-4).
     pub(crate) fn decode(word: u32) -> Result<Self> {
         let sizes = Self { left: word & 0xffff, right: word >> 16 };
         let corrupt = |what| Err(Error::Corrupt { clause: "W-4", what, found: word });
@@ -91,12 +92,12 @@ impl Sizes {
     }
 }
 
-/// Pages that a ring of this order has of its own.
+/// Returns how many pages of its own a ring of this order has.
 pub(crate) fn pages(order: u32) -> usize {
     if order < ORDER_PAGE { 0 } else { 1 << (order - ORDER_PAGE) }
 }
 
-/// Where in the page a ring is that has none.
+/// Returns the offset in the page of a ring that has no pages of its own.
 pub(crate) fn place(order: u32) -> Option<usize> {
     (order < ORDER_PAGE).then_some(1 << order)
 }

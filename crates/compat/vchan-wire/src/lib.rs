@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Layer 3. Uses: nothing.
 //!
-//! The memory layout of Xen's libxenvchan, for peers that run the original. It is one page that both ends write, with the
-//! positions of two rings, their sizes, two bytes that say who is there and two that say who wants to be woken.
+//! The memory layout of Xen's libxenvchan, for peers that run the original. It is one page that both endpoints write.
+//! The page holds the positions of two rings, their sizes, two bytes for whether each endpoint is there, and two for
+//! the events that each asks for.
 //!
-//! That layout breaks invariants of Tombolo's that hold everywhere else: both sides write one page, and all bookkeeping is
-//! in it. So it lives here and nowhere else, is used only where an address asks for it, and believes nothing. This end's
-//! own positions and sizes are private and never read back, each word of the peer's is loaded once and checked, and a lie
-//! is [`Error::Corrupt`], where the original stops for ever without a word. Clauses W-3 to W-8 of `spec/8-vchan.md`.
+//! That layout breaks invariants that hold everywhere else in Tombolo: both sides write one page, and all bookkeeping
+//! is in it. So this crate alone has it, it is used only where an address asks for it, and it trusts no value of the
+//! peer's. This endpoint's own positions and sizes are private and never read back. Each word of the peer's is loaded
+//! once and checked. A protocol violation is [`Error::Corrupt`], where the original stops for ever without an error
+//! (clauses W-3 to W-8 of `spec/8-vchan.md`).
 //!
-//! It knows nothing of Xen either: memory and event channels are the traits of [`ground`].
+//! The crate does not depend on Xen either: memory and event channels are the traits of [`ground`].
 #![forbid(unsafe_code)]
 
 mod error;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One ring, from either end (W-5, W-6).
+//! Reads and writes one ring, from either endpoint (W-5, W-6).
 
 use std::{
     os::fd::BorrowedFd,
@@ -16,17 +16,17 @@ use crate::{
     sleep::{Sleep, Spin},
 };
 
-/// What both halves of an end share.
+/// State that both halves of an endpoint share.
 #[derive(Debug)]
 pub(crate) struct Common {
     pub page: Arc<dyn Shared>,
     pub sleep: Sleep,
     pub server: bool,
-    /// The peer's domain is gone, and with it whoever would have said so.
+    /// Whether the peer's domain is gone, and with it everything that could have reported the end.
     pub lost: AtomicBool,
 }
 
-/// Who is there.
+/// Whether the peer is there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Live {
     /// The peer closed, or its process is gone.
@@ -38,7 +38,7 @@ pub enum Live {
 }
 
 impl Common {
-    /// What the peer's byte says; any other number is as good as being there (W-5).
+    /// Returns what the peer's byte means; a number that is none of the known ones means that the peer is there (W-5).
     pub(crate) fn live(&self) -> Live {
         if self.lost.load(Ordering::Relaxed) {
             return Live::Gone;
@@ -50,15 +50,16 @@ impl Common {
         }
     }
 
-    /// Asks the peer for an event (W-6). What is looked at after this was not there before it was asked.
+    /// Asks the peer for an event (W-6). The caller checks again afterwards, because the peer may have acted before it
+    /// was asked.
     fn ask(&self, bit: u8) {
         self.page.set_bits(if self.server { at::CLIENT_NOTIFY } else { at::SERVER_NOTIFY }, bit);
     }
 
     /// Sends an event if the peer asked for one (W-6).
     fn notify_peer(&self, bit: u8) {
-        // What was published before this is seen by a peer who asks after it, or its question is seen here. Looked at first:
-        // to write costs more, and nearly always nobody asked.
+        // Either a peer that asks after this fence sees what was published before it, or this endpoint sees the request
+        // here. The byte is read first, because to write it costs more, and nearly always nobody asked.
         fence(Ordering::SeqCst);
         let asked = if self.server { at::SERVER_NOTIFY } else { at::CLIENT_NOTIFY };
         if self.page.load8(asked) & bit != 0 && self.page.clear_bits(asked, bit) & bit != 0 {
@@ -67,30 +68,31 @@ impl Common {
     }
 }
 
-/// Tells who is there while others use the halves. It keeps this end open.
+/// Tells whether the peer is there while others use the halves. Keeps this endpoint open.
 #[derive(Clone, Debug)]
 pub struct Watch(Arc<Common>);
 
 impl Watch {
-    /// Who is there.
+    /// Returns whether the peer is there.
     #[must_use]
     pub fn live(&self) -> Live {
         self.0.live()
     }
 
-    /// The peer's domain is gone, which it could not say: from now on nobody is there. Who sleeps finds out at the next look.
+    /// Records that the peer's domain is gone, which the domain could not report: from now on the peer is not there. A
+    /// waiter that sleeps finds out at its next check.
     pub fn lost(&self) {
         self.0.lost.store(true, Ordering::Relaxed);
         self.0.sleep.rung();
     }
 
-    /// Whether that was said.
+    /// Returns whether the peer's domain was recorded as gone.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.0.lost.load(Ordering::Relaxed)
     }
 
-    /// Forgets the event, so that the next one is heard.
+    /// Clears the event, so that the next one is noticed.
     pub fn rung(&self) {
         self.0.sleep.rung();
     }
@@ -103,23 +105,24 @@ impl Drop for Common {
     }
 }
 
-/// One ring: its memory, and where in the page its positions are.
+/// One ring: its memory, and the offsets of its positions in the page.
 #[derive(Debug)]
 struct Ring {
     memory: Arc<dyn Shared>,
-    /// Where it begins there.
+    /// Offset at which the ring begins there.
     base: usize,
     size: u32,
-    /// This end's position: private, and only ever written to the page.
+    /// This endpoint's position: private, and only ever written to the page.
     own: u32,
     own_at: usize,
     peer_at: usize,
-    /// The first lie of the peer's: whoever lied once is not listened to again.
+    /// Position of the peer's first protocol violation; after that nothing more is read from it.
     lie: Option<u32>,
 }
 
 impl Ring {
-    /// How far the peer is ahead of this end, loaded once; more than a ring is a lie (W-5).
+    /// Returns how far the peer is ahead of this endpoint. The peer's position is loaded once; more than a ring is a
+    /// protocol violation (W-5).
     fn ahead(&mut self, page: &dyn Shared, behind: u32) -> Result<u32> {
         let corrupt = |found| Error::Corrupt { clause: "W-5", what: "a position beyond the ring", found };
         if let Some(found) = self.lie {
@@ -157,7 +160,7 @@ pub struct Writer {
     spin: Spin,
 }
 
-/// A ring's memory, where it begins there, and its order.
+/// Memory of a ring, the offset at which it begins there, and its order.
 pub(crate) type Place = (Arc<dyn Shared>, usize, u32);
 
 pub(crate) fn halves(common: Arc<Common>, left: Place, right: Place) -> (Reader, Writer) {
@@ -171,7 +174,7 @@ pub(crate) fn halves(common: Arc<Common>, left: Place, right: Place) -> (Reader,
         memory,
         base,
         size: 1 << order,
-        // A client may come back to a ring that was in use (W-8): it goes on where that stands.
+        // A client may come back to a ring that was in use (W-8): it continues at the ring's positions.
         own: common.page.load32(own_at),
         own_at,
         peer_at,
@@ -183,19 +186,19 @@ pub(crate) fn halves(common: Arc<Common>, left: Place, right: Place) -> (Reader,
 }
 
 impl Reader {
-    /// Bytes of the ring.
+    /// Returns the bytes of the ring.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.ring.size as usize
     }
 
-    /// Who is there.
+    /// Returns whether the peer is there.
     #[must_use]
     pub fn live(&self) -> Live {
         self.common.live()
     }
 
-    /// How many bytes are there. Where there are fewer than `need`, an event will tell of more.
+    /// Returns how many bytes are there. If there are fewer than `need`, the peer sends an event when there are more.
     ///
     /// # Errors
     /// [`Error::Corrupt`].
@@ -208,7 +211,7 @@ impl Reader {
         Ok(self.ring.ahead(&*self.common.page, 0)? as usize)
     }
 
-    /// Reads what is there; 0 while there is nothing.
+    /// Reads what is there. Returns the bytes read; 0 while there is nothing.
     ///
     /// # Errors
     /// [`Error::Corrupt`].
@@ -217,7 +220,8 @@ impl Reader {
         Ok(self.copy_out(there, to))
     }
 
-    /// Reads what is there, all of `to` or nothing if `whole`: how many bytes. Of 0 [`read`](Self::read) knows more.
+    /// Reads what is there, or with `whole` all of `to` or nothing. Returns the bytes read; [`read`](Self::read)
+    /// explains a 0.
     pub fn read_at_once(&mut self, to: &mut [u8], whole: bool) -> usize {
         match self.ring.ahead(&*self.common.page, 0) {
             Ok(there) if !whole || there as usize >= to.len() => self.copy_out(there as usize, to),
@@ -243,10 +247,10 @@ impl Reader {
         len
     }
 
-    /// Waits until `need` bytes are there or no more will come: how many are.
+    /// Waits until `need` bytes are there or no more will come. Returns how many are there.
     ///
     /// # Errors
-    /// [`Error::Corrupt`], [`Error::TooLarge`], and what the system says.
+    /// [`Error::Corrupt`], [`Error::TooLarge`], and any error of the system.
     pub fn wait_for(&mut self, need: usize) -> Result<usize> {
         if need > self.capacity() {
             return Err(Error::TooLarge { len: need, ring: self.capacity() });
@@ -261,11 +265,11 @@ impl Reader {
         }
     }
 
-    /// As [`wait_for`](Self::wait_for), and half a second at most: there may be fewer. `fruitless` is how often that was so in
-    /// a row.
+    /// Waits as [`wait_for`](Self::wait_for), but at most half a second: there may be fewer bytes. `fruitless` counts
+    /// the waits in a row that ended so.
     ///
     /// # Errors
-    /// As there.
+    /// The same as there.
     pub fn wait_a_while(&mut self, need: usize, fruitless: u32) -> Result<usize> {
         let (page, ring) = (&*self.common.page, &mut self.ring);
         if self.spin.run(|| Ok::<_, Error>(ring.ahead(page, 0)? as usize >= need))? {
@@ -274,20 +278,20 @@ impl Reader {
         let since = self.common.sleep.count();
         let live = self.live();
         let there = self.available(need)?;
-        // Asked before: what it wrote before it went is there.
+        // Read before `available`: what the peer wrote before it went is there.
         if there < need && live != Live::Gone {
             self.common.sleep.sleep(since, fruitless)?;
         }
         Ok(there)
     }
 
-    /// The event channel's descriptor: polls readable until [`Watch::rung`].
+    /// Returns the event channel's descriptor, which polls readable until [`Watch::rung`].
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.common.sleep.event.fd()
     }
 
-    /// Tells who is there.
+    /// Returns a watch on whether the peer is there.
     #[must_use]
     pub fn watch(&self) -> Watch {
         Watch(Arc::clone(&self.common))
@@ -295,19 +299,19 @@ impl Reader {
 }
 
 impl Writer {
-    /// Bytes of the ring.
+    /// Returns the bytes of the ring.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.ring.size as usize
     }
 
-    /// Who is there.
+    /// Returns whether the peer is there.
     #[must_use]
     pub fn live(&self) -> Live {
         self.common.live()
     }
 
-    /// See [`Reader::fd`]: both halves have one.
+    /// Returns the same descriptor as [`Reader::fd`], for this half.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.common.sleep.event.fd()
@@ -318,7 +322,8 @@ impl Writer {
         Ok(self.ring.ahead(&*self.common.page, size)? as usize)
     }
 
-    /// For how many bytes there is room. Where that is less than `need`, an event will tell of more.
+    /// Returns for how many bytes there is room. If that is less than `need`, the peer sends an event when there is
+    /// more.
     ///
     /// # Errors
     /// [`Error::Corrupt`].
@@ -331,7 +336,8 @@ impl Writer {
         self.space()
     }
 
-    /// Writes what there is room for; 0 where there is none. Who is there makes no difference: see [`live`](Self::live).
+    /// Writes what there is room for. Returns the bytes written; 0 where there is no room. Does not depend on whether
+    /// the peer is there: see [`live`](Self::live).
     ///
     /// # Errors
     /// [`Error::Corrupt`].
@@ -340,8 +346,8 @@ impl Writer {
         Ok(self.put(room, bytes))
     }
 
-    /// Writes all of `bytes` if the peer is there and there is room: says whether. If not, [`write`](Self::write) and
-    /// [`live`](Self::live) know why.
+    /// Writes all of `bytes` if the peer is there and there is room. Returns whether it did; [`write`](Self::write) and
+    /// [`live`](Self::live) explain why not.
     pub fn write_at_once(&mut self, bytes: &[u8]) -> bool {
         self.live() == Live::Here
             && self.space().is_ok_and(|room| room >= bytes.len() && self.put(room, bytes) == bytes.len())
@@ -368,7 +374,7 @@ impl Writer {
     /// Waits until there is room for `need` bytes at once.
     ///
     /// # Errors
-    /// [`Error::Corrupt`], [`Error::Closed`], [`Error::TooLarge`], and what the system says.
+    /// [`Error::Corrupt`], [`Error::Closed`], [`Error::TooLarge`], and any error of the system.
     pub fn wait_for(&mut self, need: usize) -> Result<()> {
         if need > self.capacity() {
             return Err(Error::TooLarge { len: need, ring: self.capacity() });
@@ -380,14 +386,14 @@ impl Writer {
         Ok(())
     }
 
-    /// As [`wait_for`](Self::wait_for), and half a second at most: there may be less room. `fruitless` is how often that was so
-    /// in a row.
+    /// Waits as [`wait_for`](Self::wait_for), but at most half a second: there may be less room. `fruitless` counts the
+    /// waits in a row that ended so.
     ///
     /// # Errors
-    /// As there.
+    /// The same as there.
     pub fn wait_a_while(&mut self, need: usize, fruitless: u32) -> Result<usize> {
-        // With a little more room than is needed both ends come to copy at the same time. A reader may wait for more than that
-        // leaves it, so nobody sleeps for it.
+        // With a little more room than is needed, both endpoints get to copy at the same time. But the reader may
+        // itself wait for more than that leaves it, so this endpoint only spins for it and never sleeps.
         let (page, ring) = (&*self.common.page, &mut self.ring);
         let (size, worthwhile) = (ring.size, need.max(ring.size as usize / 4));
         let found = self.spin.run(|| Ok::<_, Error>(ring.ahead(page, size)? as usize >= worthwhile))?;

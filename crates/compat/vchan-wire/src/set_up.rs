@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How the two ends meet: two nodes in a folder (W-3, W-8).
+//! Connects the two endpoints through two nodes in a folder (W-3, W-8).
 
 use std::sync::{Arc, atomic::AtomicBool};
 
@@ -11,14 +11,14 @@ use crate::{
     sleep::Sleep,
 };
 
-/// The two halves of an end.
+/// Two halves of an endpoint.
 pub type Halves = (Reader, Writer);
 
-/// The nodes: the reference of the page, the port of the event channel.
+/// Nodes: the reference of the page, the port of the event channel.
 const REFERENCE: &str = "ring-ref";
 const PORT: &str = "event-channel";
 
-/// What a server has in the place where it is found, until it is dropped.
+/// Nodes that a server publishes where its client looks for it, until this is dropped.
 #[derive(Debug)]
 pub struct Server {
     ground: Arc<dyn Ground>,
@@ -27,10 +27,10 @@ pub struct Server {
 }
 
 impl Server {
-    /// A server that its client finds at `path`, with rings of at least so many bytes.
+    /// Creates a server that its client finds at `path`, with rings of at least so many bytes.
     ///
     /// # Errors
-    /// [`Error::Sizes`], and what the system says.
+    /// [`Error::Sizes`], and any error of the system.
     pub fn new(ground: Arc<dyn Ground>, path: &str, read_min: usize, write_min: usize) -> Result<(Self, Halves)> {
         let sizes = Sizes::at_least(read_min, write_min)?;
         let event = ground.offer()?;
@@ -38,7 +38,7 @@ impl Server {
         page.store32(at::ORDERS, sizes.encode());
         page.store8(at::CLIENT_LIVE, 2);
         page.store8(at::SERVER_LIVE, 1);
-        // From the beginning the server wants to hear of what its client writes.
+        // From the beginning the server asks for events about what its client writes.
         page.store8(at::CLIENT_NOTIFY, NOTIFY_WRITE);
         let mut list = GRANTS_AT;
         let mut own = |order| -> Result<Place> {
@@ -67,7 +67,7 @@ impl Server {
         Ok((server, halves))
     }
 
-    /// Whether its client is there.
+    /// Returns whether the client is there.
     #[must_use]
     pub fn live(&self) -> Live {
         self.common.live()
@@ -80,26 +80,26 @@ impl Drop for Server {
     }
 }
 
-/// Whether a server stands at `path`.
+/// Returns whether a server is at `path`.
 ///
 /// # Errors
-/// What the system says.
+/// Any error of the system.
 pub fn is_served(ground: &dyn Ground, path: &str) -> std::io::Result<bool> {
     Ok(ground.look_up(path, REFERENCE)?.is_some())
 }
 
-/// A client of the server at `path`.
+/// Connects a client to the server at `path`.
 ///
 /// # Errors
-/// [`Error::NotFound`], [`Error::Busy`], [`Error::Corrupt`], and what the system says.
+/// [`Error::NotFound`], [`Error::Busy`], [`Error::Corrupt`], and any error of the system.
 pub fn client(ground: &dyn Ground, path: &str) -> Result<Halves> {
     let number = |node| -> Result<u32> {
         let text = ground.look_up(path, node)?.ok_or_else(|| Error::NotFound(path.into()))?;
-        // What is no number, or none that there is, is as good as nothing.
+        // A text that is no number, or the number 0, counts as absent.
         text.parse().ok().filter(|number| *number != 0).ok_or_else(|| Error::NotFound(path.into()))
     };
     let (reference, port) = (number(REFERENCE)?, number(PORT)?);
-    // Looked at without a word to the kernel: it would clear the other client's byte.
+    // Mapped here without an unmap notification: the kernel would clear the other client's byte.
     if ground.map(&[reference], true, None)?.load8(at::CLIENT_LIVE) == 1 {
         return Err(Error::Busy(path.into()));
     }
@@ -109,7 +109,7 @@ pub fn client(ground: &dyn Ground, path: &str) -> Result<Halves> {
         _ => error.into(),
     })?;
     let page = ground.map(&[reference], true, Some((at::CLIENT_LIVE, event.port())))?;
-    // Each word is loaded once: the server may change it afterwards, to its own harm alone.
+    // Each word is loaded once: a server that changes it afterwards harms only itself.
     let sizes = Sizes::decode(page.load32(at::ORDERS))?;
     let mut list = GRANTS_AT;
     let mut theirs = |order, write| -> Result<Place> {

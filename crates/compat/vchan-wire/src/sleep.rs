@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One event channel, and a reader and a writer who may both sleep on it: whoever hears it tells the other (W-7).
+//! Lets a reader and a writer sleep on one event channel: the one that notices the event wakes the other (W-7).
 //!
-//! Before a sleep comes a spin, as long as that pays: it costs less than to be woken, and the peer sends no event.
+//! A waiter spins before it sleeps, as long as that pays: it costs less than to be woken, and the peer sends no event.
 
 use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
@@ -11,10 +11,10 @@ use std::{
 
 use crate::{Result, ground::Event};
 
-/// Events in a row that brought nothing, after which naps take their place.
+/// Number of fruitless events in a row after which naps take their place.
 const STORM: u32 = 64;
 const NAP: Duration = Duration::from_millis(2);
-/// A peer's domain that is destroyed sends no event, so the waiter looks now and then.
+/// Longest sleep between two checks: a peer's domain that is destroyed sends no event.
 const LOOK: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]
@@ -26,19 +26,20 @@ pub(crate) struct Sleep {
 
 #[derive(Debug, Default)]
 struct EventState {
-    /// How often somebody heard the event.
+    /// Number of times that a thread noticed the event.
     times: u64,
-    /// Somebody listens.
+    /// Whether a thread listens for the event.
     listens: bool,
-    /// How many wait for who listens.
+    /// Number of threads that wait for the one that listens.
     wait: u32,
 }
 
-/// How long one half spins before it sleeps: more after each time that it paid, less after each that it did not.
+/// Number of checks that one half makes before it sleeps: more after each spin that paid, fewer after each that did
+/// not.
 #[derive(Debug)]
 pub(crate) struct Spin(u32);
 
-/// Looks at the peer's position. The longest take some 50 µs, about what a wake-up costs.
+/// Fewest and most checks of the peer's position in one spin. The longest take some 50 µs, about what a wake-up costs.
 const LOOKS: (u32, u32) = (16, 1024);
 
 impl Spin {
@@ -46,7 +47,7 @@ impl Spin {
         Self(LOOKS.1)
     }
 
-    /// Looks until it finds; how that ended.
+    /// Runs `look` until it returns `true`. Returns whether it did.
     pub(crate) fn run<E>(
         &mut self,
         mut look: impl FnMut() -> std::result::Result<bool, E>,
@@ -72,12 +73,12 @@ impl Sleep {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// To be asked before one looks for the last time before [`sleep`](Self::sleep).
+    /// Returns the number of events so far. A caller takes it before its last check before [`sleep`](Self::sleep).
     pub(crate) fn count(&self) -> u64 {
         self.lock().times
     }
 
-    /// The program heard the event.
+    /// Notes that the program noticed the event.
     pub(crate) fn rung(&self) {
         self.event.clear();
         self.wake_asleep(self.lock());
@@ -85,13 +86,14 @@ impl Sleep {
 
     fn wake_asleep(&self, mut heard: MutexGuard<'_, EventState>) {
         heard.times += 1;
-        // To tell nobody is a system call as well.
+        // To notify nobody is a system call as well.
         if heard.wait > 0 {
             self.told.notify_all();
         }
     }
 
-    /// Sleeps until the event is heard again; now and then for nothing. `fruitless` is how often it was in a row.
+    /// Sleeps until the next event is noticed, and sometimes wakes for nothing. `fruitless` counts the fruitless
+    /// wake-ups in a row.
     pub(crate) fn sleep(&self, since: u64, fruitless: u32) -> Result<()> {
         let mut heard = self.lock();
         if heard.times != since {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The thread that lets clients in. A program that made a vchan may do something else for a while, and its client must not
-//! have to wait for that: with the original, the memory is there and no process has to answer.
+//! Accepts clients on a thread. A program that made a vchan may do something else for a while, and its client must not
+//! wait for that: with the original, the memory is there and no process has to answer.
 //!
-//! A server has one client at a time; others wait at its door. Each client is greeted by a thread of its own, so that one that
-//! says nothing keeps nobody waiting but those at the same door.
+//! A server has one client at a time; others wait at its listener. A thread of its own greets each client, so that a
+//! silent client delays only those at the same listener.
 
 use std::{
     collections::HashMap,
@@ -28,14 +28,14 @@ use crate::{
 /// Bytes of the ring that a client has unless the server asks for a larger one.
 pub(crate) const CLIENTS_RING: u64 = 64 << 10;
 
-/// A ring of `min` bytes at least.
+/// Returns the size of a ring of at least `min` bytes.
 fn ring(min: usize) -> Outcome<u64> {
     let too_large = || Fault::with(libc::EINVAL, format!("a ring of {min} bytes: {} are the most", hello::RING_MOST));
     let ring = (min as u64).max(4096).checked_next_power_of_two().ok_or_else(too_large)?;
     if ring <= hello::RING_MOST { Ok(ring) } else { Err(too_large()) }
 }
 
-/// A server at `place`.
+/// Returns a server at `place`.
 pub(crate) fn serve(place: &VchanAddress, read_min: usize, write_min: usize) -> Outcome<Vchan> {
     let vchan = match place {
         VchanAddress::Channel(address) => serve_at(address, read_min, write_min),
@@ -66,9 +66,9 @@ static ACCEPTOR: LazyLock<Acceptor> = LazyLock::new(|| Acceptor { servers: Mutex
 
 #[derive(Debug)]
 struct Acceptor {
-    /// Those that were not closed when the last one came, by their doors.
+    /// Servers that were not closed when the last one was added, by the numbers of their listeners.
     servers: Mutex<HashMap<u64, Weak<Inner>>>,
-    /// The process in which the thread runs: one made by fork has none.
+    /// Process in which the thread runs: a forked process has no such thread.
     runs: Mutex<u32>,
 }
 
@@ -96,7 +96,7 @@ impl Acceptor {
     }
 }
 
-/// Somebody is at a server's door.
+/// Accepts the client at a server's listener and has it greeted.
 fn admit_client(server: &Arc<Inner>) {
     let mut place = lock(&server.peer.listener);
     let Some(listener) = &mut *place else { return };

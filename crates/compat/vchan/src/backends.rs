@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Which backends there are: those of the facade, and in tests the harsh double as well.
+//! Selects the backends: those of the facade, and in tests the harsh double as well.
 
 use tombolo::{Channel, Listener, Options, Result};
 
-/// With the kernel's barrier a descriptor that is polled tells of a late look (ADR 0086); that of the original is quiet until
-/// something changes.
+/// Whether to use the kernel's barrier. With it a polled descriptor becomes readable for a late look (ADR 0086); the
+/// original's descriptor is quiet until something changes.
 const BARRIER: bool = false;
 
-/// As [`tombolo::connect_with`].
+/// Does the same as [`tombolo::connect_with`].
 pub(crate) fn connect<C: Channel>(address: &str, options: &Options) -> Result<C> {
     #[cfg(feature = "testing")]
     if address.starts_with("harsh:") {
@@ -16,7 +16,7 @@ pub(crate) fn connect<C: Channel>(address: &str, options: &Options) -> Result<C>
     tombolo::connect_with(address, &options.clone().membarrier(BARRIER))
 }
 
-/// As [`tombolo::listen_with`].
+/// Does the same as [`tombolo::listen_with`].
 pub(crate) fn listen<C: Channel>(address: &str, options: &Options) -> Result<Listener<C>> {
     #[cfg(feature = "testing")]
     if address.starts_with("harsh:") {
@@ -25,8 +25,8 @@ pub(crate) fn listen<C: Channel>(address: &str, options: &Options) -> Result<Lis
     tombolo::listen_with(address, &options.clone().membarrier(BARRIER))
 }
 
-/// Hypervisors in this process: at an address `harsh:NAME/SERVICE` whoever listens is in the domain NAME, and whoever
-/// connects in another.
+/// Hypervisors in this process. At an address `harsh:NAME/SERVICE` the listener is in the domain NAME, and the
+/// connecting client in another.
 #[cfg(feature = "testing")]
 pub(crate) mod harsh {
     use std::{
@@ -47,10 +47,10 @@ pub(crate) mod harsh {
         pub client: HarshDomain,
     }
 
-    /// By the name of the first of them.
+    /// Pairs by the name of their first domain.
     static PAIRS: LazyLock<Mutex<HashMap<String, Arc<Pair>>>> = LazyLock::new(Mutex::default);
 
-    /// The two domains that meet at `address`, of which the second is made as `client`.
+    /// Returns the two domains that meet at `address`; creates the second as `client`.
     pub(crate) fn pair(address: &str, client: &str) -> Arc<Pair> {
         let name = address.split([':', '/']).nth(1).unwrap_or_default();
         let make = || {

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A mutex that costs the one thread that always takes it no locked instruction.
+//! A mutex that needs no locked instruction in the one thread that always takes it.
 //!
-//! A small message takes some twelve nanoseconds without a lock, and the two locked instructions of a mutex take as long again.
-//! Nearly always it is one thread that reads, and one that writes. So whoever comes often enough becomes the *favourite*: it says
-//! that it is inside with a plain store, and looks whether it still is the favourite. Anybody else takes that away first, has the
-//! kernel pass a fence on all CPUs that run this process (`membarrier`), and then looks whether it is inside: one of both sees
-//! the other. Where the kernel has no such fence, there is no favourite, and this is a mutex.
+//! A small message takes some twelve nanoseconds without a lock, and the two locked instructions of a mutex take as
+//! long again. Nearly always one thread reads and one thread writes. So a thread that takes the mutex often enough
+//! becomes the *favourite*. The favourite sets `inside` with a plain store, and then checks that it still is the
+//! favourite. Any other thread first takes that status away, has the kernel execute a fence on all CPUs that run this
+//! process (`membarrier`), and then checks `inside`. At least one of both threads sees the other. Where the kernel has
+//! no such fence, there is no favourite, and this is an ordinary mutex.
 //!
-//! Only one thread is ever the favourite of a mutex, from the first time on. One that was it may be on its way in for as long as
-//! it likes before it says so and sees that it is it no more. It would wipe out what the next one says.
+//! Only one thread is ever the favourite of a mutex, from its first time on. A former favourite may be delayed for any
+//! time before it sets `inside` and sees that it is the favourite no more. It would then overwrite what the next
+//! favourite stored.
 #![allow(unsafe_code)]
 
 use std::{
@@ -24,54 +26,54 @@ use std::{
 use rustix::thread::{MembarrierCommand, membarrier};
 use tombolo_os::lock::lock;
 
-/// One thread that comes so often in a row becomes the favourite.
+/// Number of times in a row that one thread must take the mutex to become the favourite.
 const OFTEN: u32 = 32;
-/// Nobody is the favourite.
+/// Value of `favourite` while no thread is it.
 const NOBODY: usize = 0;
 
-/// Something that one thread at a time may use. Without the kernel's fence it is a canary for tests.
+/// A value that one thread at a time may use. Without the kernel's fence (`FENCED` false) it is a canary for tests.
 #[derive(Debug)]
 pub(crate) struct BiasedMutex<T, const FENCED: bool = true> {
-    /// Who comes without being the favourite holds this.
+    /// Held by a thread that comes without being the favourite.
     others: Mutex<Others>,
     left: Condvar,
     favourite: AtomicUsize,
-    /// The favourite, or who just was it, is inside. Nobody else ever stores here.
+    /// Whether the favourite, or the thread that just was it, is inside. No other thread ever stores here.
     inside: AtomicBool,
     value: UnsafeCell<T>,
 }
 
-/// What those know who come without being the favourite.
+/// State of the threads that come without being the favourite.
 #[derive(Debug)]
 struct Others {
-    /// Who came last, and how often in a row.
+    /// The thread that came last, and how often in a row.
     last: usize,
     often: u32,
-    /// Who may be the favourite; anybody, at first.
+    /// The one thread that may be the favourite; any thread at first.
     chosen: usize,
 }
 
-// SAFETY: (shared access) `value` is reached only through a `Turn`, of which there is one at a time: see `lock`; (other
-// threads) what is inside may go from one to the next.
+// SAFETY: (shared access) `value` is reached only through a `BiasedGuard` or in `favourite`, by one thread at a time:
+// see `lock`; (other threads) the value may move from one thread to the next.
 unsafe impl<T: Send, const FENCED: bool> Sync for BiasedMutex<T, FENCED> {}
 
-/// What somebody uses, until this is dropped.
+/// Access to the value, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct BiasedGuard<'a, T, const FENCED: bool = true> {
     of: &'a BiasedMutex<T, FENCED>,
     way: GuardKind<'a, T, FENCED>,
-    /// It is left by the thread that took it.
+    /// Keeps the guard on the thread that took it.
     _stays: PhantomData<*const ()>,
 }
 
-/// How somebody came in.
+/// Way in which a thread got its turn.
 #[derive(Debug)]
 enum GuardKind<'a, T, const FENCED: bool> {
     Favourite(#[allow(dead_code, reason = "it leaves when it is dropped")] Inside<'a, T, FENCED>),
     Other(MutexGuard<'a, Others>),
 }
 
-/// The favourite is inside, until this is dropped.
+/// The turn of the favourite, until this is dropped.
 #[derive(Debug)]
 struct Inside<'a, T, const FENCED: bool> {
     of: &'a BiasedMutex<T, FENCED>,
@@ -85,14 +87,14 @@ impl<T, const FENCED: bool> Drop for Inside<'_, T, FENCED> {
     }
 }
 
-/// A number that no other living thread has, and that is not [`NOBODY`].
+/// Returns a number that no other living thread has, and that is not [`NOBODY`].
 #[inline]
 fn me() -> usize {
-    // SAFETY: (always allowed) it reads a number of the thread that calls.
+    // SAFETY: (always allowed) it reads a number of the calling thread.
     unsafe { libc::pthread_self() as usize }
 }
 
-/// Whether there may be favourites: registered with the kernel once.
+/// Returns whether there may be favourites; registers the process with the kernel once.
 fn may_favour() -> bool {
     static REGISTERED: LazyLock<bool> =
         LazyLock::new(|| membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok());
@@ -122,7 +124,7 @@ impl<T, const FENCED: bool> BiasedMutex<T, FENCED> {
         self.enter().map_or_else(|| self.wait(), |inside| self.turn(GuardKind::Favourite(inside)))
     }
 
-    /// Its turn, if that is now.
+    /// Returns the guard if it is free now.
     pub(crate) fn try_lock(&self) -> Option<BiasedGuard<'_, T, FENCED>> {
         if let Some(inside) = self.enter() {
             return Some(self.turn(GuardKind::Favourite(inside)));
@@ -141,16 +143,16 @@ impl<T, const FENCED: bool> BiasedMutex<T, FENCED> {
         BiasedGuard { of: self, way, _stays: PhantomData }
     }
 
-    /// The favourite's way: who is it and finds nobody inside comes in.
+    /// Enters as the favourite. Returns `None` if this thread is not the favourite or a thread is inside.
     #[inline]
     fn enter(&self) -> Option<Inside<'_, T, FENCED>> {
         let me = me();
-        // What others did inside is seen: this thread became the favourite when it had their mutex.
+        // This thread sees what others did inside: it held their mutex when it became the favourite.
         if self.favourite.load(Ordering::Relaxed) != me || self.inside.load(Ordering::Relaxed) {
             return None;
         }
-        // ORDER: Relaxed; with the compiler kept in order, the kernel's fence in `take_back` is what makes either this store
-        // seen there, or the load below see that it was taken back.
+        // ORDER: Relaxed; with the compiler kept in order, the kernel's fence in `take_back` makes either that thread
+        // see this store, or the load below see that the status was taken back.
         self.inside.store(true, Ordering::Relaxed);
         compiler_fence(Ordering::SeqCst);
         if self.favourite.load(Ordering::Relaxed) == me {
@@ -160,27 +162,28 @@ impl<T, const FENCED: bool> BiasedMutex<T, FENCED> {
         None
     }
 
-    /// Does `act` if this is the favourite and nobody is inside.
+    /// Runs `act` if this thread is the favourite and no thread is inside.
     #[inline]
     pub(crate) fn favourite<R>(&self, act: impl FnOnce(&mut T) -> R) -> Option<R> {
         let _inside = self.enter()?;
-        // SAFETY: (aliasing) it is the favourite's turn until `_inside` is dropped, and `act` can keep nothing of it.
+        // SAFETY: (aliasing) the favourite has its turn until `_inside` is dropped, and `act` can keep no reference.
         Some(act(unsafe { &mut *self.value.get() }))
     }
 
-    /// The favourite leaves, or who was it when it came.
+    /// Leaves, as the favourite or as the thread that was it when it entered.
     #[inline]
     fn leave(&self, me: usize) {
-        // ORDER: Release; pairs with the Acquire of who waits for it.
+        // ORDER: Release; pairs with the Acquire of the thread that waits for it.
         self.inside.store(false, Ordering::Release);
         compiler_fence(Ordering::SeqCst);
-        // As in `enter`: either this sees that somebody took it back, or they see that nobody is inside.
+        // As in `enter`: either this thread sees that the status was taken back, or the other one sees that `inside` is
+        // false.
         if self.favourite.load(Ordering::Relaxed) != me {
             self.wake_waiter();
         }
     }
 
-    /// Who found the favourite inside holds the mutex until it sleeps.
+    /// A thread that found the favourite inside holds the mutex until it sleeps.
     #[cold]
     fn wake_waiter(&self) {
         drop(lock(&self.others));
@@ -191,7 +194,7 @@ impl<T, const FENCED: bool> BiasedMutex<T, FENCED> {
     fn wait(&self) -> BiasedGuard<'_, T, FENCED> {
         let mut others = lock(&self.others);
         loop {
-            // Again after each sleep: somebody may have become the favourite meanwhile.
+            // Repeated after each sleep: a thread may have become the favourite meanwhile.
             assert!(self.take_back(), "the kernel has no fence (membarrier) any more");
             // ORDER: Acquire; pairs with the Release in `leave`.
             if !self.inside.load(Ordering::Acquire) {
@@ -205,14 +208,14 @@ impl<T, const FENCED: bool> BiasedMutex<T, FENCED> {
         self.turn(GuardKind::Other(others))
     }
 
-    /// With the mutex: from here on there is no favourite, and `inside` says whether who was it is there. `false` where that
-    /// cannot be known.
+    /// Ends the status of the favourite; the caller holds the mutex. Afterwards `inside` tells whether the former
+    /// favourite is inside. Returns `false` where that cannot be known.
     fn take_back(&self) -> bool {
         let favourite = self.favourite.swap(NOBODY, Ordering::SeqCst);
         if favourite == NOBODY || !FENCED || membarrier(MembarrierCommand::PrivateExpedited).is_ok() {
             return true;
         }
-        // Nothing is known of it, so it stays.
+        // Whether it is inside is unknown, so it stays the favourite.
         self.favourite.store(favourite, Ordering::SeqCst);
         false
     }
@@ -223,7 +226,8 @@ impl<T, const FENCED: bool> Deref for BiasedGuard<'_, T, FENCED> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: (aliasing) it is this turn until it is dropped, and a `&mut` needs `&mut` of it.
+        // SAFETY: (aliasing) the guard has the turn until it is dropped, and a `&mut` of the value needs `&mut` of the
+        // guard.
         unsafe { &*self.of.value.get() }
     }
 }
@@ -231,7 +235,7 @@ impl<T, const FENCED: bool> Deref for BiasedGuard<'_, T, FENCED> {
 impl<T, const FENCED: bool> DerefMut for BiasedGuard<'_, T, FENCED> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: (aliasing) it is this turn until it is dropped, and this borrows it uniquely.
+        // SAFETY: (aliasing) the guard has the turn until it is dropped, and this borrows the guard uniquely.
         unsafe { &mut *self.of.value.get() }
     }
 }
@@ -241,7 +245,7 @@ impl<T, const FENCED: bool> Drop for BiasedGuard<'_, T, FENCED> {
     fn drop(&mut self) {
         match &mut self.way {
             GuardKind::Favourite(_) => {}
-            // Not before it leaves: else it could come in twice.
+            // Made the favourite only when it leaves: earlier it could enter twice.
             GuardKind::Other(others) if others.may_choose() && may_favour() => {
                 others.often = 0;
                 others.chosen = others.last;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The border: numbers for the program, a line of text for people, and what becomes of a panic.
+//! Translates results at the C boundary: an errno for the program, a line of text for people; catches panics.
 
 use std::{
     any::Any,
@@ -13,10 +13,10 @@ use std::{
 use libc::c_int;
 use nix::errno::Errno;
 
-/// What the code behind an exported function returns.
+/// Result of the code behind an exported function.
 pub(crate) type Outcome<T> = Result<T, Fault>;
 
-/// Why a call failed.
+/// Reason why a call failed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Fault {
     pub errno: c_int,
@@ -32,7 +32,7 @@ impl Fault {
         Self { errno, text: Cow::Owned(text.into()) }
     }
 
-    /// The same, said of something.
+    /// Returns the same fault with `what` before its text.
     pub(crate) fn of(self, what: &str) -> Self {
         Self { errno: self.errno, text: format!("{what}: {}", self.text).into() }
     }
@@ -72,19 +72,19 @@ thread_local! {
     static LAST: RefCell<Cow<'static, CStr>> = const { RefCell::new(Cow::Borrowed(c"")) };
 }
 
-/// What went wrong in the last call of this thread that failed.
+/// Returns what went wrong in the last call of this thread that failed.
 pub(crate) fn last() -> *const libc::c_char {
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
-/// Runs the body of an exported function: nothing unwinds into the caller. What went wrong goes to `errno` and
-/// [`last`], and the caller gets `failed`.
+/// Runs the body of an exported function and lets nothing unwind into the caller. On failure sets `errno` and [`last`],
+/// and returns `failed`.
 #[inline]
 pub(crate) fn guard<T>(failed: T, body: impl FnOnce() -> Outcome<T>) -> T {
     guard_with(failed, body, |_| {})
 }
 
-/// As [`guard`], for calls that set something up: why that failed is also told to `tell`.
+/// Does the same as [`guard`] for calls that set something up, and also passes the reason of a failure to `tell`.
 #[inline]
 pub(crate) fn guard_with<T>(failed: T, body: impl FnOnce() -> Outcome<T>, tell: impl FnOnce(&Fault)) -> T {
     // Unwind safety: all that a panic could leave half done is behind a mutex, which is poisoned then.
@@ -93,7 +93,7 @@ pub(crate) fn guard_with<T>(failed: T, body: impl FnOnce() -> Outcome<T>, tell: 
         Ok(Err(fault)) => log_fault(&fault, tell),
         Err(payload) => {
             log_fault(&Fault::panicked(&*payload), tell);
-            // Its destructor is foreign code as well.
+            // The payload's destructor is foreign code as well.
             std::mem::forget(payload);
         }
     }
@@ -111,7 +111,7 @@ fn log_fault(fault: &Fault, tell: impl FnOnce(&Fault)) {
     Errno::from_raw(fault.errno).set();
 }
 
-/// Says on standard error why nothing was set up, as the original does by default.
+/// Writes to standard error why nothing was set up, as the original does by default.
 pub(crate) fn complain(fault: &Fault) {
     let _ = writeln!(io::stderr(), "tombolo-vchan: {}", fault.text);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The client's way to its server: at once, or once the server is there.
+//! Connects a client to its server: at once, or once the server is there.
 
 use std::{sync::Arc, thread, time::Duration};
 
@@ -16,10 +16,10 @@ use crate::{
     vchan::{Halves, Inner, Vchan},
 };
 
-/// How long somebody who waits for a server does so before it looks whether it should give up.
+/// Time that a client waits for a server before it checks whether to give up.
 const TURN: Duration = Duration::from_millis(200);
 
-/// A client of the server at `place`, which must be there.
+/// Returns a client of the server at `place`, which must be there.
 pub(crate) fn join(place: &VchanAddress) -> Outcome<Vchan> {
     joined(place, meet(place, None, || true)?)
 }
@@ -32,17 +32,17 @@ fn joined(place: &VchanAddress, halves: Halves) -> Outcome<Vchan> {
     Ok(vchan)
 }
 
-/// Channels are told of such an end by their backend.
+/// Watches the peer's domain for the original's layout only: for channels the backend reports its end.
 fn mind(place: &VchanAddress, vchan: &Arc<Inner>) -> Outcome<()> {
     if matches!(place, VchanAddress::Original(..)) { domains::mind(place, vchan) } else { Ok(()) }
 }
 
-/// Not there yet, or there and gone again.
+/// Returns whether the server is not there yet, or was there and is gone again.
 fn is_early(met: &Outcome<Halves>) -> bool {
     matches!(met, Err(Fault { errno: libc::ENOENT | libc::ECONNRESET, .. }))
 }
 
-/// A client that waits for its server in the background.
+/// Returns a client that waits for its server in the background.
 pub(crate) fn join_later(place: VchanAddress) -> Outcome<Vchan> {
     let vchan = Vchan::new(Role::Client, 4096, CLIENTS_RING as usize)?;
     let waiting = Arc::downgrade(&vchan.0);
@@ -60,7 +60,7 @@ pub(crate) fn join_later(place: VchanAddress) -> Outcome<Vchan> {
     Ok(vchan)
 }
 
-/// A client that waits for its server, however long that takes.
+/// Returns a client that waits for its server, however long that takes.
 pub(crate) fn join_in_time(place: &VchanAddress) -> Outcome<Vchan> {
     let mut domain = Domain::of(place);
     loop {
@@ -70,7 +70,8 @@ pub(crate) fn join_in_time(place: &VchanAddress) -> Outcome<Vchan> {
     }
 }
 
-/// What came of looking for a server: nothing yet, where it may still come. Nobody waits for one whose domain is gone.
+/// Returns the outcome of looking for a server, or `None` where it may still come. A server whose domain is gone is not
+/// waited for.
 fn in_time(met: Outcome<Halves>, domain: &mut Option<Domain>) -> Option<Outcome<Halves>> {
     if !is_early(&met) {
         return Some(met);
@@ -91,7 +92,8 @@ fn meet(place: &VchanAddress, wait: Option<Duration>, wanted: impl Fn() -> bool)
     }
 }
 
-/// Connects, and again with a larger ring if the server asks for that. The server lets nobody in who is not wanted any more.
+/// Connects, and again with a larger ring if the server asks for that. The server does not admit a client that gave up
+/// meanwhile.
 fn meet_at(address: &str, wait: Option<Duration>, wanted: impl Fn() -> bool) -> Outcome<Halves> {
     let mut ring = CLIENTS_RING;
     loop {

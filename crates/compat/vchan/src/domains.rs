@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Domains of Xen's that go without a word: before they came to their server, or where the layout of the original leaves
-//! nobody who could say so. A thread asks for them once a second, as long as there are any to ask for.
+//! Watches Xen domains that go without a message: before they came to their server, or where the original's layout
+//! leaves nobody who could send one. A thread asks for them once a second, as long as there are any to ask for.
 //!
-//! Xen itself says which domains there are. One whose pages this end maps, as a client does its server's, lingers until they
-//! are unmapped; but what it had in XenStore is gone at once.
+//! Xen itself knows which domains exist. A domain whose pages this process maps, as a client maps its server's, lingers
+//! until they are unmapped; but its nodes in XenStore are gone at once.
 
 use std::{
     collections::HashMap,
@@ -21,20 +21,20 @@ use crate::{
     vchan::Inner,
 };
 
-/// Time between two questions for one domain.
+/// Time between two queries for one domain.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// One domain that is asked for.
+/// One domain that is watched.
 #[derive(Debug)]
 pub(crate) struct Domain {
     number: u16,
-    /// It was there once: one that is still to be created is waited for.
+    /// Whether it existed once: a domain that is still to be created is waited for.
     seen: bool,
     asked: Option<Instant>,
 }
 
 impl Domain {
-    /// The domain of Xen's that the way to `place` leads to, if it does.
+    /// Returns the Xen domain that `place` leads to, if there is one.
     pub(crate) fn of(place: &VchanAddress) -> Option<Self> {
         place.domain_of_xen().map(Self::new)
     }
@@ -43,7 +43,7 @@ impl Domain {
         Self { number, seen: false, asked: None }
     }
 
-    /// Whether it was there and is no more, as far as that was asked within the last second.
+    /// Returns whether the domain existed and is gone; asks at most once a second, and returns `false` in between.
     pub(crate) fn is_gone(&mut self) -> bool {
         if self.asked.is_some_and(|asked| asked.elapsed() < EVERY) {
             return false;
@@ -65,20 +65,20 @@ impl Domain {
     }
 }
 
-/// A vchan whose peer's domain is looked after, and of a client where its server stands in XenStore.
+/// A vchan whose peer's domain is watched, and for a client the path of its server in XenStore.
 type Vchan = (Weak<Inner>, Option<String>);
 
-/// They by the numbers of the domains.
+/// Watched domains by their numbers.
 #[derive(Debug, Default)]
 struct WatchedDomains {
     domains: HashMap<u16, (Domain, Vec<Vchan>)>,
-    /// The process in which the thread runs, if it does.
+    /// Process in which the thread runs, if it does.
     runs: Option<u32>,
 }
 
 static MINDED: LazyLock<Mutex<WatchedDomains>> = LazyLock::new(Mutex::default);
 
-/// Looks after the domain that the way to `place` leads to, until it is gone or the vchan is closed.
+/// Watches the domain that `place` leads to, until it is gone or the vchan is closed.
 pub(crate) fn mind(place: &VchanAddress, vchan: &Arc<Inner>) -> Outcome<()> {
     let Some(number) = place.domain_of_xen() else { return Ok(()) };
     let mut minded = lock(&MINDED);
@@ -95,7 +95,7 @@ pub(crate) fn mind(place: &VchanAddress, vchan: &Arc<Inner>) -> Outcome<()> {
     Ok(())
 }
 
-/// Whether that domain was found to be there.
+/// Returns whether that domain was found to exist.
 #[cfg(all(test, feature = "testing"))]
 pub(crate) fn was_seen(number: u16) -> bool {
     lock(&MINDED).domains.get(&number).is_some_and(|(domain, _)| domain.seen)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The first bytes of each direction: that both ends are vchans, and how large a ring the server asks of the
-//! client (W-2).
+//! First bytes of each direction: they state that both endpoints are vchans, and how large a ring the server asks of
+//! the client (W-2).
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use crate::border::{Fault, Outcome};
 /// Bytes of a hello.
 pub(crate) const LEN: usize = 16;
 const MAGIC: [u8; 8] = *b"TbVchan\x01";
-/// How long the other end may take to say it.
+/// Time that the peer has for its hello.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A hello that asks the peer for a ring of `ring` bytes at least, or for nothing.
+/// Encodes a hello that asks the peer for a ring of at least `ring` bytes, or for nothing.
 pub(crate) fn encode(ring: u64) -> [u8; LEN] {
     let mut bytes = [0; LEN];
     bytes[..8].copy_from_slice(&MAGIC);
@@ -33,15 +33,15 @@ pub(crate) fn decode(bytes: [u8; LEN]) -> Outcome<u64> {
     }
 }
 
-/// Largest ring that there is.
+/// Largest ring.
 pub(crate) const RING_MOST: u64 = 1 << 30;
 
-/// Says hello.
+/// Sends this endpoint's hello.
 pub(crate) fn send_hello(writer: &mut WriteHalf, ring: u64) -> Outcome<()> {
     Ok(writer.write_all_until(&encode(ring), Deadline::after(PATIENCE))?)
 }
 
-/// Hears the other's.
+/// Receives the peer's hello. Returns the ring that it asks for.
 pub(crate) fn receive_hello(reader: &mut ReadHalf) -> Outcome<u64> {
     let (mut bytes, deadline) = ([0; LEN], Deadline::after(PATIENCE));
     if reader.wait_for(LEN, deadline)? < LEN as u64 {

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Layer 4. Uses: os, backends, channel, domain, testing, tombolo.
 //!
-//! libvchan on Tombolo. Programs that were written for Xen's libxenvchan or for Qubes' vchan are compiled against the
-//! headers in `include/` and linked with this library instead, and then run on every backend. `docs/guide/vchan.md` says
-//! how; `spec/8-vchan.md` says what the two ends of a vchan tell each other.
+//! libvchan on Tombolo. Programs written for Xen's libxenvchan or for Qubes' vchan are compiled against the headers in
+//! `include/` and linked with this library instead, and then run on every backend. `docs/guide/vchan.md` describes how;
+//! `spec/8-vchan.md` describes what the two endpoints of a vchan exchange.
 //!
-//! `place` turns the number of a domain and a path into an address. `vchan` is one end. `acceptor` is the thread
-//! that lets clients in while the program does something else. `domains` asks after peers that nobody
-//! else would miss; `side` is what carries the bytes, `original` by the
-//! layout of peers that run the original. The exported functions
-//! are in `xen` and `qubes`: a few lines each, inside `border`'s guard.
+//! `place` turns the number of a domain and a path into an address. `vchan` is one endpoint. `acceptor` is the thread
+//! that admits clients while the program does something else. `domains` watches peers whose end nothing else would
+//! report. `side` carries the bytes, and `original` does so by the layout of peers that run the original. The exported
+//! functions are in `xen` and `qubes`: a few lines each, inside `border`'s guard.
 #![deny(unsafe_code)]
 
 mod acceptor;

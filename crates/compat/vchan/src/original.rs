@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Peers that run the original, by its own layout.
+//! Connects to peers that run the original, by the original's layout.
 
 use std::{io, os::fd::BorrowedFd};
 
@@ -47,7 +47,7 @@ impl Incoming for Reader {
             0 => {}
             len => return Ok(Some(len)),
         }
-        // What the peer wrote before it went is there.
+        // The bytes that the peer wrote before it went are there.
         if self.live() == Live::Gone { Ok(Some(Reader::read(self, to)?)) } else { Ok(None) }
     }
 
@@ -117,7 +117,7 @@ fn boxed((reader, writer): (Reader, Writer)) -> Halves {
     (Box::new(reader), Box::new(writer))
 }
 
-/// A server whose client runs the original.
+/// Returns a server whose client runs the original.
 pub(crate) fn serve(peer: u16, path: &str, read_min: usize, write_min: usize) -> Outcome<Vchan> {
     let (server, halves) = world::serve(peer, path, read_min, write_min)?;
     let vchan = Vchan::new(Role::Server, halves.0.capacity(), halves.1.capacity())?;
@@ -127,17 +127,17 @@ pub(crate) fn serve(peer: u16, path: &str, read_min: usize, write_min: usize) ->
     Ok(vchan)
 }
 
-/// Whether there is such a domain of Xen's.
+/// Returns whether Xen has a domain `peer`.
 pub(crate) fn is_there(peer: u16) -> io::Result<bool> {
     world::is_there(peer)
 }
 
-/// Whether the server still stands in XenStore to which a client came.
+/// Returns whether the server to which a client came is still in XenStore.
 pub(crate) fn is_served(peer: u16, path: &str) -> io::Result<bool> {
     world::is_served(peer, path)
 }
 
-/// The way to a server that runs the original.
+/// Connects to a server that runs the original.
 pub(crate) fn meet(peer: u16, path: &str) -> Outcome<Halves> {
     Ok(boxed(world::join(peer, path)?))
 }
@@ -147,7 +147,7 @@ mod world {
     pub(super) use tombolo_backends::vchan::{is_served, is_there, join, serve};
 }
 
-/// In tests two domains of a Xen in this process: a server is in domain 5, a client in domain 7.
+/// Two domains of a fake Xen in this process, for tests: a server is in domain 5, a client in domain 7.
 #[cfg(feature = "testing")]
 pub(crate) mod world {
     use std::{io, sync::LazyLock};
@@ -167,7 +167,7 @@ pub(crate) mod world {
         is_there_in(&XEN.domain(5), peer)
     }
 
-    /// Domain 5 is not destroyed in tests.
+    /// Returns `true`: domain 5 is not destroyed in tests.
     pub(super) fn is_served(_: u16, _: &str) -> io::Result<bool> {
         Ok(true)
     }

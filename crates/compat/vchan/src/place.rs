@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Where two ends meet: from the number of a domain and a path, or a port, to an address (W-1).
+//! Translates a domain's number and a path or a port into the address where two endpoints meet (W-1).
 
 use std::{collections::BTreeMap, env, fmt, fmt::Write, fs, io, path::Path};
 
@@ -7,30 +7,30 @@ use sha2::{Digest, Sha256};
 
 use crate::border::{Fault, Outcome};
 
-/// Where the map is unless `TOMBOLO_VCHAN_CONF` says otherwise.
+/// Path of the map, unless `TOMBOLO_VCHAN_CONF` names another.
 const MAP: &str = "/etc/tombolo/vchan.conf";
-/// A domain of Xen's has this.
+/// Device that exists in a Xen domain.
 const XENBUS: &str = "/dev/xen/xenbus";
-/// Domains have numbers below this, as under Xen.
+/// Bound below which domains have their numbers, as under Xen.
 const DOMAINS: u16 = 0x7ff0;
-/// Longest name that a path becomes as it is.
+/// Length of the longest key that is not digested.
 const KEY_MAX: usize = 40;
 
-/// Which end is to meet the other.
+/// Role in which an endpoint meets its peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Role {
     Server,
     Client,
 }
 
-/// How a domain is reached.
+/// Way to reach a domain.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Route {
     /// Through a socket in a folder, or in the folder of services.
     Local(Option<String>),
-    /// As a domain of Xen's.
+    /// As a Xen domain.
     Xen,
-    /// As a domain of Xen's whose programs run the original.
+    /// As a Xen domain whose programs run the original.
     Original,
     /// Through the broker, under the name that it gave the machine.
     Vm(String),
@@ -39,7 +39,7 @@ enum Route {
     Harsh,
 }
 
-/// What the file says.
+/// Contents of the map file.
 #[derive(Default, PartialEq, Eq, Debug)]
 struct Map {
     own: Option<u16>,
@@ -47,12 +47,12 @@ struct Map {
     default: Option<Route>,
 }
 
-/// Where two ends meet.
+/// Address where two endpoints meet.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum VchanAddress {
-    /// At an address of Tombolo's.
+    /// An address of Tombolo's.
     Channel(String),
-    /// In XenStore, by the layout of the original.
+    /// A place in XenStore, by the layout of the original.
     Original(u16, String),
 }
 
@@ -66,7 +66,7 @@ impl fmt::Display for VchanAddress {
 }
 
 impl VchanAddress {
-    /// The number of the peer's domain, where that is one of Xen's.
+    /// Returns the number of the peer's domain if it is a Xen domain.
     pub(crate) fn domain_of_xen(&self) -> Option<u16> {
         match self {
             Self::Channel(address) => address.strip_prefix("xen:")?.split('/').next()?.parse().ok(),
@@ -75,7 +75,7 @@ impl VchanAddress {
     }
 }
 
-/// Where this end, in its role, meets `domain` for `path`.
+/// Returns the address where this endpoint, in its role, meets `domain` for `path`.
 pub(crate) fn place(role: Role, domain: i32, path: &str) -> Outcome<VchanAddress> {
     let (mut map, domain) = (Map::load()?, number(domain)?);
     map.complete(domain, tombolo_backends::vchan::named);
@@ -94,7 +94,7 @@ impl Map {
         let mut map = match fs::read_to_string(path) {
             Ok(text) => Self::parse(&text).map_err(|fault| fault.of(path))?,
             Err(error) if error.kind() == io::ErrorKind::NotFound && named.is_none() => Self {
-                // Under Xen the numbers are Xen's, and nothing has to be said.
+                // Under Xen the numbers are Xen's, and nothing has to be configured.
                 default: Path::new(XENBUS).exists().then_some(Route::Xen),
                 ..Self::default()
             },
@@ -108,8 +108,8 @@ impl Map {
         Ok(map)
     }
 
-    /// Has the broker say what the file does not: who has the number `domain`, and this domain's own. One that says nothing, or is
-    /// not there, changes nothing.
+    /// Asks the broker for what the file lacks: who has the number `domain`, and this domain's own number. A broker
+    /// that does not answer, or is not there, changes nothing.
     fn complete(&mut self, domain: u16, ask: impl Fn(Option<u16>) -> io::Result<Option<(u16, String)>>) {
         if self.default.is_none()
             && !self.domains.contains_key(&domain)
@@ -171,7 +171,7 @@ impl Map {
         let route = self.route(domain)?;
         let key = key(path)?;
         if *route == Route::Xen {
-            // Xen itself knows the two ends apart.
+            // Xen itself tells the two endpoints apart.
             return Ok(format!("xen:{domain}/vchan-{key}"));
         }
         let own = self.own.ok_or_else(|| {
@@ -215,8 +215,9 @@ impl Route {
     }
 }
 
-/// The name that a path in XenStore becomes: a port of Qubes' is its number; else letters and digits stand for
-/// themselves, `_` for a slash, `-` and two digits for any other byte (W-1). What becomes too long is digested.
+/// Returns the key for a path in XenStore. A Qubes port becomes its number. Otherwise letters and digits stand for
+/// themselves, `_` for a slash, `-` and two hexadecimal digits for any other byte (W-1). A key that becomes too long is
+/// digested.
 pub(crate) fn key(path: &str) -> Outcome<String> {
     let path = within_domain(path);
     if path.is_empty() {
@@ -245,7 +246,7 @@ pub(crate) fn key(path: &str) -> Outcome<String> {
     Ok(key)
 }
 
-/// The path below the server's own folder: the server may leave that out.
+/// Returns the path below the server's own folder, which the server may leave out.
 fn within_domain(path: &str) -> &str {
     let rest = path.strip_prefix("/local/domain/").and_then(|rest| rest.split_once('/'));
     rest.filter(|(domain, _)| is_number(domain)).map_or(path, |(_, rest)| rest)

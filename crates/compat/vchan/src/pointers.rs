@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Arguments as a C program passes them: the one place where a pointer becomes a reference.
+//! Arguments as a C program passes them. This is the one place where a pointer becomes a reference.
 //!
 //! # Safety
-//! As in the crate `capi`: safe code cannot make one of these types. So whoever holds one got it as an argument of an
-//! exported function. Its caller promised that it is null, or valid for its type and length and left alone until the call
-//! returns. The caller also promised that a handle came from this library and was not closed, and that nobody else is in a call with it when it is.
+//! As in the crate `capi`: safe code cannot make one of these types, so each value came as an argument of an exported
+//! function. Its caller promised that the pointer is null, or valid for its type and length and not used elsewhere
+//! until the call returns. The caller also promised that a handle came from this library and was not closed, and that
+//! no other thread is in a call with it when it is closed.
 #![allow(unsafe_code)]
 
 use std::{
@@ -20,19 +21,19 @@ use crate::{
     vchan::Vchan,
 };
 
-/// What a program sees of one direction in `struct libxenvchan`.
+/// Public part of one direction in `struct libxenvchan`.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Ring {
-    /// Nothing: the words are not where the original has them.
+    /// Always null: the words are not where the original has them.
     shared: AtomicPtr<c_void>,
-    /// Nothing.
+    /// Always null.
     buffer: AtomicPtr<c_void>,
-    /// The ring has two to the power of this many bytes.
+    /// Logarithm to base two of the ring's size in bytes.
     order: AtomicI32,
 }
 
-/// `struct libxenvchan`: what stands in it for a program to read or to set has the place that the original gives it.
+/// `struct libxenvchan`: the members that a program reads or sets are where the original has them.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Public {
@@ -40,7 +41,7 @@ pub struct Public {
     ring: AtomicPtr<c_void>,
     event: AtomicPtr<c_void>,
     port: AtomicU32,
-    /// Three bits of an int: the program sets two of them with plain stores.
+    /// Three bits of an int; the program sets two of them with plain stores.
     flags: AtomicU32,
     read: Ring,
     write: Ring,
@@ -51,7 +52,7 @@ const IS_SERVER: u32 = 1;
 const PERSIST: u32 = 2;
 const BLOCKING: u32 = 4;
 
-/// What a handle points to. A program of libxenvchan's knows the first part.
+/// Target of a handle. Programs for libxenvchan know its first part.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Handle {
@@ -61,13 +62,13 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// What the program asked for in the fields that it sets.
+    /// Returns the modes that the program chose in the fields that it sets.
     pub(crate) fn ways(&self) -> crate::vchan::CallMode {
         let flags = self.public.flags.load(Ordering::Relaxed);
         crate::vchan::CallMode { blocking: flags & BLOCKING != 0, persist: flags & PERSIST != 0 }
     }
 
-    /// As a program of libxenvchan's does by itself.
+    /// Sets or clears the blocking flag, as a program for libxenvchan does by itself.
     pub(crate) fn set_blocking(&self, blocking: bool) {
         if blocking {
             self.public.flags.fetch_or(BLOCKING, Ordering::Relaxed);
@@ -77,14 +78,14 @@ impl Handle {
     }
 }
 
-/// A handle, of either spelling.
+/// Handle, for the functions of both headers.
 #[repr(transparent)]
 pub struct Ctrl(*mut Handle);
 
 impl Ctrl {
     pub(crate) const NONE: Self = Self(ptr::null_mut());
 
-    /// Gives a vchan to the program, until it is closed.
+    /// Gives a vchan to the program, until the program closes it.
     pub(crate) fn give(vchan: Vchan, server: bool, path: &str, blocking: bool) -> Self {
         let path = CString::new(path).unwrap_or_default();
         let null = || AtomicPtr::new(ptr::null_mut());
@@ -106,18 +107,19 @@ impl Ctrl {
 
     pub(crate) fn get(&self) -> Outcome<&Handle> {
         // SAFETY: (valid, aligned) null or from `give`, and not closed: the caller's promise; (aliasing) only shared
-        // references are ever made, until the last; what the program writes are atomics; (threads) `Handle` is Sync.
+        // references are made until `into_box`, and the program writes only atomics; (threads) `Handle` is Sync.
         unsafe { self.0.as_ref() }.ok_or(Fault::new(libc::EFAULT, "the vchan is a null pointer"))
     }
 
-    /// The object itself, to be dropped; none for null.
+    /// Returns the object itself, to be dropped; `None` for null.
     pub(crate) fn into_box(self) -> Option<Box<Handle>> {
-        // SAFETY: (from a box) from `give`; (once) it was not closed before, and nobody else uses it: the caller's promise.
+        // SAFETY: (from a box) from `give`; (once) it was not closed before, and no other thread uses it: the caller's
+        // promise.
         (!self.0.is_null()).then(|| unsafe { Box::from_raw(self.0) })
     }
 }
 
-/// A text that ends with NUL.
+/// Text that ends with NUL.
 #[repr(transparent)]
 pub struct Text(*const c_char);
 
@@ -132,7 +134,7 @@ impl Text {
     }
 }
 
-/// Lengths beyond this cannot be returned.
+/// Returns `len`, or an error for a length that could not be returned as an int.
 fn checked(len: usize) -> Outcome<usize> {
     let text = "more bytes than a vchan's int can count: 2147483647 at most";
     c_int::try_from(len).map(|_| len).map_err(|_| Fault::new(libc::EINVAL, text))
@@ -162,14 +164,14 @@ impl Room {
         match (self.0.is_null(), checked(len)?) {
             (true, 0) => Ok(&mut []),
             (true, _) => Err(Fault::new(libc::EFAULT, "the data is a null pointer")),
-            // SAFETY: (valid, unique) `len` bytes, left alone meanwhile, the caller's promise; (lifetime) that of the
-            // argument; (initialised) bytes of foreign memory hold something, and they are only written.
+            // SAFETY: (valid, unique) `len` bytes, not used elsewhere meanwhile, the caller's promise; (lifetime) that
+            // of the argument; (initialised) foreign memory holds some bytes, and they are only written.
             (false, len) => Ok(unsafe { slice::from_raw_parts_mut(self.0.cast(), len) }),
         }
     }
 }
 
-/// A place for a descriptor.
+/// Place for a descriptor.
 #[repr(transparent)]
 pub struct OutFd(*mut c_int);
 
@@ -190,7 +192,7 @@ impl OutFd {
     }
 }
 
-/// The first function of a `struct xentoollog_logger`: level, errno, context, format, arguments.
+/// First function of a `struct xentoollog_logger`: level, errno, context, format, arguments.
 type Message = unsafe extern "C" fn(*mut Logger, c_int, c_int, *const c_char, *const c_char, *mut c_void);
 
 /// `struct xentoollog_logger`, as far as it is needed.
@@ -202,7 +204,7 @@ pub struct Logger {
 /// XTL_ERROR.
 const LEVEL_ERROR: c_int = 8;
 
-/// Where a program of libxenvchan's wants to be told why a set-up failed; null for standard error.
+/// Logger that a program for libxenvchan passes to learn why a set-up failed; null for standard error.
 #[repr(transparent)]
 pub struct Log(*mut Logger);
 
@@ -212,9 +214,9 @@ impl Log {
         let Some(Logger { message: Some(message) }) = (unsafe { self.0.as_ref() }) else {
             return crate::border::complain(fault);
         };
-        // A format in which nothing is to be replaced takes no arguments.
+        // A format without conversions takes no arguments.
         let format = CString::new(fault.text.replace('%', "%%").replace('\0', " ")).unwrap_or_default();
-        // What goes for an empty list of arguments: never looked into, but perhaps copied, and no ABI has a larger one.
+        // Stands for an empty list of arguments: it is never read, but perhaps copied, and no ABI has a larger one.
         let mut none = [0u64; 8];
         // SAFETY: (contract) as `xtl_log` calls it: `errnoval` is -1 for none; the texts end with NUL and outlive the call;
         // (arguments) the format asks for none, so that the list is not read.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The descriptor of a vchan: an epoll set that polls readable when something changed since it was last waited for.
+//! Descriptor of a vchan: an epoll set that polls readable when something changed since the last wait.
 //!
-//! What is in the set is edge-triggered. So `wait` takes what happened and the descriptor is quiet again, although bytes may
-//! still lie in the ring: a program that has no use for them now, because its own output is full, can sleep. That is how
-//! programs for libxenvchan expect an event channel to behave.
+//! The set is edge-triggered. So `wait` clears the descriptor, and it is quiet again although bytes may still lie in
+//! the ring: a program that cannot use them now, because its own output is full, can sleep. Programs for libxenvchan
+//! expect an event channel to behave like that.
 
 use std::{
     mem::MaybeUninit,
@@ -21,7 +21,7 @@ use crate::border::Outcome;
 #[derive(Debug)]
 pub(crate) struct PollDescriptor {
     set: OwnedFd,
-    /// Raised by this process alone.
+    /// Eventfd that only this process raises.
     news: OwnedFd,
 }
 
@@ -34,7 +34,7 @@ impl PollDescriptor {
         Ok(poll_descriptor)
     }
 
-    /// Polls readable with every change that `fd` reports, until `fd` is closed.
+    /// Makes the set poll readable with every change that `fd` reports, until `fd` is closed.
     pub(crate) fn follow_descriptor(&self, fd: BorrowedFd<'_>) -> Outcome<()> {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         match epoll::add(&self.set, fd, epoll::EventData::new_u64(0), flags) {
@@ -43,12 +43,12 @@ impl PollDescriptor {
         }
     }
 
-    /// Makes it readable.
+    /// Makes the descriptor readable.
     pub(crate) fn notify(&self) {
         raise(&self.news);
     }
 
-    /// Waits until it is readable, and clears it.
+    /// Waits until the descriptor is readable, and clears it.
     pub(crate) fn wait(&self) -> Outcome<()> {
         let mut events = [MaybeUninit::uninit(); 8];
         loop {
@@ -60,7 +60,7 @@ impl PollDescriptor {
         }
     }
 
-    /// Clears it. True if it was readable.
+    /// Clears the descriptor. Returns whether it was readable.
     pub(crate) fn clear(&self) -> bool {
         let mut events = [MaybeUninit::uninit(); 8];
         matches!(epoll::wait(&self.set, &mut events, Some(&Timespec::default())), Ok((rang, _)) if !rang.is_empty())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The functions of Qubes' `libvchan.h`: ports instead of paths, and calls that wait unless they are told not to.
+//! Exports the functions of Qubes' `libvchan.h`: ports instead of paths, and calls that block unless told not to.
 #![allow(unsafe_code)]
 
 use libc::c_int;
@@ -13,7 +13,7 @@ use crate::{
     xen::{int, serve},
 };
 
-/// Where Qubes' servers keep a port for a client's domain, and where the client finds it.
+/// Returns the path where Qubes' servers keep a port for a client's domain, or where the client finds it.
 fn path(role: Role, domain: c_int, port: c_int) -> Outcome<String> {
     match (role, port) {
         (_, ..0) => Err(Fault::with(libc::EINVAL, format!("{port} is no port"))),
@@ -74,7 +74,7 @@ pub extern "C" fn libvchan_client_init_async_finish(ctrl: Ctrl, blocking: bool) 
     )
 }
 
-/// A client that has not come through to its server yet can do none of this.
+/// Returns the handle, or an error if it is a client that has not reached its server yet.
 fn joined(ctrl: &Ctrl) -> Outcome<&crate::pointers::Handle> {
     let handle = ctrl.get()?;
     if handle.vchan.0.arrival.is_joining() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What carries the bytes of a vchan: one half for each direction.
+//! Halves that carry the bytes of a vchan, one for each direction.
 
 use std::{fmt::Debug, os::fd::BorrowedFd};
 
@@ -11,48 +11,53 @@ use crate::border::{Fault, Outcome};
 
 /// The half that reads.
 pub(crate) trait Incoming: Send + Debug {
-    /// Reads what is there, all of `to` or nothing if `whole`, and hands the space back at once, where that is short work: how
-    /// many bytes. Of 0 `read` knows more.
+    /// Reads what is there, or with `whole` all of `to` or nothing, where that is quick, and consumes the bytes at
+    /// once. Returns the number of bytes; `read` explains a 0.
     fn read_at_once(&mut self, to: &mut [u8], whole: bool) -> usize;
-    /// Reads what is there, and hands the space back at once; `None` while there is nothing, 0 once nothing will come.
+    /// Reads what is there, and consumes the bytes at once. Returns `None` while there is nothing, 0 once nothing will
+    /// come.
     fn read(&mut self, to: &mut [u8]) -> Outcome<Option<usize>>;
-    /// How many bytes are there. Where there are fewer than `need`, the descriptor tells once there are so many, or once
-    /// no more will come.
+    /// Returns how many bytes are there. If there are fewer than `need`, the descriptor polls readable once there are
+    /// so many, or once no more will come.
     fn available(&mut self, need: usize) -> Outcome<usize>;
-    /// The descriptor was found readable.
+    /// Notes that the descriptor was found readable.
     fn heard(&mut self) {}
-    /// As `available`, for one who says `heard` each time: what the peer was asked for before is not asked for again.
+    /// Does the same as `available` for a caller that calls `heard` each time: it does not repeat an earlier request to
+    /// the peer.
     fn available_while_quiet(&mut self, need: usize) -> Outcome<usize> {
         self.available(need)
     }
-    /// Waits until `need` bytes are there or no more will come.
+    /// Waits until `need` bytes are there or no more will come. Returns how many are there.
     fn wait_for(&mut self, need: usize) -> Outcome<usize>;
-    /// Whether the peer closed or is gone: nothing will be added to what is there.
+    /// Returns whether the peer closed or is gone, so that nothing will be added to what is there.
     fn is_last(&mut self) -> Outcome<bool>;
-    /// Why nothing more will come.
+    /// Returns why nothing more will come.
     fn end(&self) -> Fault;
-    /// Who is there, in the layout of the original: there the halves outlive the peer, and another may take its place.
+    /// Returns the watch of a half in the original's layout, where the halves outlive the peer and another peer may
+    /// take its place.
     fn watch(&self) -> Option<Watch> {
         None
     }
-    /// Bytes of the ring.
+    /// Returns the bytes of the ring.
     fn capacity(&self) -> usize;
     fn fd(&self) -> Outcome<BorrowedFd<'_>>;
 }
 
 /// The half that writes.
 pub(crate) trait Outgoing: Send + Debug {
-    /// Writes all of `bytes` if there is somebody to read them and known to be room: says whether. If not, `write` knows more.
+    /// Writes all of `bytes` if a peer is there to read them and the ring is known to have room. Returns whether it
+    /// did; `write` explains why not.
     fn write_at_once(&mut self, bytes: &[u8]) -> bool;
-    /// Writes what there is room for; `None` where there is none.
+    /// Writes what there is room for. Returns `None` where there is none.
     fn write(&mut self, bytes: &[u8]) -> Outcome<Option<usize>>;
-    /// Whether there is room for `need` bytes at once, looked at only if it was not known.
+    /// Returns whether there is room for `need` bytes at once; looks only if that was not known.
     fn fits(&mut self, need: usize) -> Outcome<bool>;
     /// Waits until there is room for `need` bytes at once.
     fn wait_for(&mut self, need: usize) -> Outcome<()>;
-    /// For how many bytes there is room. Where that is less than `need`, the descriptor tells once it is so much.
+    /// Returns for how many bytes there is room. If that is less than `need`, the descriptor polls readable once there
+    /// is so much.
     fn room(&mut self, need: usize) -> Outcome<usize>;
-    /// Bytes of the ring.
+    /// Returns the bytes of the ring.
     fn capacity(&self) -> usize;
     fn fd(&self) -> Outcome<BorrowedFd<'_>>;
 }
@@ -61,7 +66,7 @@ impl Incoming for ReadHalf {
     fn read_at_once(&mut self, to: &mut [u8], whole: bool) -> usize {
         let done = FastRead::read_at_once(self, to, whole);
         if done > 0 {
-            // As in `read`. What may go wrong is found by the next call as well.
+            // As in `read`. The next call finds any error as well.
             let _ = self.release();
         }
         done
@@ -69,7 +74,7 @@ impl Incoming for ReadHalf {
 
     fn read(&mut self, to: &mut [u8]) -> Outcome<Option<usize>> {
         let read = self.try_read(to)?;
-        // The peer may sleep for as little as this, and this end may not come back for long.
+        // The peer may sleep until it gets just this space, and this endpoint's next call may be far off.
         self.release()?;
         Ok(read)
     }

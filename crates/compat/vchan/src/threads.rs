@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Threads of the library within somebody else's program.
+//! Starts threads of the library within a foreign program.
 
 use std::thread;
 
@@ -7,10 +7,10 @@ use nix::sys::signal::SigSet;
 
 use crate::border::Outcome;
 
-/// What little these threads do takes little.
+/// Bytes of a thread's stack: these threads do little and need little.
 const STACK: usize = 256 << 10;
 
-/// A thread that takes none of the program's signals.
+/// Starts a thread that takes none of the program's signals.
 pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Outcome<()> {
     let mut mask = SigSet::empty();
     let masked = SigSet::all().thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_SETMASK).map(|old| mask = old);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! One endpoint of a vchan.
 //!
-//! A server is there before its client: what it writes meanwhile waits in its own memory. It stays there after the client,
-//! and another may come; what the last one left unread is read first, what was written for it goes with it.
+//! A server exists before its client; what it writes meanwhile waits in its own memory. It persists after the client
+//! leaves, and another client may come. The server first reads what the last client left unread; what was written for
+//! that client is dropped with it.
 
 mod arrival;
 mod peer;
@@ -34,32 +35,32 @@ use peer::PeerState;
 use reading::{Reading, Took};
 use writing::Writing;
 
-/// The modes that a program chose by the public fields of `struct libxenvchan`.
+/// Modes that a program chose through the public fields of `struct libxenvchan`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CallMode {
-    /// Calls block instead of returning 0.
+    /// Whether calls block instead of returning 0.
     pub blocking: bool,
-    /// The server persists: after a client has left it waits for the next one.
+    /// Whether the server persists: after a client has left, it waits for the next one.
     pub persist: bool,
 }
 
-/// The values that `is_open` returns.
+/// Values that `is_open` returns.
 pub(crate) const CLOSED: u8 = 0;
 pub(crate) const OPEN: u8 = 1;
 pub(crate) const WAITING: u8 = 2;
 
-/// Both halves to a peer that came.
+/// Both halves of the connection to a peer that came.
 pub(crate) type Halves = (Box<dyn Incoming>, Box<dyn Outgoing>);
 
-/// One end, until it is dropped.
+/// One endpoint, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Vchan(pub(crate) Arc<Inner>);
 
-/// What an endpoint shares with the threads that look for its peer.
+/// State that an endpoint shares with the threads that look for its peer.
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) poll_descriptor: PollDescriptor,
-    /// The program has the poll descriptor, or waits for it: both halves must raise it.
+    /// Whether the program has the poll descriptor, or waits for it: both halves must then raise it.
     polled: AtomicBool,
     pub(crate) arrival: Arrival,
     pub(crate) peer: PeerState,
@@ -68,7 +69,7 @@ pub(crate) struct Inner {
 }
 
 impl Vchan {
-    /// An end whose peer is still to come, with rings of these sizes.
+    /// Returns an endpoint whose peer is still to come, with rings of these sizes.
     pub(crate) fn new(role: Role, read: usize, write: usize) -> Outcome<Self> {
         Ok(Self(Arc::new(Inner {
             poll_descriptor: PollDescriptor::new()?,
@@ -80,7 +81,7 @@ impl Vchan {
         })))
     }
 
-    /// Bytes of both rings, the one that is read first.
+    /// Returns the bytes of both rings, the ring to be read first.
     pub(crate) fn sizes(&self) -> (usize, usize) {
         (self.0.reading.lock().size(), self.0.writing.lock().size())
     }
@@ -89,7 +90,7 @@ impl Vchan {
 impl Drop for Vchan {
     fn drop(&mut self) {
         let inner = &self.0;
-        // Whoever still looks for a peer finds nobody to bring it to.
+        // A thread that still looks for a peer finds no endpoint to deliver it to.
         inner.peer.state.store(CLOSED, Ordering::Release);
         drop(lock(&inner.peer.listener).take());
         drop(inner.arrival.take_who());
@@ -101,11 +102,11 @@ impl Drop for Vchan {
 }
 
 impl Inner {
-    /// The peer's domain is gone, and nothing else has told.
+    /// Records that the peer's domain is gone, where nothing else has reported it.
     pub(crate) fn peers_domain_is_gone(&self, fault: Fault) {
         self.peer.lost.store(true, Ordering::Release);
         match self.peer.original.get() {
-            // It closed before that.
+            // The peer closed before its domain went.
             Some(watch) if watch.live() == Live::Gone => {}
             Some(watch) => {
                 *lock(&self.peer.reason) = fault;
@@ -117,7 +118,7 @@ impl Inner {
         self.poll_descriptor.notify();
     }
 
-    /// The poll descriptor was raised: arms it again, for the same cause as well.
+    /// Arms the poll descriptor again after it was raised, also for the cause that raised it.
     fn heard(&self) {
         match self.peer.original.get() {
             Some(watch) => watch.rung(),
@@ -133,7 +134,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Says whether the server was found.
+    /// Returns whether the server was found.
     pub(crate) fn finish(&self) -> Outcome<bool> {
         if self.arrival.is_joining() {
             if !self.arrival.is_there() {
@@ -145,28 +146,28 @@ impl Inner {
         Ok(true)
     }
 
-    /// Meets whoever came since the last call.
+    /// Takes over the peer that came since the last call.
     #[inline]
     pub(crate) fn meet(&self) -> Outcome<()> {
         self.peer.look_who_is_there();
         self.meet_arrival()
     }
 
-    /// As [`meet`](Self::meet), where it makes no difference who is there.
+    /// Does the same as [`meet`](Self::meet), for callers to whom it makes no difference who is there.
     #[inline]
     fn meet_arrival(&self) -> Outcome<()> {
         if self.arrival.is_there() {
             self.meet_now()?;
             if !self.polled.load(Ordering::Acquire) {
-                // Whoever asks for the descriptor later knows of this.
+                // A program that asks for the descriptor later knows of this arrival.
                 self.poll_descriptor.clear();
             }
         }
         Ok(())
     }
 
-    /// Like [`meet`](Self::meet), but on a thread of the library: the peer can read what was written for it although the
-    /// program does something else. The poll descriptor still tells the program.
+    /// Does the same as [`meet`](Self::meet) on a thread of the library, so that the peer can read what was written for
+    /// it while the program does something else. The poll descriptor still notifies the program.
     pub(crate) fn meet_meanwhile(&self) {
         if self.arrival.is_there() {
             self.arrival.met_meanwhile.store(true, Ordering::Release);
@@ -180,7 +181,7 @@ impl Inner {
         let (mut reading, mut writing) = (self.reading.lock(), self.writing.lock());
         let arrival = self.arrival.take_who();
         let met = self.begin(arrival, &mut reading, &mut writing);
-        // Last: until then whoever sees that somebody came waits here for the new state.
+        // Cleared last: until then, a thread that sees the arrival waits here for the new state.
         self.arrival.clear();
         met
     }
@@ -204,14 +205,15 @@ impl Inner {
                 if self.polled.load(Ordering::Acquire) {
                     reading.arm_poll_descriptor(&self.poll_descriptor)?;
                 }
-                // Another thread may wait for whom this one met.
+                // Another thread may wait for the peer that this thread took over.
                 self.arrival.wake_waiters();
                 Ok(())
             }
         }
     }
 
-    /// Reads what there is, or all of `to` or nothing. 0 where there is too little and the call is not to wait.
+    /// Reads what is there, or with `whole` all of `to` or nothing. Returns 0 where there is too little and the call
+    /// must not block.
     #[inline]
     pub(crate) fn read(&self, to: &mut [u8], whole: bool, ways: CallMode) -> Outcome<usize> {
         match self.read_at_once(to, whole) {
@@ -220,8 +222,8 @@ impl Inner {
         }
     }
 
-    /// The fast path of a read: bytes are there, and no other thread uses this half. Not taken by a program that polls and
-    /// would get less than it asked for.
+    /// Fast path of a read: bytes are there, and no other thread uses this half. A program that polls takes it only if
+    /// it gets all that it asked for.
     #[inline(always)]
     fn read_at_once(&self, to: &mut [u8], whole: bool) -> usize {
         if self.arrival.is_there() {
@@ -243,7 +245,8 @@ impl Inner {
             match took {
                 Ok(Took::Bytes(len)) => return Ok(len),
                 Ok(Took::Wait) if ways.blocking => reading.wait_for(if whole { to.len() } else { 1 })?,
-                // In the layout of the original an event has to be asked for, and then there may be something after all.
+                // In the original's layout the reader has to ask for an event, after which there may be bytes after
+                // all.
                 Ok(Took::Wait) if self.peer.is_original() && !whole && reading.grew()? => {}
                 Ok(Took::Wait) => return Ok(0),
                 Ok(Took::Nobody) => {
@@ -254,7 +257,7 @@ impl Inner {
                     }
                     self.arrival.wait(|| self.peer.state.load(Ordering::Acquire) == OPEN);
                 }
-                // What does not fit is no fault of the peer's.
+                // A request that cannot fit is not the peer's fault.
                 Err(fault) if fault.errno == libc::EMSGSIZE => return Err(fault),
                 Ok(Took::End(why)) if self.peer.is_original() => {
                     drop(reading);
@@ -271,7 +274,7 @@ impl Inner {
                     drop(reading.take_half());
                     drop(reading);
                     self.peer.note_end(why);
-                    // One who is writing finds it out for itself.
+                    // A thread that is writing finds this out for itself.
                     if let Some(mut writing) = self.writing.try_lock() {
                         drop(writing.take_half());
                     }
@@ -280,13 +283,14 @@ impl Inner {
         }
     }
 
-    /// Writes what there is room for, or all of `bytes` or nothing; where it may wait always all of them.
+    /// Writes what there is room for, or with `whole` all of `bytes` or nothing. A call that may block always writes
+    /// all of them.
     #[inline]
     pub(crate) fn write(&self, bytes: &[u8], whole: bool, ways: CallMode) -> Outcome<usize> {
         if self.write_at_once(bytes) { Ok(bytes.len()) } else { self.write_at_length(bytes, whole, ways) }
     }
 
-    /// The fast path of a write: a peer is there, and there is room.
+    /// Fast path of a write: a peer is there, and there is room.
     #[inline(always)]
     fn write_at_once(&self, bytes: &[u8]) -> bool {
         let may = !bytes.is_empty() && !self.arrival.is_there() && self.peer.state.load(Ordering::Acquire) == OPEN;
@@ -328,7 +332,7 @@ impl Inner {
         }
     }
 
-    /// Writing failed: says so, or waits for the next client where a server persists.
+    /// Returns the fault of a failed write, or waits for the next client where a server persists.
     fn stop_writing(&self, mut writing: BiasedGuard<'_, Writing>, fault: Fault, ways: CallMode) -> Outcome<()> {
         if self.peer.is_original() {
             drop(writing);
@@ -343,10 +347,10 @@ impl Inner {
         Ok(())
     }
 
-    /// Waits until a read or a write has more to do than when it was last tried, or the peer comes or goes.
+    /// Waits until a read or a write has more to do than when it was last tried, or until the peer comes or goes.
     pub(crate) fn wait(&self) -> Outcome<()> {
         self.peer.look_who_is_there();
-        // Cleared first: what came before is seen by the checks below, what comes later raises it again.
+        // Cleared first: the checks below see what came before, and what comes later raises it again.
         let state = self.peer.state.load(Ordering::Acquire);
         if self.arrival.is_there() || self.arrival.met_meanwhile.swap(false, Ordering::AcqRel) {
             self.take_poll_descriptor();
@@ -356,7 +360,7 @@ impl Inner {
         match state {
             OPEN => self.wait_for_peer()?,
             CLOSED if self.peer.role == Role::Client || self.peer.lost.load(Ordering::Acquire) => {
-                // What is left can still be read; after that there is nothing to wait for.
+                // The program can still read what is left; after that there is nothing to wait for.
                 return if self.data_ready()? > 0 { Ok(()) } else { Err(lock(&self.peer.reason).clone()) };
             }
             _ if self.peer.is_original() => self.wait_for_peer()?,
@@ -372,7 +376,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Raises the poll descriptor again for data. The event of the peer's arrival may have covered its first bytes too.
+    /// Raises the poll descriptor again for data, because the event of the peer's arrival may have covered its first
+    /// bytes too.
     fn notify_of_data(&self) -> Outcome<()> {
         if self.polled.load(Ordering::Acquire)
             && let Some(mut reading) = self.reading.try_lock()
@@ -387,15 +392,16 @@ impl Inner {
         let wants_room = self.writing.lock().wants_room();
         let original = self.peer.is_original();
         if !self.polled.load(Ordering::Acquire) && !wants_room && !original {
-            // Nobody but this call is to be woken, and for one thing only: the half itself waits best.
+            // Only this call has to be woken, and only for data: to wait on the half itself is best.
             let mut reading = self.reading.lock();
             if reading.can_grow() {
                 return reading.wait_for_more();
             }
         }
         self.fd()?;
-        // Whoever polled the descriptor and found it readable does not wait, though it were for nothing: to look makes a half
-        // quiet again. After the look it is taken as well, so that the descriptor is quiet when this returns.
+        // A program that polled the descriptor and found it readable does not wait here, even if it was readable for
+        // nothing: the look below makes a half quiet again. The descriptor is cleared after the look as well, so that
+        // it is quiet when this returns.
         let (rang, data) = (self.take_poll_descriptor(), self.reading.lock().grew()?);
         let grew = data || (wants_room && self.writing.lock().grew(&self.poll_descriptor)?);
         let quiet = rang && data; // Bytes that are found leave the descriptor as it is.
@@ -406,7 +412,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Clears the poll descriptor. True if it was raised.
+    /// Clears the poll descriptor. Returns whether it was raised.
     fn take_poll_descriptor(&self) -> bool {
         let rang = self.poll_descriptor.clear();
         if rang {
@@ -415,7 +421,7 @@ impl Inner {
         rang
     }
 
-    /// Looks whether the peer is still there.
+    /// Checks whether the peer is still there.
     fn check_peer(&self) {
         if self.peer.state.load(Ordering::Acquire) == OPEN
             && !self.peer.is_original()
@@ -441,15 +447,15 @@ impl Inner {
         state
     }
 
-    /// Bytes that can be read at once.
+    /// Returns the number of bytes that can be read at once.
     pub(crate) fn data_ready(&self) -> Outcome<usize> {
         self.meet()?;
         let polled = self.polled.load(Ordering::Acquire);
-        // Another thread is reading: what it leaves is not known yet.
+        // While another thread is reading, what it will leave is not known yet.
         self.reading.try_lock().map_or(Ok(0), |mut reading| reading.readable_bytes(polled))
     }
 
-    /// Bytes that can be written at once.
+    /// Returns the number of bytes that can be written at once.
     pub(crate) fn buffer_space(&self) -> Outcome<usize> {
         self.meet()?;
         let polled = self.polled.load(Ordering::Acquire).then_some(&self.poll_descriptor);
@@ -464,7 +470,7 @@ impl Inner {
         }
     }
 
-    /// The descriptor that polls readable when [`wait`](Self::wait) would not block.
+    /// Returns the descriptor that polls readable when [`wait`](Self::wait) would not block.
     pub(crate) fn fd(&self) -> Outcome<RawFd> {
         if !self.polled.swap(true, Ordering::AcqRel)
             && let Some(mut reading) = self.reading.try_lock()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The functions of `libxenvchan.h`.
+//! Exports the functions of `libxenvchan.h`.
 #![allow(unsafe_code)]
 
 use libc::{c_char, c_int};
@@ -12,7 +12,7 @@ use crate::{
     pointers::{Bytes, Ctrl, Log, Room, Text},
 };
 
-/// As an int, whatever it is.
+/// Returns `len` as an int, at most the largest int.
 pub(crate) fn int(len: usize) -> c_int {
     c_int::try_from(len).unwrap_or(c_int::MAX)
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Addresses: `SCHEME:SERVICE`. The scheme names the backend, which alone reads the rest (C-1).
+//! Addresses: `SCHEME:SERVICE`. The scheme names the backend, and only this backend interprets the rest (C-1).
 
 use std::{fmt, str::FromStr};
 
-/// Where a listener is found: `SCHEME:SERVICE`, such as `local:web`. The scheme names the backend.
+/// Address of a listener: `SCHEME:SERVICE`, such as `local:web`. The scheme names the backend.
 ///
 /// # Example
 /// ```
@@ -20,7 +20,7 @@ pub struct Address {
     service: String,
 }
 
-/// Why a text is no address: it has no scheme, no service, or a NUL.
+/// Error for a text that is not an address: it has no valid scheme, no service, or a NUL.
 ///
 /// # Example
 /// ```
@@ -41,7 +41,7 @@ impl Address {
         &self.scheme
     }
 
-    /// Returns what the backend is asked for: all that follows the first colon.
+    /// Returns the service, which is everything after the first colon. The backend interprets it.
     #[must_use]
     pub fn service(&self) -> &str {
         &self.service

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The backends a program knows, and the two things it does with an address: connect and listen.
+//! The backends of a program, and the two operations on an address: connect and listen.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,10 +16,10 @@ use crate::{
     connect::{Channel, introduce, requires_ahead},
 };
 
-/// First pause between two knocks at a door where nobody listens yet, and the longest.
+/// First and longest pause between two attempts to connect where nobody listens yet.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
 
-/// The backends a program knows, by the scheme of their addresses.
+/// The backends of a program, by the scheme of their addresses.
 #[derive(Clone, Default, Debug)]
 pub struct Backends {
     known: BTreeMap<&'static str, Arc<dyn Rendezvous>>,
@@ -28,7 +28,7 @@ pub struct Backends {
 }
 
 impl Backends {
-    /// Knows none.
+    /// Makes a set without any backend.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -41,17 +41,17 @@ impl Backends {
         self
     }
 
-    /// Names a backend that this program was built without: its addresses get [`Error::NotBuilt`].
+    /// Names a backend that this program was built without. Its addresses fail with [`Error::NotBuilt`].
     #[must_use]
     pub fn without(mut self, scheme: &'static str) -> Self {
         self.absent.insert(scheme);
         self
     }
 
-    /// Parses an address of a backend that is known.
+    /// Parses an address and checks that its backend is known.
     ///
     /// # Errors
-    /// [`Error::Address`] where it is none, [`Error::UnknownScheme`], [`Error::NotBuilt`].
+    /// [`Error::Address`] where `text` is not an address, [`Error::UnknownScheme`], [`Error::NotBuilt`].
     pub fn address(&self, text: &str) -> Result<Address> {
         let address = text.parse()?;
         self.of(&address)?;
@@ -70,14 +70,14 @@ impl Backends {
         })
     }
 
-    /// Reaches the listener at `address` and agrees with it on a channel.
+    /// Connects to the listener at `address` and agrees with it on a channel.
     ///
     /// # Blocking
-    /// Until the listener has answered, at most for the [handshake's timeout](Options::handshake_timeout); if nobody
-    /// listens yet, as long as [`Options::wait_for_listener`] says.
+    /// Blocks until the listener has answered, at most for the [handshake's timeout](Options::handshake_timeout). If
+    /// nobody listens yet, it waits first, for at most [`Options::wait_for_listener`].
     ///
     /// # Errors
-    /// What the backend says ([`Error::Domain`]); [`Error::Refused`] and [`Error::VersionMismatch`] where the listener
+    /// The backend's error ([`Error::Domain`]); [`Error::Refused`] and [`Error::VersionMismatch`] where the listener
     /// does not agree; [`Error::TimedOut`].
     pub fn connect<C: Channel>(&self, address: &Address, options: &Options) -> Result<C> {
         let backend = self.of(address)?;
@@ -93,7 +93,8 @@ impl Backends {
                 introduce(link, C::MESSAGES, options)
             });
             match introduced {
-                // Who knows no writer that goes ahead (H-9) is asked anew for a channel as ever (C-4).
+                // A listener that does not support a writer that goes ahead (H-9) is asked again, for a channel without
+                // it (C-4).
                 Err(Error::Refused { code: Refusal::Feature, .. }) if asks_much => {
                     let fixed = Options { growth: None, ..options.clone() };
                     as_ever = Some(fixed);
@@ -107,10 +108,10 @@ impl Backends {
         }
     }
 
-    /// Begins to listen at `address`.
+    /// Starts listening at `address`.
     ///
     /// # Errors
-    /// What the backend says: [`Error::Domain`].
+    /// The backend's error: [`Error::Domain`].
     pub fn listen<C: Channel>(&self, address: &Address, options: &Options) -> Result<Listener<C>> {
         Listener::new(self.of(address)?.listen(address.service())?, options.clone())
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What holds for every control message of a channel.
+//! Rules that hold for every control message of a channel.
 
 use tombolo_domain::{Endpoint, Error as DomainError, Received};
 use tombolo_layout::{
@@ -9,7 +9,7 @@ use tombolo_layout::{
 
 use crate::Error;
 
-/// What came in last, unless a doorbell of its own came with it: no message of a channel carries one (C-2).
+/// Passes on the last received message, or fails if a doorbell came with it: no message of a channel carries one (C-2).
 pub(crate) fn without_doorbell(
     link: &mut dyn Endpoint,
     received: std::result::Result<Received, DomainError>,
@@ -22,17 +22,17 @@ pub(crate) fn without_doorbell(
     }
 }
 
-/// What a refusal in `message` comes to.
+/// Returns the error for a refusal with `code` and `reason`, which was decoded from `message`.
 pub(crate) fn refused(code: Refusal, reason: String, message: &[u8]) -> Error {
     if code == Refusal::Version {
         let (theirs_min, theirs_max) = versions(message).unwrap_or_default();
         return Error::VersionMismatch { ours: VERSION, theirs_min, theirs_max };
     }
-    // For people to read: one line, and nothing that their terminal would act on.
+    // The reason is for people to read: one line, without characters that would control their terminal.
     Error::Refused { code, reason: reason.replace(char::is_control, "?") }
 }
 
-/// What `message` comes to if it is a refusal (C-5).
+/// Returns the error for `message` if it is a refusal (C-5).
 pub(crate) fn refusal_in(message: &[u8]) -> Option<Error> {
     let Ok(Message::Refuse(code, reason)) = Message::decode(message) else { return None };
     Some(refused(code, reason, message))

@@ -1,30 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A channel whose messages a driver of the kernel's moves. No part of the interface: it may change with any version.
+//! Lends a message channel to a kernel driver that moves its messages. Not part of the interface: it may change with
+//! any version.
 
 use tombolo_domain::DriverParts;
 use tombolo_ring::Record;
 
 use crate::{Messages, Result};
 
-/// What a driver needs of a channel: where its segments are, and the records of the writer and the reader.
+/// The parts of a channel that a driver needs: the place of its segments, and the records of the writer and the reader
+///
 #[derive(Debug)]
 pub struct Lent {
-    /// Where the segments are.
+    /// Place of the segments.
     pub parts: DriverParts,
-    /// The writer's record and the reader's.
+    /// Record of the writer, then of the reader.
     pub records: [Record; 2],
 }
 
 /// A channel that can be lent to a driver.
 pub trait Lend {
-    /// Ends this end's turn. It must not use the channel until it took it back. `None` where its memory is none that a
-    /// driver can use; nothing changes then.
+    /// Ends this endpoint's turn. The endpoint must not use the channel until it has taken it back. Returns `None` if a
+    /// driver cannot use the channel's memory; nothing changes then.
     fn lend(&mut self) -> Option<Lent>;
 
-    /// Begins a turn of this end where the driver's ended.
+    /// Begins a turn of this endpoint where the driver's turn ended.
     ///
     /// # Errors
-    /// The records are none of this channel's.
+    /// If the records do not belong to this channel.
     fn take_back(&mut self, records: &[Record; 2]) -> Result<()>;
 }
 
@@ -37,7 +39,7 @@ impl Lend for Messages {
         let (sending, receiving) = (&mut sender.0.ring, &mut receiver.0.ring);
         let parts = {
             let shared = receiving.waiter.end().link();
-            // The ring of the beginning is the only one: messages keep theirs.
+            // The first ring is the only one, because messages keep theirs.
             let [offer] = &shared.offers[..] else { return None };
             shared.link.driver_parts(offer)?
         };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What both halves of a channel's end share.
+//! State of an endpoint of a channel that its two halves share.
 
 use std::sync::{
     Mutex, MutexGuard, OnceLock, PoisonError,
@@ -16,7 +16,7 @@ use crate::{
     os,
 };
 
-/// How the peer's side of a channel ended, once all that it sent was read.
+/// How the peer's side of a channel ended, known once everything that the peer sent was read.
 ///
 /// # Example
 /// ```
@@ -37,15 +37,15 @@ use crate::{
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Ending {
-    /// The peer closed in order: everything was written.
+    /// The peer closed in order: it wrote everything.
     Closed,
-    /// The peer gave up in the middle.
+    /// The peer aborted in the middle.
     Aborted,
-    /// The peer's process died, or went without closing.
+    /// The peer's process died, or ended without closing.
     ProcessGone,
     /// The peer's whole domain died.
     DomainGone,
-    /// The memory over which it came was taken back.
+    /// The memory that carried the data was taken back.
     Revoked,
 }
 
@@ -63,48 +63,50 @@ impl Ending {
     }
 }
 
-/// One end of a channel, shared by its two halves.
+/// One endpoint of a channel, shared by its two halves.
 #[derive(Debug)]
 pub(crate) struct End {
     link: Mutex<Shared>,
-    /// Where this endpoint says on which CPU it runs (R-14).
+    /// Word in which this endpoint publishes the CPU that it runs on (R-14).
     own_cpu: MappedOwnWord,
-    /// Where the peer says so (R-14).
+    /// Word in which the peer publishes its CPU (R-14).
     peer_cpu: MappedPeerWord,
-    /// Whether the two count the same CPUs: the first of one machine is not the first of another (R-14).
+    /// Whether the two endpoints number the same CPUs: CPU 0 of one machine is not CPU 0 of another (R-14).
     same_cpus: bool,
     pub(crate) features: Features,
     pub(crate) own_epoch: u64,
     pub(crate) peer_epoch: u64,
     pub(crate) own_map_limit: u64,
     pub(crate) peer_map_limit: u64,
-    /// The doorbell said so once; it stays so.
+    /// Whether the peer was found gone. Once true, it stays true.
     gone: AtomicBool,
-    /// What one half caught the peer at ends the other as well (R-19).
+    /// Protocol violation that one half found. It ends the other half as well (R-19).
     lie: OnceLock<Error>,
-    /// What the peer said instead of joining (C-5).
+    /// Refusal that the peer sent instead of joining (C-5).
     refused: OnceLock<Error>,
-    /// Memory of the peer was found to be taken away.
+    /// Whether memory of the peer was found to be taken away.
     revoked: AtomicBool,
-    /// This endpoint found that the link is taken away: what it does not write any more was not its wish (V-9).
+    /// Whether this endpoint found that the link is being taken away, so that the data it no longer writes was cut off
+    /// (V-9).
     left: AtomicBool,
-    /// For each half, how many notifications brought it something (R-25).
+    /// For each half, the number of notifications for which it found something (R-25).
     served: [AtomicU32; 2],
 }
 
-/// The link, and what of this endpoint's memory must be taken back in the end.
+/// The link, and those parts of this endpoint's memory that must be taken back in the end.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) link: Box<dyn Endpoint>,
     pub(crate) offers: Vec<Offer>,
-    /// Nothing came yet after the greetings, and what comes may be a refusal of this end's Welcome (C-5).
+    /// Whether no message has come since the greetings, so that the next may be a refusal of this endpoint's Welcome
+    /// (C-5).
     may_be_refused: bool,
-    /// What came when that was asked, and was none.
+    /// Message received when looking for a refusal that was not one.
     waiting: Option<std::result::Result<Received, DomainError>>,
 }
 
 impl Shared {
-    /// The next control message, of which a segment has at most `max_segment` bytes.
+    /// Returns the next control message, whose segment may have at most `max_segment` bytes.
     pub(crate) fn receive(&mut self, max_segment: u64) -> std::result::Result<Option<Received>, DomainError> {
         self.may_be_refused = false;
         let received = self.waiting.take().or_else(|| self.link.recv(max_segment).transpose());
@@ -112,7 +114,7 @@ impl Shared {
     }
 }
 
-/// What two endpoints agreed on in their handshake.
+/// The terms that two endpoints agreed on in their handshake.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Agreement {
     pub(crate) features: Features,
@@ -120,7 +122,7 @@ pub(crate) struct Agreement {
     pub(crate) peer_epoch: u64,
     pub(crate) own_map_limit: u64,
     pub(crate) peer_map_limit: u64,
-    /// This end listened.
+    /// Whether this endpoint listened.
     pub(crate) listened: bool,
 }
 
@@ -155,23 +157,23 @@ impl End {
         }
     }
 
-    /// Remembers for both halves what the peer was caught at; says whether this is the first time.
+    /// Records the peer's protocol violation for both halves. Returns whether it is the first.
     pub(crate) fn report_lie(&self, error: &Error) -> bool {
         error.repeat_lie().is_some_and(|lie| self.lie.set(lie).is_ok())
     }
 
-    /// Whether the peer was caught by either half.
+    /// Returns whether either half found a protocol violation of the peer.
     pub(crate) fn is_caught(&self) -> bool {
         self.lie.get().is_some()
     }
 
-    /// Fails with what the peer was caught at.
+    /// Fails with the peer's protocol violation, if one was found.
     pub(crate) fn check_honest(&self) -> Result<()> {
         self.lie.get().and_then(Error::repeat_lie).map_or(Ok(()), Err)
     }
 
     pub(crate) fn link(&self) -> MutexGuard<'_, Shared> {
-        // A panic elsewhere leaves the link as usable as it was.
+        // A panic elsewhere leaves the link in a usable state.
         self.link.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -182,8 +184,8 @@ impl End {
         self.link().link.liveness()
     }
 
-    /// Whether `error`, which was found in the peer's memory, says that this memory was taken away (D-3). Then zeros
-    /// may stand there, which no peer wrote and which break the specification.
+    /// Returns whether `error`, found in the peer's memory, is due to this memory being taken away (D-3). Then the
+    /// memory may hold zeros that no peer wrote and that violate the specification.
     #[cold]
     pub(crate) fn is_revoked(&self, error: &Error) -> bool {
         let revoked = match error {
@@ -199,7 +201,8 @@ impl End {
         revoked
     }
 
-    /// Whether both ends are on one CPU, as far as the peer has said so. It is told where this one is (R-14).
+    /// Returns whether both endpoints run on one CPU, as far as the peer has published its CPU. Publishes the CPU of
+    /// this endpoint (R-14).
     pub(crate) fn shares_cpu(&self) -> bool {
         if !self.same_cpus {
             return false;
@@ -212,7 +215,7 @@ impl End {
         self.peer_cpu.load_relaxed().hint() == cpu
     }
 
-    /// Whether the peer can map what this endpoint sent it even once this endpoint is gone.
+    /// Returns whether the peer can map the memory that this endpoint sent it even after this endpoint is gone.
     pub(crate) fn memory_outlives_us(&self) -> bool {
         self.link().link.outlives_owner()
     }
@@ -221,17 +224,17 @@ impl End {
         self.link().link.peer()
     }
 
-    /// Remembers that what this endpoint does not write any more was cut off (V-9).
+    /// Records that the data this endpoint no longer writes was cut off (V-9).
     pub(crate) fn set_left(&self) {
         self.left.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it was.
+    /// Returns whether [`set_left`](Self::set_left) was called.
     pub(crate) fn has_left(&self) -> bool {
         self.left.load(Ordering::Relaxed)
     }
 
-    /// Remembers that the peer is gone.
+    /// Records that the peer is gone.
     pub(crate) fn set_gone(&self) {
         // ORDER: Relaxed; the flag stands for itself, what the peer published was visible before it died.
         if !self.gone.swap(true, Ordering::Relaxed) {
@@ -239,7 +242,7 @@ impl End {
         }
     }
 
-    /// Whether the peer went because it did not agree to this end's Welcome (C-5).
+    /// Records whether the peer ended because it did not agree to this endpoint's Welcome (C-5).
     #[cold]
     fn hear_refusal(&self) {
         let mut shared = self.link();
@@ -257,18 +260,18 @@ impl End {
         }
     }
 
-    /// Fails with what the peer said instead of joining.
+    /// Fails with the refusal that the peer sent instead of joining, if there was one.
     pub(crate) fn check_joined(&self) -> Result<()> {
         self.refused.get().and_then(Error::repeat_refusal).map_or(Ok(()), Err)
     }
 
-    /// A notification brought the half that sleeps in `slot` something (R-25).
+    /// Counts a notification for which the half that sleeps in `slot` found something (R-25).
     pub(crate) fn note_served(&self, slot: Slot) {
         // ORDER: Relaxed; it is only counted.
         self.served[slot.index()].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How many notifications brought the other half something (R-25).
+    /// Returns the number of notifications for which the half other than `slot` found something (R-25).
     pub(crate) fn served_beside(&self, slot: Slot) -> u32 {
         self.served[1 - slot.index()].load(Ordering::Relaxed)
     }

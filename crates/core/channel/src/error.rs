@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What can go wrong on a channel, and its one map to `std::io::ErrorKind` and to error numbers.
+//! Errors of channels, and their mapping to `std::io::ErrorKind` and to error numbers.
 
 use std::io;
 
@@ -14,9 +14,9 @@ use tombolo_ring::{Corrupt, Error as RingError};
 
 use crate::AddressError;
 
-/// Why a call on a channel failed, with the numbers that belong to it. Would-block is never an error.
+/// The reason why a call on a channel failed, with the relevant numbers. Would-block is never an error.
 ///
-/// It converts into [`std::io::Error`]; [`kind`](Self::kind) says as what.
+/// It converts into [`std::io::Error`] with the kind that [`kind`](Self::kind) returns.
 ///
 /// # Example
 /// ```
@@ -34,56 +34,56 @@ use crate::AddressError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The text is no address.
+    /// The text is not an address.
     #[error(transparent)]
     Address(#[from] AddressError),
-    /// No backend of this program speaks the scheme.
+    /// No backend of this program has the scheme.
     #[error("no backend for {scheme:?} addresses here; there are: {known}")]
     UnknownScheme {
-        /// The scheme asked for.
+        /// The requested scheme.
         scheme: String,
-        /// Those that there are.
+        /// The schemes that are available.
         known: String,
     },
-    /// The address is of a backend that this program was built without.
+    /// The address belongs to a backend that this program was built without.
     #[error(
         "{scheme:?} addresses need a backend that this program was built without: build it with the feature \"{scheme}\" of the crate tombolo; there are: {known}"
     )]
     NotBuilt {
-        /// The scheme asked for, which is the feature's name as well.
+        /// The requested scheme, which is also the name of the feature.
         scheme: String,
-        /// Those that there are.
+        /// The schemes that are available.
         known: String,
     },
-    /// The backend could not do its part.
+    /// The backend failed.
     #[error(transparent)]
     Domain(DomainError),
-    /// The deadline passed first.
+    /// The deadline passed before the call could complete.
     #[error("timed out")]
     TimedOut,
-    /// The peer has closed its reading side, or this endpoint its writing side (`EPIPE`).
+    /// The peer has closed its reading side, or this endpoint has closed its writing side (`EPIPE`).
     #[error("the peer does not read any more")]
     Closed,
     /// The peer's process or domain is gone (`EPIPE`).
     #[error("the peer is gone")]
     PeerGone,
-    /// The peer broke the specification; the channel is of no more use.
+    /// The peer violated the specification; the channel cannot be used any more.
     #[error(transparent)]
     Corrupt(Corrupt),
-    /// The peer's control message or memory broke the specification.
+    /// The peer's control message or memory violated the specification.
     #[error("the peer broke {clause} of the specification: {what}")]
     Malformed {
-        /// The clause of `spec/`.
+        /// The violated clause of `spec/`.
         clause: &'static str,
-        /// What was found.
+        /// Description of the violation.
         what: String,
     },
-    /// The peer does not want this channel.
+    /// The peer refused this channel.
     #[error("the peer refused the channel: {reason}")]
     Refused {
-        /// The peer's code.
+        /// The peer's code for the reason.
         code: Refusal,
-        /// The peer's words.
+        /// The reason in the peer's words.
         reason: String,
     },
     /// The two endpoints have no layout version in common.
@@ -91,42 +91,42 @@ pub enum Error {
         "no common version: this end speaks {ours}, the peer {theirs_min} to {theirs_max}, and begins with its newest; upgrade the older one"
     )]
     VersionMismatch {
-        /// What this endpoint speaks.
+        /// The version that this endpoint speaks.
         ours: u16,
-        /// The peer's oldest.
+        /// The oldest version that the peer speaks.
         theirs_min: u16,
-        /// The peer's newest.
+        /// The newest version that the peer speaks.
         theirs_max: u16,
     },
-    /// A record cannot fit into the ring, now or later.
+    /// A record that cannot fit into the ring, now or later.
     #[error("a message of {len} bytes does not fit: this channel takes at most {max}; ask for a larger ring")]
     TooLarge {
-        /// Bytes of the message.
+        /// Length of the message in bytes.
         len: u64,
-        /// Largest message of this channel.
+        /// Length of the largest message that this channel takes, in bytes.
         max: u64,
     },
-    /// The caller's buffer is smaller than the next message, which stays where it is.
+    /// The caller's buffer is smaller than the next message, which stays in the ring.
     #[error("the next message has {len} bytes, the buffer only {buffer}")]
     BufferTooSmall {
-        /// Bytes of the message.
+        /// Length of the message in bytes.
         len: u64,
-        /// Bytes of the buffer.
+        /// Length of the buffer in bytes.
         buffer: u64,
     },
-    /// The peer does not follow hand-overs, or one is under way.
+    /// The peer does not support hand-overs, or one is under way.
     #[error("the ring cannot be changed now: {0}")]
     Handover(&'static str),
 }
 
 impl Error {
-    /// Returns whether the peer broke the specification: then neither direction of the channel goes on (R-19).
+    /// Returns whether the peer violated the specification. If so, both directions of the channel end (R-19).
     #[must_use]
     pub const fn is_peers_lie(&self) -> bool {
         matches!(self, Self::Corrupt(_) | Self::Malformed { .. })
     }
 
-    /// The same once more, of one that [is the peer's lie](Self::is_peers_lie).
+    /// Returns a copy of this error if it is a [protocol violation of the peer](Self::is_peers_lie).
     pub(crate) fn repeat_lie(&self) -> Option<Self> {
         match self {
             Self::Corrupt(corrupt) => Some(Self::Corrupt(*corrupt)),
@@ -135,7 +135,7 @@ impl Error {
         }
     }
 
-    /// This error once more, if it says that the peer did not agree.
+    /// Returns a copy of this error if it means that the peer did not agree to the channel.
     pub(crate) fn repeat_refusal(&self) -> Option<Self> {
         match self {
             Self::Refused { code, reason } => Some(Self::Refused { code: *code, reason: reason.clone() }),
@@ -146,7 +146,7 @@ impl Error {
         }
     }
 
-    /// Returns the kind that stands for this error in `std::io`.
+    /// Returns the kind of this error in `std::io`.
     #[must_use]
     pub fn kind(&self) -> io::ErrorKind {
         use io::ErrorKind as Kind;
@@ -173,7 +173,7 @@ impl Error {
 }
 
 impl Error {
-    /// Returns the system's number for this error, such as `EPIPE`.
+    /// Returns the system's error number for this error, such as `EPIPE`.
     #[must_use]
     pub fn errno(&self) -> i32 {
         let errno = match self {
@@ -226,7 +226,8 @@ impl From<RingError> for Error {
 }
 
 impl Error {
-    /// What `corrupt`, found in `segment`, means: nothing where that was taken away meanwhile (D-3).
+    /// Returns the error for `corrupt`, found in `segment`: a revocation, if the segment was taken away meanwhile
+    /// (D-3).
     pub(crate) fn in_segment(corrupt: Corrupt, segment: &PeerSegment) -> Self {
         if segment.is_lost() { Self::Domain(DomainError::Revoked) } else { Self::Corrupt(corrupt) }
     }

@@ -1,26 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Short paths of a stream for the project's own fronts. No part of the interface: it may change with any version.
+//! Short paths of a stream for the project's own front ends. Not part of the interface: it may change with any version.
 
 use crate::{ReadHalf, Result, WriteHalf};
 
 /// Short paths of a reading half.
 pub trait FastRead {
-    /// Copies bytes that are already visible, without a check of the peer's state. With `whole`, all of `buffer` or
-    /// nothing. Returns how many; 0 where this path does not apply: then call [`ReadHalf::try_read`].
+    /// Copies bytes that are already visible, without a check of the peer's state. With `whole`, copies all of `buffer`
+    /// or nothing. Returns the number of bytes copied, or 0 where this path does not apply: then call
+    /// [`ReadHalf::try_read`].
     fn read_at_once(&mut self, buffer: &mut [u8], whole: bool) -> usize;
 
-    /// Returns how many bytes there are, as [`ReadHalf::available`]. Does not ask the peer again for a notification
-    /// that was asked for since [`note_poll_readable`](Self::note_poll_readable), which saves system calls.
+    /// Returns the number of bytes that can be read, like [`ReadHalf::available`]. Does not ask the peer again for a
+    /// notification that was requested since [`note_poll_readable`](Self::note_poll_readable), which saves system
+    /// calls.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`ReadHalf::available`].
     fn available_while_quiet(&mut self, need: usize) -> Result<u64>;
 
     /// Notes that the descriptor was found readable, so that the next call asks for a notification again.
     fn note_poll_readable(&mut self);
 
-    /// Returns whether the peer has closed or is gone, so that nothing will be added to what is there. Looks only now
-    /// and then whether the peer lives.
+    /// Returns whether the peer has closed or is gone, so that no more bytes will come. Checks only now and then
+    /// whether the peer lives.
     ///
     /// # Errors
     /// [`Error::Corrupt`](crate::Error::Corrupt).
@@ -29,7 +31,7 @@ pub trait FastRead {
 
 /// The short path of a writing half.
 pub trait FastWrite {
-    /// Writes all of `bytes`, some KiB at most, if that is known to be possible without a look at the peer. Returns
+    /// Writes all of `bytes`, at most some KiB, if that is known to be possible without a look at the peer. Returns
     /// whether it did; if not, call [`WriteHalf::try_write`].
     #[must_use]
     fn write_at_once(&mut self, bytes: &[u8]) -> bool;

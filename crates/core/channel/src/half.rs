@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The two halves of a channel, generic over what it carries: all that a stream and messages have in common.
+//! The two halves of a channel, generic over its mode, with everything that streams and messages have in common.
 
 use std::{
     marker::PhantomData,
@@ -20,7 +20,8 @@ use crate::{
 
 /// The receiving half of a channel: [`ReadHalf`] of a stream, [`MessageReceiver`] of messages.
 ///
-/// What is here does not depend on what the channel carries. Dropping the half closes it, as [`close`](Self::close) does.
+/// These methods do not depend on what the channel carries. Dropping the half closes it, as [`close`](Self::close)
+/// does.
 ///
 /// # Example
 /// ```
@@ -48,7 +49,8 @@ pub struct Rx<M: Mode>(pub(crate) Receiving, PhantomData<fn() -> M>);
 
 /// The sending half of a channel: [`WriteHalf`] of a stream, [`MessageSender`] of messages.
 ///
-/// What is here does not depend on what the channel carries. Dropping the half closes it, as [`close`](Self::close) does.
+/// These methods do not depend on what the channel carries. Dropping the half closes it, as [`close`](Self::close)
+/// does.
 ///
 /// # Example
 /// ```
@@ -101,15 +103,15 @@ impl<M: Mode> Rx<M> {
         Self(receiving, PhantomData)
     }
 
-    /// Shows what can be read next, in the ring itself. Never blocks.
+    /// Shows what can be read next, in the ring itself and without a copy. Never blocks.
     ///
-    /// A stream shows all its unread bytes, messages show the next one. `None` while there is nothing, or at the end;
-    /// [`ending`](Self::ending) tells which. Nothing is copied. Hand it back with `consume`.
+    /// A stream shows all its unread bytes; messages show the next one. Returns `None` while there is nothing, and at
+    /// the end; [`ending`](Self::ending) tells which. Release what you have read with `consume`.
     ///
     /// The peer can change these bytes at any time: copy what you check, and check the copy.
     ///
     /// # Errors
-    /// [`Error::Corrupt`](crate::Error::Corrupt) where the peer broke the specification.
+    /// [`Error::Corrupt`](crate::Error::Corrupt) where the peer violated the specification.
     pub fn peek(&mut self) -> Result<Option<Peeked<'_>>> {
         match self.0.attempt(|reader| Ok(M::find(reader)?.then_some(())))? {
             Poll::Ready(Some(())) => Ok(self.0.ring.half.in_place().found()),
@@ -120,7 +122,7 @@ impl<M: Mode> Rx<M> {
     /// Waits until [`peek`](Self::peek) has something to show. Returns `false` at the end.
     ///
     /// # Blocking
-    /// Until there is something to read, or the peer has closed or died; at most until `deadline`.
+    /// Blocks until there is something to read, or the peer has closed or died; at most until `deadline`.
     ///
     /// # Errors
     /// [`Error::TimedOut`](crate::Error::TimedOut) at the deadline; [`Error::Corrupt`](crate::Error::Corrupt).
@@ -128,10 +130,10 @@ impl<M: Mode> Rx<M> {
         self.0.complete(|reader| Ok(M::is_ready(reader)?.then_some(())), deadline, || None).map(|there| there.is_some())
     }
 
-    /// Returns the room of all that was read to the peer at once. Never blocks.
+    /// Returns the room of everything that was read to the peer at once. Never blocks.
     ///
-    /// A half does so by itself while it is used. Call this before you wait for something else, so that a peer that
-    /// waits for room can go on.
+    /// A half that is in use does this by itself. Call this before you wait for something else, so that a peer that
+    /// waits for room can continue.
     ///
     /// # Errors
     /// None today.
@@ -140,7 +142,7 @@ impl<M: Mode> Rx<M> {
         self.0.release()
     }
 
-    /// Returns how the peer's side ended: `None` until a read has found the end.
+    /// Returns how the peer's side ended, or `None` until a read has found the end.
     #[must_use]
     pub fn ending(&self) -> Option<Ending> {
         self.0.ending()
@@ -164,9 +166,9 @@ impl<M: Mode> Rx<M> {
 
     /// Returns a descriptor that polls readable (`POLLIN`) while there may be something to read.
     ///
-    /// It serves poll and epoll, level- and edge-triggered; never read or close it. After it polled readable, call a
-    /// `try_` method until that says would-block (edge), or as often as you like (level). It is readable at first, and
-    /// may be readable for nothing.
+    /// It works with poll and epoll, level- and edge-triggered; never read or close it. After it polled readable, call
+    /// a `try_` method until that reports would-block (edge), or as often as you like (level). It is readable at first,
+    /// and may be readable without cause.
     ///
     /// # Errors
     /// [`BackendError::Limit`](tombolo_domain::Error::Limit) where the process has no descriptor to spare.
@@ -180,30 +182,30 @@ impl<M: Mode> Tx<M> {
         Self(sending, PhantomData)
     }
 
-    /// Reserves room for `len` bytes in the ring, to be filled in place and then [`commit`](Self::commit)ted.
+    /// Reserves room for `len` bytes in the ring, to fill in place and then publish with [`commit`](Self::commit).
     ///
-    /// The room comes as two slices; the second is empty unless the ring wraps there. Nothing is visible to the peer
-    /// before the commit. The next call that writes or sends ends the reservation.
+    /// Returns the room as two slices; the second is empty unless the ring wraps there. The peer sees nothing before
+    /// the commit. The next call that writes or sends ends the reservation.
     ///
     /// # Blocking
-    /// Until there is that much room at once, at most until `deadline`.
+    /// Blocks until there is that much room at once, at most until `deadline`.
     ///
     /// # Errors
-    /// [`Error::TooLarge`](crate::Error::TooLarge) beyond what the ring can hold; [`Error::Closed`](crate::Error::Closed)
-    /// and [`Error::PeerGone`](crate::Error::PeerGone) where nobody reads any more;
-    /// [`Error::TimedOut`](crate::Error::TimedOut); [`Error::Corrupt`](crate::Error::Corrupt).
+    /// [`Error::TooLarge`](crate::Error::TooLarge) for more than the ring can hold;
+    /// [`Error::Closed`](crate::Error::Closed) and [`Error::PeerGone`](crate::Error::PeerGone) where the peer no longer
+    /// reads; [`Error::TimedOut`](crate::Error::TimedOut); [`Error::Corrupt`](crate::Error::Corrupt).
     pub fn reserve_until(&mut self, len: usize, deadline: Deadline) -> Result<Reserved<'_>> {
         let span = || M::span(len as u64);
         self.0.complete(|writer| Ok(writer.in_place().find_room(len)?.then_some(())), span, deadline, || Ok(()))?;
         Ok(self.0.ring.half.in_place().found_room(len).expect("there was room, and only the writer takes it"))
     }
 
-    /// Reserves room as [`reserve_until`](Self::reserve_until), if there is that much now. Never blocks.
+    /// Reserves room like [`reserve_until`](Self::reserve_until), if there is that much now. Never blocks.
     ///
-    /// Returns `None` where there is not.
+    /// Returns `None` where there is less room.
     ///
     /// # Errors
-    /// As there, without the deadline.
+    /// Those of [`reserve_until`](Self::reserve_until), except the deadline's.
     pub fn try_reserve(&mut self, len: usize) -> Result<Option<Reserved<'_>>> {
         let span = || M::span(len as u64);
         match self.0.attempt(|writer| Ok(writer.in_place().find_room(len)?.then_some(())), span)? {
@@ -215,13 +217,14 @@ impl<M: Mode> Tx<M> {
     /// Publishes the first `len` bytes of the last reservation: as bytes of the stream, or as one message.
     ///
     /// # Errors
-    /// [`Error::TooLarge`](crate::Error::TooLarge) beyond what was reserved; else as
-    /// [`reserve_until`](Self::reserve_until), without the deadline.
+    /// [`Error::TooLarge`](crate::Error::TooLarge) for more than was reserved; otherwise those of
+    /// [`reserve_until`](Self::reserve_until), except the deadline's.
     pub fn commit(&mut self, len: usize) -> Result<()> {
         self.0.commit(len)
     }
 
-    /// Wakes a sleeping peer for what a batching [`FlushPolicy`] held back. Never blocks.
+    /// Notifies a sleeping peer of the bytes for which a batching [`FlushPolicy`] held back the notification. Never
+    /// blocks.
     ///
     /// # Errors
     /// [`Error::PeerGone`](crate::Error::PeerGone).
@@ -229,10 +232,10 @@ impl<M: Mode> Tx<M> {
         self.0.flush()
     }
 
-    /// Waits until the peer has read everything.
+    /// Waits until the peer has read everything that was written.
     ///
     /// # Blocking
-    /// Until the peer says so, which it does when it next looks for more; at most until `deadline`.
+    /// Blocks until the peer has reported this, which it does when it next looks for more; at most until `deadline`.
     ///
     /// # Errors
     /// [`Error::Closed`](crate::Error::Closed) and [`Error::PeerGone`](crate::Error::PeerGone) where some of it will
@@ -243,12 +246,13 @@ impl<M: Mode> Tx<M> {
 
     /// Begins to move this direction to a ring of `bytes` bytes, rounded up to a power of two. Never blocks.
     ///
-    /// The move goes on with each write; the peer follows when it next reads. Nothing is lost, doubled or reordered.
-    /// [`is_moving`](Self::is_moving) tells when it is done.
+    /// Each write continues the move, and the peer follows when it next reads. Nothing is lost, duplicated or
+    /// reordered. [`is_moving`](Self::is_moving) returns `false` once the move is done.
     ///
     /// # Errors
-    /// [`Error::Handover`](crate::Error::Handover) where the peer cannot follow or the last move is not finished;
-    /// [`Error::TooLarge`](crate::Error::TooLarge) beyond what the peer maps; what the backend says of memory.
+    /// [`Error::Handover`](crate::Error::Handover) where the peer cannot follow or the previous move is not finished;
+    /// [`Error::TooLarge`](crate::Error::TooLarge) for more than the peer maps; the backend's error where it has no
+    /// memory.
     pub fn resize(&mut self, bytes: u64) -> Result<()> {
         let size = crate::Options::new().ring_size(bytes).capacity.expect("just set");
         self.0.resize(size)
@@ -260,7 +264,7 @@ impl<M: Mode> Tx<M> {
         self.0.moves.is_under_way()
     }
 
-    /// Sets when a write looks for a sleeping peer; see [`FlushPolicy`].
+    /// Sets when a write checks whether the peer sleeps; see [`FlushPolicy`].
     pub fn set_flush_policy(&mut self, policy: FlushPolicy) {
         self.0.ring.half.set_flush_policy(policy);
     }
@@ -276,19 +280,20 @@ impl<M: Mode> Tx<M> {
         self.0.moves.statistics(&self.0.ring)
     }
 
-    /// Closes this half in order: the peer reads what is left and then finds [`Ending::Closed`]. Never blocks.
+    /// Closes this half in order: the peer reads the remaining data and then finds [`Ending::Closed`]. Never blocks.
     pub fn close(&mut self) {
         self.0.close();
     }
 
-    /// Gives up in the middle: the peer reads what is left and then finds [`Ending::Aborted`]. Never blocks.
+    /// Aborts this half: the peer reads the remaining data and then finds [`Ending::Aborted`]. Never blocks.
     pub fn abort(&mut self) {
         self.0.ring.abort();
     }
 
-    /// Returns a descriptor that polls readable (`POLLIN`) while there may be room, after a `try_` method said `None`.
+    /// Returns a descriptor that polls readable (`POLLIN`) while there may be room, after a `try_` method returned
+    /// `None`.
     ///
-    /// It serves poll and epoll as [`Rx::poll_fd`] does; never read or close it.
+    /// It works with poll and epoll like [`Rx::poll_fd`]; never read or close it.
     ///
     /// # Errors
     /// [`BackendError::Limit`](tombolo_domain::Error::Limit) where the process has no descriptor to spare.
@@ -297,7 +302,7 @@ impl<M: Mode> Tx<M> {
     }
 }
 
-/// The descriptor of [`Rx::poll_fd`].
+/// Returns the descriptor of [`Rx::poll_fd`].
 ///
 /// # Panics
 /// If the process has no descriptor to spare at the first call; `poll_fd` returns an error instead.
@@ -307,7 +312,7 @@ impl<M: Mode> AsFd for Rx<M> {
     }
 }
 
-/// The descriptor of [`Tx::poll_fd`].
+/// Returns the descriptor of [`Tx::poll_fd`].
 ///
 /// # Panics
 /// If the process has no descriptor to spare at the first call; `poll_fd` returns an error instead.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Moving a pipe to a larger or smaller ring under load (H-1 to H-7).
+//! Moves a pipe to a larger or smaller ring under load (H-1 to H-7).
 
 use tombolo_domain::{Error as DomainError, Offer};
 use tombolo_layout::{Features, SegmentHeader, handshake::Message};
@@ -8,10 +8,10 @@ use tombolo_ring::{Fresh, OwnRing, Reader, Writer, follow as follow_to};
 
 use crate::{Error, Result, end::End};
 
-/// The writer's side of a move.
+/// State of the writer's side of a move.
 #[derive(Debug, Default)]
 pub(crate) enum Outgoing {
-    /// None.
+    /// No move is under way.
     #[default]
     Settled,
     /// The new ring was offered; the reader has not declared itself ready.
@@ -26,7 +26,7 @@ impl Outgoing {
         !matches!(self, Self::Settled)
     }
 
-    /// Makes a ring of `capacity` bytes and offers it (H-1). With `ahead` the writer goes on there at once (H-9).
+    /// Makes a ring of `capacity` bytes and offers it (H-1). With `ahead` the writer moves there at once (H-9).
     pub(crate) fn begin(&mut self, capacity: u64, ahead: bool, writer: &mut Writer<Mapped>, end: &End) -> Result<()> {
         if !end.features.has(Features::HANDOVER) {
             return Err(Error::Handover("the peer does not follow hand-overs"));
@@ -41,7 +41,7 @@ impl Outgoing {
             return Err(Error::TooLarge { len: header.segment_len, max: end.peer_map_limit });
         }
         let (segment, offer) = shared.link.allocate(header.segment_len as usize)?;
-        // Its header first: the reader may look at any time from now on.
+        // The header is written first, because the reader may look at any time from now on.
         let ring = Fresh::new(segment, &header).into_ring();
         let message = Message::Ring { generation, epoch: end.own_epoch };
         if let Err(error) = shared.link.send(&message.encode(), Some(&offer)) {
@@ -60,7 +60,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Whether the reader has gone one step further, so that this side can (H-3, H-7).
+    /// Returns whether the reader has gone one step further, so that this side can follow (H-3, H-7).
     pub(crate) fn is_due(&self, writer: &mut Writer<Mapped>) -> Result<bool> {
         Ok(match self {
             Self::Settled => false,
@@ -94,7 +94,7 @@ impl Outgoing {
     }
 }
 
-/// Of the rings so far the first stays, as its control page is in use, and so does the last (H-7).
+/// Retires the ring before the last, unless that is the first ring, whose control page is in use (H-7).
 fn retire_before_last(end: &End) {
     let mut shared = end.link();
     if shared.offers.len() > 2 {
@@ -104,9 +104,9 @@ fn retire_before_last(end: &End) {
 }
 
 /// Takes the ring that the peer's writer announced off the control path and declares the reader ready for it (H-2).
-/// Says whether it did: an offer can be withdrawn, by a writer that closed or went before anybody took it, or be too
-/// much for this process; then the writer never switches. Where the writer went ahead, what is too much now is an error, and
-/// may be tried again (H-9).
+/// Returns whether it did. A writer that closed or ended may withdraw an offer before it is taken, or the ring may be
+/// too much for this process; then the writer never switches. If the writer went ahead, a ring that is too much now is
+/// an error, and the call may be repeated (H-9).
 pub(crate) fn follow(reader: &mut Reader<Mapped>, end: &End, announced: u16) -> Result<bool> {
     let malformed = |what: &str| Error::Malformed { clause: "H-1", what: what.into() };
     if !end.features.has(Features::HANDOVER) {
@@ -120,7 +120,7 @@ pub(crate) fn follow(reader: &mut Reader<Mapped>, end: &End, announced: u16) -> 
         Ok(Some(received)) => received,
         Ok(None) => return Err(malformed("a ring was announced that was not offered")),
         Err(DomainError::Revoked | DomainError::PeerGone) => return Ok(false),
-        // No room to map it here: the pipe stays where it is (H-2).
+        // There is no room to map the ring, so the pipe stays where it is (H-2).
         Err(DomainError::Limit { .. } | DomainError::Quota(_) | DomainError::Os { .. }) if !is_behind => {
             return Ok(false);
         }

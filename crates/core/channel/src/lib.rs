@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Layer 3. Uses: layout, mem, os, ring, growth, domain.
 //!
-//! A channel: two pipes between two endpoints that met through some backend, behind one interface. This crate knows the
-//! traits of `domain`, never a backend; the facade tells it which there are.
+//! A channel: two pipes between two endpoints that met through some backend, behind one interface. This crate knows
+//! only the traits of `domain`; the facade passes it the backends.
 #![forbid(unsafe_code)]
 
 mod address;
@@ -53,5 +53,5 @@ pub use tombolo_mem::SharedSlice;
 pub use tombolo_ring::{Corrupt, Counters, FlushPolicy, Peeked, Reserved};
 pub use watch::Watch;
 
-/// What the calls of this crate return.
+/// Result of the calls of this crate.
 pub type Result<T> = std::result::Result<T, Error>;

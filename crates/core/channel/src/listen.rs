@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Waiting for peers, none of whom can keep another waiting (C-7).
+//! Accepts peers, so that none of them can keep another waiting (C-7).
 
 use std::{
     marker::PhantomData,
@@ -18,16 +18,16 @@ use crate::{
     connect::{answer, poll_until},
 };
 
-/// Peers that knocked and have not introduced themselves.
+/// Largest number of peers that have connected and have not sent their greeting yet.
 const HALF_OPEN_MOST: usize = 64;
-/// Descriptors that it takes at most to let a peer in, and to answer it.
+/// Largest numbers of descriptors that it takes to accept a peer, and to answer it.
 const TO_ACCEPT: usize = 1;
 const TO_ANSWER: usize = 12;
-/// How long nobody looks at a listener at which nobody is let in for now.
+/// Time for which the listener is not polled while no peer can be let in.
 const CROWDED: Duration = Duration::from_millis(20);
 
 /// Accepts peers at an address and makes channels of kind `C` with them: [`Stream`](crate::Stream) or
-/// [`Messages`](crate::Messages). Dropping it ends listening; what was accepted lives on.
+/// [`Messages`](crate::Messages). Dropping it ends listening; accepted channels stay open.
 ///
 /// # Example
 /// ```
@@ -45,9 +45,9 @@ const CROWDED: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub struct Listener<C> {
     listener: Box<dyn DomainListener>,
-    /// In the order in which they knocked.
+    /// Peers that have not greeted yet, in the order in which they connected.
     half_open: Vec<(Box<dyn Endpoint>, Deadline)>,
-    /// An epoll set of the listener and of all who are half open.
+    /// An epoll set of the listener and of all half-open peers.
     set: OwnedFd,
     options: Options,
     kind: PhantomData<fn() -> C>,
@@ -63,33 +63,33 @@ impl<C: Channel> Listener<C> {
 
     /// Accepts the next peer and returns the channel with it.
     ///
-    /// A peer that says nothing, too little or nonsense is dropped, after the
-    /// [handshake's timeout](Options::handshake_timeout) at the latest, and keeps nobody else waiting.
+    /// A peer that sends nothing, too little or nonsense is dropped, after the [handshake's
+    /// timeout](Options::handshake_timeout) at the latest, and keeps no other peer waiting.
     ///
     /// # Blocking
-    /// Until a peer has connected and agreed.
+    /// Blocks until a peer has connected and agreed.
     ///
     /// # Errors
-    /// What makes listening impossible; never what a peer did. Where this process has no descriptor to spare
-    /// ([`BackendError::Limit`](DomainError::Limit)), a peer was turned away: call again.
+    /// Only conditions that make listening impossible; never a peer's behaviour. Where this process has no descriptor
+    /// to spare ([`BackendError::Limit`](DomainError::Limit)), a peer was turned away: call again.
     pub fn accept(&mut self) -> Result<C> {
         self.accept_until(Deadline::NEVER)
     }
 
-    /// Accepts the next peer as [`accept`](Self::accept), at most until `deadline`.
+    /// Accepts the next peer like [`accept`](Self::accept), waiting at most until `deadline`.
     ///
     /// # Blocking
-    /// Until a peer has connected and agreed, at most until `deadline`.
+    /// Blocks until a peer has connected and agreed, at most until `deadline`.
     ///
     /// # Errors
-    /// [`Error::TimedOut`], and as [`accept`](Self::accept).
+    /// [`Error::TimedOut`], and those of [`accept`](Self::accept).
     pub fn accept_until(&mut self, deadline: Deadline) -> Result<C> {
         loop {
             match self.try_accept() {
                 Ok(Some(channel)) => return Ok(channel),
                 Ok(None) => self.wait(deadline, Deadline::NEVER)?,
                 Err(Error::Domain(DomainError::Crowded(_))) => {
-                    // Who knocks would wake this one again and again.
+                    // Peers that connect meanwhile would wake this wait again and again.
                     let _ = epoll::delete(&self.set, self.listener.fd());
                     let waited = self.wait(deadline, Deadline::after(CROWDED));
                     watch(&self.set, self.listener.fd())?;
@@ -100,13 +100,13 @@ impl<C: Channel> Listener<C> {
         }
     }
 
-    /// Accepts a peer that has connected already; `None` where there is none. Never blocks.
+    /// Accepts a peer that has connected already; returns `None` if there is none. Never blocks.
     ///
     /// # Errors
-    /// As [`accept`](Self::accept); and [`BackendError::Crowded`](DomainError::Crowded) where no peer can be let in for
-    /// now. Peers that are in already are served all the same.
+    /// Those of [`accept`](Self::accept), and [`BackendError::Crowded`](DomainError::Crowded) where no peer can be let
+    /// in for now. Peers that have connected already are still served.
     pub fn try_accept(&mut self) -> Result<Option<C>> {
-        // Those who are in already come first: nobody who knocks can keep them waiting.
+        // Peers that have connected already come first, so that new ones cannot keep them waiting.
         let mut index = 0;
         while index < self.half_open.len() {
             let (link, deadline) = &mut self.half_open[index];
@@ -145,18 +145,20 @@ impl<C: Channel> Listener<C> {
                 None => self.remember(link)?,
             }
         }
-        // There may be more at the listener, and whoever waits for an edge needs one: only what is new to a set gives it.
+        // There may be more peers at the listener, and an edge-triggered poll of this set needs an edge. Only a
+        // descriptor that is new to a set gives one.
         let _ = epoll::delete(&self.set, self.listener.fd());
         watch(&self.set, self.listener.fd())?;
         Ok(None)
     }
 
-    /// A peer that does not agree is told, and the next one may.
+    /// Answers a peer's greeting. A peer that does not agree gets a refusal, and the next one has its turn.
     fn answer(&self, link: Box<dyn Endpoint>, received: std::result::Result<Received, DomainError>) -> Option<C> {
         answer(link, received, C::MESSAGES, &self.options).ok().map(C::from_halves)
     }
 
-    /// Waits for a peer's first words. Who has been silent for longest makes room for who knocks now.
+    /// Keeps a peer until it greets. If there are too many such peers, the one that has been silent for longest is
+    /// dropped.
     fn remember(&mut self, link: Box<dyn Endpoint>) -> Result<()> {
         if self.half_open.len() == HALF_OPEN_MOST {
             drop(self.dismiss(0));
@@ -166,14 +168,15 @@ impl<C: Channel> Listener<C> {
         Ok(())
     }
 
-    /// Whoever knocks and speaks shall not want for descriptors that silent ones hold: the longest silent go first.
+    /// Drops silent peers, the longest silent first, until `descriptors` are free, so that peers that greet do not lack
+    /// those that silent peers hold.
     fn make_room(&mut self, descriptors: usize) {
         while !self.half_open.is_empty() && !self.has_descriptors(descriptors) {
             drop(self.dismiss(0));
         }
     }
 
-    /// Whether this process may open so many files more.
+    /// Returns whether this process may open `count` more files.
     fn has_descriptors(&self, count: usize) -> bool {
         let spare: Vec<_> = (0..count).map(|_| rustix::io::fcntl_dupfd_cloexec(&self.set, 0)).collect();
         !spare.iter().any(|one| matches!(one, Err(Errno::MFILE | Errno::NFILE)))
@@ -181,12 +184,12 @@ impl<C: Channel> Listener<C> {
 
     fn dismiss(&mut self, index: usize) -> Box<dyn Endpoint> {
         let (link, _) = self.half_open.remove(index);
-        // Nobody but this set knows it yet, so this cannot fail.
+        // Only this set watches the descriptor, so this cannot fail.
         let _ = epoll::delete(&self.set, link.fd());
         link
     }
 
-    /// Waits until there is something to do, at most until `deadline` ends all or it is time to `look_again`.
+    /// Waits until there is something to do, `deadline` passes (an error) or it is time to `look_again`.
     fn wait(&self, deadline: Deadline, look_again: Deadline) -> Result<()> {
         let first = self.half_open.iter().fold(deadline.min(look_again), |first, (_, theirs)| first.min(*theirs));
         match poll_until(&mut [PollFd::new(&self.set, PollFlags::IN)], first) {
@@ -201,7 +204,7 @@ fn watch(set: &OwnedFd, fd: BorrowedFd<'_>) -> Result<()> {
         .map_err(|error| DomainError::os("epoll_ctl", error).into())
 }
 
-/// Polls readable when [`try_accept`](Listener::try_accept) may do something: for poll and epoll.
+/// Polls readable when [`try_accept`](Listener::try_accept) may do something; works with poll and epoll.
 impl<C> AsFd for Listener<C> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.set.as_fd()

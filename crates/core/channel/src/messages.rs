@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A channel as messages: whole ones or none, kept apart, in order.
+//! A channel of messages: each arrives whole or not at all, separate from the others and in order.
 
 use std::{
     io::IoSlice,
@@ -16,7 +16,7 @@ use crate::{
     stream::statistics,
 };
 
-/// A channel of messages both ways: whole ones or none, kept apart, in order.
+/// A channel of messages in both directions: each arrives whole or not at all, separate from the others and in order.
 ///
 /// A message has 0 to [`message_max`](MessageSender::message_max) bytes. Both endpoints must ask for messages. Dropping
 /// the channel closes it in order: the peer receives what was sent and then finds the end.
@@ -69,13 +69,14 @@ impl Messages {
         (&mut self.sender, &mut self.receiver)
     }
 
-    /// Sends one message as [`MessageSender::send`]. Before it waits, the room of what was received is returned.
+    /// Sends one message like [`MessageSender::send`]. Before it waits, it returns the room of received messages to the
+    /// peer.
     ///
     /// # Blocking
-    /// Until there is room for all of it.
+    /// Blocks until there is room for the whole message.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`MessageSender::send`].
     #[inline]
     pub fn send(&mut self, message: &[u8]) -> Result<()> {
         if self.sender.0.try_at_once(|writer| writer.send_at_once(message)) {
@@ -92,13 +93,13 @@ impl Messages {
         sender.complete(|writer| writer.send(message), span, Deadline::NEVER, || receiver.release())
     }
 
-    /// Receives the next message as [`MessageReceiver::recv`]. Before it waits, what was sent is flushed.
+    /// Receives the next message like [`MessageReceiver::recv`]. Before it waits, it flushes what was sent.
     ///
     /// # Blocking
-    /// Until there is a message, or the peer has closed or died.
+    /// Blocks until there is a message, or the peer has closed or died.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`MessageReceiver::recv`].
     #[inline]
     pub fn recv(&mut self, buffer: &mut [u8]) -> Result<Option<usize>> {
         let (sender, receiver) = (&mut self.sender.0, &mut self.receiver.0);
@@ -118,19 +119,19 @@ impl Messages {
         statistics(&self.sender.0, &self.receiver.0)
     }
 
-    /// Returns who the peer is, as the backend says.
+    /// Returns the peer's identity, as reported by the backend.
     #[must_use]
     pub fn peer(&self) -> Peer {
         self.receiver.0.ring.waiter.end().peer()
     }
 
-    /// Returns what is known of the peer's life now: it tells a paused peer from one that is gone. May cost a few system calls.
+    /// Returns the peer's liveness, which tells a paused peer from one that is gone. May cost a few system calls.
     #[must_use]
     pub fn liveness(&self) -> Liveness {
         self.receiver.0.ring.waiter.end().liveness()
     }
 
-    /// Returns a [`Watch`]: it tells of the peer while other threads use the halves.
+    /// Returns a [`Watch`], which reports on the peer while other threads use the halves.
     #[must_use]
     pub fn watch(&self) -> Watch {
         Watch::new(self.receiver.0.ring.waiter.end())
@@ -141,24 +142,24 @@ impl MessageSender {
     /// Sends one message: all of it or nothing.
     ///
     /// # Blocking
-    /// Until there is room for all of it.
+    /// Blocks until there is room for the whole message.
     ///
     /// # Errors
-    /// [`Error::TooLarge`](crate::Error::TooLarge) where it can never fit; [`Error::Closed`](crate::Error::Closed) and
-    /// [`Error::PeerGone`](crate::Error::PeerGone) where nobody receives any more;
-    /// [`Error::Corrupt`](crate::Error::Corrupt) where the peer broke the specification.
+    /// [`Error::TooLarge`](crate::Error::TooLarge) where the message can never fit;
+    /// [`Error::Closed`](crate::Error::Closed) and [`Error::PeerGone`](crate::Error::PeerGone) where the peer no longer
+    /// receives; [`Error::Corrupt`](crate::Error::Corrupt) where the peer violated the specification.
     #[inline]
     pub fn send(&mut self, message: &[u8]) -> Result<()> {
         self.send_until(message, Deadline::NEVER)
     }
 
-    /// Sends one message as [`send`](Self::send), at most until `deadline`.
+    /// Sends one message like [`send`](Self::send), waiting at most until `deadline`.
     ///
     /// # Blocking
-    /// Until there is room for all of it, at most until `deadline`.
+    /// Blocks until there is room for the whole message, at most until `deadline`.
     ///
     /// # Errors
-    /// [`Error::TimedOut`](crate::Error::TimedOut), nothing was sent then; and as [`send`](Self::send).
+    /// [`Error::TimedOut`](crate::Error::TimedOut), in which case nothing was sent; and those of [`send`](Self::send).
     #[inline]
     pub fn send_until(&mut self, message: &[u8], deadline: Deadline) -> Result<()> {
         if self.0.try_at_once(|writer| writer.send_at_once(message)) {
@@ -175,10 +176,10 @@ impl MessageSender {
 
     /// Sends one message if there is room for it. Never blocks.
     ///
-    /// Returns `None` where there is not; nothing was sent then.
+    /// Returns `None` where there is no room; nothing was sent then.
     ///
     /// # Errors
-    /// As [`send`](Self::send).
+    /// Those of [`send`](Self::send).
     #[inline]
     pub fn try_send(&mut self, message: &[u8]) -> Result<Option<()>> {
         if self.0.try_at_once(|writer| writer.send_at_once(message)) {
@@ -196,27 +197,27 @@ impl MessageSender {
     /// Sends `parts`, one after the other, as one message.
     ///
     /// # Blocking
-    /// Until there is room for all of it, at most until `deadline`.
+    /// Blocks until there is room for the whole message, at most until `deadline`.
     ///
     /// # Errors
-    /// As [`send_until`](Self::send_until).
+    /// Those of [`send_until`](Self::send_until).
     pub fn send_vectored_until(&mut self, parts: &[IoSlice<'_>], deadline: Deadline) -> Result<()> {
         let span = || record::span(parts.iter().map(|part| part.len() as u64).sum());
         self.0.complete(|writer| writer.send_vectored(parts), span, deadline, || Ok(()))
     }
 
-    /// Sends `parts` as one message if there is room for it. Never blocks.
+    /// Sends `parts` as one message if there is room for all of them. Never blocks.
     ///
-    /// Returns `None` where there is not; nothing was sent then.
+    /// Returns `None` where there is no room; nothing was sent then.
     ///
     /// # Errors
-    /// As [`send`](Self::send).
+    /// Those of [`send`](Self::send).
     pub fn try_send_vectored(&mut self, parts: &[IoSlice<'_>]) -> Result<Option<()>> {
         let span = || record::span(parts.iter().map(|part| part.len() as u64).sum());
         self.0.attempt(|writer| writer.send_vectored(parts), span)
     }
 
-    /// Returns the largest message that this endpoint can send, in bytes: its ring less eight.
+    /// Returns the length in bytes of the largest message that this endpoint can send: the size of its ring less eight.
     #[must_use]
     pub fn message_max(&mut self) -> u64 {
         self.0.ring.half.message_max()
@@ -224,26 +225,26 @@ impl MessageSender {
 }
 
 impl MessageReceiver {
-    /// Receives the next message into `buffer`. Returns its length; `None` is the end.
+    /// Receives the next message into `buffer`. Returns its length, or `None` at the end.
     ///
     /// # Blocking
-    /// Until there is a message, or the peer has closed or died.
+    /// Blocks until there is a message, or the peer has closed or died.
     ///
     /// # Errors
-    /// [`Error::BufferTooSmall`](crate::Error::BufferTooSmall) says how long the message is, which stays the next;
-    /// [`Error::Corrupt`](crate::Error::Corrupt) where the peer broke the specification.
+    /// [`Error::BufferTooSmall`](crate::Error::BufferTooSmall) gives the length of the message, which stays the next
+    /// one; [`Error::Corrupt`](crate::Error::Corrupt) where the peer violated the specification.
     #[inline]
     pub fn recv(&mut self, buffer: &mut [u8]) -> Result<Option<usize>> {
         self.recv_until(buffer, Deadline::NEVER)
     }
 
-    /// Receives the next message as [`recv`](Self::recv), at most until `deadline`.
+    /// Receives the next message like [`recv`](Self::recv), waiting at most until `deadline`.
     ///
     /// # Blocking
-    /// Until there is a message, or the peer has closed or died; at most until `deadline`.
+    /// Blocks until there is a message, or the peer has closed or died; at most until `deadline`.
     ///
     /// # Errors
-    /// [`Error::TimedOut`](crate::Error::TimedOut), and as [`recv`](Self::recv).
+    /// [`Error::TimedOut`](crate::Error::TimedOut), and those of [`recv`](Self::recv).
     #[inline]
     pub fn recv_until(&mut self, buffer: &mut [u8], deadline: Deadline) -> Result<Option<usize>> {
         self.0.complete(|reader| reader.recv(buffer), deadline, || None)
@@ -254,26 +255,26 @@ impl MessageReceiver {
     /// Returns `Pending` while there is none, `Ready(None)` at the end.
     ///
     /// # Errors
-    /// As [`recv`](Self::recv).
+    /// Those of [`recv`](Self::recv).
     #[inline]
     pub fn try_recv(&mut self, buffer: &mut [u8]) -> Result<Poll<Option<usize>>> {
         self.0.attempt(|reader| reader.recv(buffer))
     }
 
-    /// Returns the message that was last peeked at to the peer, as received.
+    /// Marks the message of the last peek as received and returns its room to the peer.
     ///
     /// # Panics
-    /// If none was.
+    /// If no message was peeked at.
     ///
     /// # Errors
     /// [`Error::Corrupt`](crate::Error::Corrupt); [`BackendError::Revoked`](tombolo_domain::Error::Revoked) where the
-    /// memory was taken back meanwhile, so that what was seen was not the peer's.
+    /// memory was taken back meanwhile, so that the bytes seen were not the peer's.
     pub fn consume(&mut self) -> Result<()> {
         self.0.consumed(0)
     }
 }
 
-/// The receiving half's descriptor, as [`Rx::poll_fd`](crate::Rx::poll_fd).
+/// Returns the receiving half's descriptor, as [`Rx::poll_fd`](crate::Rx::poll_fd) does.
 ///
 /// # Panics
 /// If the process has no descriptor to spare at the first call; `poll_fd` returns an error instead.

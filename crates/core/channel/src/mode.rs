@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a channel carries: bytes, or messages.
+//! The modes of a channel: bytes or messages.
 
 use tombolo_layout::record;
 use tombolo_mem::Mapped;
 use tombolo_ring::{Error as RingError, Reader};
 
-/// What a half carries: [`StreamMode`] or [`MessageMode`]. Sealed: there are these two.
+/// The mode of a half: [`StreamMode`] or [`MessageMode`]. Sealed: there are only these two.
 ///
 /// # Example
 /// ```
@@ -19,11 +19,11 @@ use tombolo_ring::{Error as RingError, Reader};
 /// ```
 pub trait Mode: sealed::Sealed {}
 
-/// A half that carries bytes; see [`ReadHalf`](crate::ReadHalf) and [`WriteHalf`](crate::WriteHalf).
+/// Mode of a half that carries bytes; see [`ReadHalf`](crate::ReadHalf) and [`WriteHalf`](crate::WriteHalf).
 #[derive(Clone, Copy, Debug)]
 pub enum StreamMode {}
 
-/// A half that carries messages; see [`MessageReceiver`](crate::MessageReceiver) and
+/// Mode of a half that carries messages; see [`MessageReceiver`](crate::MessageReceiver) and
 /// [`MessageSender`](crate::MessageSender).
 #[derive(Clone, Copy, Debug)]
 pub enum MessageMode {}
@@ -35,11 +35,11 @@ pub(crate) mod sealed {
     use super::{Mapped, Reader, RingError};
 
     pub trait Sealed {
-        /// Bytes of the ring that a piece of `len` bytes takes.
+        /// Returns the bytes of the ring that a piece of `len` bytes takes.
         fn span(len: u64) -> u64;
-        /// Whether there is something to read.
+        /// Returns whether there is something to read.
         fn is_ready(reader: &mut Reader<Mapped>) -> Result<bool, RingError>;
-        /// Whether there is something to show, which is found then.
+        /// Finds what can be shown in place. Returns whether there is something.
         fn find(reader: &mut Reader<Mapped>) -> Result<bool, RingError>;
     }
 }

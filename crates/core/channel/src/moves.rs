@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Moves of the ring that this endpoint writes: those that its program asks for, and those that follow its load (ADR
+//! Moves of the ring that this endpoint writes: those that its program requests, and those that follow its load (ADR
 //! 0055).
 
 use std::time::Duration;
@@ -13,14 +13,15 @@ use tombolo_ring::Writer;
 
 use crate::{Error, Result, handover::Outgoing, signalled::SignalledRing, stats::PipeStatistics};
 
-/// So often an end looks first whether its peer goes along with a move.
+/// First interval at which an endpoint checks whether its peer follows a move.
 const LOOK: Duration = Duration::from_millis(1);
-/// So often an idle end looks whether its peer goes along with a move, each time after twice the time.
+/// Number of checks by an idle endpoint whether its peer follows a move. Each comes after twice the time of the one
+/// before.
 const LOOKS_MOST: u32 = 10;
 
-/// A reader that hands nothing back for so long keeps no writer waiting who may go on in a larger ring.
+/// Time for which a reader returns no room after which a writer that may move to a larger ring no longer waits for it.
 const STUCK: Duration = Duration::from_millis(1);
-/// So often a writer that waits looks whether there is memory for one by now.
+/// Interval at which a waiting writer checks whether there is memory for a larger ring by now.
 const STARVED: Duration = Duration::from_secs(1);
 
 type Ring = SignalledRing<Writer<Mapped>>;
@@ -29,23 +30,24 @@ type Ring = SignalledRing<Writer<Mapped>>;
 #[derive(Debug)]
 pub(crate) struct RingMoves {
     outgoing: Outgoing,
-    /// Where the ring follows its load.
+    /// Policy, if the ring follows its load.
     growth: Option<Box<Growth>>,
-    /// The writer goes on in a larger ring at once (H-9).
+    /// Whether the writer moves to a larger ring at once (H-9).
     goes_ahead: bool,
-    /// Where it is published how (C-12).
+    /// Word that publishes how the ring follows its load (C-12).
     board: Option<MappedOwnWord>,
-    /// Looks whether an idle peer has taken its part of a move, since somebody wrote.
+    /// Number of checks since the last write whether an idle peer has done its part of a move.
     looks: u32,
-    /// It is time to look whether the ring is too large, as who is idle may write now and then, or too small without being full.
+    /// Whether it is time to check the size of the ring. It may be too large for a writer that is nearly idle, or too
+    /// small without ever being full.
     look_due: bool,
 }
 
-/// What came of an offer.
+/// Result of an offer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Attempt {
     Offered,
-    /// A smaller one may do.
+    /// There was no memory. A smaller ring may succeed.
     NoMemory,
     Impossible,
 }
@@ -58,7 +60,7 @@ impl RingMoves {
         moves
     }
 
-    /// Says for tools how the ring follows its load (C-12).
+    /// Publishes for tools how the ring follows its load (C-12).
     fn publish_growth(&self) {
         if let Some(board) = &self.board {
             let word = self.growth.as_ref().map_or(0, |growth| {
@@ -75,13 +77,13 @@ impl RingMoves {
         self.outgoing.is_under_way()
     }
 
-    /// Whether there is surely nothing to do.
+    /// Returns whether there is surely nothing to do.
     #[inline]
     pub(crate) fn is_quiet(&self) -> bool {
         !self.look_due && !self.is_under_way()
     }
 
-    /// Whether there may be something to do.
+    /// Returns whether there may be something to do.
     #[inline]
     pub(crate) fn is_due(&self, ring: &mut Ring) -> Result<bool> {
         Ok(self.look_due || self.is_step_due(ring)?)
@@ -92,10 +94,10 @@ impl RingMoves {
         Ok(self.outgoing.is_under_way() && self.outgoing.is_due(&mut ring.half)?)
     }
 
-    /// Goes on with a move, shrinks a ring that is found idle, and lets one grow that is found busy.
+    /// Continues a move, shrinks a ring that is found idle, and grows a ring that is found busy.
     pub(crate) fn advance(&mut self, ring: &mut Ring) -> Result<()> {
         if self.is_step_due(ring)? {
-            // In another ring there is room at another position.
+            // In another ring the room comes at another position.
             ring.waiter.forget_armed();
             self.outgoing.go_on(&mut ring.half, ring.waiter.end())?;
             if let (Some(growth), false) = (&mut self.growth, self.outgoing.is_under_way()) {
@@ -110,8 +112,8 @@ impl RingMoves {
         Ok(())
     }
 
-    /// The peer was notified, or it was time to look whether it lives: one who trickles may be idle, and memory scarce. One whose
-    /// small ring is never full may have moved much.
+    /// Decides, after a notification or a check whether the peer lives, whether to check the size of the ring. A writer
+    /// of small amounts may be idle while memory is scarce. A small ring that is never full may have moved much.
     #[inline]
     pub(crate) fn note_look(&mut self, ring: &Ring) {
         let (capacity, moved) = (ring.half.capacity(), ring.half.position());
@@ -141,7 +143,7 @@ impl RingMoves {
         }
     }
 
-    /// Whether a writer that finds no room may go on in a larger ring, and does not have to wait for its reader.
+    /// Returns whether a writer that finds no room may move to a larger ring instead of waiting for its reader.
     #[inline]
     pub(crate) fn may_make_room(&self, ring: &Ring) -> bool {
         self.goes_ahead
@@ -149,21 +151,23 @@ impl RingMoves {
             && self.growth.as_ref().is_some_and(|growth| growth.may_grow(ring.half.capacity(), coarse_time()))
     }
 
-    /// After which time a writer that waits for room makes some itself, if it may.
+    /// Returns the time after which a writer that waits for room makes some itself, if it may.
     pub(crate) fn room_look(&self, ring: &Ring) -> Option<Duration> {
         let growth = self.growth.as_ref().filter(|_| self.goes_ahead && !self.is_under_way())?;
         let wants = growth.state().target > ring.half.capacity();
         wants.then(|| if growth.may_grow(ring.half.capacity(), coarse_time()) { STUCK } else { STARVED })
     }
 
-    /// There is less room than somebody counts on: goes on in a larger ring, if it may and can. Says whether it did.
+    /// Moves to a larger ring, if allowed and possible, because there is less room than the program counts on. Returns
+    /// whether it did.
     #[cold]
     #[inline(never)]
     pub(crate) fn make_room(&mut self, ring: &mut Ring) -> Result<bool> {
         Ok(self.may_make_room(ring) && self.grow(ring, coarse_time())?)
     }
 
-    /// The ring was found full: if bulk fills it, a larger one is offered, and where memory is scarce a small one. Says whether.
+    /// Reacts to a full ring: offers a larger ring if bulk data fills this one, or a small one where memory is scarce.
+    /// Returns whether it offered one.
     #[cold]
     #[inline(never)]
     pub(crate) fn grow_for_bulk(&mut self, ring: &mut Ring) -> Result<bool> {
@@ -181,7 +185,7 @@ impl RingMoves {
         self.grow(ring, now)
     }
 
-    /// Offers the largest ring that there is memory for. Says whether there is one.
+    /// Offers the largest ring for which there is memory. Returns whether there is one.
     fn grow(&mut self, ring: &mut Ring, now: Duration) -> Result<bool> {
         let (capacity, mut most) = (ring.half.capacity(), u64::MAX);
         while let Some(size) = self.growth.as_mut().and_then(|growth| growth.choose_ring(capacity, most, now)) {
@@ -194,9 +198,9 @@ impl RingMoves {
         Ok(false)
     }
 
-    /// Offers a ring of `size` bytes. Where that cannot be, the pipe stays where it is for now.
+    /// Offers a ring of `size` bytes. If this fails, the pipe stays in its ring for now.
     fn offer(&mut self, size: u64, ring: &mut Ring) -> Result<Attempt> {
-        // A smaller ring is entered once the reader is ready: until then there is room in this one.
+        // The writer enters a smaller ring only once the reader is ready. Until then there is room in the current one.
         let ahead = self.goes_ahead && size > ring.half.capacity();
         let begun = self.outgoing.begin(size, ahead, &mut ring.half, ring.waiter.end());
         if ahead && begun.is_ok() {
@@ -219,25 +223,25 @@ impl RingMoves {
         Ok(attempt)
     }
 
-    /// Offers a ring of `capacity` bytes, as the program wants: it answers for the ring from now on.
+    /// Offers a ring of `capacity` bytes because the program requested it. From now on the program decides the size.
     pub(crate) fn resize(&mut self, capacity: u64, ring: &mut Ring) -> Result<()> {
         self.outgoing.begin(capacity, false, &mut ring.half, ring.waiter.end())?;
         ring.half.handover().keep_message_max(false);
         Ok(())
     }
 
-    /// No ring follows its load any more.
+    /// Ends the policy: the ring no longer follows its load.
     pub(crate) fn end_growth(&mut self) {
         self.growth = None;
         self.publish_growth();
     }
 
-    /// It is time to look whether the ring is too large.
+    /// Requests a check whether the ring is too large.
     pub(crate) fn require_look(&mut self) {
         self.look_due = true;
     }
 
-    /// After which time an endpoint that was idle at the last looks has to look again.
+    /// Returns the time after which an endpoint that was idle at the last checks has to check again.
     pub(crate) fn look_again(&mut self, ring: &Ring) -> Option<Duration> {
         if self.is_under_way() {
             self.looks += 1;
@@ -246,7 +250,7 @@ impl RingMoves {
         self.next_look(ring)
     }
 
-    /// After which time there may be something to do if the stream is idle.
+    /// Returns the time after which there may be something to do if the stream is idle.
     #[inline]
     pub(crate) fn next_look(&self, ring: &Ring) -> Option<Duration> {
         let growth = self.growth.as_ref()?;
@@ -256,17 +260,17 @@ impl RingMoves {
         growth.is_large(ring.half.capacity()).then(|| growth.look_time())
     }
 
-    /// What was counted, and how the ring follows its load.
+    /// Returns the counters, and how the ring follows its load.
     pub(crate) fn statistics(&self, ring: &Ring) -> PipeStatistics {
         let ring_growth = self.growth.as_ref().map(|growth| growth.state());
         PipeStatistics { ring_growth, ..ring.statistics() }
     }
 }
 
-/// The ring that a busy stream goes to, to try it or as it has tried it.
+/// Returns the ring size that a busy stream moves to, to try it or as the result of a trial.
 fn weigh(growth: &mut Growth, ring: &Ring, about_now: Duration) -> Option<u64> {
     let (capacity, moved) = (ring.half.capacity(), ring.half.position());
-    // Ends that share a CPU share its caches, and have no line to wait for.
+    // Endpoints that share a CPU share its caches and do not wait for cache lines.
     let is_due = growth.may_weigh(capacity, moved, about_now) && !ring.waiter.end().shares_cpu();
     is_due.then(|| growth.weigh(capacity, u64::MAX, moved, exact_time())).flatten()
 }

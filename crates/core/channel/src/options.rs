@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How a channel is set up.
+//! Options for setting up a channel.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use tombolo_growth::GrowthRule;
 
 use crate::{RingBudget, RingChoice};
 
-/// How a channel is set up and how this endpoint of it behaves. Each endpoint chooses for itself.
+/// Options for setting up a channel, and for the behaviour of this endpoint. Each endpoint chooses its own.
 ///
 /// # Example
 /// ```
@@ -25,14 +25,15 @@ use crate::{RingBudget, RingChoice};
 /// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Options {
-    /// None: as much as the backend can afford, up to the default.
+    /// Size of the ring in bytes. `None`: as much as the backend can afford, up to the default.
     pub(crate) capacity: Option<u64>,
-    /// What the ring of a stream may grow by; None: it stays as it is.
+    /// Budget within which the ring of a stream grows. `None`: the ring keeps its size.
     pub(crate) growth: Option<RingBudget>,
     pub(crate) idle_time: Duration,
-    /// None: as much as a ring may have, where holes in the peer's memory are seen.
+    /// Largest segment of the peer that this endpoint maps. `None`: the largest that a ring may have, where holes in
+    /// the peer's memory are detected.
     pub(crate) map_limit: Option<u64>,
-    /// None: as long as a wake-up by the backend's doorbell costs.
+    /// Longest spin. `None`: as long as a wake-up by the backend's doorbell costs.
     pub(crate) spin: Option<Duration>,
     pub(crate) flush: FlushPolicy,
     pub(crate) barrier: bool,
@@ -57,13 +58,14 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Returns the defaults: 1 MiB rings, a learnt spin of at most 50 µs, flush at every write, 5 s for a handshake.
+    /// Returns the defaults: 1 MiB rings, an adaptive spin of at most 50 µs, a flush at every write, 5 s for the
+    /// handshake.
     ///
-    /// On one kernel, a channel that moves 400 MB/s or more tries a larger ring, where the caches let one expect that it is
-    /// faster: four times the L2 cache of one CPU, at most 4 MiB. It keeps that while it is busy, unless it is slower there.
-    /// Such rings of one process take half of the L3 cache at most. Messages become no longer by it. Once it is idle for a
-    /// second the channel goes back to 1 MiB, and its first ring's memory stays as well. Whoever wants rings that stay as they
-    /// are says their [size](Self::ring_size).
+    /// On one kernel, a channel that moves 400 MB/s or more tries a larger ring, if the CPU caches suggest that it is
+    /// faster: four times the L2 cache of one CPU, at most 4 MiB. The channel keeps that ring while it is busy, unless
+    /// it is slower there. Such rings of one process take at most half of the L3 cache. The largest message does not
+    /// grow with the ring. Once idle for a second the channel goes back to 1 MiB; the memory of its first ring stays
+    /// allocated too. To keep rings at one size, set their [size](Self::ring_size).
     ///
     /// Rings are smaller where memory to share is scarce (Xen's grants). Between emulated machines the spin is at most
     /// 200 µs.
@@ -72,10 +74,11 @@ impl Options {
         Self::default()
     }
 
-    /// Sets the bytes of the ring that this endpoint writes into. It stays as it is, unless it is to [grow](Self::ring_growth).
+    /// Sets the size in bytes of the ring that this endpoint writes into. It is fixed, unless the ring may
+    /// [grow](Self::ring_growth).
     ///
-    /// They are rounded up to a power of two, at least 4 KiB, at most 1 GiB. A channel costs this and a page for each
-    /// endpoint.
+    /// The size is rounded up to a power of two, at least 4 KiB and at most 1 GiB. A channel costs this and one page
+    /// for each endpoint.
     #[must_use]
     pub fn ring_size(mut self, bytes: u64) -> Self {
         let bytes = bytes.clamp(limits::CAPACITY_MIN, limits::CAPACITY_MAX);
@@ -83,8 +86,8 @@ impl Options {
         self
     }
 
-    /// The ring that suits a bulk stream on this machine, by its caches: see [`RingChoice`]. It is not the default, as a channel
-    /// costs its ring even while it is idle.
+    /// Sets the ring size that suits a bulk stream on this machine, by its CPU caches: see [`RingChoice`]. This is not
+    /// the default, because a channel costs its ring even while it is idle.
     #[must_use]
     pub fn ring_size_by_caches(self) -> Self {
         self.ring_size(RingChoice::of_this_machine().bytes())
@@ -92,17 +95,17 @@ impl Options {
 
     /// Lets the ring that this endpoint of a stream writes into follow its load, within `budget`. Off by default.
     ///
-    /// The ring begins with 8 KiB. It grows while bulk data fills it, to the [ring size](Self::ring_size) where that
-    /// was set, else to the [size by caches](Self::ring_size_by_caches). It shrinks to 4 KiB after a second in which
-    /// less than 8 KiB were written, or another [time](Self::ring_idle_time); sooner where another could not grow. It
-    /// changes only in calls of this endpoint: a blocking read of a [`Stream`](crate::Stream) is one, and whoever has
-    /// the halves apart calls [`follow_load`](crate::WriteHalf::follow_load).
+    /// The ring begins with 8 KiB. While bulk data fills it, it grows to the [ring size](Self::ring_size) if that was
+    /// set, else to the [size by caches](Self::ring_size_by_caches). It shrinks to 4 KiB after a second, or another
+    /// [time](Self::ring_idle_time), in which less than 8 KiB were written; sooner where another ring could not grow.
+    /// It changes only in calls of this endpoint. A blocking read of a [`Stream`](crate::Stream) is such a call;
+    /// programs that split the halves call [`follow_load`](crate::WriteHalf::follow_load).
     ///
-    /// On one kernel it grows as well where a writer finds no room and its reader hands none back, or where more is
-    /// [reserved](crate::Tx::reserve_until) than it holds. So a program can count on the room of the largest ring, while the
-    /// budget has it. Whoever connects there to a listener of an older version has a ring that stays as it is. Elsewhere a
-    /// piece that is reserved must fit the ring of the moment, as must what a peer
-    /// [waits for](crate::ReadHalf::wait_for). Messages keep a ring of one size, as it bounds their length.
+    /// On one kernel the ring also grows if a writer finds no room and its reader returns none, or if the program
+    /// [reserves](crate::Tx::reserve_until) more than the ring holds. So a program can count on the room of the largest
+    /// ring, as long as the budget has it. If it connects there to a listener of an older version, the ring keeps its
+    /// size. Elsewhere a reservation must fit the current ring, and so must what a peer [waits
+    /// for](crate::ReadHalf::wait_for). Messages keep a ring of one size, because it bounds their length.
     ///
     /// # Example
     /// See [`RingGrowth`](crate::RingGrowth).
@@ -112,19 +115,20 @@ impl Options {
         self
     }
 
-    /// Sets how long a stream is idle before its [grown](Self::ring_growth) ring shrinks. 1 s by default.
+    /// Sets how long a stream must be idle before its [grown](Self::ring_growth) ring shrinks. 1 s by default.
     #[must_use]
     pub fn ring_idle_time(mut self, time: Duration) -> Self {
         self.idle_time = time;
         self
     }
 
-    /// The ring that a stream grows to, where it does.
+    /// Returns the size to which the ring of a growing stream grows.
     pub(crate) fn growth_target(&self) -> u64 {
         self.capacity.unwrap_or_else(|| RingChoice::of_this_machine().bytes())
     }
 
-    /// The first ring of this endpoint: what was asked for. None: as much as the backend can afford, up to the default.
+    /// Returns the size asked for as this endpoint's first ring. `None`: as much as the backend can afford, up to the
+    /// default.
     pub(crate) fn first_ring(&self, messages: bool) -> Option<u64> {
         match self.growth {
             Some(_) if !messages => Some(self.growth_target().min(GrowthRule::STREAM.first)),
@@ -132,18 +136,19 @@ impl Options {
         }
     }
 
-    /// Sets the largest ring of the peer that this endpoint maps, in bytes. A larger one is refused.
+    /// Sets the largest ring of the peer, in bytes, that this endpoint maps. It refuses a larger one.
     ///
-    /// By default a listener maps no larger first ring of a caller than 16 MiB, or four times its own
-    /// [ring size](Self::ring_size) where that is more. What a peer grows to later, and what a listener answers with, may
-    /// have 1 GiB. On kernels that do not let one count a memfd's pages (before Linux 6.5) 16 MiB bounds these as well.
+    /// By default a listener maps a caller's first ring up to 16 MiB, or up to four times its own [ring
+    /// size](Self::ring_size) where that is more. The ring that a peer grows to later, and the one with which a
+    /// listener answers, may have 1 GiB. On kernels that cannot count the pages of a memfd (before Linux 6.5), 16 MiB
+    /// bounds these as well.
     #[must_use]
     pub fn largest_peer_ring(mut self, bytes: u64) -> Self {
         self.map_limit = Some(limits::CONTROL_LEN + bytes.clamp(limits::CAPACITY_MIN, limits::CAPACITY_MAX));
         self
     }
 
-    /// The largest segment of a caller that nothing was agreed with yet (C-7).
+    /// Returns the largest segment accepted from a caller before anything was agreed with it (C-7).
     pub(crate) fn first_map_limit(&self) -> u64 {
         self.map_limit.unwrap_or_else(|| {
             let own = self.capacity.unwrap_or(limits::CAPACITY_DEFAULT);
@@ -152,7 +157,8 @@ impl Options {
         })
     }
 
-    /// The largest segment that this endpoint says it maps (C-2). `counted` is whether holes in it are seen.
+    /// Returns the largest segment that this endpoint announces it maps (C-2). `counted` is whether it detects holes in
+    /// segments.
     pub(crate) fn map_limit(&self, counted: bool) -> u64 {
         let most = limits::CONTROL_LEN + limits::CAPACITY_MAX;
         self.map_limit.unwrap_or_else(|| if counted { most } else { self.first_map_limit() })
@@ -160,14 +166,14 @@ impl Options {
 
     /// Sets the longest time to spin before each sleep. Zero never spins; [`Duration::MAX`] never sleeps.
     ///
-    /// An endpoint spins less where spinning is seen not to pay, and never where both endpoints share a CPU.
+    /// An endpoint spins less where it measures that spinning does not pay, and never where both endpoints share a CPU.
     #[must_use]
     pub fn spin(mut self, most: Duration) -> Self {
         self.spin = Some(most);
         self
     }
 
-    /// Sets when a write looks whether the reader sleeps.
+    /// Sets when a write checks whether the reader sleeps.
     #[must_use]
     pub fn flush_policy(mut self, policy: FlushPolicy) -> Self {
         self.flush = policy;
@@ -177,22 +183,22 @@ impl Options {
     /// Sets whether the kernel's `membarrier` may replace the fence at every write, where both endpoints run on one
     /// kernel.
     ///
-    /// Allowed by default: small writes are up to a third cheaper. Sleeps are dearer, and one that lasts is interrupted once,
-    /// after 2 ms, for another look; so is the sleep of one who polls a descriptor (R-13).
+    /// Allowed by default: small writes are up to a third cheaper. Sleeps cost more, and a long sleep is interrupted
+    /// once, after 2 ms, for another check. The same holds for a program that sleeps in a poll of a descriptor (R-13).
     #[must_use]
     pub fn membarrier(mut self, allowed: bool) -> Self {
         self.barrier = allowed;
         self
     }
 
-    /// Sets how long a peer, or the listener, may take to introduce itself. 5 s by default.
+    /// Sets how long a peer, or the listener, may take for its part of the handshake. 5 s by default.
     #[must_use]
     pub fn handshake_timeout(mut self, timeout: Duration) -> Self {
         self.handshake_timeout = timeout;
         self
     }
 
-    /// Sets how long connecting waits for a listener that is not there yet. Not at all by default.
+    /// Sets how long connecting waits for a listener that is not there yet. By default it does not wait.
     #[must_use]
     pub fn wait_for_listener(mut self, timeout: Duration) -> Self {
         self.connect_timeout = Some(timeout);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A descriptor that polls readable while a half of a channel may have something to do, level- and edge-triggered.
-//! It is an epoll set of the doorbell, of a flag of one's own and, where the doorbell cannot be relied on, of a clock.
 //!
-//! The doorbell alone would not do. It tells of what came while the half was armed; bytes that are left over from
-//! before are told by the flag, which only this process can raise and lower.
+//! It is an epoll set of the doorbell, of a flag and, where the doorbell cannot be relied on, of a clock. The doorbell
+//! alone is not enough: it reports what came while the half was armed. The flag, which only this process can raise and
+//! lower, reports bytes left over from before.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -26,11 +26,11 @@ use crate::Result;
 pub(crate) struct Pollable {
     set: OwnedFd,
     flag: OwnedFd,
-    /// Saves a call of the kernel where there is nothing to lower.
+    /// Whether the flag is raised. Saves a system call where there is nothing to lower.
     raised: AtomicBool,
-    /// Made once it is needed.
+    /// Timer, made once it is needed.
     clock: OnceLock<OwnedFd>,
-    /// The doorbell is in the set.
+    /// Whether the doorbell is in the set.
     listening: AtomicBool,
 }
 
@@ -54,7 +54,8 @@ impl Pollable {
         self.set.as_fd()
     }
 
-    /// Polls readable until lowered. Nobody else has this eventfd, so neither call can block or fail.
+    /// Makes the descriptor readable until [`lower`](Self::lower). Only this process has the eventfd, so neither call
+    /// can block or fail.
     pub(crate) fn raise(&self) {
         self.raised.store(true, Ordering::Relaxed);
         let _ = rustix::io::write(&self.flag, &1u64.to_ne_bytes());
@@ -66,8 +67,9 @@ impl Pollable {
         }
     }
 
-    /// Polls readable once `time` has passed, and not before if it was only the clock that did; not for a `doorbell` either, if
-    /// it is one that rings for nothing. Says whether that could be done: it takes a descriptor.
+    /// Makes the descriptor readable once `time` has passed, and unreadable until then if only the clock had made it
+    /// readable. Stops polling `doorbell` if one is given, because it is notified for nothing. Returns whether this
+    /// succeeded: the clock takes a descriptor.
     pub(crate) fn wake_after(&self, time: Duration, doorbell: Option<BorrowedFd<'_>>) -> bool {
         if !self.set_clock(time) {
             return false;
@@ -80,24 +82,25 @@ impl Pollable {
         true
     }
 
-    /// Polls no more readable for the clock.
+    /// Stops the clock, so that it no longer makes the descriptor readable.
     pub(crate) fn stop_clock(&self) {
         self.set_clock(Duration::ZERO);
     }
 
-    /// Whether it polls readable once the doorbell was rung.
+    /// Returns whether the descriptor becomes readable when the doorbell is notified.
     pub(crate) fn is_listening(&self) -> bool {
         self.listening.load(Ordering::Relaxed)
     }
 
-    /// Polls readable for `doorbell` again. Where the kernel has no memory for that, [`is_listening`](Self::is_listening) says so.
+    /// Polls `doorbell` again. If the kernel has no memory for that, [`is_listening`](Self::is_listening) stays
+    /// `false`.
     pub(crate) fn listen(&self, doorbell: BorrowedFd<'_>) {
         if !self.listening.load(Ordering::Relaxed) && watch(&self.set, doorbell).is_ok() {
             self.listening.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Zero stops it.
+    /// Sets the clock to expire after `time`; zero stops it. Returns whether this succeeded.
     fn set_clock(&self, time: Duration) -> bool {
         if self.clock.get().is_none() && !time.is_zero() {
             let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;

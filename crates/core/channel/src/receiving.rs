@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The reading half of a channel's end: the ring's reader, its waiter, the end of file, and following to other rings.
+//! The reading half of a channel's endpoint: the ring's reader, its waiter, the end of file, and following to other
+//! rings.
 
 use std::{task::Poll, time::Duration};
 
@@ -13,14 +14,14 @@ use crate::{
     waiter::{Armed, LimitedWaiter, Waiter},
 };
 
-/// Calls between two looks for a ring to follow to, where there is always something to read.
+/// Number of calls between two checks for a ring to follow to, where there is always something to read.
 const CALLS_PER_LOOK: u32 = 64;
 
 #[derive(Debug)]
 pub(crate) struct Receiving {
     pub ring: SignalledRing<Reader<Mapped>>,
     ending: Option<Ending>,
-    /// The last ring offered was withdrawn: no other will come (H-1).
+    /// Whether the last ring offered was withdrawn. No other will come (H-1).
     withdrawn: bool,
     calls: u32,
 }
@@ -30,7 +31,7 @@ impl Receiving {
         Self { ring: SignalledRing { half: reader, waiter }, ending: None, withdrawn: false, calls: 0 }
     }
 
-    /// Does `call` if there is something; `Ready(None)` is the end of file.
+    /// Runs `call` if there is something to read; returns `Ready(None)` at the end of file.
     #[inline]
     pub(crate) fn attempt<T>(
         &mut self,
@@ -53,7 +54,7 @@ impl Receiving {
             }
             self.ring.notify_if_owed();
             if self.ended(looked || self.ring.waiter.look_is_due())? {
-                // The ring that told of it may have been drained: the end stays to be found.
+                // The notification of the end may have been drained, but a program that polls must still find the end.
                 self.ring.waiter.rearm_poll_fd();
                 return Ok(Poll::Ready(None));
             }
@@ -67,14 +68,14 @@ impl Receiving {
                     continue;
                 }
             }
-            // A look at the peer's life may have taken the very ring that was promised.
+            // A check of the peer's liveness may have taken the very notification that was promised.
             self.ring.waiter.rearm_poll_fd();
             return Ok(Poll::Pending);
         }
     }
 
-    /// Reads what is there, all of `to` or nothing if `whole`, if that is short work and nothing else is to be done first: how
-    /// many bytes.
+    /// Reads the available bytes, or with `whole` all of `to` or nothing, if that is short work and nothing else is to
+    /// be done first. Returns the number of bytes read.
     #[inline]
     pub(crate) fn read_at_once(&mut self, to: &mut [u8], whole: bool) -> usize {
         if self.calls + 1 >= CALLS_PER_LOOK {
@@ -90,8 +91,9 @@ impl Receiving {
         done
     }
 
-    /// Does `call`, waiting for something until `deadline`; `None` is the end of file. Whoever has both halves lets the
-    /// other do what the peer may be waiting for before this one waits, and says how long this one may sleep at most.
+    /// Runs `call`, waiting for something to read until `deadline`; returns `None` at the end of file. `before_wait`
+    /// lets a caller that holds both halves do on the other half what the peer may be waiting for. It returns
+    /// the longest time to sleep.
     #[inline]
     pub(crate) fn complete<T>(
         &mut self,
@@ -103,7 +105,7 @@ impl Receiving {
         self.conclude(done, None)
     }
 
-    /// What a call came to: its own result, or `at_end` where the memory was taken away.
+    /// Returns the result of a call, or `at_end` if the memory was taken away.
     #[inline]
     fn conclude<T>(&mut self, done: Result<T>, at_end: T) -> Result<T> {
         match done {
@@ -112,8 +114,8 @@ impl Receiving {
         }
     }
 
-    /// Where what was found wrong is that the memory was taken away, that is the end, and not the peer's fault (D-3,
-    /// Of a peer that lied this half reads no more.
+    /// Finds the cause of an error. If the memory was taken away, that is the end and not the peer's fault (D-3, R-19).
+    /// After a protocol violation of the peer this half reads no more.
     #[cold]
     #[inline(never)]
     fn judge(&mut self, error: Error) -> Result<()> {
@@ -149,9 +151,9 @@ impl Receiving {
         }
     }
 
-    /// How many bytes are there, looked at afresh. Where there are fewer than `need`, one who polls is woken once there are
-    /// so many, or once no more will come.
-    /// For that it is armed, unless it was for the same and its descriptor has been `quiet` since.
+    /// Returns the number of bytes that can be read now. If there are fewer than `need`, a program that polls is woken
+    /// once there are `need` bytes or once no more will come. This arms the half, unless it is armed for the same
+    /// position and its descriptor has been `quiet` since.
     pub(crate) fn look_for(&mut self, need: u64, quiet: bool) -> Result<u64> {
         let there = self.try_look_for(need, quiet);
         self.conclude(there, 0)
@@ -164,10 +166,11 @@ impl Receiving {
         self.follow()?;
         let mut there = self.unread()?;
         let wanted = self.ring.half.position().wrapping_add(need);
-        // Whoever rings for that has published it before, and it is not here: the ring is still to come.
+        // A peer that notifies for the awaited bytes has published them before. They are not here, so the notification
+        // is still to come.
         let armed = quiet && self.ring.waiter.is_armed(wanted);
         if there < need && !armed && self.ring.waiter.is_polled() && !self.will_not_grow()? {
-            // What there is to look at after all may be a ring to follow to.
+            // What arming found may be a ring to follow to.
             if self.arm_for_poll(need)? == Armed::Ready {
                 self.follow()?;
             }
@@ -180,7 +183,7 @@ impl Receiving {
         Ok(there)
     }
 
-    /// Before one who polls is told that there is too little.
+    /// Arms this half before a program that polls is told that there is too little.
     fn arm_for_poll(&mut self, need: u64) -> Result<Armed> {
         let wanted = self.ring.half.position().wrapping_add(need);
         let armed = self.ring.waiter.arm_for_poll(&mut self.ring.half, need, wanted)?;
@@ -190,7 +193,7 @@ impl Receiving {
         Ok(armed)
     }
 
-    /// Waits until `need` bytes are there, or no more will come: how many are.
+    /// Waits until `need` bytes are there or no more will come. Returns the number of bytes there.
     pub(crate) fn wait_for(&mut self, need: u64, deadline: Deadline) -> Result<u64> {
         let there = self.await_bytes(need, deadline);
         self.conclude(there, 0)
@@ -200,7 +203,8 @@ impl Receiving {
         loop {
             self.follow()?;
             if self.unread()? >= need || self.will_not_grow()? {
-                // What was published before the end is visible with it, and so is a ring that the writer went ahead to.
+                // What was published before the end is visible with it, and so is a ring to which the writer went
+                // ahead.
                 self.follow()?;
                 let there = self.unread()?;
                 self.ring.waiter.rearm_poll_fd();
@@ -218,7 +222,7 @@ impl Receiving {
         }
     }
 
-    /// Whether nothing will be added to what is there; whether the peer lives is looked at now and then.
+    /// Returns whether no more bytes will come. Checks only now and then whether the peer lives.
     pub(crate) fn is_last(&mut self) -> Result<bool> {
         let last = self.will_not_grow();
         self.conclude(last, true)
@@ -236,7 +240,7 @@ impl Receiving {
         Ok(self.ring.waiter.end().gone())
     }
 
-    /// Waits for something to read. Says whether the end was found instead.
+    /// Waits for something to read. Returns whether it found the end instead.
     #[cold]
     #[inline(never)]
     fn wait(&mut self, deadline: Deadline, longest: Option<Duration>) -> Result<bool> {
@@ -253,13 +257,13 @@ impl Receiving {
             }
         };
         match waited? {
-            // If it was a ring to follow to, the next look finds nothing to read and comes back here.
+            // If it was a ring to follow to, the next attempt finds nothing to read and waits again.
             Waited::Ready => Ok(false),
             Waited::TimedOut => {
                 self.ring.waiter.rearm_poll_fd();
                 Err(Error::TimedOut)
             }
-            // The other half may have something to do about it first.
+            // The other half may have work to do first, because the link is being taken away.
             Waited::PeerGone if self.ring.waiter.has_news_only() => Ok(false),
             Waited::PeerGone => {
                 self.ring.waiter.end().set_gone();
@@ -268,8 +272,8 @@ impl Receiving {
         }
     }
 
-    /// Whether everything was read and nothing will come (R-17, C-10). `surely` looks whether the peer lives, else only
-    /// now and then.
+    /// Returns whether everything was read and nothing more will come (R-17, C-10). With `surely` it checks whether the
+    /// peer lives, otherwise only now and then.
     fn ended(&mut self, surely: bool) -> Result<bool> {
         if self.ending.is_some() {
             return Ok(true);
@@ -285,16 +289,17 @@ impl Receiving {
             return Ok(false);
         }
         self.ring.waiter.end().set_gone();
-        // What it published before it went is visible by now, and comes first. The beginning of a record does not.
+        // What the peer published before it ended is visible by now, and comes first. An incomplete record does
+        // not count.
         let there = self.ring.half.refresh()?;
         if there >= self.ring.half.need()? {
             return Ok(false);
         }
-        // So is what it published in a ring that it went ahead to.
+        // The same holds for a ring to which the peer went ahead.
         if self.ring.half.handover().is_behind() && !self.withdrawn {
             return Ok(false);
         }
-        // The other half may have caught it since, and ended this wait.
+        // The other half may have found a protocol violation since, and ended this wait.
         self.ring.waiter.end().check_honest()?;
         self.ending = Some(match self.ring.half.finished()? {
             Some(phase) => Ending::from_phase(phase),
@@ -309,7 +314,7 @@ impl Receiving {
         Ok(true)
     }
 
-    /// What follows every call that did something.
+    /// Finishes every call that did something.
     #[inline]
     fn after(&mut self) -> Result<()> {
         self.ring.notify_if_owed();
@@ -322,7 +327,7 @@ impl Receiving {
         Ok(())
     }
 
-    /// Apart from [`after`](Self::after), which is then short enough to be a part of each call.
+    /// Not part of [`after`](Self::after), so that `after` is short enough to be inlined into each call.
     #[cold]
     #[inline(never)]
     fn look_around(&mut self) -> Result<()> {
@@ -332,14 +337,14 @@ impl Receiving {
         self.follow().map(drop)
     }
 
-    /// How many bytes were published and not read, looked at afresh, in whichever ring.
+    /// Returns the number of bytes published and not read now, in whichever ring they are.
     fn unread(&mut self) -> Result<u64> {
         let there = self.ring.half.handover().find_unread()?;
         self.ring.notify_if_owed();
         Ok(there)
     }
 
-    /// Takes the ring that the writer offers, if it does. Says whether the writer is there already (H-9).
+    /// Takes the ring that the writer offers, if there is one. Returns whether the writer uses it already (H-9).
     #[inline(never)]
     fn follow(&mut self) -> Result<bool> {
         let Some(generation) = self.ring.half.handover().announced()? else { return Ok(false) };
@@ -352,7 +357,7 @@ impl Receiving {
         Ok(is_behind && !self.withdrawn)
     }
 
-    /// Hands back what was read, so that a peer that waits for space can go on.
+    /// Returns the room of what was read to the peer, so that a peer that waits for space can continue.
     #[inline]
     pub(crate) fn release(&mut self) -> Result<()> {
         self.ring.half.hand_back();
@@ -363,7 +368,8 @@ impl Receiving {
     pub(crate) fn consumed(&mut self, len: usize) -> Result<()> {
         if let Err(error) = self.ring.half.check_memory() {
             self.judge(error.into())?;
-            // What was shown were zeros: that is no end of file, to which what came before would belong.
+            // The bytes shown were zeros. This is not an end of file, which would make the bytes before them look
+            // complete.
             return Err(DomainError::Revoked.into());
         }
         self.ring.half.in_place().consume(len);

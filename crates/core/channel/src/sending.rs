@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The writing half of a channel's end: the ring's writer, its waiter, and moves to other rings.
+//! The writing half of a channel's endpoint: the ring's writer, its waiter, and moves to other rings.
 
 use std::{cell::Cell, io::IoSlice, thread, time::Duration};
 
@@ -14,7 +14,8 @@ use crate::{
     waiter::{Armed, LimitedWaiter, Waiter},
 };
 
-/// For so long an endpoint that goes waits for a peer that has not begun, and so often it looks (C-9).
+/// Longest time that an ending endpoint waits for a peer that has not begun to read, and the interval of its checks
+/// (C-9).
 const LINGER: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(1);
 
@@ -22,9 +23,9 @@ const LOOK: Duration = Duration::from_millis(1);
 pub(crate) struct Sending {
     pub ring: SignalledRing<Writer<Mapped>>,
     pub moves: RingMoves,
-    /// The peer was found gone after a call that was done: the next one is told.
+    /// Whether the peer was found gone after a call that succeeded. The next call reports it.
     gone: bool,
-    /// The link is taken away, and the peer was told that this half publishes nothing more (V-9).
+    /// Whether the link is being taken away and the peer was told that this half publishes nothing more (V-9).
     sealed: bool,
 }
 
@@ -33,7 +34,7 @@ impl Sending {
         Self { ring: SignalledRing { half: writer, waiter }, moves, gone: false, sealed: false }
     }
 
-    /// Does `call` if there is room; `None` where there is not.
+    /// Runs `call` if there is room for it; returns `None` if there is not.
     #[inline]
     pub(crate) fn attempt<T>(
         &mut self,
@@ -79,7 +80,7 @@ impl Sending {
                 let wanted = self.ring.half.position().wrapping_add(need);
                 match self.ring.waiter.arm_for_poll(&mut self.ring.half, need, wanted)? {
                     Armed::Quiet => {}
-                    // Something to look at after all may be room in another ring.
+                    // What arming found may be room in another ring.
                     Armed::Ready => {
                         armed = true;
                         continue;
@@ -94,8 +95,9 @@ impl Sending {
         }
     }
 
-    /// Does `call`, which says whether it could do all of its work at once, if nothing else is to be done first: says whether. It
-    /// is what most calls come to, and so short that it is part of its caller: what is seldom done stays out of it.
+    /// Runs `call`, which returns whether it did all of its work at once, unless there is other work to do first.
+    /// Returns whether the work was done. Most calls take this path, so it is short enough to be inlined; rare work
+    /// stays out of it.
     #[inline(always)]
     pub(crate) fn try_at_once(&mut self, call: impl FnOnce(&mut Writer<Mapped>) -> bool) -> bool {
         let done = !self.gone && self.moves.is_quiet() && call(&mut self.ring.half);
@@ -106,8 +108,8 @@ impl Sending {
         done
     }
 
-    /// Does `call`, waiting for room until `deadline`; whoever has both halves lets the other do what the peer may be
-    /// waiting for before this one waits.
+    /// Runs `call`, waiting for room until `deadline`. `before_wait` lets a caller that holds both halves do on the
+    /// other half what the peer may be waiting for.
     #[inline]
     pub(crate) fn complete<T>(
         &mut self,
@@ -153,14 +155,14 @@ impl Sending {
         }
     }
 
-    /// How many bytes there is room for, looked at afresh. Where that is less than `need`, one who polls is woken once there
-    /// is so much.
+    /// Returns the number of bytes for which there is room now. If that is less than `need`, a program that polls is
+    /// woken once there is room for `need`.
     pub(crate) fn room_for(&mut self, need: u64) -> Result<u64> {
         if need > self.ring.half.capacity() {
             let made = make_room(self);
             self.conclude(made)?;
         }
-        // The ring may become another one in the middle of this.
+        // The ring may be replaced by another in the middle of this.
         let most = Cell::new(need);
         self.attempt(
             |writer| {
@@ -176,8 +178,8 @@ impl Sending {
         Ok(self.ring.half.room())
     }
 
-    /// What follows every call: the doorbell if it is owed, and now and then a look whether the peer lives. What was
-    /// written is written: a peer may have read it, answered and gone in the meantime.
+    /// Finishes every call: notifies the peer if that is owed, and now and then checks whether the peer lives. The call
+    /// succeeds anyway: the peer may have read what was written, answered and ended meanwhile.
     #[inline]
     fn after(&mut self) {
         let rings = self.ring.half.take_ring();
@@ -187,7 +189,7 @@ impl Sending {
         self.ring.waiter.rearm_poll_fd();
     }
 
-    /// Whether the link is taken away (V-9). Then this half has published all that it ever will, and the peer is told.
+    /// Returns whether the link is being taken away. If so, tells the peer that this half publishes nothing more (V-9).
     #[inline]
     fn seal_if_leaving(&mut self) -> bool {
         self.ring.waiter.doorbell.is_leaving() && self.seal()
@@ -211,19 +213,19 @@ impl Sending {
             return DomainError::Leaving.into();
         }
         self.ring.waiter.end().set_gone();
-        // The other half may have caught it meanwhile.
+        // The other half may have found a protocol violation meanwhile.
         let end = self.ring.waiter.end();
         end.check_honest().and_then(|()| end.check_joined()).err().unwrap_or(Error::PeerGone)
     }
 
-    /// What a call came to.
+    /// Returns the result of a call, with an error replaced by its cause.
     #[inline]
     fn conclude<T>(&mut self, done: Result<T>) -> Result<T> {
         done.map_err(|error| self.judge(error))
     }
 
-    /// Where what was found wrong is that the memory was taken away, the peer is gone, and it is not its fault (D-3,
-    /// To a peer that lied this half writes no more.
+    /// Finds the cause of an error. If the memory was taken away, the peer is gone and not at fault (D-3, R-19). After
+    /// a protocol violation of the peer this half writes no more.
     #[cold]
     #[inline(never)]
     fn judge(&mut self, error: Error) -> Error {
@@ -272,12 +274,12 @@ impl Sending {
     }
 
     fn await_drained(&mut self, deadline: Deadline) -> Result<()> {
-        // Whoever wants to know what was read hears so for as long as the peer reads.
+        // A caller that wants to know what was read keeps waiting for as long as the peer reads.
         let mut over = false;
         loop {
             self.ring.waiter.end().check_honest()?;
             self.after();
-            // First of all: what was read before the peer closed or went was read.
+            // This comes first: what the peer read before it closed or ended counts as read.
             if self.ring.half.reader().has_read_all()? {
                 return Ok(());
             }
@@ -304,18 +306,18 @@ impl Sending {
         Ok(())
     }
 
-    /// A write of `len` bytes that did only `written` of them has filled the ring.
+    /// Notes that a write did only `written` of `len` bytes, which means that it filled the ring.
     #[inline]
     pub(crate) fn note_written(&mut self, written: usize, len: usize) {
         if written < len {
-            // What was written is written: a lie that was found stays found, for the next call to tell.
+            // The write itself succeeded. The next call finds and reports a protocol violation that was found here.
             if self.moves.grow_for_bulk(&mut self.ring).unwrap_or_default() {
                 self.after();
             }
         }
     }
 
-    /// Shrinks the ring if the stream is idle, and goes on with a move. Returns after which time to call again, if
+    /// Shrinks the ring if the stream is idle, and continues a move. Returns the time after which to call again if
     /// nothing is written meanwhile.
     pub(crate) fn follow_load(&mut self) -> Result<Option<Duration>> {
         let done = self.still_there().and_then(|()| {
@@ -340,7 +342,7 @@ impl Sending {
         self.conclude(there)
     }
 
-    /// Flushes, for one who reads next: what a peer that is gone left is still to be read.
+    /// Flushes before a read. A peer's end is not an error here, because what it left is still to be read.
     pub(crate) fn push(&mut self) {
         self.ring.half.flush();
         self.after();
@@ -352,9 +354,9 @@ impl Sending {
         if self.gone { Err(self.peer_gone()) } else { Ok(()) }
     }
 
-    /// Publishes what was reserved.
+    /// Publishes the first `len` reserved bytes.
     pub(crate) fn commit(&mut self, len: usize) -> Result<()> {
-        // What is published now nobody would wait for.
+        // Nothing would wait for the delivery of what is published now.
         if self.sealed {
             return Err(DomainError::Leaving.into());
         }
@@ -364,7 +366,8 @@ impl Sending {
         Ok(())
     }
 
-    /// Publishes no more. Where the link is taken away that is not an end: it would say that all was written (V-9).
+    /// Ends publishing. While the link is taken away this is not an orderly close, which would mean that everything was
+    /// written (V-9).
     pub(crate) fn close(&mut self) {
         let waiter = &self.ring.waiter;
         let left = self.sealed || (waiter.doorbell.is_leaving() && waiter.end().has_left());
@@ -376,7 +379,7 @@ impl Sending {
     }
 }
 
-/// There is less room than the program counts on: goes on in a larger ring, if that can be. Says whether it did.
+/// Moves to a larger ring, if possible, because there is less room than the program counts on. Returns whether it did.
 #[cold]
 #[inline(never)]
 fn make_room(sending: &mut Sending) -> Result<bool> {
@@ -387,8 +390,8 @@ fn make_room(sending: &mut Sending) -> Result<bool> {
     Ok(made)
 }
 
-/// After a write that did only the first `written` bytes of `buffers`: into a larger ring there goes more, and programs count on
-/// that. What is wrong with the rest is for the next call to tell. Returns how much was written in all.
+/// Continues a write that did only the first `written` bytes of `buffers`: a larger ring takes more, and programs count
+/// on that. The next call reports an error in the rest. Returns the number of bytes written in all.
 #[inline]
 pub(crate) fn write_rest(sending: &mut Sending, written: usize, buffers: &[IoSlice<'_>]) -> usize {
     let len = buffers.iter().map(|buffer| buffer.len()).sum();
@@ -401,7 +404,8 @@ pub(crate) fn write_rest(sending: &mut Sending, written: usize, buffers: &[IoSli
     done
 }
 
-/// Writes what follows the first `written` bytes of `buffers` to as much room as can be had now. Returns how much was written in all.
+/// Writes the bytes after the first `written` of `buffers` as far as there is room now. Returns the number of bytes
+/// written in all.
 #[cold]
 #[inline(never)]
 fn write_ahead(sending: &mut Sending, mut written: usize, buffers: &[IoSlice<'_>]) -> usize {
@@ -418,8 +422,8 @@ fn write_ahead(sending: &mut Sending, mut written: usize, buffers: &[IoSlice<'_>
     written
 }
 
-/// Notifies the peer if it asked for that, and looks whether it lives. Apart from [`Sending::after`]: within it, what is seldom
-/// done made what is always done slower.
+/// Notifies the peer if it asked for that, and checks whether it lives. Not part of [`Sending::after`], where this rare
+/// work slowed down the common path.
 #[inline(never)]
 fn look_around(sending: &mut Sending, rings: bool) {
     let Sending { ring, moves, .. } = sending;
@@ -438,8 +442,8 @@ impl Drop for Sending {
     }
 }
 
-/// Where memory goes with its owner, what was written would be lost to a peer that has not mapped it yet; it is
-/// about to, for it was greeted (C-9).
+/// Waits until the peer has begun to read, for a limited time. Where memory goes with its owner, a peer that has not
+/// mapped it yet would lose what was written. It is about to map it, because it was greeted (C-9).
 fn linger(SignalledRing { half: writer, waiter }: &mut SignalledRing<Writer<Mapped>>) {
     let until = Deadline::after(LINGER);
     while writer.in_flight() > 0

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One half of a ring with what wakes its peer: what both directions of a channel's end do alike.
+//! One half of a ring with the means to wake its peer: the behaviour that both directions of an endpoint share.
 
 use tombolo_mem::Mapped;
 use tombolo_ring::{Reader, Side, Writer};
 
 use crate::{stats::PipeStatistics, waiter::Waiter};
 
-/// What both halves of a ring can be asked for.
+/// Operations that both halves of a ring support.
 pub(crate) trait RingHalf: Side {
-    /// Ends this half in order.
+    /// Closes this half in order.
     fn close(&mut self);
-    /// Gives up in the middle.
+    /// Aborts this half.
     fn abort(&mut self);
-    /// Bytes of the ring.
+    /// Returns the size of the ring in bytes.
     fn capacity(&self) -> u64;
-    /// Bytes that are written and not read, as far as this half knows.
+    /// Returns the number of bytes written and not read, as far as this half knows.
     fn in_flight(&self) -> u64;
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct SignalledRing<S> {
 }
 
 impl<S: RingHalf> SignalledRing<S> {
-    /// Rings the peer if what was done since the last time asks for it.
+    /// Notifies the peer if the work since the last call requires it.
     #[inline]
     pub(crate) fn notify_if_owed(&mut self) {
         if self.half.take_ring() {
@@ -77,7 +77,7 @@ impl<S: RingHalf> SignalledRing<S> {
         self.publish();
     }
 
-    /// Publishes what was counted, and looks whether the peer is gone.
+    /// Publishes the counters. Returns whether the peer is gone.
     #[cold]
     #[inline(never)]
     pub(crate) fn check_peer(&mut self) -> bool {
@@ -91,7 +91,7 @@ impl<S: RingHalf> SignalledRing<S> {
         self.waiter.publish(&self.half.counted());
     }
 
-    /// Publishes or wants no more; where the peer was caught, says that it gave up.
+    /// Ends publishing or reading. After a protocol violation of the peer, it aborts instead.
     pub(crate) fn close(&mut self) {
         if self.waiter.end().is_caught() {
             self.half.abort();

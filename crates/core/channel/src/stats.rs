@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a channel can tell of itself.
+//! Statistics of a channel.
 
 use tombolo_ring::Counters;
 
 use crate::RingGrowth;
 
-/// Counters and state of one direction of a channel, as this endpoint sees it.
+/// Counters and state of one direction of a channel, as seen by this endpoint.
 ///
 /// # Example
 /// See [`Statistics`].
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub struct PipeStatistics {
-    /// What was counted since the channel was made.
+    /// Counters since the channel was made.
     pub counters: Counters,
-    /// Bytes of the ring now.
+    /// Current size of the ring in bytes.
     pub ring_size: u64,
-    /// Bytes written and not yet read, as last seen.
+    /// Number of bytes written and not yet read, as last seen.
     pub in_flight: u64,
-    /// Where the ring stands, if this endpoint writes it and lets it [follow its load](crate::Options::ring_growth).
+    /// Growth state of the ring, if this endpoint writes it and lets it [follow its load](crate::Options::ring_growth).
     pub ring_growth: Option<RingGrowth>,
 }
 
-/// Counters and state of both directions of a channel, as this endpoint sees them.
+/// Counters and state of both directions of a channel, as seen by this endpoint.
 ///
 /// # Example
 /// ```
@@ -44,10 +44,10 @@ pub struct PipeStatistics {
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub struct Statistics {
-    /// The direction that this endpoint writes.
+    /// Direction that this endpoint writes.
     pub sent: PipeStatistics,
-    /// The direction that this endpoint reads.
+    /// Direction that this endpoint reads.
     pub received: PipeStatistics,
-    /// Bytes of this endpoint's memory that the peer may still reach although this endpoint is done with it.
+    /// Bytes of this endpoint's memory that the peer may still reach although this endpoint no longer uses them.
     pub quarantined: u64,
 }

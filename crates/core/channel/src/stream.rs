@@ -19,11 +19,11 @@ use crate::{
     sending::{Sending, write_rest},
 };
 
-/// A stream of bytes both ways with an endpoint in another domain; the `TcpStream` of this world.
+/// A stream of bytes in both directions with an endpoint in another domain, used like a `TcpStream`.
 ///
-/// Its [`Read`] and [`Write`] block. The halves that [`split`](Self::split) gives have a `try_` twin of each call that never
-/// blocks, and an `_until` twin with a deadline. Dropping a stream closes it in order: the peer reads what was written and
-/// then finds the end of file.
+/// [`Read`] and [`Write`] block. The halves that [`split`](Self::split) returns have two variants of each call: a
+/// `try_` variant that never blocks, and an `_until` variant with a deadline. Dropping a stream closes it in order: the
+/// peer reads what was written and then finds the end of file.
 ///
 /// # Example
 /// ```
@@ -81,7 +81,7 @@ impl Stream {
         (self.read, self.write)
     }
 
-    /// Borrows the two halves, for calls that the stream itself does not have.
+    /// Borrows the two halves, for calls that [`Stream`] itself does not have.
     pub fn split(&mut self) -> (&mut ReadHalf, &mut WriteHalf) {
         (&mut self.read, &mut self.write)
     }
@@ -92,19 +92,19 @@ impl Stream {
         statistics(&self.write.0, &self.read.0)
     }
 
-    /// Returns who the peer is, as the backend says.
+    /// Returns the peer's identity, as reported by the backend.
     #[must_use]
     pub fn peer(&self) -> Peer {
         self.read.0.ring.waiter.end().peer()
     }
 
-    /// Returns what is known of the peer's life now: it tells a paused peer from one that is gone. May cost a few system calls.
+    /// Returns the peer's liveness, which tells a paused peer from one that is gone. May cost a few system calls.
     #[must_use]
     pub fn liveness(&self) -> Liveness {
         self.read.0.ring.waiter.end().liveness()
     }
 
-    /// Returns a [`Watch`]: it tells of the peer while other threads use the halves.
+    /// Returns a [`Watch`], which reports on the peer while other threads use the halves.
     #[must_use]
     pub fn watch(&self) -> Watch {
         Watch::new(self.read.0.ring.waiter.end())
@@ -112,7 +112,7 @@ impl Stream {
 }
 
 impl Stream {
-    /// Reads without a deadline. Meanwhile the ring that this endpoint writes follows its load.
+    /// Reads without a deadline. While it waits, the ring that this endpoint writes into follows its load.
     #[inline]
     fn read_beside_load(
         &mut self,
@@ -126,7 +126,7 @@ impl Stream {
                 again.take().unwrap_or_else(|| write.moves.next_look(&write.ring))
             };
             match read.complete(&mut call, Deadline::NEVER, before_wait) {
-                // What is wrong there is for who writes.
+                // The next write reports an error of the writing half.
                 Err(Error::TimedOut) => again = Some(write.follow_load().unwrap_or_default()),
                 done => return done.map(Option::unwrap_or_default),
             }
@@ -135,17 +135,18 @@ impl Stream {
 }
 
 impl ReadHalf {
-    /// Reads what is there into `buffer`, at least one byte. Returns how many; 0 is the end of file.
+    /// Reads the available bytes into `buffer`, at least one. Returns the number of bytes read; 0 means the end of
+    /// file.
     ///
-    /// An empty `buffer` reads 0 bytes, too.
+    /// Reading into an empty `buffer` also returns 0.
     ///
     /// # Blocking
-    /// Until there is something, at most until `deadline`.
+    /// Blocks until there is something to read, at most until `deadline`.
     ///
     /// # Errors
     /// [`Error::TimedOut`](crate::Error::TimedOut) at the deadline; [`Error::Corrupt`](crate::Error::Corrupt) where the
-    /// peer broke the specification. The peer's death is no error: what it wrote is read, then the end of file, and
-    /// [`ending`](Self::ending) tells.
+    /// peer violated the specification. The peer's death is not an error: reads return the bytes that the peer wrote,
+    /// then the end of file, and [`ending`](Self::ending) tells that it died.
     ///
     /// # Example
     /// ```
@@ -168,9 +169,9 @@ impl ReadHalf {
         self.0.complete(|reader| reader.read(buffer), deadline, || None).map(Option::unwrap_or_default)
     }
 
-    /// Reads what is there into `buffer`, at least one byte. Never blocks.
+    /// Reads the available bytes into `buffer`, at least one. Never blocks.
     ///
-    /// Returns `None` while there is nothing, 0 at the end of file.
+    /// Returns `None` while there is nothing to read, and `Some(0)` at the end of file.
     ///
     /// # Errors
     /// [`Error::Corrupt`](crate::Error::Corrupt).
@@ -198,21 +199,21 @@ impl ReadHalf {
         })
     }
 
-    /// Reads as [`read_until`](Self::read_until) into several buffers, each filled before the next.
+    /// Reads like [`read_until`](Self::read_until) into several buffers, filling each before the next.
     ///
     /// # Blocking
-    /// As there.
+    /// Like [`read_until`](Self::read_until).
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`read_until`](Self::read_until).
     pub fn read_vectored_until(&mut self, buffers: &mut [IoSliceMut<'_>], deadline: Deadline) -> Result<usize> {
         self.0.complete(|reader| reader.read_vectored(buffers), deadline, || None).map(Option::unwrap_or_default)
     }
 
-    /// Reads as [`try_read`](Self::try_read) into several buffers, each filled before the next. Never blocks.
+    /// Reads like [`try_read`](Self::try_read) into several buffers, filling each before the next. Never blocks.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`try_read`](Self::try_read).
     pub fn try_read_vectored(&mut self, buffers: &mut [IoSliceMut<'_>]) -> Result<Option<usize>> {
         Ok(match self.0.attempt(|reader| reader.read_vectored(buffers))? {
             Poll::Ready(read) => Some(read.unwrap_or_default()),
@@ -220,10 +221,10 @@ impl ReadHalf {
         })
     }
 
-    /// Returns how many bytes can be read now. Never blocks.
+    /// Returns the number of bytes that can be read now. Never blocks.
     ///
-    /// Where they are fewer than `need`, [`poll_fd`](Self::poll_fd) becomes readable once there are `need` bytes or once
-    /// no more will come, and not before.
+    /// If there are fewer than `need` bytes, [`poll_fd`](Self::poll_fd) becomes readable once there are `need` bytes or
+    /// once no more bytes will come, and not before.
     ///
     /// # Errors
     /// [`Error::Corrupt`](crate::Error::Corrupt).
@@ -231,41 +232,43 @@ impl ReadHalf {
         self.0.look_for(need as u64, false)
     }
 
-    /// Waits until `need` bytes can be read. Returns how many there are; fewer only where no more will come.
+    /// Waits until `need` bytes can be read. Returns the number of bytes available, which is smaller only if no more
+    /// will come.
     ///
-    /// `need` must not exceed the peer's ring, or what that [may grow to](crate::Options::ring_growth).
+    /// `need` must not exceed the size of the peer's ring, or the size that this ring [may grow
+    /// to](crate::Options::ring_growth).
     ///
     /// # Blocking
-    /// Until they are there or the peer has closed or died, at most until `deadline`.
+    /// Blocks until the bytes are there or the peer has closed or died, at most until `deadline`.
     ///
     /// # Errors
-    /// As [`read_until`](Self::read_until).
+    /// Those of [`read_until`](Self::read_until).
     pub fn wait_for(&mut self, need: usize, deadline: Deadline) -> Result<u64> {
         self.0.wait_for(need as u64, deadline)
     }
 
-    /// Returns the first `len` bytes of what was last peeked at to the peer, as read.
+    /// Marks the first `len` bytes of the last peek as read and returns their room to the peer.
     ///
     /// # Panics
-    /// If that is more than was peeked at.
+    /// If `len` is larger than what the last peek showed.
     ///
     /// # Errors
     /// [`Error::Corrupt`](crate::Error::Corrupt); [`BackendError::Revoked`](tombolo_domain::Error::Revoked) where the
-    /// memory was taken back meanwhile, so that what was seen was not the peer's.
+    /// memory was taken back meanwhile, so that the bytes seen were not the peer's.
     pub fn consume(&mut self, len: usize) -> Result<()> {
         self.0.consumed(len)
     }
 }
 
 impl WriteHalf {
-    /// Writes as many of `bytes` as there is room for, at least one. Returns how many.
+    /// Writes as many of `bytes` as there is room for, at least one. Returns the number of bytes written.
     ///
     /// # Blocking
-    /// Until there is room, at most until `deadline`.
+    /// Blocks until there is room, at most until `deadline`.
     ///
     /// # Errors
-    /// [`Error::Closed`](crate::Error::Closed) and [`Error::PeerGone`](crate::Error::PeerGone) where nobody reads any
-    /// more; [`Error::TimedOut`](crate::Error::TimedOut); [`Error::Corrupt`](crate::Error::Corrupt).
+    /// [`Error::Closed`](crate::Error::Closed) and [`Error::PeerGone`](crate::Error::PeerGone) where the peer no longer
+    /// reads; [`Error::TimedOut`](crate::Error::TimedOut); [`Error::Corrupt`](crate::Error::Corrupt).
     #[inline]
     pub fn write_until(&mut self, bytes: &[u8], deadline: Deadline) -> Result<usize> {
         if self.0.try_at_once(|writer| writer.write_at_once(bytes)) {
@@ -284,11 +287,11 @@ impl WriteHalf {
     /// Writes all of `bytes`. On an error some of them may have been written.
     ///
     /// # Blocking
-    /// Until the last byte is in the ring, at most until `deadline`. It does not wait until they are read:
-    /// [`drained_until`](Self::drained_until) does.
+    /// Blocks until the last byte is in the ring, at most until `deadline`. It does not wait until the peer has read
+    /// the bytes; [`drained_until`](Self::drained_until) does.
     ///
     /// # Errors
-    /// As [`write_until`](Self::write_until).
+    /// Those of [`write_until`](Self::write_until).
     ///
     /// # Example
     /// ```
@@ -318,7 +321,7 @@ impl WriteHalf {
     #[inline(never)]
     fn write_all_at_length(&mut self, mut bytes: &[u8], deadline: Deadline) -> Result<()> {
         while !bytes.is_empty() {
-            // Who waits for room anyway needs no larger ring for that.
+            // A caller that waits for room anyway does not need a larger ring.
             let written = self.0.complete(|writer| writer.write(bytes), || 1, deadline, || Ok(()))?;
             self.0.note_written(written, bytes.len());
             bytes = &bytes[written..];
@@ -328,10 +331,10 @@ impl WriteHalf {
 
     /// Writes as many of `bytes` as there is room for. Never blocks.
     ///
-    /// Returns how many, `None` where there is no room.
+    /// Returns the number of bytes written, or `None` where there is no room.
     ///
     /// # Errors
-    /// As [`write_until`](Self::write_until), without the deadline.
+    /// Those of [`write_until`](Self::write_until), except the deadline's.
     ///
     /// # Example
     /// ```
@@ -362,44 +365,44 @@ impl WriteHalf {
         Ok(written.map(|written| write_rest(&mut self.0, written, &[IoSlice::new(bytes)])))
     }
 
-    /// Writes as [`write_until`](Self::write_until) from several buffers, in order.
+    /// Writes like [`write_until`](Self::write_until) from several buffers, in order.
     ///
     /// # Blocking
-    /// As there.
+    /// Like [`write_until`](Self::write_until).
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`write_until`](Self::write_until).
     pub fn write_vectored_until(&mut self, buffers: &[IoSlice<'_>], deadline: Deadline) -> Result<usize> {
         let written = self.0.complete(|writer| writer.write_vectored(buffers), || 1, deadline, || Ok(()))?;
         Ok(write_rest(&mut self.0, written, buffers))
     }
 
-    /// Writes as [`try_write`](Self::try_write) from several buffers, in order. Never blocks.
+    /// Writes like [`try_write`](Self::try_write) from several buffers, in order. Never blocks.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`try_write`](Self::try_write).
     pub fn try_write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> Result<Option<usize>> {
         let written = self.0.attempt(|writer| writer.write_vectored(buffers), || 1)?;
         Ok(written.map(|written| write_rest(&mut self.0, written, buffers)))
     }
 
-    /// Returns for how many bytes there is room now. Never blocks.
+    /// Returns the number of bytes for which there is room now. Never blocks.
     ///
-    /// Where that is less than `need`, [`poll_fd`](Self::poll_fd) becomes readable once there is so much room, or no more
-    /// will be.
+    /// If that is less than `need`, [`poll_fd`](Self::poll_fd) becomes readable once there is room for `need` bytes, or
+    /// once there will never be more room.
     ///
     /// # Errors
-    /// As [`write_until`](Self::write_until), without the deadline.
+    /// Those of [`write_until`](Self::write_until), except the deadline's.
     pub fn room(&mut self, need: usize) -> Result<u64> {
         self.0.room_for(need as u64)
     }
 }
 
 impl WriteHalf {
-    /// Lets the ring follow its load while nothing is written: an idle ring shrinks. Never blocks.
+    /// Lets the ring follow its load while the program writes nothing: an idle ring shrinks. Never blocks.
     ///
-    /// Only where the ring [follows its load](crate::Options::ring_growth); else it does nothing. Returns after
-    /// which time to call again, if nothing is written or read meanwhile; `None` where the next write is soon enough.
+    /// Does nothing unless the ring [follows its load](crate::Options::ring_growth). Returns the time after which to
+    /// call again if nothing is written or read meanwhile, or `None` if the next write is soon enough.
     ///
     /// # Errors
     /// [`Error::Corrupt`](crate::Error::Corrupt); [`Error::PeerGone`](crate::Error::PeerGone).
@@ -408,7 +411,7 @@ impl WriteHalf {
     }
 }
 
-/// Both pipes' counters, from the two halves.
+/// Returns the counters of both pipes, taken from the two halves.
 pub(crate) fn statistics(sending: &Sending, receiving: &Receiving) -> Statistics {
     let quarantined = sending.ring.waiter.end().link().link.quarantined();
     Statistics { sent: sending.moves.statistics(&sending.ring), received: receiving.ring.statistics(), quarantined }
@@ -445,7 +448,7 @@ impl Write for WriteHalf {
     }
 }
 
-/// Reads as [`ReadHalf::read_until`]. Before it waits, what was written is flushed.
+/// Reads like [`ReadHalf::read_until`]. Before it waits, it flushes what was written.
 impl Read for Stream {
     #[inline]
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
@@ -457,7 +460,7 @@ impl Read for Stream {
     }
 }
 
-/// Writes as [`WriteHalf::write_until`]. Before it waits, the room of what was read is returned to the peer.
+/// Writes like [`WriteHalf::write_until`]. Before it waits, it returns the room of what was read to the peer.
 impl Write for Stream {
     #[inline]
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -495,7 +498,7 @@ impl Write for Stream {
     }
 }
 
-/// The reading half's descriptor, as [`Rx::poll_fd`](crate::Rx::poll_fd).
+/// Returns the reading half's descriptor, as [`Rx::poll_fd`](crate::Rx::poll_fd) does.
 ///
 /// # Panics
 /// If the process has no descriptor to spare at the first call; `poll_fd` returns an error instead.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Adapters for tokio (feature `tokio`): streams as [`AsyncRead`] and [`AsyncWrite`], messages and listeners with `async`
-//! calls, on a runtime with I/O enabled.
+//! Adapters for tokio (feature `tokio`), for a runtime with I/O enabled: streams as [`AsyncRead`] and [`AsyncWrite`],
+//! messages and listeners with `async` calls.
 //!
-//! Dropping the future of a call that has not finished loses nothing and repeats nothing: bytes and messages move only
-//! in the very poll that says so.
+//! Dropping an unfinished call's future loses nothing and repeats nothing: bytes and messages move only in the very
+//! poll that returns ready.
 //!
 //! # Example
 //! ```
@@ -43,7 +43,7 @@ use tombolo_domain::Error as DomainError;
 
 use crate::{Channel, Listener, MessageReceiver, MessageSender, Messages, ReadHalf, Result, Stream, WriteHalf};
 
-/// A pollable descriptor, known to the runtime.
+/// A pollable descriptor registered with the runtime.
 #[derive(Debug)]
 struct Watched(AsyncFd<OwnedFd>);
 
@@ -55,8 +55,8 @@ impl Watched {
         Ok(Self(watched.map_err(|error| DomainError::os("epoll_ctl", error))?))
     }
 
-    /// Makes attempts until one does something. A descriptor that was silenced by an attempt that found nothing gives an
-    /// edge once there is something, so the readiness forgotten in between comes back.
+    /// Calls `attempt` until it succeeds. An attempt that found nothing makes the descriptor unreadable, and it gives
+    /// an edge once there is something. So a readiness cleared in between comes back.
     fn poll<T>(&self, cx: &mut Context<'_>, mut attempt: impl FnMut() -> Result<Option<T>>) -> Poll<Result<T>> {
         loop {
             let mut readiness =
@@ -80,7 +80,7 @@ pub struct AsyncStream {
     writable: Watched,
 }
 
-/// The reading half of an [`AsyncStream`]: [`AsyncRead`].
+/// The reading half of an [`AsyncStream`], which implements [`AsyncRead`].
 ///
 /// # Example
 /// See [`AsyncStream::into_split`].
@@ -90,7 +90,7 @@ pub struct AsyncReadHalf {
     readable: Watched,
 }
 
-/// The writing half of an [`AsyncStream`]: [`AsyncWrite`].
+/// The writing half of an [`AsyncStream`], which implements [`AsyncWrite`].
 ///
 /// # Example
 /// See [`AsyncStream::into_split`].
@@ -101,20 +101,20 @@ pub struct AsyncWriteHalf {
 }
 
 impl AsyncStream {
-    /// Hands a stream to the runtime.
+    /// Registers a stream with the runtime.
     ///
     /// # Panics
-    /// Outside a runtime, or in one without I/O.
+    /// If called outside a runtime, or in one without I/O.
     ///
     /// # Errors
-    /// Where the process has no descriptor to spare.
+    /// If the process has no descriptor to spare.
     pub fn new(mut stream: Stream) -> Result<Self> {
         let (read, write) = stream.split();
         let (readable, writable) = (Watched::new(read.poll_fd()?)?, Watched::new(write.poll_fd()?)?);
         Ok(Self { stream, readable, writable })
     }
 
-    /// Returns the stream itself, for its statistics and its peer.
+    /// Borrows the stream itself, for its statistics and its peer.
     #[must_use]
     pub fn get_ref(&self) -> &Stream {
         &self.stream
@@ -155,7 +155,7 @@ impl AsyncStream {
 }
 
 impl AsyncReadHalf {
-    /// Borrows the half itself, to ask how the peer's side ended.
+    /// Borrows the half itself, for example to ask how the peer's side ended.
     #[must_use]
     pub fn get_ref(&self) -> &ReadHalf {
         &self.half
@@ -163,7 +163,7 @@ impl AsyncReadHalf {
 }
 
 impl AsyncWriteHalf {
-    /// Borrows the half itself, to move it to another ring or to set its flush policy.
+    /// Borrows the half itself, for example to move it to another ring or to set its flush policy.
     pub fn get_mut(&mut self) -> &mut WriteHalf {
         &mut self.half
     }
@@ -184,14 +184,14 @@ fn poll_write(half: &mut WriteHalf, writable: &Watched, cx: &mut Context<'_>, by
     Poll::Ready(Ok(ready!(writable.poll(cx, || half.try_write(bytes)))?))
 }
 
-/// Reads as [`ReadHalf::try_read`]. Before it waits, what was written is flushed.
+/// Reads like [`ReadHalf::try_read`]. Before it waits, it flushes what was written.
 impl AsyncRead for AsyncStream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let Self { stream, readable, .. } = self.get_mut();
         let (read, write) = stream.split();
         let polled = poll_read(read, readable, cx, buffer);
         if polled.is_pending() {
-            // If it fails, the peer is gone; reading finds that out, after all that is still to be read.
+            // If flushing fails, the peer is gone. Reading reports that, after everything that is still to be read.
             let _ = write.flush();
         }
         polled
@@ -205,7 +205,7 @@ impl AsyncRead for AsyncReadHalf {
     }
 }
 
-/// Writes as [`WriteHalf::try_write`]. Before it waits, the room of what was read is returned to the peer.
+/// Writes like [`WriteHalf::try_write`]. Before it waits, it returns the room of what was read to the peer.
 ///
 /// Shutting down closes the writing side in order: the peer reads what was written and then finds the end.
 impl AsyncWrite for AsyncStream {
@@ -229,7 +229,7 @@ impl AsyncWrite for AsyncStream {
     }
 }
 
-/// Shuts down as [`AsyncStream`].
+/// Shuts down like [`AsyncStream`].
 impl AsyncWrite for AsyncWriteHalf {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let Self { half, writable } = self.get_mut();
@@ -295,13 +295,13 @@ pub struct AsyncMessageReceiver {
 }
 
 impl AsyncMessages {
-    /// Hands a channel to the runtime.
+    /// Registers a channel with the runtime.
     ///
     /// # Panics
-    /// Outside a runtime, or in one without I/O.
+    /// If called outside a runtime, or in one without I/O.
     ///
     /// # Errors
-    /// Where the process has no descriptor to spare.
+    /// If the process has no descriptor to spare.
     pub fn new(messages: Messages) -> Result<Self> {
         let (sender, receiver) = messages.into_split();
         let (writable, readable) = (Watched::new(sender.poll_fd()?)?, Watched::new(receiver.poll_fd()?)?);
@@ -315,10 +315,11 @@ impl AsyncMessages {
         (self.sender, self.receiver)
     }
 
-    /// Sends one message as [`AsyncMessageSender::send`]. Before it waits, the room of what was received is returned.
+    /// Sends one message like [`AsyncMessageSender::send`]. Before it waits, it returns the room of received messages
+    /// to the peer.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`AsyncMessageSender::send`].
     pub async fn send(&mut self, message: &[u8]) -> Result<()> {
         let Self { sender, receiver } = self;
         poll_fn(|cx| {
@@ -331,16 +332,17 @@ impl AsyncMessages {
         .await
     }
 
-    /// Receives the next message as [`AsyncMessageReceiver::recv`]. Before it waits, what was sent is flushed.
+    /// Receives the next message like [`AsyncMessageReceiver::recv`]. Before it waits, it flushes what was sent.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`AsyncMessageReceiver::recv`].
     pub async fn recv(&mut self, buffer: &mut [u8]) -> Result<Option<usize>> {
         let Self { sender, receiver } = self;
         poll_fn(|cx| {
             let polled = receiver.poll_recv(cx, buffer);
             if polled.is_pending() {
-                // If it fails, the peer is gone; receiving finds that out, after all that is still to be received.
+                // If flushing fails, the peer is gone. Receiving reports that, after everything that is still to be
+                // received.
                 let _ = sender.half.flush();
             }
             polled
@@ -350,11 +352,11 @@ impl AsyncMessages {
 }
 
 impl AsyncMessageSender {
-    /// Sends one message as soon as there is room for all of it. Where the future is dropped before it is done, nothing
+    /// Sends one message as soon as there is room for all of it. If the future is dropped before it is done, nothing
     /// was sent.
     ///
     /// # Errors
-    /// As [`MessageSender::send`].
+    /// Those of [`MessageSender::send`].
     pub async fn send(&mut self, message: &[u8]) -> Result<()> {
         poll_fn(|cx| self.poll_send(cx, message)).await
     }
@@ -371,12 +373,12 @@ impl AsyncMessageSender {
 }
 
 impl AsyncMessageReceiver {
-    /// Receives the next message into `buffer`. Returns its length; `None` is the end.
+    /// Receives the next message into `buffer`. Returns its length, or `None` at the end.
     ///
-    /// Where the future is dropped before it is done, no message was taken.
+    /// If the future is dropped before it is done, no message was taken.
     ///
     /// # Errors
-    /// As [`MessageReceiver::recv`].
+    /// Those of [`MessageReceiver::recv`].
     pub async fn recv(&mut self, buffer: &mut [u8]) -> Result<Option<usize>> {
         poll_fn(|cx| self.poll_recv(cx, buffer)).await
     }
@@ -390,7 +392,7 @@ impl AsyncMessageReceiver {
         readable.poll(cx, attempt)
     }
 
-    /// Borrows the half itself, to ask how the peer's side ended or to close it.
+    /// Borrows the half itself, for example to ask how the peer's side ended or to close it.
     pub fn get_mut(&mut self) -> &mut MessageReceiver {
         &mut self.half
     }
@@ -407,13 +409,13 @@ pub struct AsyncListener<C> {
 }
 
 impl<C: Channel> AsyncListener<C> {
-    /// Hands a listener to the runtime.
+    /// Registers a listener with the runtime.
     ///
     /// # Panics
-    /// Outside a runtime, or in one without I/O.
+    /// If called outside a runtime, or in one without I/O.
     ///
     /// # Errors
-    /// Where the process has no descriptor to spare.
+    /// If the process has no descriptor to spare.
     pub fn new(listener: Listener<C>) -> Result<Self> {
         let knocked = Watched::new(listener.as_fd())?;
         Ok(Self { listener, knocked })
@@ -421,11 +423,11 @@ impl<C: Channel> AsyncListener<C> {
 
     /// Accepts the next peer and returns the channel with it.
     ///
-    /// Where the future is dropped before it is done, that peer waits for the next call. Peers that say nothing are
+    /// If the future is dropped before it is done, that peer waits for the next call. Peers that send nothing are
     /// dropped when others connect.
     ///
     /// # Errors
-    /// As [`Listener::accept`].
+    /// Those of [`Listener::accept`].
     pub async fn accept(&mut self) -> Result<C> {
         let Self { listener, knocked } = self;
         poll_fn(|cx| knocked.poll(cx, || listener.try_accept())).await

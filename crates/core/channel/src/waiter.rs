@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a half of a channel sleeps on: the doorbell, seen through the ring's [`WaitContext`].
+//! Puts a half of a channel to sleep on its doorbell, behind the ring's [`WaitContext`].
 
 mod poll;
 
@@ -17,16 +17,16 @@ pub(crate) use self::poll::Armed;
 use self::poll::Polling;
 use crate::{Error, Result, end::End, os, pollable::Pollable};
 
-/// Notifications in a row that brought nothing, after which the doorbell is believed no more and naps take its place.
+/// Number of notifications in a row without anything to do after which naps replace sleeping on the doorbell.
 const STORM: u32 = 64;
-/// First nap, and the longest.
+/// First and longest nap.
 const NAP: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(16));
-/// Longest sleep without another look where a barrier came before it: once where it was issued, always where it was
-/// refused. By then a store that it missed is visible.
+/// Longest sleep without another check after a barrier. It applies once where the barrier was issued, always where it
+/// was refused. By then a store that the barrier missed is visible.
 const LATE: Duration = Duration::from_millis(2);
-/// Non-blocking calls between two looks whether the peer lives, where nobody ever waits.
+/// Number of non-blocking calls between two checks whether the peer lives, in a program that never waits.
 const CALLS_PER_LOOK: u32 = 1024;
-/// Time between two such looks of one who notifies.
+/// Time between two such checks in a half that notifies.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// One half's side of the doorbell.
@@ -36,28 +36,29 @@ pub(crate) struct Waiter {
     slot: Slot,
     end: Arc<End>,
     spin: Spin,
-    /// The doorbell may hold a notification that nobody drained.
+    /// Whether the doorbell may hold a notification that was not drained.
     maybe_rung: bool,
     fruitless: Fruitless,
-    /// Notifications that ended a sleep.
+    /// Number of notifications that ended a sleep.
     notifications: u32,
     calls: u32,
-    /// When the peer's life was looked at last, by the coarse clock.
+    /// Time of the last check of the peer's liveness, by the coarse clock.
     looked: Duration,
-    /// Set up once somebody asks for a descriptor to poll.
+    /// The descriptor to poll, made once a caller asks for it.
     pollable: OnceLock<Pollable>,
     asked: Asked,
-    /// The late look of this wait is over.
+    /// Whether the late check of this wait was made.
     looked_late: bool,
-    /// If something is there now or comes later, the doorbell holds a notification or will: true after an arming that found
-    /// nothing, false once the doorbell was drained.
+    /// Whether the doorbell holds a notification, or will hold one, if something is there now or comes later. True
+    /// after an arming that found nothing, false once the doorbell was drained.
     promised: bool,
-    /// A look at the peer's life took a notification, which counts as one at the next arming for who polls.
+    /// Whether a check of the peer's liveness took a notification. It counts as one at the next arming for a program
+    /// that polls.
     rung_unnoticed: bool,
     polling: Polling,
-    /// One sleep was ended because the link is taken away (V-9).
+    /// Whether one sleep was ended because the link is taken away (V-9).
     told_to_leave: bool,
-    /// Where this half says what it counted (C-12).
+    /// Stats page in which this half publishes its counters (C-12).
     board: Option<Box<StatsPage>>,
 }
 
@@ -95,7 +96,7 @@ impl Waiter {
         &self.end
     }
 
-    /// Remembers what the peer was caught at, and ends the wait of the other half.
+    /// Records the peer's protocol violation, and ends the wait of the other half.
     #[cold]
     pub(crate) fn report_lie(&self, error: &Error) {
         if self.end.report_lie(error) {
@@ -107,12 +108,12 @@ impl Waiter {
         self.spin = Spin::new(most);
     }
 
-    /// Waits until `side` has `need` bytes or something else to look at.
+    /// Waits until `side` has `need` bytes, or something else that needs attention.
     pub(crate) fn wait(&mut self, side: &mut impl Side, need: u64, deadline: Deadline) -> Result<Waited> {
         lend_spin(self, |waiter, spin| wait(side, waiter, spin, need, deadline))
     }
 
-    /// Notifies the peer's waiter of the other kind.
+    /// Notifies the peer's half that waits in the other slot.
     #[inline(never)]
     pub(crate) fn notify_peer(&self) {
         self.doorbell.notify(match self.slot {
@@ -121,38 +122,40 @@ impl Waiter {
         });
     }
 
-    /// Whether one who does not wait should look now whether the peer is gone.
+    /// Returns whether a half that does not wait should check now whether the peer is gone.
     #[inline]
     pub(crate) fn is_time_to_look(&mut self) -> bool {
         self.calls += 1;
         self.calls >= CALLS_PER_LOOK
     }
 
-    /// Brings this half's board up to date (C-12).
+    /// Brings this half's stats page up to date (C-12).
     pub(crate) fn publish(&self, counters: &Counters) {
         if let Some(board) = &self.board {
             board.publish(counters);
         }
     }
 
-    /// Whether the peer is gone, asked by one who just notified: looked at if the last look was a while ago.
+    /// Returns whether the peer is gone, for a half that just notified it. Checks only if the last check was a while
+    /// ago.
     #[cold]
     pub(crate) fn gone_since_last_ring(&mut self) -> bool {
         self.look_is_due() && self.gone_now()
     }
 
-    /// Whether a wait that ended as if the peer were gone ended because the link is taken away, and the peer is there still.
+    /// Returns whether a wait that ended as if the peer were gone ended only because the link is being taken away, with
+    /// the peer still there.
     #[cold]
     pub(crate) fn has_news_only(&mut self) -> bool {
         self.told_to_leave && !self.gone_now()
     }
 
-    /// Whether the last look at the peer's life was a while ago.
+    /// Returns whether the last check of the peer's liveness was a while ago.
     pub(crate) fn look_is_due(&self) -> bool {
         coarse_time().saturating_sub(self.looked) >= LOOK_EVERY
     }
 
-    /// Whether the peer is gone, looked at now.
+    /// Checks now whether the peer is gone, and returns the result.
     #[cold]
     pub(crate) fn gone_now(&mut self) -> bool {
         self.calls = 0;
@@ -161,7 +164,7 @@ impl Waiter {
             return true;
         }
         let woken = match self.doorbell.wait(self.slot, Deadline::NOW) {
-            // A notification goes before a hang-up, so it must not stay in the way.
+            // The doorbell reports a notification before a hang-up, so the notification must be drained first.
             Ok(DoorbellWoken::Notified) => {
                 (self.maybe_rung, self.rung_unnoticed) = (true, true);
                 self.drain();
@@ -176,7 +179,7 @@ impl Waiter {
         self.fruitless.count_one(self.end.served_beside(self.slot));
     }
 
-    /// One who is notified again and again for nothing naps instead of listening.
+    /// Naps instead of sleeping on the doorbell, after too many notifications without anything to do.
     fn nap(&self, deadline: Deadline) -> Woken {
         let nap = nap_after(self.fruitless.count);
         let until = Instant::now() + deadline.remaining().map_or(nap, |left| left.min(nap));
@@ -187,19 +190,20 @@ impl Waiter {
     }
 }
 
-/// How sure it is that a peer who publishes something now sees that it was asked to notify.
+/// Certainty that a peer that publishes something now sees that it was asked to notify.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Asked {
-    /// Both ends fence.
+    /// Both endpoints issue a fence.
     Fenced,
-    /// The kernel's barrier, which can leave a CPU out (ADR 0086): what was published just before may be seen late.
+    /// The kernel issued its barrier, which can leave a CPU out (ADR 0086): what was published just before may be seen
+    /// late.
     ByBarrier,
-    /// The barrier was refused.
+    /// The kernel refused the barrier.
     Unheard,
 }
 
-/// Has a half wait by `wait`, and counts what brought something. The spin is lent out so that the rest of the waiter can be the
-/// waiter.
+/// Runs `wait` for a half, and counts a notification for which it found something. The spin state is taken out
+/// meanwhile, so that the rest of the waiter can act as the [`WaitContext`].
 #[inline]
 fn lend_spin(waiter: &mut Waiter, wait: impl FnOnce(&mut Waiter, &mut Spin) -> Result<Waited>) -> Result<Waited> {
     waiter.fruitless.begin(waiter.end.served_beside(waiter.slot));
@@ -214,22 +218,24 @@ fn lend_spin(waiter: &mut Waiter, wait: impl FnOnce(&mut Waiter, &mut Spin) -> R
     waited
 }
 
-/// Notifications in a row that brought nothing, to anybody. Where one event stands for both halves of an end, each
-/// wakes the half that it is not for as well: what brought the other half something is no storm.
+/// Number of notifications in a row for which neither half found anything. Where one event serves both halves of
+/// an endpoint, each notification also wakes the half that it is not for. It is not part of a storm if the other
+/// half found something.
 #[derive(Clone, Copy, Debug, Default)]
 struct Fruitless {
     count: u32,
-    /// Notifications that had brought the other half something by then.
+    /// Number of notifications for which the other half had found something by then.
     beside: u32,
 }
 
 impl Fruitless {
-    /// Something was found, or it is looked for anew.
+    /// Starts counting anew, because something was found or a new wait begins.
     fn begin(&mut self, beside: u32) {
         *self = Self { count: 0, beside };
     }
 
-    /// A notification brought nothing. The other half may count what it brought there before this one counts, or after.
+    /// Counts a notification for which this half found nothing. The other half may count what it found before this
+    /// call, or after it.
     fn count_one(&mut self, beside: u32) {
         let served = beside.wrapping_sub(self.beside);
         self.count = self.count.saturating_add(1).saturating_sub(served);
@@ -237,7 +243,7 @@ impl Fruitless {
     }
 }
 
-/// How long one naps who was notified so often for nothing.
+/// Returns the length of a nap after `fruitless` notifications without anything to do.
 fn nap_after(fruitless: u32) -> Duration {
     let doublings = fruitless.saturating_sub(STORM).min(4);
     (NAP.0 * (1 << doublings)).min(NAP.1)
@@ -269,7 +275,7 @@ impl WaitContext for Waiter {
     }
 
     fn sleep(&mut self, deadline: Deadline) -> Result<Woken> {
-        // Once: the half does what it has to, and waits on.
+        // Only once: the half does its work for this, and waits on.
         if self.doorbell.is_leaving() && !std::mem::replace(&mut self.told_to_leave, true) {
             return Ok(Woken::PeerGone);
         }
@@ -309,7 +315,7 @@ impl WaitContext for Waiter {
     }
 }
 
-/// A waiter that sleeps for the `longest` time at most, from when it begins to.
+/// A waiter that sleeps for at most `longest`, counted from the beginning of its sleep.
 pub(crate) struct LimitedWaiter<'a> {
     waiter: &'a mut Waiter,
     longest: Duration,
@@ -321,8 +327,8 @@ impl<'a> LimitedWaiter<'a> {
         Self { waiter, longest, until: None }
     }
 
-    /// Waits as [`Waiter::wait`], as if `deadline` had passed once it has slept for that time. Who does not sleep looks at no
-    /// clock for that.
+    /// Waits like [`Waiter::wait`], as if `deadline` had passed once it has slept for that time. A wait that does not
+    /// sleep needs no clock for this.
     #[cold]
     #[inline(never)]
     pub(crate) fn wait(self, side: &mut impl Side, need: u64, deadline: Deadline) -> Result<Waited> {

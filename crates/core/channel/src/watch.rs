@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A look at the peer that needs neither half.
+//! Reports on the peer without using either half.
 
 use std::sync::Arc;
 
@@ -7,9 +7,10 @@ use tombolo_domain::{Liveness, Peer};
 
 use crate::end::End;
 
-/// Tells of a channel's peer from any thread, whatever the channel's halves are doing.
+/// Reports on a channel's peer from any thread, whatever the channel's halves are doing.
 ///
-/// It keeps this endpoint's memory and its endpoint alive, but not the channel open. Clones tell of the same peer.
+/// It keeps this endpoint's memory and its link to the peer alive, but does not keep the channel open. Clones report on
+/// the same peer.
 ///
 /// # Example
 /// ```
@@ -34,13 +35,13 @@ impl Watch {
         Self(Arc::clone(end))
     }
 
-    /// Returns who the peer is, as the backend says.
+    /// Returns the peer's identity, as reported by the backend.
     #[must_use]
     pub fn peer(&self) -> Peer {
         self.0.peer()
     }
 
-    /// Returns what is known of the peer's life now: it tells a paused peer from one that is gone. May cost a few system calls.
+    /// Returns the peer's liveness, which tells a paused peer from one that is gone. May cost a few system calls.
     #[must_use]
     pub fn liveness(&self) -> Liveness {
         self.0.liveness()

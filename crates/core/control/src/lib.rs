@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Layer 2. Uses: layout.
 //!
-//! What brokers say to each other, to programs and to tools: `spec/7-broker.md` in code, without I/O.
+//! Implements the messages between brokers, and of brokers with programs and tools: `spec/7-broker.md` in code, without
+//! I/O.
 //!
-//! [`Message`] is encoded and decoded here and nowhere else. [`Session`] carries messages over a pair of outboxes in
-//! shared memory, whatever [`Boxes`] reads and writes them.
+//! Only this crate encodes and decodes [`Message`]. [`Session`] carries messages over a pair of outboxes in shared
+//! memory, which any implementation of [`Boxes`] reads and writes.
 #![forbid(unsafe_code)]
 
 mod field;
@@ -22,37 +23,37 @@ pub use text::{Line, Name, Pattern, Place, Reason, parse_ip};
 
 /// The version that this code speaks (B-3, B-6).
 pub const VERSION: u16 = 1;
-/// The first version with Leave and Left (B-6, B-21). Who says less in Hello is told neither.
+/// The first version with Leave and Left (B-6, B-21). A peer whose Hello names a lower version is sent neither.
 pub const VERSION_LEAVE: u16 = 2;
-/// The first version with [`Message::Addresses`], [`Message::Seek`] and what programs ask to find each other (B-6, B-22). Who says
-/// less in Hello is told none of them.
+/// The first version with [`Message::Addresses`], [`Message::Seek`] and the questions by which programs find each other
+/// (B-6, B-22). A peer whose Hello names a lower version is sent none of them.
 pub const VERSION_FIND: u16 = 3;
-/// The newest version that this code speaks: the first one with [`Message::Nets`] and [`Message::Net`] (B-6, B-28). Who says less in
-/// Hello is told neither.
+/// The newest version that this code speaks, and the first one with [`Message::Nets`] and [`Message::Net`] (B-6, B-28).
+/// A peer whose Hello names a lower version is sent neither.
 pub const VERSION_NET: u16 = 4;
-/// Most interfaces of one domain (B-28).
+/// Largest number of interfaces of one domain (B-28).
 pub const NETS_MAX: u16 = 64;
-/// Bytes of the doorbell device's memory (B-3).
+/// Number of bytes of the doorbell device's memory (B-3).
 pub const DEVICE_LEN: u64 = 64 << 10;
 /// Smallest region (B-7).
 pub const REGION_MIN: u64 = 64 << 10;
 /// Largest region (B-7).
 pub const REGION_MAX: u64 = 1 << 30;
-/// Where windows begin in a region (B-14).
+/// Offset in a region at which windows begin (B-14).
 pub const WINDOWS_AT: u64 = 4096;
-/// Event channels of a link (B-3).
+/// Number of event channels of a link (B-3).
 pub const CHANNELS: u16 = 512;
-/// The host's doorbell, in every domain (B-8).
+/// Number of the host's doorbell, in every domain (B-8).
 pub const HOST_DOORBELL: u16 = 0;
-/// A domain's own number (B-8).
+/// Number of a domain's own doorbell (B-8).
 pub const OWN_DOORBELL: u16 = 1;
-/// The first number for a peer (B-8).
+/// First number of a peer's doorbell (B-8).
 pub const FIRST_DOORBELL: u16 = 2;
-/// No doorbell (B-8).
+/// Number that stands for no doorbell (B-8).
 pub const NO_DOORBELL: u16 = 0xffff;
-/// No number (B-19).
+/// Value that stands for no domain number (B-19).
 pub const NO_NUMBER: u16 = 0xffff;
-/// Numbers are below this, as under Xen (B-19).
+/// Bound below which domain numbers are, as under Xen (B-19).
 pub const NUMBERS: u16 = 0x7ff0;
 
 /// Codes of a refusal beyond those of C-5 (B-15).
@@ -65,27 +66,27 @@ pub mod code {
     pub const DENIED: u16 = 6;
     /// No common version (C-5).
     pub const VERSION: u16 = 1;
-    /// There is none of that name.
+    /// Nothing has that name.
     pub const NOT_FOUND: u16 = 32;
-    /// It is there already.
+    /// The item exists already.
     pub const EXISTS: u16 = 33;
     /// This broker cannot do that.
     pub const UNSUPPORTED: u16 = 34;
-    /// The virtual machine has no slot free.
+    /// The virtual machine has no free slot.
     pub const NO_SLOT: u16 = 35;
-    /// Something else went wrong; the reason says what.
+    /// Another failure, which the reason describes.
     pub const FAILED: u16 = 36;
     /// The machine's QEMU is not there, or its control socket cannot be reached (B-26).
     pub const NO_QEMU: u16 = 40;
-    /// The guest did not let go of a device in time (B-26).
+    /// The guest did not release a device in time (B-26).
     pub const KEPT: u16 = 41;
-    /// QEMU refuses (B-26).
+    /// QEMU refused the command (B-26).
     pub const QEMU_REFUSES: u16 = 42;
-    /// The machine is made ready to migrate, or is (B-26).
+    /// The machine is being made ready to migrate, or is ready (B-26).
     pub const MIGRATES: u16 = 43;
 }
 
-/// Whether `len` bytes at `offset` may be a window of a region of `region` bytes (B-14).
+/// Returns whether `len` bytes at `offset` may be a window of a region of `region` bytes (B-14).
 #[must_use]
 pub const fn window_is_sound(region: u64, offset: u64, len: u64) -> bool {
     let page = tombolo_layout::limits::PAGE;
@@ -93,16 +94,17 @@ pub const fn window_is_sound(region: u64, offset: u64, len: u64) -> bool {
     offset >= WINDOWS_AT && end <= region && len != 0 && offset % page == 0 && len % page == 0
 }
 
-/// Event channels of a connection (B-14).
+/// Number of event channels of a connection (B-14).
 pub const CONNECTION_CHANNELS: u16 = 3;
 
-/// Whether a connection may take `channel` and those behind it; the first of all is the brokers' (B-14).
+/// Returns whether a connection may take `channel` and those behind it; the first channel of a link is the brokers'
+/// (B-14).
 #[must_use]
 pub const fn channel_is_sound(channel: u16) -> bool {
     channel != 0 && channel <= CHANNELS - CONNECTION_CHANNELS && (channel - 1) % CONNECTION_CHANNELS == 0
 }
 
-/// The vector that a peer on `link` rings, of a device with so many (B-8).
+/// Returns the vector at which a peer on `link` notifies a device with `vectors` vectors (B-8).
 #[must_use]
 pub const fn vector_of(link: u32, vectors: u16) -> u16 {
     if vectors < 2 { 0 } else { 1 + (link % (vectors as u32 - 1)) as u16 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Messages through a pair of pages, each written by one side (B-3 to B-5).
+//! Carries messages through a pair of pages, each of which one side writes (B-3 to B-5).
 
 use std::collections::VecDeque;
 
@@ -10,11 +10,11 @@ use crate::{
     message::{Envelope, HEAD_LEN, Head, MESSAGE_MAX},
 };
 
-/// Bytes of a box: half a page (B-3).
+/// Number of bytes of a box: half a page (B-3).
 pub const BOX_LEN: usize = 2048;
-/// Where the marks are in a box's page (B-3).
+/// Offset of the sequence words in a box's page (B-3).
 pub const MARKS_AT: usize = BOX_LEN;
-/// Most messages that wait for room (B-5).
+/// Largest number of messages that wait for room (B-5).
 pub const QUEUE_MAX: usize = 256;
 
 const AT_VERSION: usize = 0x08;
@@ -31,32 +31,32 @@ pub trait Boxes {
     /// # Errors
     /// The memory cannot be reached.
     fn load(&mut self, offset: usize, bytes: &mut [u8]) -> std::io::Result<()>;
-    /// Copies to one's own box; 8 bytes at a multiple of 8 are stored as one.
+    /// Copies to the own box. 8 bytes at a multiple of 8 are stored atomically.
     ///
     /// # Errors
     /// The memory cannot be reached.
     fn store(&mut self, offset: usize, bytes: &[u8]) -> std::io::Result<()>;
 }
 
-/// What a look into the boxes brought.
+/// Result of one look into the boxes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// The peer is there, or began anew: all that was said before is forgotten. Begin with Hello.
+    /// The peer appeared or restarted: all that was sent before is forgotten. The caller must begin with Hello.
     Began,
-    /// The peer said something.
+    /// The peer sent a message.
     Said(Envelope),
-    /// The peer broke a clause. Nothing of it is believed until it begins anew.
+    /// The peer violated a clause. Nothing from it is believed until it restarts.
     Broke(Fault),
 }
 
-/// One side of a pair of boxes. It does not wait: [`Session::turn`] does what can be done now.
+/// One side of a pair of boxes. It never waits: [`Session::turn`] does what can be done now.
 ///
-/// All that it decides by is its own; what stands in its own box is only ever written.
+/// Its decisions rest on its own fields; its own box is only ever written.
 #[derive(Debug)]
 pub struct Session {
     path: Path,
     epoch: u64,
-    /// The peer's epoch that this side answers.
+    /// Epoch of the peer that this side answers.
     peer: u64,
     sent: u8,
     before_sent: u8,
@@ -66,7 +66,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Begins, in a box whose content no longer counts. `epoch` is random and not 0.
+    /// Begins a session in a box whose previous content no longer counts. `epoch` is random and not 0.
     ///
     /// # Errors
     /// The memory cannot be reached.
@@ -81,14 +81,13 @@ impl Session {
         Ok(Self { path, epoch, peer: 0, sent: 0, before_sent: 0, taken: 0, queue: VecDeque::new(), broken: false })
     }
 
-    /// This side's epoch.
+    /// Returns this side's epoch.
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// Puts a message behind those that wait; false if there is no room, and then the peer gets nothing more before it
-    /// begins anew.
+    /// Queues a message. Returns false if there is no room; the peer then gets nothing more until it restarts.
     pub fn queue_message(&mut self, said: &Envelope) -> bool {
         if self.broken || self.queue.len() >= QUEUE_MAX {
             self.spoil();
@@ -98,26 +97,27 @@ impl Session {
         true
     }
 
-    /// For how many more messages there is room.
+    /// Returns the number of further messages for which there is room.
     #[must_use]
     pub fn room(&self) -> usize {
         QUEUE_MAX - self.queue.len()
     }
 
-    /// Whether the peer broke a clause, or does not read.
+    /// Returns whether the peer violated a clause, or does not read.
     #[must_use]
     pub fn is_broken(&self) -> bool {
         self.broken
     }
 
-    /// The peer broke a clause that only its reader could see: nothing of it is believed until it begins anew (B-6).
+    /// Records that the peer violated a clause that only the message's reader could check. Nothing from the peer is
+    /// believed until it restarts (B-6).
     pub fn spoil(&mut self) {
         self.broken = true;
         self.queue.clear();
     }
 
-    /// Looks once what the peer did and does what that allows: at most one message in and one out. True beside the event
-    /// says that this side's box changed, so that the peer is to be rung.
+    /// Looks once at the peer's box and does what its state allows: at most one message in and one out. The flag beside
+    /// the event is true if this side's box changed, so that the caller must notify the peer.
     ///
     /// # Errors
     /// The memory cannot be reached.
@@ -145,7 +145,7 @@ impl Session {
         }
         let (sent, taken) = (word(boxes, AT_SENT)?, word(boxes, AT_TAKEN)?);
         if word(boxes, AT_EPOCH)? != self.peer {
-            // It began anew meanwhile: these are the numbers of nobody.
+            // The peer restarted meanwhile, so these numbers mean nothing.
             return Ok((None, false));
         }
         let mut changed = false;
@@ -182,7 +182,7 @@ impl Session {
     }
 }
 
-/// The number of the message after the one with this number. It fits into a byte, so that nobody ever sees half of it.
+/// Returns the message number that follows `number`. Numbers fit into a byte, so that no reader sees half of one.
 fn after(number: u8) -> u8 {
     number % 255 + 1
 }
@@ -193,7 +193,7 @@ fn word(boxes: &mut impl Boxes, at: usize) -> std::io::Result<u64> {
     Ok(u64::from_le_bytes(bytes))
 }
 
-/// The message at the front of what was copied out of a box.
+/// Returns the message at the front of the bytes copied from a box.
 fn framed(bytes: &[u8; MESSAGE_MAX]) -> Result<&[u8], Fault> {
     let len = usize::from(u16::from_le_bytes([bytes[6], bytes[7]])) + HEAD_LEN;
     let message = bytes.get(..len).ok_or(Fault::new("B-1", "message is too long"))?;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Texts: bounded, and of a form that is checked when they are made (B-2).
+//! Defines texts that are bounded and whose form is checked when they are made (B-2).
 
 use std::{fmt, net::IpAddr, str::FromStr};
 
 use crate::field::{Fault, Field};
 
-/// Reads `u16` length and bytes.
+/// Reads a length (`u16`) and as many bytes.
 fn take_text<'a>(body: &mut &'a [u8], max: usize) -> Result<&'a str, Fault> {
     let len = usize::from(u16::decode_from(body)?);
     if len > max {
@@ -21,7 +21,7 @@ fn put_text(text: &str, body: &mut Vec<u8>) {
     body.extend_from_slice(text.as_bytes());
 }
 
-/// A text whose form is checked.
+/// Defines a text whose form is checked.
 macro_rules! checked {
     ($(#[$doc:meta])* $name:ident, $max:expr, $what:expr, $check:expr) => {
         $(#[$doc])*
@@ -29,7 +29,7 @@ macro_rules! checked {
         pub struct $name(String);
 
         impl $name {
-            /// The text.
+            /// Returns the text.
             #[must_use]
             pub fn as_str(&self) -> &str {
                 &self.0
@@ -64,7 +64,8 @@ macro_rules! checked {
     };
 }
 
-/// A text for people, cut to its limit between characters, and without what a terminal would act on: a stranger may have written it.
+/// Defines a text for people. It is cut to its limit between characters, and freed of control characters, because a
+/// stranger may have written it.
 macro_rules! free {
     ($(#[$doc:meta])* $name:ident, $max:expr) => {
         $(#[$doc])*
@@ -72,7 +73,7 @@ macro_rules! free {
         pub struct $name(String);
 
         impl $name {
-            /// The text.
+            /// Returns the text.
             #[must_use]
             pub fn as_str(&self) -> &str {
                 &self.0
@@ -110,20 +111,22 @@ macro_rules! free {
 }
 
 checked! {
-    /// The name of a domain or a service: 1 to 64 letters, digits, `.`, `_` and `-`, of which the first is neither `.` nor `-`.
+    /// Name of a domain or a service: 1 to 64 letters, digits, `.`, `_` and `-`, of which the first is neither `.` nor
+    /// `-`.
     Name, 64, "a name is 1 to 64 letters, digits, `.`, `_` and `-`, and does not begin with `.` or `-`", is_name
 }
 checked! {
-    /// A name, the beginning of names and a `*`, or `*` alone.
+    /// A pattern of names: a name, the beginning of names followed by `*`, or `*` alone.
     Pattern, 64, "a pattern is a name, the beginning of one with a `*` behind it, or `*`",
     |text| text.strip_suffix('*').map_or_else(|| is_name(text), |start| start.is_empty() || is_name(start))
 }
 checked! {
-    /// Where a device is on a domain's PCI bus: `DEVICE.FUNCTION`, below a port after its own and a `/`; or empty.
+    /// Position of a device on a domain's PCI bus: `DEVICE.FUNCTION`, preceded by its port's and a `/` if it is below a
+    /// port; or empty.
     Place, 32, "a place is `DEVICE.FUNCTION` in hexadecimal, once or twice, or empty", is_place
 }
 free! {
-    /// Why something was refused, or what there is to note: at most 160 bytes.
+    /// Reason for a refusal, or a note: at most 160 bytes.
     Reason, 160
 }
 free! {
@@ -132,7 +135,7 @@ free! {
 }
 
 impl Pattern {
-    /// Whether `name` is one of those meant.
+    /// Returns whether the pattern matches `name`.
     #[must_use]
     pub fn matches(&self, name: &Name) -> bool {
         match self.0.strip_suffix('*') {
@@ -154,8 +157,8 @@ fn is_place(text: &str) -> bool {
     text.is_empty() || (text.split('/').count() <= 2 && text.split('/').all(step))
 }
 
-/// Reads an address of IP, alone or with the bits of the network behind it: `10.9.0.1`, `10.9.0.1/24`, `fd00::1/64`. None where it
-/// is written otherwise, or has no such bits.
+/// Parses an IP address, alone or followed by the bits of its network: `10.9.0.1`, `10.9.0.1/24`, `fd00::1/64`. Returns
+/// none if the text has another form, or if the address has no such number of bits.
 #[must_use]
 pub fn parse_ip(text: &str) -> Option<(IpAddr, Option<u8>)> {
     let (ip, bits) = text.split_once('/').map_or((text, None), |(ip, bits)| (ip, Some(bits)));

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What can go wrong between two domains, and what to do about it.
+//! Errors of the backends, with remedies.
 
 use std::io;
 
-/// Why a backend could not do its part, with the numbers that belong to it. Would-block is never an error.
+/// The reason why a backend failed, with the relevant numbers. Would-block is never an error.
 ///
 /// # Example
 /// ```
@@ -16,71 +16,71 @@ use std::io;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The service part of an address makes no sense to this backend.
+    /// The service part of an address is not valid for this backend.
     #[error("{service:?} is no service name: {why}")]
     BadService {
-        /// What was given.
+        /// The service that was given.
         service: String,
-        /// What is wrong with it.
+        /// The reason why it is not valid.
         why: &'static str,
     },
     /// Nobody listens there.
     #[error("nobody listens at {0}: start the listening side first, or check the name")]
     NotFound(String),
-    /// Somebody else listens there already.
+    /// Another listener uses the address already.
     #[error("{0} is in use by another listener")]
     InUse(String),
-    /// The system's rules forbid it.
+    /// The rules of the system forbid it.
     #[error("not allowed to reach {0}")]
     Denied(String),
-    /// The deadline passed first.
+    /// The deadline passed before the call could complete.
     #[error("timed out")]
     TimedOut,
     /// The peer is no longer there.
     #[error("the peer is gone")]
     PeerGone,
-    /// The peer sent something that breaks the specification; the link is of no more use.
+    /// The peer violated the specification; the link cannot be used any more.
     #[error("the peer broke {clause} of the specification: {what}")]
     Malformed {
-        /// The clause of `spec/`.
+        /// The violated clause of `spec/`.
         clause: &'static str,
-        /// What was found.
+        /// Description of the violation.
         what: String,
     },
-    /// A limit was hit.
+    /// A limit was reached.
     #[error("{what} is used up: {remedy}")]
     Limit {
-        /// Which limit.
+        /// The limit.
         what: &'static str,
-        /// How to raise it.
+        /// The way to raise it.
         remedy: &'static str,
     },
-    /// Nobody is let in for now, because of what earlier callers left: why.
+    /// Nobody is let in for now, because of what earlier callers left. Gives the reason.
     #[error("nobody is let in for now: {0}; later calls may do")]
     Crowded(&'static str),
-    /// Whoever gives memory and channels to programs gives no more: which limit was hit, and what to do.
+    /// The authority that gives memory and channels to programs gives no more. Names the limit and the remedy.
     #[error("{0}")]
     Quota(String),
     /// The memory was taken back by its owner or by the hypervisor.
     #[error("the shared memory was revoked")]
     Revoked,
-    /// The link is about to be taken away: nothing new is taken, and what was taken before is still delivered.
+    /// The link is about to be taken away: it takes nothing new, and still delivers what it took before.
     #[error("the link is being taken away: what was written before is delivered, connect anew for the rest")]
     Leaving,
-    /// The operating system refused a call for a reason that has no situation of its own.
+    /// The operating system refused a call for a reason that has no variant of its own.
     #[error("{call} failed{}", .path.as_ref().map(|path| format!(" on {path}")).unwrap_or_default())]
     Os {
         /// The call.
         call: &'static str,
-        /// The file it was about, if any.
+        /// The file that the call was about, if any.
         path: Option<String>,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
 impl Error {
-    /// Makes an error of what the system said to `call`; situations that have a name get it.
+    /// Makes an error from the system's error of `call`. Reasons that have their own variant get it.
     #[doc(hidden)]
     pub fn os(call: &'static str, source: impl Into<io::Error>) -> Self {
         let source = source.into();

@@ -1,39 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How the two ends of a TCP connection between two kernels find each other: by the broker of each one's own kernel. S-18
+//! Lets the two endpoints of a TCP connection between two kernels find each other, through the brokers of their own
+//! kernels (S-18).
 //!
-//! What is found is a hint. It says whom to ask, and never who somebody is.
+//! A result is a hint. It tells which domain to ask, and never proves an identity.
 
 use crate::Endpoint;
 
-/// Where the other end of a connection waits.
+/// Place where the other endpoint of a connection waits.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Sought {
-    /// Not known yet: ask again in a later call.
+    /// The place is not known yet: ask again in a later call.
     Later,
-    /// Nobody is known to wait.
+    /// No endpoint is known to wait.
     Nobody,
-    /// At this service, to be reached by [`Rendezvous::begin_connect`](crate::Rendezvous::begin_connect).
+    /// At this service, which [`Rendezvous::begin_connect`](crate::Rendezvous::begin_connect) can reach.
     At(String),
 }
 
-/// One process's conversation with its broker about who is where. It serves a program that knows nothing of it, so no call here
-/// waits for anybody.
+/// One process's conversation with its broker about the places of endpoints. It serves a program that is not aware of
+/// it, so no call here waits.
 pub trait PeerFinder: Send + std::fmt::Debug {
-    /// Whether a neighbouring domain may have this address (IPv6, or IPv4 mapped); `None` while that is not known.
+    /// Returns whether a neighbouring domain may have this address (IPv6, or IPv4 mapped); `None` while that is not
+    /// known.
     fn is_near(&mut self, address: [u8; 16]) -> Option<bool>;
 
-    /// From now on who looks for `key` is told of this process.
+    /// Claims `key`: from now on, a process that looks for `key` is told of this one.
     fn claim_key(&mut self, key: u32);
 
-    /// No longer.
+    /// Ends the claim of `key`.
     fn withdraw_key(&mut self, key: u32);
 
-    /// Where the end waits that claimed `key`, in a domain that may have this address.
+    /// Returns where the endpoint waits that claimed `key`, in a domain that may have this address.
     fn seek_key(&mut self, key: u32, address: [u8; 16]) -> Sought;
 
-    /// Nobody answered there: what was found is forgotten.
+    /// Forgets the place found for `key`, because no endpoint answered there.
     fn forget_key(&mut self, key: u32);
 
-    /// The next process that was told of this one and came, if there is one.
+    /// Returns the next process that was told of this one and has connected, if there is one.
     fn accept_peer(&mut self) -> Option<Box<dyn Endpoint>>;
 }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Layer 2. Uses: os, layout, mem, ring.
 //!
-//! What a backend is: three small traits. [`Rendezvous`] makes two endpoints meet; the [`Endpoint`] it gives them is
-//! their [`Memory`], their control path and what is known of the peer's life; a [`Doorbell`] wakes a waiter.
+//! The interface of a backend: three small traits. [`Rendezvous`] makes two endpoints meet. The [`Endpoint`] that it
+//! gives each of them is their [`Memory`], their control path and the liveness of the peer. A [`Doorbell`] wakes a
+//! waiter.
 //!
-//! The rules were settled on the harsh double (crate `tombolo-testing`), which has the habits of all hypervisors at
-//! once. Nothing here presumes descriptors that can be passed, memory that can be mapped twice, mappings that survive a fork,
-//! a doorbell of one's own per channel, or a peer that behaves.
+//! The rules were settled on the harsh double (crate `tombolo-testing`), a backend with the restrictions of all
+//! hypervisors at once. Nothing here presumes descriptors that can be passed, memory that can be mapped twice, mappings
+//! that survive a fork, one doorbell per channel, or a peer that behaves.
 #![forbid(unsafe_code)]
 
 mod doorbell;
@@ -27,5 +28,5 @@ pub use single::{SingleDoorbell, SingleNotifier};
 pub use tombolo_os::reserved as aside;
 pub use tombolo_ring::{Deadline, Spin};
 
-/// What the calls of this crate return.
+/// Result of the calls of this crate.
 pub type Result<T> = std::result::Result<T, Error>;

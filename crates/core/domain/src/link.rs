@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What two endpoints have of each other once they met.
+//! The interface of an endpoint to its peer, once the two have met.
 
 use std::{
     any::Any,
@@ -12,8 +12,8 @@ use tombolo_mem::{OwnSegment, PeerSegment};
 
 use crate::{Doorbell, Result, SingleDoorbell, SingleNotifier};
 
-/// What an owner keeps of a segment so that it can be offered to the peer and taken back: a descriptor, grant
-/// references, a slice's number. Only the backend that made it knows what is inside.
+/// Token with which the owner of a segment offers it to the peer and takes it back: a descriptor, grant references, the
+/// number of a window. Only the backend that made it knows its content.
 pub struct Offer(Box<dyn Any + Send>);
 
 impl Offer {
@@ -22,13 +22,13 @@ impl Offer {
         Self(Box::new(token))
     }
 
-    /// The backend's own token, if it is of this backend.
+    /// Returns the backend's own token, if it belongs to this backend.
     #[must_use]
     pub fn token<T: Any>(&self) -> Option<&T> {
         self.0.downcast_ref()
     }
 
-    /// Unwraps the backend's own token, if it is of this backend.
+    /// Unwraps the backend's own token, if it belongs to this backend.
     #[must_use]
     pub fn into_token<T: Any>(self) -> Option<T> {
         self.0.downcast().ok().map(|token| *token)
@@ -41,22 +41,22 @@ impl fmt::Debug for Offer {
     }
 }
 
-/// Allocates memory that a link can offer, apart from the link ([`Memory::allocator`]).
+/// Allocates memory that a link can offer, without access to the link ([`Memory::allocator`]).
 #[derive(Clone)]
 pub struct Allocator(Arc<AllocateFn>);
 
 type AllocateFn = dyn Fn(usize) -> Result<(OwnSegment, Offer)> + Send + Sync;
 
 impl Allocator {
-    /// One that does `allocate`.
+    /// Makes an allocator that runs `allocate`.
     pub fn new(allocate: impl Fn(usize) -> Result<(OwnSegment, Offer)> + Send + Sync + 'static) -> Self {
         Self(Arc::new(allocate))
     }
 
-    /// As [`Memory::allocate`].
+    /// Allocates like [`Memory::allocate`].
     ///
     /// # Errors
-    /// As [`Memory::allocate`].
+    /// Those of [`Memory::allocate`].
     pub fn allocate(&self, len: usize) -> Result<(OwnSegment, Offer)> {
         (self.0)(len)
     }
@@ -68,39 +68,40 @@ impl fmt::Debug for Allocator {
     }
 }
 
-/// Where shared memory comes from.
+/// Source of shared memory.
 pub trait Memory {
-    /// Allocates `len` bytes (a multiple of 4096), zeroed, present, writable by this mapping alone, and the offer by
-    /// which the peer gets to map it read-only.
+    /// Allocates `len` bytes (a multiple of 4096), zeroed, present and writable through this mapping alone. Returns the
+    /// segment, and the offer by which the peer can map it read-only.
     ///
     /// # Errors
-    /// [`Error::Limit`](crate::Error::Limit) names what ran out.
+    /// [`Error::Limit`](crate::Error::Limit) names the limit that was reached.
     fn allocate(&mut self, len: usize) -> Result<(OwnSegment, Offer)>;
 
-    /// What allocates as this does, for whoever does not hold the link meanwhile; its descriptors are put aside. None where
-    /// that takes the link.
+    /// Returns an allocator that works like [`allocate`](Self::allocate) for a caller that does not hold the link
+    /// meanwhile. Its descriptors are reserved. Returns `None` if allocation requires the link.
     fn allocator(&self) -> Option<Allocator> {
         None
     }
 
-    /// Takes a segment back: the mapping goes now, the memory itself as soon as the peer can no longer reach it. Until
-    /// then it waits in quarantine, where nobody reuses it. A peer that has not mapped it yet may never do so.
+    /// Takes a segment back. The mapping ends now; the memory is freed as soon as the peer can no longer reach it.
+    /// Until then it waits in quarantine, where it is not reused. A peer that has not mapped the segment yet may never
+    /// be able to.
     fn retire(&mut self, segment: Option<OwnSegment>, offer: Offer);
 
-    /// Bytes of memory that were retired while the peer could still reach them.
+    /// Returns the number of bytes that were retired and that the peer can still reach.
     fn quarantined(&self) -> u64;
 
-    /// How long a segment of about `wanted` bytes had better be where nobody asked for just that: shorter where what it
-    /// takes is scarce. An allocation of that length may fail nevertheless.
+    /// Returns the advisable length of a segment for which about `wanted` bytes would do: shorter where its resources
+    /// are scarce. An allocation of that length may still fail.
     fn affordable(&self, wanted: usize) -> usize {
         wanted
     }
 
-    /// Whether the peer can map what was sent to it even after its owner let go of it or died.
+    /// Returns whether the peer can map memory that was sent to it even after the owner let go of it or died.
     fn outlives_owner(&self) -> bool;
 }
 
-/// What is known of the peer's life, by an authority other than the peer.
+/// Liveness of the peer, as known from an authority other than the peer.
 ///
 /// # Example
 /// ```
@@ -115,15 +116,15 @@ pub trait Memory {
 pub enum Liveness {
     /// The peer runs, as far as can be known.
     Running,
-    /// The peer exists and does not run: stopped, frozen, suspended. It may go on at any time.
+    /// The peer exists and does not run: it is stopped, frozen or suspended. It may continue at any time.
     Paused,
     /// The peer's process is gone, or has closed its side of the path.
     ProcessGone,
     /// The peer's whole domain is gone.
     DomainGone,
-    /// The peer may well run, but the memory it shared was taken back: no more comes from it.
+    /// The peer may still run, but the memory it shared was taken back: no more data comes from it.
     Revoked,
-    /// Nobody here can tell.
+    /// The backend cannot tell.
     Unknown,
 }
 
@@ -135,7 +136,7 @@ impl Liveness {
     }
 }
 
-/// Who the peer is, as the backend says, not the peer.
+/// Identity of the peer, as reported by the backend and not by the peer.
 ///
 /// # Example
 /// ```
@@ -149,115 +150,118 @@ impl Liveness {
 /// ```
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Peer {
-    /// The domain's name or number.
+    /// Name or number of the peer's domain.
     pub domain: String,
-    /// The peer's process, where the two endpoints share a kernel and its number means something here.
+    /// Process of the peer, if the two endpoints share a kernel and the process number is valid here.
     pub pid: Option<u32>,
-    /// The peer's user, likewise.
+    /// User of the peer, under the same conditions.
     pub uid: Option<u32>,
 }
 
-/// A control message that came in.
+/// A received control message.
 #[derive(Debug)]
 pub struct Received {
-    /// The message.
+    /// The bytes of the message.
     pub message: Vec<u8>,
-    /// The segment it carried: checked, and mapped read-only.
+    /// The segment that came with it, checked and mapped read-only.
     pub segment: Option<PeerSegment>,
 }
 
-/// Where the segments of a channel are, for a driver of this kernel's that is to use them in this end's place, and what the program
-/// is to wait for meanwhile.
+/// Places of a channel's segments, for a driver of this kernel that uses them in this endpoint's place. Includes the
+/// descriptor that the program waits for meanwhile.
 #[derive(Debug)]
 pub struct DriverParts {
-    /// What the own segment is in.
+    /// Descriptor of the memory that contains the own segment.
     pub own: OwnedFd,
-    /// Where in it.
+    /// Offset of the own segment in `own`.
     pub own_at: u64,
-    /// What the peer's segment is in.
+    /// Descriptor of the memory that contains the peer's segment.
     pub peer: OwnedFd,
-    /// Where in it.
+    /// Offset of the peer's segment in `peer`.
     pub peer_at: u64,
-    /// Where in that the peer's state stands, a byte.
+    /// Offset of the peer's state byte in `peer`.
     pub life: u32,
-    /// From which state on the peer is over.
+    /// First state that means that the peer has ended.
     pub over: u8,
-    /// Polls readable when [`Endpoint::liveness`] may have changed. It may stay so.
+    /// Polls readable when [`Endpoint::liveness`] may have changed. It may stay readable.
     pub news: OwnedFd,
 }
 
-/// Two ends that met: their memory, a path for control messages, and each other's life.
+/// One of two endpoints that have met: its memory, its path for control messages, and the liveness of its peer.
 ///
-/// Control messages are few (set-up, hand-over), at most
-/// [`CONTROL_MESSAGE_MAX`](tombolo_layout::limits::CONTROL_MESSAGE_MAX) bytes, kept apart, in order.
+/// Control messages are few (set-up, hand-over), have at most
+/// [`CONTROL_MESSAGE_MAX`](tombolo_layout::limits::CONTROL_MESSAGE_MAX) bytes each, and arrive separately and in order.
 pub trait Endpoint: Memory + Send + fmt::Debug {
-    /// Sends `message` and, with it, the right to map what `offer` stands for: one that this link made, which is sent
-    /// once. Never blocks.
+    /// Sends `message` and, with it, the right to map the memory of `offer`, which this link must have made and which
+    /// is sent once. Never blocks.
     ///
     /// # Errors
     /// [`PeerGone`](crate::Error::PeerGone); [`Limit`](crate::Error::Limit) where the path is full because the peer
     /// does not read it, or where the message is too long for any path.
     fn send(&mut self, message: &[u8], offer: Option<&Offer>) -> Result<()>;
 
-    /// As [`send`](Self::send), with a doorbell for what the message is about. A path that cannot carry it leaves it
-    /// out.
+    /// Sends like [`send`](Self::send), with a doorbell for the subject of the message. A path that cannot carry the
+    /// doorbell leaves it out.
     ///
     /// # Errors
-    /// As [`send`](Self::send).
+    /// Those of [`send`](Self::send).
     fn send_with_doorbell(&mut self, message: &[u8], offer: Option<&Offer>, _doorbell: &SingleDoorbell) -> Result<()> {
         self.send(message, offer)
     }
 
-    /// The doorbell that came with the message that [`recv`](Self::recv) gave last, if one did.
+    /// Returns the doorbell that came with the last message from [`recv`](Self::recv), if there was one.
     fn take_notifier(&mut self) -> Option<SingleNotifier> {
         None
     }
 
-    /// What stands in for a doorbell of each connection where the path carries no descriptors (S-17): one that rings when this end's
-    /// [`Slot::Data`](crate::Slot::Data) does, made anew for each caller, and what rings the peer's.
+    /// Returns a substitute for one doorbell per connection, where the path carries no descriptors (S-17). The doorbell
+    /// is notified when this endpoint's [`Slot::Data`](crate::Slot::Data) is, and is made anew for each caller. The
+    /// notifier notifies the peer's.
     ///
     /// # Errors
-    /// There is no descriptor for it, or the peer has not been heard yet.
+    /// If there is no descriptor for it, or nothing has come from the peer yet.
     fn shared_doorbells(&self) -> Result<Option<(SingleDoorbell, SingleNotifier)>> {
         Ok(None)
     }
 
-    /// The next control message, or `None` while there is none. Never blocks. A segment that comes with it is checked
-    /// (it cannot shrink, this endpoint cannot write it, it is all there, it has at most `max_segment` bytes) and
-    /// mapped.
+    /// Returns the next control message, or `None` while there is none. Never blocks. A segment that comes with it is
+    /// checked and mapped: it cannot shrink, this endpoint cannot write it, it is present as a whole, and it has at
+    /// most `max_segment` bytes.
     ///
     /// # Errors
-    /// [`Malformed`](crate::Error::Malformed) where the message or what it carries breaks the rules;
+    /// [`Malformed`](crate::Error::Malformed) where the message or its segment violates the rules;
     /// [`Revoked`](crate::Error::Revoked) where its memory was taken back or retired before it could be mapped;
-    /// [`PeerGone`](crate::Error::PeerGone) when there is nothing left to read and nobody to send more.
+    /// [`PeerGone`](crate::Error::PeerGone) when there is nothing left to read and no peer to send more.
     fn recv(&mut self, max_segment: u64) -> Result<Option<Received>>;
 
-    /// A descriptor that polls readable when [`recv`](Self::recv) has something to say, and sometimes for nothing (D-8).
+    /// Returns a descriptor that polls readable when [`recv`](Self::recv) has something to return, and sometimes
+    /// without cause (D-8).
     fn fd(&self) -> BorrowedFd<'_>;
 
-    /// The channel's doorbell; there is one once the first message came in.
+    /// Returns the channel's doorbell, which exists once the first message has come.
     fn doorbell(&self) -> Option<Arc<dyn Doorbell>>;
 
     /// Tells the peer that this endpoint publishes nothing more because the link is being taken away (V-9). Never
-    /// blocks. A backend whose links are not taken away has nothing to tell.
+    /// blocks. Does nothing in a backend whose links are not taken away.
     fn leave(&mut self) {}
 
-    /// Where both segments are, the own one being what `offer` stands for, if a driver of this kernel's can use them.
+    /// Returns the places of both segments, if a driver of this kernel can use them. The own segment is that of
+    /// `offer`.
     fn driver_parts(&self, _offer: &Offer) -> Option<DriverParts> {
         None
     }
 
-    /// What is known of the peer's life now. May cost a system call or a few.
+    /// Returns the peer's liveness now. May cost a few system calls.
     fn liveness(&self) -> Liveness;
 
-    /// Who the peer is.
+    /// Returns the peer's identity.
     fn peer(&self) -> Peer;
 
-    /// Whether a child made by fork has what is mapped of this link, as its parent has it.
+    /// Returns whether a child made by fork has the same mappings of this link as its parent.
     fn is_inherited(&self) -> bool {
         true
     }
 
-    /// Whether both endpoints run on one kernel, so that a barrier of that kernel reaches both.
+    /// Returns whether both endpoints run on one kernel, so that a barrier of that kernel reaches both.
     fn same_kernel(&self) -> bool;
 }

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The one way to sleep on a descriptor.
+//! Sleeps on a descriptor. Nothing else does.
 
 use std::os::fd::BorrowedFd;
 
 use crate::{Deadline, Error, Result};
 
-/// Whether `fd` polls readable (data, a hang-up or an error: whatever makes a read return) before `deadline`.
+/// Returns whether `fd` polls readable (data, a hang-up or an error: whatever makes a read return) before `deadline`.
 ///
 /// # Blocking
-/// Until one or the other.
+/// Blocks until `fd` polls readable or `deadline` passes.
 ///
 /// # Errors
-/// What the kernel says to `poll`.
+/// The kernel's error for `poll`.
 ///
 /// # Example
 /// ```

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A doorbell for one of many that share a link: whoever waits for that one alone watches it, and nobody else is woken.
+//! A doorbell for one of many connections that share a link. Only its own waiter watches it, so no other is woken.
 //!
-//! It is made as L-7 says and for the same reasons: the notifier reads an eventfd that is full, which never blocks, and
-//! the waiter watches it for edges of writability and never reads it.
+//! It works as L-7 specifies, for the same reasons: the notifier reads an eventfd that is full, which never blocks. The
+//! waiter watches it for edges of writability and never reads it.
 
 use std::{
     io,
@@ -17,16 +17,16 @@ use tombolo_os::{
 
 use crate::{Doorbell, Slot};
 
-/// A doorbell that this end waits at.
+/// A doorbell on which this endpoint waits.
 #[derive(Debug)]
 pub struct SingleDoorbell {
     event: ReservedFd,
     is_shared: bool,
-    /// What is raised in place of `event`, where that is no eventfd but watches one.
+    /// Eventfd that is raised in place of `event`, if that is not an eventfd but watches one.
     own: Option<ReservedFd>,
 }
 
-/// A doorbell that the peer waits at.
+/// A doorbell on which the peer waits.
 #[derive(Debug)]
 pub struct SingleNotifier(Way);
 
@@ -39,39 +39,40 @@ enum Way {
 }
 
 impl SingleDoorbell {
-    /// A silent doorbell.
+    /// Makes a doorbell without a notification.
     ///
     /// # Errors
-    /// Where there is no descriptor for it.
+    /// If there is no descriptor for it.
     pub fn new() -> io::Result<Self> {
         Ok(Self { event: ReservedFd::new(full_eventfd()?)?, is_shared: false, own: None })
     }
 
     /// Makes a doorbell that is notified with those of all connections of a session: a copy of the eventfd that the
-    /// session's doorbell raises (S-17). Nobody ever reads it, so nobody takes a notification from another.
+    /// session's doorbell raises (S-17). No waiter ever reads it, so none takes a notification from another.
     ///
     /// # Errors
-    /// Where there is no number to spare.
+    /// If there is no descriptor number to spare.
     pub fn of_session(event: OwnedFd) -> io::Result<Self> {
         Ok(Self { event: ReservedFd::new(event)?, is_shared: true, own: None })
     }
 
-    /// The same, where what the session's doorbell raises is no eventfd: `watched` polls readable *anew* with every notification,
-    /// and when the eventfd `own` is raised, and nobody takes anything from it.
+    /// Makes the same where the session's doorbell raises something other than an eventfd. `watched` polls readable
+    /// *anew* with every notification and when the eventfd `own` is raised, and nobody takes anything from it.
     ///
     /// # Errors
-    /// Where there is no number to spare.
+    /// If there is no descriptor number to spare.
     pub fn of_watched_session(watched: OwnedFd, own: OwnedFd) -> io::Result<Self> {
         Ok(Self { event: ReservedFd::new(watched)?, is_shared: true, own: Some(ReservedFd::new(own)?) })
     }
 
-    /// Whether it rings for other connections as well: it is watched for edges of `EPOLLIN` then, and of `EPOLLOUT` otherwise.
+    /// Returns whether it is notified for other connections as well. If so, it is watched for edges of `EPOLLIN`,
+    /// otherwise of `EPOLLOUT`.
     #[must_use]
     pub fn is_shared(&self) -> bool {
         self.is_shared
     }
 
-    /// Wakes all who wait at it, as the peer would.
+    /// Wakes all who wait on it, as the peer would.
     pub fn notify(&self) {
         if self.is_shared {
             raise(self.own.as_ref().unwrap_or(&self.event));
@@ -81,7 +82,7 @@ impl SingleDoorbell {
     }
 }
 
-/// To be watched with `EPOLLET`, as [`SingleDoorbell::is_shared`] says, and never to be read or written.
+/// The descriptor to watch with `EPOLLET`, as [`SingleDoorbell::is_shared`] describes, and never to read or write.
 impl AsFd for SingleDoorbell {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
@@ -89,10 +90,10 @@ impl AsFd for SingleDoorbell {
 }
 
 impl SingleNotifier {
-    /// Of an eventfd that the peer has sent.
+    /// Makes the notifier of an eventfd that the peer has sent.
     ///
     /// # Errors
-    /// Where there is no number to spare.
+    /// If there is no descriptor number to spare.
     pub fn new(event: OwnedFd) -> io::Result<Self> {
         Ok(Self(Way::Event(ReservedFd::new(event)?)))
     }
@@ -103,7 +104,7 @@ impl SingleNotifier {
         Self(Way::Session(doorbell))
     }
 
-    /// Wakes all who wait at it. Never blocks.
+    /// Wakes all who wait on it. Never blocks.
     pub fn notify(&self) {
         match &self.0 {
             Way::Event(event) => raise_full(event),

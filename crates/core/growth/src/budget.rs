@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How much memory rings may grow by, all channels together.
+//! Bounds the memory by which the rings of all channels together may grow.
 
 use std::{
     fmt,
@@ -13,18 +13,20 @@ use std::{
 
 use crate::pressure::{MemoryWatch, find_limit};
 
-/// The budget of a process is this part of the memory that it may have.
+/// Divisor of the memory that a process may have: the quotient is its budget.
 const SHARE_OF_MEMORY: u64 = 8;
-/// What it is where nothing says how much that is.
+/// Memory in bytes that is assumed where no limit can be read.
 const UNKNOWN_MEMORY: u64 = 512 << 20;
 
-/// A limit for the memory of rings that grew (`Options::ring_growth`), which channels share.
+/// Limit for the memory of grown rings (`Options::ring_growth`), shared by channels.
 ///
-/// A channel takes from it what its grown ring costs, and returns that when the ring shrinks or the channel is dropped. Its
-/// first, small ring is not counted. Make one budget for each group of channels that is to be bounded: a link, a customer.
+/// A channel takes the cost of its grown ring from the budget, and returns it when the ring shrinks or the channel is
+/// dropped. Its first, small ring is not counted. Make one budget for each group of channels that is to be bounded: a
+/// link, a customer.
 ///
-/// No ring grows where memory is short, whatever the budget has: for the process's control groups, for the machine, or for
-/// tasks that wait for it. Idle rings shrink sooner then, and where memory becomes scarce busy ones do, too.
+/// No ring grows while memory is short, whatever the budget has left: for the process's control groups, for the
+/// machine, or for tasks that wait for memory. Idle rings then shrink sooner. Where memory becomes scarce, busy rings
+/// shrink as well.
 ///
 /// # Example
 /// ```
@@ -41,23 +43,23 @@ pub struct RingBudget(Arc<Account>);
 struct Account {
     limit: u64,
     used: AtomicU64,
-    /// Where memory is looked at.
+    /// Watch that tells whether memory is short.
     memory: Option<Arc<MemoryWatch>>,
-    /// The last ring that wanted to grow could not: idle ones shrink sooner.
+    /// Whether the last ring that wanted to grow could not: idle ones then shrink sooner.
     wanted: AtomicBool,
 }
 
-/// Bytes taken from a budget, until dropped.
+/// Bytes taken from a budget until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Share {
     budget: RingBudget,
     bytes: u64,
 }
 
-/// What there is too little of.
+/// Resource that is insufficient.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Lacking {
-    /// The budget's own bytes.
+    /// Bytes of the budget itself.
     Budget,
     /// Memory of the control group or the machine.
     Memory,
@@ -70,9 +72,9 @@ impl RingBudget {
         Self::watching(bytes, Some(MemoryWatch::of_process()))
     }
 
-    /// Makes a budget of `bytes` bytes for rings that grow however short the machine's memory is.
+    /// Makes a budget of `bytes` bytes whose rings grow however short the machine's memory is.
     ///
-    /// For a program that looks after its memory by itself.
+    /// For a program that manages its memory by itself.
     #[must_use]
     pub fn unwatched(bytes: u64) -> Self {
         Self::watching(bytes, None)
@@ -83,15 +85,15 @@ impl RingBudget {
         Self(Arc::new(Account { limit: bytes, used, memory, wanted }))
     }
 
-    /// Returns the budget of this process: an eighth of the machine's memory, or of what its control groups allow when it is
-    /// first asked for.
+    /// Returns the budget of this process: an eighth of the machine's memory, or of what its control groups allow at
+    /// the first call.
     #[must_use]
     pub fn of_process() -> &'static Self {
         static BUDGET: OnceLock<RingBudget> = OnceLock::new();
         BUDGET.get_or_init(|| Self::new(share_of_memory(Path::new("/"))))
     }
 
-    /// Returns the bytes that there are in all.
+    /// Returns the size of the whole budget in bytes.
     #[must_use]
     pub fn limit(&self) -> u64 {
         self.0.limit
@@ -103,7 +105,7 @@ impl RingBudget {
         self.0.used.load(Ordering::Relaxed)
     }
 
-    /// Takes `bytes`, if they are there; else says what there is too little of.
+    /// Takes `bytes` from the budget if they are free. Otherwise returns the resource that is insufficient.
     pub(crate) fn take_share(&self, bytes: u64, now: Duration) -> Result<Share, Lacking> {
         let add = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= self.0.limit);
         // ORDER: Relaxed, here and below; each number stands for itself.
@@ -118,30 +120,30 @@ impl RingBudget {
         Ok(share)
     }
 
-    /// Notes that a ring could not grow: others that are idle make room.
+    /// Notes that a ring could not grow, so that idle ones make room.
     pub(crate) fn note_want(&self) {
         self.0.wanted.store(true, Ordering::Relaxed);
     }
 
-    /// Whether idle rings shrink sooner.
+    /// Returns whether idle rings shrink sooner.
     pub(crate) fn is_wanted(&self) -> bool {
         self.0.wanted.load(Ordering::Relaxed)
     }
 
-    /// Looks now and then whether memory is short, and has idle rings shrink sooner then.
+    /// Checks now and then whether memory is short, and lets idle rings shrink sooner if so.
     pub(crate) fn check_memory(&self, now: Duration) {
         if self.0.memory.as_ref().is_some_and(|memory| memory.is_short(now)) {
             self.note_want();
         }
     }
 
-    /// Whether memory is so scarce that busy rings shrink as well.
+    /// Returns whether memory is so scarce that busy rings shrink as well.
     pub(crate) fn is_scarce(&self, now: Duration) -> bool {
         self.0.memory.as_ref().is_some_and(|memory| memory.is_scarce(now))
     }
 }
 
-/// What a process may spend on rings, where the file system begins at `root`.
+/// Returns the bytes that a process may spend on rings, with the file system rooted at `root`.
 fn share_of_memory(root: &Path) -> u64 {
     find_limit(root).unwrap_or(UNKNOWN_MEMORY) / SHARE_OF_MEMORY
 }
@@ -160,7 +162,7 @@ impl fmt::Debug for RingBudget {
     }
 }
 
-/// Two handles are equal where they are of one budget.
+/// Two handles are equal if they refer to the same budget.
 impl PartialEq for RingBudget {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Which ring serves a bulk stream on this machine: chosen by the sizes of its caches, never by the name of its CPU.
+//! Chooses the ring size for a bulk stream on this machine by the sizes of its caches, never by the name of its CPU.
 //!
-//! A writer waits for each line that the reader's L2 cache still holds. So where L2 has 1 MiB, a ring of twice that is up to
-//! three times as fast as one of its size. Where L2 has 2 MiB, rings of 2 MiB were the best too, by a seventh. Measured on
-//! three CPUs (docs/lab/rings.md, ADR 0052).
+//! A writer waits for each line that the reader's L2 cache still holds. So where L2 has 1 MiB, a ring of twice that
+//! size is up to three times as fast as one of the same size. Where L2 has 2 MiB, rings of 2 MiB were the fastest too,
+//! by a seventh. Measured on three CPUs (docs/lab/rings.md, ADR 0052).
 
 use std::{fmt, path::Path, sync::OnceLock};
 
@@ -12,26 +12,26 @@ use tombolo_os::files::read_text;
 
 use crate::RingBudget;
 
-/// No more than this: no larger ring was seen to be worth its memory.
+/// Largest ring that is chosen, as no larger one was seen to be worth its memory.
 const MOST: u64 = 2 * CAPACITY_DEFAULT;
-/// A ring takes at most this share of the L3 cache, which others use too.
+/// Divisor of the L3 cache: a ring takes at most the quotient, because others use the cache as well.
 const SHARE_OF_L3: u64 = 8;
-/// Rings that streams try by themselves take no more than this share of it all together.
+/// Divisor of the L3 cache: all rings that streams try by themselves together take at most the quotient.
 const SHARE_OF_TRIALS: u64 = 2;
-/// The ring that a busy stream tries has so many times the L2 cache: where twice that helps, this does so more surely.
+/// Multiple of the L2 cache that a busy stream tries as its ring. Where twice the cache helps, this helps more surely.
 const TRIED: u64 = 4;
-/// CPUs and caches of one that are looked at.
+/// Number of CPUs, and of caches of one CPU, that are examined.
 const CPUS: u32 = 64;
 const INDEXES: u32 = 8;
 
-/// The ring that suits a bulk stream here, and why.
+/// Size of the ring that suits a bulk stream on this machine, and the reason.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RingChoice {
     bytes: u64,
     caches: Option<Caches>,
 }
 
-/// Sizes of the caches of one CPU, in bytes.
+/// Sizes of one CPU's caches in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Caches {
     l2: u64,
@@ -39,28 +39,28 @@ struct Caches {
 }
 
 impl Caches {
-    /// Bytes that one ring may take of the L3 cache.
+    /// Returns the bytes of the L3 cache that one ring may take.
     fn share(self) -> u64 {
         self.l3.map_or(MOST, |l3| l3 / SHARE_OF_L3)
     }
 }
 
 impl RingChoice {
-    /// The choice for this machine, made once in a process.
+    /// Returns the choice for this machine, made once in a process.
     #[must_use]
     pub fn of_this_machine() -> &'static Self {
         static CHOICE: OnceLock<RingChoice> = OnceLock::new();
         CHOICE.get_or_init(|| Self::by(read_caches(Path::new("/sys/devices/system/cpu"))))
     }
 
-    /// Bytes of the ring.
+    /// Returns the size of the ring in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Bytes of the ring that a busy stream tries where nobody said how large one is to be. The stream measures whether it is
-    /// faster, so this may be more than what suits all.
+    /// Returns the size in bytes of the ring that a busy stream tries where the user set no ring size. The stream
+    /// measures whether that ring is faster, so it may be larger than what suits all streams.
     #[doc(hidden)]
     #[must_use]
     pub fn tried(&self) -> u64 {
@@ -70,14 +70,14 @@ impl RingChoice {
         tried.clamp(self.bytes, 2 * MOST)
     }
 
-    /// What the streams of a process may grow by where nobody asked them to: their rings together take a part of the L3 cache.
+    /// Returns the budget for rings that grow without a request by the user. Together they take a part of the L3 cache.
     #[doc(hidden)]
     pub fn trial_budget() -> &'static RingBudget {
         static BUDGET: OnceLock<RingBudget> = OnceLock::new();
         BUDGET.get_or_init(|| RingBudget::new(Self::of_this_machine().tried_together()))
     }
 
-    /// Bytes of the segments of as many rings as may be tried at once.
+    /// Returns the bytes of the segments of as many rings as may be tried at once.
     fn tried_together(&self) -> u64 {
         let share = self.caches.and_then(|caches| caches.l3).map_or(0, |l3| l3 / SHARE_OF_TRIALS);
         (share / self.tried()).max(1) * (CONTROL_LEN + self.tried())
@@ -85,7 +85,7 @@ impl RingChoice {
 
     fn by(caches: Option<Caches>) -> Self {
         let bytes = caches.map_or(CAPACITY_DEFAULT, |caches| {
-            // What is plausible is far from an overflow.
+            // Plausible sizes are far from an overflow.
             let twice = (2 * caches.l2).next_power_of_two().min(MOST);
             if twice <= caches.share() { twice.max(CAPACITY_DEFAULT) } else { CAPACITY_DEFAULT }
         });
@@ -106,7 +106,7 @@ impl fmt::Display for RingChoice {
     }
 }
 
-/// The caches of the first CPU that shows a plausible L2 cache.
+/// Returns the caches of the first CPU that shows a plausible L2 cache.
 fn read_caches(cpus: &Path) -> Option<Caches> {
     (0..CPUS).find_map(|cpu| {
         let of_cpu = cpus.join(format!("cpu{cpu}/cache"));
@@ -116,7 +116,7 @@ fn read_caches(cpus: &Path) -> Option<Caches> {
     })
 }
 
-/// The size of one cache, if it is one of that level that holds data.
+/// Returns the size of one cache, if it has that level and holds data.
 fn read_size(of_cpu: &Path, index: u32, level: &str, plausible: &std::ops::RangeInclusive<u64>) -> Option<u64> {
     let of_cache = of_cpu.join(format!("index{index}"));
     let read = |name| read_line(&of_cache.join(name));
@@ -128,7 +128,7 @@ fn read_size(of_cpu: &Path, index: u32, level: &str, plausible: &std::ops::Range
     kib.checked_mul(1 << 10).filter(|bytes| plausible.contains(bytes))
 }
 
-/// The one short line of a file.
+/// Returns the one short line of a file.
 fn read_line(path: &Path) -> Option<String> {
     read_text(path, 32).map(|text| text.trim_end().to_owned())
 }

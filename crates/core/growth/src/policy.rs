@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! When the ring of a stream grows and shrinks (ADR 0055). Decides only: who has the ring moves it.
+//! Decides when the ring of a stream grows and shrinks (ADR 0055). Only decides: the owner of the ring moves it.
 
 use std::time::Duration;
 
@@ -10,37 +10,38 @@ use crate::{
     trial::{Trial, Verdict},
 };
 
-/// Bulk is looked for within so much time.
+/// Longest time over which the signs of bulk, or of a busy writer, are counted.
 const WINDOW: Duration = Duration::from_millis(100);
-/// This part of the idle time is enough where a ring could not grow: idle rings make room first.
+/// Divisor of the idle time while another ring could not grow, so that idle rings make room first.
 const SOONER: u32 = 4;
-/// No other try so soon after one that failed.
+/// Time after a failed attempt in which no other attempt is made.
 const HOLD: Duration = Duration::from_secs(1);
 
-/// What a kind of directions begins with, and when its ring counts as busy and as idle.
+/// Ring sizes of one kind of direction, and the thresholds at which its ring counts as busy or idle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GrowthRule {
-    /// Bytes of the first ring.
+    /// Size of the first ring in bytes.
     pub first: u64,
-    /// Bytes that an idle ring shrinks to. The first segment stays for its words (H-7), so this comes beside the first ring.
+    /// Size in bytes to which an idle ring shrinks. It adds to the first ring, whose segment stays mapped for its words
+    /// (H-7).
     pub least: u64,
-    /// Bulk: the writer found the ring full so often within 100 ms.
+    /// Bulk: number of times that the writer must find the ring full within 100 ms.
     pub full: u32,
-    /// Bulk: meanwhile it moved so many times the ring's size.
+    /// Bulk: multiple of the ring's size that the writer must move in that time.
     pub rounds: u64,
-    /// Bulk as well: it was full so often for so long, whether it moved or not. A program that knows nothing of rings counts on
-    /// the room that TCP has.
+    /// Also bulk: time over which the ring was found full that often, whether bytes moved or not. A program that knows
+    /// nothing of rings counts on the room that TCP has.
     pub stuck: Option<Duration>,
-    /// Busy, though the ring is never full: the writer moved so many bytes within 100 ms. Who comes round in a small ring stores
-    /// to lines that the reader's cache still holds.
+    /// Busy although the ring is never full: number of bytes that the writer must move within 100 ms. A writer that
+    /// wraps around in a small ring stores to lines that the reader's cache still holds.
     pub lively: Option<u64>,
-    /// Idle: the writer moved less than the first ring holds in so much time.
+    /// Time after which a ring is idle if the writer moved fewer bytes than the first ring holds.
     pub idle: Duration,
 }
 
 impl GrowthRule {
-    /// For a stream of a channel. With both directions, and what comes beside a first ring once each was busy, an idle channel has
-    /// at most 48 KiB.
+    /// Rule for a stream of a channel. An idle channel has at most 48 KiB: both directions, each with the ring that is
+    /// added to the first one once the direction was busy.
     pub const STREAM: Self = Self {
         first: 8 << 10,
         least: limits::CAPACITY_MIN,
@@ -50,15 +51,15 @@ impl GrowthRule {
         lively: Some(512 << 10),
         idle: Duration::from_secs(1),
     };
-    /// For a stream that begins with the ring that programs count on, of `first` bytes, and only [tries](Growth::trying) a larger
-    /// one.
+    /// Returns the rule for a stream that begins with the ring that programs count on, of `first` bytes, and only
+    /// [tries](Growth::trying) a larger one.
     #[must_use]
     pub const fn fixed(first: u64) -> Self {
         Self { first, least: first, lively: None, ..Self::STREAM }
     }
 
-    /// For a connection beside TCP, whose programs know nothing of rings: they count on room, so it grows sooner, and an idle one
-    /// keeps as much room as it began with.
+    /// Returns the rule for a connection beside TCP. Its programs know nothing of rings and count on room, so the ring
+    /// grows sooner, and an idle ring keeps as much room as it began with.
     #[must_use]
     pub const fn connection(first: u64) -> Self {
         let (stuck, idle) = (Some(Duration::from_millis(8)), Duration::from_secs(2));
@@ -66,16 +67,16 @@ impl GrowthRule {
     }
 }
 
-/// Why a ring has the size that it has.
+/// Reason why a ring has its size.
 ///
 /// # Example
 /// See [`RingGrowth`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum RingReason {
-    /// The stream is new, and was never busy.
+    /// The stream is new and was never busy.
     First = 1,
-    /// Another ring was offered to the peer, who has not gone to it yet.
+    /// Another ring was offered to the peer, which has not moved to it yet.
     Offered,
     /// The stream is busy.
     Bulk,
@@ -85,13 +86,13 @@ pub enum RingReason {
     Budget,
     /// There was no memory for a larger ring, or no way to offer it.
     Memory,
-    /// The peer follows to no other ring, or maps none that is larger.
+    /// The peer does not follow to another ring, or maps none that is larger.
     Peer,
     /// Memory is short in this process's control group or in the machine: the ring did not grow, or was given up.
     Pressure,
 }
 
-/// Where the ring of a growing stream stands.
+/// Target size of a growing stream's ring, and the reason for its present size.
 ///
 /// # Example
 /// ```
@@ -113,45 +114,45 @@ pub enum RingReason {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct RingGrowth {
-    /// Bytes of the ring that bulk grows to.
+    /// Size in bytes of the ring to which a stream in bulk use grows.
     pub target: u64,
-    /// Why the ring has the size that it has.
+    /// Reason why the ring has its size.
     pub reason: RingReason,
 }
 
-/// The policy of one direction, and what it holds of the budget.
+/// Policy of one direction, and its share of the budget.
 #[derive(Debug)]
 pub struct Growth {
     rule: GrowthRule,
     most: u64,
-    /// The largest ring that the peer maps.
+    /// Size of the largest ring that the peer maps.
     mapped: u64,
     budget: RingBudget,
     reason: RingReason,
-    /// Where bulk is looked for: since when, from which byte, and how often the ring was full.
+    /// Observation for bulk: its start time, its first byte, and how often the ring was full since.
     busy: (Duration, u64, u32),
-    /// Where much is looked for that never fills the ring: since when, and from which byte.
+    /// Observation for much traffic that never fills the ring: its start time and its first byte.
     lively: (Duration, u64),
-    /// Where idleness is looked for: since when, and from which byte.
+    /// Observation for idleness: its start time and its first byte.
     quiet: (Duration, u64),
-    /// No growth before.
+    /// Time before which the ring does not grow.
     hold: Duration,
-    /// What the present ring costs, and the one before for as long as it is drained.
+    /// Share that pays for the present ring, and for the previous one as long as that is drained.
     held: Option<Share>,
     offered: Option<Offered>,
     larger: Option<Larger>,
 }
 
-/// A ring that was offered.
+/// A ring that was offered to the peer.
 #[derive(Debug)]
 struct Offered {
-    /// What it costs, if more than the first.
+    /// Share that pays for the ring, if it costs more than the first.
     share: Option<Share>,
     reason: RingReason,
     is_tried: bool,
 }
 
-/// A ring beyond what bulk grows to, which has to prove that it is faster.
+/// A ring larger than the bulk target, which has to prove that it is faster.
 #[derive(Debug)]
 struct Larger {
     size: u64,
@@ -160,7 +161,8 @@ struct Larger {
 }
 
 impl Growth {
-    /// Makes a policy for a direction whose ring may have up to `most` bytes, of which the peer maps segments of `peer_maps`.
+    /// Makes a policy for a direction whose ring may have up to `most` bytes and whose peer maps segments of up to
+    /// `peer_maps`.
     #[must_use]
     pub fn new(rule: GrowthRule, budget: RingBudget, most: u64, peer_maps: u64, now: Duration) -> Self {
         let mapped = peer_maps.saturating_sub(CONTROL_LEN).checked_ilog2().map_or(0, |bits| 1 << bits);
@@ -183,8 +185,8 @@ impl Growth {
         }
     }
 
-    /// The same, of one that in the largest of these rings tries whether it is faster with one of `size` bytes, within another
-    /// budget, if its peer maps that.
+    /// Returns this policy with trials: in the largest of its rings it tries whether a ring of `size` bytes is faster.
+    /// That ring is paid for from `budget`, and the peer must map it.
     #[must_use]
     pub fn trying(self, size: u64, budget: RingBudget) -> Self {
         if size <= self.most {
@@ -196,16 +198,17 @@ impl Growth {
         Self { larger, reason, ..self }
     }
 
-    /// Whether it may be time to [weigh](Self::weigh) a larger ring: the writer, at byte `moved`, has moved much.
+    /// Returns whether it may be time to [weigh](Self::weigh) a larger ring, because the writer, at byte `moved`, has
+    /// moved much.
     #[inline]
     #[must_use]
     pub fn is_trial_due(&self, moved: u64) -> bool {
         self.larger.as_ref().is_some_and(|larger| larger.trial.is_due(moved))
     }
 
-    /// Whether it is, so that it is worth asking an exact clock. A ring of `capacity` bytes that may still grow is not weighed. Nor
-    /// is one where rings that grew have as much together: by turns, they leave the caches to each other, and a larger one would
-    /// take from the rest.
+    /// Returns whether a trial is due, so that it is worth asking an exact clock. A ring of `capacity` bytes that may
+    /// still grow is not weighed. Nor is one while the grown rings of its budget together are as large as the ring to
+    /// be tried: their streams take turns in the caches, and a larger ring would take from the others.
     pub fn may_weigh(&mut self, capacity: u64, moved: u64, about_now: Duration) -> bool {
         let (is_under_way, used) = (self.offered.is_some(), self.budget.used());
         self.larger.as_mut().is_some_and(|larger| {
@@ -214,8 +217,9 @@ impl Growth {
         })
     }
 
-    /// The ring to go to from one of `capacity` bytes: a larger one of at most `room` bytes, to be tried, or back where that was
-    /// in vain. The writer of a busy stream is at byte `moved` at that exact time.
+    /// Returns the size of the ring to move to from one of `capacity` bytes: a larger one of at most `room` bytes to
+    /// try, or the previous size if the trial was in vain. `moved` is the byte that the writer of a busy stream has
+    /// reached at the exact time `now`.
     pub fn weigh(&mut self, capacity: u64, room: u64, moved: u64, now: Duration) -> Option<u64> {
         let larger = self.larger.as_mut()?;
         match larger.trial.weigh(moved, now)? {
@@ -223,7 +227,7 @@ impl Growth {
                 let (size, budget) = (larger.size.min(room), larger.budget.clone());
                 self.take_ring(size, capacity, &budget, true, now)
             }
-            // The way back may have failed before.
+            // An earlier way back may have failed.
             _ if self.most > self.rule.first => {
                 self.take_ring(self.most, self.rule.first, &self.budget.clone(), false, now)
             }
@@ -231,14 +235,15 @@ impl Growth {
         }
     }
 
-    /// Where the ring stands, and why.
+    /// Returns the target size of the ring and the reason for its present size.
     #[must_use]
     pub fn state(&self) -> RingGrowth {
         let target = self.larger.as_ref().map_or(self.most, |larger| larger.size);
         RingGrowth { target, reason: self.reason }
     }
 
-    /// The writer, at byte `moved`, found its ring of `capacity` bytes full: whether that is bulk, and the ring too small.
+    /// Notes that the writer, at byte `moved`, found its ring of `capacity` bytes full. Returns whether this is bulk
+    /// and the ring too small.
     pub fn is_bulk(&mut self, capacity: u64, moved: u64, now: Duration) -> bool {
         if !self.may_grow(capacity, now) {
             return false;
@@ -253,13 +258,14 @@ impl Growth {
         full + 1 >= self.rule.full && (moved.wrapping_sub(from) >= self.rule.rounds * capacity || is_stuck)
     }
 
-    /// Whether it is time to look if the writer, at byte `moved`, is busy with a small ring of `capacity` bytes that is never full.
+    /// Returns whether to check if the writer, at byte `moved`, is busy with a small ring of `capacity` bytes that is
+    /// never full.
     #[must_use]
     pub fn may_be_lively(&self, capacity: u64, moved: u64) -> bool {
         capacity < self.most && self.rule.lively.is_some_and(|much| moved.wrapping_sub(self.lively.1) >= much)
     }
 
-    /// Whether it is, so that the ring is too small.
+    /// Returns whether the writer is busy in this way, so that the ring is too small.
     pub fn is_lively(&mut self, capacity: u64, moved: u64, now: Duration) -> bool {
         if !self.may_be_lively(capacity, moved) {
             return false;
@@ -268,18 +274,20 @@ impl Growth {
         now.saturating_sub(since) <= WINDOW && self.may_grow(capacity, now)
     }
 
-    /// Whether a ring of `capacity` bytes may grow now, for bulk or not.
+    /// Returns whether a ring of `capacity` bytes may grow now, for bulk or another reason.
     #[must_use]
     pub fn may_grow(&self, capacity: u64, now: Duration) -> bool {
         capacity < self.most && now >= self.hold && self.offered.is_none()
     }
 
-    /// The ring to grow to from `capacity`: the target, but at most `most`, or what budget and memory have. It is taken there.
+    /// Returns the size of the ring to grow to from `capacity`: the target, but at most `most`, or as much as budget
+    /// and memory allow. Takes that ring's bytes from the budget.
     pub fn choose_ring(&mut self, capacity: u64, most: u64, now: Duration) -> Option<u64> {
         self.take_ring(self.most.min(most), capacity, &self.budget.clone(), false, now)
     }
 
-    /// The largest ring of at most `size` bytes, and more than `least`, that `budget` has room for. It is taken there.
+    /// Returns the largest ring size of at most `size` and more than `least` bytes that `budget` has room for, and
+    /// takes its bytes there.
     fn take_ring(
         &mut self,
         mut size: u64,
@@ -305,14 +313,15 @@ impl Growth {
         None
     }
 
-    /// Goes to a ring of `size` bytes that costs no more than the first.
+    /// Records the offer of a ring of `size` bytes that costs no more than the first. Returns `size`.
     fn offer_first(&mut self, size: u64, reason: RingReason) -> u64 {
         self.offered = Some(Offered { share: None, reason, is_tried: false });
         self.reason = RingReason::Offered;
         size
     }
 
-    /// Whether memory is so scarce that a ring of `capacity` bytes shrinks although it is busy: then to what.
+    /// Returns the size to shrink to if memory is so scarce that a ring of `capacity` bytes shrinks although it is
+    /// busy.
     pub fn yields_to(&mut self, capacity: u64, now: Duration) -> Option<u64> {
         if capacity <= self.rule.first || self.offered.is_some() || now < self.hold || !self.budget.is_scarce(now) {
             return None;
@@ -320,7 +329,7 @@ impl Growth {
         Some(self.offer_first(self.rule.first, RingReason::Pressure))
     }
 
-    /// Whether the writer, at byte `moved`, has been idle with a ring of `capacity` bytes: then the ring to shrink to.
+    /// Returns the size to shrink to if the writer, at byte `moved`, has been idle with a ring of `capacity` bytes.
     pub fn shrinks_to(&mut self, capacity: u64, moved: u64, now: Duration) -> Option<u64> {
         if capacity <= self.rule.first || self.offered.is_some() {
             return None;
@@ -337,20 +346,21 @@ impl Growth {
         Some(self.offer_first(self.rule.least, RingReason::Idle))
     }
 
-    /// After which time without data a large ring shrinks: less where memory or budget is wanted elsewhere.
+    /// Returns the time without data after which a large ring shrinks: shorter where memory or budget is wanted
+    /// elsewhere.
     #[must_use]
     pub fn look_time(&self) -> Duration {
         let is_wanted = self.budget.is_wanted() || self.larger.as_ref().is_some_and(|larger| larger.budget.is_wanted());
         if is_wanted { self.rule.idle / SOONER } else { self.rule.idle }
     }
 
-    /// Whether a ring of `capacity` bytes shrinks once it is idle.
+    /// Returns whether a ring of `capacity` bytes shrinks once it is idle.
     #[must_use]
     pub fn is_large(&self, capacity: u64) -> bool {
         capacity > self.rule.first
     }
 
-    /// The ring could not be offered.
+    /// Notes that the ring could not be offered.
     pub fn fail(&mut self, reason: RingReason, now: Duration) {
         self.offered = None;
         self.busy = (now, 0, 0);
@@ -363,7 +373,7 @@ impl Growth {
         }
     }
 
-    /// The move is over: the old ring is free, the new one is what is held.
+    /// Notes that the move is over: the old ring is free, and only the share of the new one is held.
     pub fn settle_move(&mut self, moved: u64, now: Duration) {
         if let Some(Offered { share, reason, is_tried }) = self.offered.take() {
             (self.held, self.reason) = (share, reason);

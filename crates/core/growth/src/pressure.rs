@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Whether memory is short for this process: what its control groups, the machine and the kernel's stall figures leave to rings
-//! that follow load (ADR 0065).
+//! Tells whether memory is short for this process: how much its control groups, the machine and the kernel's stall
+//! figures leave to rings that follow load (ADR 0065).
 
 use std::{
     path::{Path, PathBuf},
@@ -13,37 +13,37 @@ use std::{
 
 use tombolo_os::files::read_text;
 
-/// What was seen counts for so long.
+/// Time for which an observation is valid.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// Of each limit this part is left to everybody else.
+/// Divisor of each limit: the quotient is left to all other users of the memory.
 const LEFT_ALONE: u64 = 16;
-/// Where less than this part of a limit is free, memory is scarce.
+/// Divisor of a limit: memory is scarce while less than the quotient is free.
 const SCARCE: u64 = 64;
-/// Memory is short where so many percent of the time some task waited for it, and scarce where all did.
+/// Percentage of time from which memory is short if some task waited for it, and scarce if all tasks did.
 const STALLED: f64 = 10.0;
-/// Scarcity takes from busy rings once it has lasted so long: idle ones have gone by then.
+/// Time after which lasting scarcity takes memory from busy rings. Idle ones have shrunk by then.
 const PATIENCE: Duration = Duration::from_millis(1500);
-/// Limits from here on are none.
+/// Value from which a limit counts as no limit.
 const UNLIMITED: u64 = 1 << 60;
-/// A control group is at most so deep.
+/// Largest depth of a control group that is followed.
 const DEEPEST: usize = 32;
-/// Bytes of the longest file that is looked at.
+/// Largest number of bytes of a file that is read.
 const LONGEST: usize = 16 << 10;
 
-/// Looks at memory now and then, and remembers what it saw.
+/// Checks the memory now and then, and remembers the result.
 #[derive(Debug)]
 pub(crate) struct MemoryWatch {
-    /// Where the file system begins; another place in tests.
+    /// Root of the file system; another folder in tests.
     root: PathBuf,
-    /// When the last look was, in nanoseconds of the coarse clock plus one; 0 before the first.
+    /// Time of the last check, in nanoseconds of the coarse clock plus one; 0 before the first.
     looked: AtomicU64,
-    /// Bytes that rings may still grow by.
+    /// Number of bytes by which rings may still grow.
     room: AtomicU64,
-    /// Since when memory has been scarce, likewise; 0 while it is not.
+    /// Time since which memory has been scarce, in the same unit; 0 while it is not.
     scarce_since: AtomicU64,
 }
 
-/// What one look came to.
+/// Result of one check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Seen {
     room: u64,
@@ -56,33 +56,34 @@ impl MemoryWatch {
         Self { root: root.into(), looked, room, scarce_since }
     }
 
-    /// That of this process.
+    /// Returns the watch of this process.
     pub(crate) fn of_process() -> Arc<Self> {
         static WATCH: OnceLock<Arc<MemoryWatch>> = OnceLock::new();
         Arc::clone(WATCH.get_or_init(|| Arc::new(Self::new(Path::new("/")))))
     }
 
-    /// Takes `bytes` of what rings may grow by; says whether there were so many. The next look counts anew.
+    /// Takes `bytes` of what rings may grow by, and returns whether so many were left. The next check counts anew.
     pub(crate) fn take_room(&self, bytes: u64, now: Duration) -> bool {
         self.refresh(now);
         // ORDER: Relaxed, here and below; each number stands for itself.
         self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |room| room.checked_sub(bytes)).is_ok()
     }
 
-    /// Whether nothing is left to grow by.
+    /// Returns whether rings have nothing left to grow by.
     pub(crate) fn is_short(&self, now: Duration) -> bool {
         self.refresh(now);
         self.room.load(Ordering::Relaxed) == 0
     }
 
-    /// Whether memory has been scarce for so long that busy rings have to give some back, too.
+    /// Returns whether memory has been scarce for so long that busy rings have to give some back as well.
     pub(crate) fn is_scarce(&self, now: Duration) -> bool {
         self.refresh(now);
         let since = self.scarce_since.load(Ordering::Relaxed);
         since != 0 && stamp(now).saturating_sub(since) >= PATIENCE.as_nanos() as u64
     }
 
-    /// Looks anew if the last look is a while ago. Of several threads one looks, the others go by what was seen before.
+    /// Checks again if the last check is a while ago. One of several threads checks, and the others use the earlier
+    /// result.
     fn refresh(&self, now: Duration) {
         let (looked, at) = (self.looked.load(Ordering::Relaxed), stamp(now));
         if looked != 0 && at.saturating_sub(looked) < LOOK_EVERY.as_nanos() as u64 {
@@ -98,19 +99,19 @@ impl MemoryWatch {
     }
 }
 
-/// A time as it is stored: never 0.
+/// Returns a time as it is stored: never 0.
 fn stamp(time: Duration) -> u64 {
     time.as_nanos() as u64 + 1
 }
 
 impl Seen {
-    /// Notes that of `limit` bytes there are `free`.
+    /// Notes that `free` of `limit` bytes are free.
     fn note_limit(&mut self, limit: u64, free: u64) {
         self.room = self.room.min(free.saturating_sub(limit / LEFT_ALONE));
         self.scarce |= free < limit / SCARCE;
     }
 
-    /// Notes what the kernel says of tasks that wait for memory.
+    /// Notes the kernel's figures about tasks that wait for memory.
     fn note_stalls(&mut self, file: &Path) {
         let Some(text) = read_text(file, LONGEST) else { return };
         let percent = |kind: &str| -> Option<f64> {
@@ -132,14 +133,14 @@ fn look_at(root: &Path) -> Seen {
     seen
 }
 
-/// The smallest limit of memory that this process is under: the machine's, or that of one of its groups.
+/// Returns the smallest memory limit of this process: the machine's, or that of one of its control groups.
 pub(crate) fn find_limit(root: &Path) -> Option<u64> {
     let mut least = None;
     for_each_limit(root, |limit, _| least = Some(least.map_or(limit, |least: u64| least.min(limit))));
     least
 }
 
-/// Tells `note` each limit that this process is under, and how many bytes of it are free.
+/// Calls `note` with each limit of this process and the number of its bytes that are free.
 fn for_each_limit(root: &Path, mut note: impl FnMut(u64, u64)) {
     if let Some(text) = read_text(&root.join("proc/meminfo"), LONGEST) {
         let bytes = |name| number_after(&text, name).map(|kib| kib.saturating_mul(1 << 10));
@@ -153,7 +154,7 @@ fn for_each_limit(root: &Path, mut note: impl FnMut(u64, u64)) {
     }
 }
 
-/// A control group that this process is in: where such groups are mounted, and its own place there.
+/// A control group of this process: the mount point of its hierarchy, and the group's own folder there.
 struct Group {
     mount: PathBuf,
     own: PathBuf,
@@ -169,12 +170,12 @@ fn groups(root: &Path) -> Vec<Group> {
     text.lines().filter_map(hierarchy).flat_map(places).collect()
 }
 
-/// How files of a control group are called.
+/// Names of a control group's files.
 #[derive(Clone, Copy)]
 struct Names {
     limits: &'static [&'static str],
     usage: &'static str,
-    /// Of what is used, the fields that the kernel can drop.
+    /// Fields that count used memory which the kernel can drop.
     droppable: [&'static str; 2],
 }
 
@@ -183,15 +184,15 @@ const NAMES: Names = Names {
     usage: "memory.current",
     droppable: ["inactive_file ", "active_file "],
 };
-/// Those of the first version.
+/// Names in version 1 of control groups.
 const NAMES_V1: Names = Names {
     limits: &["memory.limit_in_bytes"],
     usage: "memory.usage_in_bytes",
     droppable: ["total_inactive_file ", "total_active_file "],
 };
 
-/// Where a line of `/proc/self/cgroup` leads to: where such groups are mounted, and the path below. A path that leads out of
-/// what can be seen here is that of the mount itself.
+/// Returns the mount points and the path below them that a line of `/proc/self/cgroup` names. A path that leads outside
+/// what this process can see stands for the mount point itself.
 fn hierarchy(line: &str) -> Option<(&'static [&'static str], &str, Names)> {
     let (_, rest) = line.split_once(':')?;
     let (controllers, path) = rest.split_once(':')?;
@@ -204,7 +205,7 @@ fn hierarchy(line: &str) -> Option<(&'static [&'static str], &str, Names)> {
     }
 }
 
-/// What one group and those below it may use, and how much of that is free.
+/// Returns the memory limit of one group, which includes the groups below it, and how many bytes of it are free.
 fn limit_of(group: &Path, names: Names) -> Option<(u64, u64)> {
     let read = |name: &str| read_text(&group.join(name), LONGEST);
     let limit_in = |name: &&str| read(name)?.trim().parse().ok().filter(|limit| *limit < UNLIMITED);
@@ -215,7 +216,7 @@ fn limit_of(group: &Path, names: Names) -> Option<(u64, u64)> {
     Some((limit, limit.saturating_sub(used.saturating_sub(droppable))))
 }
 
-/// The number in the line that begins with `name`.
+/// Returns the number in the line that begins with `name`.
 fn number_after(text: &str, name: &str) -> Option<u64> {
     let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
     rest.split_whitespace().next()?.parse().ok()

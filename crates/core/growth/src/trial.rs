@@ -1,50 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Whether a ring beyond the one that programs count on is worth its memory: a busy stream tries it, and keeps it where it is
-//! no slower there (ADR 0092).
+//! Finds out whether a ring beyond the size that programs count on is worth its memory: a busy stream tries it, and
+//! keeps it if the stream is no slower there (ADR 0092).
 
 use std::time::Duration;
 
-/// A rate is taken over so much time at least.
+/// Shortest time over which a rate is measured.
 const SAMPLE: Duration = Duration::from_millis(20);
-/// And over so many bytes: one who moves less in that time is not busy.
+/// Smallest number of bytes over which a rate is measured. A writer that moves less in that time is not busy.
 const MUCH: u64 = 8 << 20;
-/// The larger ring is kept if it has this part of the rate: what there is for others in the caches changes within seconds, and
-/// where that is little for a while no ring is faster than another.
+/// Fraction of the earlier rate at which the larger ring is kept. The share of the caches that is free changes within
+/// seconds, and while it is small no ring is faster than another.
 const WORTH: (u64, u64) = (31, 32);
-/// After a trial in vain the next comes so much later, and after each one more in twice the time.
+/// First and longest pause after a trial in vain. Each further such trial doubles the pause.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(64));
 
-/// What is known of the larger ring.
+/// State of the knowledge about the larger ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Known {
-    /// Nothing yet.
+    /// Nothing is known yet.
     Nothing,
-    /// The rate in the ring of before, as the better of two samples is to be.
+    /// First rate in the present ring. The better of two samples counts.
     Before { rate: u64 },
-    /// It is tried, against that rate.
+    /// The larger ring is being tried against this rate.
     Tried { rate: u64 },
-    /// It is kept.
+    /// The larger ring is kept.
     Kept,
 }
 
-/// What a sample leads to.
+/// Conclusion from a sample.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Verdict {
-    /// The larger ring is to be tried.
+    /// Try the larger ring.
     Try,
-    /// It is slower: back.
+    /// Go back, because the larger ring is slower.
     GoBack,
 }
 
-/// The trial of one larger ring.
+/// Trial of one larger ring.
 #[derive(Clone, Debug)]
 pub(crate) struct Trial {
     known: Known,
-    /// When the sample began, if it has.
+    /// Time when the sample began, if one is under way.
     since: Option<Duration>,
-    /// At which byte it did, or the writer was when it was last looked at.
+    /// Byte at which the sample began, or which the writer had reached at the last check.
     from: u64,
-    /// No trial before, and how long the pause was.
+    /// Time before which there is no trial. `pause` is the length of the last pause.
     next: Duration,
     pause: Duration,
 }
@@ -54,13 +54,13 @@ impl Trial {
         Self { known: Known::Nothing, since: None, from: 0, next: Duration::ZERO, pause: PAUSE.0 / 2 }
     }
 
-    /// Whether the writer, at byte `moved`, has moved enough since the last look.
+    /// Returns whether the writer, at byte `moved`, has moved enough since the last check.
     #[inline]
     pub fn is_due(&self, moved: u64) -> bool {
         self.known != Known::Kept && moved.wrapping_sub(self.from) >= MUCH
     }
 
-    /// Whether it is to be weighed, some ticks of the clock sooner or later.
+    /// Returns whether to weigh the ring, with the accuracy of some ticks of the clock.
     pub fn may_weigh(&mut self, moved: u64, about_now: Duration) -> bool {
         let is_early = self.known == Known::Nothing && about_now < self.next;
         if is_early {
@@ -69,7 +69,7 @@ impl Trial {
         self.is_due(moved)
     }
 
-    /// The writer is at byte `moved` of a busy stream.
+    /// Weighs the ring of a busy stream whose writer is at byte `moved`. Returns a verdict if there is one.
     pub fn weigh(&mut self, moved: u64, now: Duration) -> Option<Verdict> {
         let rate = self.sample(moved, now)?;
         match self.known {
@@ -90,7 +90,8 @@ impl Trial {
         None
     }
 
-    /// Bytes in a millisecond, once enough time has gone by; none of one who moved little in it.
+    /// Returns the rate in bytes per millisecond once enough time has passed, or `None` if the writer moved little
+    /// meanwhile.
     fn sample(&mut self, moved: u64, now: Duration) -> Option<u64> {
         let Some(since) = self.since else {
             (self.since, self.from) = (Some(now), moved);
@@ -105,8 +106,8 @@ impl Trial {
         (rate >= u128::from(MUCH) / SAMPLE.as_millis()).then_some(rate as u64)
     }
 
-    /// The writer is in another ring now, at byte `moved`: which was tried, or else one that nothing is known of. No sample has
-    /// the first rounds in it, whose pages are new.
+    /// Notes that the writer moved to another ring at byte `moved`: the one being tried, or else one of which nothing
+    /// is known. The next sample begins at a later call, so it excludes the first rounds, whose pages are new.
     pub fn enter(&mut self, moved: u64, is_tried: bool) {
         (self.since, self.from) = (None, moved);
         if !is_tried {
@@ -114,7 +115,7 @@ impl Trial {
         }
     }
 
-    /// There is none to be had now, or it was slower.
+    /// Puts the next trial off, because no ring is available now or the larger one was slower.
     pub fn put_off(&mut self, now: Duration) {
         self.pause = (2 * self.pause).min(PAUSE.1);
         (self.known, self.since, self.next) = (Known::Nothing, None, now + self.pause);

@@ -1,61 +1,61 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The list that a process keeps of its TCP connections for whoever looks at it from outside (S-11). Nothing reads it
-//! but tools for people.
+//! Defines the connection table: the list of its TCP connections that a process publishes for outside observers (S-11).
+//! Only tools for people read it.
 
 use crate::sockets::Address;
 
-/// What the memory is called.
+/// Name of the memory.
 pub const MEMORY: &str = "tombolo-sockets";
-/// Bytes of it.
+/// Size of the memory in bytes.
 pub const LEN: usize = 128 << 10;
-/// The first word: "TMBLROS", version 1.
+/// First word: "TMBLROS", version 1.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"TMBLROS\x01");
-/// Where the word stands that counts the connections for which there was no row.
+/// Offset of the word that counts the connections for which there was no row.
 pub const HIDDEN: usize = 8;
-/// Words of a row that are in use, and bytes from one to the next.
+/// Number of words of a row that are in use. `STRIDE` is the number of bytes from one row to the next.
 pub const WORDS: usize = 11;
 const STRIDE: usize = 128;
-/// How many rows there are.
+/// Number of rows.
 pub const ROWS: usize = LEN / STRIDE - 1;
 
-/// Where the word `at` of a row stands. Word 0 is 0 where there is no connection, and else a number
-/// that no earlier row had: who reads it before and after the others has read one row.
+/// Returns the offset of word `word` of a row. Word 0 is 0 if the row has no connection, and otherwise a number that no
+/// earlier row had. A reader that finds the same number before and after it reads the other words has read one row.
 #[must_use]
 pub const fn place(row: usize, word: usize) -> usize {
     (row + 1) * STRIDE + word * 8
 }
 
-/// The words that change: what it is carried by, and the four counts.
+/// Index of the first word that changes: the transport. The four counts follow.
 pub const STATE: usize = 6;
-/// Sent over TCP, sent through the pipe, received over TCP, received through the pipe.
+/// Index of the counts: sent over TCP, sent through the pipe, received over TCP, received through the pipe.
 pub const COUNTS: usize = 7;
 
-/// How far a connection is, and so what carries it.
+/// Progress of a connection, which determines its transport.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Stage {
-    /// TCP: the other endpoint is looked for.
+    /// On TCP while the other endpoint is searched for.
     Candidate = 0,
-    /// It has pipes, or is on the way back from them if there is a reason.
+    /// Has pipes, or is on the way back from them if there is a reason.
     Joined = 1,
-    /// TCP, for good.
+    /// On TCP permanently.
     Plain = 2,
 }
 
-/// One connection.
+/// One connection of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Row {
-    /// Own address, the peer's.
+    /// Own address, then the peer's.
     pub addresses: [Address; 2],
-    /// How it is carried.
+    /// Progress of the connection.
     pub stage: Stage,
-    /// Why it is on TCP, if that is decided (S-8).
+    /// Reason why it stays on TCP, if that is decided (S-8).
     pub reason: Option<u16>,
-    /// As [`COUNTS`] says.
+    /// Counts in the order of [`COUNTS`].
     pub counts: [u64; 4],
 }
 
-/// The word [`STATE`].
+/// Returns the word [`STATE`].
 #[must_use]
 pub const fn state(stage: Stage, reason: Option<u16>) -> u64 {
     let reason = match reason {
@@ -66,7 +66,7 @@ pub const fn state(stage: Stage, reason: Option<u16>) -> u64 {
 }
 
 impl Row {
-    /// All its words but the first.
+    /// Returns all words of the row but the first.
     #[must_use]
     pub fn encode(&self) -> [u64; WORDS - 1] {
         let [own, peer] = self.addresses;
@@ -86,7 +86,7 @@ impl Row {
         ]
     }
 
-    /// Of its words but the first; `None` where they are none.
+    /// Decodes the words of a row but the first. Returns `None` if they are invalid.
     #[must_use]
     pub fn decode(words: [u64; WORDS - 1]) -> Option<Self> {
         let [ports, a, b, c, d, state, counts @ ..] = words;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The immutable header of a segment, written once by its owner before the peer hears of it, copied and checked once by
-//! the receiver, never read again (M-1 to M-4).
+//! Defines the immutable header of a segment. Its owner writes it once before the peer learns of the segment. The
+//! receiver copies and checks it once, and never reads it again (M-1 to M-4).
 
 use crate::{Features, MAGIC, VERSION, limits};
 
-/// Bytes of the header; the words begin behind it.
+/// Size of the header in bytes; the words begin after it.
 pub const LEN: usize = 0x80;
 
 // Offsets of the fields (M-1 to M-4).
@@ -13,7 +13,7 @@ const AT_VERSION: usize = 0x08;
 const AT_RESERVED_A: usize = 0x0a;
 const AT_GENERATION: usize = 0x0c;
 const AT_RESERVED_B: usize = 0x0e;
-/// Where the length of the segment stands (M-2).
+/// Offset of the length of the segment (M-2).
 pub const SEGMENT_LEN: usize = 0x10;
 const AT_DATA_OFFSET: usize = 0x18;
 const AT_CAPACITY: usize = 0x20;
@@ -22,49 +22,49 @@ const AT_FEATURES: usize = 0x30;
 const AT_EPOCH: usize = 0x38;
 const AT_RESERVED_C: usize = 0x40;
 
-/// The header as values.
+/// Fields of the header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SegmentHeader {
-    /// Which ring of its pipe this is; 0 is the one the channel begins with (H-1).
+    /// Generation of this ring in its pipe; 0 is the ring that the channel begins with (H-1).
     pub generation: u16,
-    /// Bytes of the whole segment (M-2).
+    /// Size of the whole segment in bytes (M-2).
     pub segment_len: u64,
-    /// Where the data begin (M-4).
+    /// Offset of the data (M-4).
     pub data_offset: u64,
-    /// Bytes of the ring, a power of two (M-4).
+    /// Size of the ring in bytes, a power of two (M-4).
     pub capacity: u64,
     /// Position of the first byte that this ring carries (M-4).
     pub start: u64,
-    /// The features the owner offers (C-4).
+    /// Features that the owner offers (C-4).
     pub features: Features,
-    /// A random number that names the owner's end of this channel, so that a stale peer is refused (M-3).
+    /// Random number that names the owner's endpoint of this channel, so that a stale peer is refused (M-3).
     pub epoch: u64,
 }
 
-/// What a receiver keeps of a checked header.
+/// Fields of a checked header that a receiver keeps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Geometry {
-    /// Where the data begin in the segment.
+    /// Offset of the data in the segment.
     pub data_offset: usize,
-    /// Bytes of the ring, a power of two.
+    /// Size of the ring in bytes, a power of two.
     pub capacity: u64,
     /// Position of the first byte that this ring carries.
     pub start: u64,
 }
 
-/// Why a header is refused: the clause it breaks and the value found.
+/// Reason why a header is refused: the clause that it breaks and the value found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HeaderError {
-    /// The clause of `spec/1-memory.md`.
+    /// Clause of `spec/1-memory.md`.
     pub clause: &'static str,
-    /// What is wrong, in words.
+    /// Description of the fault.
     pub what: &'static str,
-    /// The value found.
+    /// Value found.
     pub found: u64,
 }
 
 impl SegmentHeader {
-    /// The header of a fresh segment around a ring of `capacity` bytes.
+    /// Returns the header of a fresh segment around a ring of `capacity` bytes.
     #[must_use]
     pub const fn new(capacity: u64, generation: u16, start: u64, features: Features, epoch: u64) -> Self {
         Self {
@@ -78,7 +78,7 @@ impl SegmentHeader {
         }
     }
 
-    /// The bytes to stand at offset 0.
+    /// Returns the bytes to be written at offset 0.
     #[must_use]
     pub fn encode(&self) -> [u8; LEN] {
         let mut bytes = [0; LEN];
@@ -94,8 +94,8 @@ impl SegmentHeader {
         bytes
     }
 
-    /// Takes a private copy of a peer's header apart and checks it against `segment_len`, the size of the memory that
-    /// was really received.
+    /// Decodes a private copy of a peer's header, and checks it against `segment_len`, the size of the memory that was
+    /// really received.
     ///
     /// # Errors
     /// The first clause that the header breaks.
@@ -130,7 +130,7 @@ impl SegmentHeader {
         Ok(header)
     }
 
-    /// The part a ring needs.
+    /// Returns the part that a ring needs.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         let data_offset = usize::try_from(self.data_offset).expect("checked to lie inside a mapped segment");

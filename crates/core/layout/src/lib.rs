@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Layer 0. Uses: nothing.
 //!
-//! The one home of every byte that two domains agree on: offsets, sizes, magics, limits, and the
-//! encoding of the segment header, the record header, the state words and the control messages.
-//! `spec/` is the normative text; each item here names its clause.
+//! Defines every byte that two domains agree on: offsets, sizes, magics, limits, and the encoding of the segment
+//! header, the record header, the state words and the control messages. `spec/` is the normative text; each item here
+//! names its clause.
 //!
 //! Everything is little-endian, of fixed width, with explicit padding that is zero.
 #![no_std]
@@ -31,5 +31,5 @@ pub use header::{Geometry, HeaderError, SegmentHeader};
 /// First eight bytes of every segment and of every control message, for ever (M-1).
 pub const MAGIC: [u8; 8] = *b"TOMBOLO\0";
 
-/// The version of the layout that this code speaks: it changes when an old peer would misread a byte (M-1).
+/// Version of the layout that this code speaks. It changes when an old peer would misread a byte (M-1).
 pub const VERSION: u16 = 1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the `local` backend puts in front of a control message on its socket, and how it calls its memory
-//! (L-4, L-5, L-13).
+//! Defines the head that the `local` backend puts in front of a control message on its socket, and the names of its
+//! memory (L-4, L-5, L-13).
 //!
 //! ```text
 //! 0..4   magic "TMBL", for ever
@@ -16,39 +16,39 @@ use crate::{
 
 /// First four bytes of every datagram (L-4).
 pub const MAGIC: [u8; 4] = *b"TMBL";
-/// Bytes of the head (L-4).
+/// Size of the head in bytes (L-4).
 pub const HEAD_LEN: usize = 8;
-/// Longest datagram (L-4).
+/// Size of the longest datagram (L-4).
 pub const DATAGRAM_MAX: usize = HEAD_LEN + CONTROL_MESSAGE_MAX;
-/// Doorbells in the first datagram of each side: data, then space (L-5).
+/// Number of doorbells in the first datagram of each side: data, then space (L-5).
 pub const DOORBELLS: usize = 2;
-/// Most descriptors that a datagram may carry: the doorbells, then the segment (L-5).
+/// Largest number of descriptors that a datagram may carry: the doorbells, then the segment (L-5).
 pub const DESCRIPTORS_MAX: usize = DOORBELLS + 1 + CONTROL_SEGMENTS_MAX;
 
-/// What a segment's memfd is called; a colon and the socket's path follow where its owner listened (L-13).
+/// Name of a segment's memfd. If its owner listened, a colon and the socket's path follow (L-13).
 pub const MEMORY: &str = "tombolo";
-/// Longest name of a memfd, as Linux has it (L-13).
+/// Length of the longest name of a memfd in Linux (L-13).
 pub const MEMFD_NAME_MAX: usize = 249;
 
 const AT_DOORBELLS: usize = 4;
 const AT_SEGMENTS: usize = 5;
 const AT_LEN: usize = 6;
 
-/// The head taken apart.
+/// Fields of the head.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Head {
-    /// Whether the doorbells come with it.
+    /// Whether the doorbells come with the datagram.
     pub doorbells: bool,
-    /// Whether a doorbell comes with it for what the message is about.
+    /// Whether one doorbell for the subject of the message comes with the datagram.
     pub single: bool,
-    /// Whether a segment comes with it.
+    /// Whether a segment comes with the datagram.
     pub segment: bool,
-    /// Bytes of the message.
+    /// Size of the message in bytes.
     pub len: u16,
 }
 
 impl Head {
-    /// The bytes to put in front.
+    /// Returns the bytes to put in front of the message.
     #[must_use]
     pub fn encode(&self) -> [u8; HEAD_LEN] {
         let mut bytes = [0; HEAD_LEN];
@@ -59,10 +59,10 @@ impl Head {
         bytes
     }
 
-    /// Takes a datagram apart into its head and its message.
+    /// Splits a datagram into its head and its message.
     ///
     /// # Errors
-    /// What is wrong with it; the clause is always L-4.
+    /// A description of the fault; the clause is always L-4.
     pub fn decode(datagram: &[u8]) -> Result<(Self, &[u8]), &'static str> {
         let Some((head, message)) = datagram.split_at_checked(HEAD_LEN) else {
             return Err("datagram is shorter than its head");
@@ -93,7 +93,7 @@ impl Head {
         (if self.doorbells { DOORBELLS } else { 0 }) + self.single as usize
     }
 
-    /// Descriptors that belong to it.
+    /// Returns the number of descriptors that come with the datagram.
     #[must_use]
     pub const fn descriptors(&self) -> usize {
         self.doorbell_count() + self.segment as usize

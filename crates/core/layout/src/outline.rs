@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a slice's first and current ring say of themselves: their headers and words, for tools, and no data (B-20).
+//! Extracts headers and words, but no data, of the first and the current ring in a window, for tools (B-20).
 
 use alloc::boxed::Box;
 
@@ -13,23 +13,23 @@ use crate::{
     },
 };
 
-/// Behind the page of the mailbox (V-4).
+/// Offset of the first ring, after the page of the mailbox (V-4).
 const BEGIN: u64 = PAGE;
-/// Words of a header that are not reserved.
+/// Number of words of a header that are not reserved.
 const HEADER: usize = 9;
-/// Words that live.
+/// Offsets of the live words.
 const WORDS: [usize; 6] = [TAIL, HEAD, WANT_DATA, READER_STATE, WANT_SPACE, WRITER_STATE];
-/// Rings that are looked at behind the first one, for the current.
+/// Number of rings after the first that are examined to find the current one.
 const STEPS: usize = 32;
 
-/// Words of the first ring's control page, in their order (B-20).
+/// Number of words of the first ring's control page, in their order (B-20).
 pub const FIRST: usize = HEADER + WORDS.len() + 2 * COUNTERS + 1;
-/// And of the current one's: its header and its tail (B-20).
+/// Number of words of the current ring: its header and its tail (B-20).
 pub const CURRENT: usize = HEADER + 1;
-/// Both (B-20).
+/// Number of words of both (B-20).
 pub const OUTLINE: usize = FIRST + CURRENT;
 
-/// Where the words of the first ring stand in its page.
+/// Returns the offsets of the first ring's words in its page.
 fn places() -> impl Iterator<Item = usize> {
     let row = |at: usize, count: usize| (0..count).map(move |index| at + 8 * index);
     row(0, HEADER)
@@ -43,19 +43,19 @@ fn word_at(page: &[u8], at: usize) -> u64 {
     page.get(at..at + 8).and_then(|bytes| bytes.first_chunk()).map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
-/// A header that fits into `room` bytes.
+/// Returns the header if its segment fits into `room` bytes.
 fn header_of(page: &[u8], room: u64) -> Option<SegmentHeader> {
     let bytes = page.first_chunk::<{ header::LEN }>()?;
-    // Takes the length that the header says: how long the memory is that was passed only the two endpoints know (M-2).
+    // Accepts the length in the header, as only the two endpoints know the length of the memory that was passed (M-2).
     let says = SegmentHeader::decode(bytes, word_at(page, header::SEGMENT_LEN)).ok()?;
     (says.segment_len <= room).then_some(says)
 }
 
-/// Looks into a slice of `len` bytes; `read` copies what stands at an offset of it (B-20). Zeros for what is not there.
-/// What is read may be a liar's: it is copied once, and decides nothing but how far is looked.
+/// Extracts the outline of a window of `len` bytes; `read` copies the bytes at an offset of it (B-20). Missing words
+/// are zero. The words may come from a hostile peer: they are copied once, and decide only how far the search goes.
 ///
 /// # Errors
-/// It cannot be read.
+/// The error of `read`.
 pub fn outline<E>(len: u64, mut read: impl FnMut(u64, &mut [u8]) -> Result<(), E>) -> Result<[u64; OUTLINE], E> {
     let mut found = [0; OUTLINE];
     let mut page = [0; PAGE as usize];
@@ -76,7 +76,7 @@ pub fn outline<E>(len: u64, mut read: impl FnMut(u64, &mut [u8]) -> Result<(), E
             break;
         }
         read(at, &mut page)?;
-        // A later ring stands behind the first: pages are given from the front on (V-6).
+        // A later ring comes after the first, because pages are allocated from the front (V-6).
         let Some(ring) = header_of(&page, len - at).filter(|ring| ring.epoch == first.epoch) else { break };
         if ring.generation == current {
             let words = (0..HEADER).map(|index| 8 * index).chain([TAIL]);
@@ -88,8 +88,8 @@ pub fn outline<E>(len: u64, mut read: impl FnMut(u64, &mut [u8]) -> Result<(), E
     Ok(found)
 }
 
-/// The control pages that an outline was made of, as far as it has them: of the first ring, and of the current one if that
-/// is another.
+/// Returns the control pages that an outline was made of, as far as it has them: of the first ring, and of the current
+/// one if that is another.
 #[must_use]
 pub fn pages(outline: &[u64; OUTLINE]) -> [Option<Box<[u8; PAGE as usize]>>; 2] {
     let page = |words: &[u64], places: &mut dyn Iterator<Item = usize>| {

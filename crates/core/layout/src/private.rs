@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The private state of one half of a pipe as a record, so that the processes of one end can use it in turns. It
-//! lives in memory that these processes share with each other and with nobody else: a peer never sees it.
+//! Defines the record of the private state of one half of a pipe, by which the processes of one endpoint can use it in
+//! turns. It is in memory that these processes share with each other and with nobody else: a peer never sees it.
 
 use crate::{
     header::{put, u64_at},
     state::State,
 };
 
-/// Bytes of the record.
+/// Size of the record in bytes.
 pub const LEN: usize = 0x100;
-/// Counters in the record.
+/// Number of counters in the record.
 pub const COUNTERS: usize = 9;
 
-/// The version of the record.
+/// Version of the record.
 const VERSION: u64 = 1;
 
 // Offsets of the fields.
@@ -30,17 +30,17 @@ const AT_COUNTERS: usize = 0x50;
 const AT_RESERVED: usize = 0x98;
 const _: () = assert!(AT_COUNTERS + 8 * COUNTERS == AT_RESERVED && AT_RESERVED < LEN);
 
-/// Whose record it is.
+/// Half of a pipe that a record belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Half {
-    /// The writer's.
+    /// The writer.
     Writer,
-    /// The reader's.
+    /// The reader.
     Reader,
 }
 
 impl Half {
-    /// The first field: the version, and whose record it is.
+    /// Returns the first field: the version, and the half that the record belongs to.
     const fn kind(self) -> u64 {
         match self {
             Self::Writer => VERSION | 1 << 16,
@@ -49,36 +49,37 @@ impl Half {
     }
 }
 
-/// The record as values.
+/// Fields of the record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Record {
-    /// Whose it is.
+    /// Half that the record belongs to.
     pub half: Half,
     /// Own state word, as published.
     pub state: State,
     /// Position of the pipe's first byte.
     pub start: u64,
-    /// Own position: the writer's tail, the reader's head.
+    /// Own position: the writer's tail or the reader's head.
     pub position: u64,
     /// The peer's position as last seen and checked.
     pub peer_position: u64,
-    /// Writer: where the present ring begins to carry (H-3), or the head beyond. Reader: the head as last published.
+    /// Writer: where the present ring begins to carry bytes (H-3), or the head if that is further. Reader: the head as
+    /// last published.
     pub bound: u64,
-    /// Wait word last rung for.
+    /// Wait word that the peer was last notified for.
     pub rung: u64,
     /// The peer's state word as last seen and checked.
     pub peer_state: State,
-    /// The ring that the position stands in.
+    /// Generation of the ring that the position is in.
     pub ring: u16,
-    /// Reader: the newest announced ring that was looked into (H-2).
+    /// Reader: the newest announced ring that was examined (H-2).
     pub told: u16,
-    /// What was counted: records or calls; notifications sent, not sent, received; spurious wake-ups; spins that paid, that did
+    /// Counters: records or calls; notifications sent, not sent, received; spurious wake-ups; spins that paid, that did
     /// not; sleeps; stalls.
     pub counters: [u64; COUNTERS],
 }
 
 impl Record {
-    /// The bytes to be shared.
+    /// Returns the bytes to be shared.
     #[must_use]
     pub fn encode(&self) -> [u8; LEN] {
         let mut bytes = [0; LEN];
@@ -99,7 +100,7 @@ impl Record {
         bytes
     }
 
-    /// The record, or `None` where the bytes are none of this version, or were never written.
+    /// Decodes a record. Returns `None` if the bytes are not of this version, or were never written.
     #[must_use]
     pub fn decode(bytes: &[u8; LEN]) -> Option<Self> {
         let field = |at| u64_at(bytes, at);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S-*. What two endpoints of a TCP connection say to each other when its bytes go through shared memory. There are the
+//! Defines what two endpoints of a TCP connection exchange when its bytes go through shared memory (S-*). It holds the
 //! words by which each direction moves between the kernel's connection and its pipe, and the messages by which two
-//! endpoints find out that they are the ends of one connection.
+//! endpoints find out that they belong to one connection.
 
 use alloc::vec::Vec;
 
@@ -10,105 +10,107 @@ use crate::{
     header::{put, u16_at, u64_at},
 };
 
-/// How often the direction that this endpoint sends has moved: even on TCP, odd in the pipe (S-1). Owner: the sender.
+/// Offset of the number of moves of the direction that this endpoint sends: even on TCP, odd in the pipe (S-1). Owner:
+/// the sender.
 pub const MOVES: usize = 0x300;
-/// Where the last move was: bytes sent over TCP, or the position in the pipe (S-1). Owner: the sender.
+/// Offset of the point of the last move: the bytes sent over TCP, or the position in the pipe (S-1). Owner: the sender.
 pub const BOUNDARY: usize = 0x308;
-/// What the receiving end has followed, and what it wants next (S-2). Owner: the receiver.
+/// Offset of the word that tells which moves the receiver has followed, and what it wants next (S-2). Owner: the
+/// receiver.
 pub const FOLLOWED: usize = 0x380;
 const _: () = assert!(MOVES >= crate::words::RESERVED && (FOLLOWED as u64) < crate::limits::CONTROL_LEN);
 
-/// Bytes of a ring that a connection moves to, at most: no end has to map a larger one (S-20).
+/// Size in bytes of the largest ring that a connection moves to: no endpoint has to map a larger one (S-20).
 pub const RING_MAX: u64 = 64 << 20;
 
-/// The receiver's word taken apart (S-2).
+/// Fields of the receiver's word (S-2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Followed {
-    /// Moves that the receiver has made as well.
+    /// Number of moves that the receiver has followed.
     pub moves: u64,
-    /// It is ready for a move into the pipe.
+    /// Whether the receiver is ready for a move into the pipe.
     pub ready: bool,
-    /// It wants the direction on TCP.
+    /// Whether the receiver wants the direction on TCP.
     pub leave: bool,
 }
 
 impl Followed {
-    /// The word.
+    /// Returns the word.
     #[must_use]
     pub const fn encode(self) -> u64 {
         self.moves << 2 | (self.leave as u64) << 1 | self.ready as u64
     }
 
-    /// Whether the receiver is in the pipe and reads no more of it: there, *ready* has no other meaning.
+    /// Returns whether the receiver is in the pipe and reads no more of it: in the pipe, *ready* has no other meaning.
     #[must_use]
     pub const fn recalls(self) -> bool {
         self.moves % 2 == 1 && self.ready && self.leave
     }
 
-    /// The word taken apart; every word is one.
+    /// Decodes the word; every word is valid.
     #[must_use]
     pub const fn decode(word: u64) -> Self {
         Self { moves: word >> 2, ready: word & 1 != 0, leave: word & 2 != 0 }
     }
 }
 
-/// Bytes of an address in a message: IPv6, or IPv4 mapped into it, and the port.
+/// Size in bytes of an address in a message: IPv6, or IPv4 mapped into it, and the port.
 const ADDRESS_LEN: usize = 18;
 
 /// One address of a connection, as IPv6 (IPv4 mapped into it).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Address {
-    /// The host.
+    /// Address of the host.
     pub host: [u8; 16],
-    /// The port.
+    /// Port number.
     pub port: u16,
 }
 
-/// What the kernel counted for one end: bytes of the stream, without SYN and FIN (S-5).
+/// Counts of the kernel for one endpoint: bytes of the stream, without SYN and FIN (S-5).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counts {
-    /// Written by the program.
+    /// Bytes that the program wrote.
     pub written: u64,
-    /// Of these, acknowledged by the other endpoint's kernel.
+    /// Bytes of these that the other endpoint's kernel acknowledged.
     pub acked: u64,
-    /// Received by the kernel, read or not.
+    /// Bytes that the kernel received, read or not.
     pub received: u64,
 }
 
-/// What an endpoint says of itself (S-4).
+/// Description that an endpoint gives of itself (S-4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Claim {
     /// A random number that names this endpoint of this connection, never 0; the epoch (M-3) of its segment.
     pub id: u64,
-    /// The network namespace, by its cookie; 0 is unknown.
+    /// Cookie of the network namespace; 0 if unknown.
     pub cookie: u64,
     /// Own address, then the peer's, as this endpoint sees them.
     pub addresses: [Address; 2],
-    /// How much of the beginning of what it sent, and of what it read, it can vouch for (S-6).
+    /// Number of bytes, from the beginning of what it sent and of what it read, that the endpoint can vouch for (S-6).
     pub known: [u16; 2],
-    /// What its kernel counted.
+    /// Counts of its kernel.
     pub counts: Counts,
-    /// A random number for the tag.
+    /// Random number for the tag.
     pub nonce: [u8; 16],
 }
 
-/// Bytes of the tag that an *Answer* carries: enough to guess it in vain, too few to search for what it was made
-/// of (S-6).
+/// Number of bytes of the tag that an *Answer* carries: enough that guessing them fails, too few to search for the
+/// bytes that were hashed (S-6).
 pub const SHORT_TAG: usize = 4;
 
-/// Which bytes of the two directions were hashed: a prefix of each (S-6).
+/// Lengths of the two directions' prefixes that were hashed, and the tag (S-6).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Proof {
-    /// Bytes of the direction that the proposing end sends.
+    /// Number of bytes of the direction that the proposing endpoint sends.
     pub proposer: u32,
-    /// Bytes of the other direction.
+    /// Number of bytes of the other direction.
     pub answerer: u32,
-    /// The tag; in an *Answer* all but the first [`SHORT_TAG`] bytes are zero.
+    /// Tag; in an *Answer* all but the first [`SHORT_TAG`] bytes are zero.
     pub tag: [u8; 32],
 }
 
 impl Proof {
-    /// The proof as an *Answer* carries it.
+    /// Returns the proof as an *Answer* carries it.
     #[must_use]
     pub fn shortened(mut self) -> Self {
         self.tag[SHORT_TAG..].fill(0);
@@ -116,39 +118,39 @@ impl Proof {
     }
 }
 
-/// A message on the link of two processes. It concerns one connection.
+/// A message in the session of two processes. It concerns one connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Message {
-    /// The proposing end describes itself.
+    /// The proposing endpoint describes itself.
     Propose(Claim),
-    /// The answering endpoint finds an endpoint that fits, describes it, and brings its segment.
+    /// The answering endpoint has found an endpoint that fits, describes it, and sends its segment.
     Answer {
-        /// The proposing end's number.
+        /// Number of the proposing endpoint.
         to: u64,
-        /// Itself.
+        /// Description of the answering endpoint.
         claim: Claim,
-        /// Its side of the proof.
+        /// Proof of the answering endpoint.
         proof: Proof,
     },
-    /// The proposing end is convinced, and brings its segment.
+    /// The proposing endpoint accepts the proof, and sends its segment.
     Confirm {
-        /// The answering endpoint's number.
+        /// Number of the answering endpoint.
         to: u64,
-        /// Its side of the proof.
+        /// Proof of the proposing endpoint.
         proof: Proof,
     },
     /// This connection stays on TCP.
     Refuse {
-        /// The other endpoint's number.
+        /// Number of the other endpoint.
         to: u64,
-        /// The reason's number (S-8).
+        /// Number of the reason (S-8).
         reason: u16,
     },
-    /// The sender offers the ring that comes with this (S-20).
+    /// The sender offers the ring that comes with this message (S-20).
     Ring {
-        /// The receiving end's number.
+        /// Number of the receiving endpoint.
         to: u64,
-        /// The ring's (H-1).
+        /// Generation of the ring (H-1).
         generation: u16,
     },
 }
@@ -158,7 +160,7 @@ const ANSWER: u16 = 2;
 const CONFIRM: u16 = 3;
 const REFUSE: u16 = 4;
 const RING: u16 = 5;
-/// The version of these messages.
+/// Version of these messages.
 const VERSION: u16 = 2;
 
 const AT_KIND: usize = 0x08;
@@ -169,12 +171,12 @@ const AT_CLAIM: usize = 0x18;
 const CLAIM_LEN: usize = 16 + 2 * ADDRESS_LEN + 4 + 24 + 16;
 const AT_PROOF: usize = AT_CLAIM + CLAIM_LEN;
 const PROOF_LEN: usize = 40;
-/// Bytes of every message (S-4).
+/// Size of every message in bytes (S-4).
 pub const LEN: usize = AT_PROOF + PROOF_LEN;
 const _: () = assert!(LEN <= crate::limits::CONTROL_MESSAGE_MAX && LEN % 8 == 0);
 
 impl Message {
-    /// The bytes to send.
+    /// Returns the bytes to send.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::from([0; LEN]);
@@ -208,7 +210,7 @@ impl Message {
         bytes
     }
 
-    /// Whether a segment comes with it, and whether a bell.
+    /// Returns whether a segment comes with the message, and whether a doorbell does.
     #[must_use]
     pub const fn carries(&self) -> (bool, bool) {
         match self {
@@ -218,10 +220,10 @@ impl Message {
         }
     }
 
-    /// The message, or what is wrong with it; the clause is always S-4.
+    /// Decodes a message; the clause of a fault is always S-4.
     ///
     /// # Errors
-    /// What is wrong, in words.
+    /// A description of the fault.
     pub fn decode(bytes: &[u8]) -> Result<Self, &'static str> {
         let bytes: &[u8; LEN] = bytes.try_into().map_err(|_| "message of another length")?;
         if bytes[..8] != MAGIC || u16_at(bytes, AT_VERSION) != VERSION {
@@ -241,7 +243,7 @@ impl Message {
         {
             return Err("a claim of an end without a number");
         }
-        // One encoding for each message: what has no meaning is zero.
+        // Each message has one encoding: fields without a meaning are zero.
         if message.encode() == bytes { Ok(message) } else { Err("message with reserved bytes set") }
     }
 }

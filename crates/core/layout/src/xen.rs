@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The pages by which two endpoints meet and talk where memory is passed by grant references (X-3 to X-7).
+//! Defines the pages by which two endpoints meet and talk where memory is passed by grant references (X-3 to X-7).
 //!
 //! All fields are little-endian words of eight bytes. A *mailbox* is one page of each endpoint, granted to the other:
 //!
@@ -19,11 +19,11 @@
 //! d00  8 lists of 24 references of four bytes: of the pages of a small segment that comes with the message
 //! ```
 //!
-//! A *listener page* belongs to a listener: magic, version, state as above, at 038 the number that it has to show, from 040
-//! on the references of 24 reconnect pages that it listens to, and from 100 on 480 answers. A *reconnect page* is one page
-//! of a process that sends connect requests: magic, version, port, state as above, and from 100 on 480 connect requests.
-//! A *hints page* goes with the listener page of a process whose TCP connections may be joined, which has its reference at
-//! 028: magic, version, state as above, from 100 on 16 addresses, and from 200 on 448 keys.
+//! A *listener page* belongs to a listener: magic, version and state as above; at 038 the number that it has to show;
+//! from 040 on the references of 24 reconnect pages that it listens to; from 100 on 480 answers. A *reconnect page* is
+//! one page of a process that sends connect requests: magic, version, port and state as above; from 100 on 480 connect
+//! requests. A *hints page* goes with the listener page of a process whose TCP connections may be joined; its reference
+//! is at 028 of that page. It has magic, version and state as above; from 100 on 16 addresses; from 200 on 448 keys.
 
 /// First word of a mailbox: "TMBLXENM" (X-3).
 pub const MAILBOX_MAGIC: u64 = u64::from_le_bytes(*b"TMBLXENM");
@@ -33,137 +33,138 @@ pub const LISTENER_PAGE_MAGIC: u64 = u64::from_le_bytes(*b"TMBLXEND");
 pub const RECONNECT_MAGIC: u64 = u64::from_le_bytes(*b"TMBLXENL");
 /// First word of a hints page: "TMBLXENH" (X-23).
 pub const HINTS_MAGIC: u64 = u64::from_le_bytes(*b"TMBLXENH");
-/// First word of the page by which dom0's broker shows that it lives: "TMBLXENB" (X-22).
+/// First word of the page by which dom0's broker shows that it is running: "TMBLXENB" (X-22).
 pub const BROKER_MAGIC: u64 = u64::from_le_bytes(*b"TMBLXENB");
-/// The version that this is (X-3).
+/// Version of these pages (X-3).
 pub const VERSION: u32 = 1;
-/// Bytes of a page, whatever the machine's own page size.
+/// Size of a page in bytes, whatever the machine's own page size.
 pub const PAGE: usize = 4096;
 
-/// Where the magic stands (X-3).
+/// Offset of the magic (X-3).
 pub const AT_MAGIC: usize = 0x000;
-/// Where version and port stand (X-3).
+/// Offset of version and port (X-3).
 pub const AT_PORT: usize = 0x008;
-/// Where the state stands (X-4).
+/// Offset of the state (X-4).
 pub const AT_STATE: usize = 0x010;
-/// Where an endpoint says that it has mapped the other's mailbox (X-5).
+/// Offset of the word by which an endpoint shows that it has mapped the other's mailbox (X-5).
 pub const AT_JOINED: usize = 0x018;
-/// Where an endpoint that sends a connect request says which service it wants (X-5).
+/// Offset of the service that is wanted, in the mailbox of an endpoint that sends a connect request (X-5).
 pub const AT_WANTED: usize = 0x028;
-/// Where an endpoint that sends a connect request says which reconnect page its process has (X-11).
+/// Offset of the reference of its process's reconnect page, in the mailbox of an endpoint that sends a connect request
+/// (X-11).
 pub const AT_RECONNECT_PAGE: usize = 0x030;
-/// Where a listener page, and an endpoint that sends a connect request, show the number that dom0's broker gave for the
-/// pair, or 0 (X-21).
+/// Offset of the number that dom0's broker gave for the pair, or 0, in a listener page and in the mailbox of an
+/// endpoint that sends a connect request (X-21).
 pub const AT_PAIR: usize = 0x038;
-/// Where an endpoint counts what it sent (X-6).
+/// Offset of the number of messages that an endpoint sent (X-6).
 pub const AT_SENT: usize = 0x020;
-/// Where an endpoint counts what it received (X-6).
+/// Offset of the number of messages that an endpoint received (X-6).
 pub const AT_RECEIVED: usize = 0x040;
-/// Where an endpoint says which segments it let go of (X-7).
+/// Offset of the words that show which segments an endpoint has released (X-7).
 pub const AT_RELEASED: usize = 0x080;
-/// Where the messages stand (X-6).
+/// Offset of the messages (X-6).
 pub const AT_MESSAGES: usize = 0x400;
-/// Where an endpoint says for tools who its peer is: [`stats_head`] (X-12).
+/// Offset of the word that tells tools who an endpoint's peer is: [`stats_head`] (X-12).
 pub const AT_STATS: usize = 0x280;
-/// Where an endpoint says how many bytes its peer may still map though they were retired (X-12).
+/// Offset of the number of retired bytes that an endpoint's peer may still map (X-12).
 pub const AT_QUARANTINE: usize = 0x288;
-/// Where an endpoint says when it was made, in nanoseconds since 1970 (X-12).
+/// Offset of the time when an endpoint was made, in nanoseconds since 1970 (X-12).
 pub const AT_MADE: usize = 0x290;
-/// Where the name stands at which the ends met, filled up with zeros (X-12).
+/// Offset of the name at which the endpoints met, padded with zeros (X-12).
 pub const AT_NAME: usize = 0x2c0;
-/// Where a listener page says for whom it is: [`stats_head`] in the lower half, its own reference in the upper
-/// one (X-12).
+/// Offset of the word that tells for which domain a listener page is: [`stats_head`] in the lower half, its own
+/// reference in the upper half (X-12).
 pub const AT_FOR: usize = 0x020;
-/// Where the references of the reconnect pages stand that a listener page listens to (X-11).
+/// Offset of the references of the reconnect pages that a listener page listens to (X-11).
 pub const AT_RECONNECT_PAGES: usize = 0x040;
-/// Where a listener page's answers stand (X-5).
+/// Offset of a listener page's answers (X-5).
 pub const AT_ANSWERS: usize = 0x100;
-/// Where the connect requests of a reconnect page stand (X-11).
+/// Offset of the connect requests of a reconnect page (X-11).
 pub const AT_REQUESTS: usize = 0x100;
-/// Where a listener page says the reference of the hints page that goes with it, or 0 (X-23).
+/// Offset of the reference of the hints page that goes with a listener page, or 0 (X-23).
 pub const AT_HINTS: usize = 0x028;
-/// Where the addresses of a hints page stand, 16 bytes each; zeros are none (X-23).
+/// Offset of the addresses of a hints page, 16 bytes each; all zeros means none (X-23).
 pub const AT_ADDRESSES: usize = 0x100;
-/// Where the keys of a hints page stand: [`key_word`] (X-23).
+/// Offset of the keys of a hints page: [`key_word`] (X-23).
 pub const AT_KEYS: usize = 0x200;
 
-/// The end is there (X-4).
+/// State of an open endpoint (X-4).
 pub const OPEN: u64 = 1;
-/// The end is closed; it may still map segments of the other's (X-4).
+/// State of a closed endpoint that may still map segments of the other (X-4).
 pub const CLOSED: u64 = 2;
-/// The end is gone and maps nothing any more (X-4).
+/// State of an endpoint that is gone and maps nothing any more (X-4).
 pub const GONE: u64 = 0;
 
-/// Messages that fit into a mailbox (X-6).
+/// Number of messages that fit into a mailbox (X-6).
 pub const MESSAGES: u64 = 8;
-/// Bytes from one message to the next (X-6).
+/// Number of bytes from one message to the next (X-6).
 pub const MESSAGE_STRIDE: usize = 288;
-/// Bytes of a message's head (X-6).
+/// Size of a message's head in bytes (X-6).
 pub const MESSAGE_HEAD: usize = 32;
-/// Where the references of small segments stand, those that come with one message after those of another (X-7).
+/// Offset of the references of small segments, in one list for each place of a message (X-7).
 pub const AT_REFERENCES: usize = 0xd00;
-/// Pages of a segment whose references stand there (X-7).
+/// Largest number of pages of a segment whose references are in such a list (X-7).
 pub const REFERENCES: usize = 24;
-/// Segments of one end that are offered or still mapped at a time (X-7).
+/// Largest number of segments of one endpoint that are offered or still mapped at a time (X-7).
 pub const PLACES: usize = 64;
-/// Answers that fit into a listener page (X-5).
+/// Number of answers that fit into a listener page (X-5).
 pub const ANSWERS: usize = 480;
-/// Lines that a listener page listens to at a time (X-11).
+/// Largest number of reconnect pages that a listener page listens to at a time (X-11).
 pub const RECONNECT_PAGES: usize = 24;
-/// Connect requests that fit into a reconnect page (X-11).
+/// Number of connect requests that fit into a reconnect page (X-11).
 pub const REQUESTS: usize = 480;
-/// Addresses that fit into a hints page (X-23).
+/// Number of addresses that fit into a hints page (X-23).
 pub const ADDRESSES: usize = (AT_KEYS - AT_ADDRESSES) / 16;
-/// Keys that fit into a hints page (X-23).
+/// Number of keys that fit into a hints page (X-23).
 pub const KEYS: usize = (PAGE - AT_KEYS) / 8;
-/// References that fit into a page of a list, behind the reference of the next such page (X-7).
+/// Number of references that fit into a page of a list, after the reference of the next such page (X-7).
 pub const LIST_REFS: usize = PAGE / 4 - 2;
 
-/// Longest name (X-1).
+/// Length of the longest name (X-1).
 pub const NAME_MAX: usize = 64;
 
-/// The first word of a stats page: the peer's number, and whether it is known to be gone (X-12).
+/// Returns the first word of a stats page: the peer's number, and whether it is known to be gone (X-12).
 #[must_use]
 pub const fn stats_head(peer: u16, gone: bool) -> u64 {
     peer as u64 | 1 << 16 | (gone as u64) << 17
 }
 
-/// Takes [`stats_head`] apart; `None` where there is none (X-12).
+/// Decodes [`stats_head`]. Returns `None` if the word is not one (X-12).
 #[must_use]
 pub const fn stats_peer(word: u64) -> Option<(u16, bool)> {
     if word >> 16 & 1 == 1 { Some((word as u16, word >> 17 & 1 == 1)) } else { None }
 }
 
-/// A key in a hints page, for which somebody waits; 0 is none (X-23).
+/// Returns the word of a key in a hints page, for which a process waits; 0 means none (X-23).
 #[must_use]
 pub const fn key_word(key: u32) -> u64 {
     1 << 32 | key as u64
 }
 
-/// How a segment is named in a message (X-7).
+/// Name of a segment in a message (X-7).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SegmentName {
-    /// Reference of the first page of the list of its pages; 0 where the references stand in the mailbox.
+    /// Reference of the first page of the list of its pages, or 0 if the references are in the mailbox.
     pub list: u32,
-    /// Pages of the segment itself, at least one.
+    /// Number of pages of the segment itself, at least one.
     pub pages: u32,
-    /// Which of the owner's places it has.
+    /// Place that the segment has among its owner's places.
     pub place: u8,
-    /// How many segments had this place before, and itself: at least 1.
+    /// Number of segments that have had this place, this one included: at least 1.
     pub generation: u32,
 }
 
-/// The head of a message (X-6).
+/// Head of a message (X-6).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MessageHead {
-    /// Bytes of the message.
+    /// Size of the message in bytes.
     pub len: u16,
-    /// The segment that comes with it.
+    /// Segment that comes with the message.
     pub segment: Option<SegmentName>,
 }
 
 impl MessageHead {
-    /// The three words of the head; the fourth is 0.
+    /// Returns the first three words of the head; the fourth is 0.
     #[must_use]
     pub fn encode(&self) -> [u64; 3] {
         let len = u64::from(self.len);
@@ -177,10 +178,10 @@ impl MessageHead {
         }
     }
 
-    /// Takes the words of a head apart.
+    /// Decodes the words of a head.
     ///
     /// # Errors
-    /// What is wrong with them; the clause is X-6.
+    /// A description of the fault; the clause is X-6.
     pub fn decode(words: [u64; 4]) -> Result<Self, &'static str> {
         let [first, pages, generation, reserved] = words;
         let len = (first & 0xffff) as u16;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Memory that a process has in common with those that it forks later, and with nobody else.
+//! Provides memory that a process shares with its later children, and with nobody else.
 //!
 //! # Safety
-//! A [`Common`] is one page that stays mapped as long as the value lives. Its first bytes are the locks, which only
-//! libc touches once they are made; behind them are words, which are only ever reached as atomics. No safe code reaches
-//! one by way of the other. A lock that a thread has is in the list of those it has, by its address, for libc and the kernel:
-//! so a page goes only if this process gave all of its locks back.
+//! A [`Common`] is one page that stays mapped as long as the value lives. It begins with the locks, which only libc
+//! touches once they are made. Words follow, which are only ever accessed as atomics. No safe code reaches one by way
+//! of the other. libc and the kernel keep each lock that a thread holds, by its address, in a list of that thread. So a
+//! page is unmapped only if this process has released all of its locks.
 #![allow(unsafe_code)]
 
 use std::{
@@ -19,12 +19,12 @@ use libc::pthread_mutex_t;
 use rustix::mm::{MapFlags, ProtFlags};
 
 const LEN: usize = 4096;
-/// Words in it.
+/// Number of words in the page.
 const WORDS: usize = 256;
-/// Locks in it.
+/// Number of locks in the page.
 const LOCKS: usize = 2;
 
-/// What stands in the page.
+/// Layout of the page.
 #[repr(C)]
 struct Page {
     locks: [pthread_mutex_t; LOCKS],
@@ -32,12 +32,13 @@ struct Page {
 }
 const _: () = assert!(size_of::<Page>() <= LEN && align_of::<Page>() <= LEN);
 
-/// A page of words and locks. A child made by fork has the same one.
+/// A page of words and locks, which a child made by fork shares.
 #[derive(Debug)]
 pub struct Common {
     page: NonNull<Page>,
-    /// Which locks a thread of this process has. Written by who has the lock, so that plain stores do. A child that was made
-    /// while another thread had one believes it for ever, and keeps a page too long.
+    /// Whether a thread of this process holds each lock. Written by the thread that holds the lock, so plain stores
+    /// suffice. A child that was forked while another thread held one sees it as held for ever, and keeps the page too
+    /// long.
     held: [AtomicBool; LOCKS],
 }
 
@@ -47,10 +48,10 @@ unsafe impl Send for Common {}
 unsafe impl Sync for Common {}
 
 impl Common {
-    /// A page whose words are 0 and whose locks are free.
+    /// Makes a page whose words are 0 and whose locks are free.
     ///
     /// # Errors
-    /// Where there is no memory.
+    /// If there is no memory.
     pub fn new() -> io::Result<Self> {
         let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         // SAFETY: (address) null with no MAP_FIXED lets the kernel choose a free range.
@@ -61,7 +62,7 @@ impl Common {
         Ok(common)
     }
 
-    /// Its words.
+    /// Returns the words of the page.
     #[must_use]
     pub fn words(&self) -> &[AtomicU64; WORDS] {
         // SAFETY: (valid, aligned) the page is mapped while `self` lives and holds one `Page`, all zeros at first.
@@ -70,10 +71,10 @@ impl Common {
         unsafe { &*words }
     }
 
-    /// Takes lock `which`, waiting for whoever has it. A thread must not take one that it has.
+    /// Takes lock `which`, and waits for its present holder. A thread must not take a lock that it holds.
     ///
     /// # Errors
-    /// Where the lock is broken, which only a write past the end of something else can do.
+    /// If the lock is broken, which only a write past the end of another object can cause.
     ///
     /// # Panics
     /// If there is no such lock.
@@ -83,7 +84,7 @@ impl Common {
         match unsafe { libc::pthread_mutex_lock(lock) } {
             0 => Ok(self.record_owner(which, false)),
             libc::EOWNERDEAD => {
-                // SAFETY: (made) as above; (held) the call above took it, and said that it needs this.
+                // SAFETY: (made) as above; (held) the call above took it, and reported that it needs this.
                 let _ = unsafe { libc::pthread_mutex_consistent(lock) };
                 Ok(self.record_owner(which, true))
             }
@@ -92,7 +93,7 @@ impl Common {
     }
 
     fn record_owner(&self, which: usize, orphaned: bool) -> LockGuard<'_> {
-        // ORDER Relaxed: the lock orders those who have it; `drop` comes after all of them.
+        // ORDER Relaxed: the lock orders its holders; `drop` comes after all of them.
         self.held[which].store(true, Ordering::Relaxed);
         LockGuard { common: self, which, orphaned, _of_this_thread: PhantomData }
     }
@@ -105,8 +106,8 @@ impl Common {
         unsafe { locks.cast::<pthread_mutex_t>().add(which) }
     }
 
-    /// Makes lock `which`: for all processes that have the page, and robust, so that the kernel tells the next one if
-    /// its holder died.
+    /// Makes lock `which` for all processes that have the page. It is robust, so that the kernel tells the next holder
+    /// if the last one died.
     fn make(&self, which: usize) -> io::Result<()> {
         let done = |error| if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) };
         // SAFETY: (valid) all zeros is memory for attributes that are made next.
@@ -123,30 +124,30 @@ impl Common {
 }
 
 impl Drop for Common {
-    /// Where a lock was forgotten, or kept by a panic, the page stays: see the module.
+    /// Keeps the page if a lock was forgotten, or kept by a panic: see the module.
     fn drop(&mut self) {
         if self.held.iter_mut().any(|held| *held.get_mut()) {
             return;
         }
-        // SAFETY: (range) it came from mmap and is unmapped nowhere else; (users) references borrow `self`, and no thread of
-        // this process has a lock. Other processes have mappings of their own.
+        // SAFETY: (range) it came from mmap and is unmapped nowhere else; (users) references borrow `self`, and no
+        // thread of this process holds a lock. Other processes have mappings of their own.
         let unmapped = unsafe { rustix::mm::munmap(self.page.as_ptr().cast(), LEN) };
         debug_assert!(unmapped.is_ok(), "munmap of a whole mapping cannot fail");
     }
 }
 
-/// A lock that this thread has, until it is dropped.
+/// A lock that this thread holds until this is dropped.
 #[derive(Debug)]
 pub struct LockGuard<'a> {
     common: &'a Common,
     which: usize,
     orphaned: bool,
-    /// Who took it gives it back: neither Send nor Sync.
+    /// The thread that took the lock must release it: neither Send nor Sync.
     _of_this_thread: PhantomData<*mut pthread_mutex_t>,
 }
 
 impl LockGuard<'_> {
-    /// Whether its last holder died with it: what it guards is as that one left it.
+    /// Returns whether the last holder died while it held the lock: what the lock guards is in the state that it left.
     #[must_use]
     pub fn is_orphaned(&self) -> bool {
         self.orphaned
@@ -154,7 +155,7 @@ impl LockGuard<'_> {
 }
 
 impl Drop for LockGuard<'_> {
-    /// A thread that panics leaves it to be found orphaned, as what it guards may be half done.
+    /// A panicking thread leaves the lock to be found orphaned, as what it guards may be half done.
     fn drop(&mut self) {
         if std::thread::panicking() {
             return;

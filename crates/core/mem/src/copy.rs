@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The one copy routine between private and shared memory.
+//! Implements the one copy routine between private and shared memory.
 //!
 //! # Safety
-//! The source may be written by another domain while it is read. In Rust's model a plain read that races a write is
-//! undefined, so on x86-64 the loads are written in assembly, of which the compiler knows no more than that bytes
-//! came from somewhere. A torn value is possible and harmless, an assumption is not. Elsewhere the loads are volatile.
+//! Another domain may write the source while it is read. In Rust's memory model a plain read that races a write is
+//! undefined. So on x86-64 the loads are written in assembly, of which the compiler knows only that it produces bytes.
+//! A torn value is possible and harmless; an assumption by the compiler is not. Elsewhere the loads are volatile.
 //!
 //! Sizes, measured on Zen 5: up to 128 bytes a handful of overlapping vector moves; to 4 KiB a vector loop; above it
-//! `rep movsb`, which beats every vector loop once the other core's cache is involved. Non-temporal stores only where
-//! the writer has measured that they are faster: the reader wants the lines in a cache. An emulated CPU copies words, which QEMU keeps in a register of its host. Vectors it moves
-//! through memory, at less than half the rate, and `rep movsb` byte by byte, whatever the CPU claims.
+//! `rep movsb`, which beats every vector loop once the other core's cache is involved. Non-temporal stores are used
+//! only where the writer has measured that they are faster, because the reader wants the lines in a cache. An emulated
+//! CPU copies words, which QEMU keeps in a register of its host. QEMU moves vectors through memory, at less than half
+//! the rate, and `rep movsb` byte by byte, whatever the CPU claims.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -17,23 +18,23 @@ use std::ptr::NonNull;
 /// Copies `len` bytes.
 ///
 /// # Safety
-/// `from` is readable and `to` writable for `len` bytes, the two do not overlap, and nobody else writes `to`.
-/// Somebody else may write `from`.
+/// `from` is readable and `to` writable for `len` bytes, the two do not overlap, and nobody else writes `to`. Others
+/// may write `from`.
 #[inline(always)]
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: the caller's promises are passed on unchanged.
     unsafe { imp::copy(from, to, len) }
 }
 
-/// One way to copy, chosen by the caller: for measuring what a machine is good at. Where the CPU does not have it, and
-/// for pieces that are too short for it, the bytes are copied as always.
+/// Method of copying that the caller chooses, to measure what suits a machine. Where the CPU does not have it, and for
+/// pieces that are too short for it, the usual method is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyMethod {
     /// A loop of vector loads and stores.
     Vectors,
     /// `rep movsb`.
     RepMovsb,
-    /// Vector loads, and stores that pass the caches by; a store fence comes last.
+    /// Vector loads, and stores that bypass the caches, followed by a store fence.
     NonTemporal,
 }
 
@@ -46,12 +47,12 @@ pub(crate) unsafe fn copy_by(method: CopyMethod, from: *const u8, to: *mut u8, l
     unsafe { imp::copy_by(method, from, to, len) }
 }
 
-/// Whether [`CopyMethod::NonTemporal`] is a way of its own here, and no emulator's.
+/// Returns whether [`CopyMethod::NonTemporal`] is a separate method here, and not on an emulated CPU.
 pub(crate) fn can_bypass_caches() -> bool {
     imp::can_bypass_caches()
 }
 
-/// Asks for the lines of `len` bytes from `at` on.
+/// Prefetches the lines of `len` bytes from `at` on.
 #[inline]
 pub(crate) fn prefetch(at: NonNull<u8>, len: usize) {
     let mut line = 0;
@@ -61,7 +62,7 @@ pub(crate) fn prefetch(at: NonNull<u8>, len: usize) {
     }
 }
 
-/// Asks for ownership of the line of `at`, which is to be written soon.
+/// Requests ownership of the line of `at`, which will soon be written.
 #[inline(always)]
 pub(crate) fn prefetch_to_write(at: NonNull<u8>) {
     imp::prefetch_to_write(at.as_ptr());
@@ -72,11 +73,12 @@ mod imp {
     use std::arch::{asm, is_x86_feature_detected, x86_64::__cpuid};
     use std::sync::atomic::{AtomicU8, Ordering};
 
-    /// From here on `rep movsb` is used, if the CPU claims to be good at it. Others move it byte by byte.
+    /// Length from which `rep movsb` is used, if the CPU claims to be good at it. Other CPUs move it byte by byte.
     const REP_FROM: usize = 4096;
 
-    /// How this CPU copies more than 128 bytes: nothing before the first look at it, then `LOOKED` and what it is good at. An atomic and
-    /// no lock, for a handler of signals may copy too, and a child that was made in the middle of the look.
+    /// Flags for copying more than 128 bytes on this CPU: 0 before the first detection, then `LOOKED` and what the CPU
+    /// is good at. An atomic and no lock, because a signal handler may copy as well, and so may a child forked in the
+    /// middle of the detection.
     static GOOD_AT: AtomicU8 = AtomicU8::new(0);
     const LOOKED: u8 = 1;
     const REP: u8 = 2;
@@ -94,7 +96,7 @@ mod imp {
     #[cold]
     fn detect_routine() -> u8 {
         let (rep, avx) = (is_x86_feature_detected!("ermsb"), is_x86_feature_detected!("avx"));
-        // A CPU without both is an emulated Xen's, or from before 2012.
+        // A CPU without both belongs to an emulated Xen, or dates from before 2012.
         let good_at = if emulated_by_qemu() || !(rep || avx) {
             LOOKED | WORDS
         } else {
@@ -104,11 +106,11 @@ mod imp {
         good_at
     }
 
-    /// QEMU's name for its emulator stands in the leaves of CPUID that are a hypervisor's.
+    /// Returns whether the hypervisor's leaves of CPUID contain QEMU's name for its emulator.
     #[allow(unused_unsafe, reason = "safe since Rust 1.94")]
     fn emulated_by_qemu() -> bool {
         const HYPERVISOR: u32 = 1 << 31;
-        // SAFETY: (any leaf) every x86-64 CPU has CPUID, and an unknown leaf answers with something.
+        // SAFETY: (any leaf) every x86-64 CPU has CPUID, and returns some value for an unknown leaf.
         let (features, hypervisor) = unsafe { (__cpuid(1), __cpuid(0x4000_0000)) };
         let name = [hypervisor.ebx, hypervisor.ecx, hypervisor.edx].map(u32::to_le_bytes);
         features.ecx & HYPERVISOR != 0 && name.as_flattened() == b"TCGTCGTCGTCG"
@@ -128,7 +130,7 @@ mod imp {
         }
     }
 
-    /// 0 to 15 bytes.
+    /// Copies 0 to 15 bytes.
     #[inline(always)]
     unsafe fn short(from: *const u8, to: *mut u8, len: usize) {
         if len >= 8 {
@@ -159,7 +161,7 @@ mod imp {
         }
     }
 
-    /// 16 to 128 bytes: overlapping 16-byte moves from both ends.
+    /// Copies 16 to 128 bytes by overlapping 16-byte moves from both ends.
     #[inline(always)]
     unsafe fn vectors(from: *const u8, to: *mut u8, len: usize) {
         if len <= 32 {
@@ -203,7 +205,7 @@ mod imp {
         }
     }
 
-    /// More than 128 bytes.
+    /// Copies more than 128 bytes.
     #[inline]
     unsafe fn long(from: *const u8, to: *mut u8, len: usize) {
         let good_at = good_at();
@@ -222,7 +224,7 @@ mod imp {
         }
     }
 
-    /// Any length.
+    /// Copies any number of bytes.
     #[inline(always)]
     unsafe fn rep_movsb(from: *const u8, to: *mut u8, len: usize) {
         // SAFETY: (in bounds) `rep movsb` copies exactly `len` bytes upwards; the direction flag is clear on entry.
@@ -239,7 +241,7 @@ mod imp {
         good_at() & AVX != 0
     }
 
-    /// Any length: what the method cannot do, [`copy`] does.
+    /// Copies any number of bytes; [`copy`] does what the method cannot.
     pub(super) unsafe fn copy_by(method: super::CopyMethod, from: *const u8, to: *mut u8, len: usize) {
         use super::CopyMethod::{NonTemporal, RepMovsb, Vectors};
         let avx = is_x86_feature_detected!("avx");
@@ -255,7 +257,8 @@ mod imp {
         }
     }
 
-    /// More than 128 bytes: stores that bypass the caches to whole lines, plain ones before the first and after the last.
+    /// Copies more than 128 bytes: whole lines by stores that bypass the caches, the bytes before and after them by
+    /// plain stores.
     #[target_feature(enable = "avx")]
     unsafe fn non_temporal(from: *const u8, to: *mut u8, len: usize) {
         let before = to.align_offset(64).min(len);
@@ -283,7 +286,7 @@ mod imp {
         unsafe { asm!("sfence", "vzeroupper", options(nostack, preserves_flags)) };
     }
 
-    /// More than 128 bytes, 128 at a time, the last 128 first loaded from the end so that no tail is left.
+    /// Copies more than 128 bytes, 128 at a time. The last 128 are loaded from the end, so that no tail is left.
     #[target_feature(enable = "avx")]
     unsafe fn avx_loop(from: *const u8, to: *mut u8, len: usize) {
         // SAFETY: (in bounds) the loop runs while more than 128 bytes are left, then the last 128 bytes, which may
@@ -306,7 +309,7 @@ mod imp {
         }
     }
 
-    /// As [`avx_loop`], 64 bytes at a time, for CPUs without AVX that are not emulated.
+    /// Copies like [`avx_loop`], 64 bytes at a time, for CPUs without AVX that are not emulated.
     #[inline]
     unsafe fn sse_loop(from: *const u8, to: *mut u8, len: usize) {
         // SAFETY: (in bounds) as in `avx_loop`, with 64 in place of 128.
@@ -327,7 +330,7 @@ mod imp {
         }
     }
 
-    /// As [`sse_loop`], by words.
+    /// Copies like [`sse_loop`], by words.
     #[inline]
     unsafe fn word_loop(from: *const u8, to: *mut u8, len: usize) {
         // SAFETY: (in bounds) as in `avx_loop`, with 64 in place of 128.
@@ -361,14 +364,14 @@ mod imp {
     #[inline(always)]
     pub(super) fn prefetch_to_write(at: *const u8) {
         // SAFETY: (any address) a prefetch changes nothing that the program can see and never faults; a CPU that does
-        // not know this one takes it for no operation.
+        // not know this one treats it as a no-op.
         unsafe { asm!("prefetchw [{at}]", at = in(reg) at, options(nostack, preserves_flags, readonly)) }
     }
 
     #[cfg(test)]
     pub(super) type Routine = unsafe fn(*const u8, *mut u8, usize);
 
-    /// Every routine with the lengths it is meant for.
+    /// All routines, with the lengths that they are meant for.
     #[cfg(test)]
     pub(super) const ROUTINES: [(&str, Routine, std::ops::RangeInclusive<usize>); 9] = [
         ("copy", copy, 0..=5000),

@@ -15,17 +15,17 @@ use std::{
 
 use crate::{CopyMethod, OwnData, PeerData, Untrusted, copy, map::Mapping};
 
-/// A range of a mapping, and what keeps it mapped.
+/// A range of a mapping, with a reference that keeps it mapped.
 #[derive(Debug)]
 struct Range {
     base: NonNull<u8>,
     len: usize,
-    /// Kept here as well, beside what every copy needs.
+    /// Whether the mapping is revocable. Copied here to stand beside the fields that every copy needs.
     revocable: bool,
     mapping: Arc<Mapping>,
 }
 
-// SAFETY: the range is an address in a mapping that is Send and Sync; who writes it is settled by the owners below.
+// SAFETY: the range is an address in a mapping that is Send and Sync; the owners below determine who writes it.
 unsafe impl Send for Range {}
 // SAFETY: as above; shared access only reads.
 unsafe impl Sync for Range {}
@@ -48,7 +48,7 @@ impl Range {
     }
 }
 
-/// Kept out of the way of the fast paths, arguments by value.
+/// Panics, apart from the fast paths and with its arguments by value.
 #[cold]
 #[inline(never)]
 fn outside(offset: usize, len: usize, of: usize) -> ! {
@@ -61,7 +61,7 @@ fn misaligned(offset: usize) -> ! {
     panic!("a word at {offset:#x}");
 }
 
-/// The data of a segment that this endpoint owns.
+/// Data of a segment that this endpoint owns.
 #[derive(Debug)]
 pub struct OwnBytes(Range);
 
@@ -70,10 +70,10 @@ impl OwnBytes {
         Self(Range::new(mapping, offset))
     }
 
-    /// The bytes at `offset`, to be filled in place before they are published.
+    /// Returns the bytes at `offset`, to be filled in place before they are published.
     ///
     /// # Panics
-    /// Where they would reach beyond the end.
+    /// If they reach beyond the end.
     #[inline]
     pub fn slice_mut(&mut self, offset: usize, len: usize) -> &mut [u8] {
         let at = self.0.at(offset, len);
@@ -82,10 +82,10 @@ impl OwnBytes {
         unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), len) }
     }
 
-    /// Two disjoint ranges at once, for what wraps around the end of a ring.
+    /// Returns two disjoint ranges at once, for bytes that wrap around the end of a ring.
     ///
     /// # Panics
-    /// Where a range reaches beyond the end or the two overlap.
+    /// If a range reaches beyond the end or the two overlap.
     #[inline]
     pub fn slices_mut(&mut self, first: (usize, usize), second: (usize, usize)) -> (&mut [u8], &mut [u8]) {
         assert!(first.0 >= second.0 + second.1 || second.0 >= first.0 + first.1, "ranges overlap");
@@ -100,7 +100,7 @@ impl OwnBytes {
     /// Copies `from` to `offset` by the given method.
     ///
     /// # Panics
-    /// Where it would not fit.
+    /// If they do not fit.
     pub fn copy_in_by(&mut self, method: CopyMethod, offset: usize, from: &[u8]) {
         let to = self.0.at(offset, from.len());
         // SAFETY: as in `copy_in`.
@@ -158,7 +158,7 @@ impl OwnData for OwnBytes {
     }
 }
 
-/// The data of a segment that the peer owns and may be writing at any time.
+/// Data of a segment that the peer owns and may be writing at any time.
 #[derive(Debug)]
 pub struct PeerBytes(Range);
 
@@ -167,20 +167,20 @@ impl PeerBytes {
         Self(Range::new(mapping, offset))
     }
 
-    /// The bytes at `offset`, in place.
+    /// Returns the bytes at `offset` in place.
     ///
     /// # Panics
-    /// Where they would reach beyond the end.
+    /// If they reach beyond the end.
     #[inline]
     #[must_use]
     pub fn slice(&self, offset: usize, len: usize) -> SharedSlice<'_> {
         SharedSlice { base: self.0.at(offset, len), len, _bytes: PhantomData }
     }
 
-    /// Copies what stands at `offset` now into `to`, by the given method.
+    /// Copies the bytes that are at `offset` now into `to`, by the given method.
     ///
     /// # Panics
-    /// Where it would reach beyond the end.
+    /// If they reach beyond the end.
     pub fn copy_out_by(&self, method: CopyMethod, offset: usize, to: &mut [u8]) {
         let from = self.0.at(offset, to.len());
         // SAFETY: as in `SharedSlice::copy_to`.
@@ -205,7 +205,7 @@ impl PeerData for PeerBytes {
         }
         let at = self.0.at(offset, 8).cast::<u64>();
         // SAFETY: (valid) `at` checked the range; (aligned) so was the offset, and data begin at a page; (races) a
-        // volatile load of one word, whatever it finds.
+        // volatile load of one word, whatever its value.
         Untrusted::new(u64::from_le(unsafe { at.read_volatile() }))
     }
 
@@ -224,10 +224,10 @@ impl PeerData for PeerBytes {
 
 /// Bytes of shared memory, which the peer may change at any time.
 ///
-/// Copy what you check, and check the copy.
+/// Copy the bytes before you check them, and check the copy.
 ///
 /// # Example
-/// See `Rx` of the crate `tombolo`, whose `peek` shows them.
+/// See `Rx` of the crate `tombolo`, whose `peek` returns them.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedSlice<'a> {
     base: NonNull<u8>,
@@ -236,13 +236,13 @@ pub struct SharedSlice<'a> {
 }
 
 impl SharedSlice<'_> {
-    /// Returns how many bytes there are.
+    /// Returns the number of bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns whether there are none.
+    /// Returns whether there are no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -260,10 +260,10 @@ impl SharedSlice<'_> {
         unsafe { copy::copy(self.base.as_ptr(), to.as_mut_ptr(), self.len) }
     }
 
-    /// Divides the bytes in two, before the one at `at`.
+    /// Divides the bytes in two, before the byte at `at`.
     ///
     /// # Panics
-    /// If there are fewer than `at`.
+    /// If there are fewer than `at` bytes.
     #[must_use]
     pub fn split_at(self, at: usize) -> (Self, Self) {
         assert!(at <= self.len, "split_at {at} of {} bytes", self.len);
@@ -272,15 +272,15 @@ impl SharedSlice<'_> {
         (Self { len: at, ..self }, Self { base, len: self.len - at, ..self })
     }
 
-    /// Writes `head` and then the bytes of `parts`, as they are meanwhile, to a descriptor in one call (`writev`).
+    /// Writes `head` and then the bytes of `parts`, as they are at that moment, to a descriptor in one call (`writev`).
     ///
-    /// The kernel reads shared memory itself: nothing is copied on the way. Returns how many bytes it took.
+    /// The kernel reads shared memory itself, without a copy in between. Returns the number of bytes that it took.
     ///
     /// # Blocking
-    /// As the descriptor does.
+    /// If the descriptor blocks.
     ///
     /// # Errors
-    /// What the kernel says to `writev`; an interrupted call is repeated.
+    /// The error of `writev`; an interrupted call is repeated.
     pub fn write_with_head(fd: impl AsFd, head: &[u8], parts: [Self; 2]) -> io::Result<usize> {
         let entry = |base: *const u8, len| libc::iovec { iov_base: base.cast_mut().cast(), iov_len: len };
         let [first, second] = parts.map(|part| entry(part.base.as_ptr(), part.len));
@@ -300,7 +300,7 @@ impl SharedSlice<'_> {
         }
     }
 
-    /// Returns the address of the first byte, for code that reads shared memory by its own means.
+    /// Returns the address of the first byte, for code that reads shared memory itself.
     #[must_use]
     pub fn as_ptr(&self) -> *const u8 {
         self.base.as_ptr()
@@ -309,9 +309,9 @@ impl SharedSlice<'_> {
     /// Returns the bytes as an ordinary slice, which only a trusted peer allows.
     ///
     /// # Safety
-    /// The peer is trusted not to write these bytes for as long as the slice lives: that it follows the protocol and
-    /// does not publish over bytes that were not consumed. A hostile or broken peer makes any use of the slice
-    /// undefined behaviour; use [`copy_to`](Self::copy_to) for such.
+    /// The peer is trusted not to write these bytes for as long as the slice lives: it follows the protocol and does
+    /// not publish over bytes that were not consumed. A hostile or broken peer makes any use of the slice undefined
+    /// behaviour; use [`copy_to`](Self::copy_to) for such a peer.
     #[must_use]
     pub unsafe fn as_slice_trusting_peer(&self) -> &[u8] {
         // SAFETY: (valid) as in `copy_to`; (no writers) the caller's promise.

@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Layer 0. Uses: nothing.
 //!
-//! Memory that another domain maps as well: how it is made, mapped, copied and read.
+//! Makes, maps, copies and reads memory that another domain maps as well.
 //!
-//! Laws of this crate, from which everything else follows:
+//! Rules of this crate, from which everything else follows:
 //!
-//! 1. Each segment has one owner, who alone writes it ([`OwnSegment`]); its peer maps it read-only ([`PeerSegment`]).
-//! 2. No `&[u8]` to memory that a peer can write. What a peer wrote is copied out, or handed out as a
+//! 1. Each segment has one owner, which alone writes it ([`OwnSegment`]); its peer maps it read-only ([`PeerSegment`]).
+//! 2. No `&[u8]` refers to memory that a peer can write. Bytes of a peer are copied out, or handed out as a
 //!    [`SharedSlice`]. The one exception is an `unsafe fn` whose contract says that the peer is trusted.
 //! 3. A word of the peer is [`Untrusted`] until it was checked, and is loaded once.
 //!
-//! [`CommonSegment`] is exempt by name: memory that both endpoints write, for a wire format that is not ours (ADR
-//! 0050).
+//! [`CommonSegment`] is the named exception: memory that both endpoints write, for a foreign wire format (ADR 0050).
 //!
-//! Why there is `unsafe` at all: mapping memory, and reaching it by address, is what this crate is for. It is the one
-//! place below the backends that does so; the modules [`map`](self), `word`, `data`, `copy`, `loss`, `common` and `mutual`
-//! hold all of it.
+//! This crate needs `unsafe` because its purpose is to map memory and to access it by address. It is the only place
+//! below the backends that does so. The modules [`map`](self), `word`, `data`, `copy`, `loss`, `common` and `mutual`
+//! contain all of it.
 #![deny(unsafe_code)]
 
 mod common;
@@ -45,22 +44,22 @@ pub use word::{MappedOwnWord, MappedPeerWord};
 
 use std::fmt::Debug;
 
-/// The kind of memory a ring runs over: mapped segments in real life, a model checker's cells in its proofs.
+/// Kind of memory that a ring uses: mapped segments in operation, the cells of a model checker in its proofs.
 pub trait Mem: Debug {
-    /// A word that this endpoint writes and the peer reads.
+    /// Word that this endpoint writes and the peer reads.
     type OwnWord: OwnWord + Debug;
-    /// A word that the peer writes.
+    /// Word that the peer writes.
     type PeerWord: PeerWord + Debug;
     /// Data that this endpoint writes.
     type OwnData: OwnData + Debug;
     /// Data that the peer writes.
     type PeerData: PeerData + Debug;
 
-    /// A full fence: everything before it is visible to the peer before anything after it is done.
+    /// Issues a full fence: everything before it is visible to the peer before anything after it is done.
     fn fence();
 
-    /// What stands in for [`Mem::fence`] where the other side issues a process-wide barrier instead: the compiler keeps
-    /// the order, the CPU need not.
+    /// Replaces [`Mem::fence`] where the other side issues a process-wide barrier instead: the compiler keeps the
+    /// order, the CPU need not.
     fn light_fence();
 
     /// Tells the CPU that this is a spin loop.
@@ -69,21 +68,22 @@ pub trait Mem: Debug {
 
 /// A `u64` in this endpoint's own memory: written here, read by the peer.
 pub trait OwnWord {
-    /// Publishes `value`, and with it all that was written before.
+    /// Publishes `value`, and with it everything that was written before.
     fn store_release(&self, value: u64);
-    /// Stores `value` with no order of its own; a fence gives it one.
+    /// Stores `value` without an order of its own; a fence orders it.
     fn store_relaxed(&self, value: u64);
-    /// This endpoint's own last value.
+    /// Returns the last value that this endpoint stored.
     fn load(&self) -> u64;
 }
 
-/// A `u64` in the peer's memory. Every load gives a new, unchecked word.
+/// A `u64` in the peer's memory. Every load returns a new, unchecked word.
 pub trait PeerWord {
-    /// The word, and with it all that the peer wrote before it published the word.
+    /// Loads the word, and with it everything that the peer wrote before it published the word.
     fn load_acquire(&self) -> Untrusted<u64>;
-    /// The word with no order of its own; a fence gives it one.
+    /// Loads the word without an order of its own; a fence orders it.
     fn load_relaxed(&self) -> Untrusted<u64>;
-    /// Whether the memory was taken away by the time of the last load, so that what was loaded may not be the peer's word.
+    /// Returns whether the memory was taken away by the time of the last load, so that the loaded word may not be the
+    /// peer's.
     fn is_lost(&self) -> bool {
         false
     }
@@ -91,41 +91,44 @@ pub trait PeerWord {
 
 /// Bytes in this endpoint's own memory.
 pub trait OwnData {
-    /// How many.
+    /// Returns the number of bytes.
     fn len(&self) -> usize;
-    /// Whether there are none.
+    /// Returns whether there are no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
     /// Copies `from` to `offset`.
     ///
     /// # Panics
-    /// Where it would not fit.
+    /// If it does not fit.
     fn copy_in(&mut self, offset: usize, from: &[u8]);
-    /// Whether [`copy_in_past_caches`](Self::copy_in_past_caches) is another way, and this CPU good at it.
+    /// Returns whether [`copy_in_past_caches`](Self::copy_in_past_caches) is a separate method, and this CPU does it
+    /// well.
     fn can_bypass_caches(&self) -> bool {
         false
     }
 
-    /// The same past the caches, where the CPU has stores for that. All of it is there before what this thread stores next.
+    /// Copies `from` to `offset` past the caches, if the CPU has stores for that. All bytes are visible before the next
+    /// store of this thread.
     fn copy_in_past_caches(&mut self, offset: usize, from: &[u8]) {
         self.copy_in(offset, from);
     }
     /// Stores a little-endian word at `offset`, a multiple of eight.
     ///
     /// # Panics
-    /// Where it would not fit.
+    /// If it does not fit.
     fn put_word(&mut self, offset: usize, word: u64) {
         self.copy_in(offset, &word.to_le_bytes());
     }
-    /// Tells the CPU that the line at `offset` is to be written soon; a hint, so out of bounds it does nothing.
+    /// Tells the CPU that the line at `offset` will soon be written. As a hint, it does nothing out of bounds.
     fn prepare(&self, _offset: usize) {}
-    /// Copies what stands at `offset` back into `to`: this endpoint alone wrote it, so it is trusted.
+    /// Copies the bytes at `offset` back into `to`. Only this endpoint wrote them, so they are trusted.
     ///
     /// # Panics
-    /// Where it would reach beyond the end.
+    /// If they reach beyond the end.
     fn copy_back(&self, offset: usize, to: &mut [u8]);
-    /// Whether the memory was taken away by the time of the last copy, so that what was copied back may not be what was written.
+    /// Returns whether the memory was taken away by the time of the last copy, so that it may not have copied the bytes
+    /// written.
     fn is_lost(&self) -> bool {
         false
     }
@@ -133,29 +136,29 @@ pub trait OwnData {
 
 /// Bytes in the peer's memory.
 pub trait PeerData {
-    /// How many.
+    /// Returns the number of bytes.
     fn len(&self) -> usize;
-    /// Whether there are none.
+    /// Returns whether there are no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// Copies what stands at `offset` now into `to`. The peer may be writing there: the bytes are what they are.
+    /// Copies the bytes that are at `offset` now into `to`. The peer may be writing there, so any bytes may result.
     ///
     /// # Panics
-    /// Where it would reach beyond the end.
+    /// If they reach beyond the end.
     fn copy_out(&self, offset: usize, to: &mut [u8]);
-    /// Loads the little-endian word that stands at `offset`, a multiple of eight, now.
+    /// Loads the little-endian word that is at `offset`, a multiple of eight, now.
     ///
     /// # Panics
-    /// Where it would reach beyond the end.
+    /// If it reaches beyond the end.
     fn word(&self, offset: usize) -> Untrusted<u64> {
         let mut bytes = [0; 8];
         self.copy_out(offset, &mut bytes);
         Untrusted::new(u64::from_le_bytes(bytes))
     }
-    /// Asks the CPU to fetch the lines of `offset .. offset + len`; a hint, so out of bounds it does nothing.
+    /// Asks the CPU to fetch the lines of `offset .. offset + len`. As a hint, it does nothing out of bounds.
     fn prefetch(&self, offset: usize, len: usize);
-    /// Whether the memory was taken away by the time of the last copy, so that what was copied may not be the peer's bytes.
+    /// Returns whether the memory was taken away by the time of the last copy, so that the bytes may not be the peer's.
     fn is_lost(&self) -> bool {
         false
     }

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Memory that can be taken away: an access to it after a device was unplugged raises `SIGBUS`.
+//! Handles memory that can be taken away: an access to it after a device was unplugged raises `SIGBUS`.
 //!
-//! Mappings of such memory stand in a table. The first of them installs a handler, which puts zeroed memory of this
-//! process in the place of the whole mapping, notes that it is lost, and lets the access go on. Whoever uses the
-//! mapping finds zeros, which are as good as anything else that a peer may write, and learns from `is_lost` why. A
-//! signal about any other address goes to the handler that was there before, and so does one that somebody sent.
+//! A table holds the mappings of such memory. The first of them installs a signal handler. On an access that fails the
+//! handler replaces the whole mapping by zeroed memory of this process, notes that the mapping is lost, and lets the
+//! access go on. The user of the mapping reads zeros, which are as good as anything else that a peer may write, and
+//! learns from `is_lost` why. A signal about any other address, or one that a process sent, goes to the previous
+//! handler.
 //!
-//! Who installs a handler later (a JVM, Go, a sanitizer) takes ours away. Each new mapping, and every so many questions
-//! whether one is lost, look for that and put ours first again, with the later one behind it. One that passes signals on
-//! to ours then comes to those that were there before both.
+//! Code that installs a handler later (a JVM, Go, a sanitizer) replaces this one. Each new mapping, and every
+//! `SELDOM`th call of `is_lost`, checks for that and puts this handler first again, with the later one behind it. If
+//! the later one passes a signal on to this handler, the signal goes to the handlers that were there before both.
 //!
 //! # Safety
-//! The handler does nothing but load and store atomics, call `mmap`, `gettid`, `sigaction`, `pthread_sigmask` and `raise`,
-//! and keep `errno`: all of it is allowed in a signal handler. A range is in the table only while it is mapped, so what is
-//! replaced is a mapping of this crate. Code that has the handler in it is never unloaded.
+//! The handler only loads and stores atomics, calls `mmap`, `gettid`, `sigaction`, `pthread_sigmask` and `raise`, and
+//! preserves `errno`: all of this is allowed in a signal handler. A range is in the table only while it is mapped, so
+//! only mappings of this crate are replaced. The code that contains the handler is never unloaded.
 #![allow(unsafe_code)]
 
 use std::{
@@ -28,13 +29,13 @@ use std::{
     },
 };
 
-/// Most mappings of such memory in one process.
+/// Largest number of mappings of such memory in one process.
 const MAPPINGS_MAX: usize = 8192;
 
 #[derive(Debug)]
 struct Slot {
     taken: AtomicBool,
-    /// 0: nothing is mapped. Stored last, and taken away first.
+    /// Address of the mapping, or 0 if there is none. Stored last, and cleared first.
     base: AtomicUsize,
     len: AtomicUsize,
     writable: AtomicBool,
@@ -51,18 +52,18 @@ static TABLE: [Slot; MAPPINGS_MAX] = [const {
     }
 }; MAPPINGS_MAX];
 
-/// Most other handlers that are known at a time.
+/// Largest number of other handlers that are known at a time.
 const OTHERS_MAX: usize = 8;
-/// What was done about `SIGBUS` before: the oldest first. What is here is never freed.
+/// Earlier actions for `SIGBUS`, the oldest first. These are never freed.
 static OTHERS: [AtomicPtr<libc::sigaction>; OTHERS_MAX] = [const { AtomicPtr::new(ptr::null_mut()) }; OTHERS_MAX];
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// Held by who changes these.
+/// Lock of the thread that changes these.
 static INSTALLING: Mutex<()> = Mutex::new(());
 
-/// How many questions there are between two looks whether the handler is still there.
+/// Number of calls of `is_lost` between two checks that the handler is still installed.
 const SELDOM: u32 = 256;
 
-/// A mapping's place in the table, until it is dropped.
+/// Place of a mapping in the table until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Watched(&'static Slot);
 
@@ -70,7 +71,7 @@ impl Watched {
     /// Enters `len` bytes at `base`.
     ///
     /// # Safety
-    /// The range is a mapping of the caller's, and stays one until this is dropped.
+    /// The range is a mapping of the caller, and stays one until this is dropped.
     pub(crate) unsafe fn new(base: usize, len: usize, writable: bool) -> io::Result<Self> {
         install()?;
         let free =
@@ -81,7 +82,7 @@ impl Watched {
         slot.len.store(len, Ordering::Relaxed);
         slot.writable.store(writable, Ordering::Relaxed);
         slot.lost.store(false, Ordering::Relaxed);
-        // ORDER Release: with the handler's Acquire; who sees the base sees the rest.
+        // ORDER Release: pairs with the handler's Acquire; a handler that sees the base sees the rest.
         slot.base.store(base, Ordering::Release);
         Ok(Self(slot))
     }
@@ -95,7 +96,8 @@ impl Watched {
         if asked % SELDOM == 0 {
             let _ = install();
         }
-        // ORDER Acquire: a fence, so that what this thread read before is not read after; with the handler's Release.
+        // ORDER Acquire: a fence, so that earlier reads of this thread are not done later; pairs with the handler's
+        // Release.
         fence(Ordering::Acquire);
         self.0.lost.load(Ordering::Relaxed)
     }
@@ -104,17 +106,17 @@ impl Watched {
 impl Drop for Watched {
     fn drop(&mut self) {
         self.0.base.store(0, Ordering::Relaxed);
-        // ORDER Release: with the Acquire of the next one who takes it.
+        // ORDER Release: pairs with the Acquire of the next mapping that takes the slot.
         self.0.taken.store(false, Ordering::Release);
     }
 }
 
-/// The action that stands for ours.
+/// Returns whether `action` is this module's handler.
 fn is_ours(action: &libc::sigaction) -> bool {
     action.sa_sigaction == handle as *const () as usize
 }
 
-/// Changes what is done about `SIGBUS`, if there is something new; what was done before.
+/// Sets the action for `SIGBUS` if `new` is given. Returns the previous action.
 fn exchange(new: Option<&libc::sigaction>) -> io::Result<libc::sigaction> {
     let mut before = MaybeUninit::<libc::sigaction>::zeroed();
     let new = new.map_or(ptr::null(), ptr::from_ref);
@@ -126,7 +128,7 @@ fn exchange(new: Option<&libc::sigaction>) -> io::Result<libc::sigaction> {
     Ok(unsafe { before.assume_init() })
 }
 
-/// Puts our handler first, if it is not.
+/// Puts this module's handler first, if it is not.
 fn install() -> io::Result<()> {
     if is_ours(&exchange(None)?) {
         return Ok(());
@@ -137,36 +139,36 @@ fn install() -> io::Result<()> {
         return Ok(());
     }
     stay_loaded();
-    // Before the handler can run: it reads this.
+    // Done before the handler can run, because the handler reads this.
     remember(&before);
     let mut ours = before;
     ours.sa_sigaction = handle as *const () as usize;
     ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
     let replaced = exchange(Some(&ours))?;
     if !is_ours(&replaced) && replaced.sa_sigaction != before.sa_sigaction {
-        remember(&replaced); // Somebody else was at it at the same time.
+        remember(&replaced); // Another thread installed a handler at the same time.
     }
     Ok(())
 }
 
-/// Keeps what is to be done where ours is not concerned.
+/// Stores the action that applies to signals that are none of this module's.
 fn remember(action: &libc::sigaction) {
     let count = COUNT.load(Ordering::Relaxed);
-    // SAFETY: (valid) what is here was made by a box, and never goes.
+    // SAFETY: (valid) the pointers here come from a box and are never freed.
     let last = count.checked_sub(1).and_then(|last| unsafe { OTHERS[last].load(Ordering::Relaxed).as_ref() });
     if last.is_some_and(|last| last.sa_sigaction == action.sa_sigaction) {
         return;
     }
     let at = count.min(OTHERS_MAX - 1);
     OTHERS[at].store(Box::into_raw(Box::new(*action)), Ordering::Release);
-    // ORDER Release: with the handler's Acquire; who sees the count sees the actions.
+    // ORDER Release: pairs with the handler's Acquire; a handler that sees the count sees the actions.
     COUNT.store(at + 1, Ordering::Release);
 }
 
-/// A library that is unloaded (`dlclose`) would take the handler with it: whatever object this code is in stays.
+/// Keeps the object that contains this code loaded: unloading a library (`dlclose`) would remove the handler with it.
 fn stay_loaded() {
     let mut found = MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: (valid) an address of this object, and room for what is known of it.
+    // SAFETY: (valid) an address of this object, and room for the result.
     if unsafe { libc::dladdr(handle as *const c_void, found.as_mut_ptr()) } == 0 {
         return;
     }
@@ -174,7 +176,7 @@ fn stay_loaded() {
     let found = unsafe { found.assume_init() };
     if !found.dli_fname.is_null() {
         let flags = libc::RTLD_NOW | libc::RTLD_NOLOAD | libc::RTLD_NODELETE;
-        // SAFETY: (string) the loader's name of an object that is there; nothing is loaded anew.
+        // SAFETY: (string) the loader's name of a loaded object; nothing is loaded anew.
         let _ = unsafe { libc::dlopen(found.dli_fname, flags) };
     }
 }
@@ -182,14 +184,14 @@ fn stay_loaded() {
 extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: (valid) the kernel passes the signal's information.
     let info_ref = unsafe { &*info };
-    // SAFETY: (kind) SIGBUS has an address, where the kernel sends it.
+    // SAFETY: (kind) a SIGBUS that the kernel sends has an address.
     let at = unsafe { info_ref.si_addr() } as usize;
-    // One that a process sent says what that process likes.
+    // A signal that a process sent carries whatever address that process chose.
     let table = if is_fault(info_ref) { &TABLE[..] } else { &[] };
     for slot in table {
         let base = slot.base.load(Ordering::Acquire);
         let len = slot.len.load(Ordering::Acquire);
-        // Both of one mapping: the slot may be given to another in between.
+        // Checks that both belong to one mapping: the slot may have been given to another in between.
         let whole = slot.base.load(Ordering::Relaxed) == base;
         if base != 0 && whole && at.wrapping_sub(base) < len && replace(slot, base, len) {
             return;
@@ -198,7 +200,7 @@ extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_
     pass_on(signal, info, context);
 }
 
-/// Whether it is about an access, and not sent by somebody.
+/// Returns whether the signal is about an access, and was not sent by a process.
 fn is_fault(info: &libc::siginfo_t) -> bool {
     info.si_code > 0
 }
@@ -210,16 +212,18 @@ fn replace(slot: &Slot, base: usize, len: usize) -> bool {
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: (valid) as above.
     let kept = unsafe { *errno };
-    // ORDER Release: before anybody finds zeros there. The call of the kernel that puts them there comes after it.
+    // ORDER Release: before any thread finds zeros there. The system call that puts them there comes after it.
     slot.lost.store(true, Ordering::Release);
-    // SAFETY: (range) it is in the table, so it is a mapping of this crate, which goes only after it left the table.
+    // SAFETY: (range) it is in the table, so it is a mapping of this crate, which is unmapped only after it left the
+    // table.
     let mapped = unsafe { libc::mmap(base as *mut c_void, len, libc::PROT_READ | write, flags, -1, 0) };
     // SAFETY: (valid) as above.
     unsafe { *errno = kept };
     mapped != libc::MAP_FAILED
 }
 
-/// Threads in the middle of passing a signal on: which one, which signal, how deep in its stack, for the how many'th time.
+/// Threads that are passing a signal on: the thread, the signal, the depth in its stack, and the number of handlers
+/// passed.
 #[derive(Debug)]
 struct Passing {
     thread: AtomicI32,
@@ -237,7 +241,8 @@ static PASSING: [Passing; 32] = [const {
     }
 }; 32];
 
-/// Lets the latest of the other handlers have it. Where that passes it on to us, the one before it has it, and so on.
+/// Passes the signal to the latest of the other handlers. If that passes it on to this module, the one before it gets
+/// the signal, and so on.
 fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: (contract) the call has none.
     let thread = unsafe { libc::gettid() };
@@ -252,7 +257,8 @@ fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     if let Some(own) = own {
         before =
             (own.info.load(Ordering::Relaxed), own.frame.load(Ordering::Relaxed), own.level.load(Ordering::Relaxed));
-        // The same signal, deeper in the stack: a handler that never came back left a place that is as deep as this.
+        // The same signal, deeper in the stack. A handler that never returned left an entry that is as deep as this
+        // one.
         if before.0 == info as usize && frame < before.1 {
             level = before.2 + 1;
         } else {
@@ -263,7 +269,7 @@ fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
         own.level.store(level, Ordering::Relaxed);
     }
     let next = COUNT.load(Ordering::Acquire).checked_sub(level + 1).map(|at| OTHERS[at].load(Ordering::Acquire));
-    // SAFETY: (valid) what is there was made by a box, and never goes.
+    // SAFETY: (valid) the pointers there come from a box and are never freed.
     match next.and_then(|next| unsafe { next.as_ref() }) {
         Some(next) => run(next, signal, info, context),
         None => end(signal),
@@ -278,7 +284,7 @@ fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     }
 }
 
-/// Does what another action says.
+/// Carries out another action.
 fn run(action: &libc::sigaction, signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: (valid) the kernel passes the signal's information.
     let is_fault = is_fault(unsafe { &*info });
@@ -288,7 +294,8 @@ fn run(action: &libc::sigaction, signal: c_int, info: *mut libc::siginfo_t, cont
         libc::SIG_DFL | libc::SIG_IGN => return end(signal),
         _ => {}
     }
-    // SAFETY: (valid) the action's own mask, which the kernel would have blocked as well; it is put back with the context.
+    // SAFETY: (valid) the action's own mask, which the kernel would have blocked as well; it is restored with the
+    // context.
     let _ = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const action.sa_mask, ptr::null_mut()) };
     if action.sa_flags & libc::SA_SIGINFO != 0 {
         // SAFETY: (kind) SA_SIGINFO says that the address is that of such a function.
@@ -300,8 +307,9 @@ fn run(action: &libc::sigaction, signal: c_int, info: *mut libc::siginfo_t, cont
         let next: extern "C" fn(c_int) = unsafe { std::mem::transmute(action.sa_sigaction) };
         next(signal);
     }
-    // Rust's own puts the default in its place, and counts on the access being made again. Nothing is made again after a
-    // signal that somebody sent; the next such signal has the usual end.
+    // Rust's own handler restores the default action and expects the access to be repeated. After a signal that a
+    // process sent nothing is repeated. This module installs its handler again; the next such signal ends the program
+    // as usual.
     if !is_fault
         && let Ok(now) = exchange(None)
         && matches!(now.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN)
@@ -319,12 +327,12 @@ fn run(action: &libc::sigaction, signal: c_int, info: *mut libc::siginfo_t, cont
     }
 }
 
-/// What happens to a program that has no handler.
+/// Ends the program as a signal does that has no handler.
 fn end(signal: c_int) {
     // SAFETY: (initialised) all zeros is the default action.
     let default: libc::sigaction = unsafe { std::mem::zeroed() };
     let _ = exchange(Some(&default));
-    // SAFETY: (contract) a number of a signal is all that it asks for. It comes when the handler returns.
+    // SAFETY: (contract) the call needs only a signal number. The signal arrives when the handler returns.
     let _ = unsafe { libc::raise(signal) };
 }
 

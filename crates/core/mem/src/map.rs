@@ -27,11 +27,11 @@ use crate::loss::Watched;
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     len: usize,
-    /// Its memory can be taken away. Given up in `drop`, before the range is.
+    /// Entry of a mapping whose memory can be taken away. `drop` removes it before it unmaps the range.
     watched: Option<Watched>,
-    /// Children made by fork do not get the range.
+    /// Entry of a mapping that children made by fork do not inherit.
     forgotten: OnceLock<Forgotten>,
-    /// Dropped once the range is unmapped: fields go after `drop` has run.
+    /// Dropped once the range is unmapped, as fields are dropped after `drop` has run.
     guard: Option<Box<dyn Any + Send + Sync>>,
 }
 
@@ -40,7 +40,7 @@ unsafe impl Send for Mapping {}
 // SAFETY: as above; the value itself is immutable.
 unsafe impl Sync for Mapping {}
 
-/// Who may write through a mapping.
+/// Access that a mapping permits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Access {
     ReadWrite,
@@ -48,7 +48,7 @@ pub(crate) enum Access {
 }
 
 impl Mapping {
-    /// Maps `len` bytes of `fd` from `offset` on, page tables filled at once.
+    /// Maps `len` bytes of `fd` from `offset` on, and fills the page tables at once.
     pub(crate) fn new(fd: BorrowedFd<'_>, offset: u64, len: usize, access: Access) -> io::Result<Self> {
         let prot = match access {
             Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
@@ -56,8 +56,9 @@ impl Mapping {
         };
         // SAFETY: (address) null with no MAP_FIXED lets the kernel choose a free range, so nothing of ours is replaced.
         let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, offset) }?;
-        // As for reading, which takes what is there sixteen pages at a time, writable where the mapping is; for writing
-        // (`MAP_POPULATE`) they come one by one. Where that cannot be done, they come as they are used.
+        // Populates as for reading, which maps present pages sixteen at a time, and writable where the mapping is.
+        // Populating for writing (`MAP_POPULATE`) maps them one by one. Where this is impossible, pages are mapped as
+        // they are used.
         // SAFETY: (range) base and len are those of the mapping just made; the advice changes no byte of it.
         let _ = unsafe { rustix::mm::madvise(base, len, Advice::LinuxPopulateRead) };
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("the kernel mapped address 0"))?;
@@ -73,22 +74,22 @@ impl Mapping {
         Ok(Self { base, len, watched: None, forgotten: OnceLock::new(), guard: None })
     }
 
-    /// As [`new`](Self::new), of memory that can be taken away.
+    /// Maps as [`new`](Self::new) does, for memory that can be taken away.
     pub(crate) fn revocable(fd: BorrowedFd<'_>, offset: u64, len: usize, access: Access) -> io::Result<Self> {
         let mut mapping = Self::new(fd, offset, len, access)?;
-        // SAFETY: (range) just mapped; `drop` gives it up before it unmaps.
+        // SAFETY: (range) just mapped; `drop` removes the entry before it unmaps.
         let watched = unsafe { Watched::new(mapping.base.addr().get(), len, access == Access::ReadWrite) }?;
         mapping.watched = Some(watched);
         Ok(mapping)
     }
 
-    /// Whether the memory was taken away and somebody stumbled over that: then there are zeros in its place. What was read
-    /// before a look that says no was there.
+    /// Returns whether the memory was taken away and an access has found that: zeros then replace it. Bytes read before
+    /// a call that returns false were there.
     pub(crate) fn is_lost(&self) -> bool {
         self.watched.as_ref().is_some_and(Watched::is_lost)
     }
 
-    /// Whether the memory can be taken away.
+    /// Returns whether the memory can be taken away.
     pub(crate) fn is_revocable(&self) -> bool {
         self.watched.is_some()
     }
@@ -107,7 +108,7 @@ impl Mapping {
         self.len
     }
 
-    /// Leaves this mapping out of children made by fork, as a hypervisor's foreign mappings are.
+    /// Keeps this mapping out of children made by fork, as a hypervisor's foreign mappings are.
     pub(crate) fn forget_in_children(&self) -> io::Result<()> {
         // SAFETY: (range) base and len are those of a live mapping; the advice changes only what a child inherits.
         unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.len, Advice::LinuxDontFork) }?;
@@ -118,12 +119,12 @@ impl Mapping {
     }
 }
 
-/// Most mappings of one process that its children do not get.
+/// Largest number of mappings in one process that its children do not inherit.
 const FORGOTTEN_MAX: usize = 8192;
 
-/// Where one of them is. Without a lock: another thread may have one while this one forks.
+/// Address range of one of them. Has no lock, because another thread may hold one while this one forks.
 struct Range {
-    /// 0: none is here; 1: one is about to be.
+    /// Start of the range. 0: the entry is free; 1: it is being filled.
     base: AtomicUsize,
     len: AtomicUsize,
 }
@@ -131,14 +132,14 @@ struct Range {
 static RANGES: [Range; FORGOTTEN_MAX] =
     [const { Range { base: AtomicUsize::new(0), len: AtomicUsize::new(0) } }; FORGOTTEN_MAX];
 
-/// How many places of the table were ever used: a child looks at these, for most processes at none.
+/// Number of table entries that were ever used. A child examines these: for most processes none.
 static RANGES_USED: AtomicUsize = AtomicUsize::new(0);
 
-/// A range's place in the table, until it is dropped.
+/// Place of a range in the table until this is dropped.
 #[derive(Debug)]
 struct Forgotten {
     at: usize,
-    /// Who has the range.
+    /// Process that has the range.
     process: u32,
 }
 
@@ -152,7 +153,7 @@ impl Forgotten {
         })?;
         RANGES_USED.fetch_max(at + 1, Ordering::Relaxed);
         RANGES[at].len.store(len, Ordering::Relaxed);
-        // ORDER Release: who sees the base sees the length.
+        // ORDER Release: a reader that sees the base sees the length.
         RANGES[at].base.store(base, Ordering::Release);
         Ok(Self { at, process: std::process::id() })
     }
@@ -164,8 +165,9 @@ impl Drop for Forgotten {
     }
 }
 
-/// In a child made by fork: puts zeroed memory where its parent has mappings that children do not get. Who looks at a word there
-/// finds zeros, which are as good as anything else that a peer may write. Does nothing where something is mapped already.
+/// Puts zeroed memory, in a child made by fork, where its parent has mappings that children do not inherit. A word read
+/// there is zero, which is as good as anything else that a peer may write. Does nothing where something is mapped
+/// already.
 pub fn replace_forgotten_mappings() {
     for range in &RANGES[..RANGES_USED.load(Ordering::Relaxed)] {
         let (base, len) = (range.base.load(Ordering::Acquire), range.len.load(Ordering::Relaxed));
@@ -174,8 +176,8 @@ pub fn replace_forgotten_mappings() {
         }
         let address = base as *mut std::ffi::c_void;
         let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
-        // SAFETY: (address) the kernel replaces nothing: it refuses where anything is mapped, and older ones than Linux 4.17 take
-        // the address for a wish.
+        // SAFETY: (address) the kernel replaces nothing: it refuses where anything is mapped, and kernels before Linux
+        // 4.17 take the address for a hint.
         let mapped = unsafe { rustix::mm::mmap_anonymous(address, len, ProtFlags::READ | ProtFlags::WRITE, flags) };
         if let Ok(other) = mapped.map_err(drop)
             && other != address
@@ -186,21 +188,22 @@ pub fn replace_forgotten_mappings() {
     }
 }
 
-/// How many of the first `len` bytes of `fd` have memory, be it swapped out: counted without a lock and without asking for
-/// any (M-7). `None` where the kernel (before Linux 6.5) or a filter does not let this process count.
+/// Returns how many of the first `len` bytes of `fd` have memory, swapped out or not (M-7). Counts without a lock and
+/// without allocating any. Returns `None` where the kernel (before Linux 6.5) or a filter does not let this process
+/// count.
 pub(crate) fn count_present(fd: BorrowedFd<'_>, len: u64) -> Option<u64> {
     let pages = stat_cache(fd.as_raw_fd(), len).ok()?;
-    // What is evicted from memory of a memfd is on swap: it was allocated, and charged to who did.
+    // Pages evicted from a memfd are on swap: they were allocated, and charged to the process that did so.
     Some((pages[0] + pages[3]) * rustix::param::page_size() as u64)
 }
 
-/// Whether [`count_present`] is a call that this process may make now. Asked about no file at all, so that nothing is needed
-/// for it: where the call is there, it is the file that is missed.
+/// Returns whether this process may use [`count_present`] now. Calls it without a file, so that nothing is needed:
+/// where the system call is available, it reports the missing file.
 pub(crate) fn can_count() -> bool {
     stat_cache(-1, 0) == Err(Errno::BADF)
 }
 
-/// `cachestat(2)`: pages in the cache, dirty, under write-back, evicted, recently evicted.
+/// Calls `cachestat(2)`. Returns the pages in the cache, dirty, under write-back, evicted, recently evicted.
 fn stat_cache(fd: RawFd, len: u64) -> Result<[u64; 5], Errno> {
     const CACHESTAT: libc::c_long = 451;
     let range: [u64; 2] = [0, len];
@@ -218,9 +221,9 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         self.watched = None;
         if cfg!(miri) {
-            return; // It is memory of its guard, see `alone`.
+            return; // The memory belongs to the guard, see `alone`.
         }
-        // In a child something else may stand there by now.
+        // In a child another mapping may be at this address by now.
         if self.forgotten.get().is_some_and(|it| it.process != std::process::id()) {
             return;
         }

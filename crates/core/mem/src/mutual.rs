@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Memory that several write. Law 1 of this crate does not hold for it, so it is for two purposes: a wire format of somebody else's
-//! that wants it so, and what the processes of one endpoint share.
+//! Provides memory that several write. Rule 1 of this crate does not hold for it. So it serves two purposes only: a
+//! foreign wire format that requires it, and memory that the processes of one endpoint share.
 //!
 //! # Safety
-//! A [`CommonSegment`] never becomes a reference to its bytes: single ones and words are reached as atomics, the others
-//! copied by `copy`. A byte that is reached as an atomic is not to be part of a word that is, which a format sees to by
-//! its offsets; on the machines this runs on it would be harmless.
+//! A [`CommonSegment`] never becomes a reference to its bytes: single bytes and words are accessed as atomics, others
+//! are copied by `copy`. A byte that is accessed as an atomic must not be part of a word that is. The offsets of a
+//! format ensure this; on the machines that this runs on it would be harmless.
 #![allow(unsafe_code)]
 
 use std::{
@@ -34,35 +34,35 @@ impl CommonSegment {
     /// Maps `len` bytes of `fd`, and drops `guard` when they are unmapped or could not be mapped.
     ///
     /// # Errors
-    /// What the kernel says to `mmap`.
+    /// The error of `mmap`.
     pub fn map(fd: BorrowedFd<'_>, len: usize, writable: bool, guard: impl Any + Send + Sync) -> io::Result<Self> {
         let access = if writable { Access::ReadWrite } else { Access::ReadOnly };
         Ok(Self { mapping: Arc::new(Mapping::new(fd, 0, len, access)?.guarded(guard)), writable })
     }
 
-    /// Makes `len` zeroed bytes that this process has in common with the children it forks, and with nobody else.
+    /// Makes `len` zeroed bytes that this process shares with the children it forks, and with nobody else.
     ///
     /// # Errors
-    /// What the kernel says to `mmap`.
+    /// The error of `mmap`.
     pub fn among_processes(len: usize) -> io::Result<Self> {
         Ok(Self { mapping: Arc::new(Mapping::anonymous(len)?), writable: true })
     }
 
-    /// Leaves this mapping out of children made by fork.
+    /// Keeps this mapping out of children made by fork.
     ///
     /// # Errors
-    /// What the kernel says to `madvise`.
+    /// The error of `madvise`.
     pub fn forget_in_children(&self) -> io::Result<()> {
         self.mapping.forget_in_children()
     }
 
-    /// Bytes of it.
+    /// Returns the size of the segment in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.mapping.len()
     }
 
-    /// Never: a segment has at least a page.
+    /// Returns false: a segment has at least a page.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.mapping.len() == 0
@@ -78,7 +78,7 @@ impl CommonSegment {
         unsafe { self.mapping.base().add(offset) }.as_ptr()
     }
 
-    /// Kept out of the way of the fast paths.
+    /// Panics, apart from the fast paths.
     #[cold]
     #[inline(never)]
     fn refuse(&self, offset: usize, len: usize) -> ! {
@@ -100,23 +100,24 @@ impl CommonSegment {
         unsafe { AtomicU32::from_ptr(at) }
     }
 
-    /// The byte at an offset.
+    /// Returns the byte at an offset.
     ///
     /// # Panics
-    /// Outside the segment; so do all that follow, and those that store where it is mapped read-only.
+    /// If it is outside the segment. The following functions panic likewise, and those that store also where it is
+    /// mapped read-only.
     #[inline]
     #[must_use]
     pub fn load8(&self, offset: usize) -> u8 {
         self.byte(offset, false).load(Ordering::Acquire)
     }
 
-    /// Stores a byte, and with it all that was written before.
+    /// Stores a byte, and publishes with it everything that was written before.
     #[inline]
     pub fn store8(&self, offset: usize, value: u8) {
         self.byte(offset, true).store(value, Ordering::Release);
     }
 
-    /// Sets bits of a byte between two full fences; what it was before.
+    /// Sets bits of a byte between two full fences. Returns the previous value.
     #[inline]
     pub fn set_bits(&self, offset: usize, bits: u8) -> u8 {
         let before = self.byte(offset, true).fetch_or(bits, Ordering::SeqCst);
@@ -124,36 +125,36 @@ impl CommonSegment {
         before
     }
 
-    /// Clears bits of a byte between two full fences; what it was before.
+    /// Clears bits of a byte between two full fences. Returns the previous value.
     #[inline]
     pub fn clear_bits(&self, offset: usize, bits: u8) -> u8 {
         std::sync::atomic::fence(Ordering::SeqCst);
         self.byte(offset, true).fetch_and(!bits, Ordering::SeqCst)
     }
 
-    /// The little-endian word at a multiple of four, and with it all that was written before it.
+    /// Returns the little-endian word at a multiple of four. Everything written before that word is visible.
     #[inline]
     #[must_use]
     pub fn load32(&self, offset: usize) -> u32 {
         u32::from_le(self.word(offset, false).load(Ordering::Acquire))
     }
 
-    /// Stores a word at a multiple of four, and with it all that was written before.
+    /// Stores a word at a multiple of four, and publishes with it everything that was written before.
     #[inline]
     pub fn store32(&self, offset: usize, value: u32) {
         self.word(offset, true).store(value.to_le(), Ordering::Release);
     }
 
-    /// Copies bytes to an offset. Whoever writes there meanwhile spoils them, and nothing else.
+    /// Copies bytes to an offset. A concurrent writer there spoils these bytes, and nothing else.
     #[inline]
     pub fn copy_in(&self, offset: usize, from: &[u8]) {
         let to = self.at(offset, from.len(), 1, true);
-        // SAFETY: (valid) both ranges hold `from.len()` bytes; (disjoint) `from` is private; (other writers) the stores are
-        // in assembly or volatile, and the bytes never become a reference, so what they are is no assumption of anybody's.
+        // SAFETY: (valid) both ranges hold `from.len()` bytes; (disjoint) `from` is private; (other writers) the stores
+        // are in assembly or volatile, and the bytes never become a reference, so no code assumes their value.
         unsafe { copy::copy(from.as_ptr(), to, from.len()) }
     }
 
-    /// Copies what stands at an offset now.
+    /// Copies the bytes that are at an offset now.
     #[inline]
     pub fn copy_out(&self, offset: usize, to: &mut [u8]) {
         let from = self.at(offset, to.len(), 1, false);

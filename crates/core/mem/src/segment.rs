@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Segments: one owner writes, one or more peers read.
+//! Provides segments: one owner writes, one or more peers read.
 
 mod device;
 
@@ -21,27 +21,27 @@ impl OwnSegment {
         Self(Arc::new(mapping))
     }
 
-    /// Bytes of the segment.
+    /// Returns the size of the segment in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Never: a segment has at least a page.
+    /// Returns false: a segment has at least a page.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.len() == 0
     }
 
-    /// Leaves this mapping out of children made by fork.
+    /// Keeps this mapping out of children made by fork.
     ///
     /// # Errors
-    /// What the kernel says to `madvise`.
+    /// The error of `madvise`.
     pub fn forget_in_children(&self) -> io::Result<()> {
         self.0.forget_in_children()
     }
 
-    /// Keeps `guard` until the segment and all words and slices of it are gone and the memory is unmapped.
+    /// Keeps `guard` until the segment, with all its words and slices, is dropped and the memory is unmapped.
     ///
     /// # Panics
     /// Never: a segment that was not split is held once.
@@ -51,7 +51,7 @@ impl OwnSegment {
         Self(Arc::new(mapping.guarded(guard)))
     }
 
-    /// Takes the segment apart into its words (before `at`) and its data (from `at` on), each owned once.
+    /// Splits the segment into its words (before `at`) and its data (from `at` on), each owned once.
     ///
     /// # Panics
     /// If `at` lies outside the segment.
@@ -61,7 +61,7 @@ impl OwnSegment {
     }
 }
 
-/// The part of an own segment that holds its header and words.
+/// Part of an own segment that holds its header and words.
 #[derive(Debug)]
 pub struct OwnControl {
     mapping: Arc<Mapping>,
@@ -69,7 +69,7 @@ pub struct OwnControl {
 }
 
 impl OwnControl {
-    /// The word at `offset`.
+    /// Returns the word at `offset`.
     ///
     /// # Panics
     /// If it is misaligned or outside the control part.
@@ -79,14 +79,14 @@ impl OwnControl {
         MappedOwnWord::new(&self.mapping, offset)
     }
 
-    /// Whether the memory was taken away while it was mapped, as far as anybody stumbled over it: what is there now are
-    /// zeros of this process alone.
+    /// Returns whether the memory was taken away while it was mapped, and an access has found that. The mapping then
+    /// holds zeros of this process alone.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.mapping.is_lost()
     }
 
-    /// Writes the immutable header, word by word, before the peer hears of the segment.
+    /// Writes the immutable header, word by word, before the peer learns of the segment.
     ///
     /// # Panics
     /// If the header is no multiple of eight bytes.
@@ -104,29 +104,29 @@ impl OwnControl {
 pub struct PeerSegment(Arc<Mapping>);
 
 impl PeerSegment {
-    /// Maps `len` bytes of `fd` read-only. Whether the memory can shrink under the mapping (a `SIGBUS`) is for the
-    /// caller to know; see [`crate::check_sealed`].
+    /// Maps `len` bytes of `fd` read-only. The caller must know whether the memory can shrink under the mapping (a
+    /// `SIGBUS`); see [`crate::check_sealed`].
     ///
     /// # Errors
-    /// What the kernel says to `mmap`.
+    /// The error of `mmap`.
     pub fn map(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
         Ok(Self(Arc::new(Mapping::new(fd, 0, len, Access::ReadOnly)?)))
     }
 
-    /// As [`map`](Self::map), and drops `guard` when the segment and all words and slices of it are gone and the memory
-    /// is unmapped (or could not be mapped): for a backend that has to tell somebody.
+    /// Maps as [`map`](Self::map) does. Drops `guard` when the segment, with all its words and slices, is dropped and
+    /// the memory is unmapped, or if it could not be mapped. For a backend that has to report this.
     ///
     /// # Errors
-    /// What the kernel says to `mmap`.
+    /// The error of `mmap`.
     pub fn map_guarded(fd: BorrowedFd<'_>, len: usize, guard: impl Any + Send + Sync) -> io::Result<Self> {
         Ok(Self(Arc::new(Mapping::new(fd, 0, len, Access::ReadOnly)?.guarded(guard))))
     }
 
-    /// As [`map_guarded`](Self::map_guarded), from `offset` on and of memory that can be taken away, as a device's is
-    /// when it is unplugged: see [`is_lost`](Self::is_lost).
+    /// Maps as [`map_guarded`](Self::map_guarded) does, from `offset` on, memory that can be taken away, like that of a
+    /// device that is unplugged: see [`is_lost`](Self::is_lost).
     ///
     /// # Errors
-    /// What the kernel says to `mmap`.
+    /// The error of `mmap`.
     pub fn map_revocable(
         fd: BorrowedFd<'_>,
         offset: u64,
@@ -136,34 +136,34 @@ impl PeerSegment {
         Ok(Self(Arc::new(Mapping::revocable(fd, offset, len, Access::ReadOnly)?.guarded(guard))))
     }
 
-    /// Whether the memory was taken away while it was mapped, as far as anybody stumbled over it: what is there now are
-    /// zeros.
+    /// Returns whether the memory was taken away while it was mapped, and an access has found that. The mapping then
+    /// holds zeros.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.0.is_lost()
     }
 
-    /// Bytes of the segment.
+    /// Returns the size of the segment in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Never: a segment has at least a page.
+    /// Returns false: a segment has at least a page.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.len() == 0
     }
 
-    /// Leaves this mapping out of children made by fork.
+    /// Keeps this mapping out of children made by fork.
     ///
     /// # Errors
-    /// What the kernel says to `madvise`.
+    /// The error of `madvise`.
     pub fn forget_in_children(&self) -> io::Result<()> {
         self.0.forget_in_children()
     }
 
-    /// A private copy of the first `N` bytes.
+    /// Returns a private copy of the first `N` bytes.
     ///
     /// # Panics
     /// If the segment is smaller.
@@ -174,7 +174,7 @@ impl PeerSegment {
         header
     }
 
-    /// The word at `offset`.
+    /// Returns the word at `offset`.
     ///
     /// # Panics
     /// If it is misaligned or outside the segment.
@@ -183,7 +183,7 @@ impl PeerSegment {
         MappedPeerWord::new(&self.0, offset)
     }
 
-    /// The data from `offset` on.
+    /// Returns the data from `offset` on.
     ///
     /// # Panics
     /// If `offset` lies outside the segment.
@@ -192,14 +192,14 @@ impl PeerSegment {
         PeerBytes::new(Arc::clone(&self.0), offset)
     }
 
-    /// Where it is mapped, for tests of what the kernel refuses to do with it.
+    /// Returns address and length of the mapping, for tests of what the kernel refuses to do with it.
     #[must_use]
     pub fn address(&self) -> (*const u8, usize) {
         (self.0.base().as_ptr(), self.0.len())
     }
 }
 
-/// A segment of `len` zeroed bytes and the peer's view of it, both of this process alone, for Miri.
+/// Makes a segment of `len` zeroed bytes and the peer's view of it, both in this process alone, for Miri.
 #[cfg(miri)]
 #[must_use]
 pub fn create_alone(len: usize) -> (OwnSegment, PeerSegment) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! # Safety
-//! A word keeps its mapping alive, was bounds- and alignment-checked once when it was made, and is only ever reached as
-//! an atomic: this crate makes no reference to the bytes of a control page other than these.
+//! A word keeps its mapping alive, was checked for bounds and alignment once when it was made, and is only ever
+//! accessed as an atomic: this crate makes no other reference to the bytes of a control page.
 #![allow(unsafe_code)]
 
 use std::{
@@ -14,7 +14,7 @@ use std::{
 
 use crate::{OwnWord, PeerWord, Untrusted, map::Mapping};
 
-/// The address of an aligned word, and what keeps it mapped.
+/// Address of an aligned word, with a reference that keeps it mapped.
 #[derive(Clone, Debug)]
 struct Address {
     at: NonNull<AtomicU64>,
@@ -64,7 +64,8 @@ impl MappedPeerWord {
 }
 
 impl MappedOwnWord {
-    /// Whether the memory was taken away by the time of the last access, so that what this end finds there may not be its own.
+    /// Returns whether the memory was taken away by the time of the last access, so that the value found may not be
+    /// this endpoint's own.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.0.mapping.is_lost()

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The addresses of this kernel, as it says, and that they have changed (B-22).
+//! Lists the addresses of a network namespace, and tells when they may have changed (B-22).
 //!
-//! They are read from `/proc/net`, which is a list of the kernel's own. A netlink socket tells that it may have changed; what comes
-//! over it is not looked at.
+//! The addresses are read from `/proc/net`, which is a list of the kernel's own. A netlink socket tells that it may
+//! have changed; what comes over the socket is not looked at.
 
 use std::{
     fs, io,
@@ -17,20 +17,20 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, netlink};
 
 use crate::reserved::ReservedFd;
 
-/// `RTMGRP_IPV4_IFADDR` and `RTMGRP_IPV6_IFADDR`.
+/// Netlink groups `RTMGRP_IPV4_IFADDR` and `RTMGRP_IPV6_IFADDR`.
 const GROUPS: u32 = 0x10 | 0x100;
-/// Bytes of a list that are looked at.
+/// Largest number of bytes of a list that are read.
 const READ_MAX: u64 = 1 << 20;
 
-/// What tells that addresses changed.
+/// Watch for changes of addresses.
 #[derive(Debug)]
 pub struct AddressWatch(ReservedFd);
 
 impl AddressWatch {
-    /// Begins to be told.
+    /// Begins to watch.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Any error that the kernel returns.
     pub fn new() -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let kind = SocketType::RAW;
@@ -39,16 +39,16 @@ impl AddressWatch {
         Ok(Self(ReservedFd::new(socket)?))
     }
 
-    /// Polls readable once they may have changed.
+    /// Returns a descriptor that polls readable once addresses may have changed.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 
-    /// Forgets what was told before.
+    /// Discards what was reported before.
     pub fn drain(&self) {
         let mut room = [0; 64];
-        // What does not fit the kernel throws away; and that there was more than it could keep it says once.
+        // The kernel discards what does not fit, and reports once that there was more than it could keep.
         for _ in 0..1024 {
             if let Err(error) = rustix::net::recv(&self.0, &mut room, RecvFlags::DONTWAIT | RecvFlags::TRUNC)
                 && error != rustix::io::Errno::NOBUFS
@@ -59,13 +59,13 @@ impl AddressWatch {
     }
 }
 
-/// The addresses of this network namespace that another machine could know, in order, as IPv6; so many at most.
+/// Returns the addresses of this network namespace that another machine could know, in order, as IPv6; at most `most`.
 #[must_use]
 pub fn own_addresses(most: usize) -> Vec<[u8; 16]> {
     addresses_of(std::process::id(), most)
 }
 
-/// The same of the network namespace that a process is in; none if that is not seen from here.
+/// Returns the same of the network namespace that a process is in, or nothing if that is not visible from here.
 #[must_use]
 pub fn addresses_of(process: u32, most: usize) -> Vec<[u8; 16]> {
     let read = |name| {
@@ -85,15 +85,15 @@ pub fn addresses_of(process: u32, most: usize) -> Vec<[u8; 16]> {
     all
 }
 
-/// By which number the kernel tells the network namespace of a process from others: each has files of its own below `/proc`. What
-/// tells more takes the right to look into the process.
+/// Returns the number by which the kernel distinguishes the network namespace of a process from others: each has files
+/// of its own below `/proc`. Anything that tells more takes the right to look into the process.
 #[must_use]
 pub fn namespace_of(process: u32) -> Option<u64> {
     Some(fs::metadata(format!("/proc/{process}/net/dev")).ok()?.ino())
 }
 
-/// Whether a process, by its number in this PID namespace, is in this one's network namespace. Where `/proc` is another PID
-/// namespace's, or hides the process, nobody is.
+/// Returns whether a process, by its number in this PID namespace, is in this one's network namespace. If `/proc` is
+/// another PID namespace's, or hides the process, returns `false`.
 #[must_use]
 pub fn shares_namespace(process: u32) -> bool {
     let own = std::process::id();
@@ -101,7 +101,8 @@ pub fn shares_namespace(process: u32) -> bool {
     has_own_numbers && namespace_of(process).is_some_and(|theirs| namespace_of(own) == Some(theirs))
 }
 
-/// Whether an address means the same to a peer: those that each kernel has (loopback, link-local) do not (B-22).
+/// Returns whether an address means the same to a peer: those that each kernel has (loopback, link-local) do not
+/// (B-22).
 #[must_use]
 pub fn is_published(address: &[u8; 16]) -> bool {
     match Ipv6Addr::from(*address).to_canonical() {
@@ -114,7 +115,7 @@ pub fn is_published(address: &[u8; 16]) -> bool {
     }
 }
 
-/// The local ones of the kernel's routes: an address stands in one line, what it is in those below.
+/// Returns the local addresses among the kernel's routes: an address is in one line, and its kind in those below.
 fn v4_of(text: &str) -> Vec<Ipv4Addr> {
     let (mut all, mut last) = (Vec::new(), None);
     for line in text.lines().map(str::trim) {
@@ -127,7 +128,7 @@ fn v4_of(text: &str) -> Vec<Ipv4Addr> {
     all
 }
 
-/// A line for each: 32 hexadecimal digits, and more about it.
+/// Returns the addresses of a list that has a line for each: 32 hexadecimal digits, and more about it.
 fn v6_of(text: &str) -> Vec<Ipv6Addr> {
     let address = |line: &str| u128::from_str_radix(line.split_whitespace().next()?, 16).ok().map(Ipv6Addr::from);
     text.lines().filter_map(address).collect()

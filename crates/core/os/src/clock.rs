@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Time that costs next to nothing.
+//! Reads the time at almost no cost.
 
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// What time it was at the clock's last tick, which is up to 10 ms ago. To ask enters no kernel, where any other clock may be a
-/// call of it (in Xen's PV domains).
+/// Returns the time at the clock's last tick, which is up to 10 ms ago. Reading it does not enter the kernel, while
+/// reading any other clock may be a system call (in Xen's PV domains).
 #[must_use]
 pub fn coarse_time() -> Duration {
     read(ClockId::MonotonicCoarse)
 }
 
-/// What time it is by the same clock, exactly.
+/// Returns the exact time of the same clock.
 #[must_use]
 pub fn exact_time() -> Duration {
     read(ClockId::Monotonic)

@@ -1,33 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Who is at the other end of a UNIX socket, as the kernel says.
+//! Identifies the process at the other end of a UNIX socket, as the kernel reports it.
 
 use std::{io, os::fd::AsFd, sync::OnceLock};
 
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
-/// The process that connected, or that listened.
+/// Identity of the process that connected, or that listened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Credentials {
-    /// Its number, if it is visible from here.
+    /// Number of the process, if it is visible from here.
     pub pid: Option<u32>,
-    /// Its user, if that has a number here.
+    /// Number of its user, if that has one here.
     pub uid: Option<u32>,
 }
 
-/// Asks the kernel who is at the other end of `socket`.
+/// Asks the kernel which process is at the other end of `socket`.
 ///
 /// # Errors
 /// `socket` is no connected UNIX socket.
 pub fn peer_of(socket: impl AsFd) -> io::Result<Credentials> {
-    // Not rustix, whose pid cannot be 0: the kernel says 0 of a process that is not visible from here.
+    // Not rustix, whose pid cannot be 0: the kernel reports 0 for a process that is not visible from here.
     let credentials = getsockopt(&socket.as_fd(), PeerCredentials)?;
     let pid = u32::try_from(credentials.pid()).ok().filter(|pid| *pid != 0);
     let uid = Some(credentials.uid()).filter(|uid| *uid != stand_in() || are_all_named());
     Ok(Credentials { pid, uid })
 }
 
-/// The number by which the kernel names every user that has none in this user namespace: two of that number may be two users, and
-/// neither of them that of this process.
+/// Returns the number by which the kernel names every user that has none in this user namespace. Two processes of that
+/// number may be of two users, and neither of these be that of this process.
 fn stand_in() -> u32 {
     static FOUND: OnceLock<u32> = OnceLock::new();
     *FOUND.get_or_init(|| {
@@ -36,12 +36,13 @@ fn stand_in() -> u32 {
     })
 }
 
-/// Whether each user has a number here. A process may come into another namespace at any time.
+/// Returns whether each user has a number here. A process may come into another namespace at any time.
 fn are_all_named() -> bool {
     names_all(&std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default())
 }
 
-/// Whether a map of users has a number for each of them: its lines are first numbers inside and outside, and how many.
+/// Returns whether a map of users has a number for each of them. Its lines hold the first numbers inside and outside,
+/// and how many there are.
 fn names_all(map: &str) -> bool {
     let counts = map.lines().filter_map(|line| line.split_whitespace().nth(2)?.parse::<u64>().ok());
     counts.sum::<u64>() >= u64::from(u32::MAX)

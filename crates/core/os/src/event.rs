@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Eventfds: counters that wake who polls them.
+//! Eventfds: counters that wake those who poll them.
 //!
-//! [`eventfd`] makes one for a single process: [`raise`] makes it readable. [`full_eventfd`] makes one that a hostile peer
-//! may hold as well: its notifier *reads* it ([`raise_full`]), which no other holder can make block, and its waiter
+//! [`eventfd`] makes one for a single process: [`raise`] makes it readable. [`full_eventfd`] makes one that a hostile
+//! peer may hold as well. Its notifier *reads* it ([`raise_full`]), which no other holder can make block. Its waiter
 //! watches it for edges of writability and never reads it.
 
 use std::{
@@ -12,11 +12,11 @@ use std::{
 
 use rustix::{event::EventfdFlags, io::ReadWriteFlags};
 
-/// Notifications that a full eventfd is good for: at a million a second, half a million years. It is all that a counter
-/// holds, so that the first one is what makes room.
+/// Number of notifications that a full eventfd is good for: at a million a second, half a million years. It is all that
+/// a counter holds, so that the first notification makes room.
 const FILL: u64 = u64::MAX - 1;
 
-/// An eventfd that no call blocks on, with `count` in it.
+/// Makes an eventfd that no call blocks on, with `count` in it.
 ///
 /// # Errors
 /// There are too many descriptors.
@@ -26,11 +26,11 @@ pub fn eventfd(count: u32) -> io::Result<OwnedFd> {
 
 /// Makes an [`eventfd`] poll readable.
 pub fn raise(event: impl AsFd) {
-    // Full is as good as one.
+    // A full counter polls readable just as well.
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
 
-/// An eventfd in semaphore mode that is full: it is not writable until [`raise_full`].
+/// Makes an eventfd in semaphore mode that is full: it is not writable until [`raise_full`].
 ///
 /// # Errors
 /// There are too many descriptors.
@@ -40,8 +40,8 @@ pub fn full_eventfd() -> io::Result<OwnedFd> {
     Ok(event)
 }
 
-/// Takes one from a [`full_eventfd`], which tells those who watch it for edges of writability. Never blocks, whatever the
-/// other holder did to it; an error means that the waiter spoilt its own.
+/// Takes one from a [`full_eventfd`], which wakes those who watch it for edges of writability. Never blocks, whatever
+/// the other holder did to it; an error means that the waiter spoilt its own eventfd.
 pub fn raise_full(event: impl AsFd) {
     let mut count = [0; 8];
     // No offset: an eventfd has none.

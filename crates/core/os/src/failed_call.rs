@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Which call failed: what the kernel says of an error does not tell.
+//! Names the call that failed, which an error of the kernel does not tell.
 
 use std::{error::Error, fmt, io};
 
-/// A call that should not fail.
+/// Failure of a call that should not fail.
 #[derive(Debug)]
 pub struct FailedCall {
-    /// Which.
+    /// Name of the call.
     pub call: &'static str,
-    /// What the kernel said.
+    /// Error that the kernel returned.
     pub source: io::Error,
 }
 
@@ -24,12 +24,12 @@ impl Error for FailedCall {
     }
 }
 
-/// Names the call in an error.
+/// Adds the name of a call to its error.
 pub trait Os<T> {
     /// Turns the error into a [`FailedCall`].
     ///
     /// # Errors
-    /// That one.
+    /// The [`FailedCall`].
     fn os(self, call: &'static str) -> Result<T, FailedCall>;
 }
 

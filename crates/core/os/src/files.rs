@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Small files of the kernel's.
+//! Reads small files of the kernel's.
 
 use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
 
-/// What a file of the kernel's says, at most `most` bytes of it. Somebody may have put something else there, in a container:
-/// it is neither waited for nor read at length.
+/// Returns the text of a kernel file, at most `most` bytes of it. In a container, something else may have been put
+/// there: it is neither waited for nor read at length.
 #[must_use]
 pub fn read_text(path: &Path, most: usize) -> Option<String> {
     let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()).ok()?;

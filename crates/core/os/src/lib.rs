@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Layer 0. Uses: nothing of ours.
 //!
-//! What every crate asks of Linux, once. There are descriptors that come over sockets ([`passing`]), sleeping on
-//! descriptors ([`poll`]), eventfds ([`event`]), locks ([`lock`]) and random bytes ([`random`]). Then there is what `/proc` shows of a
-//! process ([`process`]), what small files of the kernel's say ([`files`]), and a clock that costs nothing ([`clock`]).
-//! Last are who is at the other end of a socket ([`credentials`]), the addresses of a network namespace ([`addresses`]), and
-//! descriptors out of a program's way ([`reserved`]).
+//! Wraps what every crate needs of Linux, once. There are descriptors that come over sockets ([`passing`]), sleeping on
+//! descriptors ([`poll`]), eventfds ([`event`]), locks ([`lock`]) and random bytes ([`random`]). There are readers of
+//! what `/proc` shows of a process ([`process`]) and of small files of the kernel's ([`files`]), and a clock that costs
+//! almost nothing ([`clock`]). Last are the process at the other end of a socket ([`credentials`]), the addresses of a
+//! network namespace ([`addresses`]), and descriptors out of a program's way ([`reserved`]).
 //!
-//! Errors are [`std::io::Error`]: who calls says what the call was for, by [`failed_call`] for one.
+//! Errors are [`std::io::Error`]. The caller adds what the call was for, for example by [`failed_call`].
 #![forbid(unsafe_code)]
 
 pub mod addresses;

@@ -14,11 +14,11 @@ pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Locks an open file or folder for this open file alone, if nobody has it locked; says whether. The lock ends with
-/// [`unlock_file`], or with the last descriptor of the open file.
+/// Locks an open file or folder for this open file alone, unless somebody has it locked. Returns whether it did. The
+/// lock ends with [`unlock_file`], or with the last descriptor of the open file.
 ///
 /// # Errors
-/// The file system knows no locks.
+/// The file system does not support locks.
 pub fn try_lock_file(file: impl AsFd) -> io::Result<bool> {
     loop {
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -30,7 +30,7 @@ pub fn try_lock_file(file: impl AsFd) -> io::Result<bool> {
     }
 }
 
-/// Ends the lock of a file.
+/// Releases the lock of a file.
 pub fn unlock_file(file: impl AsFd) {
     let _ = rustix::fs::flock(file, FlockOperation::Unlock);
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Bytes with descriptors, over UNIX sockets.
+//! Sends and receives bytes with descriptors, over UNIX sockets.
 //!
-//! Whoever can send can send descriptors as well, up to [`SCM_MAX_FD`] with each message. So each message is received here
-//! with room for as many as its receiver says, all of them are owned at once, and that more came is said and not passed
-//! over.
+//! Any sender can send descriptors as well, up to [`SCM_MAX_FD`] with each message. So each message is received here
+//! with room for as many as its receiver asks for. All of them are owned at once, and it is reported and not ignored
+//! that more came.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -19,37 +19,37 @@ use rustix::{
     },
 };
 
-/// Most descriptors that the kernel lets anyone put into one message.
+/// Largest number of descriptors that the kernel allows in one message.
 pub const SCM_MAX_FD: usize = 253;
 
-/// Bytes of the head of a control message, and of one descriptor in it.
+/// Size in bytes of the head of a control message; below, of one descriptor in it.
 const RIGHTS_HEAD: usize = rustix::cmsg_aligned_space!(ScmRights(0));
 const RIGHT: usize = size_of::<RawFd>();
 
-/// Room for control messages, aligned as the kernel wants it.
+/// Room for control messages, aligned as the kernel requires.
 #[repr(C, align(8))]
 struct Space([MaybeUninit<u8>; rustix::cmsg_space!(ScmRights(SCM_MAX_FD))]);
 
-/// What was received.
+/// A message that was received.
 #[derive(Debug)]
 pub struct Received {
-    /// Bytes of the message, as far as there was room.
+    /// Number of bytes of the message, as far as there was room.
     pub len: usize,
-    /// The message was longer than the room for it.
+    /// Whether the message was longer than the room for it.
     pub is_longer: bool,
-    /// More descriptors came with it than there was room for, or than this process may open.
+    /// Whether more descriptors came with it than there was room for, or than this process may open.
     pub more_came: bool,
-    /// Those that came with it.
+    /// Descriptors that came with it.
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// Sends what `parts` hold as one message, with `descriptors`; never raises a signal.
+/// Sends what `parts` hold as one message, with `descriptors`. Never raises a signal.
 ///
 /// # Blocking
-/// Unless `flags` or the socket say otherwise, until there is room.
+/// Until there is room, unless `flags` or the socket's mode prevent it.
 ///
 /// # Errors
-/// There are more than [`SCM_MAX_FD`] descriptors, or what the kernel says to `sendmsg`. An interrupted call is repeated.
+/// There are more than [`SCM_MAX_FD`] descriptors, or `sendmsg` fails. An interrupted call is repeated.
 pub fn send(
     socket: impl AsFd,
     parts: &[IoSlice<'_>],
@@ -69,20 +69,21 @@ pub fn send(
     }
 }
 
-/// Receives a message into `buffer`, with room for so many descriptors and not one more. They are closed when this process
-/// executes another program.
+/// Receives a message into `buffer`, with room for so many descriptors and not one more. They are closed when this
+/// process executes another program.
 ///
 /// # Blocking
-/// Unless `flags` or the socket say otherwise, until a message comes.
+/// Until a message comes, unless `flags` or the socket's mode prevent it.
 ///
 /// # Errors
-/// What the kernel says to `recvmsg`. An interrupted call is repeated.
+/// `recvmsg` fails. An interrupted call is repeated.
 ///
 /// # Panics
-/// If there is to be room for more than [`SCM_MAX_FD`].
+/// If `room` is more than [`SCM_MAX_FD`].
 pub fn receive(socket: impl AsFd, buffer: &mut [u8], room: usize, flags: RecvFlags) -> io::Result<Received> {
     let mut space = Space([MaybeUninit::uninit(); _]);
-    // The kernel fills whatever space it is given: neither the padding behind the last descriptor nor bytes to align it.
+    // The kernel fills whatever space it is given, so there is neither padding behind the last descriptor nor bytes to
+    // align it.
     let space = if room > 0 { &mut space.0[..RIGHTS_HEAD + room * RIGHT] } else { &mut [] };
     let mut control = RecvAncillaryBuffer::new(space);
     let received = loop {

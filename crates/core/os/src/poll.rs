@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Sleeping on descriptors, and looking at what they poll as.
+//! Sleeps on descriptors, and looks at what they poll as.
 
 use std::{
     io,
@@ -13,14 +13,14 @@ use rustix::{
     io::Errno,
 };
 
-/// Whether `fd` polls readable (data, a hang-up or an error: whatever makes a read return) before `left` gives zero. It is
-/// asked before each sleep how long that may be; `None` is without end.
+/// Returns whether `fd` polls readable (data, a hang-up or an error: whatever makes a read return) before `left`
+/// returns zero. `left` is asked before each sleep how long that may be; `None` is without end.
 ///
 /// # Blocking
 /// Until one or the other.
 ///
 /// # Errors
-/// What the kernel says to `poll`.
+/// `poll` fails.
 pub fn wait_readable(fd: BorrowedFd<'_>, left: impl Fn() -> Option<Duration>) -> io::Result<bool> {
     let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
     loop {
@@ -33,25 +33,26 @@ pub fn wait_readable(fd: BorrowedFd<'_>, left: impl Fn() -> Option<Duration>) ->
     }
 }
 
-/// Whether `fd` polls now as any of `wanted`.
+/// Returns whether `fd` polls now as any of `wanted`.
 pub fn polls_as(fd: impl AsFd, wanted: PollFlags) -> bool {
     let mut polled = [PollFd::new(&fd, wanted)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     matches!(rustix::event::poll(&mut polled, Some(&now)), Ok(1)) && polled[0].revents().intersects(wanted)
 }
 
-/// Whether all holders of a socket's other end have closed it, or shut down its sending.
+/// Returns whether all holders of a socket's other end have closed it, or shut down its sending.
 pub fn is_hung_up(socket: impl AsFd) -> bool {
     polls_as(socket, PollFlags::HUP | PollFlags::RDHUP)
 }
 
-/// The lowest number of what is ready in an epoll instance, waiting for it for at most `left`. Two are looked at.
+/// Returns the lowest number of what is ready in an epoll instance, and waits for it for at most `left`. Two events are
+/// looked at.
 ///
 /// # Blocking
 /// For `left`, and up to a millisecond less before Linux 5.11: who has a deadline asks it again.
 ///
 /// # Errors
-/// What the kernel says to `epoll_wait`: interrupted, for one.
+/// `epoll_wait` fails: interrupted, for example.
 pub fn lowest_event(set: BorrowedFd<'_>, left: Option<Duration>) -> io::Result<Option<u64>> {
     let mut events = [MaybeUninit::uninit(); 2];
     let (events, _) = match epoll::wait(set, &mut events, timeout(left).as_ref()) {
@@ -65,7 +66,7 @@ pub fn lowest_event(set: BorrowedFd<'_>, left: Option<Duration>) -> io::Result<O
     Ok(events.iter().map(|event| event.data.u64()).min())
 }
 
-/// A time beyond what the kernel can hold is as good as never.
+/// Converts a time for the kernel. A time beyond what the kernel can hold is as good as never.
 fn timeout(left: Option<Duration>) -> Option<Timespec> {
     left.and_then(|left| Timespec::try_from(left).ok())
 }

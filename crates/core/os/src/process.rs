@@ -1,31 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What `/proc` shows of a process.
+//! Reads what `/proc` shows of a process.
 
 use std::{fs, path::Path};
 
-/// Where cgroup version 2 is mounted, alone or beside version 1.
+/// Folders where cgroup version 2 is mounted, alone or beside version 1.
 const CGROUPS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
-/// Among the flags of a process: a thread of the kernel.
+/// Flag of a process that is a thread of the kernel.
 const KERNEL_THREAD: u64 = 0x0020_0000;
 
-/// What is used of `/proc/PID/stat`.
+/// The fields of `/proc/PID/stat` that are used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stat {
-    /// `R` runs, `S` and `D` sleep, `T` and `t` are stopped, `Z` and `X` are dead.
+    /// State: `R` runs, `S` and `D` sleep, `T` and `t` are stopped, `Z` and `X` are dead.
     pub state: char,
-    /// The process that it belongs to; 0 where that one is not to be seen from here.
+    /// Number of the parent process; 0 where that is not visible from here.
     pub parent: u32,
     /// The kernel's flags.
     flags: u64,
-    /// When it began, in clock ticks since boot.
+    /// Time at which the process began, in clock ticks since boot.
     pub began: u64,
 }
 
 impl Stat {
-    /// That of a process; none if there is none of that number here, or it is hidden.
+    /// Returns the fields of a process, or `None` if there is no process of that number here, or it is hidden.
     #[must_use]
     pub fn of(pid: u32) -> Option<Self> {
-        // A name need not be UTF-8, if only because it is cut after 15 bytes.
+        // A name need not be UTF-8, if only because the kernel cuts it after 15 bytes.
         Self::parse(&String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/stat")).ok()?))
     }
 
@@ -39,20 +39,21 @@ impl Stat {
         Some(Self { state, parent, flags, began })
     }
 
-    /// Whether it is stopped, by a signal or a debugger.
+    /// Returns whether the process is stopped, by a signal or a debugger.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
         matches!(self.state, 'T' | 't')
     }
 
-    /// Whether it is a thread of the kernel's.
+    /// Returns whether it is a thread of the kernel's.
     #[must_use]
     pub fn is_kernel_thread(&self) -> bool {
         self.flags & KERNEL_THREAD != 0
     }
 }
 
-/// Whether the process is in a frozen cgroup (a paused container), as far as the hierarchy is visible from here.
+/// Returns whether the process is in a frozen cgroup (a paused container), as far as the hierarchy is visible from
+/// here.
 #[must_use]
 pub fn is_frozen(pid: u32) -> bool {
     let Ok(cgroups) = fs::read_to_string(format!("/proc/{pid}/cgroup")) else { return false };

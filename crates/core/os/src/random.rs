@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Random bytes of the kernel's.
+//! Gets random bytes from the kernel.
 
 use std::io;
 
 use rustix::{io::Errno, rand::GetRandomFlags};
 
-/// So many random bytes.
+/// Returns `N` random bytes.
 ///
 /// # Blocking
-/// Until the kernel has some, early in its life.
+/// Until the kernel has some, soon after its start.
 ///
 /// # Errors
-/// A filter forbids the call.
+/// A filter of system calls forbids the call.
 pub fn bytes<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     let mut done = 0;

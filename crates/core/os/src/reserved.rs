@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Descriptors of a library in a program that knows nothing of it.
+//! Keeps descriptors of a library out of the way of a program that knows nothing of it.
 //!
-//! A program counts on the lowest numbers, and on being the only one who opens and closes. So where [`reserve_descriptors`] was called,
-//! what backends hold goes to numbers beyond the program's limit (`RLIMIT_NOFILE` bounds numbers, not how
-//! many there are), and [`is_aside`] tells whoever stands in for `close` what is not the program's to close.
+//! A program counts on the lowest numbers, and on being the only one that opens and closes descriptors. So after
+//! [`reserve_descriptors`] what backends hold goes to numbers beyond the program's limit, as `RLIMIT_NOFILE` bounds
+//! numbers and not how many there are. [`is_aside`] tells code that stands in for `close` what is not the program's to
+//! close.
 
 use std::{
     cell::Cell,
@@ -20,45 +21,48 @@ use rustix::{
     process::{Resource, Rlimit, getrlimit, setrlimit},
 };
 
-/// Numbers from here on are too costly to be the first: the kernel's table, which a fork copies, is as long as the highest.
+/// Highest number that may be the first reserved one. Others are too costly: the kernel's table, which a fork copies,
+/// is as long as the highest number.
 const HIGH: u64 = 16 << 10;
-/// Numbers beyond the program's limit.
+/// Number of descriptors that there is room for beyond the program's limit.
 const ROOM: u64 = 8 << 10;
-/// Numbers at the end of the program's own, where its limit cannot be lifted; and the least limit with that many to spare.
+/// Number of reserved descriptors at the end of the program's own, where its limit cannot be lifted; below, the least
+/// limit with that many to spare.
 const SPARE: u64 = 64;
 const SPARES: u64 = 1 << 10;
 
-/// Whether this process keeps its descriptors aside.
+/// Whether this process reserves descriptors.
 static KEEPS: AtomicBool = AtomicBool::new(false);
-/// One bit for each number: it is aside.
+/// One bit for each number: whether it is reserved.
 static ASIDE: [AtomicU64; ((HIGH + 2 * ROOM) / 64) as usize] =
     [const { AtomicU64::new(0) }; ((HIGH + 2 * ROOM) / 64) as usize];
-/// Held while the process's limit is not what the program set.
+/// Lock held while the process's limit is not what the program set.
 static LIMIT: Mutex<()> = Mutex::new(());
 
 thread_local! {
-    /// What the program set, while this thread has lifted it.
+    /// Limit that the program set, while this thread has lifted it.
     static BEFORE: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
-/// From now on descriptors are put aside: this process is another program's.
+/// Reserves descriptors from now on, because this process is another program's.
 pub fn reserve_descriptors() {
     KEEPS.store(true, Ordering::Relaxed);
 }
 
-/// While this is held the process's limit is what the program set: for who makes a copy of the process.
+/// Returns a guard that keeps the process's limit at what the program set, for a caller that makes a copy of the
+/// process.
 pub fn hold() -> MutexGuard<'static, ()> {
     LIMIT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether `fd` is aside.
+/// Returns whether `fd` is reserved.
 #[must_use]
 pub fn is_aside(fd: RawFd) -> bool {
     let Some((word, bit)) = bit(fd) else { return false };
     word.load(Ordering::Relaxed) & bit != 0
 }
 
-/// The first number from `fd` on that is aside.
+/// Returns the first reserved number from `fd` on.
 #[must_use]
 pub fn next(fd: RawFd) -> Option<RawFd> {
     let from = usize::try_from(fd).ok()?;
@@ -80,7 +84,7 @@ fn bit(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
 pub struct ReservedFd(OwnedFd);
 
 impl ReservedFd {
-    /// Puts `fd` aside, where this process does so; else it stays as it is.
+    /// Moves `fd` to a reserved number if this process reserves descriptors; else it stays as it is.
     ///
     /// # Errors
     /// `MFILE` where there is no number to spare.
@@ -117,21 +121,21 @@ impl AsRawFd for ReservedFd {
     }
 }
 
-/// Does `f`, which opens descriptors for a moment, while the process may have more than the program's limit allows: at that
-/// limit no thread of the program must miss one, nor this library a message. It may do so again inside, and
+/// Calls `f`, which opens descriptors for a moment, while the process may have more than the program's limit allows. At
+/// that limit no thread of the program must miss a descriptor, nor this library a message. `f` may call this again, and
 /// takes no lock that others hold when they begin this.
 pub fn lifted<T>(f: impl FnOnce() -> T) -> T {
     let _lifted = (keeps() && BEFORE.get().is_none()).then(RaisedLimit::new).flatten();
     f()
 }
 
-/// Whether this process keeps its descriptors aside.
+/// Returns whether this process reserves descriptors.
 #[must_use]
 pub fn keeps() -> bool {
     KEEPS.load(Ordering::Relaxed)
 }
 
-/// While it lives the process may open more descriptors than the program set.
+/// Guard that lets the process open more descriptors than the program's limit allows.
 struct RaisedLimit {
     before: Rlimit,
     _held: MutexGuard<'static, ()>,
@@ -142,7 +146,7 @@ impl RaisedLimit {
         let held = hold();
         let before = getrlimit(Resource::Nofile);
         let now = before.current.filter(|now| *now <= HIGH)?;
-        // The hard limit where it allows more, else beyond it where the process may do that.
+        // Up to the hard limit if that allows more, else beyond it if the process may do that.
         let most = before.maximum.map(|most| most.max(now + ROOM));
         let lifts = |maximum: &Option<u64>| {
             let current = maximum.map_or(now + ROOM, |most| most.min(now + ROOM));
@@ -157,12 +161,12 @@ impl RaisedLimit {
 impl Drop for RaisedLimit {
     fn drop(&mut self) {
         BEFORE.set(None);
-        // Back to what is lower can always be gone.
+        // A return to a lower limit is always allowed.
         let _ = setrlimit(Resource::Nofile, self.before);
     }
 }
 
-/// A copy of `fd` at a number that is not missed.
+/// Returns a copy of `fd` at a number that the program does not miss.
 fn place(fd: &OwnedFd) -> rustix::io::Result<OwnedFd> {
     lifted(|| match (BEFORE.get(), getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)) {
         (Some(before), _) => rustix::io::fcntl_dupfd_cloexec(fd, before as RawFd),

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a half of a pipe counts. Private, so the peer can neither see nor spoil it; one add each, so it is always on.
+//! Counts the work of a half of a pipe. The counters are private, so the peer can neither see nor spoil them. Each
+//! costs one addition, so they are always on.
 
 use tombolo_layout::private::COUNTERS;
 
-/// What one half of a channel counted since it was made.
+/// Counters of one half of a channel since it was made.
 ///
 /// # Example
 /// ```
@@ -19,30 +20,31 @@ use tombolo_layout::private::COUNTERS;
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub struct Counters {
-    /// Bytes moved through the ring, record headers and padding included.
+    /// Number of bytes moved through the ring, record headers and padding included.
     pub bytes: u64,
-    /// Calls that moved something (stream mode), or records (message mode).
+    /// Number of calls that moved something (stream mode), or of records (message mode).
     pub messages: u64,
-    /// Times the peer's waiter was notified.
+    /// Number of times that the peer's waiter was notified.
     pub notifications_sent: u64,
-    /// Times the peer was found awake, or its target not reached, when it was time to look.
+    /// Number of checks that found the peer awake, or its target not reached.
     pub notifications_suppressed: u64,
-    /// Times this half was woken by a notification.
+    /// Number of times that a notification woke this half.
     pub notifications_received: u64,
-    /// Wake-ups that found nothing to do.
+    /// Number of wake-ups that found nothing to do.
     pub wakeups_spurious: u64,
-    /// Waits that ended while spinning.
+    /// Number of waits that ended while spinning.
     pub spins_paid: u64,
-    /// Spins that ended in a sleep.
+    /// Number of spins that ended in a sleep.
     pub spins_wasted: u64,
-    /// Times this half went to sleep.
+    /// Number of times that this half went to sleep.
     pub sleeps: u64,
-    /// Times there was nothing to read (reader) or no room (writer) and the caller had to wait or be refused.
+    /// Number of times that there was nothing to read (reader) or no room (writer), and the caller had to wait or was
+    /// refused.
     pub stalls: u64,
 }
 
 impl Counters {
-    /// Lists all but the bytes, which the positions tell, in the order of R-26.
+    /// Lists all counters but the bytes, which follow from the positions, in the order of R-26.
     #[doc(hidden)]
     #[must_use]
     pub const fn listed(&self) -> [u64; COUNTERS] {
@@ -59,7 +61,7 @@ impl Counters {
         ]
     }
 
-    /// The counters that [`listed`](Self::listed) gave, and the bytes.
+    /// Returns the counters that [`listed`](Self::listed) returned, together with the bytes.
     #[doc(hidden)]
     #[must_use]
     pub const fn from_listed(bytes: u64, listed: [u64; COUNTERS]) -> Self {

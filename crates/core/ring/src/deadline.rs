@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! When a caller stops waiting.
+//! Deadlines of calls that wait.
 
 use std::time::{Duration, Instant};
 
-/// A point in time after which a call gives up, or never.
+/// Point in time at which a call gives up, or never.
 ///
 /// # Example
 /// ```
@@ -33,7 +33,7 @@ impl Deadline {
     /// Does not wait at all.
     pub const NOW: Self = Self(When::Over);
 
-    /// Gives up when `timeout` has passed from now on. A timeout beyond what the clock can hold is never.
+    /// Gives up once `timeout` has passed. A timeout beyond what the clock can hold means never.
     #[must_use]
     pub fn after(timeout: Duration) -> Self {
         Self(Instant::now().checked_add(timeout).map_or(When::Never, When::At))
@@ -45,7 +45,7 @@ impl Deadline {
         Self(When::At(instant))
     }
 
-    /// Returns the time left; `None` is for ever, zero is over.
+    /// Returns the time left: `None` means for ever, zero that the deadline has passed.
     #[must_use]
     pub fn remaining(self) -> Option<Duration> {
         match self.0 {
@@ -55,7 +55,7 @@ impl Deadline {
         }
     }
 
-    /// Returns whether the time is over.
+    /// Returns whether the deadline has passed.
     #[must_use]
     pub fn expired(self) -> bool {
         match self.0 {
@@ -65,7 +65,7 @@ impl Deadline {
         }
     }
 
-    /// The earlier of the two.
+    /// Returns the earlier of the two.
     #[must_use]
     pub fn min(self, other: Self) -> Self {
         match (self.0, other.0) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What can go wrong on a pipe.
+//! Errors of a pipe.
 
-/// What the peer did to break the specification. Nothing it says is believed any more.
+/// A protocol violation of the peer. Nothing that the peer publishes is believed any more.
 ///
 /// # Example
 /// ```
@@ -15,61 +15,61 @@
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the peer broke {clause} of the specification: {what} (found {found:#x}, bound {bound:#x})")]
 pub struct Corrupt {
-    /// The clause that was broken, of `spec/2-ring.md` or `spec/1-memory.md`.
+    /// Clause of `spec/2-ring.md` or `spec/1-memory.md` that was broken.
     pub clause: &'static str,
-    /// What is wrong, in words.
+    /// Description of the violation.
     pub what: &'static str,
-    /// The value found.
+    /// Value found.
     pub found: u64,
-    /// The bound or value that it should have kept.
+    /// Bound or value that it should have kept.
     pub bound: u64,
 }
 
-/// Why an operation on a pipe failed. Would-block is not among them: it is `Ok(None)`.
+/// Reason why an operation on a pipe failed. Would-block is not an error: it is `Ok(None)`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The peer lied; the pipe is of no more use.
+    /// A protocol violation of the peer; the pipe is of no more use.
     #[error(transparent)]
     Corrupt(#[from] Corrupt),
-    /// The memory was taken away: what stands there now is not the peer's.
+    /// The memory was taken away: what it holds now is not the peer's.
     #[error("the shared memory was taken away")]
     Revoked,
-    /// The reader wants no more (the `EPIPE` of this world).
+    /// The reader has closed the pipe (the equivalent of `EPIPE`).
     #[error("the reader has closed the pipe")]
     Closed,
     /// A record cannot fit into this ring, now or later.
     #[error("a record of {len} bytes does not fit: this ring takes at most {max}; use a larger ring")]
     TooLarge {
-        /// Bytes of the record.
+        /// Size of the record in bytes.
         len: u64,
-        /// Largest record of this ring.
+        /// Size of the largest record of this ring.
         max: u64,
     },
-    /// The caller's buffer is smaller than the next record, which stays where it is.
+    /// The caller's buffer is smaller than the next record, which stays in the ring.
     #[error("the next record has {len} bytes, the buffer only {buffer}")]
     BufferTooSmall {
-        /// Bytes of the record.
+        /// Size of the record in bytes.
         len: u64,
-        /// Bytes of the buffer.
+        /// Size of the buffer in bytes.
         buffer: u64,
     },
-    /// A record (R-26) of another pipe, or of the other half of this one.
+    /// The record (R-26) belongs to another pipe, or to the other half of this one.
     #[error("the record is of another half of a pipe: {what} (found {found:#x}, this half has {own:#x})")]
     ForeignRecord {
-        /// What differs.
+        /// Description of the difference.
         what: &'static str,
-        /// The value in the record.
+        /// Value in the record.
         found: u64,
-        /// The value of this half.
+        /// Value of this half.
         own: u64,
     },
     /// Another process of this endpoint has moved the pipe to a ring that is not mapped here (R-26).
     #[error("the pipe is in ring {at}, only ring {mapped} is mapped here: go on in the process that moved it")]
     Elsewhere {
-        /// The ring that the pipe is in.
+        /// Ring that the pipe is in.
         at: u16,
-        /// The ring that is mapped here.
+        /// Ring that is mapped here.
         mapped: u16,
     },
 }

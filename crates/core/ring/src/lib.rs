@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Layer 1. Uses: layout, mem.
 //!
-//! One pipe: a [`Writer`] publishes bytes into a ring that it owns, a [`Reader`] consumes them; [`wait`] lets either
-//! sleep until the other gets on. Over any [`Mem`](tombolo_mem::Mem): mapped memory, or a model checker's cells.
-//! `spec/2-ring.md` is the normative text.
+//! One pipe: a [`Writer`] publishes bytes into a ring that it owns, and a [`Reader`] consumes them. With [`wait`]
+//! either sleeps until the other has made progress. Works over any [`Mem`](tombolo_mem::Mem): mapped memory, or the
+//! cells of a model checker. `spec/2-ring.md` is the normative text.
 #![forbid(unsafe_code)]
 
 mod counters;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The notifier's half of the wake protocol (R-12). The waiter's half is in `wait`.
+//! Implements the notifier's half of the wake protocol (R-12). The waiter's half is in `wait`.
 //!
 //! ```text
 //! notifier                                    waiter
@@ -9,15 +9,15 @@
 //! B4 armed, reached, not rung yet: ring     A4 block on the doorbell
 //! ```
 //!
-//! The two fences are totally ordered. B2 first: A3 sees the position, nobody sleeps. A2 first: B3 sees the word of
-//! this sleep or of a later one, and rings unless it rang for that very target before. It remembers the last target
-//! it rang for in private memory and never writes the waiter's word: positions only grow, so a target that was once
-//! reached stays reached, and no waiter sleeps on it again.
+//! The two fences are totally ordered. If B2 comes first, A3 sees the position and nobody sleeps. If A2 comes first, B3
+//! sees the word of this sleep or of a later one, and notifies unless it did so before for that very target. The
+//! notifier remembers the last target that it notified for in private memory, and never writes the waiter's word.
+//! Positions only grow, so a target once reached stays reached, and no waiter sleeps on it again.
 
 use tombolo_layout::{limits, words};
 use tombolo_mem::{Mem, PeerWord};
 
-/// Who pays for the order between publishing and looking (R-13).
+/// Side that pays for the order of publishing and checking (R-13).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FenceMode {
     /// Both sides issue a fence: works between any two domains.
@@ -37,13 +37,13 @@ impl FenceMode {
     }
 }
 
-/// What a notifier knows of the peer's waiter.
+/// State of the notifier for the peer's waiter.
 #[derive(Debug)]
 pub(crate) struct Notifier<M: Mem> {
     want: M::PeerWord,
-    /// The wait word of the last target rung for.
+    /// Wait word of the last target that the peer was notified for.
     pub(crate) rung: u64,
-    /// A ring is owed: the owner of the doorbell picks it up.
+    /// Whether a notification is due, which the owner of the doorbell sends.
     owed: bool,
     pub(crate) sent: u64,
     pub(crate) suppressed: u64,
@@ -77,14 +77,16 @@ impl<M: Mem> Notifier<M> {
         }
     }
 
-    /// Rings whatever the peer's word says (R-16), after the caller published a state. The fence is what the waiter's
-    /// (A2) pairs with if he drains this ring before he looks: a doorbell need not order memory.
+    /// Requests a notification whatever the peer's word says (R-16), after the caller published a state. The fence
+    /// pairs with the waiter's (A2) in case the waiter drains this notification before its check: a doorbell need not
+    /// order memory.
     pub(crate) fn owe_after_fence(&mut self, ordering: FenceMode) {
         ordering.notifier_fence::<M>();
         self.owe();
     }
 
-    /// In place of a notifier that died at any step of this: forgets what was rung for, and rings (R-26).
+    /// Takes over from a notifier that died at any step of this: forgets what it notified for, and requests a
+    /// notification (R-26).
     pub(crate) fn restart(&mut self, position: u64, ordering: FenceMode) {
         // Precedes every live target: none is more than a ring away.
         self.rung = words::armed(position.wrapping_sub(limits::CAPACITY_MAX * 2));

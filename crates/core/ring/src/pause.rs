@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One step of waiting in a loop. CPUs have an instruction for it, of some dozen nanoseconds; in an emulated machine it leaves
-//! the machine each time, for a microsecond and with its locks held: then something else that takes a moment stands for it.
+//! One step of waiting in a loop. CPUs have an instruction for it that takes some dozen nanoseconds. In an emulated
+//! machine the instruction leaves the machine each time, for a microsecond and with its locks held. There a short loop
+//! replaces it.
 
 use std::{
     hint::{black_box, spin_loop},
@@ -10,15 +11,16 @@ use std::{
 
 use tombolo_mem::Mem;
 
-/// No CPU takes this long by itself.
+/// Time that no CPU needs for the instruction by itself.
 const DEAR: Duration = Duration::from_nanos(300);
-/// It is timed some at once, some times, of which the quickest counts: in the others something else may have come between.
+/// Number of instructions that are timed together. Of `TIMES` such timings the quickest counts, as other work may have
+/// interrupted the rest.
 const ONES: u32 = 8;
 const TIMES: u32 = 4;
-/// Turns of an empty loop that take about as long as the instruction.
+/// Number of turns of an empty loop that take about as long as the instruction.
 const TURNS: u32 = 16;
 
-/// Lets a moment pass.
+/// Waits for a moment.
 #[inline]
 pub(crate) fn pause<M: Mem>() {
     if leaves_machine() {
@@ -30,7 +32,7 @@ pub(crate) fn pause<M: Mem>() {
     }
 }
 
-/// Whether the instruction leaves the machine, which is an emulated one then.
+/// Returns whether the instruction leaves the machine, which is then an emulated one.
 #[inline]
 pub(crate) fn leaves_machine() -> bool {
     static IS_DEAR: OnceLock<bool> = OnceLock::new();
@@ -41,7 +43,7 @@ fn is_dear(quickest: Duration) -> bool {
     quickest >= DEAR * ONES
 }
 
-/// How long some of them take, without the look at the clock, which may be dearer still.
+/// Returns the time that `ONES` instructions take, without the read of the clock, which may cost even more.
 fn measured() -> Duration {
     let some = |_| {
         let since = Instant::now();
@@ -51,7 +53,7 @@ fn measured() -> Duration {
     (0..TIMES).map(some).min().unwrap_or_default().saturating_sub(clock())
 }
 
-/// How long a look at the clock takes.
+/// Returns the time that one read of the clock takes.
 pub(crate) fn clock() -> Duration {
     static TOOK: OnceLock<Duration> = OnceLock::new();
     *TOOK.get_or_init(|| {

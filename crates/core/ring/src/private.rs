@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the records of both halves have in common.
+//! Functions that the records of both halves share.
 
 use tombolo_layout::private::{COUNTERS, Half, Record};
 use tombolo_mem::Mem;
 
 use crate::{Error, notify::Notifier, wait::Waits};
 
-/// Whether `record` is one of this half of this pipe.
+/// Checks that `record` belongs to this half of this pipe.
 pub(crate) fn check_half(record: &Record, half: Half, start: u64) -> Result<(), Error> {
     if record.half != half {
         let what = "0 is a writer, 1 a reader";
@@ -18,7 +18,7 @@ pub(crate) fn check_half(record: &Record, half: Half, start: u64) -> Result<(), 
     Ok(())
 }
 
-/// Whether what lies between two positions fits into the ring that is mapped here.
+/// Checks that the bytes between two positions fit into the ring that is mapped here.
 pub(crate) fn check_fits(len: u64, capacity: u64) -> Result<(), Error> {
     if len <= capacity {
         return Ok(());
@@ -26,12 +26,12 @@ pub(crate) fn check_fits(len: u64, capacity: u64) -> Result<(), Error> {
     Err(Error::ForeignRecord { what: "bytes in the ring", found: len, own: capacity })
 }
 
-/// Whether the pipe is in the ring that is mapped here.
+/// Checks that the pipe is in the ring that is mapped here.
 pub(crate) fn check_ring(at: u16, mapped: u16) -> Result<(), Error> {
     if at == mapped { Ok(()) } else { Err(Error::Elsewhere { at, mapped }) }
 }
 
-/// Takes the counters over from a record; says how many records or calls there were.
+/// Takes over the counters of a record, and returns the number of records or calls.
 pub(crate) fn set_counters<M: Mem>(from: &[u64; COUNTERS], notifier: &mut Notifier<M>, waits: &mut Waits) -> u64 {
     let [records, sent, suppressed, received, spurious, spins_paid, spins_wasted, sleeps, stalls] = *from;
     (notifier.sent, notifier.suppressed) = (sent, suppressed);

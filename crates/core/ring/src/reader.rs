@@ -20,49 +20,50 @@ use crate::{
     wait::{Side, Waits},
 };
 
-/// The words and data that a [`Reader`] is made of.
+/// Words and data that make up a [`Reader`].
 #[derive(Debug)]
 pub struct ReaderParts<M: Mem> {
-    /// The first ring.
+    /// First ring.
     pub ring: PeerRing<M>,
-    /// Own position.
+    /// The reader's own position.
     pub head: M::OwnWord,
-    /// Own wait word.
+    /// The reader's own wait word.
     pub want_data: M::OwnWord,
-    /// Own state.
+    /// The reader's own state.
     pub state: M::OwnWord,
-    /// The writer's wait word.
+    /// Wait word of the writer.
     pub want_space: M::PeerWord,
-    /// The writer's state.
+    /// State of the writer.
     pub writer_state: M::PeerWord,
     /// Position of the first byte.
     pub start: u64,
-    /// Records instead of a stream.
+    /// Whether the pipe carries records instead of a stream.
     pub messages: bool,
-    /// Who fences.
+    /// Fence mode: which side pays for the order of a store and a load.
     pub ordering: FenceMode,
 }
 
-/// The reading half of a pipe: one reader, who alone writes the head, its wait word and its state.
+/// The reading half of a pipe. Its one reader alone writes the head, its wait word and its state.
 ///
-/// No call blocks; where there is nothing the answer is `Ok(None)`, and `wait` waits. At the end of file, calls answer
-/// `Ok(None)` too and [`finished`](Self::finished) tells. After each call the doorbell must be rung if
-/// [`take_ring`](Self::take_ring) says so.
+/// No call blocks. Where there is nothing to read a call returns `Ok(None)`, and `wait` waits. At the end of file calls
+/// return `Ok(None)` as well, and [`finished`](Self::finished) tells the two apart. After each call the peer must be
+/// notified through the doorbell if [`take_ring`](Self::take_ring) returns true.
 #[derive(Debug)]
 pub struct Reader<M: Mem> {
     pub(crate) flow: Inflow<M>,
 }
 
 impl<M: Mem> Reader<M> {
-    /// A reader at the beginning of its pipe. Publishes that it is open.
+    /// Makes a reader at the beginning of its pipe. Publishes that it is open.
     pub fn new(parts: ReaderParts<M>) -> Self {
         Self { flow: Inflow::new(parts) }
     }
 
-    /// Reads what is there into `to`, at most as much as fits, at least one byte; `None` while there is nothing.
+    /// Reads the available bytes into `to`, as many as fit and at least one. Returns their number, or `None` if there
+    /// are none.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where the writer's words are impossible.
+    /// [`Error::Corrupt`] if the writer's words are impossible.
     #[inline]
     pub fn read(&mut self, to: &mut [u8]) -> Result<Option<usize>, Error> {
         let len = to.len() as u64;
@@ -75,8 +76,8 @@ impl<M: Mem> Reader<M> {
         self.flow.read_in_steps(to)
     }
 
-    /// Reads what is there into `to`, all of that or nothing if `whole`, where that is short work: how many bytes. Of 0
-    /// [`read`](Self::read) knows more: it may find some, or why there are none.
+    /// Reads the available bytes into `to` if that is short work; with `whole` only if they fill `to`. Returns their
+    /// number. After 0 call [`read`](Self::read): it may find some, or tells why there are none.
     #[inline]
     pub fn read_at_once(&mut self, to: &mut [u8], whole: bool) -> usize {
         let len = to.len() as u64;
@@ -119,52 +120,52 @@ impl<M: Mem> Reader<M> {
         Ok(Some(done))
     }
 
-    /// Bytes published and not yet read, as last seen.
+    /// Returns the number of bytes published and not yet read, as last seen.
     #[inline]
     #[must_use]
     pub fn available(&self) -> u64 {
         self.flow.available()
     }
 
-    /// Position of the next byte to be read.
+    /// Returns the position of the next byte to be read.
     #[must_use]
     pub fn position(&self) -> u64 {
         self.flow.head
     }
 
-    /// Largest record that this ring takes, in bytes.
+    /// Returns the size in bytes of the largest record that this ring takes.
     #[must_use]
     pub fn message_max(&self) -> u64 {
         limits::message_max(self.flow.ring.capacity)
     }
 
-    /// Bytes of the ring.
+    /// Returns the size of the ring in bytes.
     #[must_use]
     pub fn capacity(&self) -> u64 {
         self.flow.ring.capacity
     }
 
-    /// Whether the doorbell must be rung now; asking answers it.
+    /// Returns whether the peer must be notified now, and clears that request.
     #[inline]
     #[must_use]
     pub fn take_ring(&mut self) -> bool {
         self.flow.notifier.take_pending()
     }
 
-    /// Whether what was shown since the last call, or found wrong, came from memory that is still there (D-3).
+    /// Checks that the bytes shown since the last call, or an error found, came from memory that is still there (D-3).
     ///
     /// # Errors
-    /// [`Error::Revoked`] where it was taken away.
+    /// [`Error::Revoked`] if the memory was taken away.
     #[inline]
     pub fn check_memory(&mut self) -> Result<(), Error> {
         self.flow.check_memory()
     }
 
-    /// Loads the tail again, whatever is cached, and says how many bytes there are. Where there are none, all that was read is
-    /// handed back.
+    /// Loads the tail again, whatever is cached, and returns the number of bytes that can be read. If there are none,
+    /// hands back all that was read.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where it is impossible.
+    /// [`Error::Corrupt`] if the tail is impossible.
     pub fn refresh(&mut self) -> Result<u64, Error> {
         self.flow.look_at_tail()?;
         if self.flow.available() == 0 && !self.flow.follow()? {
@@ -173,45 +174,45 @@ impl<M: Mem> Reader<M> {
         Ok(self.flow.available())
     }
 
-    /// Hands back all that was read, now: for one who has the other pipe to wait on. Otherwise it is done in steps, and
-    /// before this reader waits.
+    /// Hands back at once all that was read, for a caller that is about to wait on the other pipe. Otherwise space is
+    /// handed back in steps, and before this reader waits.
     #[inline]
     pub fn hand_back(&mut self) {
         self.flow.release();
     }
 
-    /// What was counted.
+    /// Returns the counters.
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.flow.counters()
     }
 
-    /// Wants no more: the writer's next call fails.
+    /// Closes the reader, which wants no more bytes: the writer's next call fails.
     pub fn close(&mut self) {
         self.flow.finish(Phase::Closed);
     }
 
-    /// Gives up: like [`close`](Self::close), said differently.
+    /// Aborts the pipe: like [`close`](Self::close), but published as *aborted* (R-19).
     pub fn abort(&mut self) {
         self.flow.finish(Phase::Aborted);
     }
 
-    /// How the pipe ended for one who has read everything. `None` while more may come; else whether the writer closed in
-    /// order or gave up in the middle, of a record for instance.
+    /// Returns how the pipe ended, for a reader that has read everything: whether the writer closed in order or
+    /// gave up in the middle, of a record for instance. Returns `None` while more may come.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where its state word is impossible.
+    /// [`Error::Corrupt`] if the writer's state word is impossible.
     pub fn finished(&mut self) -> Result<Option<Phase>, Error> {
         self.flow.look_at_writer()?;
         if matches!(self.flow.writer.phase, Phase::Fresh | Phase::Open) {
             return Ok(None);
         }
-        // The final tail is visible with the state; only what is left decides.
+        // The final tail is visible with the state; only the bytes that are left decide.
         self.flow.look_at_tail()?;
         if self.flow.available() == 0 && self.flow.follow()? {
             return Ok(None);
         }
-        // The rest is in a ring that is to be taken first (H-9).
+        // The rest is in a ring that must be taken first (H-9).
         if self.handover().is_behind() {
             return Ok(None);
         }
@@ -222,16 +223,17 @@ impl<M: Mem> Reader<M> {
         })
     }
 
-    /// Whether the writer has closed or given up, looked at afresh; what it published before may still be there.
+    /// Loads the writer's state again and returns whether it has closed or aborted. Bytes that it published before may
+    /// be left.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where its state word is impossible.
+    /// [`Error::Corrupt`] if the writer's state word is impossible.
     pub fn writer_closed(&mut self) -> Result<bool, Error> {
         self.flow.look_at_writer()?;
         Ok(matches!(self.flow.writer.phase, Phase::Closed | Phase::Aborted))
     }
 
-    /// The steps by which this reader follows its pipe to another ring.
+    /// Returns the steps by which this reader follows its pipe to another ring.
     pub fn handover(&mut self) -> Handover<'_, M> {
         Handover { flow: &mut self.flow }
     }
@@ -253,7 +255,7 @@ impl<M: Mem> Side for Reader<M> {
             self.flow.prefetch();
             return Ok(true);
         }
-        // The end, or a ring to follow to, is something to tell the caller.
+        // The caller must be told of the end, and of a ring to follow to.
         self.flow.look_at_writer()?;
         if self.flow.next.is_some() && self.handover().is_ready_beyond(need)? {
             return Ok(true);

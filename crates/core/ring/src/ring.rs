@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One ring of a pipe: its data and its tail. A pipe moves from ring to ring (H-1 to H-6); everything else stays.
+//! One ring of a pipe: its data and its tail. A pipe moves from ring to ring (H-1 to H-6); the rest of it stays.
 
 use tombolo_mem::{Mem, OwnData, PeerData, Untrusted};
 
@@ -20,17 +20,17 @@ pub struct PeerRing<M: Mem> {
 }
 
 impl<M: Mem> OwnRing<M> {
-    /// A ring over all of `data`.
+    /// Makes a ring over all of `data`.
     ///
     /// # Panics
-    /// If the length is no power of two.
+    /// If its length is no power of two.
     pub fn new(tail: M::OwnWord, data: M::OwnData) -> Self {
         let capacity = data.len() as u64;
         assert!(capacity.is_power_of_two(), "a ring of {capacity} bytes");
         Self { tail, data, capacity }
     }
 
-    /// Where `position` stands.
+    /// Returns the offset of `position` in the data.
     #[inline]
     pub(crate) fn offset(&self, position: u64) -> usize {
         (position & (self.capacity - 1)) as usize
@@ -51,7 +51,7 @@ impl<M: Mem> OwnRing<M> {
         }
     }
 
-    /// Asks for the lines that the next write of `len` bytes at `position` will take.
+    /// Prefetches the lines that the next write of `len` bytes at `position` will use.
     #[inline]
     pub(crate) fn prepare(&self, position: u64, len: u64) {
         let mut ahead = 0;
@@ -61,7 +61,7 @@ impl<M: Mem> OwnRing<M> {
         }
     }
 
-    /// The same for a long piece, past the caches.
+    /// Copies a long piece in past the caches.
     #[inline(never)]
     pub(crate) fn copy_in_past_caches(&mut self, position: u64, bytes: &[u8]) {
         let offset = self.offset(position);
@@ -85,30 +85,30 @@ impl<M: Mem> OwnRing<M> {
         self.data.copy_back(0, second);
     }
 
-    /// Whether what was copied back may be zeros, because the memory was taken away (D-3).
+    /// Returns whether bytes copied back may be zeros, because the memory was taken away (D-3).
     pub(crate) fn is_lost(&self) -> bool {
         self.data.is_lost()
     }
 }
 
 impl<M: Mem> PeerRing<M> {
-    /// A ring over all of `data`.
+    /// Makes a ring over all of `data`.
     ///
     /// # Panics
-    /// If the length is no power of two.
+    /// If its length is no power of two.
     pub fn new(tail: M::PeerWord, data: M::PeerData) -> Self {
         let capacity = data.len() as u64;
         assert!(capacity.is_power_of_two(), "a ring of {capacity} bytes");
         Self { tail, data, capacity }
     }
 
-    /// Where `position` stands.
+    /// Returns the offset of `position` in the data.
     #[inline]
     pub(crate) fn offset(&self, position: u64) -> usize {
         (position & (self.capacity - 1)) as usize
     }
 
-    /// Whether what was copied so far may be zeros, because the memory was taken away (D-3).
+    /// Returns whether bytes copied so far may be zeros, because the memory was taken away (D-3).
     #[inline(always)]
     pub(crate) fn is_lost(&self) -> bool {
         self.data.is_lost()
@@ -136,7 +136,7 @@ impl<M: Mem> PeerRing<M> {
         self.data.copy_out(0, second);
     }
 
-    /// Breaks the chain header -> length -> last lines of a short record: asks for all lines at once.
+    /// Prefetches all lines of a short record at once, which breaks the chain of loads header -> length -> last lines.
     #[inline]
     pub(crate) fn prefetch(&self, position: u64, len: u64) {
         let offset = self.offset(position);

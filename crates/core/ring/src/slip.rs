@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Temporal slipping: a reader right behind its writer is bound by the transfer of single lines; one that lets the
-//! writer run ahead a little moves many at once. How long to hold back is learnt: longer while it brings more, shorter
-//! while it brings nothing, so that a ping-pong pays nothing.
+//! Implements temporal slipping. A reader right behind its writer is bound by the transfer of single lines. A reader
+//! that lets the writer run ahead a little moves many lines at once. The reader learns how long to hold back: longer
+//! while that brings more bytes, shorter while it brings none, so that a ping-pong pays nothing.
 
 use tombolo_mem::Mem;
 
 use crate::pause::pause;
 
-/// Longest hold-back, in pauses: some 10 µs, what it takes where the two CPUs do not share a cache.
+/// Longest hold-back in pauses: some 10 µs, which is needed where the two CPUs do not share a cache.
 const MOST: u32 = 512;
-/// Length of a trial while none is in force. A shorter one would not see the next line arrive from a distant CPU.
+/// Length of a trial, in pauses, while there is no hold-back. A shorter one would not see the next line arrive from a
+/// distant CPU.
 const TRIAL: u32 = 16;
-/// Looks between two trials, at first and at most: each trial in vain doubles it, so a ping-pong has next to none.
+/// Number of checks between two trials, at first and at most. Each trial in vain doubles it, so a ping-pong has next to
+/// none.
 const TRIAL_EVERY: (u32, u32) = (16, 4096);
 
 #[derive(Debug)]
@@ -28,7 +30,7 @@ impl Default for Slip {
 }
 
 impl Slip {
-    /// Holds back as learnt; says whether it did, so that another look is worth it.
+    /// Holds back for as long as was learnt. Returns whether it did, so that another check is worth while.
     #[inline]
     pub(crate) fn pause<M: Mem>(&mut self) -> bool {
         if self.pauses == 0 {
@@ -43,7 +45,8 @@ impl Slip {
         true
     }
 
-    /// What the look after the pause brought: more than before, and still too little?
+    /// Learns from the check after the pause: whether it found more bytes than before, and whether these are still too
+    /// few.
     #[inline]
     pub(crate) fn learn(&mut self, more: bool, too_little: bool) {
         match (more, too_little) {

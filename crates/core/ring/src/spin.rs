@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How one waits: spins before a sleep, offers its CPU, or sleeps at once. Learnt from what each has cost.
+//! Decides how a thread waits: it spins before a sleep, offers its CPU, or sleeps at once. Learns from the cost of
+//! each.
 //!
-//! Spinning as long as a wake-up costs is at most twice the optimum, and pays only where the peer tends to answer within that
-//! time. It takes CPU time, though, and where others compute, the scheduler takes that back. It stops one who spins for a whole
-//! time slice, and lets one wait who has used up his share, where it lets a waiter run at once. So who was stopped, or whose
-//! offer was taken, sleeps at once for a time in which that was a small part: 32 times as long, and twice as long each time
-//! that it soon happens again.
+//! Spinning for as long as a wake-up costs is at most twice the optimum, and pays only where the peer tends to answer
+//! within that time. But it takes CPU time, and where other threads compute, the scheduler takes that time back. It
+//! stops a spinning thread for a whole time slice. It makes a thread that has used up its share wait, but lets a thread
+//! that slept run at once. So a thread that was stopped, or whose offered CPU was taken, then sleeps without spinning
+//! for 32 times as long as it did not run. This period at least doubles each time that it soon happens again.
 
 use std::{
     marker::PhantomData,
@@ -24,54 +25,56 @@ use crate::{
     pause::{clock, leaves_machine, pause},
 };
 
-/// Budget to begin with, and to come back to when short waits are seen again.
+/// Initial budget, to which it also returns when short waits are seen again.
 const BEGIN: Duration = Duration::from_micros(20);
-/// One who always spins looks this often whether the peer still lives.
+/// Interval at which a thread that always spins checks whether the peer is still alive.
 const SLICE: Duration = Duration::from_millis(5);
-/// Looks at the peer's word between two looks at the clock, at least and at most.
+/// Smallest and largest number of checks of the peer's word between two reads of the clock.
 const LOOKS: (u32, u32) = (1, 4096);
-/// To begin with.
+/// Initial number of these checks.
 const FIRST_LOOKS: u32 = 32;
-/// A look at the clock is a system call where the kernel does not trust the CPU's (Xen's PV domains): the looks between two
-/// take so many times as long.
+/// Factor by which the checks between two reads of the clock take longer than one read. A read is a system call where
+/// the kernel does not trust the CPU's clock (Xen's PV domains).
 const CLOCK_SHARE: u32 = 16;
-/// While it never spins, it looks how long one sleep in so many took.
+/// Number of sleeps of which one is timed while the thread never spins.
 const TIMED: u32 = 4;
-/// A spin that has lasted this long offers its CPU to others each time it looks at the clock: where there are more
-/// threads than CPUs, the peer that is waited for may be one of them.
+/// Time after which a spin offers its CPU to other threads at each read of the clock. Where there are more threads than
+/// CPUs, the peer that it waits for may be one of them.
 const ALONE: Duration = Duration::from_micros(5);
 
-/// One who did not run for so long was stopped, or somebody computes who took his offer.
+/// Time without running from which a thread counts as stopped, or its offered CPU as taken by a thread that computes.
 const STOPPED: Duration = Duration::from_micros(100);
-/// He sleeps at once for so many times as long as that took, or twice as long as the last time, up to the most.
+/// Multiple of that time for which the thread then sleeps without spinning. The period is at least twice the last one,
+/// up to `REPAID_MOST`.
 const REPAID: u32 = 32;
 const REPAID_MOST: Duration = Duration::from_secs(4);
-/// The last time is forgotten after so many times as long.
+/// Multiple of the last period after which it is forgotten.
 const FORGOTTEN: u32 = 8;
-/// Spins in a row after which the sleep was shorter than the spin: it was this CPU that the peer waited for.
+/// Number of spins in a row, each followed by a shorter sleep, from which the peer must have been waiting for this CPU.
 const IN_VAIN: u8 = 4;
-/// Threads of this process for each CPU that offer theirs at the same time: whoever takes so long to come back then was behind
-/// those, who wait for each other, and not behind one who computes.
+/// Number of this process's threads for each CPU from which offers at the same time are a crowd. A thread that runs
+/// again late in a crowd waited behind these threads, which wait for each other, and not behind one that computes.
 const CROWD: usize = 4;
 
-/// In a crowd: where an offer of the CPU takes this long, averaged over the last of them, it goes to somebody who computes, and who uses his
-/// whole time slice. Many who wait for each other are back sooner.
+/// In a crowd: average time of the last offers from which a thread that computes has taken the CPU for its whole time
+/// slice. Many threads that wait for each other run again sooner.
 const TAKEN: Duration = Duration::from_micros(3500);
-/// Offers of which it is judged: at first, and of those after a pause. Each that is taken so costs a whole time slice, but one
-/// who gives up offering in a crowd has the others wait longer for theirs, until all have given up.
+/// Number of offers in that average: at first, and after a pause. Each offer taken in this way costs a whole time
+/// slice. But a thread that stops offering in a crowd makes the others wait longer for the CPU, until all have stopped.
 const JUDGED_OF: (u32, u32) = (16, 4);
-/// No offer counts for longer: in a crowd that begins a few take very long, beside one who computes all take a time slice.
+/// Longest time that an offer counts in the average: when a crowd begins, a few take very long, but beside a thread
+/// that computes all take a time slice.
 const COUNTED: Duration = TAKEN.saturating_mul(2);
-/// Offers not made from then on before the next few, four times as many each time, and the most. At first few, so that a crowd
-/// that had a bad beginning comes back at once.
+/// Number of offers that are then skipped before the next few are made, at first and at most. It quadruples each time.
+/// It is small at first, so that a crowd that had a bad beginning soon offers again.
 const PASSES: (u32, u32) = (16, 65_536);
 
-/// What a wait needs of the machine.
+/// Machine operations that a wait needs.
 trait Machine {
     fn now(&mut self) -> Instant;
-    /// One moment of a spin.
+    /// Pauses for one moment of a spin.
     fn pause(&mut self);
-    /// Lets others have the CPU; says whether that was in a crowd.
+    /// Offers the CPU to other threads, and returns whether that was in a crowd.
     fn offer(&mut self) -> bool;
 }
 
@@ -93,10 +96,10 @@ impl<M: Mem> Machine for Native<M> {
     }
 }
 
-/// Threads of this process that offer their CPU now.
+/// Number of this process's threads that offer their CPU now.
 static OFFERING: AtomicUsize = AtomicUsize::new(0);
 
-/// Lets others have the CPU; says whether that was in a crowd.
+/// Offers the CPU to other threads, and returns whether that was in a crowd.
 fn offer_cpu() -> bool {
     let before = OFFERING.fetch_add(1, Ordering::Relaxed);
     thread::yield_now();
@@ -109,25 +112,25 @@ fn cpus() -> usize {
     *CPUS.get_or_init(|| thread::available_parallelism().map_or(1, usize::from))
 }
 
-/// The waiting policy of one who waits: of a half of a channel, or of a thread.
+/// Waiting policy of one waiter: of a half of a channel, or of a thread.
 #[derive(Clone, Copy, Debug)]
 pub struct Spin {
     budget: Duration,
     most: Duration,
-    /// How long a look takes.
+    /// Time that one check takes.
     look: Duration,
-    /// It sleeps at once until then, and for how long it was to do so.
+    /// Time until which the waiter sleeps at once. `repays` is the length of that period.
     sleeps_until: Option<Instant>,
     repays: Duration,
-    /// The spin before the sleep was in vain, and so were so many in a row.
+    /// Whether the spin before the sleep was in vain. `in_vain` counts such spins in a row.
     spun: bool,
     in_vain: u8,
-    /// Looks between two looks at the clock.
+    /// Number of checks between two reads of the clock.
     looks: u32,
-    /// Sleeps that were not timed since the last that was.
+    /// Number of sleeps since the last one that was timed.
     untimed: u32,
-    /// How long an offer of the CPU takes, of how many that is the average, how many to pass over before the next, and
-    /// how many that were at last.
+    /// Average time of an offer of the CPU, the number of offers in it, the number of offers to skip before the next,
+    /// and the number last skipped.
     offer: Duration,
     of: u32,
     passes: u32,
@@ -135,39 +138,40 @@ pub struct Spin {
 }
 
 impl Spin {
-    /// The longest that is ever spun unless a caller says otherwise: about what a wake-up between two idle virtual
-    /// CPUs costs.
+    /// Longest spin unless a caller asks for another: about the cost of a wake-up between two idle virtual CPUs.
     pub const MOST: Duration = Duration::from_micros(50);
 
-    /// The same between machines that may be emulated: there a wake-up takes several times as long
+    /// Returns the longest spin between machines that may be emulated. There a wake-up takes several times as long
     /// (measured in docs/lab/vm-waking.md).
     #[must_use]
     pub fn most_between_machines() -> Duration {
         if leaves_machine() { Self::MOST * 4 } else { Self::MOST }
     }
 
-    /// Finds out now what the first wait would: a child made by fork in the middle of that would wait for it for ever.
+    /// Determines in advance what the first wait would: a child forked while that is under way would wait for it for
+    /// ever.
     pub fn prepare() {
         let _ = (clock(), cpus());
     }
 
-    /// In a child made by fork: the threads that offered their CPU meanwhile are its parent's.
+    /// Resets the count in a child made by fork: the threads that were offering their CPU are its parent's.
     pub fn begin_anew() {
         OFFERING.store(0, Ordering::Relaxed);
     }
 
-    /// Spins for ever, never sleeps: for ends with a CPU to spare each. A dead peer is still noticed.
+    /// Makes a waiter spin for ever and never sleep: for endpoints with a CPU to spare each. A dead peer is still
+    /// noticed.
     pub const ALWAYS: Duration = Duration::MAX;
 
-    /// Spins up to `most` before each sleep, less where that does not pay; zero never spins, [`ALWAYS`](Self::ALWAYS) never
-    /// sleeps.
+    /// Makes a policy that spins up to `most` before each sleep, and less where that does not pay. With zero it never
+    /// spins, with [`ALWAYS`](Self::ALWAYS) it never sleeps.
     #[must_use]
     pub fn new(most: Duration) -> Self {
         let budget = if most == Self::ALWAYS { SLICE } else { BEGIN.min(most) };
         Self { budget, most, ..Self::DEFAULT }
     }
 
-    /// As by default.
+    /// Default policy.
     pub const DEFAULT: Self = Self {
         budget: BEGIN,
         most: Self::MOST,
@@ -184,7 +188,7 @@ impl Spin {
         passed: 0,
     };
 
-    /// Whether it never sleeps.
+    /// Returns whether the waiter never sleeps.
     #[must_use]
     pub fn always(&self) -> bool {
         self.most == Self::ALWAYS
@@ -194,12 +198,12 @@ impl Spin {
         !self.budget.is_zero() && !self.is_repaying(Instant::now)
     }
 
-    /// Whether it is to sleep at once. The clock is looked at only by one who was stopped before.
+    /// Returns whether the waiter is to sleep at once. The clock is read only if it was stopped before.
     fn is_repaying(&self, now: impl FnOnce() -> Instant) -> bool {
         self.sleeps_until.is_some_and(|until| now() < until)
     }
 
-    /// It did not run for so long, although it wanted to.
+    /// Notes that the waiter did not run for `took`, although it was ready to.
     fn stopped(&mut self, took: Duration, now: Instant) {
         let long_ago = |until: Instant| now.saturating_duration_since(until) > self.repays * FORGOTTEN;
         let again = if self.sleeps_until.is_none_or(long_ago) { Duration::ZERO } else { self.repays * 2 };
@@ -207,7 +211,7 @@ impl Spin {
         self.sleeps_until = Some(now + self.repays);
     }
 
-    /// The time, if the sleep that begins is one to learn from.
+    /// Returns the time, if the policy is to learn from the sleep that begins.
     pub fn now(&mut self) -> Option<Instant> {
         if self.most.is_zero() || self.always() {
             return None;
@@ -216,11 +220,11 @@ impl Spin {
         (self.untimed == 0).then(Instant::now)
     }
 
-    /// Looks until it finds, the budget is spent, the deadline passes, or it was stopped meanwhile. Not at all where spinning
-    /// does not pay now.
+    /// Calls `look` until it succeeds, the budget is spent, the deadline passes, or the thread was stopped. Returns at
+    /// once where spinning does not pay now.
     ///
     /// # Errors
-    /// What a look says.
+    /// The error of a call of `look`.
     #[inline]
     pub fn spin_for<M: Mem, E>(&mut self, look: impl FnMut() -> Result<bool, E>) -> Result<bool, E> {
         if self.worthwhile() { self.run::<M, E, _>(Deadline::NEVER, look) } else { Ok(false) }
@@ -249,7 +253,7 @@ impl Spin {
             for _ in 0..self.looks {
                 machine.pause();
                 if look()? {
-                    // What came while it was stopped is no success.
+                    // A result that came while this thread was stopped is no success of the spin.
                     if let Some(last) = last {
                         let now = machine.now();
                         if now - last > STOPPED + self.look * self.looks * 8 && !self.always() {
@@ -285,7 +289,8 @@ impl Spin {
         }
     }
 
-    /// Whether so many looks took so long because it did not run all the time. Learns how long they take.
+    /// Returns whether the checks took so long because the thread did not run all the time. Learns how long a check
+    /// takes.
     fn was_stopped(&mut self, took: Duration) -> bool {
         let usual = self.look * self.looks;
         let each = took / self.looks;
@@ -294,7 +299,7 @@ impl Spin {
         stopped
     }
 
-    /// After looks that took so long, with one at the clock, which takes `clock`.
+    /// Adapts the number of checks to the time that the last ones took with one read of the clock, which takes `clock`.
     fn pace(&mut self, took: Duration, clock: Duration) {
         let enough = (clock * CLOCK_SHARE).min(self.budget / 2);
         if took < enough {
@@ -304,8 +309,8 @@ impl Spin {
         }
     }
 
-    /// Whether to offer the CPU to others now: not for a while after one who computes took it for a whole time slice,
-    /// where a sleep and a wake-up would have cost a thousandth of that.
+    /// Returns whether to offer the CPU now. It is not offered for a while after a thread that computes took it for a
+    /// whole time slice, as a sleep and a wake-up would have cost a thousandth of that.
     pub(crate) fn offers(&mut self) -> bool {
         if self.is_repaying(Instant::now) && !self.always() {
             return false;
@@ -315,7 +320,7 @@ impl Spin {
         due
     }
 
-    /// Offers the CPU once, if that was no loss lately; says whether it did.
+    /// Offers the CPU once, unless that was a loss lately. Returns whether it did.
     pub(crate) fn offer(&mut self) -> bool {
         let offers = self.offers();
         if offers {
@@ -327,7 +332,7 @@ impl Spin {
         offers
     }
 
-    /// After an offer: how long it took until this thread ran again.
+    /// Learns from an offer after which this thread ran again `took` later.
     fn offered(&mut self, took: Duration, now: Instant, crowd: bool) {
         if took > STOPPED && !crowd {
             self.stopped(took, now);
@@ -348,7 +353,7 @@ impl Spin {
         }
     }
 
-    /// After a sleep: one that was short would have been caught by a longer spin, a long one makes spinning a waste.
+    /// Learns from a sleep: a longer spin would have avoided a short one, and a long one makes spinning a waste.
     pub fn learn(&mut self, asleep_since: Option<Instant>) {
         let Some(since) = asleep_since else { return };
         if self.always() {

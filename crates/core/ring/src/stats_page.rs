@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Where a half publishes what it counted, for whoever looks at its segment from outside (C-12). Written, never read.
+//! Publishes the counters of a half for tools that read its segment from outside (C-12). Written, never read.
 
 use std::array;
 
@@ -8,7 +8,7 @@ use tombolo_mem::{MappedOwnWord, OwnControl, OwnWord};
 
 use crate::Counters;
 
-/// One half's part of the stats page.
+/// The part of the stats page that belongs to one half.
 #[derive(Debug)]
 pub struct StatsPage([MappedOwnWord; COUNTERS]);
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Whether long pieces are stored past the caches: a busy writer measures it, again and again (ADR 0093).
+//! Decides whether long pieces are stored past the caches: a busy writer measures it, again and again (ADR 0093).
 //!
-//! A plain store waits for the line that the reader's cache holds. Where that cache is far away, stores that bypass the caches have
-//! six times the rate; where it is near, a third. A host moves virtual CPUs from one to the other within seconds, and says nothing.
+//! A plain store waits for the line that the reader's cache holds. Where that cache is far away, stores that bypass the
+//! caches have six times the rate; where it is near, a third. A host moves virtual CPUs between the two cases within
+//! seconds, without notice.
 
 use std::time::{Duration, Instant};
 
@@ -10,40 +11,42 @@ use tombolo_mem::Mem;
 
 use crate::ring::OwnRing;
 
-/// Pieces of as many bytes and more are long.
+/// Number of bytes from which a piece is long.
 const LONG: usize = 2 << 10;
-/// After so many bytes the clock is read.
+/// Number of bytes after which the clock is read.
 const MUCH: u64 = 4 << 20;
-/// A rate is taken over so much time at least, by a writer that moved as much as makes it worth while.
+/// Shortest time over which a rate is measured, by a writer that moved enough to make it worth while.
 const SAMPLE: Duration = Duration::from_millis(10);
-/// The other way is given up after so much time where it has less than half of the rate: a short stream is not to pay more.
+/// Time after which the other method is given up if it has less than half of the rate, so that a short stream does not
+/// pay more.
 const ENOUGH: Duration = Duration::from_millis(2);
-/// Far away, beside others that compute, plain stores into a small ring have no more than a few hundred MB/s.
+/// Fewest bytes that a busy writer stores in a sample. Far from the reader's cache, and beside threads that compute,
+/// plain stores into a small ring reach no more than a few hundred MB/s.
 const LEAST: u64 = MUCH / 4;
-/// So long what was found is good; and what was found in another ring.
+/// Time for which a result is valid. `SETTLED` is the time for which the result from another ring is.
 const GOOD_FOR: Duration = Duration::from_secs(1);
 const SETTLED: Duration = Duration::from_millis(40);
-/// Past the caches only where that has this part of the plain rate: the reader has to fetch from memory what comes so.
+/// Ratio to the plain rate from which stores bypass the caches, as the reader has to fetch such bytes from memory.
 const WORTH: (u64, u64) = (5, 4);
 
-/// How the long pieces of one writer are stored.
+/// Method by which one writer stores its long pieces.
 #[derive(Clone, Debug)]
 pub(crate) struct Stores {
-    /// Whether this CPU and this memory have both ways.
+    /// Whether this CPU and this memory have both methods.
     has_both: bool,
     bypasses: bool,
     stage: Stage,
-    /// Where the writer was when the clock was read, or the sample began.
+    /// Position of the writer when the clock was last read or the sample began.
     from: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
-    /// What was found is good until then, if anything was.
+    /// The result, if there is one, is valid until this time.
     Found(Option<Instant>),
-    /// The way in use is measured since then.
+    /// The method in use is measured since this time.
     Own(Instant),
-    /// The other way is used and measured since then, against that rate.
+    /// The other method is used and measured since this time, and compared with this rate.
     Other(Instant, u64),
 }
 
@@ -52,7 +55,7 @@ impl Stores {
         Self { has_both, bypasses: false, stage: Stage::Found(None), from: position }
     }
 
-    /// Copies `bytes` into `ring`, to where `position` stands.
+    /// Copies `bytes` into `ring` at `position`.
     #[inline(always)]
     pub fn copy_in<M: Mem>(&mut self, ring: &mut OwnRing<M>, position: u64, bytes: &[u8]) {
         if bytes.len() >= LONG && self.bypass(position) {
@@ -62,7 +65,7 @@ impl Stores {
         }
     }
 
-    /// Whether a long piece at `position` is stored past the caches.
+    /// Returns whether a long piece at `position` is stored past the caches.
     #[inline(always)]
     fn bypass(&mut self, position: u64) -> bool {
         if position.wrapping_sub(self.from) >= MUCH && self.has_both {
@@ -71,8 +74,8 @@ impl Stores {
         self.bypasses
     }
 
-    /// The writer is in another ring, at `position`: what was found was of the one before. Whoever measures which ring is faster
-    /// does so first, with the same stores in both.
+    /// Notes that the writer moved to another ring at `position`, so that the result is of the previous ring. A
+    /// measurement of which ring is faster comes first, with the same stores in both.
     pub fn enter_ring(&mut self, position: u64, now: Instant) {
         if self.has_both && self.stage != Stage::Found(None) {
             (self.stage, self.from) = (Stage::Found(Some(now + SETTLED)), position);
@@ -92,7 +95,7 @@ impl Stores {
         };
         let rate = |since: Instant| {
             let (time, rate) = taken(since);
-            // One who was slower had nothing to store for a while.
+            // A slower writer had nothing to store for a while.
             let is_busy = u128::from(rate) >= u128::from(LEAST) / SAMPLE.as_millis();
             (time >= SAMPLE).then_some(is_busy.then_some(rate))
         };
@@ -112,7 +115,7 @@ impl Stores {
             }
             Stage::Other(since, before) => rate(since).map(|rate| {
                 let [past, plain] = if self.bypasses { [rate, Some(before)] } else { [Some(before), rate] };
-                // One that stopped amid it goes on as before.
+                // A writer that paused during the sample keeps the earlier method.
                 let both = past.zip(plain);
                 self.bypasses = both.map_or(!self.bypasses, |(past, plain)| past / WORTH.0 >= plain / WORTH.1);
                 Stage::Found(Some(now + GOOD_FOR))
@@ -121,7 +124,7 @@ impl Stores {
         match (next, self.stage) {
             (Some(next), _) => (self.stage, self.from) = (next, position),
             (None, Stage::Found(_)) => self.from = position,
-            // A sample goes on.
+            // The sample continues.
             (None, _) => {}
         }
     }

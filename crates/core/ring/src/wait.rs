@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The waiter's half of the wake protocol, around it the spin, below it the sleep.
+//! Implements the waiter's half of the wake protocol, with a spin before it and a sleep at its end.
 
 use tombolo_mem::Mem;
 
@@ -7,40 +7,40 @@ use crate::{Counters, Deadline, Error, FenceMode, spin::Spin};
 
 /// A half of a pipe that can wait: a reader for data, a writer for space.
 pub trait Side {
-    /// The memory it runs over.
+    /// Kind of memory that the pipe uses.
     type Mem: Mem;
 
-    /// Whether `need` bytes are there, or something else that the caller must look at (an end, a new ring).
+    /// Returns whether `need` bytes are there, or something else that the caller must handle (an end, a new ring).
     ///
     /// # Errors
-    /// Where the peer's words are impossible.
+    /// If the peer's words are impossible.
     fn ready(&mut self, need: u64) -> Result<bool, Error>;
 
-    /// A1: publishes what the peer may wait for, then the own wait word.
+    /// A1: publishes what the peer may be waiting for, then this side's wait word.
     fn arm(&mut self, need: u64);
 
-    /// What the peer must see before this endpoint spins.
+    /// Publishes what the peer must see before this endpoint spins.
     fn before_spin(&mut self) {}
 
-    /// After the fence: looks whether the peer sleeps and waits for what was published before.
+    /// After the fence: checks whether the peer sleeps and waits for what was published before.
     fn before_sleep(&mut self);
 
-    /// Whether the peer must be rung now; asking answers it.
+    /// Returns whether the peer must be notified now, and clears that request.
     fn take_ring(&mut self) -> bool;
 
-    /// Who fences.
+    /// Returns which side pays for the fence.
     fn ordering(&self) -> FenceMode;
 
-    /// What is counted.
+    /// Returns the counters that waiting changes.
     fn waits(&mut self) -> &mut Waits;
 
-    /// What was counted.
+    /// Returns all counters of this half.
     fn counted(&self) -> Counters;
 }
 
-/// What a sleep needs of the world outside the ring: a doorbell, a barrier, a CPU number.
+/// Operations outside the ring that a sleep needs: a doorbell, a barrier, a CPU number.
 pub trait WaitContext {
-    /// Why sleeping failed.
+    /// Error of a sleep that failed.
     type Error: From<Error>;
 
     /// Wakes the peer.
@@ -52,38 +52,38 @@ pub trait WaitContext {
     /// Makes every CPU that runs the peer pass a full fence.
     fn barrier(&mut self);
 
-    /// Says what this half has counted by the time it sleeps (C-12).
+    /// Publishes this half's counters before it sleeps (C-12).
     fn publish_counters(&mut self, _counters: &Counters) {}
 
-    /// A4: sleeps until rung, until the peer is gone, or until `deadline`.
+    /// A4: sleeps until notified, until the peer is gone, or until `deadline`.
     ///
     /// # Errors
-    /// Where sleeping is impossible.
+    /// If sleeping is impossible.
     fn sleep(&mut self, deadline: Deadline) -> Result<Woken, Self::Error>;
 
-    /// Whether letting other threads have this CPU once can pay.
+    /// Returns whether it can pay to let other threads have this CPU once.
     fn may_offer(&mut self) -> bool {
         false
     }
 
-    /// Whether spinning can pay: not where both endpoints share a CPU.
+    /// Returns whether spinning can pay: it cannot where both endpoints share a CPU.
     fn may_spin(&mut self) -> bool;
 }
 
-/// Why a sleep ended.
+/// Reason why a sleep ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Woken {
-    /// Rung, perhaps for nothing.
+    /// The peer notified this waiter, perhaps for nothing.
     Rung,
-    /// Nobody rang, and it is time to look all the same: the barrier may have missed the peer.
+    /// Nobody notified, but a check is due all the same: the barrier may have missed the peer.
     LookDue,
     /// The deadline passed.
     TimedOut,
-    /// Nobody is left to ring.
+    /// The peer is gone, so nobody is left to notify.
     PeerGone,
 }
 
-/// How a wait ended.
+/// Result of a wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Waited {
     /// There is something to do.
@@ -94,7 +94,7 @@ pub enum Waited {
     PeerGone,
 }
 
-/// What waiting counts.
+/// Counters of waiting.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Waits {
     pub(crate) received: u64,
@@ -119,11 +119,11 @@ impl Waits {
     }
 }
 
-/// Waits until `side` has `need` bytes or something else to look at: spins while that is likely to pay, then arms,
-/// fences, looks again and sleeps.
+/// Waits until `side` has `need` bytes or something else to handle: spins while that is likely to pay, then arms the
+/// wait word, fences, checks again and sleeps.
 ///
 /// # Errors
-/// Where the peer's words are impossible or sleeping is.
+/// If the peer's words are impossible, or sleeping is.
 pub fn wait<S: Side, Z: WaitContext>(
     side: &mut S,
     context: &mut Z,
@@ -146,8 +146,8 @@ pub fn wait<S: Side, Z: WaitContext>(
         }
         side.waits().spins_wasted += 1;
     }
-    // Where there are more threads than CPUs the peer may be one of those that wait for this CPU. Letting them have it
-    // costs next to nothing if there is none, and a sleep and a wake-up less if there is.
+    // Where there are more threads than CPUs, the peer may be one of the threads that wait for this CPU. Offering it to
+    // them costs next to nothing if the peer is not among them, and less than a sleep and a wake-up if it is.
     if context.may_offer() && spin.offer() && side.ready(need)? {
         return Ok(Waited::Ready);
     }
@@ -176,7 +176,7 @@ pub fn wait<S: Side, Z: WaitContext>(
     }
 }
 
-/// Spins in slices; between two of them looks whether anybody is left to spin for.
+/// Spins in slices, and checks between two slices whether the peer is still there.
 fn spin_for_ever<S: Side, Z: WaitContext>(
     side: &mut S,
     context: &mut Z,
@@ -203,12 +203,12 @@ fn spin_for_ever<S: Side, Z: WaitContext>(
     }
 }
 
-/// A1 to A3: says whether there is something to do after all. If not, the peer will ring once there is.
+/// Does A1 to A3, and returns whether there is something to do after all. If not, the peer will notify once there is.
 ///
 /// # Errors
-/// Where the peer's words are impossible.
+/// If the peer's words are impossible.
 pub fn arm<S: Side, Z: WaitContext>(side: &mut S, context: &mut Z, need: u64) -> Result<bool, Z::Error> {
-    // Rings from before are about what was looked at already.
+    // Earlier notifications are about changes that were seen already.
     context.drain();
     side.arm(need);
     match side.ordering() {

@@ -20,7 +20,7 @@ use crate::{
     wait::{Side, Waits},
 };
 
-/// When a write looks whether the reader sleeps.
+/// When a write checks whether the reader is asleep.
 ///
 /// A reader that is awake sees published bytes at once under either policy.
 ///
@@ -40,57 +40,58 @@ pub enum FlushPolicy {
     #[default]
     Immediate,
     /// At the first write after so many bytes or so much time, and always before the writer waits or closes. A writer
-    /// that stops in between calls `flush`.
+    /// that stops writing in between must call `flush`.
     Batch {
-        /// Look after this many bytes.
+        /// Number of bytes after which a write checks.
         bytes: u64,
-        /// Or after this much time.
+        /// Time after which a write checks.
         time: Duration,
     },
 }
 
-/// The words and data that a [`Writer`] is made of.
+/// Words and data that make up a [`Writer`].
 #[derive(Debug)]
 pub struct WriterParts<M: Mem> {
-    /// The first ring.
+    /// First ring.
     pub ring: OwnRing<M>,
-    /// Own wait word.
+    /// The writer's own wait word.
     pub want_space: M::OwnWord,
-    /// Own state.
+    /// The writer's own state.
     pub state: M::OwnWord,
-    /// The reader's position.
+    /// Position of the reader.
     pub head: M::PeerWord,
-    /// The reader's wait word.
+    /// Wait word of the reader.
     pub want_data: M::PeerWord,
-    /// The reader's state.
+    /// State of the reader.
     pub reader_state: M::PeerWord,
     /// Position of the first byte.
     pub start: u64,
-    /// Records instead of a stream.
+    /// Whether the pipe carries records instead of a stream.
     pub messages: bool,
-    /// Who fences.
+    /// Fence mode: which side pays for the order of a store and a load.
     pub ordering: FenceMode,
 }
 
-/// The writing half of a pipe: one writer, who alone writes the ring, its tail, its wait word and its state.
+/// The writing half of a pipe. Its one writer alone writes the ring, its tail, its wait word and its state.
 ///
-/// No call blocks; where there is no room the answer is `Ok(None)`, and `wait` waits. After each call the doorbell
-/// must be rung if [`take_ring`](Self::take_ring) says so.
+/// No call blocks. Where there is no room a call returns `Ok(None)`, and `wait` waits. After each call the peer must be
+/// notified through the doorbell if [`take_ring`](Self::take_ring) returns true.
 #[derive(Debug)]
 pub struct Writer<M: Mem> {
     pub(crate) flow: Outflow<M>,
 }
 
 impl<M: Mem> Writer<M> {
-    /// A writer at the beginning of its pipe. Publishes that it is open.
+    /// Makes a writer at the beginning of its pipe. Publishes that it is open.
     pub fn new(parts: WriterParts<M>) -> Self {
         Self { flow: Outflow::new(parts) }
     }
 
-    /// Writes as much of `bytes` as there is room for, at least one byte; `None` while there is no room.
+    /// Writes as much of `bytes` as there is room for, at least one byte. Returns the number of bytes written, or
+    /// `None` if there is no room.
     ///
     /// # Errors
-    /// [`Error::Closed`] where the reader wants no more, [`Error::Corrupt`] where the reader's words are impossible.
+    /// [`Error::Closed`] if the reader has closed, [`Error::Corrupt`] if the reader's words are impossible.
     #[inline]
     pub fn write(&mut self, bytes: &[u8]) -> Result<Option<usize>, Error> {
         if self.write_at_once(bytes) {
@@ -99,7 +100,7 @@ impl<M: Mem> Writer<M> {
         self.flow.write_in_steps(bytes)
     }
 
-    /// Writes all of `bytes` where that is short work: says whether. If not, [`write`](Self::write) knows more.
+    /// Writes all of `bytes` if that is short work, and returns whether it did. If not, call [`write`](Self::write).
     #[inline(always)]
     pub fn write_at_once(&mut self, bytes: &[u8]) -> bool {
         let len = bytes.len() as u64;
@@ -113,7 +114,7 @@ impl<M: Mem> Writer<M> {
         true
     }
 
-    /// Writes of `parts` in order as much as there is room for; see [`write`](Self::write).
+    /// Writes as much of `parts`, in order, as there is room for; see [`write`](Self::write).
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -135,10 +136,10 @@ impl<M: Mem> Writer<M> {
         Ok(Some(written))
     }
 
-    /// Sends one record, whole or not at all; `None` while there is no room for it.
+    /// Sends one record, whole or not at all. Returns `None` while there is no room for it.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] where it can never fit; else as [`write`](Self::write).
+    /// [`Error::TooLarge`] if it can never fit; otherwise as [`write`](Self::write).
     #[inline]
     pub fn send(&mut self, payload: &[u8]) -> Result<Option<()>, Error> {
         if self.send_at_once(payload) {
@@ -147,7 +148,7 @@ impl<M: Mem> Writer<M> {
         self.send_vectored(&[IoSlice::new(payload)])
     }
 
-    /// Sends one record where that is short work: says whether. If not, [`send`](Self::send) knows more.
+    /// Sends one record if that is short work, and returns whether it did. If not, call [`send`](Self::send).
     #[inline(always)]
     pub fn send_at_once(&mut self, payload: &[u8]) -> bool {
         let span = record::span(payload.len() as u64);
@@ -191,83 +192,84 @@ impl<M: Mem> Writer<M> {
         Ok(Some(()))
     }
 
-    /// Bytes that there is room for, as far as this endpoint knows.
+    /// Returns the number of bytes that there is room for, as far as this endpoint knows.
     #[must_use]
     pub fn room(&self) -> u64 {
         self.flow.room()
     }
 
-    /// Largest record that this ring takes, in bytes, or that the [first of several](Handover::keep_message_max) took.
+    /// Returns the size in bytes of the largest record that this ring takes, or that the [first of several
+    /// rings](Handover::keep_message_max) took.
     #[must_use]
     pub fn message_max(&self) -> u64 {
         limits::message_max(self.flow.ring.capacity).min(self.flow.longest)
     }
 
-    /// Bytes of the ring.
+    /// Returns the size of the ring in bytes.
     #[must_use]
     pub fn capacity(&self) -> u64 {
         self.flow.ring.capacity
     }
 
-    /// Bytes published and not yet read, as far as this endpoint knows.
+    /// Returns the number of bytes published and not yet read, as far as this endpoint knows.
     #[must_use]
     pub fn in_flight(&self) -> u64 {
         self.flow.in_flight()
     }
 
-    /// Position after the last byte published.
+    /// Returns the position after the last byte published.
     #[must_use]
     pub fn position(&self) -> u64 {
         self.flow.tail
     }
 
-    /// Sets when a sleeping reader is looked for.
+    /// Sets when writes check for a sleeping reader.
     pub fn set_flush_policy(&mut self, policy: FlushPolicy) {
         self.flow.flush();
         self.flow.policy = policy;
     }
 
-    /// Looks whether the reader sleeps and is to be woken for what was published.
+    /// Checks whether the reader is asleep and has to be woken for what was published.
     #[inline]
     pub fn flush(&mut self) {
         self.flow.flush();
     }
 
-    /// Whether the doorbell must be rung now; asking answers it.
+    /// Returns whether the peer must be notified now, and clears that request.
     #[inline]
     #[must_use]
     pub fn take_ring(&mut self) -> bool {
         self.flow.notifier.take_pending()
     }
 
-    /// What was counted.
+    /// Returns the counters.
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.flow.counters()
     }
 
-    /// Publishes nothing more: the reader drains what is there and then finds the end.
+    /// Closes the writer, which publishes nothing more: the reader drains what is there and then finds the end.
     pub fn close(&mut self) {
         self.flow.finish(Phase::Closed);
     }
 
-    /// Gives up in the middle: the reader still finds what was published, then learns that more was to come.
+    /// Aborts the pipe: the reader still finds what was published, then learns that more was to come.
     pub fn abort(&mut self) {
         self.flow.finish(Phase::Aborted);
     }
 
-    /// Whether [`close`](Self::close) or [`abort`](Self::abort) was called.
+    /// Returns whether [`close`](Self::close) or [`abort`](Self::abort) was called.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.flow.state.phase != Phase::Open
     }
 
-    /// What this writer sees of its reader.
+    /// Returns this writer's view of its reader.
     pub fn reader(&mut self) -> ReaderView<'_, M> {
         ReaderView { flow: &mut self.flow }
     }
 
-    /// The steps by which the pipe moves to another ring.
+    /// Returns the steps by which the pipe moves to another ring.
     pub fn handover(&mut self) -> Handover<'_, M> {
         Handover { flow: &mut self.flow }
     }
@@ -281,14 +283,15 @@ impl<M: Mem> Side for Writer<M> {
         if self.flow.room() >= need || self.flow.look_at_head()? >= need {
             return Ok(true);
         }
-        // A closed reader is something to tell the caller, and so is a ring to go on in.
+        // The caller must be told of a closed reader, and of a ring to go on in.
         self.flow.look_at_reader()?;
         Ok(matches!(self.flow.reader.phase, Phase::Closed | Phase::Aborted) || self.flow.reader_ready()?)
     }
 
     fn arm(&mut self, need: u64) {
-        // Not for one byte: room for an eighth of the ring is worth a wake-up, and a drained ring always has it. Who waits
-        // has less room than it needs, so after a switch (H-3) the target lies in the present ring.
+        // Asks for more than one byte: room for an eighth of the ring is worth a wake-up, and a drained ring always has
+        // it. A writer that waits has less room than it needs, so after a switch (H-3) the target lies in the present
+        // ring.
         let room = need.max(self.flow.ring.capacity / 8);
         let target = self.flow.tail.wrapping_add(room).wrapping_sub(self.flow.ring.capacity);
         // ORDER R-12: Relaxed; the fence (A2) in `wait` pairs with the notifier's (B2).

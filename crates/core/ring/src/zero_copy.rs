@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Working in place: the writer fills the ring itself, the reader looks at it where it lies. Not across a step of the
-//! protocol: what was reserved or peeked ends with the next call.
+//! Lets the writer fill the ring in place, and the reader read it in place. A reservation or a peek does not outlast a
+//! step of the protocol: it ends with the next call.
 
 use tombolo_layout::{limits::RECORD_ALIGN, record};
 use tombolo_mem::{Mapped, Mem, OwnData, PeerData, SharedSlice};
@@ -30,7 +30,7 @@ pub struct ReadInPlace<'a, M: Mem> {
 }
 
 impl Writer<Mapped> {
-    /// The ring, to be filled where it lies.
+    /// Returns the ring, to be filled in place.
     #[inline]
     pub fn in_place(&mut self) -> WriteInPlace<'_> {
         WriteInPlace { flow: &mut self.flow }
@@ -38,7 +38,7 @@ impl Writer<Mapped> {
 }
 
 impl<M: Mem> Reader<M> {
-    /// The ring, to be read where it lies.
+    /// Returns the ring, to be read in place.
     #[inline]
     pub fn in_place(&mut self) -> ReadInPlace<'_, M> {
         ReadInPlace { flow: &mut self.flow }
@@ -46,18 +46,18 @@ impl<M: Mem> Reader<M> {
 }
 
 impl<'a> WriteInPlace<'a> {
-    /// Room for `len` bytes to be filled in place, as two slices (the second is empty unless the ring wraps there);
-    /// `None` while there is no such room. In message mode it becomes the payload of one record.
+    /// Returns room for `len` bytes to be filled in place, as two slices (the second is empty unless the ring wraps
+    /// there), or `None` while there is no such room. In message mode it becomes the payload of one record.
     ///
-    /// Nothing is published before [`commit`](Self::commit); reserving again starts over.
+    /// Nothing is published before [`commit`](Self::commit). A second reservation replaces the first.
     ///
     /// # Errors
-    /// As [`Writer::send`]; a stream takes at most its ring at once.
+    /// As [`Writer::send`]; a stream takes at most the size of its ring at once.
     pub fn reserve(mut self, len: usize) -> Result<Option<Reserved<'a>>, Error> {
         Ok(if self.find_room(len)? { self.found_room(len) } else { None })
     }
 
-    /// Whether there is room for [`reserve`](Self::reserve): then [`found_room`](Self::found_room) shows it.
+    /// Returns whether there is room for [`reserve`](Self::reserve); [`found_room`](Self::found_room) then returns it.
     ///
     /// # Errors
     /// As [`reserve`](Self::reserve).
@@ -65,7 +65,7 @@ impl<'a> WriteInPlace<'a> {
         self.flow.has_room(len as u64)
     }
 
-    /// Room for `len` bytes, if it was found. Looks at no word of the reader again.
+    /// Returns room for `len` bytes, if it was found. Does not load a word of the reader again.
     #[must_use]
     pub fn found_room(self, len: usize) -> Option<Reserved<'a>> {
         let skip = if self.flow.messages { RECORD_ALIGN } else { 0 };
@@ -78,10 +78,10 @@ impl<'a> WriteInPlace<'a> {
         Some(ring.data.slices_mut((offset, first), (0, len - first)))
     }
 
-    /// Publishes the first `len` bytes of what was last reserved: as a record, or as the stream's next bytes.
+    /// Publishes the first `len` bytes of the last reservation: as a record, or as the next bytes of the stream.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] where there is not that much room, so it was not reserved.
+    /// [`Error::TooLarge`] if there is not that much room, so that it was not reserved.
     pub fn commit(self, len: usize) -> Result<(), Error> {
         let (flow, len) = (self.flow, len as u64);
         if !flow.has_room(len)? {
@@ -97,7 +97,7 @@ impl<'a> WriteInPlace<'a> {
 }
 
 impl<M: Mem> ReadInPlace<'_, M> {
-    /// Whether there is something for [`peek`](Self::peek): then [`found`](Self::found) shows it.
+    /// Returns whether there is something for [`peek`](Self::peek); [`found`](Self::found) then returns it.
     ///
     /// # Errors
     /// As [`peek`](Self::peek).
@@ -123,14 +123,14 @@ impl<M: Mem> ReadInPlace<'_, M> {
         Ok(true)
     }
 
-    /// Hands back `len` bytes of the stream, or the record, that was last peeked at.
+    /// Hands back `len` bytes of the stream, or the record, returned by the last peek.
     ///
     /// # Panics
-    /// If more is handed back than was peeked at, or nothing was.
+    /// If more is handed back than was peeked at, or if nothing was peeked at.
     pub fn consume(self, len: usize) {
         let (flow, len) = (self.flow, len as u64);
         if flow.broken.is_some() {
-            return; // The writer was caught lying since; what it had there is nobody's any more.
+            return; // A protocol violation of the writer was found meanwhile; its bytes are of no more use.
         }
         let peeked = flow.peeked.expect("consume after a peek that found something");
         let most = if flow.messages { record::span(peeked) } else { peeked };
@@ -139,9 +139,9 @@ impl<M: Mem> ReadInPlace<'_, M> {
         flow.records += u64::from(consumed.is_ok());
     }
 
-    /// Copies what comes `skip` bytes after the next byte of a stream into `to`, as much as is there and fits, and
-    /// leaves it where it is, also where the writer has gone on to the next ring meanwhile. Says how much; 0 where there is
-    /// nothing so far on.
+    /// Copies the bytes of a stream that come `skip` bytes after the next byte into `to`, as many as are there and fit.
+    /// Leaves them in the ring. This includes bytes in the next ring, if the writer has moved there meanwhile. Returns
+    /// the number of bytes copied: 0 if there is nothing that far ahead.
     ///
     /// # Errors
     /// As [`Reader::read`].
@@ -167,16 +167,17 @@ impl<M: Mem> ReadInPlace<'_, M> {
         Ok(n + more)
     }
 
-    /// What was last found: how many bytes to skip and to show.
+    /// Returns the number of bytes to skip and to show of what was last found.
     fn range(&self) -> Option<(u64, u64)> {
         self.flow.peeked.map(|len| (if self.flow.messages { RECORD_ALIGN } else { 0 }, len))
     }
 }
 
 impl<'a> ReadInPlace<'a, Mapped> {
-    /// What comes next, where it lies: all that is there (a stream), or the payload of the next record, as two slices
-    /// (the second is empty unless the ring wraps there); `None` while there is nothing. The writer cannot reuse the
-    /// bytes before [`consume`](Self::consume), but a hostile one can still change them: look at them once, or copy.
+    /// Returns the next bytes in place: all that are there (a stream), or the payload of the next record. They are two
+    /// slices (the second is empty unless the ring wraps there), or `None` while there is nothing. The writer cannot
+    /// reuse the bytes before [`consume`](Self::consume), but a hostile one can still change them: look at them once,
+    /// or copy them.
     ///
     /// # Errors
     /// As [`Reader::read`] and [`Reader::recv`].
@@ -185,8 +186,8 @@ impl<'a> ReadInPlace<'a, Mapped> {
         Ok(self.found())
     }
 
-    /// What [`find`](Self::find) or [`peek`](Self::peek) found, until something else is asked. Looks at no word of the writer
-    /// again, so whatever the writer stored since, this is what was checked.
+    /// Returns what [`find`](Self::find) or [`peek`](Self::peek) found, until another call is made. Does not load a
+    /// word of the writer again, so these are the bytes that were checked, whatever the writer stored since.
     #[must_use]
     pub fn found(self) -> Option<Peeked<'a>> {
         let (skip, len) = self.range()?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Ends in processes of their own, which can be stopped and killed.
+//! Endpoints in processes of their own, which can be stopped and killed.
 
 use std::{
     env,
@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use super::{mortal_peer, wait_for};
 use tombolo_domain::{Deadline, Rendezvous};
 
-/// The test of each test program in which its actors play; it begins with [`part`].
+/// Name of the test, in each test program, in which its actors play; it begins with [`part`].
 const STAGE: &str = "child_process";
 const PART: &str = "TOMBOLO_TEST_PART";
 
@@ -23,10 +23,10 @@ const PART: &str = "TOMBOLO_TEST_PART";
 pub struct Actor(Child);
 
 impl Actor {
-    /// Starts one that plays `role` at `service`, which it reaches through `place`.
+    /// Starts a process that plays `role` at `service`, which it reaches through `place`.
     ///
     /// # Panics
-    /// The test cannot start itself.
+    /// If the test cannot start itself.
     #[must_use]
     pub fn start(role: &str, place: &Path, service: &str) -> Self {
         let child = Command::new(env::current_exe().expect("a test knows its own binary"))
@@ -39,25 +39,25 @@ impl Actor {
         Self(child.expect("a test can start itself"))
     }
 
-    /// Stops it, and waits until it does.
+    /// Stops the process, and waits until it has stopped.
     ///
     /// # Panics
-    /// It is no more.
+    /// If the process has ended.
     pub fn stop(&self) {
         let pid = Pid::from_child(&self.0);
         kill_process(pid, Signal::STOP).expect("it is ours");
         waitpid(Some(pid), WaitOptions::UNTRACED).expect("it is ours");
     }
 
-    /// Lets it go on.
+    /// Lets the process continue.
     ///
     /// # Panics
-    /// It is no more.
+    /// If the process has ended.
     pub fn go_on(&self) {
         kill_process(Pid::from_child(&self.0), Signal::CONT).expect("it is ours");
     }
 
-    /// Kills it and waits for its end.
+    /// Kills the process and waits for its end.
     pub fn kill(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -70,18 +70,18 @@ impl Drop for Actor {
     }
 }
 
-/// What an actor is to do.
+/// Task of an actor.
 #[derive(Debug)]
 pub struct Part {
-    /// What it is called.
+    /// Name of the role.
     pub role: String,
-    /// Through what it reaches its peer.
+    /// Place through which it reaches its peer.
     pub place: PathBuf,
-    /// Where they meet.
+    /// Service where they meet.
     pub service: String,
 }
 
-/// What this process is to play; nothing in the test itself.
+/// Returns the part of this process; `None` in the test itself.
 #[must_use]
 pub fn part() -> Option<Part> {
     let told = env::var(PART).ok()?;
@@ -90,11 +90,11 @@ pub fn part() -> Option<Part> {
 }
 
 impl Part {
-    /// Plays what the suite's fixtures need: `mortal` calls and `mortal-listener` is called, both to be a
+    /// Plays the roles that the suite's fixtures need: `mortal` connects and `mortal-listener` accepts, both to be a
     /// [`mortal_peer`]; `listen` takes the name and does nothing more.
     ///
     /// # Panics
-    /// It is another role, or cannot be played.
+    /// If it is another role, or cannot be played.
     pub fn play(&self, domain: &dyn Rendezvous) {
         match &*self.role {
             "mortal" => mortal_peer(domain.connect(&self.service, Deadline::NEVER).expect("the parent listens")),
@@ -115,10 +115,10 @@ impl Part {
     }
 }
 
-/// Waits for a condition that nothing tells of.
+/// Waits for a condition that no event reports.
 ///
 /// # Panics
-/// It does not come true.
+/// If it does not come true.
 pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(60);
     while !condition() {

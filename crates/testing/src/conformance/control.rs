@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Control messages (D-8).
+//! Tests of control messages (D-8).
 
 use tombolo_layout::limits::CONTROL_MESSAGE_MAX;
 
@@ -9,12 +9,12 @@ use super::{
 };
 use tombolo_domain::Error;
 
-/// Messages of all lengths, each told apart by its bytes. Few enough for any backend to hold.
+/// Returns messages of all lengths, distinguishable by their bytes. There are few enough for any backend to hold.
 fn samples() -> impl Iterator<Item = Vec<u8>> {
     [0, 1, 2, 64, 255, CONTROL_MESSAGE_MAX].into_iter().map(|len| (0..len).map(|at| (at ^ len) as u8).collect())
 }
 
-/// Messages of 0 to 256 bytes arrive whole, apart and in order, both ways (D-8).
+/// Messages of 0 to 256 bytes arrive whole, separate and in order, in both directions (D-8).
 pub fn d8_messages_arrive_whole_apart_and_in_order(fixture: &impl Fixture) {
     let [mut a, mut b] = fixture.pair();
     for _ in 0..2 {
@@ -28,7 +28,7 @@ pub fn d8_messages_arrive_whole_apart_and_in_order(fixture: &impl Fixture) {
     }
 }
 
-/// A message of 257 bytes is refused where it is sent, and disturbs nothing (D-8).
+/// The sender refuses a message of 257 bytes, which disturbs nothing (D-8).
 pub fn d8_message_too_long_is_refused_by_the_sender(fixture: &impl Fixture) {
     let [mut a, mut b] = fixture.pair();
     let refused = a.send(&[1; CONTROL_MESSAGE_MAX + 1], None);
@@ -37,14 +37,14 @@ pub fn d8_message_too_long_is_refused_by_the_sender(fixture: &impl Fixture) {
     assert_eq!(message(&mut *b), b"next", "D-8: a refused message arrived");
 }
 
-/// Where nothing was sent there is nothing, at once (D-8).
+/// Where nothing was sent, nothing is received, at once (D-8).
 pub fn d8_recv_of_nothing_is_none_at_once(fixture: &impl Fixture) {
     let [mut a, mut b] = fixture.pair();
     let nothing = unblocked("D-8: recv", move || (a.recv(ANY), b.recv(ANY)));
     assert!(matches!(nothing, (Ok(None), Ok(None))), "D-8: {nothing:?}");
 }
 
-/// A peer that does not read makes `send` fail, never block; what was sent is not lost, and once it was read there is
+/// A peer that does not read makes `send` fail, never block. What was sent is not lost, and once it was read there is
 /// room again (D-8).
 pub fn d8_full_path_is_a_limit_and_not_a_block(fixture: &impl Fixture) {
     let [mut a, mut b] = fixture.pair();
@@ -90,7 +90,8 @@ pub fn d8_descriptor_tells_when_there_is_something(fixture: &impl Fixture) {
     );
 }
 
-/// What a peer sent before it went is received before its end is told, and the end is told for ever (D-8, D-10).
+/// The messages that a peer sent before it went are received before its end is reported, and the end is then reported
+/// for ever (D-8, D-10).
 pub fn d8_messages_come_before_the_end(fixture: &impl Fixture) {
     let [mut a, mut b] = fixture.pair();
     let (own, offer) = a.allocate(4096).expect("there is memory");

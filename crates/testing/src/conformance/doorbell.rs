@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The doorbell (D-4 to D-7, D-14).
+//! Tests of the doorbell (D-4 to D-7, D-14).
 
 use std::{
     sync::{
@@ -20,7 +20,8 @@ fn wait(doorbell: &dyn Doorbell, slot: Slot) -> Woken {
     doorbell.wait(slot, patience()).expect("waiting works")
 }
 
-/// However often it is rung before anybody waits, the waiter is woken, and goes on being woken until it drains (D-4).
+/// However many notifications precede a wait, the waiter is woken, and every further wait returns until it drains
+/// (D-4).
 pub fn d4_any_number_of_rings_is_kept(fixture: &impl Fixture) {
     let (Belled { links: _links, doorbells: [a, b] }, many) = (Belled::new(fixture), fixture.times(1000));
     for slot in Slot::ALL {
@@ -39,13 +40,13 @@ pub fn d4_any_number_of_rings_is_kept(fixture: &impl Fixture) {
     }
 }
 
-/// Of rings between two endpoints that sleep, drain and ring as fast as they can, none is lost, in no slot and neither
-/// direction (D-4).
+/// Between two endpoints that sleep, drain and notify as fast as they can, no notification is lost, in no slot and
+/// neither direction (D-4).
 pub fn d4_no_ring_is_lost_between_two_who_sleep(fixture: &impl Fixture) {
     let rounds = fixture.times(2000) as u64;
     let Belled { links: _links, doorbells: [a, b] } = Belled::new(fixture);
     for slot in Slot::ALL {
-        // Each endpoint counts up in its own word and rings; the other sleeps until it has seen the count.
+        // Each endpoint counts up in its own word and notifies; the other sleeps until it has seen the count.
         let words = [Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0))];
         let deadline = patience();
         let player = |doorbell: &Arc<dyn Doorbell>, own: usize| {
@@ -73,7 +74,7 @@ pub fn d4_no_ring_is_lost_between_two_who_sleep(fixture: &impl Fixture) {
     }
 }
 
-/// A ring that came before the peer went is told first (D-4, D-10).
+/// A notification that came before the peer went is reported first (D-4, D-10).
 pub fn d4_last_ring_is_told_before_the_end(fixture: &impl Fixture) {
     let Belled { links: [mut left, gone], doorbells: [a, b] } = Belled::new(fixture);
     assert!(comes_to_rest(&*a, Slot::Data), "D-7: a drained doorbell goes on ringing");
@@ -84,7 +85,7 @@ pub fn d4_last_ring_is_told_before_the_end(fixture: &impl Fixture) {
     assert_eq!(wait_beyond_rings(&*a, Slot::Data, patience()), Woken::PeerGone, "D-10: the end was not told");
 }
 
-/// A peer that never drains blocks nobody who rings (D-5).
+/// A peer that never drains does not block a notifier (D-5).
 pub fn d5_ring_never_blocks_though_nobody_drains(fixture: &impl Fixture) {
     let (Belled { links: _links, doorbells: [a, b] }, rings) = (Belled::new(fixture), fixture.times(200_000));
     unblocked("D-5: ring", move || (0..rings).for_each(|ring| a.notify(Slot::ALL[ring % 2])));
@@ -94,7 +95,7 @@ pub fn d5_ring_never_blocks_though_nobody_drains(fixture: &impl Fixture) {
     }
 }
 
-/// Ringing a peer that is gone does nothing (D-5).
+/// To notify a peer that is gone does nothing (D-5).
 pub fn d5_ring_to_a_peer_that_is_gone_is_harmless(fixture: &impl Fixture) {
     let (Belled { links: [left, gone], doorbells: [a, b] }, rings) = (Belled::new(fixture), fixture.times(10_000));
     drop((gone, b));
@@ -106,7 +107,7 @@ pub fn d5_ring_to_a_peer_that_is_gone_is_harmless(fixture: &impl Fixture) {
     unblocked("D-5: ring after one's own link", move || a.notify(Slot::Data));
 }
 
-/// A deadline that is past ends a wait at once (D-6).
+/// A deadline in the past ends a wait at once (D-6).
 pub fn d6_wait_with_a_past_deadline_returns_at_once(fixture: &impl Fixture) {
     let (Belled { links: _links, doorbells: [doorbell, _b] }, times) = (Belled::new(fixture), fixture.times(1000));
     unblocked("D-6: wait", move || {
@@ -120,7 +121,7 @@ pub fn d6_wait_with_a_past_deadline_returns_at_once(fixture: &impl Fixture) {
     });
 }
 
-/// A wait that nobody ends ends at its deadline, not before and not long after (D-6).
+/// A wait without any notification ends at its deadline, not before and not long after (D-6).
 pub fn d6_wait_unrung_ends_at_its_deadline(fixture: &impl Fixture) {
     let Belled { links: _links, doorbells: [doorbell, _b] } = Belled::new(fixture);
     unblocked("D-6: wait", move || {
@@ -135,7 +136,7 @@ pub fn d6_wait_unrung_ends_at_its_deadline(fixture: &impl Fixture) {
     });
 }
 
-/// Both slots are waited on at once by two threads, and each wakes by its own ring (D-6).
+/// Two threads may wait for both slots at once, and each wakes by the notification of its own slot (D-6).
 pub fn d6_both_slots_are_waited_on_at_once(fixture: &impl Fixture) {
     let Belled { links: _links, doorbells: [a, b] } = Belled::new(fixture);
     for _ in 0..50 {
@@ -170,7 +171,7 @@ pub fn d6_wait_for_ever_ends_when_the_peer_goes(fixture: &impl Fixture) {
     }
 }
 
-/// A drained doorbell is silent, and rings again when it is rung again (D-7).
+/// A drained doorbell is silent, and the next notification raises it again (D-7).
 pub fn d7_drain_forgets_what_came_before_and_nothing_after(fixture: &impl Fixture) {
     let Belled { links: _links, doorbells: [a, b] } = Belled::new(fixture);
     for slot in Slot::ALL {
@@ -186,7 +187,7 @@ pub fn d7_drain_forgets_what_came_before_and_nothing_after(fixture: &impl Fixtur
     }
 }
 
-/// The descriptor polls readable while a ring is undrained, and only then (D-7).
+/// The descriptor polls readable while a notification is not drained, and only then (D-7).
 pub fn d7_descriptor_is_readable_while_undrained(fixture: &impl Fixture) {
     let Belled { links: _links, doorbells: [a, b] } = Belled::new(fixture);
     for slot in Slot::ALL {
@@ -202,8 +203,8 @@ pub fn d7_descriptor_is_readable_while_undrained(fixture: &impl Fixture) {
     }
 }
 
-/// Many channels between the same two domains: whatever is rung for nothing, no ring is lost, and no message goes to
-/// another channel (D-14).
+/// Many channels between the same two domains do not disturb each other: despite spurious notifications, no
+/// notification is lost, and no message reaches another channel (D-14).
 pub fn d14_many_links_at_once_do_not_disturb_each_other(fixture: &impl Fixture) {
     const LINKS: u16 = 100;
     super::support::make_room_for_descriptors();
@@ -220,7 +221,7 @@ pub fn d14_many_links_at_once_do_not_disturb_each_other(fixture: &impl Fixture) 
         assert_eq!(wait(&**b, Slot::Data), Woken::Notified, "D-14: a ring among many was lost");
         b.drain(Slot::Data);
     }
-    // All sleep, and each is woken by its own peer; spurious rings are theirs to bear.
+    // All sleep, and each is woken by its own peer; they must cope with spurious notifications.
     let asleep: Vec<_> = all
         .iter()
         .map(|Belled { doorbells: [_, b], .. }| {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The peer's life (D-10, D-11).
+//! Tests of the peer's liveness (D-10, D-11).
 
 use std::{
     sync::Arc,
@@ -16,7 +16,7 @@ use super::{
 };
 use tombolo_domain::{Deadline, Endpoint, Error, Liveness, Received, Slot, Woken};
 
-/// See [`mortal_peer`](super::mortal_peer).
+/// Plays a mortal peer, see [`mortal_peer`](super::mortal_peer).
 pub(super) fn play(link: &mut dyn Endpoint) {
     let (own, offer) = link.allocate(2 * CONTROL_LEN as usize).expect("there is memory");
     let (control, mut data) = own.split(CONTROL_LEN as usize);
@@ -24,7 +24,7 @@ pub(super) fn play(link: &mut dyn Endpoint) {
     link.send(TESTAMENT, Some(&offer)).expect("the path has room");
     for echoes in 1.. {
         let Ok(Received { message, .. }) = receive(link, Deadline::NEVER) else { return };
-        // The other side may go at any time; then the next receive says so.
+        // The other side may go at any time; then the next receive reports that.
         let _ = link.send(&message, None);
         control.word(words::TAIL).store_release(echoes);
         let doorbell = link.doorbell().expect("a message came in");
@@ -32,7 +32,7 @@ pub(super) fn play(link: &mut dyn Endpoint) {
     }
 }
 
-/// A peer that is there is said to run, or nobody can tell (D-10).
+/// A peer that is there is reported as running, or as unknown (D-10).
 pub fn d10_peer_that_is_there_is_not_gone(fixture: &impl Fixture) {
     let Belled { links, .. } = Belled::new(fixture);
     for link in &links {
@@ -40,7 +40,7 @@ pub fn d10_peer_that_is_there_is_not_gone(fixture: &impl Fixture) {
     }
 }
 
-/// A peer that closed its end is gone (D-10).
+/// A peer that closed its endpoint is gone (D-10).
 pub fn d10_peer_that_closed_is_gone(fixture: &impl Fixture) {
     let Belled { links: [mut left, gone], doorbells } = Belled::new(fixture);
     drop(gone);
@@ -49,8 +49,8 @@ pub fn d10_peer_that_closed_is_gone(fixture: &impl Fixture) {
     assert_eq!(wait_beyond_rings(&*doorbells[0], Slot::Data, patience()), Woken::PeerGone, "D-10: the end wakes");
 }
 
-/// A peer that is killed is noticed by a waiter, by `recv`, `send` and `life`; what it sent comes first, and what it
-/// shared stays readable (D-10).
+/// A waiter, `recv`, `send` and `life` notice that a peer was killed; what it sent comes first, and what it shared
+/// stays readable (D-10).
 pub fn d10_killed_peer_is_noticed_and_leaves_what_it_shared(fixture: &impl Fixture) {
     let Some(mut mortal) = fixture.mortal() else {
         return skip("d10_killed_peer_is_noticed_and_leaves_what_it_shared", "mortal");
@@ -60,7 +60,7 @@ pub fn d10_killed_peer_is_noticed_and_leaves_what_it_shared(fixture: &impl Fixtu
     let segment = testament.segment.expect("with a segment");
     let doorbell = mortal.link().doorbell().expect("a message came in");
     mortal.link().send(b"last", None).expect("the path has room");
-    // Its memory says so: a descriptor that is readable and a doorbell that rings may mean nothing (D-8, D-14).
+    // The peer's memory proves it: a readable descriptor and a notification may mean nothing (D-8, D-14).
     let echoes = || {
         fixture.quiesce();
         segment.word(words::TAIL).load_acquire().hint()
@@ -89,7 +89,7 @@ pub fn d10_killed_peer_is_noticed_and_leaves_what_it_shared(fixture: &impl Fixtu
     assert_eq!(&read, TESTAMENT, "D-3: what it published went with it");
 }
 
-/// A paused peer costs a waiter its deadline, is not said to be gone, and goes on where it was (D-11).
+/// A paused peer makes a wait last until its deadline, is not reported as gone, and continues where it was (D-11).
 pub fn d11_paused_peer_is_told_from_one_that_is_gone(fixture: &impl Fixture) {
     let Some(mut mortal) = fixture.mortal() else {
         return skip("d11_paused_peer_is_told_from_one_that_is_gone", "mortal");

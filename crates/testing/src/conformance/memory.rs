@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Memory (D-1 to D-3, D-13).
+//! Tests of memory (D-1 to D-3, D-13).
 
 use tombolo_layout::words;
 use tombolo_mem::{OwnData, OwnSegment, OwnWord, PeerData, PeerSegment, PeerWord};
@@ -11,10 +11,10 @@ use super::{
 use tombolo_domain::{Endpoint, Offer};
 
 const CONTROL: usize = tombolo_layout::limits::CONTROL_LEN as usize;
-/// A page of words and 16 of data.
+/// A page of words and 16 pages of data.
 const LEN: usize = CONTROL + 65536;
 
-/// Passes an offer from one end to the other.
+/// Passes an offer from one endpoint to the other.
 fn pass(from: &mut dyn Endpoint, to: &mut dyn Endpoint, offer: &Offer) -> PeerSegment {
     from.send(b"segment", Some(offer)).expect("the path has room");
     receive(to, patience()).expect("a segment was sent").segment.expect("it came with the message")
@@ -35,7 +35,7 @@ fn own_contents(segment: OwnSegment) -> Vec<u8> {
     bytes
 }
 
-/// Memory has the length asked for and is all zeros, at its owner and at the peer (D-1).
+/// Memory has the length that was requested and is all zeros, at its owner and at the peer (D-1).
 pub fn d1_fresh_memory_is_zeroed_and_exact(fixture: &impl Fixture) {
     let [mut a, mut b] = fixture.pair();
     for len in [4096, 8192, LEN, CONTROL + (1 << 20)] {
@@ -63,8 +63,8 @@ pub fn d1_memory_after_use_is_zeroed_again(fixture: &impl Fixture) {
     }
 }
 
-/// The peer sees each word and byte that the owner writes, also those written after it mapped the memory; memory goes
-/// both ways (D-1).
+/// The peer sees each word and byte that the owner writes, also those written after it mapped the memory, in both
+/// directions (D-1).
 pub fn d1_peer_sees_what_the_owner_writes(fixture: &impl Fixture) {
     let [mut a, mut b] = fixture.pair();
     for _ in 0..2 {
@@ -89,7 +89,7 @@ pub fn d1_peer_sees_what_the_owner_writes(fixture: &impl Fixture) {
     }
 }
 
-/// An offer is good until it is retired: it need not be sent at once, nor in the order in which it was made (D-1).
+/// An offer is valid until it is retired: it need not be sent at once, nor in the order in which it was made (D-1).
 pub fn d1_offers_may_be_sent_late_and_in_any_order(fixture: &impl Fixture) {
     let [mut a, mut b] = fixture.pair();
     let made: Vec<_> = (0..4).map(|_| a.allocate(4096).expect("there is memory")).collect();
@@ -112,13 +112,13 @@ pub fn d2_peers_mapping_is_read_only_for_ever(fixture: &impl Fixture) {
     assert!(!mapping.has("mw"), "D-2: mprotect could make it writable");
 }
 
-/// Whether a mapping of this process is as D-2 says.
+/// Returns whether a mapping of this process is as required (D-2).
 pub(super) fn is_read_only(peer: &PeerSegment) -> bool {
     let mapping = Mapping::at(peer.address().0);
     mapping.permissions.starts_with("r--s") && !mapping.has("mw")
 }
 
-/// A mapping stays whole whatever its owner does: retires the memory, goes (D-3).
+/// A mapping stays whole whatever its owner does: retire the memory, or go (D-3).
 pub fn d3_mapped_memory_outlives_its_owner(fixture: &impl Fixture) {
     let [mut a, mut b] = fixture.pair();
     let (own, offer) = a.allocate(LEN).expect("there is memory");
@@ -138,7 +138,7 @@ pub fn d3_mapped_memory_outlives_its_owner(fixture: &impl Fixture) {
     );
 }
 
-/// Retired memory is not used for anything else while the peer maps it, and leaves quarantine when it no longer
+/// Retired memory is not used for anything else while the peer maps it, and leaves quarantine when the peer no longer
 /// does (D-13).
 pub fn d13_retired_memory_is_not_reused_while_mapped(fixture: &impl Fixture) {
     let [mut a, mut b] = fixture.pair();
@@ -159,8 +159,8 @@ pub fn d13_retired_memory_is_not_reused_while_mapped(fixture: &impl Fixture) {
     assert!(eventually(|| a.quarantined() == 0), "D-13: nobody maps it, and it is still in quarantine");
 }
 
-/// Memory outlives its owner on the way to the peer where the backend says so; else the peer hears that it is
-/// gone (D-13).
+/// Memory on its way to the peer outlives its owner where the backend claims that; otherwise the peer gets an error
+/// (D-13).
 pub fn d13_memory_on_its_way_outlives_its_owner_as_said(fixture: &impl Fixture) {
     let [mut a, mut b] = fixture.pair();
     let (own, offer) = a.allocate(LEN).expect("there is memory");
@@ -178,7 +178,7 @@ pub fn d13_memory_on_its_way_outlives_its_owner_as_said(fixture: &impl Fixture) 
     }
 }
 
-/// A segment larger than agreed is refused, and not kept either (D-9).
+/// A segment larger than agreed is refused, and not kept mapped either (D-9).
 pub fn d9_segment_larger_than_agreed_is_refused(fixture: &impl Fixture) {
     let [mut a, mut b] = fixture.pair();
     let (own, offer) = a.allocate(8192).expect("there is memory");
@@ -188,7 +188,7 @@ pub fn d9_segment_larger_than_agreed_is_refused(fixture: &impl Fixture) {
     a.retire(Some(own), offer);
     assert!(eventually(|| a.quarantined() == 0), "D-9: what was refused is still mapped");
 
-    // One of just the size agreed is not.
+    // A segment of exactly the agreed size is accepted.
     let [mut a, mut b] = fixture.pair();
     let (_own, offer) = a.allocate(8192).expect("there is memory");
     a.send(b"fits", Some(&offer)).expect("the path has room");
@@ -196,7 +196,7 @@ pub fn d9_segment_larger_than_agreed_is_refused(fixture: &impl Fixture) {
     assert_eq!(taken.segment.expect("it came with the message").len(), 8192);
 }
 
-/// A message without memory brings none, whatever size was agreed (D-9).
+/// A message without memory delivers none, whatever size was agreed (D-9).
 pub fn d9_message_without_memory_brings_none(fixture: &impl Fixture) {
     let [mut a, mut b] = fixture.pair();
     a.send(b"bare", None).expect("the path has room");
@@ -204,7 +204,7 @@ pub fn d9_message_without_memory_brings_none(fixture: &impl Fixture) {
     assert!(received.segment.is_none(), "D-9: memory out of nowhere");
 }
 
-/// What the kernel says of one of this process's mappings.
+/// Properties of one of this process's mappings, as the kernel reports them.
 struct Mapping {
     permissions: String,
     flags: String,

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What every backend guarantees, as tests: clauses D-1 to D-14 of `spec/4-domain.md`.
+//! Guarantees of every backend, as tests (clauses D-1 to D-14 of `spec/4-domain.md`).
 //!
-//! A backend writes a [`Fixture`] and says [`conformance!`](crate::conformance!) once; each function of this module
-//! becomes a `#[test]` of the same name. The suite knows no backend: what it demands is what the layers above build on,
-//! and nothing else. It runs both endpoints in one process; where a peer has to die, the fixture brings a [`Mortal`].
-//! Where the two sides cannot be in one process, one is a stand-in for a backend elsewhere ([`remote`]).
+//! A backend implements [`Fixture`] and calls [`conformance!`](crate::conformance!) once; each function of this module
+//! becomes a `#[test]` of the same name. The suite knows no backend: it demands what the layers above build on, and
+//! nothing else. It runs both endpoints in one process; where a peer has to die, the fixture supplies a [`Mortal`].
+//! Where the two sides cannot be in one process, one of them is a stand-in for a backend elsewhere ([`remote`]).
 //!
 //! # Example
 //! ```
@@ -54,35 +54,36 @@ use tombolo_domain::{Endpoint, Rendezvous};
 
 /// Two domains of a backend, fresh for one test.
 pub trait Fixture {
-    /// Where the one side listens.
+    /// Returns the domain in which one side listens.
     fn listening(&self) -> &dyn Rendezvous;
 
-    /// From where the other side connects: another domain, if the backend can have two in one process.
+    /// Returns the domain from which the other side connects: a different one, if the backend can have two in one
+    /// process.
     fn connecting(&self) -> &dyn Rendezvous;
 
-    /// A service at which [`listening`](Self::listening) may listen; another one each time.
+    /// Returns a service at which [`listening`](Self::listening) may listen; another one each time.
     fn service(&self) -> String;
 
-    /// A service whose listener died without a chance to clean up behind it, if this fixture can bring that about.
+    /// Returns a service whose listener died without a chance to clean up, if this fixture can cause that.
     fn stale_service(&self) -> Option<String> {
         None
     }
 
-    /// A peer that can be paused and killed, if this fixture has one.
+    /// Returns a peer that can be paused and killed, if this fixture has one.
     fn mortal(&self) -> Option<Box<dyn Mortal>> {
         None
     }
 
-    /// Brings memory up to date: what was stored in one's own can be read in the peer's. There is nothing to do but for a
-    /// fixture whose other side is elsewhere, which works on copies ([`remote`]).
+    /// Brings memory up to date: what was stored in own memory can then be read in the peer's mapping. Only a fixture
+    /// whose other side is elsewhere has to do anything, because it works on copies ([`remote`]).
     fn quiesce(&self) {}
 
-    /// How often a test does something that it does often for its own sake: less often than `usual` where each call travels.
+    /// Returns how often a test repeats a step: fewer times than `usual` where each call crosses a stream.
     fn times(&self, usual: usize) -> usize {
         usual
     }
 
-    /// Two endpoints that met: the listening side's link and the connecting side's.
+    /// Returns two endpoints that met: the listening side's and the connecting side's.
     fn pair(&self) -> [Box<dyn Endpoint>; 2] {
         let service = self.service();
         let mut listener = self.listening().listen(&service).expect("a fresh service is free");
@@ -93,20 +94,20 @@ pub trait Fixture {
 
 /// A peer that can be paused and killed without its help (`SIGSTOP` and `SIGKILL`, or the hypervisor).
 ///
-/// It runs [`mortal_peer`] on its end of [`link`](Self::link).
+/// It runs [`mortal_peer`] on its endpoint of [`link`](Self::link).
 pub trait Mortal {
-    /// This side's end.
+    /// Returns this side's endpoint.
     fn link(&mut self) -> &mut dyn Endpoint;
     /// Stops the peer wherever it is.
     fn pause(&mut self);
-    /// Lets it go on.
+    /// Lets the peer continue.
     fn resume(&mut self);
-    /// Ends it for good; it has no chance to do anything about it.
+    /// Ends the peer finally; it has no chance to react.
     fn kill(&mut self);
 }
 
-/// What a [`Mortal`] peer does: it sends [`TESTAMENT`] with a segment that holds it, then echoes every message, counts that
-/// in the segment's tail and rings both slots, until the other side is gone.
+/// Runs the program of a [`Mortal`] peer. It sends [`TESTAMENT`] with a segment that holds it. Then it echoes every
+/// message, counts the echoes in the segment's tail and notifies both slots, until the other side is gone.
 ///
 /// # Blocking
 /// Until then.
@@ -114,11 +115,11 @@ pub fn mortal_peer(mut link: Box<dyn Endpoint>) {
     life::play(&mut *link);
 }
 
-/// What a mortal peer sends and writes at the beginning of its segment's data.
+/// Message that a mortal peer sends first and writes at the beginning of its segment's data.
 pub const TESTAMENT: &[u8; 16] = b"I was here first";
 
-/// Makes each conformance test a `#[test]` that runs on the value of the expression, made anew for each; or, as
-/// `conformance!(table Fixture)`, a table of their names and functions for programs that run them themselves.
+/// Makes each conformance test a `#[test]` that runs on the value of the expression, evaluated anew for each. As
+/// `conformance!(table Fixture)` returns a table of their names and functions, for programs that run them themselves.
 #[macro_export]
 macro_rules! conformance {
     (table $fixture:ty) => {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How two endpoints meet (D-12).
+//! Tests of how two endpoints meet (D-12).
 
 use std::time::Duration;
 
@@ -9,20 +9,20 @@ use super::{
 };
 use tombolo_domain::{Deadline, Endpoint, Error};
 
-/// Connects and says its name.
+/// Connects and sends its name.
 fn call(fixture: &impl Fixture, service: &str, name: &[u8]) -> Box<dyn Endpoint> {
     let mut link = fixture.connecting().connect(service, patience()).expect("somebody listens");
     link.send(name, None).expect("a fresh path has room");
     link
 }
 
-/// Where nobody listens, connecting fails at once, whatever its deadline (D-12).
+/// Where no process listens, connecting fails at once, whatever its deadline (D-12).
 pub fn d12_service_without_listener_is_not_found(fixture: &impl Fixture) {
     let found = fixture.connecting().connect(&fixture.service(), Deadline::after(Duration::from_secs(3600)));
     assert!(matches!(found, Err(Error::NotFound(_))), "D-12: {found:?}");
 }
 
-/// A name that is none is refused by both sides (D-12).
+/// Both sides refuse an invalid name (D-12).
 pub fn d12_empty_service_is_refused(fixture: &impl Fixture) {
     let listened = fixture.listening().listen("");
     assert!(matches!(listened, Err(Error::BadService { .. })), "D-12: {listened:?}");
@@ -30,7 +30,7 @@ pub fn d12_empty_service_is_refused(fixture: &impl Fixture) {
     assert!(matches!(connected, Err(Error::BadService { .. })), "D-12: {connected:?}");
 }
 
-/// One service has one listener; a second is refused and does not disturb the first (D-12).
+/// A service has one listener; a second one is refused and does not disturb the first (D-12).
 pub fn d12_service_in_use_is_refused_to_a_second_listener(fixture: &impl Fixture) {
     let service = fixture.service();
     let mut first = fixture.listening().listen(&service).expect("a fresh service is free");
@@ -41,8 +41,8 @@ pub fn d12_service_in_use_is_refused_to_a_second_listener(fixture: &impl Fixture
     assert_eq!(message(&mut *accept(&mut *first)), b"caller", "D-12: the first listener was disturbed");
 }
 
-/// A dropped listener leaves nothing: nobody is found, and the name is free, though a child between fork and exec has a copy of
-/// its descriptor (D-12).
+/// A dropped listener leaves nothing: its service is not found, and the name is free, even if a child between fork and
+/// exec has a copy of its descriptor (D-12).
 pub fn d12_dropped_listener_leaves_its_name_free(fixture: &impl Fixture) {
     let service = fixture.service();
     for _ in 0..3 {
@@ -58,8 +58,8 @@ pub fn d12_dropped_listener_leaves_its_name_free(fixture: &impl Fixture) {
     }
 }
 
-/// Who knocked and was not let in learns that nobody will, though a child between fork and exec has a copy of the listener's
-/// descriptor (D-12).
+/// A caller that was not accepted learns that it never will be, even if a child between fork and exec has a copy of the
+/// listener's descriptor (D-12).
 pub fn d12_dropped_listener_lets_go_of_those_who_wait(fixture: &impl Fixture) {
     let service = fixture.service();
     for copied in [false, true] {
@@ -77,7 +77,7 @@ pub fn d12_dropped_listener_lets_go_of_those_who_wait(fixture: &impl Fixture) {
     }
 }
 
-/// A name that a listener left behind when it died is taken over (D-12).
+/// A listener takes over the name that a dead listener left behind (D-12).
 pub fn d12_stale_name_is_taken_over(fixture: &impl Fixture) {
     let Some(service) = fixture.stale_service() else { return skip("d12_stale_name_is_taken_over", "stale_service") };
     let found = fixture.connecting().connect(&service, patience());
@@ -87,7 +87,7 @@ pub fn d12_stale_name_is_taken_over(fixture: &impl Fixture) {
     assert_eq!(message(&mut *accept(&mut *listener)), b"caller");
 }
 
-/// While nobody knocks, `accept` has nothing, at once, and its descriptor says so (D-12).
+/// While no caller waits, `accept` returns `None` at once, and its descriptor is not readable (D-12).
 pub fn d12_accept_of_nobody_is_none_at_once(fixture: &impl Fixture) {
     let service = fixture.service();
     let mut listener = fixture.listening().listen(&service).expect("a fresh service is free");
@@ -102,7 +102,7 @@ pub fn d12_accept_of_nobody_is_none_at_once(fixture: &impl Fixture) {
     accept(&mut *listener);
 }
 
-/// Clients that connect and say nothing hold up nobody (D-12).
+/// Clients that connect and send nothing do not delay other clients (D-12).
 pub fn d12_silent_clients_hold_up_nobody(fixture: &impl Fixture) {
     let service = fixture.service();
     let mut listener = fixture.listening().listen(&service).expect("a fresh service is free");
@@ -125,7 +125,7 @@ pub fn d12_silent_clients_hold_up_nobody(fixture: &impl Fixture) {
     drop(silent);
 }
 
-/// Each call is a link of its own, in order of arrival (D-12).
+/// Each caller gets a link of its own, in order of arrival (D-12).
 pub fn d12_every_caller_gets_a_link_of_its_own(fixture: &impl Fixture) {
     let service = fixture.service();
     let mut listener = fixture.listening().listen(&service).expect("a fresh service is free");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the tests of the suite have in common.
+//! Helpers of the suite's tests.
 
 use std::{
     os::fd::BorrowedFd,
@@ -15,17 +15,17 @@ use std::{
 use super::Fixture;
 use tombolo_domain::{Deadline, Doorbell, Endpoint, Error, Listener, Received, Result, Slot, Woken, wait_readable};
 
-/// For what has to happen, however busy the machine is, in milliseconds.
+/// Longest wait for an event that must happen, however busy the machine is, in milliseconds.
 static PATIENCE: AtomicU64 = AtomicU64::new(20_000);
-/// For what must not happen: long enough to catch it, short enough to be waited for.
+/// Wait for an event that must not happen: long enough to notice it, and short enough for a test.
 pub(super) const QUIET: Duration = Duration::from_millis(50);
-/// How late a busy machine may make anything.
+/// Longest delay that a busy machine may cause.
 pub(super) const SLACK: Duration = Duration::from_secs(3);
-/// Larger than any segment of these tests.
+/// Size larger than any segment of these tests.
 pub(super) const ANY: u64 = 1 << 30;
 
-/// Lets every test of this process wait at most `time` for what has to happen; 20 s unless told. For canaries, in which
-/// it never happens.
+/// Lets every test of this process wait at most `time` for an event that must happen; the default is 20 s. Meant for
+/// canaries, in which it never happens.
 pub fn set_patience(time: Duration) {
     PATIENCE.store(u64::try_from(time.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
 }
@@ -34,14 +34,14 @@ pub(super) fn patience() -> Deadline {
     Deadline::after(Duration::from_millis(PATIENCE.load(Ordering::Relaxed)))
 }
 
-/// Makes `attempt` until it has something, sleeping on `fd` of `subject` in between: the blocking form of the calls
-/// that never block.
+/// Repeats `attempt` until it returns something, and sleeps on `fd` of `subject` in between: the blocking form of the
+/// calls that never block.
 ///
 /// # Blocking
 /// Until then, or until `deadline`.
 ///
 /// # Errors
-/// What `attempt` says; [`TimedOut`](Error::TimedOut).
+/// Any error of `attempt`; [`TimedOut`](Error::TimedOut).
 pub fn wait_for<S: ?Sized, T>(
     subject: &mut S,
     deadline: Deadline,
@@ -58,7 +58,7 @@ pub fn wait_for<S: ?Sized, T>(
     }
 }
 
-/// The next message of `link`, with a segment of any size.
+/// Returns the next message of `link`, with a segment of any size.
 ///
 /// # Blocking
 /// Until it came, or until `deadline`.
@@ -69,12 +69,12 @@ pub fn receive(link: &mut dyn Endpoint, deadline: Deadline) -> Result<Received> 
     wait_for(link, deadline, |link| link.fd(), |link| link.recv(ANY))
 }
 
-/// The message that must come.
+/// Returns the message that must come.
 pub(super) fn message(link: &mut dyn Endpoint) -> Vec<u8> {
     receive(link, patience()).expect("D-8: a message was sent").message
 }
 
-/// The end of `link` that must come, with nothing before it.
+/// Returns the error for the end of `link`, which must come with nothing before it.
 pub(super) fn ending(link: &mut dyn Endpoint) -> Error {
     receive(link, patience()).expect_err("the peer is gone and has sent no more")
 }
@@ -83,7 +83,7 @@ pub(super) fn accept(listener: &mut dyn Listener) -> Box<dyn Endpoint> {
     wait_for(listener, patience(), |listener| listener.fd(), |listener| listener.accept()).expect("a peer knocked")
 }
 
-/// Whether `holds` becomes true in time, for what has no descriptor to sleep on.
+/// Returns whether `holds` becomes true in time, for conditions without a descriptor to sleep on.
 pub(super) fn eventually(mut holds: impl FnMut() -> bool) -> bool {
     let deadline = patience();
     while !holds() {
@@ -95,11 +95,12 @@ pub(super) fn eventually(mut holds: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// What `work` returns, in a thread of its own, so that work which blocks for ever is a failure and not a hang.
+/// Runs `work` in a thread of its own and returns its result, so that work which blocks for ever fails and does not
+/// hang.
 pub(super) fn unblocked<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, result) = mpsc::channel();
     let thread = thread::spawn(move || done.send(work()));
-    // Longer than the waits inside, so that those which endpoint say themselves what was wrong.
+    // Longer than the waits inside, so that waits which end report themselves what was wrong.
     let patience = Duration::from_millis(PATIENCE.load(Ordering::Relaxed));
     match result.recv_timeout(2 * patience) {
         Ok(value) => value,
@@ -110,7 +111,7 @@ pub(super) fn unblocked<T: Send + 'static>(what: &str, work: impl FnOnce() -> T 
     }
 }
 
-/// Two endpoints that met and can ring each other.
+/// Two endpoints that met and can notify each other.
 pub(super) struct Belled {
     pub(super) links: [Box<dyn Endpoint>; 2],
     pub(super) doorbells: [Arc<dyn Doorbell>; 2],
@@ -121,7 +122,7 @@ impl Belled {
         Self::meet(fixture.pair())
     }
 
-    /// A message each way, after which there are doorbells.
+    /// Sends a message in each direction, after which there are doorbells.
     pub(super) fn meet(mut links: [Box<dyn Endpoint>; 2]) -> Self {
         links[1].send(b"hello", None).expect("a fresh path has room");
         assert_eq!(message(&mut *links[0]), b"hello");
@@ -133,8 +134,8 @@ impl Belled {
     }
 }
 
-/// Whether `doorbell` comes to rest: drained, it is not rung again, and its descriptor is not readable. Doorbells may ring
-/// for nothing, so it gets some tries.
+/// Returns whether `doorbell` comes to rest: after a drain no notification comes, and its descriptor is not readable.
+/// Spurious notifications are allowed, so it gets some tries.
 pub(super) fn comes_to_rest(doorbell: &dyn Doorbell, slot: Slot) -> bool {
     (0..20).any(|_| {
         doorbell.drain(slot);
@@ -143,7 +144,7 @@ pub(super) fn comes_to_rest(doorbell: &dyn Doorbell, slot: Slot) -> bool {
     })
 }
 
-/// The same of the path of `link`: nothing is received, and its descriptor is not readable.
+/// Returns the same for the path of `link`: nothing is received, and its descriptor is not readable.
 pub(super) fn path_comes_to_rest(link: &mut dyn Endpoint) -> bool {
     (0..20).any(|_| {
         let nothing = matches!(link.recv(ANY), Ok(None));
@@ -151,7 +152,7 @@ pub(super) fn path_comes_to_rest(link: &mut dyn Endpoint) -> bool {
     })
 }
 
-/// Waits until something else than a ring ends the wait.
+/// Waits until something other than a notification ends the wait.
 pub(super) fn wait_beyond_rings(doorbell: &dyn Doorbell, slot: Slot, deadline: Deadline) -> Woken {
     loop {
         match doorbell.wait(slot, deadline).expect("waiting works") {
@@ -161,12 +162,12 @@ pub(super) fn wait_beyond_rings(doorbell: &dyn Doorbell, slot: Slot, deadline: D
     }
 }
 
-/// Whether `fd` polls readable now.
+/// Returns whether `fd` polls readable now.
 pub(super) fn readable(fd: BorrowedFd<'_>) -> bool {
     wait_readable(fd, Deadline::at(Instant::now())).expect("polling works")
 }
 
-/// Says loudly that a test did not run, or fails where `TOMBOLO_REQUIRE` lists what it needs.
+/// Prints that a test did not run, or fails where `TOMBOLO_REQUIRE` lists what it needs.
 pub(super) fn skip(test: &str, need: &str) {
     let required = std::env::var("TOMBOLO_REQUIRE").unwrap_or_default();
     assert!(!required.split(',').any(|item| item == need), "{test} needs {need}, which this fixture lacks");
@@ -176,11 +177,11 @@ pub(super) fn skip(test: &str, need: &str) {
     );
 }
 
-/// Raises this process's limit of open files as far as it may, for tests with many links.
+/// Raises this process's limit of open files as far as allowed, for tests with many links.
 pub(super) fn make_room_for_descriptors() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    // Where it is refused the test may still have room enough, and says so if not.
+    // Where this is refused the test may still have enough room, and reports it if not.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the hypervisor does on command.
+//! Commands to the hypervisor.
 
 use std::{
     sync::{
@@ -12,30 +12,30 @@ use std::{
 use super::{domain::HarshDomain, end::Event, forger::Forger, ids::Process, world::World};
 use tombolo_domain::{Liveness, Result};
 
-/// The third party: it makes domains, knows how they are and does as it is told to them.
+/// The third party: it creates domains, knows their states and changes these on command.
 #[derive(Clone, Debug, Default)]
 pub struct Hypervisor(Arc<World>);
 
-/// How much of what was to be revoked could be.
+/// Result of a revocation: the bytes that could be revoked, and those that could not.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Revocation {
-    /// Bytes that nobody maps any more.
+    /// Bytes that no domain maps any more.
     pub freed: u64,
-    /// Bytes that the peer maps still: they stay readable, and in quarantine, until it unmaps them.
+    /// Bytes that the peer still maps: they stay readable, and in quarantine, until it unmaps them.
     pub still_mapped: u64,
 }
 
 impl Hypervisor {
-    /// A hypervisor without domains.
+    /// Returns a hypervisor without domains.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A fresh process in the domain called `name`, which is started if it does not run.
+    /// Starts a fresh process in the domain called `name`. Starts the domain if it does not run.
     ///
     /// # Panics
-    /// If `name` is no name: empty, or with a slash.
+    /// If `name` is not a valid name: empty, or with a slash.
     #[must_use]
     pub fn domain(&self, name: &str) -> HarshDomain {
         assert!(!name.is_empty() && !name.contains('/'), "{name:?} is no domain's name");
@@ -43,21 +43,21 @@ impl Hypervisor {
         HarshDomain { world: Arc::clone(&self.0), process }
     }
 
-    /// Pauses a domain: what goes out of it or into it, rings and messages, is held until it is resumed, and its
-    /// peers are told. Threads that play it go on, and what they store is seen: let them do nothing.
+    /// Pauses a domain: notifications and messages to it and from it are held until it is resumed, and its peers are
+    /// told. The threads that play it continue, and their stores are seen: the test must keep them idle.
     pub fn pause(&self, domain: &HarshDomain) {
         if let Some(domain) = self.0.state().domains.get_mut(domain.name()) {
             domain.paused = true;
         }
     }
 
-    /// Lets a paused domain go on and delivers what was held, in order.
+    /// Lets a paused domain continue and delivers what was held, in order.
     pub fn resume(&self, domain: &HarshDomain) {
         self.0.state().resume(domain.name());
     }
 
-    /// Kills a process: its links and listeners are gone, its memory can no longer be mapped, but stays readable where
-    /// it is mapped. Threads that play it find every peer gone.
+    /// Kills a process: its links and listeners are gone; its memory can no longer be mapped, but stays readable where
+    /// it is mapped. Threads that play the process find every peer gone.
     pub fn kill_process(&self, victim: &HarshDomain) {
         let mut state = self.0.state();
         if let Some(domain) = state.domains.get_mut(victim.name()) {
@@ -76,7 +76,7 @@ impl Hypervisor {
         self.0.backlog_changed.notify_all();
     }
 
-    /// Rings all doorbells of a domain for nothing, at full rate, until the storm is dropped.
+    /// Notifies all doorbells of a domain spuriously, at full rate, until the storm is dropped.
     #[must_use]
     pub fn storm(&self, victim: &HarshDomain) -> Storm {
         let (rings, over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
@@ -85,25 +85,25 @@ impl Hypervisor {
         let thread = std::thread::spawn(move || {
             while !stop.load(Ordering::Relaxed) {
                 for _ in 0..RINGS_AT_ONCE {
-                    // Who is woken finds the ring counted.
+                    // Counted first, so that a woken waiter finds the notification counted.
                     count.fetch_add(1, Ordering::Relaxed);
                     hypervisor.ring(&victim);
                 }
-                // The lock is not fair: without this nobody else gets a word in.
+                // The lock is not fair: without this no other thread would get it.
                 std::thread::yield_now();
             }
         });
         Storm { rings, over, thread: Some(thread) }
     }
 
-    /// Rings all doorbells of a domain once, for nothing.
+    /// Notifies all doorbells of a domain once, spuriously.
     pub fn ring(&self, victim: &HarshDomain) {
         self.0.state().notify_ends(victim.name(), None);
     }
 
-    /// Takes back all memory that `owner`'s domain shares with `peer`'s. What the peer has not mapped yet it never
-    /// will; what it maps it keeps, and the caller is told. The peer's ends are of no more use: they say
-    /// [`Revoked`](tombolo_domain::Error::Revoked) and [`Liveness::Revoked`], and their doorbells wake.
+    /// Takes back all memory that `owner`'s domain shares with `peer`'s. The peer can no longer map what it has not
+    /// mapped yet. It keeps what it maps, as the result tells the caller. The peer's endpoints become unusable: they
+    /// return [`Revoked`](tombolo_domain::Error::Revoked) and [`Liveness::Revoked`], and their doorbells wake.
     pub fn revoke(&self, owner: &HarshDomain, peer: &HarshDomain) -> Revocation {
         let mut state = self.0.state();
         let links: Vec<_> = state
@@ -119,21 +119,21 @@ impl Hypervisor {
         Revocation { freed, still_mapped }
     }
 
-    /// Bytes of a domain's memory that were retired or revoked while a peer maps them, also when the link over which
-    /// they were shared is no more.
+    /// Returns the bytes of a domain's memory that were retired or revoked while a peer maps them, also after the link
+    /// over which they were shared has ended.
     #[must_use]
     pub fn quarantined(&self, owner: &HarshDomain) -> u64 {
         self.0.state().grants.quarantined(|grant| grant.owner.domain == owner.process.domain)
     }
 
-    /// Lets a domain share at most `bytes`, quarantine included.
+    /// Limits the memory that a domain may share to `bytes`, quarantine included.
     pub fn limit_memory(&self, domain: &HarshDomain, bytes: u64) {
         if let Some(domain) = self.0.state().domains.get_mut(domain.name()) {
             domain.memory_max = bytes;
         }
     }
 
-    /// A hand on each segment that a domain shares, in the order in which they were made.
+    /// Returns write access to each segment that a domain shares, in the order in which they were made.
     ///
     /// # Errors
     /// [`Limit`](tombolo_domain::Error::Limit) where descriptors run out.
@@ -143,8 +143,8 @@ impl Hypervisor {
         own.map(|grant| Forger::new(&grant.memory, grant.len)).collect()
     }
 
-    /// Shows each segment that a domain shares to `lie` and stores the words that it changed, in the place of an owner
-    /// that lies.
+    /// Passes each segment that a domain shares to `lie` and stores the words that it changed, as a hostile owner
+    /// would.
     ///
     /// # Errors
     /// [`Limit`](tombolo_domain::Error::Limit) where descriptors run out.
@@ -161,10 +161,11 @@ impl Hypervisor {
     }
 }
 
-/// So often a storm rings before it lets others run. On a busy machine it is a long time before it runs again.
+/// Number of notifications of a storm before it lets other threads run. On a busy machine it is a long time before it
+/// runs again.
 const RINGS_AT_ONCE: usize = 64;
 
-/// Rings for nothing, until it is dropped.
+/// A storm of spurious notifications, until it is dropped.
 #[derive(Debug)]
 pub struct Storm {
     rings: Arc<AtomicU64>,
@@ -173,7 +174,7 @@ pub struct Storm {
 }
 
 impl Storm {
-    /// How often it has rung.
+    /// Returns the number of notifications so far.
     #[must_use]
     pub fn rings(&self) -> u64 {
         self.rings.load(Ordering::Relaxed)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A process in a domain, and how it meets others.
+//! Lets a process in a domain listen and connect.
 
 use std::{
     collections::VecDeque,
@@ -26,7 +26,7 @@ pub struct HarshDomain {
 }
 
 impl HarshDomain {
-    /// The domain's name.
+    /// Returns the domain's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.process.domain
@@ -38,7 +38,7 @@ impl HarshDomain {
     }
 }
 
-/// The domain that a service is in.
+/// Returns the domain of a service.
 fn home(service: &str) -> Result<&str> {
     let bad = |why| Err(Error::BadService { service: service.into(), why });
     match service.split_once('/') {
@@ -94,7 +94,7 @@ impl Rendezvous for HarshDomain {
     }
 }
 
-/// Waits for the peers of one service.
+/// Listener for the peers of one service.
 #[derive(Debug)]
 struct HarshListener {
     home: HarshDomain,
@@ -103,7 +103,7 @@ struct HarshListener {
 }
 
 impl HarshListener {
-    /// This listener's backlog, unless its process was killed (and the name, maybe, taken over).
+    /// Returns this listener's backlog, unless its process was killed (and the name perhaps taken over).
     fn backlog<'a>(&self, state: &'a mut State) -> Option<&'a mut Backlog> {
         state.listeners.get_mut(&self.service).filter(|backlog| backlog.process == self.home.process)
     }

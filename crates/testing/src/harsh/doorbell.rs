@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The doorbell of a link: its slots on the one doorbell that two domains have in each direction.
+//! The doorbell of a link: its slots share the one doorbell that two domains have in each direction.
 
 use std::{
     os::fd::{AsFd, BorrowedFd},
@@ -23,7 +23,7 @@ pub(super) struct HarshDoorbell {
     domain: Arc<str>,
     peer_domain: Arc<str>,
     slots: [Signal; 2],
-    /// No wait goes on or begins any more.
+    /// Whether all waits must end, and none may begin any more.
     given_up: AtomicBool,
 }
 
@@ -40,7 +40,7 @@ impl HarshDoorbell {
         Self { world: Arc::clone(world), id, domain, peer_domain, slots, given_up }
     }
 
-    /// Why a waiter in `slot` need not sleep.
+    /// Returns why a waiter in `slot` need not sleep.
     fn woken(&self, slot: Slot) -> Option<Woken> {
         match self.world.state().ends.get(&self.id) {
             None => Some(Woken::PeerGone),

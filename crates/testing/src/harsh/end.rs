@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One end of a link as the hypervisor sees it: what came in, and the descriptors that tell.
+//! One endpoint of a link as the hypervisor sees it: what came in, and the descriptors that report it.
 
 use std::{
     collections::VecDeque,
@@ -12,7 +12,7 @@ use rustix::event::EventfdFlags;
 use super::ids::{EndId, Process, Reference};
 use tombolo_domain::{Error, Liveness, Result, Slot};
 
-/// A descriptor that polls readable while it is raised. Only the hypervisor touches it.
+/// A descriptor that polls readable while it is raised. Only the hypervisor changes it.
 #[derive(Clone, Debug)]
 pub(super) struct Signal(Arc<OwnedFd>);
 
@@ -23,7 +23,7 @@ impl Signal {
     }
 
     pub(super) fn set(&self, raised: bool) {
-        // Both can only fail because the level is there already.
+        // Both can fail only because the descriptor has that level already.
         let _ = if raised {
             rustix::io::write(&self.0, &1u64.to_ne_bytes())
         } else {
@@ -38,24 +38,24 @@ impl AsFd for Signal {
     }
 }
 
-/// A control message on its way.
+/// A control message under way.
 #[derive(Debug)]
 pub(super) struct Sent {
     pub(super) message: Vec<u8>,
     pub(super) reference: Option<Reference>,
 }
 
-/// What the hypervisor brings to an end.
+/// Event that the hypervisor delivers to an endpoint.
 #[derive(Debug)]
 pub(super) enum Event {
     Message(Sent),
-    /// Which slot is not told: there is one doorbell.
+    /// A notification without a slot: there is one doorbell.
     Ring,
-    /// Nothing more will come, and why.
+    /// Nothing more will come, for this reason.
     Over(Liveness),
 }
 
-/// The descriptors of an end.
+/// Descriptors of an endpoint.
 #[derive(Clone, Debug)]
 pub(super) struct Signals {
     pub(super) mail: Signal,
@@ -73,18 +73,18 @@ impl Signals {
     }
 }
 
-/// One end of a link.
+/// One endpoint of a link.
 #[derive(Debug)]
 pub(super) struct End {
     pub(super) process: Process,
     pub(super) peer: EndId,
     pub(super) peer_domain: Arc<str>,
     pub(super) signals: Signals,
-    /// Why nothing more will come, once that is so.
+    /// Reason why nothing more will come, once that is so.
     pub(super) over: Option<Liveness>,
     inbox: VecDeque<Sent>,
     rung: [bool; 2],
-    /// What is held while one of the two domains is paused.
+    /// Events that are held while one of the two domains is paused.
     transit: VecDeque<Event>,
 }
 
@@ -94,7 +94,7 @@ impl End {
         Self { process, peer, peer_domain, signals, over: None, inbox, rung: [false; 2], transit }
     }
 
-    /// Messages that take room.
+    /// Returns the number of messages that take room.
     pub(super) fn outstanding(&self) -> usize {
         self.inbox.len() + self.transit.iter().filter(|event| matches!(event, Event::Message(_))).count()
     }
@@ -106,7 +106,7 @@ impl End {
         }
     }
 
-    /// Brings what was held, in order.
+    /// Delivers what was held, in order.
     pub(super) fn release(&mut self) {
         for event in std::mem::take(&mut self.transit) {
             self.deliver(event);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A lying peer's hand on its own memory.
+//! Lets a hostile peer write its own memory.
 
 use std::os::fd::OwnedFd;
 
@@ -7,7 +7,7 @@ use tombolo_domain::{Error, Result};
 
 /// Writes a segment behind its owner's back, as its owner could: header, words and data, at any time, from any thread.
 ///
-/// The writes are the kernel's, so they may tear, also within a word, as a hostile peer's may. A victim must live with
+/// The kernel does the writes, so they may tear, also within a word, as a hostile peer's may. A victim must cope with
 /// that; the *owner* must not be using its slices meanwhile (see [`tombolo_mem::create_forgeable`]).
 #[derive(Debug)]
 pub struct Forger {
@@ -21,32 +21,32 @@ impl Forger {
         Ok(Self { memory, len })
     }
 
-    /// Bytes of the segment.
+    /// Returns the bytes of the segment.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Never: a segment has at least a page.
+    /// Returns `false`: a segment has at least a page.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// What stands at `offset` now.
+    /// Reads the bytes at `offset`.
     ///
     /// # Panics
-    /// Where it would reach beyond the end.
+    /// If the range reaches beyond the end.
     pub fn read(&self, offset: usize, to: &mut [u8]) {
         self.check(offset, to.len());
         let read = rustix::io::pread(&self.memory, &mut *to, offset as u64);
         assert_eq!(read, Ok(to.len()), "a memfd reads in one piece");
     }
 
-    /// Overwrites what stands at `offset`.
+    /// Overwrites the bytes at `offset`.
     ///
     /// # Panics
-    /// Where it would reach beyond the end.
+    /// If the range reaches beyond the end.
     pub fn write(&self, offset: usize, from: &[u8]) {
         self.check(offset, from.len());
         let written = rustix::io::pwrite(&self.memory, from, offset as u64);
@@ -56,7 +56,7 @@ impl Forger {
     /// Overwrites the word at `offset`.
     ///
     /// # Panics
-    /// Where it would reach beyond the end.
+    /// If the range reaches beyond the end.
     pub fn store(&self, offset: usize, word: u64) {
         self.write(offset, &word.to_le_bytes());
     }

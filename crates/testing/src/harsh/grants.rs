@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Who lets whom map what: the grant table.
+//! The grant table: which process lets which peer map what.
 
 use std::{collections::BTreeMap, os::fd::OwnedFd};
 
@@ -16,12 +16,12 @@ enum Mapped {
 #[derive(Debug)]
 pub(super) struct Grant {
     pub(super) owner: Process,
-    /// The owner's end of the link over which alone the reference can be passed.
+    /// The owner's endpoint of the only link over which the reference can be passed.
     pub(super) end: EndId,
     pub(super) len: usize,
     pub(super) memory: OwnedFd,
     mapped: Mapped,
-    /// Retired or revoked: not to be mapped any more, and gone as soon as nobody maps it.
+    /// Retired or revoked: it can no longer be mapped, and is removed as soon as the peer does not map it.
     ended: bool,
 }
 
@@ -45,8 +45,8 @@ impl Grants {
         reference
     }
 
-    /// Marks `reference`, which came from `from`, as mapped, and opens its memory for reading only: a mapping made of
-    /// that descriptor cannot be made writable.
+    /// Marks `reference`, which came from `from`, as mapped, and opens its memory read-only: a mapping made from that
+    /// descriptor cannot be made writable.
     pub(super) fn claim(&mut self, reference: Reference, from: EndId, max: u64) -> Result<(OwnedFd, usize)> {
         let malformed = |what: String| Err(Error::Malformed { clause: "D-9", what });
         let Some(grant) = self.table.get_mut(&reference) else {
@@ -82,7 +82,7 @@ impl Grants {
         }
     }
 
-    /// Ends every grant that `which` picks, and returns the bytes that are free now and those that the peer maps still.
+    /// Ends every grant that `which` picks. Returns the bytes that are free now and those that the peer still maps.
     pub(super) fn end(&mut self, mut which: impl FnMut(Reference, &Grant) -> bool) -> (u64, u64) {
         let (mut freed, mut still_mapped) = (0, 0);
         self.table.retain(|reference, grant| {

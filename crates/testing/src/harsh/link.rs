@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A link's end as its process sees it.
+//! An endpoint of a link as its process sees it.
 
 use std::{
     io,
@@ -20,7 +20,7 @@ use super::{
 };
 use tombolo_domain::{Doorbell, Endpoint, Error, Liveness, Memory, Offer, Peer, Received, Result};
 
-/// One end of a link.
+/// One endpoint of a link.
 #[derive(Debug)]
 pub(super) struct HarshLink {
     world: Arc<World>,
@@ -29,7 +29,7 @@ pub(super) struct HarshLink {
     peer_domain: Arc<str>,
     signals: Signals,
     doorbell: Arc<HarshDoorbell>,
-    /// Whether a message came in, which is when there is a doorbell.
+    /// Whether a message came in: only then is there a doorbell.
     heard: bool,
 }
 
@@ -56,7 +56,7 @@ impl HarshLink {
     }
 }
 
-/// Tells the hypervisor when the last of a mapping is gone.
+/// Tells the hypervisor when a mapping is gone.
 #[derive(Debug)]
 struct Mapped {
     world: Arc<World>,
@@ -69,7 +69,7 @@ impl Drop for Mapped {
     }
 }
 
-/// What is inside an [`Offer`]: the right to map, which ends when it is dropped.
+/// Content of an [`Offer`]: the right to map, which ends when it is dropped.
 #[derive(Debug)]
 struct Token {
     world: Arc<World>,
@@ -88,7 +88,7 @@ impl Memory for HarshLink {
         if len == 0 || len % 4096 != 0 {
             return Err(Error::os("allocate", Errno::INVAL));
         }
-        // The memory is made without the lock: it takes the kernel a while.
+        // The memory is made without the lock, because the kernel takes a while for it.
         let (segment, memory) = create_forgeable("tombolo-harsh", len).map_err(|error| Error::os("memfd", error))?;
         segment.forget_in_children().map_err(|error| Error::os("madvise", error))?;
 

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The harsh double: a hypervisor in one process, with the habits of all hypervisors at once. Threads play the domains.
+//! The harsh double: a hypervisor in one process, with the difficult properties of all hypervisors at once. Threads
+//! play the domains.
 //!
-//! What holds here holds under Xen and KVM, because nothing is easier here:
+//! Code that works here works under Xen and KVM, because nothing is easier here:
 //!
 //! * memory is passed by reference number, and each reference is mapped once only (Xen's grants);
-//! * no mapping is inherited by a child made by fork, and a store to the peer's memory faults;
-//! * two domains have one doorbell in each direction, so every ring wakes all waiters of all channels between them
-//!   (an MSI-X vector);
-//! * a peer's life is reported by the [`Hypervisor`] and by nobody else;
+//! * no child made by fork inherits a mapping, and a store to the peer's memory faults;
+//! * two domains have one doorbell in each direction, so every notification wakes all waiters of all channels between
+//!   them (an MSI-X vector);
+//! * only the [`Hypervisor`] reports a peer's liveness;
 //! * memory that was retired or revoked stays in quarantine, counted against its owner, while the peer maps it;
-//! * control messages have little room ([`MESSAGES_MAX`] wait at most), and so have listeners ([`BACKLOG_MAX`]).
+//! * there is little room for control messages (at most [`MESSAGES_MAX`] wait) and in listeners ([`BACKLOG_MAX`]).
 //!
-//! And the hypervisor does on command what a real one does on its own: [`pause`](Hypervisor::pause),
+//! The hypervisor also does on command what a real one does by itself: [`pause`](Hypervisor::pause),
 //! [`kill_process`](Hypervisor::kill_process), [`kill_domain`](Hypervisor::kill_domain), [`storm`](Hypervisor::storm),
-//! [`revoke`](Hypervisor::revoke), and, as a peer that lies would, [`mutate`](Hypervisor::mutate).
+//! [`revoke`](Hypervisor::revoke), and, as a hostile peer would, [`mutate`](Hypervisor::mutate).
 //!
 //! # Example
 //! ```
@@ -50,9 +51,9 @@ pub use commands::{Hypervisor, Revocation, Storm};
 pub use domain::HarshDomain;
 pub use forger::Forger;
 
-/// Control messages that wait for a peer at most.
+/// Largest number of control messages that wait for a peer.
 pub const MESSAGES_MAX: usize = 8;
-/// Peers that wait for a listener to accept them at most.
+/// Largest number of peers that wait for a listener to accept them.
 pub const BACKLOG_MAX: usize = 16;
-/// Bytes that a domain may share at most, quarantine included, unless [`Hypervisor::limit_memory`] says otherwise.
+/// Most bytes that a domain may share, quarantine included, unless [`Hypervisor::limit_memory`] sets another limit.
 pub const MEMORY_MAX: u64 = 4 << 30;

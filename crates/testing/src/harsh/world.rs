@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! All that the hypervisor knows, behind its one lock. Nothing blocks while it is held.
+//! State of the hypervisor, behind its one lock. Nothing blocks while the lock is held.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -17,7 +17,7 @@ use tombolo_domain::{Error, Liveness, Result};
 #[derive(Debug, Default)]
 pub(super) struct World {
     state: Mutex<State>,
-    /// Signalled when a backlog has room or goes.
+    /// Signalled when a backlog gets room or is removed.
     pub(super) backlog_changed: Condvar,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Domain {
     pub(super) memory_max: u64,
 }
 
-/// The peers that wait for a listener.
+/// Peers that wait for a listener.
 #[derive(Debug)]
 pub(super) struct Backlog {
     pub(super) process: Process,
@@ -73,7 +73,7 @@ impl State {
         self.domains.get(domain).is_some_and(|domain| domain.paused)
     }
 
-    /// Links two processes; the first end is the first's.
+    /// Links two processes; the first endpoint belongs to the first one.
     pub(super) fn link(&mut self, first: &Process, second: &Process) -> Result<[(EndId, Signals); 2]> {
         let signals = [Signals::new()?, Signals::new()?];
         let ids = [EndId(self.number()), EndId(self.number())];
@@ -85,12 +85,12 @@ impl State {
         Ok([(ids[0], a), (ids[1], b)])
     }
 
-    /// An endpoint that still lives, or what its users get: to them, too, the other is gone.
+    /// Returns an endpoint that still exists, or the error for its users: to them, too, the peer is gone.
     pub(super) fn end(&mut self, id: EndId) -> Result<&mut End> {
         self.ends.get_mut(&id).ok_or(Error::PeerGone)
     }
 
-    /// Brings `event` to `id`, or holds it while one of the two domains is paused.
+    /// Delivers `event` to `id`, or holds it while one of the two domains is paused.
     pub(super) fn post(&mut self, id: EndId, event: Event) {
         let Some(end) = self.ends.get(&id) else { return };
         let held = self.is_paused(&end.process.domain) || self.is_paused(&end.peer_domain);
@@ -98,7 +98,8 @@ impl State {
         if held { end.hold(event) } else { end.deliver(event) }
     }
 
-    /// The one doorbell of `domain` for `from` rings: everybody who listens to it wakes. `None` is all its doorbells.
+    /// Raises the one doorbell of `domain` for `from`: everyone who listens to it wakes. `None` stands for all its
+    /// doorbells.
     pub(super) fn notify_ends(&mut self, domain: &str, from: Option<&str>) {
         let heard = |end: &End| *end.process.domain == *domain && from.is_none_or(|from| *end.peer_domain == *from);
         let hearers: Vec<_> = self.ends.iter().filter(|(_, end)| heard(end)).map(|(id, _)| *id).collect();
@@ -107,7 +108,7 @@ impl State {
         }
     }
 
-    /// Brings to everybody what was held for want of `domain`.
+    /// Resumes `domain`, and delivers all that was held because of it.
     pub(super) fn resume(&mut self, domain: &str) {
         if let Some(domain) = self.domains.get_mut(domain) {
             domain.paused = false;
@@ -119,7 +120,7 @@ impl State {
             .for_each(End::release);
     }
 
-    /// Takes an end away; its peer learns that `life` is why.
+    /// Removes an endpoint; its peer gets `life` as the reason.
     pub(super) fn close(&mut self, id: EndId, life: Liveness) {
         if let Some(end) = self.ends.remove(&id) {
             end.signals.raise_all();
@@ -127,7 +128,7 @@ impl State {
         }
     }
 
-    /// Takes away all that the processes picked by `which` have.
+    /// Removes all that the processes picked by `which` have.
     pub(super) fn kill(&mut self, which: impl Fn(&Process) -> bool, life: Liveness) {
         let ends: Vec<_> = self.ends.iter().filter(|(_, end)| which(&end.process)).map(|(id, _)| *id).collect();
         ends.into_iter().for_each(|id| self.close(id, life));

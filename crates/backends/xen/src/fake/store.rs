@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! XenStore's part that this backend uses, with its permissions and watches.
+//! Simulates the part of XenStore that this backend uses, with its permissions and watches.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -17,7 +17,7 @@ use crate::{
 
 type Errno = &'static str;
 
-/// Watches that a domain may have, dom0 excepted: xenstored's own default.
+/// Largest number of watches of a domain other than dom0: xenstored's own default.
 const WATCHES_MAX: usize = 128;
 
 /// The daemon.
@@ -28,7 +28,7 @@ pub(super) struct Daemon(Mutex<Tree>);
 struct Tree {
     nodes: BTreeMap<String, Node>,
     connections: HashMap<u32, UnixStream>,
-    /// Connection, domain, path.
+    /// Connection, domain and path of each watch.
     watches: Vec<(u32, DomId, String)>,
     last: u32,
 }
@@ -36,7 +36,7 @@ struct Tree {
 #[derive(Clone)]
 struct Node {
     value: Vec<u8>,
-    /// The owner, and who may read besides.
+    /// Owner of the node; `readers` may read it too.
     owner: DomId,
     readers: Vec<DomId>,
 }
@@ -61,7 +61,7 @@ impl Tree {
             Some(node) if node.may_read(id) => Ok(node),
             Some(_) => Err("EACCES"),
             None if path.is_empty() => Err("ENOENT"),
-            // Whether there is such a node is known to those who may read the one above.
+            // Domains that may read the parent may know whether the node exists.
             None => match self.nodes.get(parent(path)) {
                 Some(above) if !above.may_read(id) => Err("EACCES"),
                 _ => Err("ENOENT"),
@@ -69,7 +69,7 @@ impl Tree {
         }
     }
 
-    /// Makes a node and what is missing above it, each with the permissions of the one above.
+    /// Makes a node and its missing parents, each with the permissions of its parent.
     fn make(&mut self, id: DomId, path: &str) -> Result<&mut Node, Errno> {
         if !self.nodes.contains_key(path) {
             if path.is_empty() {
@@ -105,7 +105,7 @@ impl Tree {
         }
     }
 
-    /// Tells dom0 what happened to a domain.
+    /// Reports to dom0 what happened to a domain.
     fn announce(&self, what: &str) {
         for (connection, _, watched) in self.watches.iter().filter(|(_, id, watched)| *id == 0 && watched == what) {
             self.send_watch_event(*connection, what, watched);
@@ -227,7 +227,7 @@ impl Daemon {
         lock(&self.0).below(path.trim_end_matches('/'))
     }
 
-    /// A connection of domain `id`.
+    /// Makes a connection for domain `id`.
     pub(super) fn connect(self: &Arc<Self>, id: DomId) -> io::Result<OwnedFd> {
         let (ours, theirs) = UnixStream::pair()?;
         theirs.set_nonblocking(true)?;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The thread of a process that has connections with other domains: it asks XenStore, so that no call of the program does.
+//! Runs the thread of a process that has connections with other domains. The thread makes the requests to XenStore, so
+//! that no call of the program does.
 
 use std::{
     collections::BTreeMap,
@@ -28,24 +29,24 @@ use crate::{
     place::ServiceAddress,
 };
 
-/// How long dom0 is left alone that tells of nobody, or XenStore that does not answer.
+/// Time after which another attempt is made if dom0 publishes nothing or XenStore does not answer.
 const REST: Duration = Duration::from_secs(5);
-/// How long a process may take to answer who dials it.
+/// Time within which a process must answer a dial.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Between two looks at what neighbours have in XenStore, where they change it: at first, and, each time for twice as long, where
-/// they do so all the time.
+/// Time between two looks at the peers' nodes in XenStore when they change: at first, and at most. It doubles while
+/// they change all the time.
 const PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(2)];
-/// Between two looks whether a neighbour's process died, of which nothing tells.
+/// Interval at which the thread checks whether a peer process died, which nothing reports.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Processes of one domain, and of all.
+/// Largest number of processes of one domain, and of all.
 const EACH_MAX: usize = 64;
 const ALL_MAX: usize = 256;
-/// Nodes of dead processes that one that begins clears away.
+/// Largest number of nodes of dead processes that a new process removes.
 const SWEPT: usize = 64;
-/// What the service of a process begins with (S-7).
+/// Prefix of the service of a process (S-7).
 const SERVICE: &str = "sockets-";
 
-/// Begins; `domain` is this process's, and it can be reached at `service`.
+/// Starts the thread. `domain` is this process's, and the process can be reached at `service`.
 pub(super) fn begin(
     shared: Arc<Shared>,
     domain: XenDomain,
@@ -54,7 +55,7 @@ pub(super) fn begin(
 ) -> Result<()> {
     spawn("tombolo-find", move || {
         loop {
-            // What fails is tried again: dom0's broker may come, and XenStore again.
+            // After a failure it tries again, because dom0's broker may start, and XenStore may return.
             let _ = Worker::new(&shared, &domain, &service, addresses.as_deref()).and_then(|mut worker| worker.work());
             {
                 let mut state = lock(&shared.state);
@@ -72,7 +73,7 @@ pub(super) fn begin(
     })
 }
 
-/// Sleeps until one of these says something, `most` at most.
+/// Sleeps until one of the descriptors is readable, for at most `most`.
 fn sleep(fds: &[BorrowedFd<'_>], most: Option<Duration>) {
     let mut polled: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
     let most = most.and_then(|most| Timespec::try_from(most).ok());
@@ -83,12 +84,12 @@ struct Worker<'a> {
     shared: &'a Shared,
     core: Arc<Core>,
     listener: NamedListener,
-    /// Who may be reached changes; and what neighbours have in XenStore.
+    /// Eventfds that are raised when the domains that may be reached change, and when peers' nodes in XenStore change.
     names: Arc<ReservedFd>,
     folders: Arc<ReservedFd>,
     addresses: Option<AddressWatch>,
     dialled: Vec<(Arc<Dial>, XenEndpoint, Instant)>,
-    /// When neighbours may be looked at again, and whether that is to be.
+    /// Time from which the peers may be looked at again, the pause after that, and whether a look is wanted.
     next: Instant,
     pause: Duration,
     wanted: bool,
@@ -127,13 +128,13 @@ impl<'a> Worker<'a> {
         })
     }
 
-    /// Until nobody wants anything any more.
+    /// Works until nobody needs the thread any more.
     fn work(&mut self) -> Result<()> {
         loop {
             if self.wanted && Instant::now() >= self.next {
                 self.wanted = false;
                 self.look_at_neighbours()?;
-                // What the dead left has time.
+                // Nodes of dead processes are not urgent.
                 self.unswept.drain(..).for_each(|peer| drop(sweep_folder(&self.core, peer)));
                 let has_rested = self.next.elapsed() >= PAUSES[1];
                 self.pause = if has_rested { PAUSES[0] } else { PAUSES[1].min(2 * self.pause) };
@@ -153,7 +154,7 @@ impl<'a> Worker<'a> {
         let until_next = self.wanted.then(|| self.next.saturating_duration_since(Instant::now()));
         let most = until_next.or((some || !self.dialled.is_empty()).then_some(LOOK_EVERY));
         let mut fds = vec![self.shared.as_fd(), self.names.as_fd(), self.folders.as_fd()];
-        // Who came while there is no room is let in when there is.
+        // Connections that arrive while there is no room are accepted later.
         if lock(&self.shared.state).arrived.len() < WAITING {
             fds.push(self.listener.fd());
         }
@@ -169,18 +170,18 @@ impl<'a> Worker<'a> {
             watch.drain();
             self.shared.hints.set_addresses(own_addresses(at::ADDRESSES));
         }
-        // What is mapped of a process that died keeps its page from going.
+        // A mapping of a dead process's page keeps the page from being freed.
         lock(&self.shared.state).neighbours.retain(|it| it.hints.is_open());
     }
 
-    /// Maps the hints of processes that are new, and forgets those that may not be reached any more.
+    /// Maps the hints of new processes, and drops those of processes that may not be reached any more.
     fn look_at_neighbours(&mut self) -> Result<()> {
         let all: BTreeMap<DomId, Record> = self.core.names().all().into_iter().collect();
         lock(&self.shared.state)
             .neighbours
             .retain(|it| it.hints.is_open() && all.get(&it.domain).is_some_and(|record| record.pair == it.pair));
         for (domain, record) in &all {
-            // It is watched from now on.
+            // The domain is watched from now on.
             let _peer = self.core.peer(*domain)?;
             let nodes = lock(&self.core.store).list(&folder(*domain, self.core.own))?;
             let services = nodes.into_iter().filter(|node| !node.contains('@') && node.starts_with(SERVICE));
@@ -231,7 +232,7 @@ impl<'a> Worker<'a> {
         for (dial, mut link, since) in std::mem::take(&mut self.dialled) {
             match link.settle_request() {
                 Ok(true) => *lock(&dial.outcome) = Some(Ok(link)),
-                // Who dialled has forgotten it.
+                // The caller has dropped this dial.
                 Ok(false) if Arc::strong_count(&dial) == 1 => {}
                 Ok(false) if since.elapsed() < PATIENCE => self.dialled.push((dial, link, since)),
                 Ok(false) => self.fail(&dial, Error::TimedOut),
@@ -263,13 +264,13 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// Removes what processes of this domain left for `peer` that died before they could: a node for each.
+/// Removes the nodes that processes of this domain left for `peer` when they died.
 fn sweep_folder(core: &Arc<Core>, peer: DomId) -> Result<()> {
     let path = folder(core.own, peer);
     let nodes = lock(&core.store).list(&path)?;
     for service in nodes.iter().filter(|node| !node.contains('@') && node.starts_with(SERVICE)).take(SWEPT) {
         let Ok(place) = ServiceAddress::parse(&format!("{peer}/{service}")) else { continue };
-        // Who has its name listens there.
+        // A live listener holds the claim on its name.
         if let Some(_claim) = core.xen.claim(&place.to_string())? {
             lock(&core.store).remove(&format!("{path}/{service}"))?;
         }

@@ -17,14 +17,15 @@ use crate::endpoint::{
     program::{Program, ProgramState},
 };
 
-/// Most rows of one answer: they have to find room in the socket at once.
+/// Largest number of rows in one answer: they must fit into the socket at once.
 const ROWS: usize = 16;
-/// What is not known.
+/// Value that stands for an unknown number.
 const UNKNOWN: u64 = u64::MAX;
 
 impl<D: Devices> Broker<D> {
-    /// Answers those who want to see something: of each user the one who asked first. The others have their turn after all who
-    /// want something else: to look costs much more than to ask, and a user may ask on many connections at once.
+    /// Answers, for each user, the first of the requests for a listing. The user's other requests wait until all other
+    /// events have had their turn: a listing costs the broker much more than the request, and a user may send many on
+    /// many connections at once.
     pub(crate) fn show_in_turn(&mut self) {
         let (mut users, mut later) = (BTreeSet::new(), VecDeque::new());
         for (id, at, after) in std::mem::take(&mut self.looks) {
@@ -38,7 +39,7 @@ impl<D: Devices> Broker<D> {
         self.looks = later;
     }
 
-    /// Answers the program `id`, which wants to see what comes behind `after`.
+    /// Answers the program `id` with the rows that come after `after`.
     fn show(&mut self, id: u64, at: Seen, after: u64) -> io::Result<()> {
         let Some(user) = self.programs.get(&id).map(|program| program.user) else { return Ok(()) };
         let all = user == 0 || user == rustix::process::geteuid().as_raw();
@@ -83,7 +84,7 @@ impl<D: Devices> Broker<D> {
                 Stage::Asked => Some(Progress::Asked),
                 Stage::Up => Some(Progress::Up),
                 Stage::ClosedThere => Some(Progress::Closed),
-                // No program has it any more.
+                // No program has these connections any more.
                 Stage::GivenUp | Stage::Refused | Stage::ClosedHere => None,
             };
             let connections = link.connections.iter().filter_map(|(made, stage)| Some((made, progress(stage)?)));
@@ -103,7 +104,7 @@ impl<D: Devices> Broker<D> {
     }
 }
 
-/// Interfaces are no secret: who is on this kernel sees them anyway (B-28).
+/// Lists interfaces to every user: they are no secret, because each user of this kernel sees them anyway (B-28).
 fn net_rows(nets: Option<&[Message]>, after: u64) -> Result<Vec<Message>, Refusal> {
     let unknown =
         || Refusal(code::FAILED, "the host's broker has not said yet which interfaces there are to be".into());
@@ -112,7 +113,7 @@ fn net_rows(nets: Option<&[Message]>, after: u64) -> Result<Vec<Message>, Refusa
 }
 
 fn row<R: Region>(link: &mut Link<R>, at: u64, made: &Agreement, progress: Progress) -> Message {
-    // A link whose memory is gone has nothing to say, and is listed nevertheless.
+    // A link without memory has no words to show, but its connections are listed all the same.
     let mut words = |part: Part, (from, len): (u64, u64)| {
         let region = link.memory.as_mut().map(|(region, _)| region);
         region

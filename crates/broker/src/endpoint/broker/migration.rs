@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The device that is shared with the host goes while this machine runs, and another one comes: it migrates (B-27).
+//! Handles the migration of this machine: the device shared with the host goes while it runs, and another one comes
+//! (B-27).
 
 use std::io;
 
 use super::{Broker, Devices, Host, Pages, TURN, random};
 
-/// What programs are told meanwhile.
+/// Reason given to programs while the device is missing.
 pub(super) const HOSTLESS: &str =
     "this machine's doorbell device was taken away, as before a migration: it has no links until there is another one";
 
 impl<D: Devices> Broker<D> {
-    /// Hears the host, or looks for one. True if there may be more.
+    /// Receives from the host, or looks for a new device. Returns whether there may be more.
     pub(super) fn hear_host(&mut self) -> io::Result<bool> {
         if self.is_hostless {
             let renewed = self.devices.renew();
@@ -39,7 +40,8 @@ impl<D: Devices> Broker<D> {
         }
     }
 
-    /// Whatever the host said is of no use any more. Programs hear that their links are taken away; who listens goes on.
+    /// Forgets everything that the host sent. Programs are told that their links are taken away; listening programs go
+    /// on.
     pub(super) fn forget_links(&mut self) {
         (self.name, self.nets, self.usage_later) = (None, None, false);
         self.numbers.clear();
@@ -52,7 +54,7 @@ impl<D: Devices> Broker<D> {
     }
 }
 
-/// There is another device, or not yet.
+/// Starts a new session with the host if another device has been found, and goes on waiting if there is none yet.
 fn begin_anew<D: Devices>(broker: &mut Broker<D>, renewed: io::Result<()>) -> io::Result<bool> {
     match renewed {
         Ok(()) => {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The broker among a peer, programs and a host that act in any order, the peer as it likes. Without threads and time: what
-//! happens follows from the seed.
+//! Tests the broker with programs and a host that act in random order, and a peer that may also be hostile. Uses
+//! neither threads nor time: all events follow from the seed.
 
 use std::{
     io::{IoSliceMut, Result},
@@ -24,12 +24,12 @@ use crate::endpoint::{
     program,
 };
 
-/// What the kernel module would have: which windows there are, each with a descriptor that tells when it was closed.
+/// Substitute for the kernel module: the existing windows, each with a descriptor that reports when it was closed.
 #[derive(Debug, Default)]
 struct Windows(Vec<(Agreement, OwnedFd)>);
 
 impl Windows {
-    /// Those that programs have.
+    /// Returns the windows that programs have.
     fn live(&mut self) -> Vec<Agreement> {
         self.0.retain(|(_, closed)| {
             let mut polled = [PollFd::new(closed, PollFlags::empty())];
@@ -39,7 +39,7 @@ impl Windows {
         self.0.iter().map(|(made, _)| *made).collect()
     }
 
-    /// Nobody else's memory is touched.
+    /// Checks that a range is in no window of another connection.
     fn is_free(&mut self, range: Range, but: u32) {
         let clash = |other: Range| range.1 != 0 && range.0 < other.0 + other.1 && other.0 < range.0 + range.1;
         for made in self.live() {
@@ -144,7 +144,7 @@ impl Region for Memory {
 #[derive(Debug)]
 struct Fake {
     host: Memory,
-    /// By link and generation.
+    /// Regions by link and generation.
     regions: Arc<Mutex<BTreeMap<(u32, u32), Memory>>>,
 }
 
@@ -170,7 +170,7 @@ impl Devices for Fake {
     }
 }
 
-/// Numbers that follow from a seed.
+/// Pseudo-random numbers that follow from a seed.
 struct Dice(u64);
 
 impl Dice {
@@ -184,14 +184,14 @@ fn name(text: &str) -> Name {
     text.parse().unwrap()
 }
 
-/// How far a connection is at the peer.
+/// State of a connection at the peer.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum At {
-    /// The broker asked for it, or the peer did.
+    /// The broker under test asked for it; below, the peer did.
     Asked,
     Connecting,
     Up,
-    /// Who said Close.
+    /// The broker under test sent Close; below, the peer did.
     Ended,
     Closed,
 }
@@ -212,7 +212,7 @@ impl Peer {
         Self { memory, session, epoch: 1, connections: BTreeMap::new() }
     }
 
-    /// A new broker, which has its connections from before or has none.
+    /// Starts a new broker, which keeps the connections from before or `forgets` them.
     fn begin_anew(&mut self, forgets: bool) {
         self.epoch += 1;
         self.session = Session::begin(Path::Link, self.epoch, &mut self.memory).unwrap();
@@ -235,13 +235,13 @@ impl Peer {
         }
     }
 
-    /// Takes and gives what there is.
+    /// Receives and sends all messages that it can.
     fn turn(&mut self) {
         for _ in 0..8 {
             match self.session.turn(&mut self.memory).unwrap() {
                 (Some(Event::Said(said)), _) => self.handle_message(said),
                 (Some(Event::Began), _) => self.hello(),
-                // After something that makes no sense it is not to be expected.
+                // After a protocol violation of the peer this is not expected either.
                 (Some(Event::Broke(fault)), _) => panic!("the good broker is wrong: {fault}"),
                 (None, changed) if !changed => break,
                 (None, _) => {}
@@ -262,7 +262,7 @@ impl Peer {
             (Message::Refuse { .. }, Some((_, At::Connecting))) => drop(self.connections.remove(&serial)),
             (Message::Close {}, Some((_, At::Closed))) => drop(self.connections.remove(&serial)),
             (Message::Close {}, Some((_, at))) => *at = At::Ended,
-            // One that it does not know.
+            // A connection that the peer does not know.
             (Message::Call { .. }, None) => self.send_message(serial, Message::Close {}),
             (Message::Call { side: Side::Over, .. }, Some((_, at))) => match at {
                 At::Closed => drop(self.connections.remove(&serial)),
@@ -272,7 +272,7 @@ impl Peer {
         }
     }
 
-    /// Ends a connection as it should be ended.
+    /// Ends a connection as the protocol requires.
     fn close(&mut self, serial: u32) {
         match self.connections.get_mut(&serial) {
             Some((_, at @ At::Up)) => *at = At::Closed,
@@ -288,7 +288,7 @@ impl Peer {
         if used { self.window(dice) } else { (at, 8192) }
     }
 
-    /// Says something that may be said by now, or, seldom, anything.
+    /// Sends a message that is permitted in this state or, seldom, any message.
     fn act(&mut self, dice: &mut Dice) {
         let nth = dice.below(self.connections.len().max(1) as u64) as usize;
         let (serial, at) = self.connections.iter().nth(nth).map_or((0, At::Closed), |(serial, (_, at))| (*serial, *at));
@@ -337,7 +337,7 @@ impl Peer {
         match dice.below(6) {
             0 => self.send_message(serial, Message::Calls { connections: channel }),
             1 => {
-                // Connections that nobody made, where they may be told of.
+                // Connections that were never made, at a time when the peer may list its connections.
                 self.begin_anew(true);
                 self.turn();
                 let made = Agreement { serial, own: (offset, len), theirs: (peer_offset, peer_len), channel };
@@ -352,10 +352,10 @@ impl Peer {
     }
 }
 
-/// A program: its conversation, and what it was given.
+/// A program: its conversation, and the descriptors that it was given.
 struct Client {
     socket: OwnedFd,
-    /// The socket of each connection, and the windows.
+    /// Sockets of connections, and windows.
     given: Vec<OwnedFd>,
 }
 
@@ -456,7 +456,7 @@ impl World {
         }
     }
 
-    /// The broker hears of all that there may be.
+    /// Lets the broker handle all events.
     fn step(&mut self) {
         for _ in 0..4 {
             let _ = self.host.turn(&mut self.host_memory);
@@ -532,7 +532,7 @@ impl World {
         }
     }
 
-    /// What must hold at any time.
+    /// Checks what must hold at any time.
     fn check(&self) {
         for link in self.broker.links.values().chain(&self.broker.old) {
             let connections: Vec<(Agreement, Stage)> = link.connections.iter().collect();
@@ -553,12 +553,13 @@ impl World {
     }
 }
 
-/// A socket at which somebody waits for whom there is no descriptor stays readable: it is left alone for a while.
+/// Checks that a socket is ignored for a while if a program waits there and there is no descriptor for it: it stays
+/// readable.
 #[test]
 fn b15_door_is_left_alone_while_there_is_no_descriptor_for_who_comes() {
     let mut broker = World::new().broker;
     let (stop, _rings) = pair();
-    // Nobody is there.
+    // No program waits.
     broker.receive_from(Source::NewProgram);
     assert!(broker.shut.is_none());
     let (reads, writes) = pair();
@@ -580,7 +581,8 @@ fn b15_door_is_left_alone_while_there_is_no_descriptor_for_who_comes() {
     assert!(broker.shut.is_none(), "a client that is gone is no reason");
 }
 
-/// Long enough to be worth it, and short enough for each change; `TOMBOLO_LONG` runs a hundred times as many.
+/// Runs long enough to find faults, and briefly enough for each change; `TOMBOLO_LONG` runs a hundred times as many
+/// seeds.
 #[test]
 fn b14_b17_b18_whatever_peer_and_programs_do_in_whatever_order_nothing_is_shared_or_lost() {
     let long = std::env::var_os("TOMBOLO_LONG").is_some();
@@ -596,7 +598,7 @@ fn b14_b17_b18_whatever_peer_and_programs_do_in_whatever_order_nothing_is_shared
             up += link.connections.iter().filter(|(_, stage)| *stage == Stage::Up).count();
             departing += link.departing.len();
         }
-        // All programs go, and the peer begins anew and behaves: then nothing is left.
+        // All programs end, and the peer begins anew and keeps to the protocol: then nothing may remain.
         world.clients.clear();
         world.peer.begin_anew(true);
         let quiet = |world: &World| {
@@ -615,7 +617,7 @@ fn b14_b17_b18_whatever_peer_and_programs_do_in_whatever_order_nothing_is_shared
         let regions = world.regions.lock().unwrap();
         assert!(regions.values().all(|region| region.windows().live().is_empty()), "seed {seed}: windows are left");
     }
-    // It is a test of connections: there are many of them, also agreed ones, and such that are about to end.
+    // The test must really have tested connections: many of them, agreed ones, and ones that are about to end.
     assert!(
         most >= 8 && up > 10_000 && departing > 1000,
         "{most} connections at most, {up} agreed, {departing} departing"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What stands in the place of devices where the broker of programs runs on the host: regions are memfds, and the
-//! host's broker is in the same process (V-2, V-4).
+//! Stands in for devices if the broker of programs runs on the host: regions are memfds, and the host's broker is in
+//! the same process (V-2, V-4).
 
 use std::{
     collections::BTreeMap,
@@ -28,33 +28,34 @@ use crate::{
     },
 };
 
-/// Zeros are written in pieces of so many bytes.
+/// Number of zero bytes that are written at a time.
 const PIECE: usize = 64 << 10;
 
-/// What each link of an account is made of, by number and generation. The host's broker puts it there before it tells
-/// of the link.
+/// Memory and eventfds of each link of an account, by number and generation. The host's broker adds them before it
+/// tells the account of the link.
 pub type RelayedLinks = Arc<Mutex<BTreeMap<(u32, u32), Arc<RelayedLink>>>>;
 
-/// Where storms are told: the link that is rung without end.
+/// Callback for storms; its argument is the link that is notified without end.
 pub type Storms = Arc<dyn Fn(u32) + Send + Sync>;
 
-/// A pair of boxes.
+/// A pair of outboxes.
 #[derive(Debug)]
 pub struct HostPages {
     boxes: Between,
-    /// Rung when there is something to hear.
+    /// Eventfd that is notified when there is something to receive.
     heard: Arc<OwnedFd>,
 }
 
 #[derive(Debug)]
 enum Between {
-    /// This end and the host's broker: one memory, as in a doorbell device, and the eventfd that rings it.
+    /// Outboxes shared with the host's broker: one memory, as in a doorbell device, and the eventfd that notifies that
+    /// broker.
     Host { memory: OwnedFd, rings: OwnedFd },
-    /// This end and a machine's broker.
+    /// Outboxes shared with a machine's broker.
     Link(Arc<RelayedLink>, Arc<Relay>),
 }
 
-/// Where this end's page is in the memory that it shares with the host's broker (B-3).
+/// Offset of the account's page in the memory that it shares with the host's broker (B-3).
 const OWN_AT: u64 = 4096;
 
 impl Boxes for HostPages {
@@ -71,7 +72,7 @@ impl Boxes for HostPages {
 
     fn store(&mut self, offset: usize, bytes: &[u8]) -> io::Result<()> {
         match &self.boxes {
-            // Nobody but the broker has that.
+            // Nobody but the broker has this memory.
             Between::Host { memory, .. } => match rustix::io::pwrite(memory, bytes, OWN_AT + offset as u64)? {
                 written if written == bytes.len() => Ok(()),
                 _ => Err(io::ErrorKind::WriteZero.into()),
@@ -94,19 +95,19 @@ impl Pages for HostPages {
     }
 }
 
-/// What an account has.
+/// Devices of an account.
 pub struct HostDevices {
     host: HostPages,
     lines: RelayedLinks,
     kept: StoredConnections,
     storms: Storms,
-    /// Rings programs.
+    /// Lane that notifies programs.
     lane: Lane,
 }
 
 impl HostDevices {
-    /// `memory` is as a doorbell device's; `rings` rings the host's broker, and `heard` is rung by it. `lane` rings the account's
-    /// programs.
+    /// Wraps `memory`, which is like that of a doorbell device. `rings` notifies the host's broker, which notifies
+    /// through `heard`. `lane` notifies the account's programs.
     #[must_use]
     pub fn new(
         memory: OwnedFd,
@@ -134,7 +135,7 @@ impl Devices for HostDevices {
         self.host.heard.as_fd()
     }
 
-    /// The host's broker tells of a link once it is there.
+    /// Returns none: the host's broker tells of a link once it is there.
     fn arrivals(&self) -> Option<BorrowedFd<'_>> {
         None
     }
@@ -142,7 +143,7 @@ impl Devices for HostDevices {
     fn open(&mut self, news: &LinkNews) -> io::Result<HostRegion> {
         let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         let line = lines.get(&(news.link, news.generation)).map(Arc::clone).ok_or(io::ErrorKind::NotFound)?;
-        // The host's broker wants it, too.
+        // The host's broker takes this lock, too.
         drop(lines);
         let heard = Arc::new(event()?);
         let (storms, link) = (Arc::clone(&self.storms), news.link);
@@ -152,7 +153,7 @@ impl Devices for HostDevices {
         let (key, kept) = ((news.link, news.generation), self.kept.clone());
         let (mut left, mut sockets) = (Vec::new(), BTreeMap::new());
         for StoredConnection { made, socket, wire } in kept.take_stored(key) {
-            // Who rang while nobody carried it: all are rung once, on both sides.
+            // No broker passed on notifications for a while, so both sides are notified once on all channels.
             wire.to.iter().for_each(|event| self.lane.notify_event(event));
             relay.connect(made.channel, wire)?;
             relay.notify_channels(made.channel..made.channel + CONNECTION_CHANNELS);
@@ -164,13 +165,13 @@ impl Devices for HostDevices {
     }
 }
 
-/// Memory of a link, and the rings of its connections.
+/// Memory of a link, and the notifications of its connections.
 #[derive(Debug)]
 pub struct HostRegion {
     pages: HostPages,
     key: Key,
     kept: StoredConnections,
-    /// Connections of an earlier broker, and their sockets, until they are asked for.
+    /// Connections of an earlier broker, and in the next field their sockets, until they are asked for.
     left: Vec<Agreement>,
     sockets: BTreeMap<u32, OwnedFd>,
 }
@@ -210,8 +211,8 @@ impl Region for HostRegion {
         Ok(())
     }
 
-    /// Gives a program the whole region, which all programs of its account share. Who is trusted with one connection is
-    /// trusted with all of its account (V-2, ADR 0034).
+    /// Gives a program the whole region, which all programs of its account share. A program that is trusted with one
+    /// connection is trusted with all of its account (V-2, ADR 0034).
     fn own(&mut self, made: &Agreement) -> io::Result<Vec<OwnedFd>> {
         let (line, relay) = self.parts();
         let events = || -> io::Result<_> { Ok([event()?, event()?, event()?]) };
@@ -228,7 +229,7 @@ impl Region for HostRegion {
         self.parts().0.peer.try_clone()
     }
 
-    /// A program has its windows for as long as its socket, or is no more.
+    /// Returns the connections of an earlier broker. A program has its windows for as long as its socket, or is gone.
     fn held(&mut self) -> io::Result<Vec<Agreement>> {
         Ok(std::mem::take(&mut self.left))
     }
@@ -237,7 +238,7 @@ impl Region for HostRegion {
         let wire = self.parts().1.wire(made.channel).ok_or(io::ErrorKind::NotFound)?;
         self.kept.store_connection(self.key, made, socket, &wire)?;
         if made.theirs.1 != 0 {
-            // Its name says what is known of it.
+            // The name states what is known of a connection, so the former name is forgotten.
             self.kept.forget(self.key, &Agreement { theirs: (0, 0), ..*made });
         }
         Ok(())
@@ -262,7 +263,7 @@ impl Region for HostRegion {
 
     fn bequeath(&mut self, made: &Agreement) {
         let (line, relay) = self.parts();
-        // Of a connection that the peer alone knows it may not know where it is here (B-18).
+        // If only the peer knows the connection, its window here may be unknown (B-18).
         if made.own.1 != 0 {
             let _ = line.own_memory.store(made.own.0 + u64::from(STATE_AT), &[CLOSED]);
         }
@@ -273,6 +274,6 @@ impl Region for HostRegion {
         self.kept.forget(self.key, made);
     }
 
-    /// Programs hear of it on their sockets.
+    /// Does nothing: programs learn of it on their sockets.
     fn hang_up(&mut self) {}
 }

@@ -2,10 +2,10 @@
 //! Passes notifications between a virtual machine and the programs of this host that have connections with
 //! it (V-2, V-3).
 //!
-//! A machine notifies a link by one eventfd, and says in the sequence words of its region which event channels it meant
-//! (B-3). A program has an eventfd for each. This thread stands between the two, one for each link. A machine or a
-//! program could fill what it shares with the thread, or make it blocking. So the thread reads without waiting, and
-//! notifies through a [`Lane`].
+//! A machine notifies a link through one eventfd, and the sequence words of its region tell which event channels it
+//! meant (B-3). A program has an eventfd for each channel. One thread for each link translates between the two. A
+//! machine or a program could fill an eventfd that it shares with the thread, or make it blocking. So the thread reads
+//! without waiting, and notifies through a [`Lane`].
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,47 +28,47 @@ use crate::{
     panics,
 };
 
-/// What a machine may spend on notifications in each [`WINDOW`] (B-8). One that wakes somebody costs 1, another
-/// [`WASTE`].
+/// Largest cost of a machine's notifications in each [`WINDOW`] (B-8). A notification that wakes somebody costs 1, any
+/// other [`WASTE`].
 const BUDGET: u64 = 1 << 18;
 const WASTE: u64 = 16;
 const WINDOW: Duration = Duration::from_secs(1);
-/// How long a doorbell that was taken away for a storm stays away (B-8).
+/// Time for which a doorbell is taken away after a storm (B-8).
 pub const CALM: Duration = Duration::from_secs(10);
-/// How often marks are looked at while the machine's doorbell is taken away.
+/// Interval at which the sequence words are read while the machine's doorbell is taken away.
 const PATROL: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 
-/// What an event is about: a channel, or one of these.
+/// Subject of an epoll event: the number of a channel, or one of these.
 const DOORBELL: u64 = 1 << 32;
 const WAKE: u64 = 2 << 32;
 
-/// One link in one generation, as the host has it.
+/// One generation of a link, as the host has it.
 #[derive(Debug)]
 pub struct RelayedLink {
-    /// The region that this end writes, for its programs.
+    /// Region that the host's programs write.
     pub own: OwnedFd,
-    /// The same, for the broker: any program can keep who writes to the file waiting.
+    /// The same region, mapped for the broker: any program can make a write to the file block.
     pub own_memory: Mapped,
-    /// The machine's, to read.
+    /// Region of the machine, open for reading.
     pub peer: OwnedFd,
-    /// Rings the machine.
+    /// Eventfd that notifies the machine.
     pub rings: Arc<OwnedFd>,
-    /// What rings that.
+    /// Lane that writes to `rings`.
     pub lane: Lane,
-    /// Rung by the machine.
+    /// Eventfd through which the machine notifies.
     pub heard: OwnedFd,
 }
 
 /// The eventfds of a connection.
 #[derive(Debug)]
 pub struct ConnectionEvents {
-    /// Ring the program.
+    /// Eventfds that notify the program.
     pub to: [Arc<OwnedFd>; CONNECTION_CHANNELS as usize],
-    /// Rung by the program.
+    /// Eventfds through which the program notifies.
     pub from: [OwnedFd; CONNECTION_CHANNELS as usize],
 }
 
-/// The broker's side of the thread. It ends when this is dropped.
+/// The broker's handle of the thread, which ends when this is dropped.
 #[derive(Debug)]
 pub struct Relay(Arc<Shared>);
 
@@ -76,7 +76,7 @@ pub struct Relay(Arc<Shared>);
 struct Shared {
     line: Arc<RelayedLink>,
     epoll: OwnedFd,
-    /// Something in `orders` changed.
+    /// Signals a change of `orders`.
     wake: OwnedFd,
     orders: Mutex<Orders>,
 }
@@ -85,18 +85,19 @@ struct Shared {
 struct Orders {
     /// Connections by their first channel.
     wires: BTreeMap<u16, Arc<ConnectionEvents>>,
-    /// Channels that the broker rings.
+    /// Channels on which the machine is to be notified.
     pending: BTreeSet<u16>,
-    /// The machine is not to be rung.
+    /// Whether the machine is not to be notified.
     muted: bool,
     over: bool,
 }
 
 impl Relay {
-    /// Begins. Channel 0 rings `broker`, `programs` rings programs; `storm` is called when the machine rings without end.
+    /// Starts the thread. It passes channel 0 to `broker` and notifies programs through `programs`. It calls `storm`
+    /// when the machine notifies without end.
     ///
     /// # Errors
-    /// No descriptors or threads are to be had.
+    /// No descriptor or no thread is available.
     pub fn begin(
         line: Arc<RelayedLink>,
         broker: Arc<OwnedFd>,
@@ -107,7 +108,8 @@ impl Relay {
         epoll::add(&epoll, &line.heard, epoll::EventData::new_u64(DOORBELL), epoll::EventFlags::IN)?;
         epoll::add(&epoll, &wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
         let shared = Arc::new(Shared { line, epoll, wake, orders: Mutex::default() });
-        // What the machine rang before this is for nobody; what it is owed goes on where it stopped.
+        // Earlier notifications of the machine are dropped. The host's own sequence words continue at their last
+        // values.
         let (seen, marks) = (marks(&shared.line.peer)?, marks(&shared.line.own)?);
         let (account, shares) = (Account::new(), Arc::clone(&shared));
         let mut thread = Thread { shared: shares, broker, programs, seen, marks, account, storm };
@@ -126,7 +128,7 @@ impl Relay {
         done
     }
 
-    /// Carries the rings of a connection from now on.
+    /// Starts to pass on the notifications of a connection.
     ///
     /// # Errors
     /// The program's eventfds cannot be polled.
@@ -139,7 +141,7 @@ impl Relay {
         Ok(())
     }
 
-    /// The eventfds of a connection.
+    /// Returns the eventfds of a connection.
     #[must_use]
     pub fn wire(&self, channel: u16) -> Option<Arc<ConnectionEvents>> {
         self.0.orders().wires.get(&channel).cloned()
@@ -148,21 +150,22 @@ impl Relay {
     /// Forgets a connection.
     pub fn disconnect(&self, channel: u16) {
         if let Some(wire) = self.0.orders().wires.remove(&channel) {
-            // The program may have copies: to close ours does not take them out.
+            // The program may have copies, so closing the broker's descriptors does not remove them from epoll.
             for from in &wire.from {
                 let _ = epoll::delete(&self.0.epoll, from);
             }
-            // A write that the program made wait would wait for ever, as nobody reads any more.
+            // The program may have blocked a lane in a write. Without a reader, that write would never return.
             wire.to.iter().for_each(|to| _ = drain(to));
         }
     }
 
-    /// Rings the machine at these channels.
+    /// Notifies the machine on these channels.
     pub fn notify_channels(&self, channels: impl IntoIterator<Item = u16>) {
         self.order(|orders| orders.pending.extend(channels));
     }
 
-    /// Stops notifying the machine, or resumes; then it is notified once, as it may have missed something (B-8).
+    /// Stops notifying the machine, or resumes. On resuming, it notifies the machine once, because it may have missed
+    /// something (B-8).
     pub fn mute(&self, muted: bool) {
         self.order(|orders| orders.muted = muted);
     }
@@ -182,7 +185,7 @@ impl Shared {
 
 type Marks = [u32; CHANNELS as usize];
 
-/// The marks that stand in a region.
+/// Returns the sequence words of a region.
 fn marks(region: &OwnedFd) -> io::Result<Marks> {
     let mut bytes = [0; BOX_LEN];
     if rustix::io::pread(region, &mut bytes[..], MARKS_AT as u64)? != bytes.len() {
@@ -195,12 +198,12 @@ fn marks(region: &OwnedFd) -> io::Result<Marks> {
     Ok(marks)
 }
 
-/// What a machine spent on notifications (B-8).
+/// Cost of a machine's notifications (B-8).
 #[derive(Debug)]
 struct Account {
     since: Instant,
     spent: u64,
-    /// It spent too much: until then its doorbell is away.
+    /// Time until which the machine's doorbell is taken away, if it spent too much.
     stormed: Option<Instant>,
 }
 
@@ -209,13 +212,14 @@ impl Account {
         Self { since: Instant::now(), spent: 0, stormed: None }
     }
 
-    /// Charges `rings`, of which so many woke somebody. True if that is a storm, once in each.
+    /// Charges `rings` notifications, of which `woke` woke somebody. Returns whether that is a storm, once for each
+    /// storm.
     fn charge(&mut self, rings: u64, woke: u64, now: Instant) -> bool {
         if now.duration_since(self.since) >= WINDOW {
             (self.since, self.spent) = (now, 0);
             self.stormed = self.stormed.filter(|until| now < *until);
         }
-        // A machine can make it look like any number of rings.
+        // A machine can fake any number of notifications.
         let wasted = WASTE.saturating_mul(rings.saturating_sub(woke));
         self.spent = self.spent.saturating_add(woke).saturating_add(wasted);
         let new = self.spent > BUDGET && self.stormed.is_none();
@@ -228,13 +232,13 @@ impl Account {
 
 struct Thread<S> {
     shared: Arc<Shared>,
-    /// Rings the broker.
+    /// Eventfd that notifies the broker.
     broker: Arc<OwnedFd>,
-    /// Rings programs.
+    /// Lane that notifies programs.
     programs: Lane,
-    /// The machine's marks, as they were seen last.
+    /// Sequence words of the machine, as last seen.
     seen: Marks,
-    /// Our own.
+    /// Sequence words of the host.
     marks: Marks,
     account: Account,
     storm: S,
@@ -267,7 +271,8 @@ impl<S: Fn()> Thread<S> {
                         }
                         let pending = std::mem::take(&mut orders.pending);
                         drop(orders);
-                        // Also without a channel: who was muted may have missed something.
+                        // The machine is notified even without a channel: it may have missed something while it was
+                        // muted.
                         self.notify_channels(pending);
                     }
                     channel => self.program_rang(channel as u16),
@@ -276,7 +281,7 @@ impl<S: Fn()> Thread<S> {
         }
     }
 
-    /// The connection that a channel belongs to, and which of its channels it is.
+    /// Returns the connection to which a channel belongs, and the index of the channel in it.
     fn wire(&self, channel: u16) -> Option<(Arc<ConnectionEvents>, usize)> {
         let nth = channel.checked_sub(1)? % CONNECTION_CHANNELS;
         let wire = self.shared.orders().wires.get(&(channel - nth))?.clone();
@@ -291,7 +296,7 @@ impl<S: Fn()> Thread<S> {
         }
     }
 
-    /// Marks the channels, and rings the machine unless it complained.
+    /// Increments the sequence words of the channels, and notifies the machine unless it has complained.
     fn notify_channels(&mut self, channels: impl IntoIterator<Item = u16>) {
         for channel in channels {
             let mark = &mut self.marks[usize::from(channel)];
@@ -304,7 +309,7 @@ impl<S: Fn()> Thread<S> {
         }
     }
 
-    /// The machine rang so often: wakes those whom it meant.
+    /// Handles `rings` notifications of the machine: wakes those whose sequence words have changed.
     fn forward_notifications(&mut self, rings: u64) {
         let Ok(marks) = marks(&self.shared.line.peer) else { return };
         let mut woke = 0;
@@ -331,7 +336,7 @@ impl<S: Fn()> Thread<S> {
     }
 }
 
-/// Whether an eventfd was not rung, so that a ring wakes somebody.
+/// Returns whether an eventfd has no pending notification, so that a new one wakes somebody.
 fn is_silent(event: &OwnedFd) -> bool {
     let mut polled = [PollFd::new(event, PollFlags::IN)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Connections of the host's programs that outlive the broker. The descriptor store has the broker's end of the
-//! program's socket and the program's eventfds, under a name that says which connection it is (B-16).
+//! Keeps connections of the host's programs when the broker ends. The descriptor store has the broker's end of the
+//! program's socket and the program's eventfds, under a name that identifies the connection (B-16).
 
 use std::{
     collections::BTreeMap,
@@ -42,37 +42,38 @@ pub struct StoredConnections {
 }
 
 impl StoredConnections {
-    /// Connections are kept by `store`; `left` are those of an earlier broker.
+    /// Starts with the connections `left` by an earlier broker. New ones are kept by `store`.
     #[must_use]
     pub fn new(store: Arc<DescriptorStore>, left: BTreeMap<Key, Vec<StoredConnection>>) -> Self {
         Self { store: Some(store), left: Arc::new(Mutex::new(left)) }
     }
 
-    /// Takes what an earlier broker left of a link.
+    /// Takes out the connections that an earlier broker left on a link.
     #[must_use]
     pub fn take_stored(&self, link: Key) -> Vec<StoredConnection> {
         self.left.lock().unwrap_or_else(PoisonError::into_inner).remove(&link).unwrap_or_default()
     }
 
-    /// Says something of the other end to the programs of all connections that nobody took up yet, of links that `are_meant`.
+    /// Sends a message about the peer to the programs of all connections that are not taken up yet, on links for which
+    /// `are_meant` is true.
     pub fn tell_programs(&self, message: &Message, are_meant: impl Fn(Key) -> bool) {
         let left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
         let connections = left.iter().filter(|(link, _)| are_meant(**link)).flat_map(|(_, connections)| connections);
         connections.for_each(|connection| _ = program::send(connection.socket.as_fd(), 0, message.clone(), &[]));
     }
 
-    /// Ends the connections of a link that nobody took up yet, and never will.
+    /// Ends the connections of a link that are not taken up yet, and never will be.
     pub fn end_connections(&self, link: Key) {
         end_connections(self.store.as_deref(), link, self.take_stored(link));
     }
 
-    /// The same for those of all links.
+    /// Ends such connections of all links.
     pub fn end_all(&self) {
         let left = std::mem::take(&mut *self.left.lock().unwrap_or_else(PoisonError::into_inner));
         left.into_iter().for_each(|(link, connections)| end_connections(self.store.as_deref(), link, connections));
     }
 
-    /// Keeps a connection. When this returns it is safe.
+    /// Keeps a connection. It is safe when this returns.
     ///
     /// # Errors
     /// The descriptor store is gone, or full.
@@ -89,7 +90,7 @@ impl StoredConnections {
         store.store_descriptors(&name(link, made), &[&[socket][..], &descriptors].concat())
     }
 
-    /// The connection is over.
+    /// Forgets a connection that is over.
     pub fn forget(&self, link: Key, made: &Agreement) {
         forget(self.store.as_deref(), link, made);
     }
@@ -101,25 +102,25 @@ fn forget(store: Option<&DescriptorStore>, link: Key, made: &Agreement) {
     }
 }
 
-/// Ends connections that an earlier broker left and that no account takes up (V-7). Their programs hear that they are
-/// over, and the descriptor store forgets them.
+/// Ends connections that an earlier broker left and that no account takes up (V-7). Their programs are told that they
+/// are over, and the descriptor store forgets them.
 pub(crate) fn end_connections(store: Option<&DescriptorStore>, link: Key, connections: Vec<StoredConnection>) {
     for StoredConnection { made, socket, wire } in connections {
         let _ = program::send(socket.as_fd(), 0, Message::Close {}, &[]);
         discard::end(socket.as_fd());
-        // A write that the program made wait would wait for ever, as nobody reads any more.
+        // The program may have blocked a lane in a write. Without a reader, that write would never return.
         wire.to.iter().for_each(|to| _ = drain(to));
         forget(store, link, &made);
     }
 }
 
-/// Under which name a connection is kept.
+/// Returns the name under which a connection is kept.
 fn name((link, generation): Key, made: &Agreement) -> String {
     let Agreement { serial, own, theirs, channel } = made;
     format!("{PREFIX}{link}/{generation}/{serial}/{}/{}/{}/{}/{channel}", own.0, own.1, theirs.0, theirs.1)
 }
 
-/// Which connection is kept under a name; none if it is something else.
+/// Returns the connection that is kept under a name; none if the name belongs to something else.
 #[must_use]
 pub fn parse(name: &str) -> Option<(Key, Agreement)> {
     let numbers = name.strip_prefix(PREFIX)?.split('/').map(|number| number.parse().ok());
@@ -131,7 +132,7 @@ pub fn parse(name: &str) -> Option<(Key, Agreement)> {
 }
 
 impl StoredConnection {
-    /// From safe keeping; none if something is missing.
+    /// Restores a connection from what the descriptor store kept; none if something is missing.
     #[must_use]
     pub fn from_descriptors(made: Agreement, descriptors: Vec<OwnedFd>) -> Option<Self> {
         let [socket, a, b, c, d, e, f] = <[OwnedFd; 7]>::try_from(descriptors).ok()?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Questions from the socket and their answers (B-15, B-17).
+//! Answers questions from the socket (B-15, B-17).
 
 use std::{io, time::Instant};
 
@@ -17,20 +17,20 @@ use crate::{
     },
 };
 
-/// Whether a user may change something: root and the broker's own may.
+/// Returns whether a user may change something: root and the broker's own user may.
 fn may_change(user: u32) -> bool {
     user == 0 || user == rustix::process::geteuid().as_raw()
 }
 
 impl Broker {
-    /// Answers a question now, or has it answered once what was asked for is done.
+    /// Answers a question now, or once the request is carried out.
     pub(super) fn answer_question(&mut self, question: Question) -> io::Result<()> {
         let Question { message, user, answer } = question;
         let began = Instant::now();
         if let (Message::RemoveLink { a, b }, true) = (&message, may_change(user))
             && let Ok(link) = self.domains.removable_link(a, b)
         {
-            // Who asked hears of it once it is done.
+            // The asker is answered once it is done.
             return self.begin_removal(link, "it is removed", Some(answer));
         }
         match &message {
@@ -45,11 +45,11 @@ impl Broker {
             _ => {}
         }
         let answers = match self.answers_to(message, user) {
-            // It is done, and may be undone by a broker that begins before it is written down.
+            // It is done, but may be undone by a broker that starts before it is saved.
             Err(error) if is_unsaved(&error) => refuse(code::FAILED, format!("{error}; this is tried again")),
             answers => answers?,
         };
-        // Who does not wait for the answer does not get it.
+        // An asker who has stopped waiting gets no answer.
         let _ = answer.send((answers, began.elapsed()));
         Ok(())
     }

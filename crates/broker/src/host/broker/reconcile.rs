@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What follows from the broker's state: memory, regions, doorbells, and what the guests are told. Each step makes the world agree
-//! with the state, and does nothing where it does already.
+//! Reconciles memory, regions, doorbells and what the guests are told with the broker's state. Each step changes only
+//! what does not agree with the state yet.
 
 use std::{io, time::Instant};
 
@@ -12,7 +12,7 @@ use crate::{
 };
 
 impl Broker {
-    /// Draws the consequences of all that was heard.
+    /// Reconciles everything with all events received so far.
     ///
     /// # Errors
     /// The descriptor store is gone.
@@ -22,13 +22,13 @@ impl Broker {
         let settled = self.reconcile_all();
         self.schedule.pace.finish(began, Instant::now());
         if self.schedule.pace.is_due() {
-            // Somebody answered meanwhile.
+            // A report arrived meanwhile.
             self.schedule.remind_after(self.schedule.pace.rest(Instant::now()));
         }
         self.journal.defer_unsaved(settled, &mut self.schedule)
     }
 
-    /// Draws those of what guests and QEMUs said, or has that done once it is their turn (B-17).
+    /// Reconciles after reports of guests and QEMUs, or schedules that for when it is their turn (B-17).
     ///
     /// # Errors
     /// The descriptor store is gone.
@@ -69,7 +69,8 @@ impl Broker {
         self.journal.save(&self.domains.state)
     }
 
-    /// Links that the configuration has are there; those that it does not allow, or had and has no more, go (B-13).
+    /// Adds the links that the configuration has. Begins to remove those that it does not allow, or had and has no more
+    /// (B-13).
     fn reconcile_links(&mut self) -> io::Result<()> {
         for (ends, size) in self.domains.config.links.clone() {
             if self.domains.state.link_between(&ends[0], &ends[1]).is_none()
@@ -98,13 +99,14 @@ impl Broker {
         Ok(())
     }
 
-    /// Begins to take a link away; `asker` hears once it is gone. Where nobody is to be told it goes at once.
+    /// Begins to remove a link. `asker` is answered once it is gone. If no domain is to be told, the link is removed at
+    /// once.
     pub(super) fn begin_removal(&mut self, number: u32, why: &str, asker: Option<Asker>) -> io::Result<()> {
         self.leaving.begin_removal(number, self.domains.config.leave, why, asker);
         self.remove_left_links()
     }
 
-    /// Takes those links away that all ends left, or that they had long enough to leave.
+    /// Removes links that all domains have left, or had long enough to leave.
     fn remove_left_links(&mut self) -> io::Result<()> {
         for number in self.leaving.numbers() {
             let Some((leaving, open)) = self.leaving.remove_due(number, &self.domains, &mut self.schedule) else {
@@ -112,11 +114,12 @@ impl Broker {
             };
             let removed = match self.domains.state.links.get(&number).map(|link| (link.ends.clone(), link.has_memory)) {
                 Some((ends, has_memory)) => {
-                    // One that was left already is not left once more.
+                    // A link that was left already is not counted again.
                     if has_memory {
                         self.migrations.count_cut(&ends, &open);
                     }
-                    // Its memory waits until it is given back. A link that stays gets other memory once its ends are there again.
+                    // Its memory waits until it is given back. A link that stays gets other memory once its domains are
+                    // there again.
                     self.memory.retire_memory(number, &mut self.domains);
                     if !leaving.stays {
                         self.domains.state.links.remove(&number);
@@ -133,8 +136,8 @@ impl Broker {
         Ok(())
     }
 
-    /// Tells each guest, and each account, of its links what it does not know. What they say meanwhile counts as ever; its
-    /// consequences are drawn next (B-7).
+    /// Tells each guest and each account what it does not know of its links. Messages that they send meanwhile are
+    /// handled as usual; the next pass acts on them (B-7).
     fn update_guests(&mut self) {
         let leaving = self.leaving.waits();
         let domains = &self.domains;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The doorbell device of a QEMU that runs: taken away before it migrates, plugged where it arrives (B-26, B-27).
+//! Removes the doorbell device of a running QEMU before it migrates, and plugs one where it arrives (B-26, B-27).
 //!
-//! QEMU up to the newest that was read (of 2026) leaves something behind when it takes a doorbell away that it emulates
-//! interrupts for: it goes on polling the numbers of the eventfds that it has closed. Its main loop never rests again, and the first
-//! readable descriptor that gets such a number ends it, for the device is gone that would be rung. So each of these numbers
-//! is given to an eventfd that nobody ever writes.
+//! A QEMU that emulates interrupts for a doorbell leaves something behind when it removes the doorbell. Up to the
+//! newest version that was examined (of 2026), it goes on polling the numbers of the eventfds that it has closed. Its
+//! main loop never rests again. The first readable descriptor that gets such a number ends QEMU, because the device to
+//! be notified is gone. So each of these numbers is given to an eventfd that nobody ever writes.
 
 use std::{collections::BTreeSet, os::fd::AsFd, path::PathBuf};
 
@@ -15,64 +15,64 @@ use tokio::{sync::watch, time::sleep};
 use super::{Error, News, Session};
 use crate::{config::MachineType, host::qmp::Qmp};
 
-/// The type of such a device.
+/// QEMU's name for the type of a doorbell device.
 const TYPE: &str = "ivshmem-doorbell";
-/// What the doorbell is called that is plugged at run time, and its chardev.
+/// Name of a doorbell that is plugged at run time, and of its chardev.
 const NAME: &str = "tombolo";
-/// Marks a QEMU for as long as it lives: it was made ready to migrate.
+/// Name of the object that marks a QEMU, for as long as it lives, as made ready to migrate.
 const LEFT: &str = "tombolo-left";
-/// Marks one in which no number is left that it polls for nothing.
+/// Name of the object that marks a QEMU that polls no closed number any more.
 const FILLED: &str = "tombolo-filled";
 /// Most descriptors that are passed to fill numbers, beyond those that it is known to have closed.
 const FILLERS_MAX: usize = 256;
-/// So many go where nobody can see which numbers were closed.
+/// Number of descriptors that are passed if it is unknown which numbers were closed.
 const FILLERS_BLIND: usize = 64;
-/// How often it is looked for a QEMU without a doorbell.
+/// Interval at which the broker looks for a QEMU without a doorbell.
 const LOOK: std::time::Duration = std::time::Duration::from_millis(500);
 
-/// How far a doorbell is on its way out (B-26).
+/// Progress of a doorbell's removal (B-26).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Doorbell {
-    /// There is none any more.
+    /// No doorbell is left.
     Gone,
-    /// The guest is to let go of it.
+    /// The guest has yet to release it.
     Going,
-    /// QEMU does not want to take it away.
+    /// QEMU refuses to remove it.
     Stays,
 }
 
-/// A QEMU that has no connection with the broker, as its control socket says.
+/// State of a QEMU that has no connection with the broker, as its control socket shows it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Alone {
-    /// Nobody is there, or nothing is to be done.
+    /// No QEMU is there, or nothing is to be done.
     Unseen,
-    /// It was made ready to migrate, and whether it may get devices again (B-26).
+    /// QEMU was made ready to migrate, and may or may not get devices again (B-26).
     Left {
-        /// Nothing is left in it that a new device could wake.
+        /// Whether nothing is left in QEMU that a new device could wake.
         is_filled: bool,
     },
-    /// It got a doorbell, which connects (B-27).
+    /// QEMU got a doorbell, which connects to the broker (B-27).
     Plugged,
-    /// It cannot get a doorbell, for this reason (B-27).
+    /// QEMU cannot get a doorbell, for this reason (B-27).
     Trouble(String),
 }
 
-/// Where to look for such a QEMU, and what for.
+/// Where to look for such a QEMU, and for what purpose.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Watched {
-    /// It is connected: others look after it.
+    /// Whether QEMU is connected, so that other tasks look after it.
     pub is_served: bool,
-    /// It is to get its devices again, though it was made ready to migrate (B-26).
+    /// Whether QEMU is to get its devices again, though it was made ready to migrate (B-26).
     pub is_restored: bool,
-    /// Its control socket.
+    /// Path of its control socket.
     pub path: PathBuf,
-    /// Where its doorbell is to connect to.
+    /// Path of the socket to which its doorbell is to connect.
     pub device: PathBuf,
-    /// The board that it plays.
+    /// Type of the machine that QEMU emulates.
     pub machine_type: MachineType,
-    /// Who may listen there, besides root and the broker's own user.
+    /// User that may listen at the control socket, besides root and the broker's own user.
     pub user: Option<u32>,
-    /// Vectors of its doorbell.
+    /// Number of vectors of its doorbell.
     pub vectors: u16,
 }
 
@@ -112,7 +112,7 @@ pub(crate) async fn watch_alone(mut watched: watch::Receiver<Watched>, tell: imp
     }
 }
 
-/// Looks once, and does what is to be done.
+/// Looks at QEMU once, and does what is to be done.
 async fn inspect_qemu(at: &Watched) -> Result<Alone, Error> {
     let qmp = Qmp::connect(&at.path, at.user).await?;
     let mut session = Session::new(qmp, at.device.clone(), None, at.machine_type, super::ASK_AGAIN);
@@ -138,7 +138,7 @@ async fn inspect_qemu(at: &Watched) -> Result<Alone, Error> {
 }
 
 impl Session {
-    /// Whether it has been marked as one that gets no device any more.
+    /// Returns whether QEMU is marked as one that gets no device any more.
     pub(super) async fn look_for_mark(&mut self) -> Result<bool, Error> {
         self.is_marked = self.has_object(LEFT).await?;
         Ok(self.is_marked)
@@ -153,7 +153,7 @@ impl Session {
         self.qmp.execute("object-add", object, None).await
     }
 
-    /// Removes the doorbell, as far as that can be done now (B-26). Nothing else of ours is there any more.
+    /// Removes the doorbell, as far as possible now (B-26). QEMU has no other device of the broker any more.
     pub(super) async fn give_up_doorbell(&mut self, tell: &impl AsyncFn(News)) -> Result<Doorbell, Error> {
         let doorbells = self.doorbells().await?;
         if doorbells.is_empty() && self.is_marked {
@@ -187,7 +187,7 @@ impl Session {
                     tell(News::KeepsDoorbell(error.to_string())).await;
                     return Ok(Doorbell::Stays);
                 }
-                // It was asked before, and its guest has not answered yet.
+                // QEMU was asked before, and its guest has not answered yet.
                 Err(Error::Refused { .. }) => {}
                 done => drop(done?),
             }
@@ -195,7 +195,7 @@ impl Session {
         Ok(Doorbell::Going)
     }
 
-    /// The doorbell devices that connect to this broker: one, as a rule.
+    /// Returns the doorbell devices that connect to this broker: one, as a rule.
     async fn doorbells(&mut self) -> Result<Vec<String>, Error> {
         let list = self.qmp.execute("qom-list", json!({ "path": "/machine/peripheral" }), None).await?;
         let ours = self.chardevs().await?;
@@ -211,7 +211,7 @@ impl Session {
         Ok(found)
     }
 
-    /// Chardevs that connect to this broker.
+    /// Returns the chardevs that connect to this broker.
     async fn chardevs(&mut self) -> Result<BTreeSet<String>, Error> {
         let list = self.allowed("qom-list", json!({ "path": "/chardevs" })).await?;
         let is_socket = |entry: &&Value| entry["type"] == "child<chardev-socket>";
@@ -227,7 +227,7 @@ impl Session {
         Ok(ours)
     }
 
-    /// Nothing uses them any more.
+    /// Removes the broker's chardevs, which nothing uses any more.
     async fn drop_chardevs(&mut self) -> Result<(), Error> {
         for name in self.chardevs().await? {
             self.qmp.execute("chardev-remove", json!({ "id": name }), None).await?;
@@ -235,8 +235,8 @@ impl Session {
         Ok(())
     }
 
-    /// Gives all numbers that were closed with the doorbell to descriptors that are never readable. False if nobody can see whether that
-    /// was done.
+    /// Gives all numbers that QEMU closed with the doorbell to descriptors that are never readable. Returns false if
+    /// the broker cannot see whether that was done.
     async fn fill_numbers(&mut self) -> Result<bool, Error> {
         let before = self.open_before.take();
         let closed: Option<BTreeSet<u32>> = before.zip(self.process.and_then(numbers)).map(|(then, now)| &then - &now);
@@ -250,7 +250,8 @@ impl Session {
                 break;
             }
             let filler = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).map_err(std::io::Error::from)?;
-            // By `getfd` they stay when this conversation is over; what `add-fd` passes may go then.
+            // Descriptors passed by `getfd` stay after this QMP session has ended; those passed by `add-fd` may go
+            // then.
             let name = json!({ "fdname": format!("tombolo-{serial:x}-{nth}") });
             match self.qmp.execute("getfd", name, Some(filler.as_fd())).await {
                 Err(Error::Refused { .. }) => break,
@@ -293,7 +294,7 @@ impl Session {
     }
 }
 
-/// Numbers of the descriptors that a process has open, if that can be seen.
+/// Returns the numbers of the descriptors that a process has open, if the broker can see them.
 fn numbers(process: u32) -> Option<BTreeSet<u32>> {
     let entries = std::fs::read_dir(format!("/proc/{process}/fd")).ok()?;
     entries.map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The options of `tombolo cat`.
+//! Options of `tombolo cat`.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -8,9 +8,9 @@ use tombolo_bench::size;
 
 use crate::progress::When;
 
-/// How long a connecting side waits for the listening one, unless told.
+/// Time that a connecting side waits for the listening one, unless told otherwise.
 pub const CONNECT_WAIT: Duration = Duration::from_secs(10);
-/// However short it wants to wait for somebody to listen, whoever listens may take this long to answer.
+/// Least time that a listener has to answer, however short the wait for a listener is.
 pub const HANDSHAKE_LEAST: Duration = Duration::from_secs(1);
 
 /// Join standard input and output to a channel, both ways at once
@@ -69,10 +69,10 @@ pub struct Args {
     pub parent: Option<u32>,
 }
 
-/// How large the ring is that this side writes into.
+/// Size of the ring that this side writes into.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ring {
-    /// So many bytes.
+    /// A fixed number of bytes.
     Bytes(u64),
     /// As large as the load asks for.
     Auto,
@@ -91,7 +91,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// How many ends of the channel use the CPUs of this machine.
+    /// Returns how many endpoints of the channel use the CPUs of this machine.
     pub fn ends_here(&self) -> usize {
         let one_kernel = |address: &Address| address.scheme() == "local";
         if self.listen.iter().chain(&self.connect).any(one_kernel) { 2 } else { 1 }

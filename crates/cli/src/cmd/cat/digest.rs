@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The SHA-256 of what goes by, computed by a thread of its own while the bytes move, where a CPU is left for that.
+//! Computes the SHA-256 of the bytes that pass, on a thread of its own where a CPU is left for that.
 
 use std::{
     num::NonZero,
@@ -14,7 +14,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::failure::{Failure, Os, Result};
 
-/// Busy threads of an end that hashes aside: one moves bytes, one hashes them.
+/// Busy threads of an endpoint that hashes on another thread: one moves bytes, one hashes them.
 const THREADS: usize = 2;
 /// Buffers in use at once: one that is filled, one that is hashed, and two so that neither side waits at once.
 const BUFFERS: usize = 4;
@@ -24,21 +24,21 @@ const BUFFERS: usize = 4;
 pub enum Digest {
     /// The thread that moves the bytes hashes them too.
     Inline { buffer: Vec<u8>, sha: Sha256 },
-    /// Another thread does.
+    /// Another thread hashes them.
     Aside(Aside),
 }
 
-/// What is hashed by another thread.
+/// Bytes that another thread hashes.
 #[derive(Debug)]
 pub struct Aside {
     buffers: Vec<Arc<Vec<u8>>>,
     next: usize,
-    /// Chunks that the hasher has and did not give back yet.
+    /// Number of chunks that the hasher has not given back yet.
     lent: usize,
     hasher: Hasher,
 }
 
-/// The thread, what goes there, and what comes back when a chunk is done.
+/// The thread, the chunks sent to it, and a message back for each chunk that is done.
 #[derive(Debug)]
 struct Hasher {
     chunks: Sender<(Arc<Vec<u8>>, usize)>,
@@ -47,8 +47,8 @@ struct Hasher {
 }
 
 impl Digest {
-    /// Begins with buffers of `size` bytes. `ends` is how many ends of the channel share this machine's CPUs: a thread
-    /// hashes aside where all of them can have one.
+    /// Begins with buffers of `size` bytes. `ends` is the number of the channel's endpoints that share this machine's
+    /// CPUs: another thread hashes where there are enough CPUs for all of them.
     pub fn begin(size: usize, ends: usize) -> Result<Self> {
         let cpus = thread::available_parallelism().map_or(1, NonZero::get);
         if cpus >= ends * THREADS {
@@ -58,7 +58,7 @@ impl Digest {
         }
     }
 
-    /// The buffer to be filled next; waits until it has been hashed.
+    /// Returns the buffer to be filled next; blocks until it has been hashed.
     pub fn next_buffer(&mut self) -> Result<&mut [u8]> {
         match self {
             Self::Inline { buffer, .. } => Ok(buffer),
@@ -66,7 +66,7 @@ impl Digest {
         }
     }
 
-    /// Hashes the first `len` bytes of that buffer, or has them hashed, and shows them.
+    /// Hashes the first `len` bytes of that buffer, here or on the other thread, and returns them.
     pub fn hash_next(&mut self, len: usize) -> Result<&[u8]> {
         match self {
             Self::Inline { buffer, sha } => {
@@ -77,7 +77,7 @@ impl Digest {
         }
     }
 
-    /// Waits for the last chunk. The digest is in hexadecimal.
+    /// Waits for the last chunk. Returns the digest in hexadecimal.
     pub fn finish(self) -> Result<String> {
         let sha = match self {
             Self::Inline { sha, .. } => sha,
@@ -96,7 +96,7 @@ impl Aside {
             for (chunk, len) in incoming {
                 digest.update(&chunk[..len]);
                 drop(chunk);
-                // Nobody waits for it any more once the last chunk is on its way.
+                // Nobody waits for this message once the last chunk has been sent.
                 let _ = ready.send(());
             }
             digest
@@ -129,7 +129,7 @@ impl Aside {
     }
 }
 
-/// A panic is a bug, and has told about itself.
+/// Returns the failure of the hasher. A panic is a bug, and has printed its own message.
 fn hasher_failed() -> Failure {
     Failure::Outcome("the thread that computes the SHA-256 has failed".into())
 }

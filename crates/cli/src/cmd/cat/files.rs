@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What is sent and where what is received goes.
+//! Opens the source of the bytes to send, and the target of those received.
 
 use std::{
     fs::{File, OpenOptions},
@@ -12,18 +12,18 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::failure::{Failure, Result};
 
-/// Where bytes to be sent come from. Not buffered: they are read straight into the ring.
+/// Source of the bytes to send. Not buffered: they are read straight into the ring.
 #[derive(Debug)]
 pub struct Input {
     file: File,
     name: String,
-    /// Bytes left in it, if it is a regular file: nobody has to wait for those.
+    /// Bytes left in it, if it is a regular file, whose reads never wait.
     pub size: Option<u64>,
     pub terminal: bool,
 }
 
 impl Input {
-    /// Opens `path`, or standard input; nothing if nothing will be read.
+    /// Opens `path`, or standard input; an empty source if nothing will be read.
     pub fn open(path: Option<&Path>, unused: bool) -> Result<Self> {
         let (opened, name) = match path.filter(|path| *path != Path::new("-")) {
             Some(path) => (File::open(path), path.display().to_string()),
@@ -41,7 +41,7 @@ impl Input {
         Ok(Self { terminal: file.is_terminal(), file, name, size })
     }
 
-    /// Reads what is there; `None` if nothing is after all.
+    /// Reads what is there; `None` if nothing is there after all.
     pub fn read(&mut self, buffer: &mut [u8]) -> Result<Option<usize>> {
         match self.file.read(buffer) {
             Ok(len) => Ok(Some(len)),
@@ -55,17 +55,18 @@ impl Input {
     }
 }
 
-/// Where received bytes go. Not buffered.
+/// Target of received bytes. Not buffered.
 #[derive(Debug)]
 pub struct Output {
     file: File,
     name: String,
-    /// It was named on the command line.
+    /// Whether it was named on the command line.
     named: bool,
 }
 
 impl Output {
-    /// Opens `path`, or standard output. What is in the file stays there until somebody is there to [`begin`](Self::begin).
+    /// Opens `path`, or standard output. The file's content stays until a peer is there and [`begin`](Self::begin) is
+    /// called.
     pub fn open(path: Option<&Path>) -> Result<Self> {
         let named = path.filter(|path| *path != Path::new("-"));
         let (opened, name) = match named {
@@ -91,7 +92,7 @@ impl Output {
         self.file.is_terminal()
     }
 
-    /// Writes all of `bytes`. Says whether anybody wants more.
+    /// Writes all of `bytes`. Returns whether the reader of the output wants more.
     pub fn write(&self, mut bytes: &[u8]) -> Result<bool> {
         while !bytes.is_empty() {
             match (&self.file).write(bytes) {
@@ -100,7 +101,7 @@ impl Output {
                 Err(error) => match error.kind() {
                     io::ErrorKind::BrokenPipe => return Ok(false),
                     io::ErrorKind::Interrupted => {}
-                    // Somebody else has made the terminal or pipe that this is non-blocking.
+                    // Another process has made this terminal or pipe non-blocking.
                     io::ErrorKind::WouldBlock => drop(poll(&mut [PollFd::new(&self.file, PollFlags::OUT)], None)),
                     _ => return Err(self.failure(error)),
                 },

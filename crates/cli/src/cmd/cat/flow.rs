@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the two directions of a session have in common: how much has moved, how long to be patient, when to stop.
+//! Shared state of the two directions of a session: how much has moved, how long to wait, when to stop.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
@@ -10,14 +10,14 @@ use tombolo::{Deadline, Error};
 
 use crate::failure::Failure;
 
-/// Bytes moved so far, and for how long nothing may.
+/// Bytes moved so far, and the longest time without any movement.
 ///
-/// The numbers and flags stand for themselves, so Relaxed does for all of them.
+/// The numbers and flags depend on nothing else, so Relaxed is enough for all of them.
 #[derive(Debug, Default)]
 pub struct Flow {
     pub sent: AtomicU64,
     pub received: AtomicU64,
-    /// The session is over before its time.
+    /// Whether the session ends before its time.
     pub given_up: AtomicBool,
     pub patience: Option<Duration>,
 }
@@ -35,8 +35,8 @@ impl Flow {
         self.given_up.load(Ordering::Relaxed)
     }
 
-    /// Makes `call`, again after each deadline for as long as anything moves in either direction: one that is only
-    /// silent because the other is busy does not end the session.
+    /// Makes `call`, again after each deadline for as long as anything moves in either direction: a direction that is
+    /// silent only because the other is busy does not end the session.
     pub fn patiently<T>(&self, mut call: impl FnMut(Deadline) -> tombolo::Result<T>) -> tombolo::Result<T> {
         loop {
             let before = (self.sent(), self.received());
@@ -47,7 +47,8 @@ impl Flow {
         }
     }
 
-    /// What ended the direction `or` speaks of: the channel, or the want of anything to do.
+    /// Returns why a direction ended: the session was silent for too long, or else the failure that `or` makes of the
+    /// error.
     pub fn failure(&self, error: Error, or: impl FnOnce(Error) -> Failure) -> Failure {
         match (error, self.patience) {
             (Error::TimedOut, Some(patience)) => {

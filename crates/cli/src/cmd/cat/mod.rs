@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `tombolo cat`: standard input to a channel, the channel to standard output, both at once.
+//! `tombolo cat`: copies standard input to a channel and the channel to standard output, both at once.
 
 mod args;
 mod digest;
@@ -26,10 +26,10 @@ use files::{Input, Output};
 pub use report::Report;
 use session::Session;
 
-/// How long somebody who connects may hold up the answer to a signal.
+/// Longest time that a connecting peer may delay the reaction to a signal.
 const CALLERS_TURN: Duration = Duration::from_millis(50);
 
-/// Does what the command line says.
+/// Carries out the command.
 pub fn run(args: &Args) -> Result<()> {
     if let Some(parent) = args.parent {
         end_with(parent)?;
@@ -58,7 +58,7 @@ pub fn run(args: &Args) -> Result<()> {
                 return serve(args, &mut listener, &signals, input, &output);
             }
             let stream = accept(args, &mut listener, &signals)?;
-            // Nobody else is listened to: the next to connect is told so at once.
+            // No further peer is served: the next one to connect is refused at once.
             drop(listener);
             output.begin()?;
             Session { args, signals: &signals, output: &output }.run(stream, input)
@@ -77,7 +77,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// Listens for one peer after another, until a signal ends it. What one of them does wrong is told and harms no other.
+/// Serves one peer after another, until a signal ends it. An error of one peer is printed and harms no other.
 fn serve(
     args: &Args,
     listener: &mut Listener<Stream>,
@@ -119,7 +119,7 @@ fn accept(args: &Args, listener: &mut Listener<Stream>, signals: &Signals) -> Re
 fn end_with(parent: u32) -> Result<()> {
     use rustix::process::{Signal, getppid, set_parent_process_death_signal};
     set_parent_process_death_signal(Some(Signal::TERM)).os("prctl")?;
-    // It may have ended before.
+    // The parent may have ended before.
     if getppid().map(|pid| pid.as_raw_pid().unsigned_abs()) == Some(parent) {
         Ok(())
     } else {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The direction from the peer to the output.
+//! Moves bytes from the peer to the output.
 
 use std::{
     io::PipeReader,
@@ -15,26 +15,26 @@ use crate::{
     signals::await_any,
 };
 
-/// Read at once: small enough to be still in the cache when it is hashed and written.
+/// Most bytes that are read at once: few enough to be still in the cache when they are hashed and written.
 pub const BUFFER: usize = 256 << 10;
 
 /// Receives until the peer ends.
 pub struct Receiver {
     pub half: ReadHalf,
-    /// `None` if nothing is wanted.
+    /// `None` if no bytes are wanted.
     pub output: Option<Arc<Output>>,
     pub flow: Arc<Flow>,
-    /// Where a digest is wanted; all bytes pass through its buffers then.
+    /// Digest, where one is wanted; all bytes pass through its buffers then.
     pub digest: Option<Digest>,
-    /// Hangs up when this end has sent all, if that is all it wants.
+    /// Hangs up when this side has sent everything, if it only sends.
     pub quit: PipeReader,
 }
 
-/// How it ended well.
+/// Kind of a successful end.
 pub enum Received {
-    /// The peer said all it had to say; the digest of it.
+    /// The peer sent everything; holds the digest of it.
     All(Option<String>),
-    /// Whoever reads the output wants no more.
+    /// The reader of the output wants no more.
     Enough,
 }
 
@@ -63,7 +63,7 @@ impl Receiver {
                 return self.end();
             }
             flow.received.fetch_add(len as u64, Ordering::Relaxed);
-            // It is hashed while it is written.
+            // The bytes are hashed while they are written.
             let bytes = match &mut self.digest {
                 Some(digest) => digest.hash_next(len)?,
                 None => &plain[..len],
@@ -74,7 +74,8 @@ impl Receiver {
         }
     }
 
-    /// Waits for the peer's end. If the peer sends something, or this end is done, tells it that nobody reads.
+    /// Waits for the peer's end. If the peer sends something, or this side is done, tells the peer that its bytes are
+    /// not read.
     fn refuse(&mut self, fail: impl Fn(Error) -> Failure) -> Result<()> {
         loop {
             // Once the descriptor was asked for, a read that finds nothing makes it quiet until there is something.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What is said at the end about a direction.
+//! Reports on a direction at its end.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::{failure::print_line, human};
 pub struct Report {
     pub direction: Direction,
     pub bytes: u64,
-    /// From the moment the two ends had met.
+    /// Seconds since the two endpoints had met.
     pub seconds: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,

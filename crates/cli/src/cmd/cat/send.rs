@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The direction from the input to the peer.
+//! Moves bytes from the input to the peer.
 
 use std::{
     io::PipeReader,
@@ -16,9 +16,9 @@ use crate::{
     signals::await_any,
 };
 
-/// Most that is read at once.
+/// Most bytes that are read at once.
 pub const CHUNK_MOST: u64 = 256 << 10;
-/// Once the peer has said all it had to, how often it is looked whether it still listens.
+/// Time between two checks that the peer still reads, once it has sent everything.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Sends until the input ends.
@@ -26,14 +26,14 @@ pub struct Sender {
     pub input: Input,
     pub half: WriteHalf,
     pub flow: Arc<Flow>,
-    /// Where a digest is wanted; all bytes pass through its buffers then.
+    /// Digest, where one is wanted; all bytes pass through its buffers then.
     pub digest: Option<Digest>,
-    /// Hangs up when the peer has said all, or the session is given up.
+    /// Hangs up when the peer has sent everything, or the session is given up.
     pub stop: PipeReader,
 }
 
 impl Sender {
-    /// Says the digest of what was sent.
+    /// Sends until the input ends. Returns the digest of what was sent.
     pub fn run(mut self) -> Result<Option<String>> {
         let fail = |flow: &Flow, error| {
             let bytes = flow.sent();
@@ -42,7 +42,7 @@ impl Sender {
         let flow = Arc::clone(&self.flow);
         match self.send() {
             Ok(true) => {}
-            // The peer has said all and listens no more: both ends are done, nothing was lost.
+            // The peer has sent everything and reads no more: both endpoints are done, and nothing was lost.
             Ok(false) => return self.digest.map(Digest::finish).transpose(),
             Err(Trouble::Channel(error)) => return Err(fail(&flow, error)),
             Err(Trouble::Here(failure)) => {
@@ -50,10 +50,10 @@ impl Sender {
                 return Err(failure);
             }
         }
-        // Done is what the peer has read.
+        // Only what the peer has read counts as done.
         flow.patiently(|deadline| self.half.drained_until(deadline))
             .or_else(|error| match error {
-                // It read everything and left: that may be seen in this order.
+                // The peer read everything and left; this endpoint may see these two in any order.
                 Error::Closed | Error::PeerGone => self.half.drained_until(Deadline::NOW).map_err(|_| error),
                 error => Err(error),
             })
@@ -62,7 +62,7 @@ impl Sender {
         self.digest.map(Digest::finish).transpose()
     }
 
-    /// Says whether the peer wants to read the rest.
+    /// Returns whether the peer wants to read the rest.
     fn send(&mut self) -> Result<bool, Trouble> {
         loop {
             match self.await_input()? {
@@ -70,7 +70,8 @@ impl Sender {
                 Next::Close => return Ok(true),
                 Next::Leave => return Ok(false),
             }
-            // A quarter of the ring, which may follow its load: this end fills one part while the peer empties others.
+            // A quarter of the ring, whose size may follow its load: this side fills one part while the peer empties
+            // others.
             let chunk = (self.half.statistics().ring_size / 4).min(CHUNK_MOST) as usize;
             let sent = if self.digest.is_some() { self.send_hashed(chunk) } else { self.send_in_place(chunk) };
             match sent {
@@ -83,7 +84,7 @@ impl Sender {
         }
     }
 
-    /// Reads straight into the ring. Says whether there may be more.
+    /// Reads straight into the ring. Returns whether there may be more.
     fn send_in_place(&mut self, chunk: usize) -> Result<bool, Trouble> {
         self.flow.patiently(|deadline| self.half.reserve_until(chunk, deadline).map(drop))?;
         let (room, _) = self.half.reserve_until(chunk, Deadline::NOW)?;
@@ -95,7 +96,7 @@ impl Sender {
         Ok(len != 0)
     }
 
-    /// Reads into a buffer that is hashed while it is sent. Says whether there may be more.
+    /// Reads into a buffer that is hashed while it is sent. Returns whether there may be more.
     fn send_hashed(&mut self, chunk: usize) -> Result<bool, Trouble> {
         let Some(digest) = &mut self.digest else { return Ok(true) };
         let buffer = digest.next_buffer()?;
@@ -130,13 +131,14 @@ impl Sender {
             match ready[..] {
                 [_, true] => {
                     stopped = true;
-                    // Nobody ends a terminal only because the peer is done. One that never said anything may still listen.
+                    // A user does not end a terminal's input only because the peer is done. A peer that sent nothing
+                    // may still read.
                     if self.input.terminal && self.flow.received() > 0 && !self.flow.given_up() {
                         return Ok(Next::Close);
                     }
                 }
                 [true, ..] => return Ok(Next::Read),
-                // Nothing to read, and nobody to send it to?
+                // Nothing to read: check whether the peer still reads.
                 _ => match self.half.try_write(&[]) {
                     Err(Error::Closed | Error::PeerGone) => return Ok(Next::Leave),
                     looked => drop(looked?),
@@ -146,16 +148,16 @@ impl Sender {
     }
 }
 
-/// What to do next.
+/// Next step.
 enum Next {
     Read,
-    /// The input is not wanted any more; what there is, is all.
+    /// No more input is wanted; what was read is everything.
     Close,
-    /// Nobody reads.
+    /// The peer reads no more.
     Leave,
 }
 
-/// Who is to blame.
+/// Cause of a failure: the channel, or this side.
 enum Trouble {
     Channel(Error),
     Here(Failure),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One peer: two threads for the two directions, and this one, which sees to signals and shows how far they are.
+//! Serves one peer: two threads for the two directions, and this one, which handles signals and shows the progress.
 
 use std::{
     io::{self, IsTerminal, PipeReader},
@@ -26,7 +26,7 @@ use crate::{
     signals::{Signals, await_any},
 };
 
-/// How long the sending thread may take to tell the peer that the session is given up.
+/// Time that the sending thread has to tell the peer that the session is given up.
 const FAREWELL: Duration = Duration::from_millis(200);
 
 pub struct Session<'a> {
@@ -36,7 +36,7 @@ pub struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// Moves everything both ways. A direction that fails does not keep the peer's last bytes from arriving.
+    /// Moves all bytes in both directions. A direction that fails does not keep the peer's last bytes from arriving.
     pub fn run(&self, stream: Stream, input: Input) -> Result<()> {
         let Self { args, signals, output } = *self;
         let began = Instant::now();
@@ -102,7 +102,7 @@ impl Session<'_> {
             match Worker::join_if_over(&mut sender)? {
                 Some(Ok(digest)) => reports.insert(0, report(Direction::Sent, flow.sent(), digest)),
                 Some(Err(failure)) if failure.is_peers_lie() => {
-                    // Nothing that it says is worth receiving any more; the other half hears of it.
+                    // Nothing that the peer sends is worth receiving any more; the other half is told.
                     flow.given_up.store(true, Ordering::Relaxed);
                     if let Some(receiver) = &receiver {
                         await_any(&[receiver.over()], Some(FAREWELL))?;
@@ -135,7 +135,7 @@ impl Session<'_> {
     }
 }
 
-/// A thread, and a pipe that hangs up when it is over.
+/// A thread, and a pipe that hangs up when the thread is over.
 struct Worker<T> {
     thread: JoinHandle<T>,
     over: PipeReader,
@@ -155,14 +155,14 @@ impl<T: Send + 'static> Worker<T> {
         self.over.as_fd()
     }
 
-    /// What the thread came to, if it is over.
+    /// Returns the result of the thread, if it is over.
     fn join_if_over(worker: &mut Option<Self>) -> Result<Option<T>> {
         match worker {
             Some(running) if await_any(&[running.over()], Some(Duration::ZERO))?[0] => {}
             _ => return Ok(None),
         }
         let joined = worker.take().map(|worker| worker.thread.join());
-        // A panic is a bug, and has told about itself.
+        // A panic is a bug, and has printed its own message.
         joined.transpose().map_err(|_| Failure::Outcome("a thread of this program has failed".into()))
     }
 }

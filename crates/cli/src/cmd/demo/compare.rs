@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Tombolo beside the kernel's ways, in one run.
+//! Measures Tombolo beside the kernel's transports, in one run.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -10,12 +10,12 @@ use crate::output::print;
 
 const KI: usize = 1 << 10;
 
-/// What is compared.
+/// Transports that are compared.
 const TRANSPORTS: [&str; 3] = ["tombolo", "tcp", "unix-stream"];
-/// The tests, and the message sizes that show what they are about.
+/// Tests, and the message sizes that show what each test is about.
 const TESTS: [(Test, &[usize]); 2] =
     [(Test::Throughput, &[64, KI, 16 * KI, 64 * KI, KI * KI]), (Test::Latency, &[1, 64, KI, 16 * KI, 64 * KI])];
-/// Seconds of a sample, and how many of each are taken.
+/// Seconds of a sample, and number of samples of each kind.
 const EFFORT: (f64, u16) = (0.12, 3);
 const QUICK: (f64, u16) = (0.02, 1);
 
@@ -36,7 +36,7 @@ pub fn run(json: bool, quick: bool) -> Result<()> {
             ..BenchArgs::default()
         };
         let mut plan = Plan::try_from(&args)?;
-        // Like with like: streams.
+        // Only streams are compared with each other.
         plan.transports.retain(|transport| transport.card().mode == Mode::Stream);
         let terminal = io::stderr().is_terminal();
         let mut written = Ok(());
@@ -72,7 +72,7 @@ fn print_json(measurement: &Measurement) -> Result<()> {
     print(&serde_json::to_string(measurement).unwrap_or_default())
 }
 
-/// How many times better than the others, from where to where.
+/// Returns how many times better Tombolo is than the others, as a range from least to most.
 fn summary(results: &[Measurement]) -> String {
     const WHAT: [(Test, Option<Wait>, &str); 3] = [
         (Test::Throughput, None, "throughput"),

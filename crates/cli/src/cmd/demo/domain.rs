@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The two domains: processes that see neither each other's network nor each other's users, where the kernel allows it.
+//! Starts the two domains: processes that see neither each other's network nor each other's users, where the kernel
+//! allows it.
 
 use std::{
     env,
@@ -14,10 +15,11 @@ use crate::{
     failure::{Failure, Os, Result},
 };
 
-/// What makes a process a domain of its own: no privilege, and no program that Debian's smallest system lacks.
+/// Command that makes a process a domain of its own: it needs no privilege, and no program that Debian's smallest
+/// system lacks.
 const UNSHARE: [&str; 5] = ["unshare", "--user", "--map-root-user", "--net", "--"];
 
-/// What the domains are on this machine.
+/// Kind of the domains on this machine.
 #[derive(Debug)]
 pub enum Kind {
     Namespaces,
@@ -25,7 +27,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Tries whether namespaces can be had.
+    /// Tries whether namespaces can be made.
     pub fn probe() -> Self {
         let tried = Command::new(UNSHARE[0]).args(&UNSHARE[1..]).arg("true").stdin(Stdio::null()).output();
         match tried {
@@ -47,7 +49,7 @@ impl Kind {
         })
     }
 
-    /// Its name in JSON.
+    /// Returns the name of the kind in JSON.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Namespaces => "namespaces",
@@ -87,7 +89,7 @@ impl Domain {
         Ok(self.child.try_wait().os("wait")?)
     }
 
-    /// Its report, once it ended.
+    /// Returns the domain's report, once it has ended.
     pub fn report(&mut self) -> Result<Report> {
         let status = self.child.wait().os("wait")?;
         let mut said = Vec::new();
@@ -111,7 +113,7 @@ impl Drop for Domain {
     }
 }
 
-/// A second handle on `file`, for a child.
+/// Returns a second handle on `file`, for a child.
 pub fn handle(file: &File) -> Result<Stdio> {
     Ok(file.try_clone().map(Stdio::from).os("dup")?)
 }

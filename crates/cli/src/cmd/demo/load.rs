@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The file to be moved, and the place where it arrives. Both are temporary and have no name, so that nothing is left of
-//! them however this program ends.
+//! Creates the file to be moved, and the file where it arrives. Both are temporary and have no name, so that nothing
+//! remains of them however this program ends.
 
 use std::{
     env,
@@ -18,23 +18,23 @@ use crate::{
     signals::Signals,
 };
 
-/// Bytes that are made at once.
+/// Bytes that are generated at once.
 const BLOCK: usize = 1 << 20;
-/// Room that stays free beside the demo's files.
+/// Bytes that stay free beside the demo's files.
 const SPARE: u64 = 16 << 20;
 
-/// The two files.
+/// The two files of a transfer.
 #[derive(Debug)]
 pub struct Load {
     pub source: File,
     pub target: File,
     pub size: u64,
-    /// Where what this program made is.
+    /// Folder of the files that this program made.
     pub folder: PathBuf,
 }
 
 impl Load {
-    /// A file that the user named.
+    /// Opens a file that the user named.
     pub fn open(path: &Path) -> Result<Self> {
         let fail = |source| Failure::Open { file: path.display().to_string(), source };
         let source = File::open(path).map_err(fail)?;
@@ -47,7 +47,7 @@ impl Load {
         Ok(Self { source, target, size: about.len(), folder })
     }
 
-    /// A file of `size` bytes that no compression could make smaller.
+    /// Makes a file of `size` bytes that cannot be compressed.
     pub fn make(size: u64, signals: &Signals) -> Result<Self> {
         let folder = folder(size.saturating_mul(2))?;
         let (mut source, target) = (temporary(&folder)?, target(&folder, size)?);
@@ -73,8 +73,8 @@ fn temporary(folder: &Path) -> Result<File> {
     tempfile::tempfile_in(folder).map_err(|source| Failure::Open { file: place(folder), source })
 }
 
-/// The file that bytes arrive in. It is empty, but its room is there, so that the transfer does not wait for the kernel
-/// to find and clear memory. Where that cannot be had, the room comes with the writes.
+/// Returns the file that bytes arrive in. It is empty, but its room is allocated, so that the transfer does not wait
+/// for the kernel to find and clear memory. Where that fails, the writes allocate the room.
 fn target(folder: &Path, size: u64) -> Result<File> {
     let target = temporary(folder)?;
     if size != 0 {
@@ -87,8 +87,8 @@ fn place(folder: &Path) -> String {
     format!("a temporary file in {} (TMPDIR names another folder)", folder.display())
 }
 
-/// A folder with room for `needed` bytes: the one that the user named, else memory if there is plenty, because this is
-/// not to show how slow the disk is, else the usual one.
+/// Returns a folder with room for `needed` bytes: the one that the user named, else memory if there is plenty, else the
+/// usual one. Memory is preferred because the demo must not show how slow the disk is.
 fn folder(needed: u64) -> Result<PathBuf> {
     let shm = PathBuf::from("/dev/shm");
     if env::var_os("TMPDIR").is_none() && memory::available() / 2 >= needed && check_room(&shm, needed).is_ok() {
@@ -111,7 +111,8 @@ fn check_room(folder: &Path, needed: u64) -> Result<()> {
     )))
 }
 
-/// Bytes without a pattern, quickly: four generators side by side (splitmix64), which the compiler turns into vectors.
+/// Generator of bytes without a pattern. It is quick: four generators side by side (splitmix64), which the compiler
+/// turns into vectors.
 struct Noise([u64; 4]);
 
 impl Noise {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `tombolo demo`: the main job, to look at. A large file goes from one domain to another through `tombolo cat`, its
-//! digests are compared, and then Tombolo is measured beside the kernel's ways, in the same run.
+//! `tombolo demo`: shows the main job. A large file goes from one domain to another through `tombolo cat`, and its
+//! digests are compared. Then Tombolo is measured beside the kernel's transports, in the same run.
 
 mod compare;
 mod domain;
@@ -48,7 +48,7 @@ pub struct Args {
     pub quick: bool,
 }
 
-/// Does what the command line says.
+/// Carries out the command.
 pub fn run(args: &Args) -> Result<()> {
     output::unless_unread(show(args))
 }
@@ -56,7 +56,7 @@ pub fn run(args: &Args) -> Result<()> {
 fn show(args: &Args) -> Result<()> {
     let signals = Signals::hold()?;
     transfer(args, &signals)?;
-    // Whatever the transfer needed is gone; the benchmark cleans up after itself.
+    // The files of the transfer are gone; the benchmark cleans up after itself.
     signals.let_through()?;
     if args.no_bench { Ok(()) } else { compare::run(args.json, args.quick) }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The file's way from one domain to the other.
+//! Moves the file from one domain to the other.
 
 use std::{
     process::Stdio,
@@ -19,10 +19,10 @@ use crate::{
     signals::Signals,
 };
 
-/// How often it is looked how far the file has come.
+/// Time between two checks of how far the file has come.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// How it went.
+/// Outcome of a transfer.
 #[derive(Debug, Serialize)]
 pub struct Moved {
     test: &'static str,
@@ -46,7 +46,7 @@ pub fn run(load: &Load, kind: &Kind, signals: &Signals) -> Result<Moved> {
     let mut receiver = Domain::start("receiver", kind, &receive, Stdio::null(), handle(&load.target)?)?;
     let mut sender = Domain::start("sender", kind, &send, handle(&load.source)?, Stdio::null())?;
     let mut progress = Progress::new(Some(load.size));
-    // Either may fail and leave the other waiting.
+    // Either domain may fail and leave the other waiting.
     let failed = |ended: Option<std::process::ExitStatus>| ended.is_some_and(|status| !status.success());
     loop {
         signals.check_within(LOOK)?;
@@ -58,7 +58,7 @@ pub fn run(load: &Load, kind: &Kind, signals: &Signals) -> Result<Moved> {
     }
     drop(progress);
     let seconds = began.elapsed().as_secs_f64();
-    // One that failed is asked first: it knows why, and the other may still wait.
+    // A domain that failed is asked first: it knows why, and the other may still wait.
     let (sent, received) = if failed(receiver.ended()?) {
         let received = receiver.report()?;
         (sender.report()?, received)
@@ -93,7 +93,7 @@ impl Moved {
         )
     }
 
-    /// Whether it is what it should be.
+    /// Returns an error if the transfer was not identical.
     pub fn verdict(&self) -> Result<()> {
         if self.identical { Ok(()) } else { Err(Failure::Outcome("what arrived is not what was sent".into())) }
     }

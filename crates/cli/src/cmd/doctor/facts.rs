@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What this machine is and does, found out by trying. No judgement: that is in `findings`.
+//! Finds out by trying what this machine is and does. `findings` judges the results.
 
 use std::{
     fs, io,
@@ -29,48 +29,48 @@ use crate::{
     memory::{self, Limit},
 };
 
-/// A thing that was tried: it works, or why it does not.
+/// Result of a trial: success, or why it failed.
 pub type Tried = Result<(), String>;
 
-/// No probe takes this long unless something is wrong.
+/// Time that no probe takes unless something is wrong.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// All that was found out.
+/// All facts that were found out.
 #[derive(Clone, Debug)]
 pub struct Facts {
-    /// As `uname -r` says it.
+    /// Release as `uname -r` prints it.
     pub kernel: String,
     pub proc: Tried,
     pub memfd: Tried,
     pub eventfd: Tried,
     pub membarrier: Membarrier,
-    /// A whole channel with itself, in a folder of its own.
+    /// Trial of a whole channel with itself, in a folder of its own.
     pub channel: Tried,
     pub folder: Folder,
     /// Most descriptors of a process: soft and hard limit.
     pub files: (u64, u64),
-    /// Most locked memory in bytes.
+    /// Most memory in bytes that may be locked.
     pub memlock: Option<u64>,
-    /// Bytes to be had by the machine's account.
+    /// Bytes that the machine reports as available.
     pub memory: Option<u64>,
-    /// The cgroups that limit memory.
+    /// Cgroups that limit memory.
     pub limits: Vec<Limit>,
-    /// CPUs that are online, and those that this process may use.
+    /// Number of CPUs that are online, and of those that this process may use.
     pub cpus: (usize, usize),
-    /// CPUs' worth of time that a cgroup allows, and which.
+    /// Number of CPUs whose time a cgroup allows, and that cgroup.
     pub quota: Option<(f64, PathBuf)>,
     pub namespaces: Tried,
     pub shm: bool,
-    /// What there is of a virtual machine under QEMU.
+    /// Parts of a virtual machine under QEMU.
     pub guest: Guest,
-    /// What the broker of a host of virtual machines says.
+    /// Answer of the broker of a host of virtual machines.
     pub host: host::BrokerAnswer,
     pub interfaces: Interfaces,
-    /// What there is of a domain of Xen's.
+    /// Parts of a Xen domain.
     pub xen: Option<xen::Domain>,
 }
 
-/// What the kernel has of the barriers that make writes cheap.
+/// Kernel barriers that make writes cheap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Membarrier {
     pub global: bool,
@@ -78,7 +78,7 @@ pub struct Membarrier {
     pub registers: bool,
 }
 
-/// The folder of services.
+/// Folder of services.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Folder {
     pub path: PathBuf,
@@ -88,11 +88,11 @@ pub struct Folder {
     pub found: Found,
 }
 
-/// What is at its place.
+/// Kind of what is at the folder's path.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Found {
     Nothing {
-        /// Whether it could be made.
+        /// Whether the folder could be made.
         parent_writable: bool,
     },
     Folder {
@@ -100,12 +100,12 @@ pub enum Found {
         mode: u32,
         writable: bool,
     },
-    /// A symbolic link, a file.
+    /// A symbolic link or a file.
     SomethingElse,
     Unreadable(String),
 }
 
-/// Finds out all of it.
+/// Collects all facts.
 pub fn probe() -> Facts {
     let allowed = rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count() as usize);
     let files = getrlimit(Resource::Nofile);
@@ -139,7 +139,7 @@ fn said(tried: io::Result<()>) -> Tried {
     tried.map_err(|error| error.to_string())
 }
 
-/// Memory as a channel needs it, from the maker's side and the peer's (L-6).
+/// Tries memory as a channel needs it, from the maker's side and the peer's (L-6).
 fn memfd() -> io::Result<()> {
     let (segment, fd) = tombolo_mem::create_sealed("tombolo-doctor", 8192)?;
     let len = tombolo_mem::check_sealed(fd.as_fd(), 8192).map_err(|error| io::Error::other(format!("{error:?}")))?;
@@ -151,7 +151,7 @@ fn memfd() -> io::Result<()> {
     }
 }
 
-/// A full eventfd that is rung by reading it (L-7).
+/// Tries a full eventfd that is notified by reading it (L-7).
 fn eventfd_as_doorbell() -> io::Result<()> {
     let doorbell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE)?;
     rustix::io::write(&doorbell, &(u64::MAX - 1).to_ne_bytes())?;
@@ -175,7 +175,7 @@ fn barriers() -> Membarrier {
     }
 }
 
-/// A channel with itself: the sum of what is needed.
+/// Tries a channel with itself, which needs everything at once.
 fn channel() -> io::Result<()> {
     let folder = tempfile::Builder::new().prefix("tombolo-doctor-").tempdir()?;
     let address = format!("local:{}/socket", folder.path().display());
@@ -189,7 +189,7 @@ fn channel() -> io::Result<()> {
     })
 }
 
-/// Looks at the folder in which listeners of this kernel are found (L-1, L-2).
+/// Examines the folder in which listeners of this kernel are found (L-1, L-2).
 fn folder() -> Folder {
     let path = tombolo_backends::services_folder();
     let named = std::env::var_os("TOMBOLO_DIR").is_some_and(|value| !value.is_empty());
@@ -211,7 +211,7 @@ fn writable(folder: &Path) -> bool {
     rustix::fs::accessat(rustix::fs::CWD, folder, access, rustix::fs::AtFlags::EACCESS).is_ok()
 }
 
-/// CPUs that are online: `0-3,8`.
+/// Returns the number of CPUs that are online, from a list such as `0-3,8`.
 fn online() -> Option<usize> {
     cpus_of(&fs::read_to_string("/sys/devices/system/cpu/online").ok()?)
 }
@@ -224,7 +224,7 @@ fn cpus_of(list: &str) -> Option<usize> {
     list.trim().split(',').map(range).sum()
 }
 
-/// The cgroup that allows the least time.
+/// Returns the least CPU time that a cgroup allows, and that cgroup.
 fn quota() -> Option<(f64, PathBuf)> {
     let quotas = memory::groups().into_iter().filter_map(|group| {
         let text = fs::read_to_string(group.join("cpu.max")).ok()?;

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the command says of one thing that it looked at.
+//! Result of one check of the command.
 
 use serde::Serialize;
 
-/// One thing that was looked at.
+/// One check and its result.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Finding {
-    /// Its name, which stays.
+    /// Name of the check, which never changes.
     pub check: &'static str,
     pub grade: Grade,
     pub says: String,
-    /// The command that mends it.
+    /// Command that remedies it.
     pub remedy: Option<String>,
 }
 
-/// How it is.
+/// Grade of a result.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Grade {
@@ -22,9 +22,9 @@ pub enum Grade {
     Ok,
     /// Neither good nor bad.
     Info,
-    /// It works, and could be better.
+    /// Works, and could be better.
     Warning,
-    /// Nothing works without it.
+    /// Channels do not work without it.
     Failure,
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the facts mean, and what mends what is wrong.
+//! Judges the facts, and names remedies for what is wrong.
 
 use super::{
     facts::{Facts, Folder, Found, Membarrier},
@@ -8,19 +8,19 @@ use super::{
 };
 use crate::{human, memory::Limit};
 
-/// The kernel on which everything that is needed is there.
+/// Oldest kernel that has everything that is needed.
 const OLDEST: (u32, u32) = (5, 8);
-/// Descriptors that one end of a channel takes.
+/// Descriptors that one endpoint of a channel takes.
 const DESCRIPTORS: u64 = 9;
-/// What a program needs besides.
+/// Descriptors that a program needs besides.
 const OTHER_DESCRIPTORS: u64 = 16;
-/// Ends that a program should have room for.
+/// Number of endpoints that a program should have room for.
 const ENDS: u64 = 100;
-/// Memory of a channel with rings of the usual size, and of enough of them.
+/// Memory of a channel with rings of the usual size, and the number of such channels that is enough.
 const CHANNEL: u64 = 2 * ((1 << 20) + 4096);
 const CHANNELS: u64 = 32;
 
-/// Judges the facts: one finding for each thing that was looked at, always in this order.
+/// Judges the facts. Returns one finding for each thing that was checked, always in this order.
 pub fn examine(facts: &Facts) -> Vec<Finding> {
     vec![
         kernel(&facts.kernel),

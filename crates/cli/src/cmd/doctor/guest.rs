@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a virtual machine under QEMU needs besides: devices, the driver, memory that is cached, the broker.
+//! Examines what a virtual machine under QEMU needs besides: devices, the driver, cached memory, the broker.
 
 use std::{fs, os::unix::fs::MetadataExt, path::Path};
 
@@ -9,51 +9,51 @@ use tombolo_inspect::{known_groups, known_users, name_of, programs_socket};
 use super::finding::{Finding, Grade};
 use crate::cmd::link;
 
-/// The kernel module's name as a driver.
+/// Name of the kernel module as a driver.
 const DRIVER: &str = "tombolo_ivshmem";
-/// Below this firmware has devices' memory uncached, which no driver can change.
+/// Address below which firmware leaves devices' memory uncached, which no driver can change.
 const CACHED_FROM: u64 = 4 << 30;
 
 /// An ivshmem device on the PCI bus.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Device {
     pub address: String,
-    /// Which driver has it.
+    /// Name of the driver that has the device.
     pub driver: Option<String>,
-    /// It has interrupts: it is the doorbell, and not memory.
+    /// Whether the device has interrupts: it is then the doorbell, and not memory.
     pub is_doorbell: bool,
-    /// Where its memory is.
+    /// Address of its memory.
     pub memory: u64,
-    /// What the driver says of it, if it is ours.
+    /// State that the driver reports, if it is Tombolo's.
     pub driven: Option<Driven>,
 }
 
-/// A device as the kernel module has it.
+/// Device as the kernel module has it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Driven {
-    /// The name of its node.
+    /// Name of its node.
     pub node: String,
-    /// How its memory is mapped.
+    /// Whether its memory is mapped write-back.
     pub write_back: bool,
-    /// Interrupts that came.
+    /// Number of interrupts that came.
     pub interrupts: u64,
-    /// How often too many came, and were held back.
+    /// Number of times that too many came, and were held back.
     pub storms: u64,
 }
 
-/// What there is of it here.
+/// Parts of such a machine that are here.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Guest {
     pub devices: Vec<Device>,
-    /// The module is loaded.
+    /// Whether the module is loaded.
     pub module: bool,
-    /// Who may open the doorbell's node, if this user may not.
+    /// Owners who may open the doorbell's node, if this user may not.
     pub closed: Option<String>,
-    /// The broker's name for this machine, or why it does not answer; none: there are no devices to ask for.
+    /// The broker's name for this machine, or why it does not answer; `None` if there are no devices to ask for.
     pub broker: Option<Result<String, String>>,
 }
 
-/// Looks at the machine whose sysfs is at `sys`.
+/// Examines the machine whose sysfs is at `sys`.
 pub fn probe(sys: &Path) -> Guest {
     let bus = sys.join("bus/pci");
     let entries = fs::read_dir(bus.join("devices")).into_iter().flatten().flatten();
@@ -66,7 +66,7 @@ pub fn probe(sys: &Path) -> Guest {
     Guest { devices, module, closed, broker }
 }
 
-/// Who may open a node that this user may not.
+/// Describes who may open a node, if this user may not.
 fn closed(node: &Path) -> Option<String> {
     rustix::fs::access(node, Access::READ_OK | Access::WRITE_OK).err()?;
     let of = fs::metadata(node).ok()?;
@@ -75,7 +75,7 @@ fn closed(node: &Path) -> Option<String> {
     Some(format!("{} is for user {user} and group {group}", node.display()))
 }
 
-/// What the module shows below the device at `folder`.
+/// Reads what the module publishes below the device at `folder`.
 fn driven(folder: &Path) -> Option<Driven> {
     let entry = fs::read_dir(folder.join("misc")).ok()?.flatten().next()?;
     let says = |file: &str| fs::read_to_string(entry.path().join(file)).ok()?.trim().parse::<u64>().ok();
@@ -105,7 +105,7 @@ fn device(folder: &Path) -> Option<Device> {
     Some(Device { address, driver, is_doorbell, memory, driven: driven(folder) })
 }
 
-/// The devices and their driver.
+/// Judges the devices and their driver.
 pub fn ivshmem(guest: &Guest) -> Finding {
     let named =
         |devices: Vec<&Device>| devices.iter().map(|device| device.address.as_str()).collect::<Vec<_>>().join(", ");
@@ -147,7 +147,7 @@ pub fn ivshmem(guest: &Guest) -> Finding {
     Finding::new("ivshmem", Grade::Ok, format!("the driver has {}, write-back cached", named(those(&|_| true))))
 }
 
-/// What comes in by the doorbell.
+/// Judges the interrupts that come in by the doorbell.
 pub fn interrupts(guest: &Guest) -> Finding {
     let doorbell = guest.devices.iter().filter(|device| device.is_doorbell).find_map(|device| device.driven.as_ref());
     let (grade, says) = match doorbell {
@@ -166,7 +166,7 @@ pub fn interrupts(guest: &Guest) -> Finding {
     Finding::new("interrupts", grade, says)
 }
 
-/// The broker of this machine.
+/// Judges the broker of this machine.
 pub fn broker(guest: &Guest) -> Finding {
     match &guest.broker {
         None => {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A host of virtual machines: what its broker says of them and their links.
+//! Asks the broker of a host of virtual machines about them and their links.
 
 use std::path::Path;
 
@@ -10,7 +10,8 @@ use tombolo_inspect::ADMIN_SOCKET;
 use super::finding::{Finding, Grade};
 use crate::cmd::link;
 
-/// What the broker of this host said: links with their ends, and domains; or why it does not answer. None: there is none.
+/// Answer of this host's broker: links with their endpoints, and domains; or why it does not answer. `None` if there is
+/// no broker.
 pub type BrokerAnswer = Option<Result<Vec<Message>, String>>;
 
 /// Asks the broker of this host.
@@ -19,7 +20,7 @@ pub fn probe() -> BrokerAnswer {
     socket.exists().then(|| link::rows_of(socket).map_err(|error| error.to_string()))
 }
 
-/// Virtual machines of this host and their links.
+/// Judges the virtual machines of this host and their links.
 pub fn machines(said: &BrokerAnswer) -> Finding {
     let rows = match said {
         None => return Finding::new("machines", Grade::Info, "no broker of virtual machines runs on this machine"),
@@ -44,7 +45,7 @@ pub fn machines(said: &BrokerAnswer) -> Finding {
         .mend("`tombolo link ls` and `tombolo link ls --domains` say more")
 }
 
-/// What is wrong with what a row is about.
+/// Describes the trouble that a row shows, if any.
 fn trouble(row: &Message) -> Option<String> {
     match row {
         Message::EndRow { link, name, stage: Stage::Silent, life: Life::Running, .. } => Some(format!(
@@ -60,7 +61,7 @@ fn trouble(row: &Message) -> Option<String> {
         Message::DomainRow { life: Life::Running, slots, note, .. } if *slots != 0 && !note.as_str().is_empty() => {
             Some(note.to_string())
         }
-        // One that is ready to migrate has no connection with the broker.
+        // A machine that is ready to migrate has no connection with the broker.
         Message::DomainRow { life: Life::DomainGone, slots, note, .. } if *slots != 0 && !note.as_str().is_empty() => {
             Some(note.to_string())
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `tombolo doctor`: what works on this machine, what does not, and what mends it.
+//! `tombolo doctor`: reports what works on this machine, what does not, and what remedies it.
 
 mod facts;
 mod finding;
@@ -42,7 +42,7 @@ struct Line<'a> {
     finding: &'a Finding,
 }
 
-/// Does what the command line says.
+/// Carries out the command.
 pub fn run(args: &Args) -> Result<()> {
     let findings = examine(&facts::probe());
     let print = |finding: &Finding| {

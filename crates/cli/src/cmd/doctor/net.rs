@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Network interfaces that run here (`tombolo net`), and whether any could.
+//! Examines the network interfaces that run here (`tombolo net`), and whether any could run.
 
 use std::path::Path;
 
@@ -8,30 +8,30 @@ use serde_json::Value;
 use super::finding::{Finding, Grade};
 use crate::cmd::net::RULES_FOLDER;
 
-/// Why frames go no further where their sender is broken, or means ill (N-8).
+/// Reasons for dropped frames that mean a broken or malicious sender (N-8).
 const PEERS_FAULTS: [&str; 5] = ["short", "long", "header", "feature", "source"];
 
-/// What is known of interfaces.
+/// Facts about interfaces.
 #[derive(Clone, Debug)]
 pub struct Interfaces {
-    /// The device that makes them is there.
+    /// Whether the device that makes them exists.
     pub tun: bool,
-    /// What each says of itself.
+    /// Status that each interface reports.
     pub statuses: Vec<Value>,
 }
 
-/// Looks for those of this user, and for those of the host's rules.
+/// Looks for the interfaces of this user, and for those of the host's rules.
 pub fn probe() -> Interfaces {
     let own = tombolo_net::folder();
     let by_rule = Some(Path::new(RULES_FOLDER)).filter(|folder| **folder != own);
-    // Folders of others cannot be read, and are not this user's to look at.
+    // Folders of other users cannot be read, and are not this user's concern.
     let found =
         [Some(own.as_path()), by_rule].into_iter().flatten().filter_map(|folder| tombolo_net::find(folder).ok());
     let statuses = found.flatten().map(|found| found.status).collect();
     Interfaces { tun: Path::new("/dev/net/tun").exists(), statuses }
 }
 
-/// Whether an interface could be made.
+/// Judges whether an interface could be made.
 pub fn tun(interfaces: &Interfaces) -> Finding {
     if interfaces.tun {
         Finding::new("tun", Grade::Ok, "/dev/net/tun is there (for tombolo net)")
@@ -41,9 +41,9 @@ pub fn tun(interfaces: &Interfaces) -> Finding {
     }
 }
 
-/// How those are that run: the worst of them is told of.
+/// Judges the interfaces that run, and reports the worst of them.
 pub fn interfaces(interfaces: &Interfaces) -> Finding {
-    // One of many has no link of its own: its ports have.
+    // An interface with ports has no link of its own: its ports have.
     let links: Vec<&Value> = interfaces.statuses.iter().filter(|status| status["ports"].is_null()).collect();
     if links.is_empty() {
         return Finding::new("interfaces", Grade::Info, "no interface of tombolo net is to be seen");
@@ -69,13 +69,14 @@ pub fn interfaces(interfaces: &Interfaces) -> Finding {
     }
 }
 
-/// Whether somebody is there, and there is no link all the same. Who waits for a peer that is not there says so.
+/// Returns whether a peer is there, and there is no link all the same. An interface that waits for an absent peer
+/// states that as its reason.
 fn is_refused(status: &Value) -> bool {
     let reason = status["reason"].as_str().unwrap_or_default();
     status["state"] != "linked" && !["waits ", "the link ended"].iter().any(|usual| reason.starts_with(usual))
 }
 
-/// Frames that were dropped as their sender is to blame, by reason.
+/// Returns the number of dropped frames that are their sender's fault, by reason.
 fn peers_faults(status: &Value) -> Option<String> {
     let dropped = &status["received"]["dropped"];
     let faults = PEERS_FAULTS.map(|why| (why, dropped[why].as_u64().unwrap_or(0)));

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a domain of Xen's needs: the drivers' devices, the right to open them, XenStore, grants that are left.
+//! Examines what a Xen domain needs: the drivers' devices, the right to open them, XenStore, grants that are left.
 
 use std::{fs, io::ErrorKind, path::Path};
 
 use super::finding::{Finding, Grade};
 
-/// The devices, each with the driver that makes it; XenStore's has none that can be loaded.
+/// Devices, each with the driver that makes it; XenStore's has no driver that can be loaded.
 const DEVICES: [(&str, Option<&str>); 4] = [
     ("gntalloc", Some("xen-gntalloc")),
     ("gntdev", Some("xen-gntdev")),
     ("evtchn", Some("xen-evtchn")),
     ("xenbus", None),
 ];
-/// Pages of a channel with rings of the usual size: what one end grants.
+/// Pages that one endpoint of a channel with rings of the usual size grants.
 const CHANNEL: u64 = 256 + 4;
-/// Where the driver keeps how many pages all programs together may grant.
+/// File of the driver with the number of pages that all programs together may grant.
 const LIMIT: &str = "/sys/module/xen_gntalloc/parameters/limit";
 
-/// How a device is.
+/// State of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Device {
     There,
@@ -26,14 +26,14 @@ pub enum Device {
     Denied,
 }
 
-/// What there is of Xen here.
+/// Parts of Xen that are here.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Domain {
-    /// It controls the others: dom0.
+    /// Whether this domain controls the others: dom0.
     pub controls: bool,
-    /// How those of [`DEVICES`] are.
+    /// States of the [`DEVICES`].
     pub devices: [Device; 4],
-    /// The domain's number, a page that was granted, and an event channel; tried where all devices are there.
+    /// Trial of the domain's number, a granted page and an event channel; made where all devices are there.
     pub tried: Option<Result<u16, String>>,
     /// Pages that all programs together may grant.
     pub limit: Option<u64>,
@@ -45,7 +45,7 @@ pub struct Domain {
     pub kept: Option<u64>,
 }
 
-/// Looks at this domain; none: no Xen is under this kernel.
+/// Examines this domain. Returns `None` if no Xen is under this kernel.
 pub fn probe() -> Option<Domain> {
     let says = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let folder = Path::new("/dev/xen");
@@ -75,7 +75,7 @@ fn device(path: &Path) -> Device {
     }
 }
 
-/// Judges it.
+/// Judges the domain.
 pub fn xen(domain: Option<&Domain>) -> Finding {
     let Some(domain) = domain else {
         return Finding::new("xen", Grade::Info, "no Xen is under this kernel");

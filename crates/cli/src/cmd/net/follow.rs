@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `tombolo net follow`: the interfaces that the host's rules give this machine (B-28).
+//! `tombolo net follow`: keeps the interfaces that the host's rules give this machine (B-28).
 //!
-//! The broker of this kernel is asked once a second. What it says not, or cannot say, changes nothing: interfaces outlive both
+//! Asks the broker of this kernel once a second. An answer that is missing changes nothing: interfaces outlive both
 //! brokers, as their channels do.
 
 use std::{
@@ -24,11 +24,11 @@ use crate::{
     signals::{Signals, await_any},
 };
 
-/// How often the broker is asked, and what is missing is tried again.
+/// Time between two questions to the broker, and between two attempts to make what is missing.
 const EACH: Duration = Duration::from_secs(1);
-/// The MTU of a network whose rule says none.
+/// MTU of a network whose rule gives none.
 const MTU_DEFAULT: u32 = 1500;
-/// How long the broker may take to answer.
+/// Time that the broker has for an answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 #[derive(clap::Args)]
@@ -44,24 +44,24 @@ pub struct FollowArgs {
     plain: bool,
 }
 
-/// An interface that is wanted.
+/// Interface that is wanted.
 struct Interface {
     config: Config,
-    /// What it runs in, and how it is found, once it could be made.
+    /// Engine and control socket, once the interface could be made.
     running: Option<(Engine, Control)>,
-    /// Why it could not be made the last time.
+    /// Reason why it could not be made the last time.
     complaint: String,
 }
 
 struct Follower<'a> {
     args: &'a FollowArgs,
     broker: Option<Broker>,
-    /// Why the broker could not be asked the last time.
+    /// Reason why the broker could not be asked the last time.
     complaint: String,
-    /// What this machine is called.
+    /// Name of this machine.
     own: String,
     networks: Networks,
-    /// The rows of the last answer.
+    /// Rows of the last answer.
     rows: Option<Vec<Message>>,
     interfaces: BTreeMap<String, Interface>,
 }
@@ -86,7 +86,7 @@ impl FollowArgs {
 }
 
 impl Follower<'_> {
-    /// What is wanted, if the broker says so.
+    /// Returns the rows that the broker wants, or `None` if it does not answer.
     fn ask_broker(&mut self) -> Option<Vec<Message>> {
         let rows =
             self.broker.take().map_or_else(|| Broker::connect(&programs_socket(), PATIENCE), Ok).and_then(|broker| {
@@ -110,10 +110,10 @@ impl Follower<'_> {
         }
     }
 
-    /// Makes what is wanted and not there, once it is known what is, and ends the rest.
+    /// Makes what is wanted and missing, and ends the rest; does nothing until the broker has answered once.
     fn keep_all(&mut self, folder: &Path) {
         let Some(rows) = self.rows.clone() else { return };
-        // A port whose network is another now ends before it, and begins after it.
+        // A port whose network changes ends before the network does, and begins again after it.
         let before = self.networks.wanted();
         let after = Networks::wanted_by(&rows, &self.args.netns);
         if before != after {
@@ -139,7 +139,7 @@ impl Follower<'_> {
         }
     }
 
-    /// What a row wants.
+    /// Returns the interface that a row asks for.
     fn config(&self, row: &Message) -> Option<Config> {
         let Message::Net {
             interface, peer, service, role, mtu, own, prefix, theirs, network, own_mac, their_mac, ..
@@ -156,7 +156,7 @@ impl Follower<'_> {
         let (network, mac) = (network.to_string(), Mac(*their_mac));
         let port = match self.networks.form(&network) {
             Some(Form::Plain) => None,
-            // One whose network is not there yet waits for it.
+            // A port whose network does not exist yet waits for it.
             _ => {
                 let peer_ip = ip(*theirs).filter(|_| *prefix != 0);
                 Some(PortConfig { bridge: network.clone(), peer: mac, peer_ip }).filter(|_| !network.is_empty())
@@ -166,7 +166,7 @@ impl Follower<'_> {
             None if network.is_empty() => ip_config(*own, *prefix, *theirs),
             // The network is behind the one interface whose port this is.
             Some(_) if *prefix != 0 => None,
-            // Each peer is behind its own.
+            // Each peer is behind an interface of its own.
             _ => ip_config(*own, 0, *theirs),
         };
         let nic = NicConfig {
@@ -184,7 +184,7 @@ impl Follower<'_> {
         Some(Config { nic, engine, place, any_source: false, ring: RING_DEFAULT, by_rule: true, member })
     }
 
-    /// Ends what is not wanted, or not so; what is new begins later.
+    /// Ends interfaces that are not wanted, or wanted differently. New ones begin later.
     fn change(&mut self, wanted: Vec<Config>) {
         let unwanted = |it: &Interface| !wanted.contains(&it.config);
         let names: Vec<String> =
@@ -201,7 +201,7 @@ impl Follower<'_> {
         }
     }
 
-    /// Answers who asks about an interface. `false` once the time is over.
+    /// Answers requests about interfaces. Returns `false` once the time is over or an interface has ended.
     fn serve(&mut self, signals: &Signals, until: Instant) -> Result<bool> {
         let left = until.saturating_duration_since(Instant::now());
         let running: Vec<_> = self.interfaces.values().filter_map(|it| it.running.as_ref()).collect();
@@ -212,7 +212,8 @@ impl Follower<'_> {
         let of_interfaces = &ready[1..=running.len() * 2];
         for ((engine, control), ready) in running.iter().zip(of_interfaces.chunks(2)) {
             if ready[1] {
-                // Who wants it to end is told before that a rule wants it.
+                // A request to end the interface is not acted on: `tombolo net down` has refused it already, because a
+                // rule wants it.
                 control.answer(&engine.status());
             }
         }
@@ -221,13 +222,13 @@ impl Follower<'_> {
         }
         let ended = of_interfaces.chunks(2).any(|ready| ready[0]);
         self.interfaces.values_mut().for_each(Interface::notice_end);
-        // One that ended is made again with the next turn, and not at once for ever.
+        // An interface that ended is made again in the next turn, so that a failing one is not retried without a pause.
         Ok(!ended && !left.is_zero())
     }
 }
 
 impl Interface {
-    /// Makes it, if it is not there.
+    /// Makes the interface if it does not exist.
     fn begin(&mut self, folder: &Path) {
         if self.running.is_some() {
             return;
@@ -247,7 +248,7 @@ impl Interface {
         }
     }
 
-    /// Sees that it is the port that it is to be.
+    /// Ensures that the interface is the port that it must be.
     fn keep_port(&mut self) {
         let Some((engine, _)) = &self.running else { return };
         match engine.keep_port() {
@@ -263,7 +264,7 @@ impl Interface {
         }
     }
 
-    /// One that ended by itself is there no more.
+    /// Removes an engine that ended by itself.
     fn notice_end(&mut self) {
         let is_over = |(engine, _): &mut (Engine, Control)| {
             await_any(&[engine.ended()], Some(Duration::ZERO)).is_ok_and(|ready| ready[0])
@@ -284,14 +285,14 @@ impl Interface {
     }
 }
 
-/// All interfaces that this domain is to have.
+/// Returns all interfaces that this domain must have.
 fn ask_rows(broker: &Broker) -> std::result::Result<Vec<Message>, tombolo_inspect::Error> {
     let mut all = Vec::new();
     broker.gather_rows(Seen::Nets, |row| all.push(row))?;
     Ok(all)
 }
 
-/// An address as the broker says it: zeros are none, and IPv4 is mapped.
+/// Converts an address as the broker sends it: all zeros for none, IPv4 mapped into IPv6.
 fn ip_config(own: [u8; 16], prefix: u8, theirs: [u8; 16]) -> Option<IpConfig> {
     let own = ip(own)?;
     Some(IpConfig::new(own, prefix_of(prefix, own), ip(theirs)))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `tombolo net`: network interfaces whose frames cross a channel.
+//! `tombolo net`: manages network interfaces whose frames cross a channel.
 
 mod follow;
 mod networks;
@@ -131,10 +131,10 @@ fn ring(text: &str) -> std::result::Result<usize, String> {
     }
 }
 
-/// Where interfaces of the host's rules are found, whatever folder their user else has.
+/// Folder of the interfaces of the host's rules, whatever other folder their user has.
 pub const RULES_FOLDER: &str = "/run/tombolo/net";
 
-/// The folders where running interfaces are found.
+/// Folders where running interfaces are found.
 struct Folders(Vec<PathBuf>);
 
 impl Folders {
@@ -143,7 +143,7 @@ impl Folders {
         for (at, folder) in self.0.iter().enumerate() {
             match tombolo_net::find(folder) {
                 Ok(here) => found.extend(here),
-                // Those of the host's rules are root's.
+                // The folder of the host's rules is root's.
                 Err(_) if at > 0 => {}
                 Err(error) => return Err(error.into()),
             }
@@ -187,7 +187,7 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 impl Which {
-    /// The running interface of this name.
+    /// Returns the running interface of this name.
     fn one(&self, name: &str, folders: &Folders) -> Result<Found> {
         let mut found = folders.find()?;
         found.retain(|found| found.is_called(name));
@@ -222,7 +222,7 @@ impl UpArgs {
             }
         }
         engine.stop()?;
-        // Who waits for the socket to go finds the interface gone.
+        // A program that waits for the socket to disappear then finds the interface gone.
         drop(control);
         Ok(())
     }
@@ -264,7 +264,7 @@ impl From<EngineName> for EngineKind {
     }
 }
 
-/// The address of an interface for which none is asked: always the same for this machine.
+/// Derives the address of an interface for which none is asked: always the same for this machine.
 fn default_mac(place: &Place, name: &str) -> Option<Mac> {
     let machine = std::fs::read("/etc/machine-id").ok().filter(|id| !id.is_empty());
     machine.map(|machine| Mac::derived(&machine, [place.role(), place.address(), name]))

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The networks of many that the host's rules give this machine: one interface each, whose ports are those of its peers (N-14).
+//! Keeps the networks of many members that the host's rules give this machine: one interface each, whose ports are the
+//! interfaces to its peers (N-14).
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +14,7 @@ use tombolo_net::{Bridge, BridgeConfig, Control, Error, Mac, Status, remove_stal
 
 use crate::failure::{Failure, print_line};
 
-/// How a network is seen here.
+/// Form in which a network appears here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Form {
     /// One interface, and a port for each peer.
@@ -22,40 +23,40 @@ pub enum Form {
     Plain,
 }
 
-/// A network that is wanted.
+/// Network that is wanted.
 struct Network {
     config: BridgeConfig,
-    /// What it is and how it is found, once it could be made.
+    /// Bridge and control socket, once the network could be made.
     running: Option<(Bridge, Control)>,
-    /// The kernel makes no bridges: it is seen as interfaces.
+    /// Whether the kernel makes no bridges: the network then appears as interfaces.
     is_plain: bool,
-    /// Why it could not be made the last time.
+    /// Reason why it could not be made the last time.
     complaint: String,
 }
 
 /// All networks that are wanted.
 pub struct Networks {
     netns: Option<String>,
-    /// Somebody wants them as interfaces.
+    /// Whether the user wants them as interfaces.
     are_plain: bool,
     folder: PathBuf,
     all: BTreeMap<String, Network>,
-    /// What a process that died had left was looked for.
+    /// Whether leftovers of a process that died were looked for.
     has_looked: bool,
 }
 
 impl Networks {
-    /// None so far; those that come are found in `folder`.
+    /// Returns an empty set; networks that are added are found in `folder`.
     pub fn new(netns: Option<String>, are_plain: bool, folder: PathBuf) -> Self {
         Self { netns, are_plain, folder, all: BTreeMap::new(), has_looked: false }
     }
 
-    /// How those are to be that are there, or to be there.
+    /// Returns the configurations of the networks that exist or must exist.
     pub fn wanted(&self) -> BTreeMap<String, BridgeConfig> {
         self.all.iter().map(|(name, network)| (name.clone(), network.config.clone())).collect()
     }
 
-    /// How those are to be that the rows want.
+    /// Returns the configurations of the networks that the rows want.
     pub fn wanted_by(rows: &[Message], netns: &Option<String>) -> BTreeMap<String, BridgeConfig> {
         let config = |row: &Message| match row {
             Message::Net { network, own_mac, own, prefix, .. } if !network.as_str().is_empty() => {
@@ -68,7 +69,7 @@ impl Networks {
         rows.iter().filter_map(config).collect()
     }
 
-    /// How a network is seen; `None` while that is not known, or it cannot be made.
+    /// Returns the form of a network; `None` while that is not known, or the network cannot be made.
     pub fn form(&self, network: &str) -> Option<Form> {
         let found = self.all.get(network)?;
         if self.are_plain || found.is_plain {
@@ -77,7 +78,7 @@ impl Networks {
         found.running.as_ref().map(|_| Form::Ports)
     }
 
-    /// Ends what is not wanted, or not so; makes what is not there.
+    /// Ends networks that are not wanted, or wanted differently; makes those that are missing.
     pub fn change(&mut self, rows: &[Message]) {
         let wanted = Self::wanted_by(rows, &self.netns);
         if !self.has_looked {
@@ -103,12 +104,12 @@ impl Networks {
         }
     }
 
-    /// Ends all that there are.
+    /// Ends all networks.
     pub fn end(&mut self) {
         std::mem::take(&mut self.all).into_values().for_each(Network::end);
     }
 
-    /// Removes what a process that died had left, and no rule wants. Returns whether that was done.
+    /// Removes leftovers of a process that died that no rule wants. Returns whether that was done.
     fn remove_stale(&self, wanted: &BTreeMap<String, BridgeConfig>) -> bool {
         let names: Vec<&str> = wanted.keys().filter(|_| !self.are_plain).map(String::as_str).collect();
         match remove_stale_bridges(self.netns.as_deref(), &names) {
@@ -125,25 +126,26 @@ impl Networks {
         }
     }
 
-    /// What polls readable once somebody asks.
+    /// Returns the descriptors that poll readable once a program asks.
     pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.all.values().filter_map(|network| network.running.as_ref()).map(|(_, control)| control.as_fd())
     }
 
-    /// Answers who asks, with what all interfaces say of themselves.
+    /// Answers requests about networks, with the status of all interfaces.
     pub fn answer(&self, interfaces: impl Fn() -> Vec<Status>) {
         for (name, network) in &self.all {
             let Some((bridge, control)) = &network.running else { continue };
             let mut ports = interfaces();
             ports.retain(|port| port.network.as_deref() == Some(name));
-            // Who wants it to end is told before that a rule wants it.
+            // A request to end the network is not acted on: `tombolo net down` has refused it already, because a rule
+            // wants it.
             control.answer(&bridge.status(&ports));
         }
     }
 }
 
 impl Network {
-    /// Makes it if it is not there, or not any more.
+    /// Makes the bridge if it does not exist, or was removed.
     fn keep_bridge(&mut self, folder: &std::path::Path) {
         if self.is_plain {
             return;
@@ -189,12 +191,12 @@ impl Network {
     }
 }
 
-/// An address as the broker says it: zeros are none, and IPv4 is mapped.
+/// Converts an address as the broker sends it: all zeros for none, IPv4 mapped into IPv6.
 pub fn ip(bytes: [u8; 16]) -> Option<IpAddr> {
     Some(Ipv6Addr::from(bytes)).filter(|ip| !ip.is_unspecified()).map(|ip| ip.to_canonical())
 }
 
-/// Bits of the network behind an address: what the broker says counts of 128, and 0 is none.
+/// Returns the bits of the network behind an address. The broker counts them out of 128, and 0 means none.
 pub fn prefix_of(prefix: u8, own: IpAddr) -> Option<u8> {
     match (prefix, own) {
         (0, _) => None,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Running interfaces, for people and for scripts.
+//! Shows running interfaces, for people and for scripts.
 
 use serde_json::Value;
 use tombolo_net::Found;
@@ -8,7 +8,7 @@ use crate::{failure::Result, human, output};
 
 const HEADS: [&str; 10] = ["INTERFACE", "NETNS", "STATE", "PEER", "MTU", "SENT", "RECEIVED", "BY", "PID", "CHANNEL"];
 
-/// A line for each.
+/// Prints a line for each interface.
 pub fn list(found: &[Found], json: bool) -> Result<()> {
     if json {
         return found.iter().try_for_each(|found| output::json(&found.status));
@@ -42,7 +42,7 @@ fn names_of(ports: &[Value]) -> Vec<String> {
     ports.iter().map(|port| text(&port["interface"])).collect()
 }
 
-/// All that is known of each.
+/// Prints all that is known of each interface.
 pub fn all(found: &[Found], json: bool) -> Result<()> {
     if json {
         return list(found, true);
@@ -106,7 +106,7 @@ fn block(status: &Value) -> String {
     lines.join("\n")
 }
 
-/// A value as people write it.
+/// Returns a value as text for people.
 fn text(value: &Value) -> String {
     match value {
         Value::Null => "-".into(),

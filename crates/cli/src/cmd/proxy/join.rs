@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Two connections joined: what comes from one goes to the other, its end and its breaking off included.
+//! Joins two connections: the bytes of one go to the other, and so do its end and its breaking off.
 
 use std::io::{self, ErrorKind};
 
@@ -14,10 +14,10 @@ use tombolo::{
 
 use super::vchan;
 
-/// Bytes that are on their way in one direction, at most.
+/// Most bytes under way in one direction.
 const BUFFER: usize = 64 << 10;
 
-/// One connection, of any kind.
+/// One connection of any kind.
 #[derive(Debug)]
 pub struct End {
     source: Source,
@@ -25,7 +25,7 @@ pub struct End {
 }
 
 impl End {
-    /// Breaks it off, so that nobody takes it for ended. A UNIX socket has no way to say so.
+    /// Breaks the connection off, so that the peer does not take it for ended. A UNIX socket cannot express that.
     pub fn abort(self) {
         drop(self);
     }
@@ -58,7 +58,7 @@ impl From<vchan::Ends> for End {
     }
 }
 
-/// Where bytes come from.
+/// Source of bytes.
 #[derive(Debug)]
 enum Source {
     Tcp(tcp::OwnedReadHalf),
@@ -68,7 +68,7 @@ enum Source {
 }
 
 impl Source {
-    /// What comes next; 0 only where all was said.
+    /// Returns the next bytes; 0 only where the peer sent everything.
     async fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let half: &mut (dyn AsyncRead + Unpin + Send) = match self {
             Self::Tcp(half) => half,
@@ -120,7 +120,7 @@ impl Drain {
     }
 }
 
-/// Where bytes go. Dropped before it has finished it breaks off.
+/// Sink of bytes. Dropped before it has finished, it breaks the connection off.
 #[derive(Debug)]
 struct Sink(Option<Drain>);
 
@@ -132,7 +132,7 @@ impl Sink {
         }
     }
 
-    /// All was said.
+    /// Ends the direction: everything was sent.
     async fn finish(&mut self) -> io::Result<()> {
         match self.0.take() {
             Some(drain) => drain.finish().await,
@@ -146,7 +146,7 @@ impl Drop for Sink {
         match self.0.take() {
             Some(Drain::Tcp(half)) => {
                 let _ = half.as_ref().set_zero_linger();
-                // Dropped, it would say that all was said.
+                // Dropping the half would tell the peer that everything was sent.
                 half.forget();
             }
             Some(Drain::Channel(mut half)) => half.get_mut().abort(),
@@ -155,12 +155,12 @@ impl Drop for Sink {
     }
 }
 
-/// Carries both ways until both have come to their end. If one breaks off, so does all.
+/// Carries bytes in both directions until both have ended. If one breaks off, both do.
 pub async fn join(client: End, server: End) -> io::Result<()> {
     tokio::try_join!(carry(client.source, server.sink), carry(server.source, client.sink)).map(drop)
 }
 
-/// Carries one way to its end, or until nobody takes any more.
+/// Carries one direction to its end, or until its receiver takes no more.
 async fn carry(mut source: Source, mut sink: Sink) -> io::Result<()> {
     let mut buffer = vec![0; BUFFER];
     loop {
@@ -169,13 +169,13 @@ async fn carry(mut source: Source, mut sink: Sink) -> io::Result<()> {
             read => unless_closed(sink.write(&buffer[..read]).await)?,
         };
         if done.is_none() {
-            // That nobody takes any more is for the other direction no reason to end.
+            // That its receiver takes no more is no reason to end the other direction.
             return Ok(());
         }
     }
 }
 
-/// `None` where the other side has stopped reading, in order.
+/// Returns `None` where the other side has stopped reading, in order.
 fn unless_closed(done: io::Result<()>) -> io::Result<Option<()>> {
     match done {
         Ok(()) => Ok(Some(())),

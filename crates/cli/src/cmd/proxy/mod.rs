@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `tombolo proxy`: whoever connects on one side is joined to what is connected to on the other.
+//! `tombolo proxy`: joins each client on one side to a connection of its own on the other.
 
 mod join;
 mod place;
@@ -18,7 +18,7 @@ use crate::{
 use join::join;
 use place::{Listening, Place};
 
-/// Pause after a client could not be accepted, so that a limit that is used up is not asked for again at once.
+/// Pause after a client could not be accepted, so that an exhausted limit is not hit again at once.
 const BREATH: Duration = Duration::from_millis(100);
 
 /// Join a socket on one side to a channel on the other, for many clients at once
@@ -49,12 +49,12 @@ pub struct Args {
     ring: u64,
 }
 
-/// Does what the command line says, until a signal ends it.
+/// Carries out the command, until a signal ends it.
 pub fn run(args: &Args) -> Result<()> {
     let signals = Signals::hold()?;
     let runtime = runtime::Builder::new_multi_thread().enable_all().build().os("epoll_create1")?;
     let done = runtime.block_on(serve(args, &signals));
-    // Somebody who does not answer may still be waited for.
+    // A task may still wait for a peer that does not answer.
     runtime.shutdown_background();
     done
 }
@@ -105,7 +105,7 @@ async fn serve(args: &Args, signals: &Signals) -> Result<()> {
     signals.check()
 }
 
-/// The signals' descriptor, known to the runtime.
+/// Returns the signals' descriptor, registered with the runtime.
 fn watched(signals: &Signals) -> Result<UnixStream> {
     let wake = std::os::unix::net::UnixStream::from(signals.fd().try_clone_to_owned().os("dup")?);
     wake.set_nonblocking(true).os("fcntl")?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Where a proxy listens and connects: TCP, UNIX sockets, channels.
+//! Connects and listens for a proxy: TCP, UNIX sockets, channels.
 
 use std::{
     fmt, fs, io,
@@ -24,10 +24,10 @@ use super::{
     vchan::{VchanListeners, Vchans},
 };
 
-/// So long a listener whose queue is full is left alone.
+/// Time before a listener whose queue is full is tried again.
 const FULL: Duration = Duration::from_millis(10);
 
-/// An address of any kind.
+/// Address of any kind.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Place {
     Tcp(String),
@@ -67,7 +67,7 @@ impl fmt::Display for Place {
 }
 
 impl Place {
-    /// Connects, waiting at most so long.
+    /// Connects, waiting at most `wait`.
     pub async fn connect(&self, options: Arc<Options>, wait: Duration, most: usize) -> io::Result<End> {
         match self {
             Self::Tcp(at) => undelayed(time::timeout(wait, TcpStream::connect(at)).await??),
@@ -85,7 +85,8 @@ impl Place {
     }
 }
 
-/// The kernel lets a socket that does not block not wait where a listener's queue is full: there is room in a moment.
+/// Connects again while the listener's queue is full. The kernel does not let a non-blocking socket wait for that, and
+/// there is room in a moment.
 async fn connect_unix(path: &Path, deadline: time::Instant) -> io::Result<UnixStream> {
     loop {
         match UnixStream::connect(path).await {
@@ -101,12 +102,12 @@ async fn connect_unix(path: &Path, deadline: time::Instant) -> io::Result<UnixSt
 }
 
 fn undelayed(stream: TcpStream) -> io::Result<End> {
-    // What came in pieces goes on in pieces; the other side knows best what belongs together.
+    // Pieces are passed on as they came; the sender knows best what belongs together.
     stream.set_nodelay(true)?;
     Ok(stream.into())
 }
 
-/// Somebody who waits for clients.
+/// Listener for clients.
 #[derive(Debug)]
 pub enum Listening {
     Tcp(TcpListener),
@@ -128,7 +129,7 @@ impl Listening {
         })
     }
 
-    /// Where it listens: the port that was chosen, if one was to be.
+    /// Returns the address of the listener: with the port that was chosen, if the kernel was to choose one.
     pub fn place(&self) -> Place {
         match self {
             Self::Tcp(listener) => Place::Tcp(listener.local_addr().map_or_else(|_| "?".into(), |at| at.to_string())),
@@ -148,7 +149,7 @@ impl Listening {
     }
 }
 
-/// A socket's name, which goes with its listener.
+/// Path of a socket, which is removed with its listener.
 #[derive(Debug)]
 pub struct Socket(PathBuf);
 
@@ -158,7 +159,7 @@ impl Drop for Socket {
     }
 }
 
-/// Listens at `path`. A socket that nobody listens at any more is taken over; anything else there is left alone.
+/// Listens at `path`. Takes over a socket without a listener; leaves anything else there as it is.
 fn bind(path: &Path) -> io::Result<UnixListener> {
     match UnixListener::bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_stale(path) => {

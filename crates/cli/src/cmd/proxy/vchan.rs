@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Vchans whose other end runs Xen's libxenvchan. Two threads stand between the halves of each and the proxy.
+//! Serves and joins vchans whose peer runs Xen's libxenvchan. Two threads stand between the halves of each and the
+//! proxy.
 //!
-//! A path has room for one client. Where it says `{n}` there are as many: the server keeps one that is free at the lowest
-//! number that is, the client looks for it.
+//! A path has room for one client. A path with `{n}` has room for as many as there are numbers: the server keeps a free
+//! vchan at the lowest free number, and the client looks for it.
 //!
-//! A vchan ends as a whole. What comes to its end on the other side is therefore held back until the vchan has been silent for
-//! [`SILENCE`], or its peer closes: only then it is closed.
+//! A vchan has no half-close. After the other side has ended its stream, the vchan is therefore kept until its peer has
+//! been silent for [`SILENCE`], or closes: only then is it closed.
 
 use std::{
     collections::BTreeSet,
@@ -23,20 +24,20 @@ use std::{
 use tokio::sync::mpsc::{self, Receiver, Sender};
 use tombolo_backends::vchan::{self, Error, Live, Reader, Server, Writer};
 
-/// How long the peer says nothing before a vchan is closed for which all was said.
+/// Time without a byte from the peer after which a vchan is closed, once everything was sent to it.
 const SILENCE: Duration = Duration::from_secs(5);
-/// Time between two questions whether the peer's domain is there.
+/// Time between two checks that the peer's domain is there.
 const EVERY: Duration = Duration::from_secs(1);
-/// Time between two looks for a server.
+/// Time between two searches for a server.
 const AGAIN: Duration = Duration::from_millis(100);
 /// Bytes of each ring.
 const RING: usize = 64 << 10;
-/// Pieces that are on their way in one direction.
+/// Number of pieces under way in one direction.
 const PIECES: usize = 2;
-/// In the path: a number.
+/// Part of the path that stands for a number.
 const NUMBER: &str = "{n}";
 
-/// Where vchans are: `xen:DOMID/vchan:PATH`.
+/// Place of vchans: `xen:DOMID/vchan:PATH`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Vchans {
     peer: u16,
@@ -44,7 +45,7 @@ pub struct Vchans {
 }
 
 impl Vchans {
-    /// What `text` says, if it is such an address at all.
+    /// Parses `text`. Returns `None` if it is not such an address at all.
     pub fn parse(text: &str) -> Option<Result<Self, String>> {
         let (peer, path) = text.strip_prefix("xen:")?.split_once("/vchan:")?;
         Some(match u16::from_str(peer) {
@@ -57,7 +58,7 @@ impl Vchans {
         self.path.replace(NUMBER, &number.to_string())
     }
 
-    /// Looks for a server that has no client, for `wait` at most.
+    /// Looks for a server that has no client, for at most `wait`.
     pub fn connect(&self, wait: Duration, most: usize) -> io::Result<Ends> {
         let until = Instant::now() + wait;
         loop {
@@ -99,7 +100,7 @@ fn io(error: Error) -> io::Error {
     }
 }
 
-/// A number that is in use until this is dropped.
+/// Number that is in use until this is dropped.
 #[derive(Debug)]
 struct Number(usize, Arc<Mutex<BTreeSet<usize>>>);
 
@@ -117,18 +118,18 @@ impl Drop for Number {
     }
 }
 
-/// A server whose next client is waited for.
+/// Servers whose next client is waited for.
 #[derive(Debug)]
 pub struct VchanListeners {
     at: Vchans,
-    /// The next client, or why there is none.
+    /// Next client, or why there is none.
     next: Receiver<io::Result<Ends>>,
     ask: Option<Sender<()>>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
 impl Drop for VchanListeners {
-    /// The server that nobody came to is taken away before this process ends.
+    /// Removes the server to which no client came, before this process ends.
     fn drop(&mut self) {
         self.next.close();
         drop(self.ask.take());
@@ -139,7 +140,7 @@ impl Drop for VchanListeners {
 }
 
 impl VchanListeners {
-    /// Serves at once: the first server is there when this returns.
+    /// Serves at once: the first server exists when this returns.
     pub fn open(at: &Vchans) -> io::Result<Self> {
         let (ask, asked) = mpsc::channel(1);
         let (tell, next) = mpsc::channel(1);
@@ -157,7 +158,7 @@ impl VchanListeners {
 
     /// Waits for a client.
     pub async fn accept(&mut self) -> io::Result<Ends> {
-        // What was asked for before, and not waited for, is asked for no more.
+        // An earlier request that was not waited for still counts, so none is added.
         let _ = self.ask.as_ref().map(|ask| ask.try_send(()));
         self.next.recv().await.unwrap_or_else(|| Err(io::Error::other("nobody waits for clients any more")))
     }
@@ -172,7 +173,7 @@ fn serve(at: &Vchans, used: &Arc<Mutex<BTreeSet<usize>>>) -> io::Result<Waiting>
     Ok((halves, Held { peer: at.peer, server: Some(server), path, _number: Some(number) }))
 }
 
-/// Brings a client each time that one is asked for.
+/// Delivers a client for each request.
 fn answer(
     at: &Vchans,
     used: &Arc<Mutex<BTreeSet<usize>>>,
@@ -203,7 +204,7 @@ fn answer(
     }
 }
 
-/// What a vchan keeps until both its threads have ended.
+/// Resources of a vchan that are kept until both its threads have ended.
 #[derive(Debug)]
 struct Held {
     peer: u16,
@@ -213,7 +214,7 @@ struct Held {
 }
 
 impl Held {
-    /// Whether the peer's domain is there, as far as can be known.
+    /// Returns whether the peer's domain is there, as far as that can be known.
     fn is_there(&self) -> bool {
         let there = match self.server {
             Some(_) => vchan::is_there(self.peer),
@@ -223,24 +224,24 @@ impl Held {
     }
 }
 
-/// What both threads know of each other.
+/// State that both threads of a vchan share.
 #[derive(Debug)]
 struct Shared {
-    /// All was said to the peer, and it has read that.
+    /// Whether everything was sent to the peer, and the peer has read it.
     finished: AtomicBool,
-    /// The other side broke off, or the peer did.
+    /// Whether the other side or the peer broke off.
     broken: AtomicBool,
     kept: Held,
 }
 
-/// Both directions of a vchan, as the proxy has them.
+/// Both directions of a vchan, as the proxy uses them.
 #[derive(Debug)]
 pub struct Ends {
     pub source: Incoming,
     pub sink: Outgoing,
 }
 
-/// What comes from the peer.
+/// Bytes from the peer.
 #[derive(Debug)]
 pub struct Incoming {
     pieces: Receiver<io::Result<Vec<u8>>>,
@@ -249,7 +250,7 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// What comes next; 0 where the peer closed.
+    /// Returns the next bytes; 0 where the peer closed.
     pub async fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if self.from == self.piece.len() {
             self.piece = match self.pieces.recv().await {
@@ -265,7 +266,7 @@ impl Incoming {
     }
 }
 
-/// What goes to the peer: dropped before it has finished, it breaks off.
+/// Bytes to the peer. If this is dropped before `finish`, the vchan is broken off.
 #[derive(Debug)]
 pub struct Outgoing {
     pieces: Sender<Vec<u8>>,
@@ -278,7 +279,7 @@ impl Outgoing {
         self.pieces.send(bytes.to_vec()).await.map_err(|_| ErrorKind::BrokenPipe.into())
     }
 
-    /// All was said.
+    /// Notes that everything was sent.
     pub fn finish(mut self) {
         self.all = true;
     }
@@ -304,7 +305,7 @@ fn begin((reader, writer): (Reader, Writer), kept: Held) -> io::Result<Ends> {
     Ok(Ends { source, sink })
 }
 
-/// From the peer to the proxy, until the peer closes or nobody wants it any more.
+/// Copies from the peer to the proxy, until the peer closes or the proxy wants no more.
 fn copy_from_peer(mut reader: Reader, to: &Sender<io::Result<Vec<u8>>>, shared: &Shared) {
     let (mut fruitless, mut heard, mut asked) = (0, Instant::now(), Instant::now());
     let told = loop {
@@ -346,7 +347,7 @@ fn copy_from_peer(mut reader: Reader, to: &Sender<io::Result<Vec<u8>>>, shared: 
     }
 }
 
-/// From the proxy to the peer, until all was said and read, or the peer is gone.
+/// Copies from the proxy to the peer, until everything was sent and read, or the peer is gone.
 fn give(mut writer: Writer, mut orders: Receiver<Vec<u8>>, shared: &Shared) {
     let broken = || shared.broken.load(Ordering::Acquire);
     while let Some(piece) = orders.blocking_recv() {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `tombolo run --check`: whether the connections of a program can be joined, as far as can be told before it runs.
+//! `tombolo run --check`: reports whether the connections of a program can be joined, as far as that is known before it
+//! runs.
 
 use std::{ffi::OsStr, io::Write, os::unix::fs::PermissionsExt, path::Path};
 
@@ -9,14 +10,14 @@ use super::{
 };
 use crate::failure::{Failure, Os, Result};
 
-/// Says a line for each thing that matters.
+/// Prints a line for each thing that matters.
 ///
 /// # Errors
-/// What is in the way: exit code 1, or 2 where it is something named on the command line that is not there.
+/// The obstacle: exit code 1, or 2 where something named on the command line does not exist.
 pub fn check(name: &OsStr, folder: Option<&Path>, library: Option<&Path>) -> Result<()> {
     let library = library::find(library)?;
     print_line(&format!("library   {}: there", library.display()))?;
-    // It is made if it is missing, as it would be for a program.
+    // A missing folder is made, as it would be for a program.
     let folder = folder::prepare(folder)?;
     let file = folder.join(format!("try-{}", std::process::id()));
     std::fs::write(&file, "")

@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a file of the form ELF says of itself, as far as it matters to what is preloaded.
+//! Reads what an ELF file states about itself, as far as that matters to preloading.
 
 use std::{
     fs::File,
     io::{Read, Seek, SeekFrom},
 };
 
-/// Bytes of a table or of names that are read at most.
+/// Most bytes of a table or of names that are read.
 const MOST: u64 = 1 << 20;
 
 /// One file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Elf {
-    /// Class and machine: 64 or 32 bits, and of which kind.
+    /// Class and machine: 64 or 32 bits, and which processor.
     pub machine: (u8, u16),
-    /// What loads it; none where it is linked statically.
+    /// Its loader; `None` where it is linked statically.
     pub loader: Option<String>,
-    /// It was made by Go's compiler.
+    /// Whether Go's compiler made it.
     pub is_go: bool,
 }
 
-/// Where a field stands in files of 32 and of 64 bits, and how long it is there.
+/// Offset and length of a field, in files of 32 and of 64 bits.
 #[derive(Clone, Copy)]
 struct Field([(usize, usize); 2]);
 
@@ -31,20 +31,20 @@ const PROGRAM_COUNT: Field = Field([(44, 2), (56, 2)]);
 const SECTION_SIZE: Field = Field([(46, 2), (58, 2)]);
 const SECTION_COUNT: Field = Field([(48, 2), (60, 2)]);
 const NAMES_INDEX: Field = Field([(50, 2), (62, 2)]);
-/// Of a program header.
+/// Fields of a program header.
 const PART_OFFSET: Field = Field([(4, 4), (8, 8)]);
 const PART_LEN: Field = Field([(16, 4), (32, 8)]);
-/// Of a section header.
+/// Fields of a section header.
 const SECTION_OFFSET: Field = Field([(16, 4), (24, 8)]);
 const SECTION_LEN: Field = Field([(20, 4), (32, 8)]);
 const PT_INTERP: u32 = 3;
 
 impl Elf {
-    /// What the file is; none where it is nothing of that form.
+    /// Reads the file; `None` where it is no ELF file.
     pub fn read(file: &mut File) -> Option<Self> {
         let mut head = vec![0; 64];
         file.seek(SeekFrom::Start(0)).ok()?;
-        // One of 32 bits has 52.
+        // A header of 32 bits has 52 bytes.
         let there = file.take(64).read(&mut head).ok()?;
         if there < 52 || head[..4] != *b"\x7fELF" || !(1..=2).contains(&head[4]) || head[5] != 1 {
             return None;
@@ -80,7 +80,7 @@ impl Elf {
             let names = part(get(names, SECTION_OFFSET)?, get(names, SECTION_LEN)?)?;
             Some(names.split(|byte| *byte == 0).any(|name| name == b".go.buildinfo"))
         };
-        // One that was stripped of its sections does not say so.
+        // A Go program that was stripped of its sections is not recognised.
         let is_go = go().unwrap_or(false);
         Some(Self { machine, loader, is_go })
     }

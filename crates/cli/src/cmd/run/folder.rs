@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Where ends meet.
+//! Prepares the folder where endpoints meet.
 
 use std::{
     env, fs, io,
@@ -11,8 +11,8 @@ use tombolo_sockets::folder::Folder;
 
 use crate::failure::{Failure, Result};
 
-/// The folder that was asked for, or the default one: made if it is missing, and then this user's alone. One that others may
-/// write to, or that is somebody else's, needs a configuration that says so.
+/// Returns the folder that was asked for, or the default one. A missing folder is made, for this user alone. A folder
+/// that others may write to, or that another user owns, needs a configuration that allows it.
 pub fn prepare(named: Option<&Path>) -> Result<PathBuf> {
     let folder = named.map_or_else(default, Path::to_owned);
     let open = |source| Failure::Open { file: folder.display().to_string(), source };
@@ -20,18 +20,18 @@ pub fn prepare(named: Option<&Path>) -> Result<PathBuf> {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(open(error)),
         _ => {}
     }
-    // Nobody vouched for the default one: another user may have been there first.
+    // Nobody vouched for the default folder: another user may have made it first.
     if named.is_none() && fs::symlink_metadata(&folder).map_err(open)?.is_symlink() {
         let source = io::Error::new(io::ErrorKind::PermissionDenied, "it is a symbolic link; name one by --folder");
         return Err(open(source));
     }
-    // Said here, where there is somebody to hear it: the library would leave all connections on TCP.
+    // Reported here, where a user sees it: the library would only leave all connections on TCP.
     Folder::check(&folder, rustix::process::geteuid().as_raw())
         .map_err(|refused| Failure::Usage(refused.to_string()))?;
     fs::canonicalize(&folder).map_err(open)
 }
 
-/// The folder of services (L-1), and in it one for sockets.
+/// Returns the folder for sockets within the folder of services (L-1).
 fn default() -> PathBuf {
     let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let uid = rustix::process::geteuid();

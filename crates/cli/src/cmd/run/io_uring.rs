@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `io_uring` reads and writes sockets where no library sees it. A program that is told that there is none goes the usual
-//! way.
+//! Forbids `io_uring`, which reads and writes sockets where no library sees it. A program that finds it missing uses
+//! the usual calls.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::failure::{Failure, Result};
 const ENOSYS: u32 = 38;
 const IO_URING_SETUP: i64 = 425;
 
-/// Makes `io_uring_setup` fail with `ENOSYS` for this process and all that come from it.
+/// Makes `io_uring_setup` fail with `ENOSYS` for this process and all its descendants.
 pub fn forbid() -> Result<()> {
     let failed = |why: &dyn std::fmt::Display| {
         Failure::Outcome(format!("cannot keep the program from io_uring: {why}; --allow-io-uring runs it all the same"))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Where the library is, and how it gets into the program.
+//! Finds the library, and prepares its preloading into the program.
 
 use std::{
     env,
@@ -12,7 +12,7 @@ use crate::failure::{Failure, Os, Result};
 
 const NAME: &str = "libtombolo_preload.so";
 
-/// The library that was named, or the one that was installed with this program.
+/// Returns the library that was named, or the one that was installed with this program.
 pub fn find(named: Option<&Path>) -> Result<PathBuf> {
     let named = named.map(Path::to_owned).or_else(|| env::var_os("TOMBOLO_PRELOAD").map(PathBuf::from));
     let found = match named {
@@ -31,7 +31,8 @@ pub fn find(named: Option<&Path>) -> Result<PathBuf> {
     Ok(found)
 }
 
-/// What `LD_PRELOAD` must say: what it says already, then the library, so that what others wrap they still wrap first.
+/// Returns the value for `LD_PRELOAD`: the previous value, then the library, so that the wrappers of others still come
+/// first.
 pub fn preload(library: &Path, before: Option<OsString>) -> Result<OsString> {
     if library.as_os_str().as_bytes().iter().any(|byte| b": \t\n".contains(byte)) {
         let file = library.display();

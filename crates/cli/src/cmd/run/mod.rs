@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `tombolo run`: a program whose TCP connections to neighbours go through shared memory.
+//! `tombolo run`: runs a program whose TCP connections to peer processes go through shared memory.
 //!
-//! It prepares the environment and becomes the program, so nothing stands between the program and its caller. With `--summary`
-//! alone it stays, to say at the end how the program's connections went.
+//! Prepares the environment and becomes the program, so nothing stands between the program and its caller. Only with
+//! `--summary` does it stay, to report at the end how the program's connections went.
 
 mod check;
 mod elf;
@@ -114,7 +114,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let library = library::find(args.library.as_deref())?;
     let folder = folder::prepare(args.folder.as_deref())?;
-    // What the dead left is no reason not to run.
+    // A failure to remove leftovers of dead processes is no reason not to run.
     let _ = sweep::sweep(&folder);
     let (name, arguments) = args.command.split_first().expect("clap requires one");
     let obstacle = program::find(name).and_then(|path| program::obstacle(&path, &library));
@@ -125,7 +125,7 @@ pub fn run(args: &Args) -> Result<()> {
     command.args(arguments);
     command.env("LD_PRELOAD", library::preload(&library, std::env::var_os("LD_PRELOAD"))?);
     command.env("TOMBOLO_SOCKETS", folder);
-    // One that runs within another is told nothing by that.
+    // A `tombolo run` within another does not inherit these.
     for (name, size) in [("TOMBOLO_SOCKETS_AFTER", args.after), ("TOMBOLO_SOCKETS_RING", args.ring)] {
         match size {
             Some(size) => command.env(name, size.to_string()),
@@ -156,19 +156,20 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(reports) = &reports {
         command.env("TOMBOLO_SOCKETS_REPORT", reports);
     }
-    // What is forbidden here costs a program the rights that its file gives it, and without the library it is no matter.
+    // Forbidding io_uring costs a program the rights that its file gives it, and without the library there is no need
+    // for it.
     if !args.allow_io_uring && !obstacle.is_some_and(|why| why.is_rights()) {
         io_uring::forbid()?;
     }
     if args.summary {
         return summary::run(command, reports.as_deref());
     }
-    // Returns only where it could not become the program.
+    // Returns only if the process could not become the program.
     let source = command.exec();
     Err(Failure::Open { file: name.display().to_string(), source })
 }
 
-/// The program may change its folder.
+/// Returns the absolute path, because the program may change its folder.
 fn absolute(path: &Path) -> Result<PathBuf> {
     Ok(std::path::absolute(path).os("getcwd")?)
 }

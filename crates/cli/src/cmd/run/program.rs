@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Programs that take no preloaded library, or make their calls without it: better said than wondered about.
+//! Detects programs that take no preloaded library, or make their calls without it, so that the user is told.
 
 use std::{
     env,
@@ -13,12 +13,12 @@ use std::{
 
 use super::elf::Elf;
 
-/// Interpreters of interpreters that are followed, as in the kernel.
+/// Largest number of interpreters of interpreters that are followed, as in the kernel.
 const SCRIPTS: usize = 5;
 /// Bytes of a script's first line.
 const LINE: u64 = 256;
 
-/// The file that `exec` will take.
+/// Returns the file that `exec` will take.
 pub fn find(name: &OsStr) -> Option<PathBuf> {
     let path = Path::new(name);
     if path.components().count() > 1 {
@@ -27,24 +27,24 @@ pub fn find(name: &OsStr) -> Option<PathBuf> {
     env::split_paths(&env::var_os("PATH")?).map(|folder| folder.join(name)).find(|path| path.is_file())
 }
 
-/// Why the library will not be in a program, or sees nothing of what it does.
+/// Reason why the library will not be in a program, or sees nothing of what it does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Obstacle {
-    /// Its file gives it another user's rights, or capabilities.
+    /// The program's file gives it another user's rights, or capabilities.
     Rights,
     Static,
-    /// As above, and Go made it.
+    /// Static as above, and made by Go.
     StaticGo,
-    /// Go made it, with libc.
+    /// Made by Go, with libc.
     Go,
-    /// It is for another machine than the library.
+    /// The program is for another machine than the library.
     Machine,
-    /// It is loaded by another libc than the library's: this is the loader.
+    /// This loader, of another libc than the library's, loads the program.
     Loader(String),
 }
 
 impl Obstacle {
-    /// Whether what is forbidden here would cost the program the rights that its file gives it.
+    /// Returns whether forbidding system calls would cost the program the rights that its file gives it.
     pub fn is_rights(&self) -> bool {
         *self == Self::Rights
     }
@@ -67,14 +67,14 @@ impl fmt::Display for Obstacle {
     }
 }
 
-/// What will run: the program, or the last of its interpreters.
+/// File that will run: the program, or the last of its interpreters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Runs {
     /// This file.
     File(PathBuf),
-    /// An interpreter is named that is not there.
+    /// The named interpreter does not exist.
     Missing(PathBuf),
-    /// Each is interpreted by another.
+    /// Each interpreter is interpreted by another.
     Endless,
 }
 
@@ -91,7 +91,7 @@ pub fn runs(path: &Path) -> Runs {
     Runs::Endless
 }
 
-/// What a script names as its interpreter, by `env` or not; none where it is no script.
+/// Returns the interpreter that a script names, through `env` or directly; `None` for a file that is no script.
 fn interpreter(file: &mut File) -> Option<PathBuf> {
     let mut line = Vec::new();
     file.take(LINE).read_to_end(&mut line).ok()?;
@@ -101,13 +101,14 @@ fn interpreter(file: &mut File) -> Option<PathBuf> {
     if first.file_name() != Some(OsStr::new("env")) {
         return Some(first);
     }
-    // Its options, and what it sets, come before the program.
+    // Options and assignments of `env` come before the program.
     let named = words.find(|word| !word.starts_with(b"-") && !word.contains(&b'='));
     let named = named.map(|word| OsString::from_vec(word.to_vec()));
     Some(named.map_or(first, |name| find(&name).unwrap_or_else(|| name.into())))
 }
 
-/// What keeps the library at `library` out of the program, or from seeing what it does; none if nothing does, as far as can be told.
+/// Returns what keeps the library at `library` out of the program, or from seeing what it does; `None` if no such
+/// obstacle is found.
 pub fn obstacle(path: &Path, library: &Path) -> Option<Obstacle> {
     let Runs::File(path) = runs(path) else { return None };
     let mode = fs::metadata(&path).ok()?.permissions().mode();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `tombolo run --summary`: what became of the connections of a program, of all its processes, once it has ended.
+//! `tombolo run --summary`: reports what carried the connections of a program, of all its processes, once it has ended.
 
 use std::{
     collections::BTreeMap,
@@ -32,22 +32,23 @@ use crate::{
     signals::{await_any, die_of},
 };
 
-/// Signals that are the program's, whoever gets them.
+/// Signals that are for the program, whichever process gets them.
 const HANDED_ON: [i32; 8] = [SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH];
-/// Those that a terminal sends to both.
+/// Signals that a terminal sends to both processes.
 const OF_THE_TERMINAL: [i32; 3] = [SIGINT, SIGQUIT, SIGWINCH];
-/// Bytes of a report, and reports.
+/// Largest size of a report in bytes, and largest number of reports.
 const REPORT: u64 = 4096;
 const REPORTS: usize = 1 << 16;
 
-/// Runs the program to its end and says what its processes reported: into `reports`, or into a folder that goes with this. Ends as
-/// the program did.
+/// Runs the program to its end and prints what its processes reported: into `reports`, or into a folder that is removed
+/// afterwards. Ends as the program did.
 ///
 /// # Errors
-/// Why it could not be run.
+/// The reason why it could not be run.
 pub fn run(mut command: Command, reports: Option<&Path>) -> Result<()> {
     let open = |source| Failure::Open { file: "a folder for reports".into(), source };
-    // Daemons change their user. Others can write there who know its name, and nobody can find that out.
+    // Daemons change their user. Any user who knows the inner folder's name can write there, and nobody can find that
+    // name out.
     let outer = tempfile::Builder::new().permissions(fs::Permissions::from_mode(0o711)).tempdir().map_err(open)?;
     let inner = tempfile::Builder::new().rand_bytes(24).tempdir_in(&outer).map_err(open)?;
     let folder = reports.unwrap_or(inner.path());
@@ -55,7 +56,7 @@ pub fn run(mut command: Command, reports: Option<&Path>) -> Result<()> {
         fs::set_permissions(folder, fs::Permissions::from_mode(0o1777)).map_err(open)?;
         command.env("TOMBOLO_SOCKETS_REPORT", folder);
     }
-    // What earlier programs reported into a folder that was named is not this program's.
+    // A folder that was named may hold reports of earlier programs, which are not this program's.
     let before = read(folder);
     let signals = Signals::hold()?;
     let name = command.get_program().to_owned();
@@ -75,7 +76,7 @@ pub fn run(mut command: Command, reports: Option<&Path>) -> Result<()> {
     }
 }
 
-/// Signals that came, each by its own flag.
+/// Signals that came, each with a flag of its own.
 struct Signals {
     came: Vec<(i32, Arc<AtomicBool>)>,
     wake: UnixStream,
@@ -96,7 +97,7 @@ impl Signals {
         Ok(Self { came, wake })
     }
 
-    /// Until the program has ended; what is sent to this process meanwhile is sent to it.
+    /// Waits until the program has ended; hands on to it the signals that are sent to this process meanwhile.
     fn stay(&self, child: &mut Child) -> Result<ExitStatus> {
         let pid = Pid::from_child(child);
         let life = pidfd_open(pid, PidfdFlags::empty()).os("pidfd_open")?;
@@ -113,7 +114,7 @@ impl Signals {
                     && !is_theirs_already
                     && let Some(signal) = Signal::from_named_raw(*signal)
                 {
-                    // One that has just ended hears nothing.
+                    // A program that has just ended gets no signal.
                     let _ = kill_process(pid, signal);
                 }
             }
@@ -121,13 +122,13 @@ impl Signals {
     }
 }
 
-/// Whether this process and the program are those that the terminal talks to.
+/// Returns whether this process and the program are the terminal's foreground.
 fn is_in_front() -> bool {
     let terminal = fs::File::open("/dev/tty").ok();
     terminal.and_then(|terminal| rustix::termios::tcgetpgrp(terminal).ok()) == Some(rustix::process::getpgrp())
 }
 
-/// What one process reported.
+/// Report of one process.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Deserialize)]
 struct Report {
     sent_tcp: u64,
@@ -135,14 +136,14 @@ struct Report {
     received_tcp: u64,
     received_shared: u64,
     joined: u64,
-    /// Of these, ones that were joined before.
+    /// Part of `joined` that had been joined before.
     #[serde(default)]
     joined_again: u64,
     #[serde(default)]
     reasons: Vec<u64>,
 }
 
-/// The reports in a folder by process. Anything else there is none.
+/// Reads the reports in a folder, by process. Ignores anything else there.
 fn read(folder: &Path) -> BTreeMap<u32, Report> {
     let files = fs::read_dir(folder).into_iter().flatten().flatten().take(REPORTS);
     let one = |path: &Path| {
@@ -172,7 +173,7 @@ impl Summary {
         let mut all = Self { processes: reports.len() as u64, ..Self::default() };
         for (pid, report) in reports {
             all.living += u64::from(Path::new("/proc").join(pid.to_string()).exists());
-            // Each connection once.
+            // Each connection counts once.
             all.joined = all.joined.saturating_add(report.joined.saturating_sub(report.joined_again));
             all.joined_again = all.joined_again.saturating_add(report.joined_again);
             for (sum, bytes) in [

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What processes that were killed left in the folder where ends meet.
+//! Removes what killed processes left in the folder where endpoints meet.
 
 use std::{
     fs, io,
@@ -15,13 +15,13 @@ use rustix::{
 use tombolo_os::lock::try_lock_file;
 use tombolo_sockets::{claim, switched};
 
-/// Files that are looked at: a member may make any number.
+/// Most files that are examined: a member may make any number.
 const FILES: usize = 1 << 16;
-/// Who listens here takes no lock: a socket this young may be about to be listened at.
+/// Age below which a socket stays. Listeners take no lock here, so a young socket may be about to get its listener.
 const YOUNG: Duration = Duration::from_secs(10);
 
-/// Removes services whose process is gone, then claims whose service is. What cannot be removed stays: it does no harm but
-/// to be there.
+/// Removes services whose process is gone, then claims whose service is gone. What cannot be removed stays; its
+/// presence does no harm.
 pub fn sweep(folder: &Path) -> io::Result<()> {
     switched::sweep(folder)?;
     sweep_older(folder, YOUNG)
@@ -29,7 +29,8 @@ pub fn sweep(folder: &Path) -> io::Result<()> {
 
 fn sweep_older(folder: &Path, young: Duration) -> io::Result<()> {
     let lock = fs::File::open(folder)?;
-    // Whoever else sweeps does the same work; one that holds it for long keeps nobody from running.
+    // Another sweeper does the same work, so this one leaves it to that. A lock that is held for long then keeps no
+    // program from running.
     if !try_lock_file(&lock).unwrap_or(false) {
         return Ok(());
     }
@@ -58,7 +59,7 @@ fn sweep_older(folder: &Path, young: Duration) -> io::Result<()> {
     Ok(())
 }
 
-/// One of another member stays.
+/// Removes a file. The file of another member stays.
 fn remove(file: &Path) {
     let _ = fs::remove_file(file);
 }
@@ -68,14 +69,16 @@ fn files(folder: &Path, ending: &str) -> io::Result<Vec<PathBuf>> {
     Ok(paths.filter(|path| path.extension().is_some_and(|found| found == ending)).collect())
 }
 
-/// A link may lead to a socket that is none of this folder's.
+/// Returns whether `file` itself is a socket and old enough. A link is not followed, because it may lead to a socket
+/// outside this folder.
 fn is_old_socket(file: &Path, young: Duration) -> bool {
     let Ok(found) = fs::symlink_metadata(file) else { return false };
     let age = found.modified().ok().and_then(|since| since.elapsed().ok());
     found.file_type().is_socket() && age.is_some_and(|age| age >= young)
 }
 
-/// A socket of another type is told apart from none at all without disturbing who listens (L-3).
+/// Returns whether a socket has no listener. Connecting with another socket type tells that without disturbing a
+/// listener (L-3).
 fn is_dead(socket: &Path) -> bool {
     let probe = rustix::net::socket(AddressFamily::UNIX, SocketType::DGRAM, None);
     let address = SocketAddrUnix::new(socket);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `tombolo run --off` and `--on`: running processes that join no connections for a while (S-7).
+//! `tombolo run --off` and `--on`: keep running processes from joining connections for a while (S-7).
 
 use std::{
     collections::HashSet,
@@ -19,13 +19,13 @@ use tombolo_sockets::switched::{self, Name};
 
 use crate::failure::{Failure, Os, Result};
 
-/// A process under `tombolo run`, as it is seen from outside.
+/// A process under `tombolo run`, as seen from outside.
 struct Target {
     name: Name,
     parent: u32,
-    /// Whose it is.
+    /// Owner of the process.
     user: u32,
-    /// Its folder where ends meet: as it calls it, and itself.
+    /// Its folder where endpoints meet: the path that it uses, and the folder itself.
     path: PathBuf,
     folder: OwnedFd,
 }
@@ -51,7 +51,7 @@ fn find(pid: u32) -> Result<Target> {
     Ok(Target { name, parent, user, path: folder, folder: within })
 }
 
-/// Opens a folder as a process with this root does. Whoever made the links on the way leads nobody out of that root by them.
+/// Opens a folder as a process with this root does. Symbolic links on the way cannot lead out of that root.
 fn open_within(root: &Path, folder: &Path) -> Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
@@ -60,11 +60,11 @@ fn open_within(root: &Path, folder: &Path) -> Result<OwnedFd> {
     opened.map_err(|error| Failure::Open { file: folder.display().to_string(), source: error.into() })
 }
 
-/// The process and those that it started join no more connections.
+/// Keeps the process and those that it started from joining more connections.
 pub fn off(pid: u32) -> Result<()> {
     let target = find(pid)?;
     let own = rustix::process::geteuid().as_raw();
-    // The process believes its own user, the folder's and root.
+    // The process heeds only its own user, the folder's owner and root.
     let folders = rustix::fs::fstat(&target.folder).map_err(io::Error::from).os("stat")?.st_uid;
     if ![0, folders, target.user].contains(&own) {
         return Err(Failure::Outcome(format!("{pid}: it does not believe user {own} that it is off")));
@@ -76,7 +76,7 @@ pub fn off(pid: u32) -> Result<()> {
     ))
 }
 
-/// The process joins connections again, unless one that it comes from is off.
+/// Lets the process join connections again, unless one of its ancestors is off.
 pub fn on(pid: u32) -> Result<()> {
     let target = find(pid)?;
     let cannot = |source| Failure::Open { file: target.path.join("off").display().to_string(), source };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `tombolo top`: the pipes of this machine, live.
+//! `tombolo top`: shows the pipes of this machine, live.
 
 mod rates;
 mod screen;
@@ -50,7 +50,7 @@ pub struct Args {
     pub json: bool,
 }
 
-/// The first rates are there after this long, if not earlier.
+/// Longest time before the first rates are shown.
 const FIRST: Duration = Duration::from_millis(250);
 
 fn interval(text: &str) -> Result<Duration, String> {
@@ -58,12 +58,12 @@ fn interval(text: &str) -> Result<Duration, String> {
     if (0.1..=3600.0).contains(&seconds) { Ok(Duration::from_secs_f64(seconds)) } else { Err("0.1 to 3600".into()) }
 }
 
-/// One look at everything, with what happened since the last.
+/// One look at everything, with what happened since the last look.
 struct Look {
     channels: Vec<Measured>,
     sockets: Vec<(Socket, Option<Paths>)>,
     summary: Summary,
-    /// Since the last.
+    /// Seconds since the last look.
     seconds: f64,
 }
 
@@ -77,7 +77,7 @@ impl Look {
     }
 }
 
-/// Does what the command line says.
+/// Carries out the command.
 pub fn run(args: &Args) -> Result<()> {
     if args.json || args.once {
         return output::unless_unread(print(args));
@@ -89,20 +89,20 @@ pub fn run(args: &Args) -> Result<()> {
     watch(args)
 }
 
-/// A line of JSON.
+/// One line of JSON.
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum Line<'a> {
     Channel {
         #[serde(flatten)]
         channel: &'a Channel,
-        /// For each of the pipes; `null` where nothing is known from before.
+        /// Rates of each pipe; `null` where nothing is known from before.
         rates: Option<[Rates; 2]>,
     },
     Socket {
         #[serde(flatten)]
         socket: &'a Socket,
-        /// Bytes a second by each path, both directions; `null` where nothing is known from before.
+        /// Bytes per second by each path, both directions; `null` where nothing is known from before.
         rates: Option<Paths>,
     },
     Summary {
@@ -112,7 +112,7 @@ enum Line<'a> {
     },
 }
 
-/// Prints look after look, or one.
+/// Prints one look after another, or only one.
 fn print(args: &Args) -> Result<()> {
     let signals = Signals::hold()?;
     let mut meter = Meter::default();
@@ -138,7 +138,7 @@ fn print(args: &Args) -> Result<()> {
     }
 }
 
-/// Draws until somebody has seen enough.
+/// Draws until the user ends it.
 fn watch(args: &Args) -> Result<()> {
     let signals = Signals::hold()?;
     let mut meter = Meter::default();
@@ -160,7 +160,7 @@ fn watch(args: &Args) -> Result<()> {
                 due = Instant::now() + args.interval;
             }
             Event::Gone => return Ok(()),
-            // The usual way to end what fills the screen.
+            // Ctrl-C is the usual way to end a program that fills the screen.
             Event::Signal(signals::INTERRUPT) => return Ok(()),
             Event::Signal(signal) => return Err(Failure::Interrupted { signal, after: String::new() }),
         }

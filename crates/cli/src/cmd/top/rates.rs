@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! From two looks at a pipe, what happened in between.
+//! Computes rates from two looks at a pipe.
 
 use std::{collections::HashMap, net::SocketAddr, time::Instant};
 
 use serde::Serialize;
 use tombolo_inspect::{Channel, Counters, Pipe, Socket};
 
-/// What a pipe's two ends did, for each second.
+/// Rates of a pipe's two endpoints, for each second.
 #[derive(Clone, Copy, PartialEq, Default, Debug, Serialize)]
 pub struct Rates {
     pub bytes: f64,
-    /// Messages, or calls that moved something, of the writer.
+    /// Messages of the writer, or calls that moved something.
     pub calls: f64,
     pub sleeps: f64,
     pub notifications_sent: f64,
@@ -18,10 +18,10 @@ pub struct Rates {
     pub spins_paid: f64,
 }
 
-/// What they did since the channel began. What strangers say may be any number.
+/// Counts of both endpoints since the channel began. Foreign processes may report any number.
 type Totals = [u64; 6];
 
-/// A channel and the rates of its pipes; none where it was not there before.
+/// A channel and the rates of its pipes; `None` where the channel was not there before.
 pub type Measured = (Channel, Option<[Rates; 2]>);
 
 /// Bytes of a TCP connection for each second, both directions.
@@ -31,10 +31,10 @@ pub struct Paths {
     pub tcp: f64,
 }
 
-/// Whose end of a TCP connection.
+/// Process and addresses that identify one endpoint of a TCP connection.
 type EndOf = (u32, SocketAddr, SocketAddr);
 
-/// Remembers the last look.
+/// State of the last look.
 #[derive(Default)]
 pub struct Meter {
     sockets: HashMap<EndOf, [u64; 2]>,
@@ -42,7 +42,7 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// The rates since the last look, for those that were there then; and how many seconds ago that was.
+    /// Returns the seconds since the last look, and the rates of the channels that were there then.
     pub fn measure(&mut self, channels: Vec<Channel>, now: Instant) -> (f64, Vec<Measured>) {
         let totals: HashMap<_, _> =
             channels.iter().map(|channel| (channel.id, [0, 1].map(|pipe| totals(&channel.pipes[pipe])))).collect();
@@ -60,7 +60,7 @@ impl Meter {
         (seconds, measured.collect())
     }
 
-    /// The same for TCP connections.
+    /// Does the same for TCP connections.
     pub fn measure_sockets(&mut self, sockets: Vec<Socket>, seconds: f64) -> Vec<(Socket, Option<Paths>)> {
         let before = std::mem::take(&mut self.sockets);
         let measured = sockets.into_iter().map(|socket| {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The terminal: taken over, drawn on, and given back however this program ends.
+//! Takes over the terminal, draws on it, and gives it back however this program ends.
 
 use std::{
     io::{self, Write, stdin, stdout},
@@ -24,11 +24,11 @@ use crate::{
     signals::{Signals, await_any},
 };
 
-/// Another screen than the one with the shell on it; no cursor; what is too long is cut.
+/// Switches to another screen than the shell's, hides the cursor, and cuts lines that are too long.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l";
 const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
 
-/// A key that means something here.
+/// Key that means something here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Key {
     Char(char),
@@ -38,28 +38,28 @@ pub enum Key {
     PageDown,
 }
 
-/// What to act on.
+/// Event to act on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
     Key(Key),
     /// The screen has another size, or must be drawn anew.
     Resized,
-    /// It is time.
+    /// The time to wait for is reached.
     Due,
-    /// One of the signals that end programs.
+    /// A signal that ends programs.
     Signal(i32),
     /// The terminal has gone away.
     Gone,
 }
 
-/// The terminal, while it is this program's.
+/// The terminal, while this program has it.
 #[derive(Debug)]
 pub struct Screen {
     before: Termios,
-    /// Polls readable when one of the signals below came.
+    /// Polls readable when SIGWINCH, SIGTSTP or SIGCONT came.
     wake: UnixStream,
     stopped: Arc<AtomicBool>,
-    /// Keys that were read and not acted on, last first.
+    /// Keys that were read and not acted on, the last first.
     keys: Vec<Key>,
 }
 
@@ -76,7 +76,7 @@ impl Screen {
         let before = tcgetattr(stdin()).os("tcgetattr")?;
         let screen = Self { before, wake, stopped, keys: Vec::new() };
         screen.enter_screen()?;
-        // What a panic has to say must not vanish with the screen.
+        // The message of a panic must not vanish with the screen.
         let (before, hook) = (screen.before.clone(), panic::take_hook());
         panic::set_hook(Box::new(move |info| {
             give_back(&before);
@@ -87,17 +87,17 @@ impl Screen {
 
     fn enter_screen(&self) -> Result<()> {
         let mut mine = self.before.clone();
-        // Keys come one by one and unseen; Ctrl-C and Ctrl-Z stay signals, Ctrl-S does not stop the screen.
+        // Keys come one by one and without echo; Ctrl-C and Ctrl-Z stay signals, Ctrl-S does not stop the screen.
         mine.local_modes -= LocalModes::ICANON | LocalModes::ECHO;
         mine.input_modes -= InputModes::IXON;
         tcsetattr(stdin(), OptionalActions::Flush, &mine).os("tcsetattr")?;
         write(ENTER)
     }
 
-    /// Draws what `frame` makes of the screen's columns and lines.
+    /// Draws the lines that `frame` returns for the screen's columns and lines.
     pub fn draw(&self, frame: impl FnOnce(usize, usize) -> Vec<String>) -> Result<()> {
         let size = tcgetwinsize(stdout()).os("reading the size of the terminal")?;
-        // A terminal that says nothing of its size is taken for the classical one.
+        // A terminal that reports no size is taken for the classical one.
         let (width, height) = match (size.ws_col, size.ws_row) {
             (0, _) | (_, 0) => (80, 24),
             (width, height) => (width.into(), height.into()),
@@ -112,7 +112,7 @@ impl Screen {
         write(&(text + "\x1b[J"))
     }
 
-    /// Waits for something to act on, until `due`.
+    /// Waits for an event to act on, until `due`.
     pub fn wait(&mut self, signals: &Signals, due: Instant) -> Result<Event> {
         loop {
             if let Some(key) = self.keys.pop() {
@@ -150,7 +150,7 @@ impl Screen {
         while matches!(rustix::io::read(&self.wake, &mut bytes), Ok(1..)) {}
     }
 
-    /// Ctrl-Z: the shell gets its terminal back, until it lets this program go on.
+    /// Handles Ctrl-Z: gives the shell its terminal back, until the shell lets this program continue.
     fn stop(&self) -> Result<()> {
         give_back(&self.before);
         low_level::emulate_default_handler(SIGTSTP).os("raise")?;
@@ -164,7 +164,7 @@ impl Drop for Screen {
     }
 }
 
-/// Whatever goes wrong here, there is nobody to tell.
+/// Gives the terminal back. Ignores errors, because there is nobody to report them to.
 fn give_back(before: &Termios) {
     let _ = write(LEAVE);
     let _ = tcsetattr(stdin(), OptionalActions::Flush, before);
@@ -175,7 +175,7 @@ fn write(text: &str) -> Result<()> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error: io::Error| output::failed(error))
 }
 
-/// The keys in what was typed, last first.
+/// Returns the keys in what was typed, the last first.
 fn keys(mut bytes: &[u8]) -> Vec<Key> {
     const SEQUENCES: [(&[u8], Key); 6] = [
         (b"\x1b[A", Key::Up),

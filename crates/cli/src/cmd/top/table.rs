@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What stands on the screen: rows, their order, the part of them that is seen.
+//! Lays out the screen: rows, their order, the part of them that is visible.
 
 use std::time::Duration;
 
@@ -50,7 +50,7 @@ impl Sort {
     }
 }
 
-/// The columns: what stands above them, how wide they are, and what they are sorted by. The address has what is left.
+/// Columns: their headers, their widths, and the keys that sort by them. The address has the remaining width.
 const COLUMNS: [(&str, usize, Option<Sort>); 10] = [
     ("PIPE", 15, Some(Sort::Id)),
     ("STATE", 11, None),
@@ -63,12 +63,12 @@ const COLUMNS: [(&str, usize, Option<Sort>); 10] = [
     ("SPIN/s", 6, Some(Sort::Spins)),
     ("RING", 20, None),
 ];
-/// Where numbers begin: they stand at the right of their columns.
+/// Index of the first column of numbers, which stand at the right of their columns.
 const NUMBERS: usize = 2;
 const LAST: &str = "AGE      ADDRESS";
 const KEYS: &str = "q quit  sort: r rate  c calls  f fill  s sleeps  n sent  u unneeded  p spins  a age  i id";
 
-/// TCP connections under `tombolo run`, the busiest first.
+/// Lists TCP connections under `tombolo run`, the busiest first.
 fn sockets(look: &Look) -> Vec<String> {
     let mut all: Vec<_> = look.sockets.iter().map(|(socket, rates)| (socket, rates.unwrap_or_default())).collect();
     all.sort_by(|(_, a), (_, b)| (b.shared + b.tcp).total_cmp(&(a.shared + a.tcp)));
@@ -81,13 +81,13 @@ fn sockets(look: &Look) -> Vec<String> {
     if all.is_empty() { Vec::new() } else { [header].into_iter().chain(rows).collect() }
 }
 
-/// How the rows are ordered and scrolled.
+/// Order and scroll position of the rows.
 #[derive(Debug)]
 pub struct Table {
     sort: Sort,
     reverse: bool,
     scrolled: usize,
-    /// Rows that there are, and that are seen at once.
+    /// Number of rows in all, and of those visible at once.
     rows: usize,
     page: usize,
 }
@@ -104,7 +104,7 @@ impl Table {
         Self { sort, reverse, scrolled: 0, rows: 0, page: 0 }
     }
 
-    /// Does what a key says; false if that is to end.
+    /// Acts on a key. Returns `false` if the program must end.
     pub fn press(&mut self, key: Key) -> bool {
         let last = self.rows.saturating_sub(self.page);
         match key {
@@ -122,7 +122,7 @@ impl Table {
         true
     }
 
-    /// The whole screen: totals, header, as many rows as fit, the keys.
+    /// Returns the whole screen: totals, header, as many rows as fit, the keys.
     pub fn frame(&mut self, look: &Look, width: usize, height: usize) -> Vec<String> {
         let mut lines = self.lines(look, width);
         self.rows = lines.len() - 2;
@@ -136,7 +136,7 @@ impl Table {
         lines.iter().map(|line| line.chars().take(width).collect()).collect()
     }
 
-    /// Totals, header and all rows.
+    /// Returns totals, header and all rows.
     pub fn lines(&self, look: &Look, width: usize) -> Vec<String> {
         let mut rows: Vec<Row<'_>> = look
             .channels
@@ -145,7 +145,7 @@ impl Table {
                 [0, 1].map(|pipe| Row { channel, pipe, rates: rates.as_ref().map(|rates| rates[pipe]) })
             })
             .collect();
-        // Stable, and by number where all else is alike: rows do not dance.
+        // Stable, and by number where all else is equal, so that rows keep their places.
         rows.sort_by_key(|row| (row.channel.id, row.pipe));
         rows.sort_by(|a, b| b.key(self.sort).total_cmp(&a.key(self.sort)));
         if self.reverse {
@@ -222,7 +222,7 @@ impl Row<'_> {
     }
 }
 
-/// `1MiB`, or `8KiB/2MiB first` for a ring that follows its load.
+/// Returns `1MiB`, or `8KiB/2MiB first` for a ring that follows its load.
 fn ring(pipe: &Pipe) -> String {
     let size = pipe.ring.map_or("-".into(), |bytes| size::show(bytes as usize));
     let growth =
@@ -235,7 +235,7 @@ fn align(at: usize, text: &str, width: usize) -> String {
     if at < NUMBERS { format!("{text:width$}") } else { format!("{text:>width$}") }
 }
 
-/// At most six columns: `0`, `0.5`, `999`, `12.3k`, `4.56M`.
+/// Formats a value in at most six columns: `0`, `0.5`, `999`, `12.3k`, `4.56M`.
 fn compact(value: f64) -> String {
     const UNITS: [&str; 5] = ["", "k", "M", "G", "T"];
     let step = (0..UNITS.len() - 1).find(|&step| value < 1000f64.powi(step as i32 + 1)).unwrap_or(UNITS.len() - 1);

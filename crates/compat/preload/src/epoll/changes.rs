@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `epoll_ctl`: what the program asks of a set.
+//! Carries out `epoll_ctl`, by which the program changes a set.
 
 use std::{
     os::fd::RawFd,
@@ -31,8 +31,8 @@ pub(crate) struct Request {
     pub event: Option<epoll_event>,
 }
 
-/// `epoll_ctl` about a socket that is not connected: what it asks for is kept for the connection that it may become. `real` is
-/// the call itself.
+/// Carries out `epoll_ctl` for a socket that is not connected, and keeps the request for the connection that it may
+/// become. `real` is the program's call itself.
 pub(crate) fn register(set: &Set, request: Request, real: impl FnOnce() -> i32) -> i32 {
     let mut inner = set.lock();
     let answer = real();
@@ -42,7 +42,7 @@ pub(crate) fn register(set: &Set, request: Request, real: impl FnOnce() -> i32) 
     answer
 }
 
-/// `epoll_ctl` on a watched set, about a watched descriptor. `real` is the call itself.
+/// Carries out `epoll_ctl` on a watched set, for a watched descriptor. `real` is the program's call itself.
 pub(crate) fn change(
     process: &Process,
     set: &Set,
@@ -58,7 +58,8 @@ pub(crate) fn change(
         && operation == libc::EPOLL_CTL_ADD
         && event.is_some_and(|event| event.events & EXCLUSIVE != 0)
     {
-        // The kernel lets nobody change such a registration: it is the program's own. One that was taken out is still there.
+        // The kernel lets nobody change such a registration, so it is left to the program. One that was taken out is
+        // still in the kernel.
         let mut inner = set.lock();
         let found = inner.find(fd, connection);
         if found.is_some_and(|at| !inner.all()[at].absent) {
@@ -77,11 +78,12 @@ pub(crate) fn change(
     let mut guard = set.lock();
     let inner = &mut *guard;
     let found = inner.find(fd, connection);
-    // One may be in the kernel under its token while another of the same connection is not, which is tried again.
+    // One registration may be in the kernel under its token while another of the same connection is not. Wiring that
+    // one is tried again.
     let wired = connection.wiring.is_wired() || found.is_some_and(|at| inner.all()[at].wired);
     if connection.stage() == Stage::Joined && wired {
         if found.is_none() && operation != libc::EPOLL_CTL_ADD {
-            return real(); // None, or one of the program's own.
+            return real(); // There is no registration, or it is the program's own.
         }
         let answer = change_joined(process, set, inner, connection, request, found);
         drop(guard);

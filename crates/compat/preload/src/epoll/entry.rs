@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One registration of a connection in a set, and what is to be told of it.
+//! One registration of a connection in a set, and the events to report for it.
 
 use std::{os::fd::RawFd, sync::Arc};
 
@@ -17,7 +17,7 @@ pub(super) const ALWAYS: u32 = ERR | HUP;
 pub(super) const EDGE: u32 = libc::EPOLLET as u32;
 pub(super) const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
 pub(super) const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
-/// In the token of a doorbell.
+/// Bit that marks the token of a doorbell.
 pub(super) const DOORBELL: u64 = 1 << 31;
 const ERR: u32 = libc::EPOLLERR as u32;
 const HUP: u32 = libc::EPOLLHUP as u32;
@@ -29,50 +29,53 @@ const WRNORM: u32 = libc::EPOLLWRNORM as u32;
 pub(super) struct Entry {
     pub fd: RawFd,
     pub connection: Arc<Connection>,
-    /// What the program asked for, and its word.
+    /// Events that the program asked for; below, the data that it gave.
     pub events: u32,
     pub data: u64,
-    /// The program took it out of the set. In the kernel it stays, where it does no harm: its events are filtered.
+    /// Whether the program took the registration out of the set. It stays in the kernel, where it does no harm because
+    /// its events are filtered.
     pub absent: bool,
-    /// The number by which it came into the set is closed, and may be another's.
+    /// Whether the number by which the connection came into the set is closed. That number may be another file's.
     pub orphan: bool,
-    /// It is in the kernel under the token.
+    /// Whether the registration is in the kernel under the token.
     pub wired: bool,
     pub token: u64,
-    /// Reported once (`EPOLLONESHOT`), and not again before the program says so.
+    /// Whether the registration was reported once (`EPOLLONESHOT`), and is not reported again before the program asks
+    /// for that.
     pub spent: bool,
-    /// What the kernel said and does not take back: errors and hang-ups.
+    /// Events that the kernel reported and does not take back: errors and hang-ups.
     sticky: u32,
     /// Of these, what the program was told: of errors and hang-ups after all bytes.
     told_sticky: u32,
-    /// There were urgent bytes when the kernel was last asked.
+    /// Whether there were urgent bytes when the kernel was last asked.
     urgent: bool,
-    /// What had arrived when it was last asked whether it rests.
+    /// Position up to which bytes had arrived when `rests` was last called.
     rested: Option<u64>,
-    /// For `EPOLLET`: something new since it was last reported.
+    /// For `EPOLLET`: whether there is something new since the last report.
     edge: bool,
     arrived: u64,
     stalls: u64,
-    /// It was told when there was no room: that there is some is news then, whether or not a send found none.
+    /// Whether there was no room at the last report. That there is room is news then, whether or not a send found none.
     without_room: bool,
-    /// The look in which it was last told, and what.
+    /// Number of the look in which the registration was last reported, and the events of that report.
     told: (u64, u32),
-    /// Its doorbell's ring was taken, or an edge of its socket, and it was not armed since.
+    /// Whether a notification of the doorbell, or an edge of the socket, was taken and the peer was not asked for
+    /// another since.
     pub notified: bool,
-    /// How often it was not wired because a thread was waiting.
+    /// Number of times that the registration was not wired because a thread was waiting.
     postponed: u8,
 }
 
-/// What nobody may ring for while a thread sleeps.
+/// Reasons to look again for which nobody may notify while a thread sleeps.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Unheard {
-    /// Something is owed to a peer.
+    /// Whether something is owed to a peer.
     pub owes: bool,
-    /// A pipe is full (S-16).
+    /// Whether a pipe is full (S-16).
     pub full: bool,
 }
 
-/// Calls in which a registration may be wired later.
+/// Number of calls that may leave the wiring of a registration for later.
 const POSTPONED: u8 = 64;
 
 impl Entry {
@@ -101,30 +104,31 @@ impl Entry {
         }
     }
 
-    /// The program asks for `event`: what is true now is news.
+    /// Records that the program asks for `event`. What is true now is news.
     pub fn ask(&mut self, event: epoll_event) {
         (self.events, self.data) = (event.events, event.u64);
         (self.absent, self.spent, self.edge) = (false, false, true);
     }
 
-    /// What the program asks for, if it is in the set for it.
+    /// Returns what the program asks for, if it has the registration in the set.
     pub fn asked(&self) -> Option<epoll_event> {
         let events = if self.spent { ONESHOT } else { self.events };
         (!self.absent).then_some(epoll_event { events, u64: self.data })
     }
 
-    /// It came under the token: look at everything once. What it asks for may have been told already, if that is to be once.
+    /// Records that the kernel has the registration under its token, so that everything is looked at once. `spent`
+    /// tells whether a report that is to come once may have come already.
     pub fn wire(&mut self, spent: bool) {
         (self.wired, self.edge, self.spent) = (true, true, spent);
     }
 
-    /// Says whether it may be wired later.
+    /// Leaves the wiring for later. Returns whether it may be left again.
     pub fn postpone(&mut self) -> bool {
         self.postponed = self.postponed.saturating_add(1);
         self.postponed < POSTPONED
     }
 
-    /// Whether it is to be told once.
+    /// Returns whether the registration is to be reported once, and is not wired yet.
     pub fn is_once(&self) -> bool {
         !self.wired && self.events & ONESHOT != 0
     }
@@ -133,7 +137,7 @@ impl Entry {
         self.events & EXCLUSIVE != 0
     }
 
-    /// What is done on the connection for the program, by one of its descriptors that is open.
+    /// Returns the connection as a call of the program acts on it, by one of its descriptors that is open.
     fn for_call<'a>(&'a self, process: &'a Process) -> ProgramCall<'a> {
         self.connection.for_call(process, self.connection.descriptors.fd())
     }
@@ -150,8 +154,9 @@ impl Entry {
         self.events & (OUT | WRNORM) != 0
     }
 
-    /// The kernel has something new to say of the socket, in the look with number `round`. Returns what was told in this look already
-    /// and is to be told as more: that the peer sends no more is told with what it sent before, as one reads on to the end then.
+    /// Records that the kernel has something new to report of the socket, in the look with number `round`. Returns the
+    /// event that was already reported in this look and its extended event mask, if the report is to be extended. That
+    /// the peer sends no more is reported with what it sent before, because programs read on to the end then.
     pub fn note_kernel_events(&mut self, events: u32, round: u64) -> Option<(epoll_event, u32)> {
         self.connection.wiring.set_quiet(false);
         self.connection.ending.note_events(events as i16);
@@ -164,23 +169,26 @@ impl Entry {
             self.told_sticky |= end;
             (was_told, self.told.1)
         });
-        // What was told in this look is no news for the next one, nor is anything that came before the peer's end that was told.
+        // What was reported in this look is no news for the next one. Neither is anything that came before an end of
+        // the peer that was reported.
         let told = if self.told.0 == round { self.told.1 } else { 0 };
         let ends = self.told_sticky & if self.connection.ending.is_deaf() { HUP } else { RDHUP | HUP };
         let told = if ends == 0 { told } else { told | IN | RDNORM | RDHUP | ends };
         self.edge |= events & (self.events | ALWAYS) & !told != 0;
-        // As a ring, this has woken one thread; where the program asks for levels, others are to be told of it too.
+        // Like a notification, this has woken one thread. If the program asks for levels, others are to be told of it
+        // too.
         self.notified = true;
         amended
     }
 
-    /// Of the ends that the program hears of, those that it is told with bytes that are left to read: that the peer sends no more, and
-    /// that both send no more. Errors come after what is in the pipe, as programs close when they hear of them.
+    /// Returns those ends the program asks for that are reported with bytes that are left to read: that the peer sends
+    /// no more, and that both send no more. Errors come after what is in the pipe, because programs close when they see
+    /// one.
     fn ends_with_bytes(&self) -> u32 {
         self.events & RDHUP | if self.sticky & ERR == 0 { HUP } else { 0 }
     }
 
-    /// Of one that was told of bytes in this look, and may not have been told of the end behind them: asks the kernel for that.
+    /// Asks the kernel for an end behind bytes that were reported in this look, if it may not have been reported.
     /// Returns as [`note_kernel_events`](Self::note_kernel_events).
     pub fn hear_end(&mut self, process: &Process, round: u64) -> Option<(epoll_event, u32)> {
         let wanted = self.events & RDHUP | if self.connection.ending.has_ended_sending() { HUP } else { 0 };
@@ -190,15 +198,16 @@ impl Entry {
         if end != 0 { self.note_kernel_events(end, round) } else { None }
     }
 
-    /// Whether nothing has come since this was last asked, nothing is to be told, and a doorbell will tell when that changes.
+    /// Returns whether nothing has come since the last call, nothing is to be reported, and a doorbell will notify when
+    /// that changes.
     pub fn rests(&mut self, process: &Process) -> bool {
         let (arrived, stalls) = (self.connection.pipes.arrived(), self.connection.wiring.stalls());
         if self.rested.replace(arrived) != Some(arrived) || !self.wired || self.connection.stage() != Stage::Joined {
             return false;
         }
         if self.is_watched() {
-            // Who asks for levels is told of room again and again. For an edge there must be some before the look: what comes after it
-            // is news.
+            // A program that asks for levels is told of room again and again. For an edge there must be room before the
+            // look: room that comes after it is news.
             if self.writes() && (self.events & EDGE == 0 || self.connection.is_writable() != Some(true)) {
                 return false;
             }
@@ -209,30 +218,30 @@ impl Entry {
             self.for_call(process).arm(self.reads(), false);
             self.notified = false;
         }
-        // What came before the peer could know is seen now.
+        // The checks below see whatever came before the peer could see the request.
         !self.connection.pipes.has_unread()
             && !self.may_be_notified()
             && !self.is_stalled()
             && !self.send_recalled(process)
     }
 
-    /// Of one that rests: whether its peer may have notified. Something came, whoever read it; something is asked for; or the
-    /// peer is gone.
+    /// Returns, for a resting registration, whether its peer may have notified: something came, whoever read it;
+    /// something is asked for; or the peer is gone.
     pub fn may_be_notified(&self) -> bool {
         let connection = &self.connection;
         self.rested != Some(connection.pipes.arrived()) || connection.pipes.is_asked() || connection.pipes.are_cut_off()
     }
 
-    /// Whether its program found no room since it was last told that there is some, or was told of something else when there was
-    /// none, and wants to be told.
+    /// Returns whether the program wants to be told of room and has reason to. It found no room since it was last told
+    /// that there is some, or was told of something else when there was none.
     pub fn is_stalled(&self) -> bool {
         self.writes() && (self.without_room || self.connection.wiring.stalls() != self.stalls)
     }
 
-    /// Before a sleep: asks the peer to ring for what is waited for.
+    /// Asks the peer, before a sleep, to notify for what is waited for.
     pub fn arm(&mut self, process: &Process) -> Unheard {
         self.notified = false;
-        // Where there is room already, somebody who waits for an edge has had it.
+        // If there is room already, a program that waits for an edge has had it.
         let full = self.is_full();
         if self.is_watched() {
             self.for_call(process).arm(self.reads(), full);
@@ -240,28 +249,29 @@ impl Entry {
         Unheard { owes: self.send_recalled(process), full }
     }
 
-    /// Sends over TCP what the peer wants from there (S-2). Says whether something is left of it.
+    /// Sends over TCP what the peer wants from there (S-2). Returns whether something is left of it.
     pub fn send_recalled(&self, process: &Process) -> bool {
         self.wired && self.for_call(process).send_recalled()
     }
 
-    /// Whether room is waited for, and there is none in the pipe.
+    /// Returns whether the program waits for room, and there is none in the pipe.
     pub fn is_full(&self) -> bool {
         self.is_watched() && self.writes() && self.connection.is_writable() == Some(false)
     }
 
-    /// Whether its ring was taken and its peer was not asked for another. Who asks for one that is spent wakes all who sleep.
+    /// Returns whether a notification was taken and the peer was not asked for another. A program that asks again for a
+    /// spent registration wakes all sleeping threads.
     pub fn is_unarmed(&self) -> bool {
         self.notified && self.is_watched()
     }
 
-    /// The event to be told now, which is told by that: once in a `round`.
+    /// Returns the event to report now, and records it as reported: once in a `round`.
     #[inline]
     pub fn take_event(&mut self, process: &Process, round: u64) -> Option<epoll_event> {
         if self.told.0 == round {
             return None;
         }
-        // What comes after the look is news for the next one.
+        // Loaded before the look, so that whatever comes after it is news for the next one.
         let (arrived, stalls) = (self.connection.pipes.arrived(), self.connection.wiring.stalls());
         let ready = self.current_events(process);
         if ready == 0 || !self.is_news(ready, arrived, stalls) {
@@ -281,7 +291,7 @@ impl Entry {
         Some(epoll_event { events: ready, u64: self.data })
     }
 
-    /// For `EPOLLET`: whether it is more than what was told last.
+    /// Returns, for `EPOLLET`, whether `ready` is more than what was last reported.
     fn is_news(&self, ready: u32, arrived: u64, stalls: u64) -> bool {
         self.events & EDGE == 0
             || self.edge
@@ -290,8 +300,8 @@ impl Entry {
             || ready & OUT != 0 && (self.without_room || stalls != self.stalls)
     }
 
-    /// What is true now, of what was asked for. The kernel is asked only where it said that there is something new, and
-    /// where TCP is what decides.
+    /// Returns which of the requested events are true now. The kernel is asked only where it reported something new,
+    /// and where TCP decides.
     #[inline]
     fn current_events(&mut self, process: &Process) -> u32 {
         if !self.is_watched() {
@@ -302,7 +312,7 @@ impl Entry {
         let mut ready = 0;
         if arrived && self.for_call(process).is_readable() {
             ready |= IN | RDNORM;
-            // Another process of this end may have read what is there, and this the end.
+            // Another process of this endpoint may have read what was there, and this one the end.
             arrived = connection.pipes.has_unread();
         }
         let has_unread = ready != 0 && arrived;
@@ -314,7 +324,7 @@ impl Entry {
             ready |= self.sticky;
         }
         if self.events & (IN | RDNORM) == 0 {
-            // Who does not ask for bytes hears of the end at once, also while some are left.
+            // A program that does not ask for bytes is told of the end at once, even while some are left.
             ready |= self.sticky;
         }
         if self.urgent && self.events & PRI != 0 {
@@ -331,14 +341,14 @@ impl Entry {
     }
 
     fn look_at_tcp(&mut self, process: &Process) -> u32 {
-        // Quiet before the look: an edge that comes during it undoes it.
+        // Set before the look, so that an edge that comes during the look clears it.
         self.connection.wiring.set_quiet(true);
         if !self.for_call(process).is_readable() {
             return self.sticky;
         }
         self.connection.wiring.set_quiet(false);
         if !self.connection.pipes.has_unread() {
-            // An error is gone once the program has asked for it.
+            // The kernel drops an error once the program has asked for it.
             let said = process.kernel().poll(self.connection.descriptors.fd(), POLLRDHUP) as u16;
             self.sticky = u32::from(said) & (RDHUP | ALWAYS);
         }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The registrations of a set. Those of which nothing was heard for long *rest*: their peers are asked to ring, and until a
-//! doorbell of it rings nobody looks at them, so that a wait costs what is busy and not what there is.
+//! The registrations of a set. Those without news for long *rest*: their peers are asked to notify, and nobody looks at
+//! a resting registration until its doorbell notifies. So the cost of a wait depends on what is busy and not on what
+//! there is.
 
 use std::{
     collections::HashMap,
@@ -16,33 +17,34 @@ use tombolo_sockets::{Process, SessionPath, connection::Connection};
 use super::entry::{Entry, Unheard};
 use crate::kernel;
 
-/// Numbers of registrations before they come again.
+/// Number of registrations after which the numbers in tokens repeat.
 const MANY: u64 = 0x7fff;
 
 #[derive(Default)]
 pub(super) struct Registry {
-    /// Those that are awake come first.
+    /// All registrations. Those that are awake come first.
     entries: Vec<Entry>,
     awake: usize,
-    /// By descriptor: where its entry is, plus one.
+    /// For each descriptor, the index of its entry plus one.
     places: Vec<u32>,
-    /// What was asked for of sockets that are not connected, by descriptor.
+    /// Requests for sockets that are not connected, by descriptor.
     early: HashMap<RawFd, epoll_event>,
     next_token: u64,
-    /// The number of this look, by which nothing is told twice in it.
+    /// Number of this look, by which nothing is reported twice in it.
     round: u64,
     turn: usize,
-    /// Where a look begins: behind those that had the last one's room, so that few places starve nobody.
+    /// Index at which a look begins. It is behind the entries that had the room of the last look, so that few places
+    /// starve nobody.
     first: usize,
-    /// [`Process::stalls`] when they were last looked at for that.
+    /// [`Process::stalls`] when resting entries were last looked at for that.
     stalls: u64,
     paths: Paths,
     asked: Asked,
-    /// A thread took a notification that is about the whole set, and none has armed it since.
+    /// Whether a thread took a notification that is about the whole set, and none has armed it since.
     missed: bool,
 }
 
-/// The paths to peers that are in the set.
+/// Paths to peers that are in the set.
 #[derive(Default)]
 pub(super) struct Paths(Vec<Weak<SessionPath>>);
 
@@ -52,37 +54,38 @@ impl Paths {
         self.0.iter().any(|other| other.ptr_eq(&one))
     }
 
-    /// One that the kernel has taken into the set.
+    /// Adds a path that the kernel has taken into the set.
     pub fn add(&mut self, path: &Arc<SessionPath>) {
         self.0.retain(|path| path.strong_count() > 0);
         self.0.push(Arc::downgrade(path));
     }
 
-    /// Those that have not ended, which are to be taken out of the set.
+    /// Removes all paths. Returns those that have not ended, which are to be taken out of the set.
     pub fn take_live(&mut self) -> Vec<Arc<SessionPath>> {
         std::mem::take(&mut self.0).iter().filter_map(Weak::upgrade).collect()
     }
 }
 
-/// What the kernel says of the registrations of a set.
+/// Answer of the kernel about the registrations of a set.
 pub(super) enum Known {
-    /// A line for each.
+    /// A line for each registration.
     These(String),
-    /// It was asked too much of late.
+    /// The kernel was asked too much recently.
     Later,
-    /// It does not say.
+    /// The kernel does not answer.
     Not,
 }
 
-/// How much was read of late of what the kernel says of a set, where it says it of all at once. The work for one connection grows
-/// with the number of all others, and nobody else may change the set meanwhile.
+/// Amount that was read recently of the kernel's list of a set's registrations, which the kernel gives all at once. The
+/// work for one connection grows with the number of all others, and nobody else may change the set meanwhile.
 #[derive(Default)]
 struct Asked {
     since: Option<Instant>,
     bytes: usize,
 }
 
-/// So much is read in a [`WHILE`]: some milliseconds of it. One more text is read where less was.
+/// Number of bytes that may be read in a [`WHILE`], which takes some milliseconds. One more list is read if fewer bytes
+/// were.
 const READ: usize = 1 << 20;
 const WHILE: Duration = Duration::from_secs(1);
 
@@ -113,13 +116,14 @@ impl Registry {
     pub fn find(&self, fd: RawFd, connection: &Arc<Connection>) -> Option<usize> {
         let place = *self.places.get(usize::try_from(fd).ok()?)?;
         let at = (place as usize).checked_sub(1)?;
-        // A registration outlives its descriptor while there is another of the same socket.
+        // A registration outlives its descriptor while there is another one of the same socket.
         Arc::ptr_eq(&self.entries[at].connection, connection).then_some(at)
     }
 
-    /// A new one, awake, with one of the tokens after `tokens`.
+    /// Adds a registration, awake, with one of the tokens after `tokens`. Returns its index.
     pub fn push(&mut self, fd: RawFd, connection: &Arc<Connection>, tokens: u64) -> usize {
-        // The descriptor, by which it is found again, and a number by which a late event of another is known.
+        // The token has the descriptor, by which the entry is found again, and a number by which a late event of
+        // another entry is recognised.
         self.next_token = self.next_token % MANY + 1;
         connection.wiring.waits().note_both_asked();
         self.entries.push(Entry::new(fd, connection, tokens | self.next_token << 16 | fd as u64));
@@ -129,7 +133,7 @@ impl Registry {
         self.awake - 1
     }
 
-    /// What the kernel says of all that is in the set, which is `epfd`, unless it was asked too much of late.
+    /// Returns the kernel's list of all that is in the set `epfd`, unless the kernel was asked too much recently.
     pub fn registrations(&mut self, epfd: RawFd) -> Known {
         if !self.asked.may(Instant::now()) {
             return Known::Later;
@@ -139,7 +143,7 @@ impl Registry {
         lines.map_or(Known::Not, Known::These)
     }
 
-    /// Keeps what is asked for of a socket that is not connected; nothing ends that.
+    /// Keeps the program's request for a socket that is not connected. The request does not expire.
     pub fn register(&mut self, fd: RawFd, event: Option<epoll_event>) {
         match event {
             Some(event) => _ = self.early.insert(fd, event),
@@ -147,13 +151,13 @@ impl Registry {
         }
     }
 
-    /// What was asked for of one that was not connected, which is told once.
+    /// Returns the request for a socket that was not connected, and forgets it.
     pub fn registered(&mut self, fd: RawFd) -> Option<epoll_event> {
         self.early.remove(&fd)
     }
 
-    /// The number `fd` of a connection is about to be closed, and its registration stays; or it is one again (`open`): then what was
-    /// registered by it before can be changed.
+    /// Records that the number `fd` of a connection is about to be closed while its registration stays. With `open`,
+    /// records that it is a number of the connection again: then what was registered by it before can be changed.
     pub fn note_number(&mut self, fd: RawFd, connection: &Arc<Connection>, open: bool) {
         let is_its =
             |entry: &Entry| entry.orphan == open && entry.fd == fd && Arc::ptr_eq(&entry.connection, connection);
@@ -207,7 +211,7 @@ impl Registry {
         (0..self.entries.len()).for_each(|at| self.place(at));
     }
 
-    /// It is looked at from now on.
+    /// Makes an entry one that is looked at from now on.
     pub fn wake(&mut self, mut at: usize) -> &mut Entry {
         if at >= self.awake {
             self.swap(at, self.awake);
@@ -222,18 +226,18 @@ impl Registry {
         &self.entries
     }
 
-    /// Where the entry with this token is.
+    /// Returns the index of the entry with this token.
     pub fn find_token(&self, token: u64) -> Option<usize> {
         let place = self.places.get((token & 0xffff) as usize).copied().unwrap_or_default();
         let known = (place as usize).checked_sub(1).filter(|at| self.entries[*at].token == token);
-        // One that outlived its descriptor.
+        // The entry may have outlived its descriptor.
         known.or_else(|| self.entries.iter().position(|entry| entry.token == token))
     }
 
-    /// The doorbell of the connection with this token rang.
+    /// Handles a notification by the doorbell of the connection with this token.
     pub fn wake_notified(&mut self, token: u64) {
         let Some(at) = self.find_token(token) else {
-            // It was registered by a descriptor that is closed, and there may be another.
+            // The connection was registered by a descriptor that is closed, and there may be another.
             self.miss();
             self.wake_all();
             return;
@@ -246,49 +250,50 @@ impl Registry {
         }
     }
 
-    /// A notification that is about the whole set was taken.
+    /// Records that a notification about the whole set was taken.
     pub fn miss(&mut self) {
         self.missed = true;
     }
 
-    /// Before a sleep: asks the peers to ring for what is waited for.
+    /// Asks the peers, before a sleep, to notify for what is waited for.
     pub fn arm(&mut self, process: &Process) -> Unheard {
         let all = self.entries[..self.awake].iter_mut().map(|entry| entry.arm(process));
         let unheard =
             all.fold(Unheard::default(), |all, one| Unheard { owes: all.owes | one.owes, full: all.full | one.full });
-        // What is owed, a thread has to look after that sleeps.
+        // If something is owed to a peer, a thread that sleeps has to look after it.
         self.missed = unheard.owes;
         unheard
     }
 
-    /// Lets those that wait for room in a full pipe go over TCP, after a while in which nobody read (S-16).
+    /// Lets registrations that wait for room in a full pipe go over TCP, after a while in which nobody read (S-16).
     pub fn leave_full_pipes(&mut self, process: &Process) {
         for entry in self.entries[..self.awake].iter().filter(|entry| entry.is_full()) {
             entry.connection.for_call(process, entry.connection.descriptors.fd()).leave_full_pipe();
         }
     }
 
-    /// Whether a notification was taken that other threads may sleep for, and nothing will wake them again.
+    /// Returns whether a notification was taken that other threads may sleep for, and nothing will wake them again.
     pub fn is_unarmed(&self) -> bool {
         self.missed || self.entries[..self.awake].iter().any(Entry::is_unarmed)
     }
 
-    /// The kernel has something to say of one.
+    /// Records that the kernel has something to report of one entry.
     pub fn note_kernel_events(&mut self, at: usize, events: u32) -> Option<(epoll_event, u32)> {
         let round = self.round;
         self.wake(at).note_kernel_events(events, round)
     }
 
-    /// Asks the kernel about those that were told in this look of bytes, and not of an end behind them that they want to hear of.
+    /// Asks the kernel about entries that were reported in this look with bytes, and not with an end behind these that
+    /// they ask for.
     pub fn hear_ends(&mut self, process: &Process) -> Vec<(epoll_event, u32)> {
         let round = self.round;
         self.entries[..self.awake].iter_mut().filter_map(|entry| entry.hear_end(process, round)).collect()
     }
 
-    /// A look begins. Wakes those whose program found no room since the last one, for it waits for some.
+    /// Begins a look. Wakes resting entries whose program found no room since the last look, because it waits for some.
     pub fn begin_round(&mut self, stalls: u64) {
         self.round += 1;
-        // Each time another one may rest.
+        // In each look another entry may rest.
         self.turn = if self.turn + 1 < self.awake { self.turn + 1 } else { 0 };
         if stalls == self.stalls {
             return;
@@ -301,7 +306,7 @@ impl Registry {
         }
     }
 
-    /// Finds those that are ready by now, and tells of them. One that is not costs a load.
+    /// Finds entries that are ready by now, and reports them. An entry that is not ready costs one load.
     pub fn collect(&mut self, process: &Process, events: &mut [epoll_event]) -> usize {
         let round = self.round;
         let first = self.first.min(self.awake);
@@ -309,7 +314,7 @@ impl Registry {
         let all = after.iter_mut().chain(before).enumerate();
         let mut ready = all.filter_map(|(at, entry)| Some((at, entry.take_event(process, round)?)));
         let (mut found, mut last) = (0, 0);
-        // Room first: what is taken must be told.
+        // A place is found first, because what is taken must be reported.
         for place in &mut *events {
             let Some((at, event)) = ready.next() else { break };
             *place = event;
@@ -319,14 +324,15 @@ impl Registry {
         if found > 0 && found == events.len() {
             self.first = (first + last + 1) % self.awake;
         }
-        // Who waits for one alone rests with it; who is busy with others leaves it.
+        // A thread that waits for one entry alone sleeps when that is idle. A thread that is busy with others lets it
+        // rest.
         if found > 0 {
             self.rest(process);
         }
         found
     }
 
-    /// Lets one go to rest, if its time has come: one at a time, as each costs a fence.
+    /// Lets one entry go to rest, if its time has come. Only one at a time, as each costs a fence.
     fn rest(&mut self, process: &Process) {
         if self.turn < self.awake && self.entries[self.turn].rests(process) {
             self.awake -= 1;

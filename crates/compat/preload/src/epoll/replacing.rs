@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What takes the place of a connection that has left its memory gets its registrations too (ADR 0089).
+//! Gives the registrations of a connection that has left its memory to the one that takes its place (ADR 0089).
 
 use std::{
     os::fd::RawFd,
@@ -14,9 +14,9 @@ use tombolo_sockets::connection::Connection;
 
 use super::{Set, entry::Entry, tokens, wiring::unwire};
 
-/// What [`Connection::begin_anew`] gives takes the place of `old` in these sets, each of which is there once, where nobody has `old`
-/// but they and `others`. None where somebody has, or where a registration cannot be changed. Whoever calls sees to it that nobody
-/// finds `old` elsewhere meanwhile.
+/// Replaces `old` in these sets by the result of [`Connection::begin_anew`], if the sets and `others` are all that hold
+/// `old`. Each set is in `sets` once. Returns `None` if somebody else holds `old`, or if a registration cannot be
+/// changed. The caller ensures that nobody finds `old` elsewhere meanwhile.
 pub(crate) fn replace(sets: &[(RawFd, Arc<Set>)], old: &Arc<Connection>, others: usize) -> Option<Arc<Connection>> {
     let is_its = |entry: &Entry| Arc::ptr_eq(&entry.connection, old);
     let mut locked: Vec<_> = sets.iter().map(|(epfd, set)| (*epfd, set, set.lock())).collect();
@@ -25,12 +25,13 @@ pub(crate) fn replace(sets: &[(RawFd, Arc<Set>)], old: &Arc<Connection>, others:
     if is_fixed || Arc::strong_count(old) != all().count() + others {
         return None;
     }
-    // ORDER Acquire: with the Release of whoever gave up the last other one. What was counted in its call is seen here.
+    // ORDER Acquire: pairs with the Release of the thread that dropped the last other reference. What that thread
+    // counted in its call is seen here.
     fence(Ordering::Acquire);
     let new = Arc::new(old.begin_anew());
     for (epfd, set, inner) in &mut locked {
-        // As the program has them, each with what is ready now. A thread that was told of one by its token, and has not looked yet,
-        // finds that token nowhere.
+        // The kernel gets them as the program has them, each with what is ready now. A thread that was told of one by
+        // its token, and has not looked yet, finds that token nowhere.
         let its: Vec<_> = inner.all().iter().filter(|entry| is_its(entry)).collect();
         if its.is_empty() {
             continue;
@@ -46,7 +47,7 @@ pub(crate) fn replace(sets: &[(RawFd, Arc<Set>)], old: &Arc<Connection>, others:
             let at = inner.push(fd, &new, tokens());
             let entry = inner.wake(at);
             entry.ask(event);
-            // To the kernel it is one that asks for errors, and for these once.
+            // The kernel has it as one that asks for errors, and for these once.
             entry.spent = spent;
         }
         set.count(inner);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Sets that were made past this library: by system calls of the program's own, or by the program before it (ADR 0096).
+//! Finds sets that were made past this library: by system calls of the program's own, or by the program before it (ADR
+//! 0096).
 
 use std::{
     fs,
@@ -13,13 +14,13 @@ use tombolo_os::clock::coarse_time;
 
 use crate::{inside, state};
 
-/// How long an answer counts, at least, and at least so many times what it took to find out.
+/// Least time for which an answer counts. It also counts for at least `SHARE` times as long as the search took.
 const WHILE: Duration = Duration::from_secs(1);
 const SHARE: u32 = 100;
 
-/// Whether this process has such a set, as far as was known a second ago.
+/// Returns whether this process has such a set, as far as was known a second ago.
 pub(super) fn has_unseen_sets() -> bool {
-    /// The last answer, and when it is old, in milliseconds; 0 before the first.
+    /// The last answer; below, when it becomes old, in milliseconds, or 0 before the first.
     static FOUND: AtomicBool = AtomicBool::new(false);
     static OLD: AtomicU64 = AtomicU64::new(0);
     let now = coarse_time();
@@ -30,7 +31,7 @@ pub(super) fn has_unseen_sets() -> bool {
         let begun = Instant::now();
         let found = find();
         FOUND.store(found, Ordering::Relaxed);
-        // ORDER Release: whoever sees that there is an answer sees it.
+        // ORDER Release: a thread that sees this time also sees the answer.
         OLD.store(until(WHILE.max(begun.elapsed() * SHARE)), Ordering::Release);
         return found;
     }
@@ -42,12 +43,12 @@ fn find() -> bool {
         let all = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
         let all = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         let found: Vec<_> = all.filter(|fd| is_unseen_set(*fd)).collect();
-        // Another thread may have been about to put one of this library's aside.
+        // Another thread may have been about to move a descriptor of this library's to its reserved number.
         found.into_iter().any(is_unseen_set)
     })
 }
 
-/// What is known here is a socket, or a set that was seen to be made.
+/// Returns whether `fd` is such a set. A number that is known here is a socket, or a set that was seen to be made.
 fn is_unseen_set(fd: RawFd) -> bool {
     let is_set = |file: PathBuf| file == Path::new("anon_inode:[eventpoll]");
     !state::is_known(fd) && !state::is_ours(fd) && fs::read_link(format!("/proc/self/fd/{fd}")).is_ok_and(is_set)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `epoll_wait`, and sets that are in another set or polled.
+//! Carries out `epoll_wait`, and handles sets that are in another set or polled.
 //!
-//! What was written before something that a wait reports is reported too ([`gather`]): so the kernel is asked whenever shared
-//! memory has something, which also lets no listener or timer wait.
+//! What was written before something that a wait reports is reported too ([`gather`]). So the kernel is asked whenever
+//! shared memory has something, which also keeps no listener or timer waiting.
 
 use std::{
     os::fd::RawFd,
@@ -33,8 +33,8 @@ use crate::{
     wait::{BLIND, Looks},
 };
 
-/// Gets on with the connections of a set that is waited for: those that were joined are prepared, those that stay on TCP
-/// are the kernel's alone.
+/// Advances the connections of a set that is waited for. Prepares those that were joined, and leaves those that stay on
+/// TCP to the kernel alone.
 pub(crate) fn begin(process: &Process, set: &Set) {
     let decided = process.journal.decided();
     if set.decided.swap(decided, Ordering::SeqCst) == decided {
@@ -52,9 +52,9 @@ pub(crate) fn begin(process: &Process, set: &Set) {
     }
 }
 
-/// The set itself is watched by another, or polled. There a doorbell is only an edge, and who waits elsewhere does not see
-/// what a set has in shared memory: its connections go back to TCP. Until the peer has followed, the doorbells make the set
-/// readable.
+/// Handles a set that is watched by another set, or polled. There a doorbell is only an edge, and a thread that waits
+/// elsewhere does not see what a set has in shared memory, so its connections go back to TCP. Until the peer has
+/// followed, the doorbells make the set readable.
 pub(crate) fn nested(process: &Process, set: &Set) {
     set.nested.store(true, Ordering::SeqCst);
     if set.wired.load(Ordering::SeqCst) == 0 {
@@ -64,7 +64,7 @@ pub(crate) fn nested(process: &Process, set: &Set) {
         let all: Vec<_> = set.lock().wake_all().iter().map(|entry| (entry.fd, Arc::clone(&entry.connection))).collect();
         for (fd, connection) in &all {
             process.leaves(connection, Reason::Usage);
-            // Says so to the peer at once: what it sends from now on comes over TCP.
+            // Shows the request to the peer at once: what it sends from now on comes over TCP.
             let _ = connection.for_call(process, *fd).retreat(Reason::Usage);
         }
         process.before_sleep();
@@ -74,13 +74,14 @@ pub(crate) fn nested(process: &Process, set: &Set) {
     }
 }
 
-/// So many events are sorted aside, in a place that is no larger than it has to be: it is cleared for each call. Whoever has room for
-/// more uses none of it for anything else.
+/// Sizes, in events, of the array in which a call collects events apart from the program's. It is no larger than it has
+/// to be, because it is cleared for each call. A program with room for more uses none of that room for anything else.
 const FEW: usize = 4;
 const MANY: usize = 64;
 
-/// `epoll_wait` on a watched set. `real` is the call itself, for so many events and so long. What is behind the events that this gives
-/// stays as it was: programs register what they find there, and may have less room than they say.
+/// Carries out `epoll_wait` on a watched set. `real` is the call itself, for a number of events and a time. Events
+/// behind those returned stay as they were: programs register what they find there, and may have less room than they
+/// say.
 pub(crate) fn wait(
     process: &Process,
     set: (RawFd, &Set),
@@ -99,13 +100,13 @@ pub(crate) fn wait(
     }
 }
 
-/// Waits with events of its own, for at most so many, and gives those that there were.
+/// Waits with an array of its own, for at most as many events, and copies those that there were.
 fn aside<const MOST: usize>(events: &mut [epoll_event], wait: impl FnOnce(&mut [epoll_event]) -> isize) -> isize {
     let mut own = [epoll_event { events: 0, u64: 0 }; MOST];
     let n = wait(&mut own[..events.len()]);
     let given = usize::try_from(n).unwrap_or_default();
     for (to, from) in events.iter_mut().zip(&own[..given]) {
-        // As they were written a moment ago: to load two of these together waits for both stores.
+        // Copied as they were written a moment ago: one load of two of these fields would wait for both stores.
         (to.events, to.u64) = (from.events, from.u64);
     }
     n
@@ -143,7 +144,7 @@ fn wait_into(
                 }
             }
             if polls || mask.is_some() || last == Crowd::Shared {
-                // Where the last call had room for nothing of the kernel's, this one has.
+                // If the last call had no room for the kernel's events, this one has.
                 let share = if last == Crowd::Shared { room.div_ceil(2) } else { room };
                 let asking = SleepGuard::new(set);
                 let n = real(&mut events[..share], Some(Duration::ZERO));
@@ -203,13 +204,14 @@ fn wait_into(
     }
 }
 
-/// What the kernel said: so many events, and whether that is all that there was room for.
+/// The kernel's answer: the number of events, and whether they took all the room that there was.
 struct Answer {
     n: usize,
     is_full: bool,
 }
 
-/// Who had all the room that a call gave. Without turns, few places and much that is ready on one side would starve the other.
+/// Side that had all the room of a call. Without turns, few places and much that is ready on one side would starve the
+/// other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Crowd {
     Nobody,
@@ -232,10 +234,10 @@ impl Crowd {
     }
 }
 
-/// How often the kernel is asked again by one call where its answer had room for nothing but what is this library's.
+/// Number of times that one call asks the kernel again if its answer had room for nothing but this library's events.
 const CROWDED: usize = 4096;
 
-/// Finds what is ready by now, the kernel having `said` something, and tells of it: so much.
+/// Finds what is ready by now, after the kernel has `said` something, and reports it. Returns the number of events.
 fn find_ready(
     process: &Process,
     (epfd, set): (RawFd, &Set),
@@ -247,10 +249,10 @@ fn find_ready(
     let was_asked = said.is_some();
     let mut look = SetScan { process, epfd, inner: &mut inner, events, found: 0, plain: 0 };
     let said = said.map(|said| look.sort_all(said));
-    // What the kernel refuses here it refuses again when it is waited for.
+    // If the kernel refuses here, it refuses again when the thread waits in it.
     let _ = gather(&mut look, said, true);
     if look.found > 0 && !look.has_room() {
-        // The kernel was not asked then, of anything.
+        // In that case the kernel was asked about nothing.
         for amended in look.inner.hear_ends(process) {
             look.amend(amended);
         }
@@ -271,7 +273,7 @@ struct SetScan<'a> {
     inner: &'a mut Registry,
     events: &'a mut [epoll_event],
     found: usize,
-    /// Of these, the kernel's.
+    /// Number of these events that are the kernel's.
     plain: usize,
 }
 
@@ -295,8 +297,8 @@ impl Sources for SetScan<'_> {
 }
 
 impl SetScan<'_> {
-    /// Sorts what the kernel said, and what is behind that where it was all ours and had no room for more: what is the program's,
-    /// and what is known of its connections.
+    /// Sorts the events that the kernel gave into those of the program and news of its connections. If all were this
+    /// library's and took all the room, asks for those behind them too.
     fn sort_all(&mut self, said: Answer) -> KernelReply {
         let mut all = self.sort(said.n);
         let mut more = said.is_full;
@@ -311,7 +313,7 @@ impl SetScan<'_> {
         all
     }
 
-    /// Takes our own events out of the `n` that the kernel gave, and remembers what they mean.
+    /// Takes this library's own events out of the `n` that the kernel gave, and records what they mean.
     fn sort(&mut self, n: usize) -> KernelReply {
         let ours = tokens()..=tokens() | u64::from(u32::MAX);
         let mut asked = KernelReply::default();
@@ -325,7 +327,7 @@ impl SetScan<'_> {
             }
             asked.hints = true;
             if token == path() {
-                // It has ended, and those that went over it have to hear of it.
+                // The path has ended, and the connections that went over it have to be told.
                 self.process.exchange.mark_notified();
                 self.inner.miss();
                 self.inner.wake_all();
@@ -334,7 +336,7 @@ impl SetScan<'_> {
             } else if token & DOORBELL != 0 {
                 let token = token & !DOORBELL;
                 self.inner.wake_notified(token);
-                // One who polls and never sleeps does here what is asked of it.
+                // A thread that polls and never sleeps does here what its peer asks for.
                 if let Some(at) = self.inner.find_token(token) {
                     let _ = self.inner.all()[at].send_recalled(self.process);
                 }
@@ -349,7 +351,7 @@ impl SetScan<'_> {
         asked
     }
 
-    /// What was told in this look is told as more. Two that look the same are the same to the program.
+    /// Extends an event that was reported in this look. Two that look the same are the same to the program.
     fn amend(&mut self, (told, more): (epoll_event, u32)) {
         let is_it = |event: &&mut epoll_event| (event.events, event.u64) == (told.events, told.u64);
         if let Some(event) = self.events[..self.found].iter_mut().find(is_it) {
@@ -358,12 +360,12 @@ impl SetScan<'_> {
     }
 }
 
-/// A thread that is about to sleep in a set, or does.
+/// Counts a thread that is about to sleep in a set, or does, while it lives.
 struct SleepGuard<'a>(&'a Set);
 
 impl<'a> SleepGuard<'a> {
     fn new(set: &'a Set) -> Self {
-        // Not while a registration is being wired.
+        // The lock keeps a thread from being counted while a registration is being wired.
         let _still = set.lock();
         for asleep in [&set.asleep, &ASLEEP] {
             asleep.fetch_add(1, Ordering::SeqCst);
@@ -374,17 +376,19 @@ impl<'a> SleepGuard<'a> {
 
 impl Drop for SleepGuard<'_> {
     fn drop(&mut self) {
-        // In a child that was made in a signal handler amid the sleep it was counted out at its beginning.
+        // In a child that was made in a signal handler amid the sleep, the thread was counted out at the beginning of
+        // the child.
         for asleep in [&self.0.asleep, &ASLEEP] {
             let _ = asleep.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |all| all.checked_sub(1));
         }
     }
 }
 
-/// Before a wait returns with `found` events: where there may be more for others, they look. So they do where this thread took
-/// what was to wake them: they asked no peer to notify them again since.
+/// Makes other threads look, before a wait returns with `found` events, if there may be more for them. Also does so if
+/// this thread took what was to wake them: they asked no peer to notify them again since.
 fn pass_on(set: &Set, found: usize, is_full: bool) {
-    // ORDER SeqCst: who sleeps says so before it arms. What was taken before that it has seen; what was taken after, sees it here.
+    // ORDER SeqCst: a thread counts itself asleep before it arms. It has seen what was taken before that; a thread that
+    // took something after that sees it counted here.
     let others = set.asleep.load(Ordering::SeqCst) > 0 && (found > 0 && is_full || set.lock().is_unarmed());
     if others || found > 0 && set.nested.load(Ordering::SeqCst) && set.has_unread() {
         set.kick();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the kernel has of a set: the registrations of joined connections, each under its token, and beside them the doorbells and
-//! the paths to peers.
+//! Manages the kernel's side of a set: the registrations of joined connections, each under its token, and beside them
+//! the doorbells and the paths to peers.
 
 use std::{
     os::fd::{AsFd, AsRawFd, RawFd},
@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{inside, kernel, state};
 
-/// Prepares every set of the program's for a connection that was joined; only then may its bytes come another way.
+/// Prepares every set of the program's for a connection that was joined. Only then may its bytes come another way.
 pub(crate) fn wire(process: &Process, connection: &Arc<Connection>) {
     let mut woken = Vec::new();
     let first = wire_sets(connection, &mut woken);
@@ -30,7 +30,8 @@ pub(crate) fn wire(process: &Process, connection: &Arc<Connection>) {
         }
         connection.wiring.set_wired();
     }
-    // One that came to a set after that was looked at, and before this was said, nobody else wires.
+    // Nobody else wires a registration that came to a set after that set was looked at and before the connection was
+    // marked as wired.
     let both = first.and_then(|()| wire_sets(connection, &mut woken));
     match both {
         // The next call tries again.
@@ -39,20 +40,20 @@ pub(crate) fn wire(process: &Process, connection: &Arc<Connection>) {
         Err(_) => {
             process.leaves(connection, Reason::Usage);
             if connection.wiring.is_wired() {
-                // What is on its way there would not show.
+                // Bytes on their way into shared memory would not show in the set.
                 let _ = connection.for_call(process, connection.descriptors.fd()).retreat(Reason::Usage);
             }
         }
     }
-    // Whoever sleeps since before looks again.
+    // Threads that have slept since before look again.
     woken.iter().for_each(|set| set.kick());
     if !woken.is_empty() || connection.wiring.is_wired() {
         connection.pipes.doorbell().inspect(|doorbell| doorbell.notify());
     }
 }
 
-/// Wires what is not wired of a connection's registrations, as many as can be, each for itself; adds the sets that had some to
-/// `woken`. Fails if one cannot be, or not now: the worst of what is said of them.
+/// Wires those registrations of a connection that are not wired, as many as possible, each for itself. Adds the sets
+/// that had some to `woken`. If a registration cannot be wired, or not now, fails with the worst of the reasons.
 fn wire_sets(connection: &Arc<Connection>, woken: &mut Vec<Arc<Set>>) -> Result<(), Unwired> {
     let mut all = Ok(());
     for (epfd, set) in state::sets() {
@@ -62,8 +63,9 @@ fn wire_sets(connection: &Arc<Connection>, woken: &mut Vec<Arc<Set>>) -> Result<
         if !inner.all().iter().any(is_its) {
             continue;
         }
-        // Under the lock, so that nobody arms one again meanwhile, nor begins to sleep. A call made in here takes none. Before the
-        // kernel is asked: who wakes after that has an event of which it did not say yet.
+        // All this is done under the lock, so that nobody arms an entry again meanwhile, nor begins to sleep. A call
+        // made in here takes no lock. `sleeps` is read before the kernel is asked: a thread that wakes after that has
+        // an event which the kernel had not reported yet.
         let sleeps = set.asleep.load(Ordering::SeqCst) > 0;
         let once = inner.all().iter().any(|entry| is_its(entry) && entry.is_once());
         let known = if once { inner.registrations(epfd) } else { Known::Not };
@@ -72,7 +74,7 @@ fn wire_sets(connection: &Arc<Connection>, woken: &mut Vec<Arc<Set>>) -> Result<
         for entry in entries.iter_mut().filter(|entry| is_its(entry)) {
             match wire_entry(epfd, &set, entry, paths, (sleeps, &known)) {
                 Ok(()) if entry.wired => touched = true,
-                // The kernel has forgotten it.
+                // The kernel has forgotten this registration.
                 Ok(()) => gone.push(entry.token),
                 Err(unwired) => all = all.and(Err(unwired)).map_err(|before: Unwired| before.max(unwired)),
             }
@@ -90,17 +92,18 @@ fn wire_sets(connection: &Arc<Connection>, woken: &mut Vec<Arc<Set>>) -> Result<
     all
 }
 
-/// Why an entry is not wired.
+/// Reason why an entry is not wired.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Unwired {
-    /// A thread that waits may be told of it just now, as nobody else may be then; or the kernel was asked too much of late.
+    /// A waiting thread may be about to be told of the entry, and nobody else may be told then; or the kernel was asked
+    /// too much recently.
     Later,
-    /// It cannot be: its connection has to stay on TCP.
+    /// The entry cannot be wired: its connection has to stay on TCP.
     Stays,
 }
 
-/// One that is not in the set, as the kernel says, is not wired by that. What is `known` of the kernel is from after it was seen
-/// whether anybody `sleeps`.
+/// Wires an entry. One that the kernel does not find in the set is left unwired. The answer of the kernel in `known` is
+/// from after it was seen whether anybody `sleeps`.
 fn wire_entry(
     epfd: RawFd,
     set: &Set,
@@ -108,7 +111,7 @@ fn wire_entry(
     paths: &mut Paths,
     (sleeps, known): (bool, &Known),
 ) -> Result<(), Unwired> {
-    // The kernel does not let one that is exclusive be changed, nor one whose number is gone.
+    // The kernel does not let an exclusive registration be changed, nor one whose number is gone.
     let is_fixed = entry.is_exclusive() || entry.orphan || set.nested.load(Ordering::SeqCst);
     if is_fixed
         || !add_own_doorbell(epfd, set)
@@ -117,7 +120,8 @@ fn wire_entry(
     {
         return Err(Unwired::Stays);
     }
-    // The kernel alone knows whether one that is told once was told, but of one that was wired before for another connection.
+    // Only the kernel knows whether a registration that is reported once was reported, except for one that was wired
+    // before for another connection.
     let spent = entry.is_once()
         && match known {
             _ if entry.spent => true,
@@ -131,14 +135,14 @@ fn wire_entry(
     let before = kernel::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, entry.fd, token(entry));
     match before {
         Ok(()) => entry.wire(spent),
-        // Its number was closed, and made again for this one, behind our back.
+        // The number was closed, and made again for this connection, past this library.
         Err(Errno::NOENT) => {}
         Err(_) => return Err(Unwired::Stays),
     }
     Ok(())
 }
 
-/// What the kernel is to say of a wired entry.
+/// Returns the event that the kernel is to report for a wired entry.
 pub(super) fn token(entry: &Entry) -> epoll_event {
     epoll_event { events: IN | OUT | PRI | RDHUP | EDGE, u64: entry.token }
 }
@@ -149,14 +153,14 @@ pub(super) fn add_doorbell(epfd: RawFd, entry: &Entry) -> Result<(), Errno> {
     let notified = if doorbell.is_shared() { IN } else { OUT };
     let event = epoll_event { events: notified | EDGE, u64: entry.token | DOORBELL };
     match kernel::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, doorbell.as_fd().as_raw_fd(), event) {
-        // By another descriptor of the same connection.
+        // The doorbell was added by another descriptor of the same connection.
         Err(Errno::EXIST) => Ok(()),
         answer => answer,
     }
 }
 
-/// One that another process has as well may sleep in the same set, which is one for all of them: there the doorbell stays, until
-/// its last holder goes.
+/// Removes the doorbell of a connection from a set. If another process has the connection too, it may sleep in the same
+/// set, which is one for all of them. There the doorbell stays until its last holder goes.
 fn remove_doorbell(epfd: RawFd, connection: &Connection) {
     if let Some(doorbell) = connection.pipes.doorbell().filter(|_| connection.members.is_alone()) {
         let none = epoll_event { events: 0, u64: 0 };
@@ -171,7 +175,7 @@ pub(super) fn add_own_doorbell(epfd: RawFd, set: &Set) -> bool {
         {
             let _ = set.doorbell.set(doorbell);
         }
-        // Before the kernel can report it.
+        // Set before the kernel can report it.
         set.doorbells.store(true, Ordering::SeqCst);
         let added =
             set.doorbell.get().is_some_and(|doorbell| add(epfd, doorbell.as_fd().as_raw_fd(), OUT, kick()).is_ok());
@@ -180,7 +184,7 @@ pub(super) fn add_own_doorbell(epfd: RawFd, set: &Set) -> bool {
     set.doorbells.load(Ordering::SeqCst)
 }
 
-/// Adds a descriptor of ours to a set, for edges.
+/// Adds a descriptor of this library's to a set, for edges.
 fn add(epfd: RawFd, fd: RawFd, events: u32, token: u64) -> Result<(), Errno> {
     match kernel::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, epoll_event { events: events | EDGE, u64: token }) {
         Err(Errno::EXIST) => Ok(()),
@@ -188,9 +192,9 @@ fn add(epfd: RawFd, fd: RawFd, events: u32, token: u64) -> Result<(), Errno> {
     }
 }
 
-/// Adds the path to the peer of a joined connection to a set: its end wakes who sleeps there.
+/// Adds the path to the peer of a joined connection to a set. The end of the path wakes whoever sleeps there.
 pub(super) fn add_path(epfd: RawFd, entry: &Entry, paths: &mut Paths) -> Result<(), Errno> {
-    // One that has ended says so by the connection.
+    // The connection itself shows that its path has ended.
     let Some(path_to_peer) = entry.connection.pipes.path() else { return Ok(()) };
     if paths.has(&path_to_peer) {
         return Ok(());
@@ -201,8 +205,8 @@ pub(super) fn add_path(epfd: RawFd, entry: &Entry, paths: &mut Paths) -> Result<
     Ok(())
 }
 
-/// The number `fd` of `connection` is about to be closed, and there are others: registrations by it stay, and nobody can change
-/// them any more. Or it is made anew (`open`).
+/// Records that the number `fd` of `connection` is about to be closed while there are others. Registrations by it stay,
+/// and nobody can change them any more. With `open`, records that the number is made anew.
 pub(crate) fn note_number(fd: RawFd, connection: &Arc<Connection>, open: bool) {
     for (_, set) in state::sets() {
         if set.entries.load(Ordering::SeqCst) != 0 {
@@ -211,7 +215,7 @@ pub(crate) fn note_number(fd: RawFd, connection: &Arc<Connection>, open: bool) {
     }
 }
 
-/// The last descriptor of a connection is closed: the kernel forgets its registrations, and so do we.
+/// Forgets the registrations of a connection whose last descriptor is closed, as the kernel does.
 pub(crate) fn forget(connection: &Arc<Connection>) {
     for (epfd, set) in state::sets() {
         if set.entries.load(Ordering::SeqCst) != 0 {
@@ -226,7 +230,7 @@ pub(crate) fn forget(connection: &Arc<Connection>) {
     }
 }
 
-/// A registration is the kernel's again, as the program has it.
+/// Gives a registration back to the kernel, as the program has it.
 pub(super) fn unwire(epfd: RawFd, entry: &Entry) {
     if !entry.wired || entry.orphan {
         return;
@@ -239,7 +243,7 @@ pub(super) fn unwire(epfd: RawFd, entry: &Entry) {
     remove_doorbell(epfd, &entry.connection);
 }
 
-/// The registrations of a connection are the kernel's alone.
+/// Leaves the registrations of a connection to the kernel alone.
 pub(crate) fn release(connection: &Arc<Connection>) {
     for (epfd, set) in state::sets() {
         let mut inner = set.lock();
@@ -249,7 +253,7 @@ pub(crate) fn release(connection: &Arc<Connection>) {
     }
 }
 
-/// All sets are the kernel's again, as the program has them.
+/// Gives all sets back to the kernel, as the program has them.
 pub(crate) fn give_back() {
     for (epfd, set) in state::sets() {
         let mut inner = set.lock();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How a connection comes to its end.
+//! How a connection ends.
 
 use std::{
     os::fd::RawFd,
@@ -13,66 +13,66 @@ use rustix::{
 
 use crate::kernel::Kernel;
 
-/// How often who only sends asks the kernel.
+/// Number of times a second that a program that only sends asks the kernel.
 const LOOKS_A_SECOND: i64 = 20;
 
-/// What the kernel says where the peer sends no more, or is gone.
+/// Events that the kernel reports where the peer sends no more, or is gone.
 const ENDS: i16 = PollFlags::RDHUP.union(PollFlags::HUP).union(PollFlags::ERR).bits() as i16;
 
-/// What the program has shut, what the kernel has said of the end, and whether this end was broken or given up. Nothing of it is ever
-/// taken back.
+/// What the program has shut, what the kernel has reported of the end, and whether this endpoint was broken or given
+/// up. None of these is ever reset.
 #[derive(Debug, Default)]
 pub struct Ending {
-    /// The program has ended its sending; and its receiving.
+    /// Whether the program has ended its sending. `deaf`: its receiving.
     shut: AtomicBool,
     deaf: AtomicBool,
-    /// The kernel has ended it both ways (S-12); and when who only sends last asked for that.
+    /// Whether the kernel has ended it both ways (S-12). `asked`: when a program that only sends last asked for that.
     over: AtomicBool,
     asked: AtomicI64,
-    /// The kernel has said that the peer sends no more, or is gone.
+    /// Whether the kernel has reported that the peer sends no more, or is gone.
     end_heard: AtomicBool,
-    /// The peer broke the specification.
+    /// Whether the peer violated the protocol.
     broken: AtomicBool,
-    /// It was ended, because it had to be on TCP and could not.
+    /// Whether it was ended, because it had to be on TCP and could not.
     given_up: AtomicBool,
 }
 
 impl Ending {
-    /// Whether nothing of it has come.
+    /// Returns whether none of these has happened.
     pub(crate) fn is_far(&self) -> bool {
         let Self { shut, deaf, over, asked: _, end_heard, broken, given_up } = self;
         [shut, deaf, over, end_heard, broken, given_up].into_iter().all(|one| !one.load(Ordering::SeqCst))
     }
 
-    // ---- what the program has shut
+    // ---- shut by the program
 
-    /// The program sends no more.
+    /// Notes that the program sends no more.
     pub(super) fn end_sending(&self) {
-        // ORDER SeqCst: whoever joins sets the pipes and then looks at this; one of the two sees the other.
+        // ORDER SeqCst: the thread that joins sets the pipes and then looks at this; one of the two sees the other.
         self.shut.store(true, Ordering::SeqCst);
     }
 
-    /// Whether the program sends no more.
+    /// Returns whether the program sends no more.
     #[must_use]
     pub fn has_ended_sending(&self) -> bool {
         self.shut.load(Ordering::SeqCst)
     }
 
-    /// The program has shut the socket down: it receives no more, where that is `so`.
+    /// Notes that the program has shut the socket down, and receives no more if `so` is set.
     pub(crate) fn end_receiving_if(&self, so: bool) {
         self.deaf.fetch_or(so, Ordering::SeqCst);
     }
 
-    /// Whether the program receives no more, by its own word.
+    /// Returns whether the program has shut its receiving.
     #[must_use]
     pub fn is_deaf(&self) -> bool {
         self.deaf.load(Ordering::SeqCst)
     }
 
-    // ---- what the kernel says
+    // ---- reported by the kernel
 
-    /// The kernel says these of its socket. `POLLHUP` means that it neither sends nor receives any more, as both ends are done, the
-    /// peer has reset it, or its packets were not answered for too long (S-12).
+    /// Notes the kernel's events of its socket. `POLLHUP` means that it neither sends nor receives any more, as both
+    /// ends are done, the peer has reset it, or its packets were not answered for too long (S-12).
     #[inline]
     pub fn note_events(&self, events: i16) {
         if events & PollFlags::HUP.bits() as i16 != 0 {
@@ -83,19 +83,19 @@ impl Ending {
         }
     }
 
-    /// Whether the kernel has said that it is over.
+    /// Returns whether the kernel has reported that it is over.
     #[inline]
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.over.load(Ordering::Relaxed)
     }
 
-    /// Whether the kernel has said that the peer sends no more, or is gone.
+    /// Returns whether the kernel has reported that the peer sends no more, or is gone.
     pub(crate) fn is_end_heard(&self) -> bool {
         self.end_heard.load(Ordering::Relaxed)
     }
 
-    /// Asks the kernel whether it is over, unless it has said so.
+    /// Asks the kernel whether it is over, unless the kernel has reported that already.
     pub(crate) fn ask_whether_over(&self, kernel: &dyn Kernel, fd: RawFd) -> bool {
         if !self.is_over() {
             self.note_events(kernel.poll(fd, 0));
@@ -103,7 +103,7 @@ impl Ending {
         self.is_over()
     }
 
-    /// Before a call that sends: whether it is time to ask again how it is. The clock is one that costs nothing.
+    /// Returns whether it is time to ask the kernel again. Called before each send; reads a clock that costs nothing.
     #[inline]
     #[must_use]
     pub fn is_due(&self) -> bool {
@@ -112,31 +112,32 @@ impl Ending {
         self.asked.swap(now, Ordering::Relaxed) != now
     }
 
-    /// The program was told of an end: it is time at its next call that sends.
+    /// Makes the next send ask the kernel, as the program was told of an end.
     pub(crate) fn make_due(&self) {
         self.asked.store(0, Ordering::Relaxed);
     }
 
-    /// Asks the kernel whether the peer sends no more, or is gone. Of an own end it says the same, which is no word of the peer.
+    /// Asks the kernel whether the peer sends no more, or is gone. Once this program has shut its receiving, `RDHUP`
+    /// says nothing of the peer.
     pub(crate) fn has_peer_ended(&self, kernel: &dyn Kernel, fd: RawFd) -> bool {
         let end = if self.is_deaf() { PollFlags::empty() } else { PollFlags::RDHUP };
         let ended = end.union(PollFlags::HUP).union(PollFlags::ERR).bits() as i16;
         kernel.poll(fd, ended) & ended != 0
     }
 
-    // ---- what went wrong
+    // ---- failures
 
-    /// The peer broke the specification. Says whether this is news.
+    /// Notes that the peer violated the protocol. Returns whether this is news.
     pub(crate) fn mark_broken(&self) -> bool {
         !self.broken.swap(true, Ordering::Relaxed)
     }
 
-    /// It has to be on TCP and cannot: it is ended. Says whether this is news.
+    /// Notes that it is ended, because it has to be on TCP and cannot. Returns whether this is news.
     pub(crate) fn give_up(&self) -> bool {
         !self.given_up.swap(true, Ordering::SeqCst)
     }
 
-    /// Whether it was ended, because it had to be on TCP and could not.
+    /// Returns whether it was ended, because it had to be on TCP and could not.
     #[must_use]
     pub fn is_given_up(&self) -> bool {
         self.given_up.load(Ordering::Relaxed)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The processes that an end of a connection is.
+//! The processes that share an endpoint of a connection.
 
 use std::{
     io,
@@ -11,21 +11,22 @@ use std::{
 
 use crate::{direction::Direction, fork_group::ForkGroup, kernel::Sample};
 
-/// Which processes an end is, whether this is one of them, and what they count together: bytes over TCP.
+/// Processes that share an endpoint, whether this is one of them, and the bytes over TCP that they count together
+///
 #[derive(Debug, Default)]
 pub struct Membership {
-    /// None as long as there was no more than this process.
+    /// The fork group; unset as long as there was no more than this process.
     group: OnceLock<ForkGroup>,
-    /// This process is none of them any more.
+    /// Whether this process is no longer one of them.
     departed: AtomicBool,
-    /// Another program has the socket as well, and is none of them.
+    /// Whether another program has the socket as well, and is not one of them.
     lent: AtomicBool,
-    /// Bytes that went over TCP through this library, while there is no group. From then on they are counted there.
+    /// Bytes that went over TCP through this library, while there is no group. Afterwards the group counts them.
     counted: [AtomicU64; 2],
 }
 
 impl Membership {
-    /// One process, of an end that takes the place of this one.
+    /// Returns the membership of one process, for the endpoint that takes the place of this one.
     pub(super) fn begin_anew(&self) -> Self {
         Self { counted: self.counted_both().map(AtomicU64::new), ..Self::default() }
     }
@@ -34,13 +35,14 @@ impl Membership {
         self.group.get()
     }
 
-    /// Whether no other process has this socket, as far as is known.
+    /// Returns whether no other process has this socket, as far as is known.
     #[must_use]
     pub fn is_alone(&self) -> bool {
         self.group().is_none_or(ForkGroup::is_alone)
     }
 
-    /// The group of this end, which begins with this process: it `leaves` shared memory if the process does.
+    /// Returns the group of this endpoint; makes it if needed, with this process. The group leaves shared memory if
+    /// `leaves` returns `true`.
     pub(crate) fn found_group(&self, leaves: impl FnOnce() -> bool) -> io::Result<&ForkGroup> {
         if let Some(group) = self.group() {
             return Ok(group);
@@ -55,9 +57,10 @@ impl Membership {
         Ok(self.group.get_or_init(|| group))
     }
 
-    // ---- whether this process is one of them
+    // ---- membership of this process
 
-    /// This process gives the socket up, and nobody of it is at the pipes. Says whether there is no other process of this end.
+    /// Notes that this process gives the socket up; no thread of it is at the pipes. Returns whether no other process
+    /// of this endpoint has it.
     pub(super) fn depart(&self) -> bool {
         let Some(group) = self.group() else { return true };
         let last = group.depart();
@@ -65,7 +68,7 @@ impl Membership {
         last
     }
 
-    /// It did not give it up after all.
+    /// Makes this process a member again, if it did not give the socket up after all.
     pub fn come_back(&self) {
         if let Some(group) = self.group().filter(|_| self.departed.swap(false, Ordering::SeqCst)) {
             group.stay();
@@ -76,41 +79,42 @@ impl Membership {
         self.departed.load(Ordering::Relaxed)
     }
 
-    /// Another program gets the socket, which knows nothing of what is in shared memory: one of these processes goes on and reads
-    /// it.
+    /// Notes that another program gets the socket, which knows nothing of what is in shared memory: one of these
+    /// processes goes on and reads it.
     pub fn lend(&self) {
         self.lent.store(true, Ordering::SeqCst);
         self.group().inspect(|group| group.lend());
     }
 
-    /// Whether another program has got the socket so.
+    /// Returns whether another program has got the socket in this way.
     #[must_use]
     pub fn is_lent(&self) -> bool {
         self.lent.load(Ordering::SeqCst) || self.group().is_some_and(ForkGroup::is_lent)
     }
 
-    // ---- what they count
+    // ---- shared counts
 
     fn counter(&self, direction: Direction) -> &AtomicU64 {
         self.group().map_or(&self.counted[direction as usize], |group| group.counted(direction))
     }
 
-    /// Bytes that went over TCP, of all processes of this end.
+    /// Returns the bytes of all processes of this endpoint that went over TCP.
     pub(crate) fn counted(&self, direction: Direction) -> u64 {
         self.counter(direction).load(Ordering::SeqCst)
     }
 
-    /// The same of both directions: sending, receiving.
+    /// Returns the same for both directions: sending, receiving.
     pub(crate) fn counted_both(&self) -> [u64; 2] {
         Direction::BOTH.map(|direction| self.counted(direction))
     }
 
-    /// So many bytes went over TCP. Says how many there were before.
+    /// Counts bytes that went over TCP. Returns the number before these.
     pub(super) fn count(&self, direction: Direction, bytes: usize) -> u64 {
         self.counter(direction).fetch_add(bytes as u64, Ordering::Relaxed)
     }
 
-    /// Where a process died while it counted, the count is from now on the kernel's, which `ask` gives. Within a turn.
+    /// Takes over the kernel's count, which `ask` returns, if a process died while it counted. Called within a turn
+    ///
     pub(crate) fn recount(&self, direction: Direction, ask: impl FnOnce() -> Option<Sample>) {
         let Some(group) = self.group().filter(|group| group.is_unsure(direction)) else { return };
         if let Some(sample) = ask() {

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the program has set on its socket, remembered while nobody can change it unseen.
+//! Remembers which options the program has set on its socket, while no other process can change them unseen.
 //!
-//! Each change that comes by the front begins a new version, and what was learnt in an older one counts no more. It is asked
-//! anew each time where another process has the socket too, or the connection is on its way to one.
+//! Each change that goes through the front begins a new version, and answers from older versions no longer count. The
+//! kernel is asked each time where another process has the socket too, or the connection is leaving.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Connection;
 
-/// Versions of all sockets: where it is not known of which one something was changed.
+/// Version of all sockets, for changes where it is not known which socket they concern.
 static ALL: AtomicU64 = AtomicU64::new(1);
 
-/// Something that is set or not.
+/// An option that is set or not.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Set {
     /// `O_NONBLOCK`.
     Nonblocking = 0,
-    /// `SO_RCVTIMEO` is not "for ever".
+    /// `SO_RCVTIMEO` is finite.
     ReceiveLimit = 1,
-    /// The same of `SO_SNDTIMEO`.
+    /// `SO_SNDTIMEO` is finite.
     SendLimit = 2,
     /// `SO_TIMESTAMP` or `SO_TIMESTAMPNS`.
     Arrival = 3,
@@ -26,7 +26,7 @@ pub enum Set {
     Rest = 4,
 }
 
-/// The answers, each with the version in which it was given.
+/// Answers, each with the version in which it was given.
 #[derive(Debug, Default)]
 pub struct Options {
     version: AtomicU64,
@@ -35,19 +35,20 @@ pub struct Options {
 
 impl Options {
     fn version(&self) -> u64 {
-        // ORDER SeqCst: a change is made, then counted, then its call returns. Who begins after that sees the count.
+        // ORDER SeqCst: a change is made, then counted, then its call returns. A call that begins after that sees the
+        // count.
         self.version.load(Ordering::SeqCst).wrapping_add(ALL.load(Ordering::SeqCst))
     }
 
-    /// The program has changed something of it.
+    /// Notes that the program has changed an option of it.
     pub fn set_anew(&self) {
         self.version.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Whether `what` is set, which `ask` finds out if it may have changed since that was last asked.
+    /// Returns whether `what` is set. `ask` finds that out if it may have changed since the last answer.
     fn has_set(&self, what: Set, ask: impl FnOnce() -> bool) -> bool {
         let known = &self.known[what as usize];
-        // Before it is asked: a change that comes meanwhile makes the answer old.
+        // Before `ask` is called, so that a change that comes meanwhile makes the answer old.
         let version = self.version();
         let before = known.load(Ordering::Relaxed);
         if before >> 1 == version {
@@ -60,7 +61,7 @@ impl Options {
 }
 
 impl Connection {
-    /// Whether `what` is set, which `ask` finds out.
+    /// Returns whether `what` is set, which `ask` finds out.
     pub fn has_set(&self, what: Set, ask: impl FnOnce() -> bool) -> bool {
         if !self.members.is_alone() || self.leaves() {
             return ask();
@@ -69,7 +70,7 @@ impl Connection {
     }
 }
 
-/// The program has changed something of a socket, and which one is not known. Takes no lock.
+/// Notes that the program has changed an option of an unknown socket. Takes no lock.
 pub fn set_anew() {
     ALL.fetch_add(1, Ordering::SeqCst);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Calls that the kernel carries out while a connection has no pipes: what they move is counted and the beginning kept.
+//! Calls that the kernel carries out while a connection has no pipes: counts their bytes and keeps the beginning.
 
 use super::{Connection, Direction};
 
@@ -8,7 +8,7 @@ use super::{Connection, Direction};
 pub struct Plain<'a> {
     connection: &'a Connection,
     direction: Direction,
-    /// The connection may come to be joined: it was counted as a call that is inside.
+    /// Whether the connection may still be joined, so that this call was counted as one inside the kernel.
     candidate: bool,
 }
 
@@ -17,7 +17,7 @@ impl<'a> Plain<'a> {
         Self { connection, direction, candidate }
     }
 
-    /// The call moved these bytes: `n` of them, from or to the beginning of the parts.
+    /// Notes that the call moved `n` bytes, from or to the beginning of the parts.
     pub fn moved<'p>(&self, n: usize, parts: impl Iterator<Item = &'p [u8]>) {
         let Self { connection, direction, candidate } = *self;
         if !candidate {
@@ -28,13 +28,13 @@ impl<'a> Plain<'a> {
         connection.count_parts(direction, n, parts);
     }
 
-    /// Whether the bytes that a call moves are still wanted for a proof.
+    /// Returns whether the bytes that the call moves are still wanted for a proof.
     #[must_use]
     pub fn remembers(&self) -> bool {
         self.candidate && self.connection.plain_calls.wants(self.direction)
     }
 
-    /// The call moved `n` bytes that nobody here saw.
+    /// Notes that the call moved `n` bytes that this library did not see.
     pub fn moved_unseen(&self, n: usize) {
         self.connection.plain_calls.stop_wanting(self.direction);
         self.moved(n, std::iter::empty());

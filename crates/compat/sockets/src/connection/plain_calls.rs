@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The calls that the kernel carries out while a connection is a candidate: who is in one, and what they leave for a proof.
+//! Tracks the calls that the kernel carries out while a connection is a candidate, and keeps what a proof needs of
+//! them.
 
 use std::{
     io::IoSliceMut,
@@ -18,14 +19,14 @@ use crate::{
     proof::{HISTORY, History},
 };
 
-/// Which calls move bytes by the kernel now, and the beginning of what each direction has carried. Once it is decided that the
-/// connection is joined, or never, nothing is kept; one that may come to be joined anew keeps it (S-22).
+/// Calls that move bytes by the kernel now, and the beginning of what each direction has carried. Once it is decided
+/// that the connection is joined, or never will be, nothing is kept; one that may be joined anew keeps it (S-22).
 #[derive(Debug)]
 pub(crate) struct PlainCalls {
-    /// Threads inside a kernel call that moves bytes.
+    /// Number of threads inside a kernel call that moves bytes, for each direction.
     inside: [AtomicU32; 2],
     history: Mutex<Option<Box<History>>>,
-    /// Which directions the history still wants.
+    /// Whether the history still wants bytes of each direction.
     wants: [AtomicBool; 2],
 }
 
@@ -38,7 +39,7 @@ impl PlainCalls {
         }
     }
 
-    /// The same for one that takes its place, and gets what was kept.
+    /// Returns the state for the connection that takes this one's place, with what was kept.
     pub(super) fn begin_anew(&self) -> Self {
         Self {
             inside: [const { AtomicU32::new(0) }; 2],
@@ -50,8 +51,8 @@ impl PlainCalls {
     // ---- calls
 
     pub(super) fn enter_call(&self, direction: Direction) {
-        // ORDER SeqCst: whoever joins stores the stage and then looks at `inside`, whoever enters looks at the stage after this;
-        // one of the two sees the other.
+        // ORDER SeqCst: a thread that joins stores the stage and then looks at `inside`; one that enters looks at the
+        // stage after this. One of the two sees the other.
         self.inside[direction as usize].fetch_add(1, Ordering::SeqCst);
     }
 
@@ -63,24 +64,25 @@ impl PlainCalls {
         self.inside[direction as usize].load(Ordering::SeqCst) != 0
     }
 
-    /// In a child made by fork: others of its parent were in these calls, and nobody is here.
+    /// Forgets the calls in a child made by fork: other threads of its parent were in them, and none is here.
     pub fn forget_calls(&self) {
         self.inside.iter().for_each(|inside| inside.store(0, Ordering::SeqCst));
     }
 
     // ---- history
 
-    /// Whether more of the beginning of this direction is wanted.
+    /// Returns whether more of the beginning of this direction is wanted.
     pub(super) fn wants(&self, direction: Direction) -> bool {
         self.wants[direction as usize].load(Ordering::Relaxed)
     }
 
-    /// Whether a call is under way that sends some of the beginning, which is kept once it returns.
+    /// Returns whether a call is under way that sends some of the beginning, which is kept once it returns.
     pub fn is_beginning_under_way(&self) -> bool {
         self.is_inside(Direction::Out) && self.wants(Direction::Out)
     }
 
-    /// Bytes went that nobody here saw: what comes later in this direction is not its beginning.
+    /// Stops keeping bytes of this direction after some that this library did not see: what comes later is not its
+    /// beginning.
     pub fn stop_wanting(&self, direction: Direction) {
         self.wants[direction as usize].store(false, Ordering::Relaxed);
     }
@@ -108,8 +110,8 @@ impl PlainCalls {
         self.wants[direction as usize].store(wanted, Ordering::Relaxed);
     }
 
-    /// Keeps the beginning of what the kernel had received when it was `seen`, and the program has not read: that it may leave for
-    /// later, or for good (S-6).
+    /// Keeps the beginning of what the kernel had received when it was `seen` and the program has not read. The program
+    /// may read it later, or never (S-6).
     pub fn remember_unread(&self, kernel: &dyn Kernel, fd: RawFd, dialled: bool, seen: &Sample) {
         let mut guard = lock(&self.history);
         let Some(history) = guard.as_deref_mut() else { return };
@@ -119,7 +121,7 @@ impl PlainCalls {
         }
         let mut unread = [0; HISTORY];
         let Ok(n) = kernel.recv(fd, &mut [IoSliceMut::new(&mut unread)], true) else { return };
-        // Where somebody has read meanwhile, they may stand further on.
+        // If another thread has read meanwhile, these bytes may begin at a later position.
         if kernel.counts(fd, dialled).is_some_and(|now| now.read() == seen.read()) {
             history.received(seen.read(), &unread[..n]);
         }
@@ -133,13 +135,13 @@ impl PlainCalls {
         }
     }
 
-    /// It is decided, and no proof comes any more.
+    /// Drops the history once it is decided that no proof comes any more.
     pub(super) fn forget_history(&self) {
         *lock(&self.history) = None;
         Direction::BOTH.into_iter().for_each(|direction| self.stop_wanting(direction));
     }
 
-    /// Nobody looks at the history while this is held.
+    /// Locks the history: no other thread looks at it while the result is held.
     pub fn hold_history(&self) -> MutexGuard<'_, Option<Box<History>>> {
         lock(&self.history)
     }

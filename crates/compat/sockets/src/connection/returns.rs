@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Whether an end was joined before, and when it may be joined again (S-22).
+//! Decides when an endpoint that was joined before may be joined again (S-22).
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
-/// How long an end stays on TCP before it is tried again: twice as long each time, up to a bound. One that stayed in memory for as
-/// long as that begins anew.
+/// Time for which an endpoint stays on TCP before it is tried again: twice as long each time, up to `LONGEST`. One that
+/// stayed in memory for that long begins anew with `FIRST`.
 const FIRST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// No moment yet.
 const NEVER: u64 = 0;
 
-/// What an end knows of its returns to memory. All times are milliseconds of one clock, whose value the caller brings.
+/// State of an endpoint's returns to memory. All times are milliseconds of one clock, whose value the caller supplies.
 #[derive(Debug)]
 pub(crate) struct Returns {
-    /// It takes the place of one that was joined.
+    /// Whether it takes the place of an endpoint that was joined.
     again: bool,
-    /// How long it waits before the next try.
+    /// Time that it waits before the next try.
     pause: AtomicU64,
-    /// When that may be, once it is known.
+    /// Time of the next try, once it is known.
     next: AtomicU64,
-    /// When it was joined.
+    /// Time at which it was joined.
     joined: AtomicU64,
 }
 
@@ -43,7 +43,7 @@ fn millis(time: Duration) -> u64 {
 }
 
 impl Returns {
-    /// The same of what takes its place `now`, and may try at once.
+    /// Returns the state of the endpoint that takes its place `now`, and may try at once.
     pub fn begin_anew(&self, now: Duration) -> Self {
         let pause = self.longer_pause();
         Self {
@@ -58,24 +58,25 @@ impl Returns {
         (2 * self.pause.load(Ordering::Relaxed)).min(millis(LONGEST))
     }
 
-    /// It was joined before.
+    /// Returns whether it was joined before.
     #[inline]
     pub fn was_joined(&self) -> bool {
         self.again
     }
 
-    /// It is joined `now`.
+    /// Notes that it is joined `now`.
     pub fn note_join(&self, now: Duration) {
         self.joined.store(millis(now), Ordering::Relaxed);
         self.next.store(NEVER, Ordering::Relaxed);
     }
 
-    /// Whether the time for the next try is known and has not come.
+    /// Returns whether the time for the next try is known and has not come.
     pub fn is_waiting(&self, now: Duration) -> bool {
         millis(now) < self.next.load(Ordering::Relaxed)
     }
 
-    /// Whether the time for the next try has come. Of one that was joined it begins with the first question after it has left.
+    /// Returns whether the time for the next try has come. For an endpoint that was joined, the pause begins with the
+    /// first call of this function after it has left.
     pub fn is_due(&self, now: Duration) -> bool {
         let now = millis(now);
         match self.next.load(Ordering::Relaxed) {
@@ -90,12 +91,12 @@ impl Returns {
         }
     }
 
-    /// It cannot be tried `now`: that is asked again after a `pause`, and counts for nothing.
+    /// Makes the next look wait for `pause`, as it cannot be tried `now`. This does not count as a failed try.
     pub fn look_later(&self, now: Duration, pause: Duration) {
         self.next.store(millis(now + pause), Ordering::Relaxed);
     }
 
-    /// A try has failed `now`.
+    /// Notes that a try has failed `now`.
     pub fn postpone(&self, now: Duration) {
         let pause = self.pause.load(Ordering::Relaxed);
         self.next.store(millis(now) + pause, Ordering::Relaxed);

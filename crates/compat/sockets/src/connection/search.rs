@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How a connection looks for its other end.
+//! State of a connection's search for its peer.
 
 use std::sync::{
     Mutex,
@@ -8,30 +8,32 @@ use std::sync::{
 
 use crate::{negotiation::NegotiationStage, spare::Spare};
 
-/// How often a connection is proposed anew, after what it was proposed over has ended or is left.
+/// Number of times that a connection is proposed again, after the session over which it was proposed has ended or is
+/// left.
 const PROPOSALS: u32 = 3;
 
-/// How far the talk with the other end is, what is made for it ahead, and which call gets on with it.
+/// How far the negotiation is, the resources made ahead for it, and the next call that continues it.
 #[derive(Debug, Default)]
 pub(crate) struct Search {
     pub talk: Mutex<NegotiationStage>,
-    /// What this end brings to its peer, where that is made ahead.
+    /// Resources that this endpoint brings to its peer, where these are made ahead.
     pub spare: Mutex<Spare>,
-    /// Calls of the program since it looks.
+    /// Number of calls of the program since the search began.
     calls: AtomicU64,
-    /// The call that gets on with it.
+    /// Number of the call that continues the search.
     next_try: AtomicU64,
-    /// Times it was proposed in vain.
+    /// Number of times it was proposed in vain.
     vain: AtomicU32,
 }
 
 impl Search {
-    /// A call of the program begins. Says how many there were since the other end is looked for, this one included.
+    /// Counts a call of the program. Returns the number of calls since the search began, this one included.
     pub fn count_call(&self) -> u64 {
         self.calls.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// It was proposed, and nobody answered or ever will. Says whether that may be tried over another session (S-6, S-19).
+    /// Counts a proposal that nobody answered or ever will. Returns whether it may be tried over another session (S-6,
+    /// S-19).
     pub fn may_propose_again(&self) -> bool {
         self.vain.fetch_add(1, Ordering::Relaxed) < PROPOSALS
     }

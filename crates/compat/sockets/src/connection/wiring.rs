@@ -1,48 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the front has prepared and seen of a connection's readiness.
+//! What the front has prepared for a connection's readiness, and has seen of it.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use crate::direction::Direction;
 
-/// Whether the front can report readiness that the kernel does not know of, how its program waits for that, and what it has seen since
-/// it last looked.
+/// Whether the front can report readiness that the kernel does not know of, how its program waits for that, and what it
+/// has seen since it last looked.
 #[derive(Debug, Default)]
 pub struct Wiring {
     waits: SeenWaits,
-    /// It has made its preparations.
+    /// Whether the front has made its preparations.
     wired: AtomicBool,
-    /// It watches the kernel's edges of this socket, and there was none since the last look.
+    /// Whether the front watches the kernel's edges of this socket, and saw none since the last look.
     quiet: AtomicBool,
-    /// Sends that found no room.
+    /// Number of sends that found no room.
     stalls: AtomicU64,
 }
 
 impl Wiring {
-    /// The front is ready for bytes that the kernel does not know of.
+    /// Notes that the front is ready for bytes that the kernel does not know of.
     pub fn set_wired(&self) {
         self.wired.store(true, Ordering::SeqCst);
     }
 
-    /// Whether it is.
+    /// Returns whether the front is ready for these.
     #[inline]
     #[must_use]
     pub fn is_wired(&self) -> bool {
         self.wired.load(Ordering::SeqCst)
     }
 
-    /// How the program waits.
+    /// Returns how the program waits.
     #[must_use]
     pub fn waits(&self) -> &SeenWaits {
         &self.waits
     }
 
-    /// The same for one that takes its place.
+    /// Returns the wiring of the connection that takes this one's place.
     pub(super) fn begin_anew(&self) -> Self {
         Self { waits: self.waits.begin_anew(), ..Self::default() }
     }
 
-    /// `false`: the front saw an edge of the socket. `true`: it watches for edges, and is about to look.
+    /// Notes that the front saw an edge of the socket (`false`), or that it watches for edges and is about to look
+    /// (`true`).
     #[inline]
     pub fn set_quiet(&self, quiet: bool) {
         self.quiet.store(quiet, Ordering::SeqCst);
@@ -53,29 +54,29 @@ impl Wiring {
         self.quiet.load(Ordering::SeqCst)
     }
 
-    /// Sends that found too little room so far: an edge of writability is due after each.
+    /// Returns the number of sends that found too little room so far: an edge of writability is due after each.
     #[inline]
     #[must_use]
     pub fn stalls(&self) -> u64 {
         self.stalls.load(Ordering::Relaxed)
     }
 
-    /// A send found too little room.
+    /// Counts a send that found too little room.
     pub(crate) fn count_stall(&self) {
         self.stalls.fetch_add(1, Ordering::SeqCst);
     }
 }
 
-/// By which calls the program was seen to wait for a connection (ADR 0096). One that waits by calls that the front does not see is told
-/// nothing of what is in a pipe: until a wait for a direction was seen, that direction stays on TCP.
+/// Calls by which the program was seen to wait for a connection (ADR 0096). A program that waits by calls that the
+/// front does not see learns nothing of what is in a pipe. So each direction stays on TCP until a wait for it was seen.
 #[derive(Debug, Default)]
 pub struct SeenWaits {
-    /// A bit for each direction: the program asks the front by calls that are about readiness. Another for each: calls that move bytes
-    /// wait for them. And one: such calls show nothing.
+    /// One bit for each direction: the program asks the front by calls about readiness. Another for each: calls that
+    /// move bytes wait for them. And `UNSEEN`, with which calls of the second kind that wait for bytes show nothing.
     seen: AtomicU8,
 }
 
-/// In `seen`: there are waits that the front does not see.
+/// Bit in `seen`: there are waits that the front does not see.
 const UNSEEN: u8 = 1 << 4;
 
 impl SeenWaits {
@@ -102,29 +103,30 @@ impl SeenWaits {
         }
     }
 
-    /// The program asked the front whether this direction is ready, or to be told when it is.
+    /// Notes that the program asked the front whether this direction is ready, or to be told when it is.
     #[inline]
     pub fn note_asked(&self, direction: Direction) {
         self.note_bits(Self::asked(direction));
     }
 
-    /// The same of both directions.
+    /// Does the same for both directions.
     pub fn note_both_asked(&self) {
         Direction::BOTH.into_iter().for_each(|direction| self.note_asked(direction));
     }
 
-    /// A call that moves bytes in this direction waits until it can.
+    /// Notes that a call that moves bytes in this direction waits until it can.
     pub fn note_blocked(&self, direction: Direction) {
         self.note_bits(Self::blocked(direction));
     }
 
-    /// The program may wait for bytes by calls that the front does not see: one that waits for them itself shows nothing.
+    /// Notes that the program may wait for bytes by calls that the front does not see. Then a call that blocks for
+    /// bytes shows nothing.
     pub fn note_unseen(&self) {
         self.note_bits(UNSEEN);
     }
 
-    /// A call found nothing, or no room, and did not wait. Says whether that contradicts all that was seen so far, which is forgotten:
-    /// the program waits by a call that the front does not see.
+    /// Notes that a call found nothing, or no room, and did not wait. Returns whether that contradicts all waits seen
+    /// so far, which are then forgotten: the program waits by a call that the front does not see.
     #[must_use]
     pub fn note_refused(&self, direction: Direction) -> bool {
         let blocked = Self::blocked(direction);
@@ -134,14 +136,14 @@ impl SeenWaits {
         self.seen.fetch_and(!blocked, Ordering::Relaxed) & blocked != 0
     }
 
-    /// Whether the program was seen to ask the front about this direction.
+    /// Returns whether the program was seen to ask the front about this direction.
     #[inline]
     #[must_use]
     pub fn is_asked(&self, direction: Direction) -> bool {
         self.has(Self::asked(direction))
     }
 
-    /// Whether a wait for this direction was seen.
+    /// Returns whether a wait for this direction was seen.
     #[inline]
     #[must_use]
     pub fn is_seen(&self, direction: Direction) -> bool {

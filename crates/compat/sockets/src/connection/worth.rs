@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a connection has moved so far, held against what it costs to join it.
+//! Compares what a connection has moved so far with the cost of joining it.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
@@ -7,22 +7,23 @@ use crate::{direction::Direction, proof::ENOUGH};
 
 /// No direction yet.
 const NEITHER: u8 = 2;
-/// Bytes of a connection that is worth a try, where its service has credit.
+/// Number of bytes after which a connection is worth a try, where its service has credit.
 const PROMISING: u64 = 16 << 10;
-/// Turns of such a one: two requests with answers.
+/// Number of turns after which it is, too: two requests with answers.
 const PROMISING_TURNS: u64 = 4;
-/// Turns and bytes after which a join has paid, or would have. TCP takes as long for either as both ends take to join: on a Zen 4
-/// about 1 ms.
+/// Number of turns, and of bytes, after which a join has paid, or would have. TCP takes as long for either as both
+/// endpoints take to join: on a Zen 4 about 1 ms.
 const PAID_TURNS: u64 = 128;
 const PAID: u64 = 2 << 20;
 
 /// How a connection's two directions alternate, and which of the two thresholds it has passed.
 #[derive(Debug)]
 pub(crate) struct Worth {
-    /// Calls that went another way than the one before: a read after a write, a write after a read. Counted until it has paid.
+    /// Number of calls that went in another direction than the one before: a read after a write, a write after a read.
+    /// Counted until it has paid.
     turns: AtomicU64,
     last: AtomicU8,
-    /// The other end is looked for.
+    /// Whether the peer is searched for.
     is_sought: AtomicBool,
     has_paid: AtomicBool,
 }
@@ -39,7 +40,7 @@ impl Default for Worth {
 }
 
 impl Worth {
-    /// The same, of an end that takes the place of this one.
+    /// Returns the state for the endpoint that takes the place of this one.
     pub(super) fn begin_anew(&self) -> Self {
         Self {
             turns: AtomicU64::new(self.turns.load(Ordering::Relaxed)),
@@ -49,43 +50,43 @@ impl Worth {
         }
     }
 
-    /// A call moved bytes in this direction.
+    /// Counts a call that moved bytes in this direction.
     #[inline]
     pub fn count_turn(&self, direction: Direction) {
         let turn = direction as u8;
-        // Two threads that have a direction each write to this for no longer than that.
+        // So two threads that have a direction each stop writing here once it has paid.
         if !self.has_paid() && self.last.load(Ordering::Relaxed) != turn {
             self.last.store(turn, Ordering::Relaxed);
             self.turns.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Whether enough has passed to try, where so much was `counted` in the two directions: `after` bytes, or two requests with
-    /// answers, and as much as a proof needs.
+    /// Returns whether enough has passed to try, with so much `counted` in the two directions: `after` bytes, or two
+    /// requests with answers, and as much as a proof needs.
     pub fn is_promising(&self, counted: [u64; 2], after: Option<u64>) -> bool {
         let [sent, received] = counted;
         let turned = self.turns.load(Ordering::Relaxed) >= PROMISING_TURNS && sent.max(received) >= ENOUGH.into();
         (sent + received >= after.unwrap_or(PROMISING) || turned) && sent + received >= ENOUGH.into()
     }
 
-    /// Whether it has moved as much as pays for a join, by now or long ago.
+    /// Returns whether it has moved as much as pays for a join, now or earlier.
     #[inline]
     pub fn has_paid(&self) -> bool {
         self.has_paid.load(Ordering::Relaxed)
     }
 
-    /// So much was `counted` in the two directions. Says whether that pays for a join, and did not before.
+    /// Takes the bytes `counted` in the two directions. Returns whether they pay for a join, and did not before.
     pub fn pays_now(&self, counted: [u64; 2]) -> bool {
         let pays = counted.iter().sum::<u64>() >= PAID || self.turns.load(Ordering::Relaxed) >= PAID_TURNS;
         pays && !self.has_paid.swap(true, Ordering::Relaxed)
     }
 
-    /// Whether the other end is looked for.
+    /// Returns whether the peer is searched for.
     pub fn is_sought(&self) -> bool {
         self.is_sought.load(Ordering::Relaxed)
     }
 
-    /// From now on the other end is looked for.
+    /// Begins the search for the peer.
     pub fn set_sought(&self) {
         self.is_sought.store(true, Ordering::Relaxed);
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A connection gets its row.
+//! Makes the row of a connection.
 
 use std::sync::{
     Arc,
@@ -15,7 +15,7 @@ use super::{ConnectionTable, List, Row};
 use crate::{Reason, connection::Connection, direction::Direction, tuple::Tuple};
 
 impl ConnectionTable {
-    /// Shows `connection` from now on, if there is room.
+    /// Shows `connection` from now on, if there is room. Returns its row.
     pub fn show(&self, connection: &Connection, tuple: Tuple) -> Option<Row> {
         let list = lock(&self.0).get_or_insert_with(|| aside::lifted(List::new).map(Arc::new)).clone()?;
         let Some(at) = lock(&list.free).pop() else {
@@ -29,7 +29,7 @@ impl ConnectionTable {
         let shown = connection_table::Row {
             addresses: [tuple.own, tuple.peer],
             stage: connection_table::Stage::Candidate,
-            // As long as nobody has answered.
+            // Until a peer has answered.
             reason: Some(if connection.members.is_alone() { Reason::NoPeer } else { Reason::Shared } as u16),
             counts: [sent, through(Direction::Out), received, through(Direction::In)],
         };

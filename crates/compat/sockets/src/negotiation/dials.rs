@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Links to other processes that are being made. No call of the program waits for any; a later one asks again (S-4).
+//! Sessions with other processes that are being opened. No call of the program waits for any; a later one asks again
+//! (S-4).
 
 use std::time::{Duration, Instant};
 
 use tombolo_domain::{Connecting, Endpoint, Error, Rendezvous};
 
-/// How long a link may take to be made, and how many at once.
+/// Time that opening a session may take, and largest number opened at once.
 const PATIENCE: Duration = Duration::from_secs(5);
 const DIALS: usize = 64;
 
-/// Links that are being made.
+/// Sessions that are being opened.
 #[derive(Debug, Default)]
 pub(super) struct Dials(Vec<Dial>);
 
@@ -21,7 +22,7 @@ struct Dial {
 }
 
 impl Dials {
-    /// The link to a service, once it is there; begins to make it if nobody did.
+    /// Returns the endpoint of a session with a service, once it is open; begins to open it if nobody has.
     ///
     /// # Errors
     /// As [`Rendezvous::begin_connect`].

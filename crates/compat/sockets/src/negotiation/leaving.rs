@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A session whose memory will be taken away, or was (S-19).
+//! Handles a session whose memory will be taken away, or was (S-19).
 
 use std::sync::Weak;
 
@@ -9,7 +9,8 @@ use super::peer_process::{InheritedSession, PeerProcess};
 use crate::{Reason, connection::Connection, fork_group::ForkGroup, pipes::Pipes, process::Process};
 
 impl PeerProcess {
-    /// Takes its connections back to TCP where its memory will be taken away (V-9). Says whether it is left, and all of them are.
+    /// Moves its connections back to TCP if its memory will be taken away (V-9). Returns whether that is so and all of
+    /// them have left.
     pub(super) fn leave_memory(&mut self, process: &Process) -> bool {
         if !self.is_to_leave() {
             return false;
@@ -21,18 +22,19 @@ impl PeerProcess {
         let left = |connection: &Weak<Connection>| connection.upgrade().is_none_or(|it| leave_memory(&it, process));
         let all_left = self.joined.iter().map(left).fold(true, |all, one| all & one);
         if !all_left {
-            // Whoever sleeps next looks first.
+            // The next thread that is about to sleep looks first.
             process.exchange.mark_notified();
         }
         all_left
     }
 
-    /// Whether its memory will be taken away.
+    /// Returns whether its memory will be taken away.
     fn is_to_leave(&self) -> bool {
         !self.link.same_kernel() && self.link.doorbell().is_some_and(|doorbell| doorbell.is_leaving())
     }
 
-    /// It has ended. Says whether nothing needs its memory any more: as long as something does, the call must not be given back.
+    /// Notes that it has ended. Returns whether nothing needs its memory any more. Until then the session must be kept
+    /// open.
     pub(super) fn has_left_memory(&mut self, process: &Process) -> bool {
         self.over = true;
         self.joined.retain(|connection| connection.strong_count() > 0);
@@ -41,7 +43,7 @@ impl PeerProcess {
         self.link.same_kernel() || self.joined.iter().map(left).fold(true, |all, one| all & one)
     }
 
-    /// The memory was taken away.
+    /// Resets the connections that still need the memory, where it was taken away.
     pub(super) fn lose_memory(&self, process: &Process) {
         if !self.link.same_kernel() && self.link.liveness() == Liveness::Revoked {
             self.joined.iter().filter_map(Weak::upgrade).for_each(|connection| lose_memory(&connection, process));
@@ -50,8 +52,8 @@ impl PeerProcess {
 }
 
 impl InheritedSession {
-    /// Hears what there is to hear, and takes its connections back to TCP where its memory will be taken away (V-9). Says whether
-    /// something may still be heard.
+    /// Looks for news of the session, and moves its connections back to TCP if its memory will be taken away (V-9).
+    /// Returns whether more news may come.
     pub(super) fn hear_news(&mut self, process: &Process) -> bool {
         let Some(session) = self.session.upgrade() else { return false };
         let is_revoked = session.hear_news();
@@ -71,8 +73,9 @@ impl InheritedSession {
 }
 
 impl Process {
-    /// Lets go of the memory of a connection that went back to TCP, for who is about to fork. Says whether that is done: the
-    /// peer may need it still. `by_force` it is done, and what was in it is lost.
+    /// Lets go of the memory of a connection that went back to TCP, for a process that is about to fork. Returns
+    /// whether that is done: the peer may still need the memory. With `by_force` it is done in any case, and what was
+    /// in the memory is lost.
     #[must_use]
     pub fn lets_go(&self, connection: &Connection, by_force: bool) -> bool {
         let Some(pipes) = connection.pipes.get() else { return true };
@@ -83,8 +86,8 @@ impl Process {
     }
 }
 
-/// Its memory will be taken away: moves `connection` back to TCP as far as that can be done now. Says whether it needs that memory no
-/// more (V-9).
+/// Moves `connection`, whose memory will be taken away, back to TCP as far as that is possible now. Returns whether it
+/// no longer needs that memory (V-9).
 fn leave_memory(connection: &Connection, process: &Process) -> bool {
     if connection.descriptors.are_closed() {
         return true;
@@ -94,14 +97,15 @@ fn leave_memory(connection: &Connection, process: &Process) -> bool {
     has_left_memory(connection, process)
 }
 
-/// Whether `connection` needs its memory no more (V-9).
+/// Returns whether `connection` no longer needs its memory (V-9).
 fn has_left_memory(connection: &Connection, process: &Process) -> bool {
     let (kernel, fd) = (process.kernel(), connection.descriptors.fd());
     let has_left = |pipes: &Pipes| pipes.detach(connection, kernel, fd);
     connection.descriptors.are_closed() || connection.pipes.get().is_none_or(has_left)
 }
 
-/// Its memory was taken away: what was in it is lost, unless nothing was (V-9).
+/// Resets `connection`, whose memory was taken away with what was in it, unless it did not need the memory any more
+/// (V-9).
 fn lose_memory(connection: &Connection, process: &Process) {
     let is_detached = connection.members.group().is_some_and(ForkGroup::is_detached);
     let needs_it = connection.pipes.get().is_some_and(|pipes| !pipes.hints().is_detached() && !is_detached);

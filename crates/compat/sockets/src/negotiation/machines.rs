@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What this process has to do with the broker of its kernel: what it claims there, and whom it seeks (S-18).
+//! Talks to the broker of this process's kernel: claims keys there, and seeks peers (S-18).
 
 use std::sync::{Arc, Mutex};
 
@@ -11,7 +11,7 @@ use crate::{
     random::random_id,
 };
 
-/// What this process has to do with its broker.
+/// State of this process's conversation with its broker.
 #[derive(Debug, Default)]
 pub(crate) struct Machines {
     finder: Option<Box<dyn PeerFinder>>,
@@ -20,7 +20,7 @@ pub(crate) struct Machines {
 }
 
 impl Machines {
-    /// The conversation with the broker, which begins when it is first needed.
+    /// Returns the conversation with the broker, which begins when it is first needed.
     pub(super) fn finder(&mut self, machines: Option<&dyn Rendezvous>) -> Option<&mut Box<dyn PeerFinder>> {
         if self.finder.is_none() {
             self.finder = machines?.peer_finder(&service_name(random_id()));
@@ -28,7 +28,7 @@ impl Machines {
         self.known_finder()
     }
 
-    /// The same, if it has begun. What is claimed no more it hears first.
+    /// Returns the conversation, if it has begun, after telling the broker which claims were dropped.
     fn known_finder(&mut self) -> Option<&mut Box<dyn PeerFinder>> {
         let finder = self.finder.as_mut()?;
         lock(&self.withdrawn).drain(..).for_each(|key| finder.withdraw_key(key));
@@ -52,7 +52,7 @@ impl Machines {
         }
     }
 
-    /// Who came, where this process has said anything to its broker.
+    /// Accepts a peer that has called, if this process has begun a conversation with its broker.
     pub(super) fn accept_peer(&mut self) -> Option<Box<dyn Endpoint>> {
         self.known_finder()?.accept_peer()
     }

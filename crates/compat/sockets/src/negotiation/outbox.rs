@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What is to be sent over a session whose path has no room for now. A full path means *later*: the peer's program makes no
-//! calls, or has more to hear than it took yet (S-4).
+//! Queues messages for a session whose path has no room for now. A full path means *later*: the peer's program makes no
+//! calls, or has more messages to read than it took yet (S-4).
 //!
-//! A message that brings nothing waits here. One that brings memory does not, since its descriptors would stand among the
-//! program's: who has one to send asks again in a later call.
+//! A message that carries no memory waits here. One that carries memory does not, since its descriptors would take up
+//! numbers of the program's: whoever has one to send tries again in a later call.
 
 use std::{
     collections::VecDeque,
@@ -13,39 +13,39 @@ use std::{
 use tombolo_domain::{Endpoint, Error};
 use tombolo_layout::sockets::Message;
 
-/// Messages that wait at most. Who has so many to hear and hears none is not worth a session.
+/// Largest number of messages that wait. A peer that has so many to read and reads none is not worth a session.
 const WAITING: usize = 1024;
-/// How long a full path is left alone, at first and at most.
+/// Time for which nothing is sent over a full path, at first and at most.
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(64)];
 
 /// Messages to one peer.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     waiting: VecDeque<Vec<u8>>,
-    /// The path was full: until when it is left alone, and how long that was.
+    /// Time until which the path, which was full, is left alone, and how long that pause was.
     pause: Option<(Instant, Duration)>,
 }
 
 impl Outbox {
-    /// Whether there is room for one more message.
+    /// Returns whether there is room for one more message.
     pub(super) fn has_room(&self) -> bool {
         self.waiting.len() < WAITING
     }
 
-    /// Whether all was sent.
+    /// Returns whether all messages were sent.
     pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// Whether it makes sense to send now: the path was not found full a moment ago.
+    /// Returns whether it makes sense to send now: the path was not found full a moment ago.
     pub(super) fn is_open(&self) -> bool {
         self.pause.is_none_or(|(until, _)| Instant::now() >= until)
     }
 
-    /// Sends a message that brings nothing, now or later.
+    /// Sends a message that carries no memory, now or later.
     ///
     /// # Errors
-    /// There is no room here either, or the peer is gone.
+    /// Returns an error where there is no room here either, or the peer is gone.
     pub(super) fn send(&mut self, link: &mut dyn Endpoint, message: &Message) -> Result<(), Error> {
         if !self.has_room() {
             return Err(Error::Limit { what: "the room for messages that wait", remedy: "the peer reads none" });
@@ -54,10 +54,10 @@ impl Outbox {
         self.send_waiting(link)
     }
 
-    /// Sends what waits, as far as there is room.
+    /// Sends waiting messages, as far as there is room.
     ///
     /// # Errors
-    /// The peer is gone.
+    /// Returns an error where the peer is gone.
     pub(super) fn send_waiting(&mut self, link: &mut dyn Endpoint) -> Result<(), Error> {
         while let Some(message) = self.waiting.pop_front() {
             match self.try_send(|| link.send(&message, None)) {
@@ -72,7 +72,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// Sends what `send` does behind all that waits, if there is room for it now; says whether it did.
+    /// Calls `send` after all that waits, if there is room for it now. Returns whether the message was sent.
     ///
     /// # Errors
     /// As `send`.

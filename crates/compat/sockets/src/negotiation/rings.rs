@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Rings that follow their load: what goes over the session between the two processes, and when idle ones are looked at (S-20).
+//! Moves directions to rings that fit their load: sends rings over the session, and looks at idle ones (S-20).
 
 use std::{
     sync::{
@@ -28,24 +28,24 @@ use crate::{
     session::Session,
 };
 
-/// A larger segment is not offered.
+/// Largest segment that is offered, in bytes.
 const PEER_MAPS: u64 = limits::CONTROL_LEN + RING_MAX;
-/// So often large rings are looked at, whether they are idle.
+/// Time between two looks for large rings that are idle.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// The memory that rings of this process may have, and when large ones are looked at.
+/// Memory that rings of this process may use, and the time of the next look at large ones.
 #[derive(Debug)]
 pub(crate) struct RingMemory {
     quota: Quota,
-    /// What rings that follow their load know of the machine's memory.
+    /// State that rings with a growth policy share about the machine's memory.
     budget: RingBudget,
     has_large_rings: AtomicBool,
-    /// When these are looked at again, in milliseconds.
+    /// Time at which these are looked at again, in milliseconds.
     look_due: AtomicU64,
 }
 
 impl RingMemory {
-    /// For a process that makes `most` bytes of shared memory.
+    /// Makes the state for a process that makes `most` bytes of shared memory.
     pub fn new(most: u64) -> Self {
         Self {
             quota: Quota::new(most),
@@ -55,12 +55,13 @@ impl RingMemory {
         }
     }
 
-    /// What all memory of the process counts against.
+    /// Returns the quota against which all memory of the process counts.
     pub fn quota(&self) -> &Quota {
         &self.quota
     }
 
-    /// How a ring of `first` bytes grows to `most`, and whether it tries a still larger one. None if it does neither.
+    /// Returns the policy by which a ring of `first` bytes grows to `most`, and tries a still larger one if `tries` is
+    /// set. Returns `None` if it does neither.
     pub fn growth(&self, first: u64, most: u64, tries: bool) -> Option<Growth> {
         let rule = GrowthRule::connection(first);
         let growth = Growth::new(rule, self.budget.clone(), most, PEER_MAPS, coarse_time());
@@ -69,14 +70,15 @@ impl RingMemory {
         (growth.state().target > first).then_some(growth)
     }
 
-    /// A send found its ring full: where that is bulk, a larger one is offered, and where one was tried in vain the one before.
+    /// Handles a send that found its ring full. Offers a larger ring for bulk, or the previous one where a larger one
+    /// was tried in vain.
     #[cold]
     pub fn grow_ring(&self, exchange: &Exchange, connection: &Connection) {
         let Some(pipes) = connection.pipes.get() else { return };
         if !pipes.halves.with_tx(&connection.members, Tx::may_change_ring).unwrap_or(false) {
             return;
         }
-        // Bulk is found again, in this call or a later one.
+        // If the lock is taken, bulk is detected again, in this call or a later one.
         let Some(mut exchange) = exchange.try_lock_all() else { return };
         let room = find_session(&mut exchange.peer_processes, pipes).map_or(0, |peer| peer.room_for_ring());
         offer_over(&mut exchange.peer_processes, &self.quota, pipes, |offer| {
@@ -93,7 +95,7 @@ impl RingMemory {
         self.has_large_rings.store(true, Ordering::Relaxed);
     }
 
-    /// Before a sleep: large rings that are idle give way to small ones.
+    /// Offers small rings, before a sleep, in place of large ones that are idle.
     pub fn shrink_idle_rings(&self, exchange: &Exchange) {
         if !self.has_large_rings.load(Ordering::Relaxed) {
             return;
@@ -123,7 +125,7 @@ impl RingMemory {
     }
 }
 
-/// The session that `pipes` belong to, unless its memory will be taken away (S-19).
+/// Returns the session that `pipes` belong to, unless its memory will be taken away (S-19).
 fn find_session<'a>(peer_processes: &'a mut [PeerProcess], pipes: &Pipes) -> Option<&'a mut PeerProcess> {
     let is_its = |session: &Arc<Session>| Arc::ptr_eq(session, &pipes.session) && !session.is_leaving();
     peer_processes.iter_mut().find(|peer| peer.session.as_ref().is_some_and(is_its))
@@ -141,7 +143,8 @@ fn offer_over(
 }
 
 impl PeerProcess {
-    /// Makes a ring and sends it to the peer's end with the number `to`. None where there is no room for it now.
+    /// Makes a ring and sends it to the peer's endpoint with the number `to`. Returns `None` where there is no room for
+    /// it now.
     fn send_ring(&mut self, quota: &Quota, header: &SegmentHeader, to: u64) -> Option<(OwnRing<Mapped>, Lease)> {
         self.send_waiting().ok()?;
         if !self.outbox.is_empty() || !self.outbox.is_open() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a connection knows of the talk about it.
+//! State of a connection's negotiation.
 
 use tombolo_layout::sockets::{Claim, Proof};
 
@@ -8,31 +8,31 @@ use crate::{
     pipes::{OwnResources, PeerResources},
 };
 
-/// How far the talk about one connection is.
+/// How far the negotiation of one connection is.
 #[derive(Debug, Default)]
 pub(crate) enum NegotiationStage {
     #[default]
     Silent,
-    /// Claimed.
+    /// It is claimed.
     Claimed(Box<Waiting>),
-    /// Proposed over the link with this number.
+    /// It was proposed over the session with this number.
     Proposed {
         claim: Claim,
         link: u64,
         _claimed: Claimed,
     },
-    /// Answered.
+    /// A proposal was answered.
     Answered(Box<Answered>),
-    /// The answer is right, and there was no room yet to say so.
+    /// The answer is right, and there was no room yet to confirm it.
     Confirming(Box<Confirming>),
     Done,
 }
 
 #[derive(Debug)]
 pub(crate) struct Waiting {
-    /// What the kernel counted before anybody could know of the claim.
+    /// The kernel's counts from before any peer could know of the claim.
     pub(super) before: Claim,
-    /// What came first, over the link with this number. Once it was answered there is no second try.
+    /// Proposal that came first, and the number of its session. Once it was answered there is no second try.
     pub(super) proposal: Option<(Claim, u64)>,
     pub(super) tries: u32,
     pub(super) claimed: Claimed,
@@ -43,7 +43,7 @@ pub(crate) struct Answered {
     pub(super) proposal: Claim,
     pub(super) own: Claim,
     pub(super) proof: Proof,
-    /// The link over which it was proposed.
+    /// Number of the session over which it was proposed.
     pub(super) link: u64,
     pub(super) fresh: OwnResources,
     pub(super) _claimed: Claimed,
@@ -51,11 +51,11 @@ pub(crate) struct Answered {
 
 #[derive(Debug)]
 pub(crate) struct Confirming {
-    /// The end that answered.
+    /// Number of the endpoint that answered.
     pub(super) peer: u64,
     pub(super) proof: Proof,
     pub(super) brought: PeerResources,
-    /// The link over which it answered.
+    /// Number of the session over which it answered.
     pub(super) link: u64,
     pub(super) _claimed: Claimed,
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! By which way the other end of a connection is looked for: in the folder, where it is on this kernel, or by the broker, where
-//! it may be in a neighbouring machine (S-18).
+//! Chooses how the peer of a connection is searched for: in the folder, if it is on this kernel, or by the broker, if
+//! it may be in another machine (S-18).
 
 use std::sync::Arc;
 
@@ -21,18 +21,18 @@ use crate::{
     tuple::{Role, Tuple, key_of_sequences},
 };
 
-/// By which way the other end is looked for.
+/// Means by which the peer is searched for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Way {
-    /// In the folder.
+    /// The folder.
     Folder,
-    /// By the broker, under this key.
+    /// The broker, with this key.
     Broker(u32),
 }
 
 impl Way {
-    /// Which of the two ends this one is. Where brokers find it, who connected seeks: so the hosts' rules mean for this what they
-    /// mean for all that connects.
+    /// Returns this endpoint's role. Where brokers find the peer, the endpoint that connected seeks. So the hosts'
+    /// rules apply to this as to everything that connects.
     pub(super) fn role(self, connection: &Connection, tuple: Tuple) -> Option<Role> {
         match self {
             Self::Folder => tuple.role(),
@@ -42,7 +42,7 @@ impl Way {
     }
 }
 
-/// The way of a connection; none while that is not known.
+/// Returns the means for a connection; `None` while that is not known.
 pub(super) fn find_way(all: &mut Machines, process: &Process, connection: &Connection, tuple: Tuple) -> Option<Way> {
     // An address that each kernel has does not name a peer.
     if process.machines.is_none() || tuple.is_local() {
@@ -55,7 +55,7 @@ pub(super) fn find_way(all: &mut Machines, process: &Process, connection: &Conne
     Some(numbers.and_then(key_of_sequences).map_or(Way::Folder, Way::Broker))
 }
 
-/// Seeks an end in another kernel (S-18).
+/// Seeks an endpoint in another kernel (S-18).
 pub(super) fn seek_by_broker(
     all: &mut Negotiations,
     process: &Process,
@@ -80,7 +80,7 @@ pub(super) fn seek_by_broker(
         }
     };
     let peer_process = &mut all.peer_processes[index];
-    // A session that is full is passed over by the next call.
+    // The next call passes over a session that is full.
     if !peer_process.outbox.has_room() || !peer_process.reserve(process, connection)? {
         return Ok(());
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Back to TCP, with what is in the pipe: where one end wants it, the link has gone (S-2, S-10), or the pipe stays full (S-16).
+//! Moves a connection back to TCP, with what is in the pipe, where one endpoint wants that, the session is gone (S-2,
+//! S-10), or the pipe stays full (S-16).
 
 use std::{os::fd::RawFd, sync::atomic::Ordering, time::Instant};
 
@@ -15,18 +16,19 @@ use crate::{
     switch::{LeftTcp, Transport},
 };
 
-/// How far what this end sends came on its way to TCP.
+/// How far the direction that this endpoint sends has come on its way to TCP.
 pub(super) struct Turned {
-    /// It moved just now.
+    /// Whether it moved just now.
     has_moved: bool,
-    /// Something that was recalled has had no room there.
+    /// Whether TCP had no room yet for something that was recalled.
     owes: bool,
-    /// What is sent next goes there, or nothing is.
+    /// Whether the next bytes go over TCP, or none are sent any more.
     is_done: bool,
 }
 
 impl Pipes {
-    /// Moves what this end sends to TCP if that can be done now, and asks for the same the other way.
+    /// Moves what this endpoint sends to TCP if that is possible now, and asks the peer to do the same for the other
+    /// direction.
     pub fn retreat(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> ReturnStage {
         let has_leftover = || self.hints().has_leftover() && self.unread(connection) > 0;
         if self.hints().is_detached() {
@@ -45,7 +47,7 @@ impl Pipes {
                 rx.followed.store_release(word);
             }
         });
-        // In this order: who has ended its sending moves no more.
+        // In this order: a peer that has ended its sending moves no more.
         let ended = connection.ending.has_peer_ended(kernel, fd);
         let _ = self.recv(connection, kernel, fd, &mut [], Read::Look);
         let way = match self.transports(connection) {
@@ -56,41 +58,43 @@ impl Pipes {
             _ => ReturnStage::Long,
         };
         if way == ReturnStage::Done {
-            // What is left in the pipe was recalled, and is nothing to look for.
+            // What is left in the pipe was recalled, and needs no further look.
             self.hints().forget_unread();
         }
-        // The peer may sleep: what is asked of it is no position that it waits for.
+        // The peer may sleep, and what is asked of it is not a position that wakes it.
         self.halves.notify_if(way != ReturnStage::Done);
         way
     }
 
-    /// Sends over TCP what the peer recalled from the pipe, as far as there is room. Says whether something is left (S-2).
+    /// Sends over TCP what the peer recalled from the pipe, as far as there is room. Returns whether some of it is left
+    /// (S-2).
     pub fn send_recalled(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
         if self.hints().is_detached() {
             return false;
         }
         if self.session.is_gone() {
-            // Nobody will ring once the peer has followed: that it has to is something left.
+            // No notification comes when the peer follows. So a move that waits for that counts as something left.
             let left = !self.turn_back(connection, kernel, fd);
             let detached = self.session.is_revocable() && self.detach(connection, kernel, fd);
             return left && !detached;
         }
         if self.hints().is_left() {
-            // The peer may wait for this end to follow, and send nothing before (S-19).
+            // The peer may wait for this endpoint to follow, and send nothing before (S-19).
             let _ = self.recv(connection, kernel, fd, &mut [], Read::Look);
         }
         self.hints().is_asked() && self.turn_to_tcp(connection, kernel, fd, false).is_some_and(|turned| turned.owes)
     }
 
-    /// Moves what this end sends to TCP, if that can be done now. Says whether what it sends next goes there, with nothing left to
-    /// go before (S-2, S-10).
+    /// Moves what this endpoint sends to TCP if that is possible now. Returns whether what it sends next goes there,
+    /// with nothing left to be sent before (S-2, S-10).
     pub fn turn_back(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
         let is_over = self.is_over(connection, kernel, fd);
         self.turn_to_tcp(connection, kernel, fd, is_over).is_none_or(|turned| !turned.owes && turned.is_done)
     }
 
-    /// Moves what this end sends to TCP, if that can be done now, and sends there what was recalled, as far as there is room. Whoever
-    /// sleeps at the other end is notified of the move: until it was followed neither end lets go of the memory (S-19).
+    /// Moves what this endpoint sends to TCP if that is possible now, and sends there what was recalled, as far as
+    /// there is room. Notifies the peer of the move, as neither endpoint lets go of the memory before it was followed
+    /// (S-19).
     pub(super) fn turn_to_tcp(
         &self,
         connection: &Connection,
@@ -101,7 +105,7 @@ impl Pipes {
         let turned = self.halves.with_tx(&connection.members, |tx| {
             tx.ended |= is_over;
             let before = tx.sender.transport();
-            // What fails here fails again where the program hears of it.
+            // A failure here occurs again in a call that reports it to the program.
             let _ = tx.steer(connection, kernel, fd, Transport::Tcp);
             let owes = tx.send_recalled_now(connection, kernel, fd).unwrap_or(false);
             let now = tx.sender.transport();
@@ -112,11 +116,11 @@ impl Pipes {
         Some(turned)
     }
 
-    /// One who waits for room looks now and then: where nobody reads for long, what this end sends moves to TCP until its peer has
-    /// read what is in the pipe. Says whether it did. A ring holds less than the buffers of TCP do, and programs that send much
-    /// before they read count on those (S-16).
+    /// Moves what this endpoint sends to TCP where the peer reads nothing for long, until the peer has read what is in
+    /// the pipe. A thread that waits for room calls this now and then. Returns whether it moved. A ring holds less than
+    /// the buffers of TCP do, and programs that send much before they read count on those (S-16).
     pub fn leave_if_full(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
-        // Who tries again and again looks once a tick.
+        // A program that tries again and again looks once a tick.
         let tick = coarse_time().as_millis() as u64;
         if self.full_looked_at.swap(tick, Ordering::Relaxed) == tick {
             return false;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A connection that has left its memory: both directions are on TCP, each end has followed the other, and from then on nobody
-//! looks at what stands in the segments, which are taken away (V-9).
+//! A connection that has left its memory: both directions are on TCP, each endpoint has followed the other, and from
+//! then on nobody looks at what is in the segments, which are taken away (V-9).
 
 use std::{io::IoSliceMut, os::fd::RawFd};
 
@@ -16,8 +16,8 @@ use crate::{
 };
 
 impl Pipes {
-    /// Lets go of the memory, if both directions are on TCP and the peer needs nothing of it either: neither does one that has closed
-    /// its end, or is gone. Says whether that is so.
+    /// Lets go of the memory if both directions are on TCP and the peer needs nothing of it either. A peer that has
+    /// closed its socket, or is gone, needs nothing. Returns whether the memory was let go of.
     pub fn detach(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
         if self.hints().is_detached() {
             return true;
@@ -27,11 +27,11 @@ impl Pipes {
             self.hints().detach();
             return true;
         }
-        // Its process is, or it has left before, and sends no more.
+        // The peer's process is gone, or has left before, and sends no more.
         let is_peer_gone = self.session.is_gone() && connection.ending.has_peer_ended(kernel, fd);
         let is_over = connection.ending.ask_whether_over(kernel, fd);
         let sends_over_tcp = self.halves.with_tx(&connection.members, |tx| {
-            // What was recalled a peer that has left still reads.
+            // A peer that has left still reads what was recalled.
             let owes = !is_over && tx.owes_from(connection).is_some();
             !owes && (tx.is_followed_to_tcp() || is_peer_gone || matches!(tx.writer.reader().is_closed(), Ok(true)))
         });
@@ -51,12 +51,12 @@ impl Pipes {
 }
 
 impl Pipes {
-    /// Whether the peer has followed what this end sends to TCP.
+    /// Returns whether the peer has followed this endpoint's sending direction to TCP.
     pub fn are_followed_to_tcp(&self, connection: &Connection) -> bool {
         self.halves.with_tx(&connection.members, |tx| tx.is_followed_to_tcp()).unwrap_or(false)
     }
 
-    /// Whether the program is still to be told of nothing.
+    /// Returns whether there is no error of which the program must still be told.
     pub fn owes_nothing(&self) -> bool {
         let rx = self.halves.lock_rx();
         rx.error.is_none() && rx.broken.is_none()
@@ -64,7 +64,8 @@ impl Pipes {
 }
 
 impl Tx {
-    /// Zeros say that nothing was ever followed: memory that is gone is not left in order.
+    /// Memory that was taken away reads as zeros, which do not show that anything was followed. It was not left in
+    /// order.
     fn is_followed_to_tcp(&self) -> bool {
         let followed = self.followed.load_acquire().hint();
         self.sender.transport() == Transport::Tcp && self.sender.may_move(followed) && !self.followed.is_lost()
@@ -86,7 +87,7 @@ impl Rx {
             Ok(Found::End) => Ok((0, Transport::Tcp)),
             Ok(Found::Nothing) => Err(Failed::Os(Errno::AGAIN)),
             Err(failed) => {
-                self.error = None; // The program hears it.
+                self.error = None; // The program is told now.
                 Err(failed)
             }
         }

@@ -1,23 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What is known of a pipe that was found full, and how long it may stay so (S-16).
+//! Notes a pipe that was found full, and decides how long it may stay so (S-16).
 
 use std::time::{Duration, Instant};
 
-/// How long a peer may leave a pipe full while this end reads what the peer sends, or there is nothing to read.
+/// Time for which a peer may leave a pipe full while this endpoint reads what the peer sends, or there is nothing to
+/// read.
 const ONE_WAY: Duration = Duration::from_millis(500);
-/// The same while this end leaves unread what the peer sends: each may wait for the other.
+/// The same time while this endpoint leaves unread what the peer sends: each may be waiting for the other.
 const BOTH_WAYS: Duration = Duration::from_millis(100);
-/// Halvings of that, one each time that it came true.
+/// Largest number of times that `BOTH_WAYS` is halved: once for each time that the pipe was left after it.
 const HALVINGS: u32 = 5;
-/// Looks that must find the same, so that a machine that stood still between two of them is no reason.
+/// Number of looks that must find the same, so that a machine that stood still between two of them is no reason to
+/// move.
 const LOOKS: u32 = 3;
 
-/// A pipe that was found full, and what has to change.
+/// A pipe that was found full, and the positions that have to change.
 #[derive(Debug)]
 pub(super) struct FullPipe {
     since: Instant,
     looks: u32,
-    /// How far the peer has read, and this end.
+    /// How far the peer has read, and how far this endpoint has.
     head: u64,
     read_to: u64,
 }
@@ -27,13 +29,13 @@ impl FullPipe {
         Self { since, looks: 1, head, read_to }
     }
 
-    /// Whether nobody has read anything since.
+    /// Returns whether neither endpoint has read anything since.
     pub fn is_as_it_was(&self, head: u64, read_to: u64) -> bool {
         (self.head, self.read_to) == (head, read_to)
     }
 
-    /// It is full still: says whether that is for too long. Where this end reads nothing either, it was left so many times
-    /// `before`.
+    /// Counts one more look that found the pipe full. Returns whether it has been full for too long. If this endpoint
+    /// reads nothing either, `before` is the number of times that the pipe was left for that.
     pub fn look_again(&mut self, now: Instant, before: Option<u32>) -> bool {
         self.looks += 1;
         let patience = before.map_or(ONE_WAY, |times| BOTH_WAYS / 2_u32.pow(times.min(HALVINGS)));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The two directions, each under its lock; the processes of an end use them in turns.
+//! Keeps each of the two directions under its lock; the processes of an endpoint use them in turns.
 
 use std::{
     io,
@@ -24,21 +24,23 @@ use crate::{
     switch::{Receiver, Sender},
 };
 
-/// Both directions, what a turn at them leaves to those who take none, and what wakes the peer after it.
+/// Both directions, the hints that a turn leaves to those who take none, and the notifier that wakes the peer
+/// afterwards.
 #[derive(Debug)]
 pub(crate) struct Halves {
-    // A panic inside either leaves words that are checked again.
+    // If a thread panics while it holds either lock, the words that it leaves are checked again.
     tx: Mutex<Tx>,
     rx: Mutex<Rx>,
     pub hints: Hints,
     notifier: SingleNotifier,
 }
 
-/// Both directions, held still.
+/// Both directions, locked so that no other thread uses them.
 pub(crate) struct FrozenPipes<'a> {
     tx: MutexGuard<'a, Tx>,
     rx: MutexGuard<'a, Rx>,
-    /// So that nobody is at it in a child's copy. One who was interrupted there, and forks, has it itself.
+    /// Held so that in a child's copy no thread is at the later tails. A forking thread that was interrupted there
+    /// holds them itself.
     _tails: Option<RwLockWriteGuard<'a, LaterTails>>,
 }
 
@@ -47,29 +49,30 @@ impl Halves {
         Self { tx: Mutex::new(tx), rx: Mutex::new(rx), hints, notifier }
     }
 
-    /// One turn at what this end sends.
+    /// Takes one turn at the direction that this endpoint sends.
     #[inline]
     pub fn with_tx<T>(&self, members: &Membership, f: impl FnOnce(&mut Tx) -> T) -> Result<T, Failed> {
         self.take_turn(members, &self.tx, f)
     }
 
-    /// One turn at what it receives.
+    /// Takes one turn at the direction that it receives.
     #[inline]
     pub fn with_rx<T>(&self, members: &Membership, f: impl FnOnce(&mut Rx) -> T) -> Result<T, Failed> {
         self.take_turn(members, &self.rx, f)
     }
 
-    /// What this end sends, as this process knows it, with no turn.
+    /// Returns the direction that this endpoint sends, as this process knows it, without a turn.
     pub(super) fn lock_tx(&self) -> MutexGuard<'_, Tx> {
         lock(&self.tx)
     }
 
-    /// The same of what it receives.
+    /// Does the same for the direction that it receives.
     pub(super) fn lock_rx(&self) -> MutexGuard<'_, Rx> {
         lock(&self.rx)
     }
 
-    /// One turn at a direction. While this process is the only one of its end, its lock is all that it takes.
+    /// Takes one turn at a direction. While this process is the only one of its endpoint, it takes no more than the
+    /// process's own lock.
     #[inline]
     fn take_turn<H: Half, T>(
         &self,
@@ -100,12 +103,12 @@ impl Halves {
         if members.has_departed() {
             return Err(Failed::Os(Errno::BADF));
         }
-        // Once alone, always: only this process could make another one, and then it has the lock.
+        // A process that is alone stays alone: only it could make another one, and for that it takes the lock.
         let alone = group.is_alone();
         let turn = group.turn(H::DIRECTION).map_err(|_| Failed::Os(Errno::CONNRESET))?;
         let resumed = half.resume(group, turn.record().as_ref());
         if group.is_detached() {
-            // Another process has found that the memory is needed no more, and what stands there is nobody's word.
+            // Another process has found that the memory is needed no more. Nothing there is to be believed.
             self.hints.detach();
         } else {
             resumed?;
@@ -119,13 +122,14 @@ impl Halves {
         Ok(result)
     }
 
-    /// Nobody of this process uses either direction while this is held.
+    /// Locks both directions: no other thread of this process uses either while the result is held.
     pub fn freeze(&self) -> FrozenPipes<'_> {
         let (tx, rx) = (lock(&self.tx), lock(&self.rx));
         FrozenPipes { tx, rx, _tails: self.hints.hold_tails() }
     }
 
-    /// Before a fork, with both directions held still: the child finds them as they are now.
+    /// Leaves the state of both directions, which are frozen, to a child before a fork. The child finds them as they
+    /// are now.
     pub fn hand_on(&self, still: &mut FrozenPipes<'_>, group: &ForkGroup) -> io::Result<()> {
         if let Some(base) = still.tx.recalled {
             group.set_recalled(base);
@@ -145,25 +149,25 @@ impl Halves {
         Ok(())
     }
 
-    /// Notifies the peer where it is owed.
+    /// Notifies the peer if a notification is owed.
     #[inline]
     pub(super) fn notify_if(&self, owed: bool) {
         if owed {
-            // One doorbell for both of the peer's waiters: they look at both directions anyway.
+            // One doorbell serves both waiters of the peer, which look at both directions anyway.
             self.notifier.notify();
         }
     }
 }
 
-/// One direction, as the processes of this end use it in turns.
+/// One direction, as the processes of this endpoint use it in turns.
 trait Half {
     const DIRECTION: Direction;
     fn behind(&mut self) -> &mut bool;
-    /// Goes on from what the process before left, or from what it left in the segment when it died.
+    /// Goes on from the record of the previous process, or from what that process left in the segment when it died.
     fn resume(&mut self, group: &ForkGroup, record: Option<&Record>) -> Result<(), Error>;
     fn save(&mut self) -> Record;
     fn take_ring(&mut self) -> bool;
-    /// After a turn: says to those who look without one what has changed.
+    /// Shows after a turn what has changed, to those who look without one.
     fn publish_hints(&mut self, _: &Hints) {}
 }
 
@@ -221,7 +225,7 @@ impl Half for Rx {
     }
 }
 
-/// A lie that was met while rebuilding is remembered, and met again by the next call.
+/// Drops a protocol violation that was found while rebuilding: it is remembered, and the next call finds it again.
 fn caught(rebuilt: Result<(), Error>) -> Result<(), Error> {
     match rebuilt {
         Err(Error::Corrupt(_)) => Ok(()),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How the two directions reach the words in the segments, the ring, and the kernel's connection.
+//! Accesses the words in the segments, the ring and the kernel's connection, for the two directions.
 
 use std::{io::IoSliceMut, os::fd::RawFd};
 
@@ -55,12 +55,12 @@ impl Outgoing for Sending<'_> {
 
     fn recalled(&mut self) -> Result<u64, Fault> {
         let Self { connection, kernel, fd, .. } = *self;
-        // A false head is found where the bytes are taken back.
+        // A false head is found when the bytes are taken back.
         let _ = self.writer.reader().is_drained();
         let counted = || connection.members.counted(Direction::Out);
         if self.writer.in_flight() > 0 {
             connection.members.recount(Direction::Out, || kernel.counts(fd, connection.dialled));
-            // The peer would take bytes that went past the library for the first of these.
+            // The peer would take bytes that bypassed the library for the first of the recalled ones.
             if kernel.counts(fd, connection.dialled).is_some_and(|sample| sample.counts.written != counted()) {
                 return Err(Fault::Stray);
             }
@@ -95,23 +95,23 @@ pub(super) struct Reading<'a, 'b> {
     pub error: &'a mut Option<Errno>,
 }
 
-/// Copies what is in the pipe without consuming it. Returns how much.
+/// Copies what is in the pipe without consuming it. Returns the number of bytes.
 fn peek_pipe(reader: &mut Reader<Mapped>, to: &mut [IoSliceMut<'_>]) -> Result<usize, Failed> {
     let mut copied = 0;
     for part in to.iter_mut() {
         let n = reader.in_place().copy_ahead(copied as u64, part)?;
         copied += n;
         if n < part.len() {
-            break; // What has come since would leave a gap.
+            break; // Bytes that have come since would leave a gap.
         }
     }
     Ok(copied)
 }
 
 impl Reading<'_, '_> {
-    /// Peeks across a move: once all bytes before the point where the sender left the transport were `shown`, shows those
-    /// on the next transport too, as far as there is room. Returns how much. The sender moves no further before this end
-    /// follows (S-15).
+    /// Peeks across a move: once all bytes before the point where the sender left the transport were `shown`, shows
+    /// those on the next transport too, as far as there is room. Returns their number. The sender moves no further
+    /// before this endpoint follows (S-15).
     pub fn peek_across(&mut self, receiver: &Receiver, shown: usize) -> Result<usize, Failed> {
         let transport = receiver.transport();
         let at = if transport == Transport::Tcp { self.received() } else { self.position() };
@@ -125,7 +125,7 @@ impl Reading<'_, '_> {
     }
 }
 
-/// The room behind so many bytes.
+/// Returns the room after the first `skip` bytes.
 fn room_behind<'a>(to: &'a mut [IoSliceMut<'_>], mut skip: usize) -> Vec<IoSliceMut<'a>> {
     let behind = |part: &'a mut IoSliceMut<'_>| {
         let begin = skip.min(part.len());
@@ -135,7 +135,7 @@ fn room_behind<'a>(to: &'a mut [IoSliceMut<'_>], mut skip: usize) -> Vec<IoSlice
     to.iter_mut().map(behind).filter(|part| !part.is_empty()).collect()
 }
 
-/// Shows what TCP has, behind what was `shown` already. Returns how much.
+/// Shows what TCP has, after what was `shown` already. Returns the number of bytes.
 pub(super) fn peek_kernel(
     (kernel, fd): (&dyn Kernel, RawFd),
     to: &mut [IoSliceMut<'_>],
@@ -227,7 +227,7 @@ impl Incoming for Reading<'_, '_> {
                 Ok(0) => return Ok(Found::End),
                 Ok(n) => return Ok(Found::Bytes(n)),
                 Err(Errno::AGAIN) => return Ok(Found::Nothing),
-                // As above.
+                // The program gets it, as above.
                 Err(error) => *self.error = Some(error),
             }
         }

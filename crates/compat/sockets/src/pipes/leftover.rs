@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a sender that has ended left in the pipe, once the pipe's memory is taken away (S-19). All processes that this end is by then,
-//! or becomes, have it in common, and read it in turns (S-9).
+//! Keeps what a sender that has ended left in the pipe, once the pipe's memory is taken away (S-19). All processes that
+//! this endpoint is by then, or becomes, share it and read it in turns (S-9).
 
 use std::io::{self, IoSliceMut};
 
@@ -8,7 +8,7 @@ use tombolo_mem::CommonSegment;
 
 use super::Read;
 
-/// Where the bytes begin: before them stands how many were taken.
+/// Offset of the bytes. Before them is the number of bytes that were taken.
 const BEGIN: usize = 8;
 
 /// Bytes that were taken out of the pipe, and that the program has not read.
@@ -19,21 +19,21 @@ pub(super) struct Leftover {
 }
 
 impl Leftover {
-    /// None, and room for so many.
+    /// Makes an empty one with room for `len` bytes.
     ///
     /// # Errors
-    /// Where there is no memory for them.
+    /// Returns an error where there is no memory for them.
     pub fn with_room(len: usize) -> io::Result<Self> {
         Ok(Self { memory: CommonSegment::among_processes(BEGIN + len)?, len: 0 })
     }
 
-    /// One more piece, for which there is room.
+    /// Appends bytes, for which there must be room.
     pub fn push(&mut self, bytes: &[u8]) {
         self.memory.copy_in(BEGIN + self.len, bytes);
         self.len += bytes.len();
     }
 
-    /// Bytes that are left.
+    /// Returns the number of bytes that are left.
     pub fn unread(&self) -> usize {
         self.len - self.taken()
     }
@@ -42,7 +42,8 @@ impl Leftover {
         self.memory.load32(0) as usize
     }
 
-    /// Reads what there is room for, within a turn. Says how much that is, or for a look how much there is.
+    /// Reads what there is room for, within a turn. Returns the number of bytes read, or for a look the number that is
+    /// there.
     pub fn read(&self, to: &mut [IoSliceMut<'_>], read: Read) -> usize {
         if read == Read::Look {
             return self.unread();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A call that reads: what it does in its turn, and what that owes to others.
+//! A call that reads: what it does in its turn, and the notifications that it owes afterwards.
 
 use std::{io::IoSliceMut, os::fd::RawFd};
 
@@ -28,8 +28,8 @@ pub(crate) struct ReadCall<'a> {
     pub fd: RawFd,
 }
 
-/// What a turn that receives owes: to those who sleep at this end, as it took what they were to be woken by, and to the peer, which it
-/// asked for TCP.
+/// Notifications that a turn that receives owes: to sleepers of this endpoint, as it took the bytes that were to wake
+/// them, and to the peer, which it asked for TCP.
 #[derive(Debug, Default)]
 struct Owed {
     missed: bool,
@@ -37,14 +37,14 @@ struct Owed {
 }
 
 impl ReadCall<'_> {
-    /// Reads what is there; 0 is the end.
+    /// Reads what is there; returns 0 at the end of the stream.
     pub fn recv(&self, to: &mut [IoSliceMut<'_>], read: Read) -> Result<(usize, Transport), Failed> {
         self.in_turn(|rx, owed| self.recv_in_turn(rx, to, read, owed))
     }
 
-    /// Shows what is there to `give`, as far as there is `room`, and takes as much as that says it has handed on: in one turn, within
-    /// which nothing that was shown can be recalled. Says how much by each transport, nothing being the end. In `room` is nothing
-    /// of use then.
+    /// Shows what is there to `give`, as far as there is `room`, and takes as many bytes as `give` returns that it has
+    /// handed on. Does so in one turn, within which nothing that was shown can be recalled. Returns the bytes for each
+    /// transport; none is the end of the stream. `room` holds nothing useful afterwards.
     pub fn recv_through(
         &self,
         room: &mut [u8],
@@ -61,7 +61,7 @@ impl ReadCall<'_> {
                 match read(rx, &mut room[..left], Read::Take) {
                     Ok((n @ 1.., by)) if by == transport => taken.0 += n,
                     Ok((n @ 1.., by)) => other = (other.0 + n, by),
-                    // These bytes were handed on. What is wrong the next call hears.
+                    // These bytes were handed on already. The next call reports the error.
                     failed => {
                         taken.0 += left;
                         if let Err(Failed::Os(error)) = failed
@@ -76,9 +76,9 @@ impl ReadCall<'_> {
         })
     }
 
-    /// Takes what is unread out of the pipe, whose memory is about to go, and keeps it for the program, if it can come no other way
-    /// (S-19). That is so where the sender `has_ended`, or has gone on over TCP before it was asked. Says whether nothing such is left:
-    /// an end that is several processes takes nothing.
+    /// Takes unread bytes out of the pipe, whose memory is about to be taken away, and keeps them for the program, if
+    /// they can come no other way (S-19). That is so where the sender `has_ended`, or moved to TCP before it saw the
+    /// recall. Returns whether no such bytes are left in the pipe. An endpoint that is several processes takes nothing.
     pub fn keep_unread(&self, has_ended: bool) -> bool {
         let Self { pipes, connection, .. } = *self;
         let kept = self.in_turn(|rx, owed| {
@@ -103,7 +103,7 @@ impl ReadCall<'_> {
                         left -= n;
                         continue;
                     }
-                    // The program was not told of it.
+                    // The program was not told of the error.
                     Err(Failed::Os(error)) if error != Errno::AGAIN => rx.error = Some(error),
                     _ => {}
                 }
@@ -116,13 +116,14 @@ impl ReadCall<'_> {
         kept.unwrap_or(false)
     }
 
-    /// Whether what is in the pipe can come no other way.
+    /// Returns whether what is in the pipe can come no other way.
     fn is_last(&self, rx: &Rx, has_ended: bool) -> bool {
         let is_there = !self.pipes.hints().is_detached() && rx.receiver.transport() == Transport::Pipe && !rx.is_paid();
         is_there && (has_ended || rx.is_left_unread())
     }
 
-    /// Bytes that TCP has of before the sender went to the pipe, where this end followed it ahead of them (S-3).
+    /// Returns the number of unread bytes that TCP has from before the sender went to the pipe, where this endpoint
+    /// followed ahead of them (S-3).
     fn count_before_pipe(&self, rx: &Rx) -> usize {
         let Self { connection, kernel, fd, .. } = *self;
         if rx.receiver.is_behind(rx.moves.load_acquire().hint()) {
@@ -134,7 +135,7 @@ impl ReadCall<'_> {
         usize::try_from(before.min(there)).unwrap_or(0)
     }
 
-    /// One turn that receives, and what it owes to others.
+    /// Takes one turn that receives, and then gives the notifications that it owes.
     fn in_turn<T>(&self, f: impl FnOnce(&mut Rx, &mut Owed) -> Result<T, Failed>) -> Result<T, Failed> {
         let Self { pipes, connection, kernel, fd } = *self;
         let mut owed = Owed::default();
@@ -142,7 +143,7 @@ impl ReadCall<'_> {
         if owed.missed {
             pipes.doorbell.notify();
         }
-        // Who sends may sleep, and that it is asked for TCP is no position that it waits for (S-13).
+        // The sender may sleep, and a request for TCP is not a position that wakes it (S-13).
         pipes.halves.notify_if(owed.asks);
         if matches!(received, Err(Failed::Os(Errno::AGAIN))) {
             pipes.comply(connection, kernel, fd);
@@ -160,7 +161,7 @@ impl ReadCall<'_> {
         let Self { pipes, connection, kernel, fd } = *self;
         let has_leftover = rx.leftover.as_ref().is_some_and(|leftover| leftover.unread() > 0);
         if (has_leftover || rx.over) && read == Read::Look && connection.leaves() && !pipes.hints().is_detached() {
-            // The peer waits for this end to follow, before it lets go of the memory (S-19).
+            // The peer waits for this endpoint to follow, before it lets go of the memory (S-19).
             let (receiver, mut io) = rx.reading((connection, kernel, fd), to, read);
             let _ = receiver.receive(&mut io);
         }
@@ -168,7 +169,7 @@ impl ReadCall<'_> {
             return Ok((rx.read_leftover(pipes.hints(), (kernel, fd), to, read), Transport::Pipe));
         }
         if pipes.hints().has_leftover() {
-            pipes.hints().set_leftover(false); // Another process of this end has read it.
+            pipes.hints().set_leftover(false); // Another process of this endpoint has read it.
         }
         if let Some(broken) = rx.broken {
             return Err(Failed::Broken(broken));
@@ -185,7 +186,7 @@ impl ReadCall<'_> {
             return rx.recv_detached(connection, (kernel, fd), to, read);
         }
         let (receiver, mut io) = rx.reading((connection, kernel, fd), to, read);
-        // Where the memory will be taken away, TCP is asked for together with what lies in the pipe (S-19).
+        // Where the memory will be taken away, TCP is asked for together with what is in the pipe (S-19).
         if !(connection.pipes.are_to_leave() && receiver.reads_pipe()) {
             owed.asks |= receiver.set_leave(&mut io, connection.leaves());
         }
@@ -223,7 +224,7 @@ impl ReadCall<'_> {
                 Err(Failed::Broken(broken))
             }
             Err(failed) => {
-                rx.error = None; // The program hears it.
+                rx.error = None; // The program is told now.
                 Err(failed)
             }
         }
@@ -231,7 +232,7 @@ impl ReadCall<'_> {
 }
 
 impl Rx {
-    /// What a call reads with.
+    /// Returns the receiver, and the state that a call reads with.
     pub(super) fn reading<'a, 'b>(
         &'a mut self,
         (connection, kernel, fd): (&'a Connection, &'a dyn Kernel, RawFd),
@@ -242,13 +243,15 @@ impl Rx {
         (receiver, Reading { connection, kernel, fd, to, read, reader, moves, boundary, followed, error })
     }
 
-    /// Whether the sender has left the pipe behind what this end has read: what is between cannot be recalled any more (S-2).
+    /// Returns whether the sender has left the pipe beyond what this endpoint has read. The bytes between cannot be
+    /// recalled any more (S-2).
     fn is_left_unread(&self) -> bool {
         self.receiver.is_behind(self.moves.load_acquire().hint())
             && self.boundary.load_acquire().hint() != self.reader.position()
     }
 
-    /// Reads what was taken out of the pipe. A peek goes on with what is there over TCP, and a read is to go on there (S-15).
+    /// Reads bytes that were taken out of the pipe. A peek goes on with what TCP has; a read is to go on there too
+    /// (S-15).
     fn read_leftover(
         &mut self,
         hints: &Hints,
@@ -268,8 +271,8 @@ impl Rx {
         }
     }
 
-    /// The program hears that there is no more, and that is so: TCP is over and the pipe is empty. What the peer sends from now on
-    /// is for TCP to refuse (S-12).
+    /// Ends reading, once the program has been told of the end, if TCP is over and the pipe is empty. TCP refuses what
+    /// the peer sends from now on (S-12).
     fn end_reading(&mut self, hints: &Hints, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) {
         self.over = connection.members.is_alone() && connection.ending.ask_whether_over(kernel, fd);
         if self.over {

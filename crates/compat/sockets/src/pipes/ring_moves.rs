@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A move of the ring that this end sends by, and the policy that begins moves (S-20).
+//! A move of the ring that this endpoint sends by, and the policy that begins such moves (S-20).
 
 use tombolo_growth::Growth;
 use tombolo_mem::Mapped;
@@ -8,12 +8,12 @@ use tombolo_ring::{Error, OwnRing, Writer};
 
 use crate::quota::Lease;
 
-/// How the ring that this end sends by follows its load.
+/// State by which the ring that this endpoint sends by follows its load.
 #[derive(Debug)]
 pub(super) struct RingMoves {
     pub policy: Growth,
     pub stage: MoveStage,
-    /// What the present ring costs, if it is not the first.
+    /// Lease of the present ring, if it is not the first.
     held: Option<Lease>,
 }
 
@@ -21,9 +21,9 @@ pub(super) struct RingMoves {
 #[derive(Debug)]
 pub(super) enum MoveStage {
     None,
-    /// It was offered, and the peer is not ready.
+    /// A ring was offered, and the peer is not ready for it yet.
     Offered(OwnRing<Mapped>, Lease),
-    /// This end has moved, and the peer may still read in the ring before, which costs this.
+    /// This endpoint has moved, and the peer may still read in the ring before, whose lease this is.
     Moved {
         _costs: Option<Lease>,
     },
@@ -39,7 +39,7 @@ impl RingMoves {
         !matches!(self.stage, MoveStage::None)
     }
 
-    /// Goes one step on, if the peer has. Says whether this end writes into another ring now.
+    /// Goes on by one step, if the peer has. Returns whether this endpoint writes into another ring now.
     #[cold]
     pub fn advance(&mut self, writer: &mut Writer<Mapped>) -> Result<bool, Error> {
         match std::mem::replace(&mut self.stage, MoveStage::None) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What this end sends moves to and fro between TCP and its pipe, and what was recalled from the pipe goes first (S-2).
+//! Moves the direction that this endpoint sends between TCP and its pipe; what was recalled from the pipe is sent first
+//! (S-2).
 
 use std::{io::IoSlice, os::fd::RawFd};
 
@@ -17,7 +18,8 @@ use crate::{
 };
 
 impl Pipes {
-    /// The peer may need TCP, and this end's program may be about to wait for it: moves now, not at its next send.
+    /// Moves to TCP now if the peer asks for it, and not at the next send: this endpoint's program may be about to wait
+    /// for the peer.
     pub(super) fn comply(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) {
         if self.hints().is_asked() {
             let _ = self.turn_to_tcp(connection, kernel, fd, false);
@@ -26,8 +28,9 @@ impl Pipes {
 }
 
 impl Tx {
-    /// Whether to stay in the pipe for what lies there. What is recalled from an end that sends no more can only be read there. Where
-    /// the memory will be taken away, the peer is about to recall it, and would have to read it there after a move (S-19).
+    /// Returns whether to stay in the pipe because of the unread bytes there. Bytes recalled from an endpoint that
+    /// sends no more can only be read there. Where the memory will be taken away, the peer is about to recall them;
+    /// after a move it would have to read them there (S-19).
     #[cold]
     fn stays_for_unread(&mut self, is_leaving: bool) -> bool {
         let is_recalled = Followed::decode(self.followed.load_acquire().hint()).recalls();
@@ -35,13 +38,13 @@ impl Tx {
         stays && self.sender.transport() == Transport::Pipe && !self.writer.reader().is_drained().unwrap_or(true)
     }
 
-    /// Where that begins which was recalled from the pipe and not sent yet, if there is such.
+    /// Returns where the bytes begin that were recalled from the pipe and not sent yet; `None` if there are none.
     pub(super) fn owes_from(&self, connection: &Connection) -> Option<u64> {
         let from = connection.members.counted(Direction::Out).wrapping_sub(self.recalled?);
         (self.writer.position().wrapping_sub(from) as i64 > 0).then_some(from)
     }
 
-    /// Sends over TCP what was recalled from the pipe, before anything else. Says whether something is left.
+    /// Sends over TCP what was recalled from the pipe, before anything else. Returns whether some of it is left.
     pub(super) fn send_recalled_now(
         &mut self,
         connection: &Connection,
@@ -54,12 +57,12 @@ impl Tx {
         loop {
             let Some(from) = self.owes_from(connection) else { return Ok(false) };
             if kernel.poll(fd, 0) & PollFlags::ERR.bits() as i16 != 0 {
-                return Err(Failed::Os(Errno::CONNRESET)); // Said once by the kernel, and that is for the program's next call.
+                return Err(Failed::Os(Errno::CONNRESET)); // The kernel reports it once, to the program's next call.
             }
             let mut bytes = Vec::new();
             self.writer.handover().unread_from(from, &mut bytes)?;
             if self.moves.is_lost() {
-                return Err(tombolo_ring::Error::Revoked.into()); // These are zeros, and nobody's bytes (D-3).
+                return Err(tombolo_ring::Error::Revoked.into()); // Lost memory reads as zeros, which nobody sent (D-3).
             }
             match kernel.send(fd, &[IoSlice::new(&bytes)]) {
                 Ok(n) => connection.count_parts(Direction::Out, n, [bytes.as_slice()].into_iter()),
@@ -69,8 +72,8 @@ impl Tx {
         }
     }
 
-    /// Moves what this end sends towards `wanted`, as far as it can. It cannot where the peer recalls what TCP does not carry any
-    /// more (S-2).
+    /// Moves what this endpoint sends towards `wanted`, as far as possible. It is impossible where the peer recalls
+    /// what TCP does not carry any more (S-2).
     #[inline]
     pub(super) fn steer(
         &mut self,
@@ -84,7 +87,7 @@ impl Tx {
         if (self.ended || is_leaving) && self.stays_for_unread(is_leaving) {
             return Ok(Transport::Pipe);
         }
-        // An honest peer that recalled something never says that it is ready again.
+        // A peer that keeps to the protocol never becomes ready again after a recall.
         let wanted = if self.recalled.is_some() { Transport::Tcp } else { wanted };
         let Self { sender, writer, followed, moves, boundary, recalled, .. } = self;
         sender.steer(&mut Sending { connection, kernel, fd, writer, recalled, followed, moves, boundary }, wanted)

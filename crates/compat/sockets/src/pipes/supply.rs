@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a pipe of the program's has, sent by this end: nothing can be put back there.
+//! Splices bytes from a program's pipe into a connection. Bytes taken from a pipe cannot be put back.
 
 use std::{io::IoSlice, os::fd::RawFd};
 
@@ -9,12 +9,13 @@ use tombolo_ring::{Error, Side};
 use super::{Failed, Pipes, Source};
 use crate::{connection::Connection, direction::Direction, kernel::Kernel, switch::Transport};
 
-/// Bytes that go from a pipe into a ring at once: what a pipe holds.
+/// Number of bytes moved from a pipe into a ring at once: the capacity of a pipe.
 const SPLICED: u64 = 64 << 10;
 
 impl Pipes {
-    /// Sends what a pipe of the program's has, up to `most` bytes: no more than there is room for, as nothing can be put back
-    /// there. Says too whether more would not have fitted.
+    /// Sends up to `most` bytes from the program's pipe, and no more than the ring has room for, because bytes taken
+    /// from a pipe cannot be put back. Returns the bytes sent, the transport, and whether the ring had no room for
+    /// more.
     pub fn send_from(
         &self,
         connection: &Connection,
@@ -38,7 +39,7 @@ impl Pipes {
             tx.ended |= connection.ending.is_over();
             if !tx.ended && transport == Transport::Pipe {
                 tx.advance_ring(connection)?;
-                // A peer that reads no more shows before anything is taken.
+                // This finds a peer that reads no more, before anything is taken.
                 let most_there = (most as u64).min(tx.writer.capacity());
                 match tx.writer.write(&[]).and_then(|_| tx.writer.ready(most_there)) {
                     Ok(_) if tx.writer.room() > 0 => {
@@ -47,7 +48,8 @@ impl Pipes {
                         let n = source.take_bytes(&mut bytes).map_err(Failed::Os)?;
                         match tx.writer.write_vectored(&[IoSlice::new(&bytes[..n])]) {
                             Ok(_) => return Ok((n, Transport::Pipe, n == room && room < most)),
-                            // The peer has closed it since. TCP gets what was taken, and says to the next call what became of it.
+                            // The peer has closed the pipe meanwhile. The bytes already taken go over TCP, whose next
+                            // call reports the outcome.
                             Err(Error::Closed) => {
                                 tx.ended = true;
                                 let sent = kernel.send(fd, &[IoSlice::new(&bytes[..n])]).unwrap_or_default();
@@ -69,7 +71,7 @@ impl Pipes {
     }
 }
 
-/// Bytes went over TCP that nobody here saw.
+/// Counts bytes that went over TCP and that this library did not see.
 fn count_unseen(connection: &Connection, n: usize) {
     connection.plain_calls.stop_wanting(Direction::Out);
     connection.count(Direction::Out, n);

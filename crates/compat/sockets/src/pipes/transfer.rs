@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Bytes of the program, sent and received by whichever of the two carries a direction now.
+//! Sends and receives bytes of the program by whichever transport carries a direction now.
 
 use std::{
     io::{IoSlice, IoSliceMut},
@@ -13,7 +13,7 @@ use super::{Failed, Pipes, Read, read_call::ReadCall};
 use crate::{connection::Connection, direction::Direction, kernel::Kernel, switch::Transport};
 
 impl Pipes {
-    /// Sends what there is room for. `wanted` is where the program's user would have the direction.
+    /// Sends what there is room for. `wanted` is the transport that the direction should use.
     pub fn send(
         &self,
         connection: &Connection,
@@ -37,21 +37,21 @@ impl Pipes {
                 match tx.writer.write_vectored(from) {
                     Ok(Some(n)) => return Ok((n, Transport::Pipe)),
                     Ok(None) if !self.is_over(connection, kernel, fd) => return Err(Failed::Os(Errno::AGAIN)),
-                    // Nobody will read it, from here or from there: the kernel's answer is the right one.
+                    // Nobody will read the bytes, from the pipe or from TCP. The kernel's answer is the right one.
                     Ok(None) | Err(Error::Closed) => tx.ended = true,
                     Err(error) => return Err(error.into()),
                 }
             }
             send_over_tcp(connection, kernel, fd, from)
         })?;
-        // The kernel gives an error once, and the program hears it before it hears that the end is reached.
+        // The kernel reports an error once, and the program gets that one before it is told that it can send no more.
         sent.map_err(|failed| match failed {
             Failed::Os(Errno::PIPE) => self.halves.lock_rx().error.take().map_or(failed, Failed::Os),
             _ => failed,
         })
     }
 
-    /// Reads what is there; 0 is the end.
+    /// Reads what is there; returns 0 at the end of the stream.
     pub fn recv(
         &self,
         connection: &Connection,
@@ -63,7 +63,7 @@ impl Pipes {
         ReadCall { pipes: self, connection, kernel, fd }.recv(to, read)
     }
 
-    /// Ends reading where the program asks for nothing: if nothing is left to read.
+    /// Ends reading if nothing is left to read, where the program itself asks for nothing.
     pub fn end_reading_if_empty(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) {
         let found = self.recv(connection, kernel, fd, &mut [IoSliceMut::new(&mut [0])], Read::Peek);
         if let Err(Failed::Os(error)) = found
@@ -73,12 +73,13 @@ impl Pipes {
         }
     }
 
-    /// The last descriptor of this end is about to be closed. Says whether bytes are left unread: then TCP would reset.
+    /// Closes both pipes before the last descriptor of this endpoint is closed. Returns whether bytes are left unread,
+    /// for which TCP would reset.
     pub fn close(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
         let _ = self.halves.with_tx(&connection.members, |tx| tx.writer.close());
         let unread = self.halves.with_rx(&connection.members, |rx| {
-            // What was recalled comes over TCP, to whoever has the socket then, if the peer still sends. This end may not have
-            // followed into the pipe yet.
+            // If the peer still sends, what was recalled comes over TCP, to whoever has the socket then. This endpoint
+            // may not have followed into the pipe yet.
             let comes = rx.receiver.recalls() && !connection.ending.has_peer_ended(kernel, fd);
             let is_here = !comes && !rx.is_paid();
             let has_leftover = rx.leftover.as_ref().is_some_and(|leftover| leftover.unread() > 0);

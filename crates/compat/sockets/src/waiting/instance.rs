@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Epoll instances: what each watches, and all of them before a fork.
+//! Epoll instances: the descriptors that each watches, and all instances of the process before a fork.
 
 use std::{
     io,
@@ -16,31 +16,32 @@ use tombolo_os::lock::lock;
 
 use crate::session::SessionPath;
 
-/// What the events of an instance are about.
+/// Sources of an instance's events.
 pub(super) const PATH: u64 = 0;
 const DOORBELL: u64 = 1;
 pub(super) const SOCKET: u64 = 2;
 
-/// The epoll instances that this process made, also those at which a thread waits now.
+/// Epoll instances that this process made, also those at which a thread waits now.
 static ALL: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 
-/// The descriptor of an epoll instance. A child made by fork takes it from whoever waits there, by its copy of this.
+/// Descriptor of an epoll instance. A child made by fork takes it from the threads that wait there, by its copy of
+/// this.
 #[derive(Debug)]
 pub(super) struct Shared(pub(super) Mutex<Option<ReservedFd>>);
 
-/// The instances of this process before a fork.
+/// Instances of this process before a fork.
 #[derive(Debug)]
 pub struct Instances {
     all: Vec<Arc<Shared>>,
     _no_more: MutexGuard<'static, Vec<Weak<Shared>>>,
 }
 
-/// The same, which nobody is about to change while this is held.
+/// The same instances, locked so that no thread changes them.
 #[derive(Debug)]
 pub(crate) struct HeldInstances<'a>(Vec<MutexGuard<'a, Option<ReservedFd>>>);
 
 impl Instances {
-    /// All that there are. Nobody makes more of them while this is held.
+    /// Returns all instances. No thread makes more of them while the result is held.
     #[must_use]
     pub fn list() -> Self {
         let all = lock(&ALL);
@@ -53,8 +54,9 @@ impl Instances {
 }
 
 impl HeldInstances<'_> {
-    /// In the child. Who waits at an instance of the parent's is not here, or was interrupted by the handler that forked. It must
-    /// not share the instance with the parent: an edge that one of the two takes does not wake the other.
+    /// Drops the instances in the child. A thread that waits at one of the parent's is not here, or was interrupted by
+    /// the handler that forked. It must not share the instance with the parent: an edge that one of the two takes does
+    /// not wake the other.
     pub fn forget(self) {
         self.0.into_iter().for_each(|mut instance| drop(instance.take()));
     }
@@ -65,7 +67,7 @@ fn watch_doorbell(epoll: &ReservedFd, doorbell: &SingleDoorbell) -> rustix::io::
     watch(epoll, doorbell.as_fd(), DOORBELL, notified | epoll::EventFlags::ET)
 }
 
-/// What comes over it is for those who negotiate. Its end wakes all.
+/// Watches a path for its end, which wakes all waiters. Messages over it are for the negotiation.
 fn watch_path(epoll: &ReservedFd, path: &SessionPath) -> rustix::io::Result<()> {
     let told = if path.is_readable_at_end() { epoll::EventFlags::IN } else { epoll::EventFlags::RDHUP };
     watch(epoll, path.as_fd(), PATH, told | epoll::EventFlags::ET)
@@ -80,9 +82,9 @@ fn watch(epoll: &ReservedFd, fd: BorrowedFd<'_>, about: u64, events: epoll::Even
 pub(crate) struct Instance {
     pub(super) number: RawFd,
     pub(super) epoll: Arc<Shared>,
-    /// In the order of their addresses.
+    /// Doorbells, in the order of their addresses.
     doorbells: Vec<Arc<SingleDoorbell>>,
-    /// Paths, as long as they are there: nothing is kept open by being watched.
+    /// Paths, as long as they exist: to be watched keeps none of them open.
     paths: Vec<Weak<SessionPath>>,
 }
 
@@ -101,7 +103,7 @@ impl Instance {
         Ok(Self { number, epoll, doorbells: Vec::new(), paths: Vec::new() })
     }
 
-    /// Whether it is this process's, and none of a parent's which forked while a thread waited there.
+    /// Returns whether it is this process's, and not one of a parent that forked while a thread waited there.
     pub(super) fn is_own(&self) -> bool {
         lock(&self.epoll.0).is_some()
     }
@@ -115,7 +117,7 @@ impl Instance {
         )
     }
 
-    /// Watches these and no others.
+    /// Watches these doorbells and paths, and no others.
     pub(super) fn turn_to(
         &mut self,
         doorbells: Vec<Arc<SingleDoorbell>>,
@@ -151,7 +153,7 @@ impl Instance {
     }
 }
 
-/// Whether `doorbell` is one of `doorbells`, which are in the order of their addresses.
+/// Returns whether `doorbell` is one of `doorbells`, which are in the order of their addresses.
 fn has(doorbells: &[Arc<SingleDoorbell>], doorbell: &Arc<SingleDoorbell>) -> bool {
     doorbells.binary_search_by_key(&Arc::as_ptr(doorbell), Arc::as_ptr).is_ok()
 }

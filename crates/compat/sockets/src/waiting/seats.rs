@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Where threads wait for one connection.
+//! Keeps the instances at which threads wait for one connection.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -7,10 +7,10 @@ use tombolo_os::lock::lock;
 
 use super::instance::Instance;
 
-/// Places that are left to a connection: one for a thread that reads, one for a thread that sends.
+/// Number of instances kept for a connection: one for a thread that reads, one for a thread that sends.
 const SEATS: usize = 2;
 
-/// The places at which threads wait for one connection, while none does.
+/// Instances at which threads wait for one connection, while no thread uses them.
 #[derive(Debug, Default)]
 pub(crate) struct Seats(Mutex<Vec<Instance>>);
 
@@ -19,7 +19,7 @@ impl Seats {
         lock(&self.0).pop()
     }
 
-    /// Nobody waits there any more: it is left for the next one, unless there are enough.
+    /// Takes an instance back at which no thread waits any more: keeps it for the next one, unless there are enough.
     pub(super) fn put_back(&self, instance: Option<Instance>) {
         let mut free = lock(&self.0);
         if free.len() < SEATS {
@@ -34,7 +34,7 @@ impl Seats {
         lock(&self.0).clear();
     }
 
-    /// Nobody begins or ends to wait while this is held.
+    /// Locks the instances. No thread begins or ends a wait while the result is held.
     pub fn lock_instances(&self) -> MutexGuard<'_, Vec<Instance>> {
         lock(&self.0)
     }

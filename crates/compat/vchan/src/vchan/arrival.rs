@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Who came to this end since the program's last call, and who waits for somebody.
+//! Holds the peer that came to this endpoint since the program's last call, and wakes the threads that wait for one.
 
 use std::{
     os::fd::{AsRawFd, OwnedFd, RawFd},
@@ -14,22 +14,22 @@ use tombolo_os::{event::eventfd, lock::lock};
 use super::Halves;
 use crate::{border::Outcome, poll_descriptor::PollDescriptor};
 
-/// Who came, or why nobody will, until the program's next call.
+/// The peer that came, or why none will, until the program's next call.
 #[derive(Debug, Default)]
 pub(crate) struct Arrival {
     who: Mutex<Option<Outcome<Halves>>>,
     came: Condvar,
     is_there: AtomicBool,
-    /// Another thread than the program's met whoever came: `wait` is to return for that.
+    /// Whether a thread other than the program's took over the peer that came: `wait` must return for that.
     pub(super) met_meanwhile: AtomicBool,
-    /// Of a client that waits for its server: polls readable once that is decided.
+    /// Descriptor of a client that waits for its server: polls readable once the outcome is known.
     watch: Mutex<Option<OwnedFd>>,
-    /// There is one.
+    /// Whether there is such a search.
     joining: AtomicBool,
 }
 
 impl Arrival {
-    /// Brings a peer, or the reason why there will be none, and rings `poll_descriptor` for it.
+    /// Delivers a peer, or the reason why there will be none, and raises `poll_descriptor` for it.
     pub(crate) fn deliver(&self, who: Outcome<Halves>, poll_descriptor: &PollDescriptor) {
         *lock(&self.who) = Some(who);
         self.is_there.store(true, Ordering::Release);
@@ -40,13 +40,13 @@ impl Arrival {
         poll_descriptor.notify();
     }
 
-    /// Whether somebody came whom the program has not met.
+    /// Returns whether a peer came that the program has not taken over.
     #[inline]
     pub(super) fn is_there(&self) -> bool {
         self.is_there.load(Ordering::Acquire)
     }
 
-    /// Who came; [`is_there`](Self::is_there) says so until [`clear`](Self::clear).
+    /// Takes the peer that came; [`is_there`](Self::is_there) stays true until [`clear`](Self::clear).
     pub(super) fn take_who(&self) -> Option<Outcome<Halves>> {
         lock(&self.who).take()
     }
@@ -55,7 +55,7 @@ impl Arrival {
         self.is_there.store(false, Ordering::Release);
     }
 
-    /// Waits for somebody to come, or until the end `is_open` because another thread met them.
+    /// Waits until a peer comes, or until the endpoint `is_open` because another thread took the peer over.
     pub(super) fn wait(&self, is_open: impl Fn() -> bool) {
         let mut who = lock(&self.who);
         while who.is_none() && !is_open() {
@@ -63,14 +63,14 @@ impl Arrival {
         }
     }
 
-    /// Wakes those who wait for whom this thread met.
+    /// Wakes the threads that wait for the peer that this thread took over.
     pub(super) fn wake_waiters(&self) {
         drop(lock(&self.who));
         self.came.notify_all();
     }
 
-    /// A descriptor that polls readable once the server was found, or cannot be; it is closed by
-    /// [`Inner::finish`](super::Inner::finish).
+    /// Returns a descriptor that polls readable once the server was found or cannot be found.
+    /// [`Inner::finish`](super::Inner::finish) closes it.
     pub(crate) fn watch(&self) -> Outcome<RawFd> {
         let mut watch = lock(&self.watch);
         self.joining.store(true, Ordering::Release);
@@ -78,13 +78,13 @@ impl Arrival {
         Ok(fd.as_raw_fd())
     }
 
-    /// Whether the program has not heard yet what became of its search for a server.
+    /// Returns whether the program does not know yet how its search for a server ended.
     #[inline]
     pub(crate) fn is_joining(&self) -> bool {
         self.joining.load(Ordering::Acquire)
     }
 
-    /// The program has heard it.
+    /// Ends the search: the program knows its outcome.
     pub(super) fn end_joining(&self) {
         drop(lock(&self.watch).take());
         self.joining.store(false, Ordering::Release);

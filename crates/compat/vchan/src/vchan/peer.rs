@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What an end knows of its peer: whether it is there, and why it is not.
+//! State that an endpoint keeps of its peer: whether it is there, and why it is not.
 
 use std::sync::{
     Mutex, OnceLock,
@@ -16,18 +16,18 @@ use crate::{
     server_listener::ServerListener,
 };
 
-/// Whether the peer is there, and what a server keeps for the next one.
+/// Whether the peer is there, and what a server keeps for the next peer.
 #[derive(Debug)]
 pub(crate) struct PeerState {
     pub(crate) role: Role,
     pub(super) state: AtomicU8,
-    /// The peer's domain is gone: nobody will come any more.
+    /// Whether the peer's domain is gone: no peer will come any more.
     pub(super) lost: AtomicBool,
-    /// Why it is over.
+    /// Reason why the connection ended.
     pub(super) reason: Mutex<Fault>,
-    /// A server's.
+    /// Listener of a server.
     pub(crate) listener: Mutex<Option<ServerListener>>,
-    /// With a peer that runs the original: who is there, and what is this server's in XenStore.
+    /// With a peer that runs the original: the watch of who is there, and this server's nodes in XenStore.
     pub(super) original: OnceLock<Watch>,
     pub(super) server: Mutex<Option<Server>>,
 }
@@ -45,7 +45,7 @@ impl PeerState {
         }
     }
 
-    /// What a server has to keep as long as it is there.
+    /// Stores what a server has to keep as long as it exists.
     pub(crate) fn store_server(&self, server: Server) {
         *lock(&self.server) = Some(server);
     }
@@ -55,7 +55,7 @@ impl PeerState {
         self.original.get().is_some()
     }
 
-    /// In the layout of the original the page says who is there, and may say so again after it did not.
+    /// Updates the state from the page in the original's layout, where a peer may come back after it was gone.
     pub(super) fn look_who_is_there(&self) {
         if let Some(watch) = self.original.get() {
             let state = match watch.live() {
@@ -67,7 +67,7 @@ impl PeerState {
         }
     }
 
-    /// The peer went. A server waits for another.
+    /// Records that the peer went. A server waits for another.
     pub(super) fn note_end(&self, why: Fault) {
         *lock(&self.reason) = why;
         if self.state.compare_exchange(OPEN, CLOSED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -77,7 +77,7 @@ impl PeerState {
         }
     }
 
-    /// Whether a call may go on without a peer.
+    /// Returns whether a call may go on without a peer; the error is the reason why not.
     pub(super) fn goes_on(&self, ways: CallMode) -> Outcome<()> {
         if self.state.load(Ordering::Acquire) == CLOSED && !(ways.persist && self.role == Role::Server) {
             return Err(lock(&self.reason).clone());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The direction that is read.
+//! The direction that this endpoint reads.
 
 use std::collections::VecDeque;
 
@@ -12,22 +12,22 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Reading {
     from: Option<Box<dyn Incoming>>,
-    /// What clients before this one left unread.
+    /// Bytes that clients before this one left unread.
     left: VecDeque<u8>,
-    /// Bytes that the program knows of.
+    /// Number of bytes that the program knows of.
     seen: usize,
     size: usize,
 }
 
-/// What a read found.
+/// Result of a read.
 #[derive(Debug)]
 pub(super) enum Took {
     Bytes(usize),
-    /// Too little is there yet.
+    /// Too few bytes are there yet.
     Wait,
     /// There is no peer.
     Nobody,
-    /// Nothing more will come, and this is why.
+    /// Nothing more will come, for this reason.
     End(Fault),
 }
 
@@ -40,7 +40,7 @@ impl Reading {
         self.from.as_ref().map_or(self.size, |from| from.capacity())
     }
 
-    /// A peer came. What the last one said is kept.
+    /// Takes over the half of a new peer. Keeps what the last peer sent.
     pub(super) fn begin(&mut self, from: Box<dyn Incoming>) {
         if let Some(mut last) = self.take_half() {
             let mut part = [0; 4096];
@@ -52,7 +52,7 @@ impl Reading {
         self.seen = self.left.len();
     }
 
-    /// The poll_descriptor rang, and that was taken.
+    /// Notes that the poll descriptor was raised and has been cleared.
     pub(super) fn heard(&mut self) {
         if let Some(from) = &mut self.from {
             from.heard();
@@ -63,7 +63,7 @@ impl Reading {
         self.from.take()
     }
 
-    /// Has the poll_descriptor ring for what comes from now on.
+    /// Makes the poll descriptor notify of what comes from now on.
     pub(super) fn arm_poll_descriptor(&mut self, poll_descriptor: &PollDescriptor) -> Outcome<()> {
         let Some(from) = &mut self.from else { return Ok(()) };
         poll_descriptor.follow_descriptor(from.fd()?)?;
@@ -73,7 +73,8 @@ impl Reading {
         Ok(())
     }
 
-    /// Reads what is there, or all or nothing, where that is short work: how many bytes. Of 0 [`read_into`](Self::read_into) knows more.
+    /// Reads what is there, or all or nothing, where that is quick. Returns the number of bytes;
+    /// [`read_into`](Self::read_into) explains a 0.
     #[inline]
     pub(super) fn take_at_once(&mut self, to: &mut [u8], whole: bool) -> usize {
         match &mut self.from {
@@ -85,7 +86,7 @@ impl Reading {
         }
     }
 
-    /// Reads, and where somebody polls has the poll_descriptor ring for more if this was all.
+    /// Reads. If `polled` and this was all, arms the poll descriptor for more.
     pub(super) fn read_into(&mut self, to: &mut [u8], whole: bool, polled: bool) -> Outcome<Took> {
         if !self.left.is_empty() {
             return self.take_left(to, whole);
@@ -103,7 +104,7 @@ impl Reading {
             None => Ok(Took::Wait),
             Some(0) => Ok(Took::End(from.end())),
             Some(mut len) => {
-                // What comes before the poll_descriptor is armed for more rings nobody, so it is taken as well.
+                // Bytes that come before the poll descriptor is armed notify nobody, so they are taken as well.
                 while polled && len < to.len() && from.available_while_quiet(1)? > 0 {
                     match from.read(&mut to[len..])? {
                         Some(more @ 1..) => len += more,
@@ -142,18 +143,18 @@ impl Reading {
         Ok(Took::Bytes(if whole { to.len() } else { old }))
     }
 
-    /// Waits until so many bytes are there or no more will come.
+    /// Waits until `need` bytes are there or no more will come.
     pub(super) fn wait_for(&mut self, need: usize) -> Outcome<()> {
         let need = need.saturating_sub(self.left.len());
         self.from.as_mut().map_or(Ok(()), |from| from.wait_for(need).map(drop))
     }
 
-    /// Whether more may come than the program knows of.
+    /// Returns whether more bytes may come than the program knows of.
     pub(super) fn can_grow(&self) -> bool {
         self.from.as_ref().is_some_and(|from| self.unread() < from.capacity())
     }
 
-    /// Bytes that the program knows of in the ring.
+    /// Returns the number of bytes in the ring that the program knows of.
     fn unread(&self) -> usize {
         self.seen.saturating_sub(self.left.len())
     }
@@ -164,13 +165,14 @@ impl Reading {
         self.from.as_mut().map_or(Ok(()), |from| from.wait_for(need).map(drop))
     }
 
-    /// Whether there is more than the program knows of. If not, the poll_descriptor will ring for it.
+    /// Returns whether there is more than the program knows of. If not, the poll descriptor will notify of it.
     pub(super) fn grew(&mut self) -> Outcome<bool> {
         let unread = self.unread();
         self.from.as_mut().map_or(Ok(false), |from| Ok(from.available_while_quiet(unread + 1)? > unread))
     }
 
-    /// How many bytes can be read: the program knows of them from now on. Where somebody polls, the poll_descriptor rings for more.
+    /// Returns how many bytes can be read, which the program knows of from now on. If `polled`, arms the poll
+    /// descriptor for more.
     pub(super) fn readable_bytes(&mut self, polled: bool) -> Outcome<usize> {
         let mut unread = self.unread();
         if let Some(from) = &mut self.from {
@@ -185,7 +187,7 @@ impl Reading {
         Ok(self.seen)
     }
 
-    /// Why nothing more will come, if so.
+    /// Returns why nothing more will come, or `None` if more may come.
     pub(super) fn ended(&mut self) -> Outcome<Option<Fault>> {
         match &mut self.from {
             Some(from) => Ok(from.is_last()?.then(|| from.end())),

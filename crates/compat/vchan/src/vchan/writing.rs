@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The direction that is written.
+//! The direction that this endpoint writes.
 
 use crate::{
     border::{Fault, Outcome},
@@ -10,11 +10,11 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Writing {
     to: Option<Box<dyn Outgoing>>,
-    /// What was written while nobody was there to read it.
+    /// Bytes written while no peer was there to read them.
     staged: Vec<u8>,
-    /// The program found too little room, or asked how much there is, and knew of this much.
+    /// Room that the program knew of when it found too little, or asked how much there is.
     wants: Option<usize>,
-    /// The poll_descriptor rings for room.
+    /// Whether the poll descriptor notifies of room.
     heard: bool,
     size: usize,
 }
@@ -28,7 +28,7 @@ impl Writing {
         self.to.as_ref().map_or(self.size, |to| to.capacity())
     }
 
-    /// A peer came, whom all that was written meanwhile is for.
+    /// Takes over the half of a new peer, and writes to it all that was staged meanwhile.
     pub(super) fn begin(&mut self, to: Box<dyn Outgoing>) -> Outcome<()> {
         (self.wants, self.heard) = (None, false);
         let staged = std::mem::take(&mut self.staged);
@@ -37,7 +37,7 @@ impl Writing {
         while !rest.is_empty() {
             match to.write(rest) {
                 Ok(Some(len)) => rest = &rest[len..],
-                // It went at once: the next call finds that out. A fresh ring has room for what was staged.
+                // The peer went at once: the next call finds that out. A fresh ring has room for what was staged.
                 Ok(None) | Err(_) => break,
             }
         }
@@ -49,7 +49,7 @@ impl Writing {
         self.to.take()
     }
 
-    /// Writes all of `bytes` where that is short work: says whether. If not, [`put`](Self::put) knows more.
+    /// Writes all of `bytes` where that is quick. Returns whether it did; [`put`](Self::put) explains why not.
     #[inline]
     pub(super) fn put_at_once(&mut self, bytes: &[u8]) -> bool {
         let done = self.to.as_mut().is_some_and(|to| to.write_at_once(bytes));
@@ -59,7 +59,8 @@ impl Writing {
         done
     }
 
-    /// Writes what there is room for, or all or nothing. Where somebody polls and that was not all, the poll_descriptor rings for room.
+    /// Writes what there is room for, or all or nothing. If `polled` and that was not all, arms the poll descriptor for
+    /// room.
     pub(super) fn put(&mut self, bytes: &[u8], whole: bool, polled: Option<&PollDescriptor>) -> Outcome<usize> {
         if whole && bytes.len() > self.size() {
             let text = format!("{} bytes at once, where the ring has {}", bytes.len(), self.size());
@@ -88,17 +89,17 @@ impl Writing {
         len
     }
 
-    /// Waits for room; says whether there is anybody to wait for.
+    /// Waits for room. Returns whether there is a peer to wait for.
     pub(super) fn wait_for(&mut self, need: usize) -> Outcome<bool> {
         self.to.as_mut().map_or(Ok(false), |to| to.wait_for(need).map(|()| true))
     }
 
-    /// Whether the program is to be told of more room.
+    /// Returns whether the program must be notified of more room.
     pub(super) fn wants_room(&self) -> bool {
         self.wants.is_some()
     }
 
-    /// Whether there is more room than the program knows of. If not, the poll_descriptor will ring for it.
+    /// Returns whether there is more room than the program knows of. If not, the poll descriptor will notify of it.
     pub(super) fn grew(&mut self, poll_descriptor: &PollDescriptor) -> Outcome<bool> {
         let (Some(to), Some(known)) = (&mut self.to, self.wants) else { return Ok(false) };
         if !self.heard {
@@ -109,14 +110,15 @@ impl Writing {
         Ok(known < to.capacity() && to.room(known + 1)? > known)
     }
 
-    /// For how many bytes there is room: the program knows of it from now on. Where somebody polls, the poll_descriptor rings for more.
+    /// Returns for how many bytes there is room, which the program knows of from now on. If `polled`, arms the poll
+    /// descriptor for more.
     pub(super) fn writable_bytes(&mut self, polled: Option<&PollDescriptor>) -> Outcome<usize> {
         loop {
             let Some(to) = &mut self.to else { return Ok(self.size - self.staged.len()) };
             let room = to.room(0)?;
             self.wants = (room < to.capacity()).then_some(room);
             match polled {
-                // More came before the poll_descriptor was armed for it.
+                // More room came before the poll descriptor was armed for it.
                 Some(poll_descriptor) if self.grew(poll_descriptor)? => {}
                 _ => return Ok(room),
             }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a half of a channel does for one who polls: it arms before a call says would-block, and listens less to a
-//! doorbell that rings for nothing.
+//! Supports programs that poll the descriptor of a half: arms the half before a call reports would-block, and stops
+//! polling a doorbell that is notified for nothing.
 
 use std::{
     os::fd::BorrowedFd,
@@ -14,41 +14,41 @@ use tombolo_ring::{Deadline, Side, arm};
 use super::{Asked, LATE, STORM, Waiter, nap_after};
 use crate::{Result, pollable::Pollable};
 
-/// What arming for one who polls came to.
+/// Result of arming for a program that polls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Armed {
-    /// There is something after all.
+    /// There is something to do after all.
     Ready,
-    /// There is nothing, and the descriptor will tell once there is.
+    /// There is nothing, and the descriptor becomes readable once there is.
     Quiet,
-    /// There is nothing, and nobody is left who could change that.
+    /// There is nothing, and no peer is left that could change that.
     PeerGone,
 }
 
-/// What is known of one who polls.
+/// State for a program that polls.
 #[derive(Debug, Default)]
 pub(super) struct Polling {
-    /// The last arming found nothing, and was for this position.
+    /// Position for which the last arming found nothing.
     idle_at: Option<u64>,
-    /// As [`idle_at`](Self::idle_at); it is still armed, and the descriptor was quiet then.
+    /// Like [`idle_at`](Self::idle_at), if the half is still armed and the descriptor was quiet then.
     armed: Option<u64>,
-    /// The late look for [`idle_at`](Self::idle_at).
+    /// State of the late check for [`idle_at`](Self::idle_at).
     late: LateLook,
-    /// The doorbell is not listened to before then.
+    /// Time before which the doorbell is not polled.
     nap_until: Option<Instant>,
-    /// When the descriptor's clock runs down, or did.
+    /// Time when the descriptor's clock expires or expired.
     clock: Option<Instant>,
 }
 
-/// The look after a barrier that may have missed the peer. Nobody is there to look but who polls: the descriptor
-/// polls readable for it once.
+/// The check after a barrier that may have missed the peer. Only the program that polls can make it, so the
+/// descriptor polls readable for it once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum LateLook {
     #[default]
     NotAsked,
-    /// The descriptor's clock runs down then, or sooner for an earlier arming.
+    /// The descriptor's clock expires then, or sooner for an earlier arming.
     DueAt(Instant),
-    /// What the barrier missed would have been seen.
+    /// The check was made: anything that the barrier missed would have been seen.
     Over,
 }
 
@@ -59,13 +59,14 @@ impl LateLook {
 }
 
 impl Polling {
-    /// Whether the descriptor polls readable for its clock.
+    /// Returns whether the descriptor polls readable because of its clock.
     fn has_run_down(&self) -> bool {
         self.clock.is_some_and(|then| Instant::now() >= then)
     }
 
-    /// Has `pollable` poll readable once the late look is due; says whether that could be done. A clock that runs already runs
-    /// on, and is set for the rest when it has run down: to set it at every arming costs each round trip a microsecond.
+    /// Makes `pollable` poll readable once the late check is due. Returns whether that succeeded. A running clock is
+    /// kept, and set for the remaining time once it has expired: setting it at every arming would cost each round trip
+    /// a microsecond.
     fn promise_late_look(&mut self, pollable: &Pollable) -> bool {
         let now = Instant::now();
         let due = match self.late {
@@ -82,11 +83,11 @@ impl Polling {
 }
 
 impl Waiter {
-    /// The descriptor to poll; from its first use on, [`rearm_poll_fd`](Self::rearm_poll_fd) keeps its promise.
+    /// Returns the descriptor to poll. From its first use on, [`rearm_poll_fd`](Self::rearm_poll_fd) keeps it correct.
     pub(crate) fn pollable(&self) -> Result<BorrowedFd<'_>> {
         if self.pollable.get().is_none() {
             let made = Pollable::new(self.doorbell.fd(self.slot))?;
-            // Nobody knows yet what is there: whoever polls is sent to look once.
+            // What is there is not known yet, so the program that polls is made to look once.
             made.raise();
             let _ = self.pollable.set(made);
         }
@@ -98,7 +99,7 @@ impl Waiter {
         self.pollable.get().is_some()
     }
 
-    /// At the end of a call: whoever polls must not miss what is left, nor what came meanwhile.
+    /// Ends a call so that a program that polls misses neither what is left nor what came meanwhile.
     #[inline]
     pub(crate) fn rearm_poll_fd(&mut self) {
         if !self.promised && self.is_polled() {
@@ -115,18 +116,18 @@ impl Waiter {
         }
     }
 
-    /// Whether it was armed for `position`, and is.
+    /// Returns whether the half is armed for `position`.
     pub(crate) fn is_armed(&self, position: u64) -> bool {
         self.polling.armed == Some(position)
     }
 
-    /// What it was armed for is to be armed for again.
+    /// Forgets the arming, so that the half is armed again next time.
     #[inline]
     pub(crate) fn forget_armed(&mut self) {
         self.polling.armed = None;
     }
 
-    /// After a call that did something: there was no storm, or it is not all that comes.
+    /// Ends a nap after a call that did something: there is no storm, or there is also real work.
     #[inline]
     pub(crate) fn end_nap(&mut self) {
         if self.polling.nap_until.is_some() {
@@ -138,7 +139,7 @@ impl Waiter {
     fn listen_again(&mut self) {
         self.fruitless.begin(self.end.served_beside(self.slot));
         self.polling = Polling::default();
-        // Whether anybody rang meanwhile, nobody knows.
+        // It is not known whether the peer notified meanwhile.
         self.promised = false;
         if let Some(pollable) = self.pollable.get() {
             pollable.stop_clock();
@@ -146,8 +147,9 @@ impl Waiter {
         }
     }
 
-    /// Before a call says would-block to one who polls, for want of what comes with `position`: arms, so that the
-    /// descriptor stays quiet until there is something. Where it is armed for that already and nobody has rung, that is all.
+    /// Arms before a call reports would-block to a program that polls, for lack of what comes with `position`. The
+    /// descriptor then stays quiet until there is something. Returns at once if the half is armed for that position
+    /// already and no notification came.
     pub(crate) fn arm_for_poll(&mut self, side: &mut impl Side, need: u64, position: u64) -> Result<Armed> {
         if !self.is_polled() {
             return Ok(Armed::Quiet);
@@ -155,7 +157,7 @@ impl Waiter {
         let again = self.polling.idle_at == Some(position);
         let napped = match self.polling.nap_until {
             Some(until) if again && Instant::now() < until => {
-                // The clock tells, whatever was drained meanwhile.
+                // The clock makes the descriptor readable, whatever was drained meanwhile.
                 self.pollable.get().expect("looked at above").lower();
                 self.promised = true;
                 return Ok(Armed::Quiet);
@@ -176,7 +178,7 @@ impl Waiter {
         }
         match (again, rung) {
             (true, true) => self.count_fruitless(),
-            // Nobody rang during a whole nap: the storm is over.
+            // No notification came during a whole nap, so the storm is over.
             (true, false) if !napped => {}
             _ => self.fruitless.begin(self.end.served_beside(self.slot)),
         }
@@ -199,11 +201,11 @@ impl Waiter {
         Ok(Armed::Quiet)
     }
 
-    /// After an arming that found nothing: the doorbell tells what comes, or a clock where the doorbell tells too much
-    /// or too little.
+    /// Keeps the promise after an arming that found nothing. The doorbell makes the descriptor readable, or a clock
+    /// where the doorbell is notified too often or not reliably.
     fn promise_quietly(&mut self) {
         let Some(pollable) = self.pollable.get() else { return };
-        // Without the barrier nobody can promise that the peer notifies.
+        // Without the barrier it is not certain that the peer notifies.
         let heard = self.asked != Asked::Unheard && pollable.is_listening();
         let storm = self.fruitless.count >= STORM;
         self.promised = heard;
@@ -211,10 +213,10 @@ impl Waiter {
         if storm || !heard {
             self.polling.late = LateLook::NotAsked;
             let nap = if storm { nap_after(self.fruitless.count) } else { LATE };
-            // Taken before the clock is set: what is asked after it has run down finds the nap over.
+            // Taken before the clock is set, so that a call after the clock expired finds the nap over.
             let until = Instant::now() + nap;
-            // Where there is no clock to be had, a doorbell that rings for nothing is listened to, and for want of both
-            // the descriptor stays readable.
+            // Without a clock, the descriptor still polls a doorbell that is notified for nothing. Without both, it
+            // stays readable.
             if pollable.wake_after(nap, storm.then(|| self.doorbell.fd(self.slot))) {
                 (self.promised, self.polling.clock) = (true, Some(until));
                 self.polling.nap_until = storm.then_some(until);
@@ -226,7 +228,7 @@ impl Waiter {
         }
     }
 
-    /// Empties the doorbell, and says whether it was rung; or that the peer is gone.
+    /// Empties the doorbell. Returns whether it was notified, or that the peer is gone.
     fn take_rings(&mut self) -> Result<DoorbellWoken> {
         self.calls = 0;
         self.looked = coarse_time();
@@ -236,7 +238,7 @@ impl Waiter {
         let mut woken = self.doorbell.wait(self.slot, Deadline::NOW)?;
         let rung = woken == DoorbellWoken::Notified || self.rung_unnoticed;
         if woken == DoorbellWoken::Notified {
-            // A ring goes before a hang-up, so it must not stay in the way.
+            // The doorbell reports a notification before a hang-up, so the notification must be drained first.
             self.doorbell.drain(self.slot);
             woken = self.doorbell.wait(self.slot, Deadline::NOW)?;
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A reader that the processes of its fork group use in turns.
+//! Lets the processes of a fork group use a reader in turns.
 
 use tombolo_layout::{
     private::{Half, Record},
@@ -14,9 +14,9 @@ use crate::{
 };
 
 impl<M: Mem> Reader<M> {
-    /// Ends this process's turn: hands back what was read, looks for a sleeping writer and says what the next process
-    /// must know. Ring if [`take_ring`](Self::take_ring) says so, and only then let the lock go. What was peeked at and
-    /// not consumed comes again.
+    /// Ends this process's turn: hands back what was read, checks for a sleeping writer, and returns the record that
+    /// the next process needs. The caller must notify if [`take_ring`](Self::take_ring) returns true, and only then
+    /// release the lock. Bytes that were peeked at and not consumed are delivered again.
     pub fn save(&mut self) -> Record {
         self.flow.peeked = None;
         self.flow.release();
@@ -35,11 +35,11 @@ impl<M: Mem> Reader<M> {
         }
     }
 
-    /// Begins this process's turn where the one that made `record` ended its own.
+    /// Begins this process's turn where the process that made `record` ended its own.
     ///
     /// # Errors
-    /// [`Error::ForeignRecord`] where it is of another half or pipe, [`Error::Elsewhere`] where the pipe has moved to a
-    /// ring that this process has not mapped. Then nothing has been read here.
+    /// [`Error::ForeignRecord`] if it belongs to another half or pipe, [`Error::Elsewhere`] if the pipe has moved to a
+    /// ring that this process has not mapped. In both cases nothing has been read.
     pub fn load(&mut self, record: &Record) -> Result<(), Error> {
         check_half(record, Half::Reader, self.flow.start)?;
         check_ring(record.state.ready, self.flow.state.ready)?;
@@ -62,19 +62,20 @@ impl<M: Mem> Reader<M> {
         Ok(())
     }
 
-    /// Begins this process's turn where the one before died in the middle of its own, from what it left in the segment.
-    /// What it had read and not handed back comes again. Owes the writer a ring, for it may have died before it rang.
+    /// Begins this process's turn after the previous process died in the middle of its own, from what that process left
+    /// in the segment. Bytes that it had read and not handed back are delivered again. Requests a notification of the
+    /// writer, because the process may have died before it notified.
     ///
     /// # Errors
-    /// [`Error::Elsewhere`] as [`load`](Self::load), [`Error::Corrupt`] where the writer's words are impossible.
+    /// [`Error::Elsewhere`] as [`load`](Self::load), [`Error::Corrupt`] if the writer's words are impossible.
     pub fn rebuild(&mut self) -> Result<(), Error> {
         let state = State::decode(self.flow.state_word.load()).expect("an own word, which no peer can write");
         check_ring(state.ready, self.flow.state.ready)?;
         self.flow.state = state;
         self.flow.head = self.flow.head_word.load();
         (self.flow.released, self.flow.tail_seen, self.flow.peeked) = (self.flow.head, self.flow.head, None);
-        // One who read beyond all that this ring ever carried had followed to the next. Where the tail is a lie, the
-        // lies to come are checked there.
+        // A reader that read beyond everything that this ring ever carried had followed to the next. If this tail is a
+        // protocol violation, later ones are detected there.
         let tail = self.flow.ring.tail.load_acquire().hint();
         if (tail.wrapping_sub(self.flow.head) as i64) < 0
             && let Some(next) = self.flow.next.take()

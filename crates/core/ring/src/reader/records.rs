@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Receiving records, whole or not at all, also while the writer is still at them.
+//! Receives records, whole or not at all, also while the writer is still publishing them.
 
 use tombolo_layout::{limits::RECORD_ALIGN, record};
 use tombolo_mem::Mem;
@@ -11,11 +11,11 @@ use super::{
 use crate::{Error, pause::pause};
 
 impl<M: Mem> Reader<M> {
-    /// Receives the next record into `to`, whole or not at all, and says how long it is; `None` while there is none.
+    /// Receives the next record into `to`, whole or not at all, and returns its length, or `None` if there is none.
     ///
     /// # Errors
-    /// [`Error::BufferTooSmall`] where `to` cannot hold it (it stays); [`Error::Corrupt`] where what the writer says is
-    /// impossible.
+    /// [`Error::BufferTooSmall`] if `to` cannot hold it (it stays in the ring); [`Error::Corrupt`] if the writer's
+    /// words are impossible.
     #[inline]
     pub fn recv(&mut self, to: &mut [u8]) -> Result<Option<usize>, Error> {
         let Some(len) = self.flow.next_record()? else { return Ok(None) };
@@ -35,8 +35,8 @@ impl<M: Mem> Reader<M> {
         Ok(Some(to.len()))
     }
 
-    /// Copies the payload of a record that the writer is publishing in steps, as far and as long as it comes. Says
-    /// whether it is whole; if not, nothing was consumed.
+    /// Copies the payload of a record that the writer is publishing in steps, for as long as more of it arrives.
+    /// Returns whether it is whole; if not, nothing was consumed.
     #[inline(never)]
     fn copy_behind_writer(&mut self, to: &mut [u8]) -> Result<bool, Error> {
         let payload = self.flow.head.wrapping_add(RECORD_ALIGN);
@@ -62,11 +62,11 @@ impl<M: Mem> Reader<M> {
         }
     }
 
-    /// Bytes to [`wait`](crate::wait) for so that the next call has something to deliver: one, or in message mode all
-    /// of a record whose beginning is there.
+    /// Returns the number of bytes to [`wait`](crate::wait) for so that the next call delivers something: one, or in
+    /// message mode a whole record whose beginning is there.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where that beginning is impossible.
+    /// [`Error::Corrupt`] if that beginning is impossible.
     pub fn need(&mut self) -> Result<u64, Error> {
         if self.flow.messages && self.flow.available() >= RECORD_ALIGN {
             return Ok(self.flow.next_record()?.map_or(1, record::span));

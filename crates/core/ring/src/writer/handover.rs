@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Moving a pipe to another ring: the writer's side (H-1 to H-6).
+//! Moves a pipe to another ring: the writer's side (H-1 to H-6).
 
 use std::time::Instant;
 
@@ -12,14 +12,14 @@ use tombolo_mem::{Mem, OwnWord};
 use super::Outflow;
 use crate::{Corrupt, Error, OwnRing};
 
-/// The steps by which a writer moves its pipe to another ring; see [`Writer::handover`](super::Writer::handover).
+/// Steps by which a writer moves its pipe to another ring; see [`Writer::handover`](super::Writer::handover).
 #[derive(Debug)]
 pub struct Handover<'a, M: Mem> {
     pub(super) flow: &'a mut Outflow<M>,
 }
 
 impl<M: Mem> Handover<'_, M> {
-    /// Whether a new ring may be offered: none is outstanding and the reader has left the one before (H-5).
+    /// Returns whether a new ring may be offered: none is outstanding, and the reader has left the previous one (H-5).
     pub fn can_offer(&mut self) -> Result<bool, Error> {
         if self.flow.previous.is_some() {
             self.flow.look_at_head()?;
@@ -33,33 +33,34 @@ impl<M: Mem> Handover<'_, M> {
             && self.flow.state.phase == Phase::Open)
     }
 
-    /// Whether records stay no longer than they may be in this ring, also in a larger one.
+    /// Sets whether records keep the largest size of the present ring, also in a larger one.
     pub fn keep_message_max(&mut self, kept: bool) {
         self.flow.longest = if kept { limits::message_max(self.flow.ring.capacity) } else { u64::MAX };
     }
 
-    /// The number of the ring that comes next (H-1).
+    /// Returns the generation of the next ring (H-1).
     #[must_use]
     pub fn next_generation(&self) -> u16 {
         self.flow.state.current.wrapping_add(1)
     }
 
-    /// Publishes that the next ring was offered over the control path, and returns its number (H-1). Notifies, so that a
-    /// sleeping reader maps it.
+    /// Publishes that the next ring was offered over the control path, and returns its generation (H-1). Notifies, so
+    /// that a sleeping reader maps it.
     pub fn announce(&mut self) -> u16 {
         self.flow.publish_state(State { ready: self.next_generation(), ..self.flow.state });
         self.flow.state.ready
     }
 
-    /// Whether the reader has declared itself ready for the ring that was announced (H-2).
+    /// Returns whether the reader has published that it is ready for the ring announced (H-2).
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where its state word is impossible.
+    /// [`Error::Corrupt`] if the reader's state word is impossible.
     pub fn reader_ready(&mut self) -> Result<bool, Error> {
         self.flow.reader_ready()
     }
 
-    /// Goes on in `next` from the present position: the ring so far keeps what the reader has not read yet (H-3).
+    /// Continues in `next` from the present position. The previous ring keeps the bytes that the reader has not read
+    /// yet (H-3).
     ///
     /// # Panics
     /// If the reader is not ready for it: bytes would be lost.
@@ -71,8 +72,8 @@ impl<M: Mem> Handover<'_, M> {
         self.go_on_in(next, self.flow.state.ready);
     }
 
-    /// Goes on in `next`, which was offered over the control path, before the reader is ready for it (H-9). Notifies, so that a
-    /// sleeping reader maps it.
+    /// Continues in `next`, which was offered over the control path, before the reader is ready for it (H-9). Notifies,
+    /// so that a sleeping reader maps it.
     ///
     /// # Panics
     /// If no ring may be offered ([`can_offer`](Self::can_offer)): bytes would be lost.
@@ -86,7 +87,7 @@ impl<M: Mem> Handover<'_, M> {
     }
 
     fn go_on_in(&mut self, next: OwnRing<M>, generation: u16) {
-        // A reader that follows finds at least the switch point here.
+        // A reader that follows finds at least the switch point in this word.
         next.tail.store_relaxed(self.flow.tail);
         self.flow.limit = self.flow.tail.wrapping_add(next.capacity);
         self.flow.previous = Some(std::mem::replace(&mut self.flow.ring, next));
@@ -95,12 +96,12 @@ impl<M: Mem> Handover<'_, M> {
         self.flow.publish_state(State { ready: generation, current: generation, ..self.flow.state });
     }
 
-    /// Appends to `to` what the reader has not read, from its position `from` on: the writer keeps unread bytes, so any
-    /// transport can go on where the reader stopped (H-6).
+    /// Appends the bytes that the reader has not read, from its position `from` on, to `to`. The writer keeps unread
+    /// bytes, so any transport can continue where the reader stopped (H-6).
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where `from` is no position between the last head seen and the tail; [`Error::Revoked`] where the memory
-    /// was taken away, and what was copied is nobody's bytes (D-3).
+    /// [`Error::Corrupt`] if `from` is not between the last head seen and the tail; [`Error::Revoked`] if the memory
+    /// was taken away, so that the bytes copied are not the writer's (D-3).
     pub fn unread_from(&self, from: u64, to: &mut Vec<u8>) -> Result<(), Error> {
         let unread = self.flow.tail.wrapping_sub(from);
         if unread > self.flow.tail.wrapping_sub(self.flow.head_seen) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A writer that the processes of its fork group use in turns.
+//! Lets the processes of a fork group use a writer in turns.
 
 use tombolo_layout::{
     private::{Half, Record},
@@ -14,9 +14,9 @@ use crate::{
 };
 
 impl<M: Mem> Writer<M> {
-    /// Ends this process's turn: looks for a sleeping reader and says what the next process must know. Ring if
-    /// [`take_ring`](Self::take_ring) says so, and only then let the lock go. What was reserved and not committed is
-    /// forgotten.
+    /// Ends this process's turn: checks for a sleeping reader, and returns the record that the next process needs. The
+    /// caller must notify if [`take_ring`](Self::take_ring) returns true, and only then release the lock. A reservation
+    /// that was not committed is forgotten.
     pub fn save(&mut self) -> Record {
         self.flow.flush();
         Record {
@@ -34,11 +34,11 @@ impl<M: Mem> Writer<M> {
         }
     }
 
-    /// Begins this process's turn where the one that made `record` ended its own.
+    /// Begins this process's turn where the process that made `record` ended its own.
     ///
     /// # Errors
-    /// [`Error::ForeignRecord`] where it is of another half or pipe, [`Error::Elsewhere`] where the pipe has moved to a
-    /// ring that this process has not mapped. Then nothing has changed here.
+    /// [`Error::ForeignRecord`] if it belongs to another half or pipe, [`Error::Elsewhere`] if the pipe has moved to a
+    /// ring that this process has not mapped. In both cases this writer is unchanged.
     pub fn load(&mut self, record: &Record) -> Result<(), Error> {
         check_half(record, Half::Writer, self.flow.start)?;
         check_ring(record.ring, self.flow.state.current)?;
@@ -66,13 +66,13 @@ impl<M: Mem> Writer<M> {
         Ok(())
     }
 
-    /// Begins this process's turn where the one before died in the middle of its own, from what it left in the segment.
-    /// Nothing that it published is lost or comes again. If it died within a record, the record can never be completed
-    /// and the pipe is aborted: see [`is_finished`](Self::is_finished). Owes the reader a ring, for it may have died
-    /// before it rang.
+    /// Begins this process's turn after the previous process died in the middle of its own, from what that process left
+    /// in the segment. Nothing that it published is lost or delivered twice. If it died within a record, the record can
+    /// never be completed and the pipe is aborted: see [`is_finished`](Self::is_finished). Requests a notification of
+    /// the reader, because the process may have died before it notified.
     ///
     /// # Errors
-    /// [`Error::Elsewhere`] as [`load`](Self::load), [`Error::Corrupt`] where the reader's words are impossible.
+    /// [`Error::Elsewhere`] as [`load`](Self::load), [`Error::Corrupt`] if the reader's words are impossible.
     pub fn rebuild(&mut self) -> Result<(), Error> {
         let state = State::decode(self.flow.state_word.load()).expect("an own word, which no peer can write");
         check_ring(state.current, self.flow.state.current)?;

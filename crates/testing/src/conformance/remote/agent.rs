@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The side that works a backend as it is told.
+//! The side that operates a backend by order.
 
 use std::{
     collections::HashMap,
@@ -23,7 +23,7 @@ use super::{
 };
 use tombolo_domain::{Doorbell, Endpoint, Listener, Offer, Rendezvous, Result, Slot};
 
-/// Something that lives here and has a number there.
+/// An object on this side, which has a number on the other side.
 enum Thing {
     Listener(Box<dyn Listener>),
     Link(Box<dyn Endpoint>),
@@ -34,7 +34,7 @@ enum Thing {
     Actor(Child),
 }
 
-/// How a process is started that plays a role at a service.
+/// Returns the command for a process that plays a role at a service.
 type Cast = Box<dyn Fn(&str, &str) -> Command>;
 
 struct Agent<W> {
@@ -46,16 +46,16 @@ struct Agent<W> {
     watches: Arc<Watches>,
 }
 
-/// Does what comes in from `requests` with `backend` and says so to `answers`, until it is told to end, or the stream does. `cast` is how a
-/// process is started that plays a role at a service, and is killed when it is no longer wanted. It prints a line that ends in
-/// `ready` once it does. The suite needs two roles: a `mortal` connects and runs
-/// [`mortal_peer`](super::super::mortal_peer), a `listener` listens.
+/// Carries out the requests from `requests` with `backend` and answers to `answers`, until a request ends it, or the
+/// stream ends. `cast` returns the command for a process that plays a role at a service, and that is killed when it is
+/// no longer wanted. The process prints a line that ends in `ready` once it plays. The suite needs two roles: a
+/// `mortal` connects and runs [`mortal_peer`](super::super::mortal_peer), a `listener` listens.
 ///
 /// # Blocking
 /// Until then.
 ///
 /// # Errors
-/// Those of the stream; that it ends is none.
+/// Errors of the stream; its end is none.
 pub fn serve(
     requests: impl Read,
     answers: impl Write + Send + 'static,
@@ -85,14 +85,14 @@ pub fn serve(
 }
 
 fn send(out: &Mutex<impl Write>, number: u64, body: &Body) {
-    // The other side may have gone; the next request says so.
+    // The other side may be gone; the next request shows that.
     let _ = body.send(number, &mut *out.lock().unwrap_or_else(PoisonError::into_inner));
 }
 
 impl<W: Write + Send + 'static> Agent<W> {
     fn serve(&mut self, number: u64, op: Op, mut parts: Parts) {
         if op == Op::Wait {
-            // The one call that takes its time.
+            // The only call that blocks.
             let (doorbell, out) = (Arc::clone(self.doorbell(parts.number())), Arc::clone(&self.out));
             thread::spawn(move || {
                 let woken = doorbell.wait(parts.slot(), parts.deadline());
@@ -270,15 +270,16 @@ impl<W> Drop for Agent<W> {
     }
 }
 
-/// Descriptors that were not readable when somebody looked, and are told when they are.
+/// Descriptors that were not readable at a look, and whose readiness must be reported.
 struct Watches {
     epoll: OwnedFd,
     over: OwnedFd,
-    /// For each descriptor, by the number of its thing and which of it: the look that is to be told, and a copy.
+    /// For each descriptor, by the number of its object and its index there: the look to be reported, and a copy of the
+    /// descriptor.
     armed: Mutex<HashMap<u64, (u64, OwnedFd)>>,
 }
 
-/// No thing's number.
+/// Key that belongs to no object.
 const OVER: u64 = u64::MAX;
 
 impl Watches {
@@ -303,7 +304,8 @@ impl Watches {
         [0, 1].into_iter().for_each(|which| self.remove(armed.remove(&(number << 1 | which))));
     }
 
-    /// Taken off before it is closed: a copy's entry would stay with the file.
+    /// Removes a descriptor from the epoll set before it is closed: otherwise the copy's entry would stay with the open
+    /// file.
     fn remove(&self, armed: Option<(u64, OwnedFd)>) {
         if let Some((_, copy)) = armed {
             epoll::delete(&self.epoll, copy.as_fd()).expect("it was added");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What agent and stand-in say to each other: frames of a length, a number and a body.
+//! Encodes and decodes the messages between agent and stand-in: frames of a length, a number and a body.
 
 use std::{
     io::{self, Read, Write},
@@ -8,7 +8,7 @@ use std::{
 
 use tombolo_domain::{Deadline, Error, Liveness, Result, Slot, Woken};
 
-/// What the agent is asked to do.
+/// Operation that the agent is asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(super) enum Op {
@@ -65,7 +65,7 @@ impl Op {
     ];
 }
 
-/// A body under way.
+/// Body that is being encoded.
 #[derive(Debug, Default)]
 pub(super) struct Body(Vec<u8>);
 
@@ -94,7 +94,7 @@ impl Body {
         self.byte(slot.index() as u8)
     }
 
-    /// What is left of it, in microseconds: the two clocks know nothing of each other.
+    /// Appends the time left, in microseconds: the two sides' clocks are unrelated.
     pub(super) fn deadline(self, deadline: Deadline) -> Self {
         let left = deadline.remaining().map_or(u64::MAX, |left| left.as_nanos().div_ceil(1000) as u64);
         self.number(left)
@@ -120,7 +120,7 @@ impl Body {
         })
     }
 
-    /// An answer: what was done, or why not.
+    /// Returns an answer: the result, or the error.
     pub(super) fn answer(done: Result<Self>) -> Self {
         match done {
             Ok(Self(bytes)) => Self([&[0], bytes.as_slice()].concat()),
@@ -137,7 +137,7 @@ impl Body {
                     Error::Revoked => (9, String::new(), String::new()),
                     Error::Quota(what) => (11, what.clone(), String::new()),
                     Error::Crowded(why) => (12, (*why).into(), String::new()),
-                    // An error of the system, and any that has no number yet, arrives as text.
+                    // An error of the system, and any error without a number yet, arrives as text.
                     _ => (10, format!("{error}: {:?}", std::error::Error::source(&error)), String::new()),
                 };
                 Self::default().byte(code).bytes(first.as_bytes()).bytes(second.as_bytes())
@@ -145,7 +145,7 @@ impl Body {
         }
     }
 
-    /// Sends it under `number`.
+    /// Sends the body under `number`.
     pub(super) fn send(&self, number: u64, to: &mut impl Write) -> io::Result<()> {
         let len = (self.0.len() + 8) as u32;
         to.write_all(&[&len.to_le_bytes(), number.to_le_bytes().as_slice(), &self.0].concat())?;
@@ -153,7 +153,7 @@ impl Body {
     }
 }
 
-/// A body that is taken apart.
+/// Body that is being decoded.
 #[derive(Debug)]
 pub(super) struct Parts {
     bytes: Vec<u8>,
@@ -161,7 +161,7 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// The next frame's number and body.
+    /// Returns the next frame's number and body.
     pub(super) fn receive(from: &mut impl Read) -> io::Result<(u64, Self)> {
         let (mut len, mut number) = ([0; 4], [0; 8]);
         from.read_exact(&mut len)?;
@@ -225,14 +225,14 @@ impl Parts {
         all[usize::from(self.byte())]
     }
 
-    /// See [`Body::answer`].
+    /// Returns the result or error of an answer, see [`Body::answer`].
     pub(super) fn answer(mut self) -> Result<Self> {
         let code = self.byte();
         if code == 0 {
             return Ok(self);
         }
         let (first, second) = (self.text(), self.text());
-        // A test's few errors: their fixed texts live as long as it does.
+        // A test has few errors, so their fixed texts may be leaked.
         let fixed = |text: String| -> &'static str { text.leak() };
         Err(match code {
             1 => Error::BadService { service: first, why: fixed(second) },

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The stand-in for a backend that an agent works.
+//! The stand-in for a backend that an agent operates elsewhere.
 
 use std::{
     collections::HashMap,
@@ -32,9 +32,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Memory that is elsewhere, and its copy here.
+/// Memory on the other side, and its copy here.
 struct Copy {
-    /// What was last known to be the same on both sides, of memory that this side's test writes.
+    /// Contents last known to be the same on both sides, for memory that this side's test writes.
     written: Option<Vec<u8>>,
     here: OwnedFd,
     len: usize,
@@ -44,9 +44,10 @@ struct Line {
     scheme: &'static str,
     out: Mutex<Box<dyn Write + Send>>,
     last: AtomicU64,
-    /// Who waits for an answer; nobody once the line broke.
+    /// Callers that wait for an answer, by request number; `None` once the stream broke.
     asked: Mutex<Option<HashMap<u64, mpsc::Sender<Parts>>>>,
-    /// Descriptors that stand for the agent's: the look that counts, and an eventfd.
+    /// Eventfds that stand for the agent's descriptors, each with the number of its latest look, the only one that
+    /// counts.
     watched: Mutex<HashMap<u64, (u64, Arc<OwnedFd>)>>,
     copies: Mutex<HashMap<u64, Copy>>,
 }
@@ -60,7 +61,7 @@ impl Line {
         answer.recv().expect("the agent answers").answer()
     }
 
-    /// What cannot fail on the other side, and does not matter if that side is gone.
+    /// Sends a request that cannot fail on the other side, and that does not matter if that side is gone.
     fn send_request(&self, body: &Body) {
         if lock(&self.asked).is_some() && !thread::panicking() {
             let _ = self.call(body);
@@ -78,7 +79,7 @@ impl Line {
         }
     }
 
-    /// Lets `event` be readable if the agent's descriptor is, and become so when it does.
+    /// Makes `event` readable if the agent's descriptor is, or else once that becomes readable.
     fn poll_remote(&self, number: u64, which: u8, event: &Arc<OwnedFd>) {
         let (key, look) = (number << 1 | u64::from(which), self.last.fetch_add(1, Ordering::Relaxed));
         lock(&self.watched).insert(key, (look, Arc::clone(event)));
@@ -94,12 +95,12 @@ impl Line {
         self.send_request(&Body::of(Op::Forget).number(number));
     }
 
-    /// Brings the one copy up to date, in the direction in which it goes.
+    /// Brings one copy up to date, in its direction.
     fn sync_copy(&self, number: u64, copy: &mut Copy) {
         match &mut copy.written {
             Some(written) => {
                 let now = contents(copy.here.as_fd(), copy.len);
-                // Words stand at the beginning and speak of data behind them, so they go last.
+                // The words at the beginning describe the data behind them, so they are stored last.
                 for at in (0..copy.len).step_by(4096).rev() {
                     let page = at..copy.len.min(at + 4096);
                     if now[page.clone()] != written[page.clone()] {
@@ -142,7 +143,7 @@ fn overwrite(memory: BorrowedFd<'_>, bytes: &[u8]) {
     assert_eq!(rustix::io::pwrite(memory, bytes, 0), Ok(bytes.len()), "memory is written whole");
 }
 
-/// A backend that an agent on the other side works.
+/// A backend that an agent on the other side operates.
 #[derive(Clone)]
 pub struct Remote(Arc<Line>);
 
@@ -153,7 +154,7 @@ impl fmt::Debug for Remote {
 }
 
 impl Remote {
-    /// The backend `scheme` of the agent that reads what is written to `requests` and answers in `answers`.
+    /// Returns the backend `scheme` of the agent that reads what is written to `requests` and answers in `answers`.
     #[must_use]
     pub fn new(
         scheme: &'static str,
@@ -163,13 +164,13 @@ impl Remote {
         let line = Arc::new(Line {
             scheme,
             out: Mutex::new(Box::new(requests)),
-            // 0 is for what nobody asked.
+            // 0 is the number of messages that answer no request.
             last: AtomicU64::new(1),
             asked: Mutex::new(Some(HashMap::new())),
             watched: Mutex::default(),
             copies: Mutex::default(),
         });
-        // The stream ends when nobody asks any more.
+        // The stream ends when this side has dropped the line.
         let listening = Arc::downgrade(&line);
         thread::spawn(move || {
             let mut answers = BufReader::new(answers);
@@ -184,15 +185,15 @@ impl Remote {
         Self(line)
     }
 
-    /// Brings the memory of both sides up to date: what was stored here is in what the other side owns, and what the other
-    /// side's mappings show is here.
+    /// Brings the memory of both sides up to date. What was stored here reaches the memory that the other side owns,
+    /// and the contents of the other side's mappings reach the copies here.
     pub fn sync_memory(&self) {
         for (number, copy) in &mut *lock(&self.0.copies) {
             self.0.sync_copy(*number, copy);
         }
     }
 
-    /// A mortal peer in a process on the other side, at the other end of a link that `here` accepts at `service`.
+    /// Starts a mortal peer in a process on the other side. It is connected by a link that `here` accepts at `service`.
     #[must_use]
     pub fn mortal(&self, here: &dyn Rendezvous, service: &str) -> Box<dyn Mortal> {
         let mut listener = here.listen(service).expect("a fresh service is free");
@@ -200,14 +201,14 @@ impl Remote {
         Box::new(RemoteMortal { link: accept(&mut *listener), actor })
     }
 
-    /// A process on the other side that plays `role` at `service`.
+    /// Starts a process on the other side that plays `role` at `service`.
     #[must_use]
     pub fn cast(&self, role: &str, service: &str) -> Actor {
         let asked = Body::of(Op::Cast).bytes(role.as_bytes()).bytes(service.as_bytes());
         Actor(self.thing(&asked).expect("a process is started").expect("it has a number"))
     }
 
-    /// What the agent keeps under a number; none for 0.
+    /// Returns the object that the agent keeps under the number in its answer; `None` for 0.
     fn thing(&self, asked: &Body) -> Result<Option<Thing>> {
         let number = self.0.call(asked)?.number();
         Ok((number != 0).then(|| Thing { line: Arc::clone(&self.0), number }))
@@ -230,7 +231,7 @@ impl Rendezvous for Remote {
     }
 }
 
-/// Something that the agent keeps, until this is dropped.
+/// An object that the agent keeps until this is dropped.
 struct Thing {
     line: Arc<Line>,
     number: u64,
@@ -254,7 +255,7 @@ impl Thing {
 
 impl Drop for Thing {
     fn drop(&mut self) {
-        // What was written last is written there before it goes.
+        // The last stores reach the other side before the object is dropped there.
         let copy = lock(&self.line.copies).remove(&self.number);
         if let Some(mut copy) = copy.filter(|copy| copy.written.is_some()) {
             self.line.sync_copy(self.number, &mut copy);
@@ -323,7 +324,7 @@ impl Memory for RemoteLink {
 
 impl Endpoint for RemoteLink {
     fn send(&mut self, message: &[u8], offer: Option<&Offer>) -> Result<()> {
-        // What was stored before is there before.
+        // Earlier stores arrive before the message.
         lock(&self.thing.line.copies)
             .iter_mut()
             .filter(|(_, copy)| copy.written.is_some())
@@ -342,7 +343,7 @@ impl Endpoint for RemoteLink {
         let segment = (number != 0).then(|| {
             let thing = Thing { line: Arc::clone(line), number };
             let (_nobody_writes, here) = create_forgeable("elsewhere", len).expect("there is memory");
-            // The copy can be made writable if what it is a copy of can.
+            // The copy can be made writable if the original can.
             let access = if read_only == 1 { OFlags::RDONLY } else { OFlags::RDWR };
             let path = format!("/proc/self/fd/{}", here.as_raw_fd());
             let opened = rustix::fs::openat(CWD, path, access | OFlags::CLOEXEC, Mode::empty());
@@ -408,7 +409,7 @@ impl Doorbell for RemoteDoorbell {
 pub struct Actor(Thing);
 
 impl Actor {
-    /// Kills it now.
+    /// Kills the process now.
     pub fn kill(&self) {
         self.signal(2);
     }
