@@ -46,7 +46,7 @@
 #include <sys/uio.h>
 
 /**
- * As a time: wait for as long as it takes.
+ * As a timeout: wait for as long as it takes.
  */
 #define TOMBOLO_FOREVER -1
 
@@ -56,29 +56,30 @@
 #define TOMBOLO_NO_SPIN 1
 
 /**
- * A flag of tombolo_options: both endpoints fence at each write; sleeping gets cheaper, small writes dearer.
+ * A flag of tombolo_options: both endpoints issue a fence at each write. Sleeping costs less then, small writes cost
+ * more.
  */
 #define TOMBOLO_NO_MEMBARRIER 2
 
 /**
- * A flag of tombolo_options: the ring of a stream begins with 8 KiB and follows its load, up to ring_size or, if that is 0,
- * to what the caches of this machine favour. All of a process grow by an eighth of the memory that it may have, and not where
- * memory is short.
+ * A flag of tombolo_options: the ring of a stream begins with 8 KiB and follows its load. It grows up to ring_size or,
+ * if that is 0, to the size that suits the caches of this machine. All rings of a process together grow by at most
+ * an eighth of the memory that the process may have, and do not grow where memory is short.
  */
 #define TOMBOLO_RING_GROWTH 4
 
 /**
- * As a choice of a half: the one that reads or receives.
+ * Choice of a half: the one that reads or receives.
  */
 #define TOMBOLO_READ 1
 
 /**
- * As a choice of a half: the one that writes or sends.
+ * Choice of a half: the one that writes or sends.
  */
 #define TOMBOLO_WRITE 2
 
 /**
- * As a choice of a half: both.
+ * Choice of a half: both.
  */
 #define TOMBOLO_BOTH 3
 
@@ -88,7 +89,7 @@
 #define TOMBOLO_LIFE_RUNNING 0
 
 /**
- * The peer exists and does not run: stopped, frozen, suspended. It may go on at any time.
+ * The peer exists and does not run: stopped, frozen, suspended. It may continue at any time.
  */
 #define TOMBOLO_LIFE_PAUSED 1
 
@@ -103,12 +104,12 @@
 #define TOMBOLO_LIFE_DOMAIN_GONE 3
 
 /**
- * The peer may well run, but the memory it shared was taken back.
+ * The peer may still run, but the memory it shared was taken back.
  */
 #define TOMBOLO_LIFE_REVOKED 4
 
 /**
- * Nobody here can tell.
+ * The backend cannot tell.
  */
 #define TOMBOLO_LIFE_UNKNOWN 5
 
@@ -118,17 +119,17 @@
 #define TOMBOLO_ENDING_NONE 0
 
 /**
- * The peer closed in order: everything was written.
+ * The peer closed in order: it wrote everything.
  */
 #define TOMBOLO_ENDING_CLOSED 1
 
 /**
- * The peer gave up in the middle.
+ * The peer aborted in the middle.
  */
 #define TOMBOLO_ENDING_ABORTED 2
 
 /**
- * The peer's process died, or went without closing.
+ * The peer's process died, or ended without closing.
  */
 #define TOMBOLO_ENDING_PROCESS_GONE 3
 
@@ -138,17 +139,17 @@
 #define TOMBOLO_ENDING_DOMAIN_GONE 4
 
 /**
- * The memory over which it came was taken back.
+ * The memory that carried the data was taken back.
  */
 #define TOMBOLO_ENDING_REVOKED 5
 
 /**
- * Why a ring is as large as it is: the stream was never busy.
+ * Reason for the size of a ring: the stream was never busy.
  */
 #define TOMBOLO_RING_FIRST 1
 
 /**
- * Another ring was offered to the peer, who has not gone to it yet.
+ * Another ring was offered to the peer, which has not moved to it yet.
  */
 #define TOMBOLO_RING_OFFERED 2
 
@@ -168,138 +169,141 @@
 #define TOMBOLO_RING_BUDGET 5
 
 /**
- * There was no memory for a larger ring, or no way to offer it.
+ * There was no memory for a larger ring, or no way to offer one.
  */
 #define TOMBOLO_RING_MEMORY 6
 
 /**
- * The peer follows to no other ring, or maps none that is larger.
+ * The peer does not follow to another ring, or maps none that is larger.
  */
 #define TOMBOLO_RING_PEER 7
 
 /**
- * Memory is short in the control group or the machine.
+ * Memory is short in the control group or in the machine.
  */
 #define TOMBOLO_RING_PRESSURE 8
 
 /**
- * One end of a channel: bytes both ways, or messages both ways. One thread may read while another writes.
+ * One endpoint of a channel that carries bytes in both directions, or messages in both directions. One thread may read
+ * while another writes.
  *
- * tombolo_stream_ and tombolo_messages_ functions move data; the wrong ones get -EPROTOTYPE. All else is the same for both.
+ * tombolo_stream_ and tombolo_messages_ functions move data; those of the wrong kind fail with -EPROTOTYPE. All other
+ * functions work for both kinds.
  */
 typedef struct tombolo_channel tombolo_channel;
 
 /**
- * Accepts peers at an address: tombolo_stream_listen or tombolo_messages_listen makes it. One thread at a time.
+ * Accepts peers at an address. Made by tombolo_stream_listen or tombolo_messages_listen. Only one thread may use it at
+ * a time.
  */
 typedef struct tombolo_listener tombolo_listener;
 
 /**
- * Who the peer is, said by the backend and not by the peer.
+ * Identity of the peer, as reported by the backend and not by the peer.
  */
 typedef struct tombolo_peer {
   /**
-   * sizeof(struct tombolo_peer), set by the caller; it is filled in that far.
+   * sizeof(struct tombolo_peer), set by the caller. The struct is filled in up to this size.
    */
   uint32_t size;
   /**
-   * 0.
+   * Always 0.
    */
   uint32_t reserved;
   /**
-   * Its process, where the two endpoints share a kernel; else -1.
+   * Process of the peer if the two endpoints share a kernel, else -1.
    */
   int64_t pid;
   /**
-   * Its user, likewise.
+   * User of the peer if the two endpoints share a kernel, else -1.
    */
   int64_t uid;
   /**
-   * The domain's name or number, ended by NUL, cut where it is longer.
+   * Name or number of the peer's domain, ended by NUL, cut if it is longer.
    */
   char domain[64];
 } tombolo_peer;
 
 /**
- * One direction of a channel, as this endpoint counts it; nothing of it lies in shared memory.
+ * Counters of one direction of a channel, as this endpoint counts them. No part of this lies in shared memory.
  */
 typedef struct tombolo_statistics {
   /**
-   * sizeof(struct tombolo_statistics), set by the caller; it is filled in that far.
+   * sizeof(struct tombolo_statistics), set by the caller. The struct is filled in up to this size.
    */
   uint32_t size;
   /**
-   * 0.
+   * Always 0.
    */
   uint32_t reserved;
   /**
-   * Bytes moved through the ring, headers and padding included.
+   * Number of bytes moved through the ring, including headers and padding.
    */
   uint64_t bytes;
   /**
-   * Calls that moved something (streams), or messages.
+   * Number of calls that moved something (streams), or of messages.
    */
   uint64_t messages;
   /**
-   * Times the peer's sleeper was rung.
+   * Number of notifications sent to the peer's waiter.
    */
   uint64_t notifications_sent;
   /**
-   * Times the peer was found awake, or its target not reached, when it was time to look.
+   * Number of checks that found the peer awake, or its target not reached, so that no notification was sent.
    */
   uint64_t notifications_suppressed;
   /**
-   * Times this half was woken by a ring.
+   * Number of times that a notification woke this half.
    */
   uint64_t notifications_received;
   /**
-   * Wake-ups that found nothing to do.
+   * Number of wake-ups that found nothing to do.
    */
   uint64_t wakeups_spurious;
   /**
-   * Waits that ended while spinning.
+   * Number of waits that ended while spinning.
    */
   uint64_t spins_paid;
   /**
-   * Spins that ended in a sleep.
+   * Number of spins that ended in a sleep.
    */
   uint64_t spins_wasted;
   /**
-   * Times this half went to sleep.
+   * Number of times that this half went to sleep.
    */
   uint64_t sleeps;
   /**
-   * Times there was nothing to read or no room to write.
+   * Number of times that there was nothing to read or no room to write.
    */
   uint64_t stalls;
   /**
-   * Bytes of the ring now.
+   * Size of the ring now, in bytes.
    */
   uint64_t ring_size;
   /**
-   * Bytes written and not yet read, as last seen.
+   * Number of bytes written and not yet read, as last seen.
    */
   uint64_t in_flight;
   /**
-   * Bytes of the ring that bulk grows to; 0 where the ring does not follow its load.
+   * Size in bytes to which bulk data grows the ring; 0 if the ring does not follow its load.
    */
   uint64_t ring_target;
   /**
-   * Why the ring is as large as it is: TOMBOLO_RING_FIRST and so on, 0 where it does not follow its load.
+   * Reason for the size of the ring: TOMBOLO_RING_FIRST and so on; 0 if the ring does not follow its load.
    */
   uint64_t ring_reason;
 } tombolo_statistics;
 
 /**
- * How a channel is set up and how this endpoint behaves; each endpoint chooses for itself.
+ * Options for setting up a channel and for the behaviour of this endpoint. Each endpoint chooses its own.
  *
- * Zero is the default of every field but the first. A null pointer in place of the struct means all defaults.
+ * Zero means the default in every field but the first. A null pointer in place of the struct means all defaults.
  *
  *     struct tombolo_options options = { .size = sizeof options, .ring_size = 4 << 20 };
  */
 typedef struct tombolo_options {
   /**
-   * sizeof(struct tombolo_options), so that the struct can grow.
+   * sizeof(struct tombolo_options), which lets the struct grow in later versions.
    */
   uint32_t size;
   /**
@@ -307,8 +311,8 @@ typedef struct tombolo_options {
    */
   uint32_t flags;
   /**
-   * Bytes of the ring this endpoint writes into: rounded up to a power of two, 4 KiB to 1 GiB. Default 1 MiB; a busy
-   * channel of one kernel tries up to 4 MiB then, and keeps them while they are no slower.
+   * Size in bytes of the ring that this endpoint writes into, rounded up to a power of two, 4 KiB to 1 GiB. Default
+   * 1 MiB; a busy channel of one kernel then tries up to 4 MiB, and keeps them unless they are slower.
    */
   uint64_t ring_size;
   /**
@@ -316,12 +320,13 @@ typedef struct tombolo_options {
    */
   uint64_t largest_peer_ring;
   /**
-   * Longest spin before a sleep; less where spinning does not pay. Default 50 us, 200 between emulated machines; TOMBOLO_FOREVER never sleeps.
+   * Longest spin before a sleep; less where spinning does not pay. Default 50 us, 200 us between emulated machines.
+   * With TOMBOLO_FOREVER the endpoint never sleeps.
    */
   int64_t spin_ns;
   /**
-   * If not 0, a sleeping reader is looked for only when so many bytes wait, or at the first write after flush_ns.
-   * Call flush when you stop writing. Default 0: at every write.
+   * If not 0, a write checks for a sleeping reader only when so many bytes wait, or at the first write after
+   * flush_ns. Call flush when you stop writing. Default 0: check at every write.
    */
   uint64_t flush_bytes;
   /**
@@ -329,16 +334,16 @@ typedef struct tombolo_options {
    */
   uint64_t flush_ns;
   /**
-   * How long a peer that connects, or the listener, may take to introduce itself. Default 5 s.
+   * Longest time that a peer that connects, or the listener, may take for its part of the handshake. Default 5 s.
    */
   int64_t handshake_timeout_ns;
   /**
-   * How long connect waits for a listener to come. Default 0: it fails with -ENOENT at once where nobody listens.
+   * Longest time that connect waits for a listener. Default 0: it fails with -ENOENT at once if nobody listens.
    */
   int64_t wait_for_listener_ns;
   /**
-   * How long a stream is idle before a ring that grew shrinks. Default 1 s. Only calls on the channel shrink it; a read that
-   * waits is one.
+   * Time after which an idle stream's grown ring shrinks. Default 1 s. Only calls on the channel shrink it; a read
+   * that waits is such a call.
    */
   int64_t ring_idle_ns;
 } tombolo_options;
@@ -348,168 +353,174 @@ extern "C" {
 #endif // __cplusplus
 
 /**
- * What went wrong in the last call of this thread that failed, as one line; an empty text if none did.
+ * Returns the error of this thread's last failed call as one line, or an empty text if none failed.
  *
  * The text stays valid until the next call of this thread that fails.
  */
 const char *tombolo_last_error(void);
 
 /**
- * The version of this library, such as "0.1.0".
+ * Returns the version of this library, such as "0.1.0".
  */
 const char *tombolo_version(void);
 
 /**
  * Reserves room for len bytes, or for one message of len bytes, in the ring itself, as two parts (the second is empty
- * unless the ring wraps there). Fill them, then call tombolo_channel_commit. Nothing is published before; what is reserved
- * ends with the next call that writes or sends. Errors as for write or send; -EMSGSIZE where the ring is smaller than len.
+ * unless the ring wraps there). Fill them, then call tombolo_channel_commit; nothing is published before. The
+ * reservation ends with the next call that writes or sends. Errors: those of write or send, and -EMSGSIZE if the ring
+ * is smaller than len.
  */
 int tombolo_channel_reserve(struct tombolo_channel *channel, size_t len, int64_t timeout_ns, struct iovec *room);
 
 /**
- * Publishes the first len bytes of what was last reserved, as bytes of the stream or as one message. -EINVAL where that is
- * more than was reserved.
+ * Publishes the first len bytes of the last reservation, as bytes of the stream or as one message. Fails with -EINVAL
+ * if that is more than was reserved.
  */
 int tombolo_channel_commit(struct tombolo_channel *channel, size_t len);
 
 /**
- * Wakes a sleeping reader for what flush_bytes held back. Without flush_bytes there is nothing to do.
+ * Notifies a sleeping reader if flush_bytes held back the notification. Does nothing without flush_bytes.
  */
 int tombolo_channel_flush(struct tombolo_channel *channel);
 
 /**
- * Waits until the peer has read everything that was written or sent. The peer says so at the latest when it next looks for
- * more. Errors: -EAGAIN, -ETIMEDOUT, -EPIPE.
+ * Waits until the peer has read everything that was written or sent. The peer reports this at the latest when it next
+ * looks for more. Errors: -EAGAIN, -ETIMEDOUT, -EPIPE.
  */
 int tombolo_channel_drain(struct tombolo_channel *channel, int64_t timeout_ns);
 
 /**
- * Begins to move what this endpoint writes to a ring of so many bytes (as ring_size in tombolo_options): the peer
- * follows when it next looks, nothing is lost, doubled or reordered. tombolo_channel_is_moving tells when it is done.
- * What is reserved ends. Errors: -EOPNOTSUPP (the last move is not done, or the peer cannot follow; the text says
- * which), -EMSGSIZE (more than the peer maps), -ENOMEM.
+ * Begins to move the direction that this endpoint writes to a ring of the given size in bytes (as ring_size in
+ * tombolo_options). The peer follows when it next looks; nothing is lost, duplicated or reordered.
+ * tombolo_channel_is_moving returns 0 once the move is done. A reservation ends. Errors: -EOPNOTSUPP (the previous
+ * move is not done, or the peer cannot follow; the text says which), -EMSGSIZE (more than the peer maps), -ENOMEM.
  */
 int tombolo_channel_resize(struct tombolo_channel *channel, uint64_t bytes);
 
 /**
- * Returns 1 while a move to another ring is under way, else 0. The move goes on with each write or send.
+ * Returns 1 while a move to another ring is under way, else 0. Each write or send continues the move.
  */
 int tombolo_channel_is_moving(struct tombolo_channel *channel);
 
 /**
- * Sets flush_bytes and flush_ns of tombolo_options anew, after a flush.
+ * Flushes, then sets flush_bytes and flush_ns of tombolo_options anew.
  */
 int tombolo_channel_set_flush(struct tombolo_channel *channel, uint64_t flush_bytes, uint64_t flush_ns);
 
 /**
- * Sets the longest spin of a half (TOMBOLO_READ or TOMBOLO_WRITE): 0 sleeps at once, TOMBOLO_FOREVER never.
+ * Sets the longest spin of a half (TOMBOLO_READ or TOMBOLO_WRITE). With 0 the half sleeps at once, with
+ * TOMBOLO_FOREVER it never sleeps.
  */
 int tombolo_channel_set_spin(struct tombolo_channel *channel, int half, int64_t spin_ns);
 
 /**
- * Closes a half: TOMBOLO_WRITE (the peer reads what is left and then finds the end), TOMBOLO_READ (the peer's writes and
- * sends fail with -EPIPE from now on) or TOMBOLO_BOTH.
+ * Closes a half: TOMBOLO_WRITE (the peer reads the remaining data and then finds the end), TOMBOLO_READ (the peer's
+ * writes and sends fail with -EPIPE from now on) or TOMBOLO_BOTH.
  */
 int tombolo_channel_shutdown(struct tombolo_channel *channel, int half);
 
 /**
- * Gives up writing in the middle: the peer reads what is left and then finds TOMBOLO_ENDING_ABORTED.
+ * Aborts the writing half: the peer reads the remaining data and then finds TOMBOLO_ENDING_ABORTED.
  */
 int tombolo_channel_abort(struct tombolo_channel *channel);
 
 /**
- * Returns how the peer's writing ended: TOMBOLO_ENDING_NONE until the end was read.
+ * Returns how the peer's writing ended; TOMBOLO_ENDING_NONE until the end was read.
  */
 int tombolo_channel_ending(struct tombolo_channel *channel);
 
 /**
- * Returns what is known of the peer's life now, a TOMBOLO_LIFE value; from any thread.
+ * Returns the liveness of the peer now, a TOMBOLO_LIFE value. May be called from any thread.
  */
 int tombolo_channel_life(struct tombolo_channel *channel);
 
 /**
- * Tells who the peer is; from any thread. Set peer->size first.
+ * Fills in the identity of the peer. May be called from any thread. Set peer->size first.
  */
 int tombolo_channel_peer(struct tombolo_channel *channel, struct tombolo_peer *peer);
 
 /**
- * Tells what one half counted: TOMBOLO_READ or TOMBOLO_WRITE. Set statistics->size first.
+ * Fills in the counters of one half: TOMBOLO_READ or TOMBOLO_WRITE. Set statistics->size first.
  */
 int tombolo_channel_statistics(struct tombolo_channel *channel, int half, struct tombolo_statistics *statistics);
 
 /**
- * Returns a descriptor that polls readable (POLLIN) while the half (TOMBOLO_READ or TOMBOLO_WRITE) may have something to do:
- * see "Polling".
+ * Returns a descriptor that polls readable (POLLIN) while the half (TOMBOLO_READ or TOMBOLO_WRITE) may have something
+ * to do: see "Polling".
  */
 int tombolo_channel_poll_fd(struct tombolo_channel *channel, int half);
 
 /**
- * Closes both halves in order and frees the handle: the peer reads what is left and then finds the end. No other thread may
- * be in a call with it. Null is no error. On backends whose memory goes with its owner it waits for a peer that has not
- * begun to read, 1 s at most.
+ * Closes both halves in order and frees the handle: the peer reads the remaining data and then finds the end. No other
+ * thread may be in a call with the handle. A null pointer is not an error. On backends whose memory goes with its
+ * owner, the call waits at most 1 s for a peer that has not begun to read.
  */
 int tombolo_channel_close(struct tombolo_channel *channel);
 
 /**
  * Connects to the stream listener at an address such as "local:NAME" or "local:/path/to/socket".
  *
- * Blocks for the handshake, 5 s at most unless the options say otherwise; where nobody listens it fails at once with
- * -ENOENT, or waits as the options say. Other errors: -EINVAL (no address, no such options), -EAFNOSUPPORT (a scheme
- * this library does not know), -EACCES, -ECONNREFUSED (the listener does not want this channel: it carries messages,
- * or the ring is too large for it), -EPROTONOSUPPORT, -ETIMEDOUT, -ENOMEM.
+ * Blocks for the handshake, at most 5 s unless the options set another time. If nobody listens, it fails at once with
+ * -ENOENT, or waits as the options say. Other errors: -EINVAL (invalid address or options), -EAFNOSUPPORT (a scheme
+ * that this library does not know), -EACCES, -ECONNREFUSED (the listener refuses this channel: it carries messages, or
+ * the ring is too large for it), -EPROTONOSUPPORT, -ETIMEDOUT, -ENOMEM.
  */
 int tombolo_stream_connect(const char *address, const struct tombolo_options *options, struct tombolo_channel **channel);
 
 /**
- * Begins to listen for streams at an address. Errors as for connect, and -EADDRINUSE.
+ * Begins to listen for streams at an address. Errors: those of tombolo_stream_connect, and -EADDRINUSE.
  */
 int tombolo_stream_listen(const char *address, const struct tombolo_options *options, struct tombolo_listener **listener);
 
 /**
- * Reads what is there, at least one byte and at most len; returns how many, 0 at the end of file (or if len is 0). Whether
- * the peer closed in order or died, tombolo_channel_ending tells. Errors: -EAGAIN, -ETIMEDOUT, -EPROTO.
+ * Reads the available bytes, at least one and at most len. Returns the number of bytes read, or 0 at the end of file
+ * (or if len is 0). tombolo_channel_ending tells whether the peer closed in order or died. Errors: -EAGAIN,
+ * -ETIMEDOUT, -EPROTO.
  */
 ssize_t tombolo_stream_read(struct tombolo_channel *channel, void *buffer, size_t len, int64_t timeout_ns);
 
 /**
- * As tombolo_stream_read, into count buffers in turn, 1024 at most.
+ * Reads like tombolo_stream_read, into count buffers in turn, 1024 at most.
  */
 ssize_t tombolo_stream_readv(struct tombolo_channel *channel, const struct iovec *parts, int count, int64_t timeout_ns);
 
 /**
- * Reads until the buffer is full or the end of file comes, all within one time; returns how many bytes. On an error
- * those read before it are in the buffer, and how many is not told.
+ * Reads until the buffer is full or the end of file comes, within one timeout for the whole call. Returns the number
+ * of bytes read. On an error the bytes read before it are in the buffer, but their number is not reported.
  */
 ssize_t tombolo_stream_read_all(struct tombolo_channel *channel, void *buffer, size_t len, int64_t timeout_ns);
 
 /**
- * Writes as much as there is room for, at least one byte; returns how many. Errors: -EAGAIN, -ETIMEDOUT, -EPIPE (the
- * peer reads no more, or is gone; no signal is sent), -EPROTO.
+ * Writes as much as there is room for, at least one byte. Returns the number of bytes written. Errors: -EAGAIN,
+ * -ETIMEDOUT, -EPIPE (the peer no longer reads, or is gone; no signal is sent), -EPROTO.
  */
 ssize_t tombolo_stream_write(struct tombolo_channel *channel, const void *bytes, size_t len, int64_t timeout_ns);
 
 /**
- * As tombolo_stream_write, from count buffers in turn, 1024 at most.
+ * Writes like tombolo_stream_write, from count buffers in turn, 1024 at most.
  */
 ssize_t tombolo_stream_writev(struct tombolo_channel *channel, const struct iovec *parts, int count, int64_t timeout_ns);
 
 /**
- * Writes all len bytes, within one time; returns 0. On an error some of them may have been written.
+ * Writes all len bytes, within one timeout for the whole call. Returns 0. On an error some of them may have been
+ * written.
  */
 int tombolo_stream_write_all(struct tombolo_channel *channel, const void *bytes, size_t len, int64_t timeout_ns);
 
 /**
- * What is there to read, where it lies, as two parts (the second is empty unless the ring wraps there); returns how
- * many bytes, 0 at the end of file. Hand back what you have seen with tombolo_stream_consume.
+ * Shows the bytes that can be read, in the ring itself, as two parts (the second is empty unless the ring wraps
+ * there). Returns the number of bytes, or 0 at the end of file. Release the bytes you have read with
+ * tombolo_stream_consume.
  *
- * The parts are memory that the peer writes: a store to them is a SIGSEGV, and a hostile peer can change them while
- * you look. Look at each byte once, or copy, and check the copy. They end with the next call that reads.
+ * The parts are memory that the peer writes. A store to them causes a SIGSEGV, and a hostile peer can change them
+ * while you look. Look at each byte once, or copy them and check the copy. The parts are valid until the next call
+ * that reads.
  */
 ssize_t tombolo_stream_peek(struct tombolo_channel *channel, int64_t timeout_ns, struct iovec *parts);
 
 /**
- * Hands back the first len bytes of what was last peeked at, so that the writer can use their room; peek again for the
- * rest. -EINVAL where that is more than was peeked at.
+ * Returns the room of the first len bytes of the last peek to the writer; peek again for the rest. Fails with -EINVAL
+ * if len is more than the peek showed.
  */
 int tombolo_stream_consume(struct tombolo_channel *channel, size_t len);
 
@@ -524,8 +535,8 @@ int tombolo_messages_connect(const char *address, const struct tombolo_options *
 int tombolo_messages_listen(const char *address, const struct tombolo_options *options, struct tombolo_listener **listener);
 
 /**
- * Sends one message of len bytes, 0 to tombolo_messages_max; returns 0. All of it is sent or nothing. Errors: -EAGAIN,
- * -ETIMEDOUT, -EMSGSIZE (it can never fit), -EPIPE (the peer receives no more, or is gone), -EPROTO.
+ * Sends one message of len bytes, 0 to tombolo_messages_max. All of it is sent or nothing. Returns 0. Errors: -EAGAIN,
+ * -ETIMEDOUT, -EMSGSIZE (it can never fit), -EPIPE (the peer no longer receives, or is gone), -EPROTO.
  */
 int tombolo_messages_send(struct tombolo_channel *channel, const void *bytes, size_t len, int64_t timeout_ns);
 
@@ -535,45 +546,47 @@ int tombolo_messages_send(struct tombolo_channel *channel, const void *bytes, si
 int tombolo_messages_sendv(struct tombolo_channel *channel, const struct iovec *parts, int count, int64_t timeout_ns);
 
 /**
- * Receives the next message; returns its length, 0 for an empty one. Errors: -ENODATA at the end (how it came,
- * tombolo_channel_ending tells), -EMSGSIZE where the message is longer than len, -EAGAIN, -ETIMEDOUT, -EPROTO.
+ * Receives the next message. Returns its length, which is 0 for an empty message. Errors: -ENODATA at the end
+ * (tombolo_channel_ending tells how it came), -EMSGSIZE if the message is longer than len, -EAGAIN, -ETIMEDOUT,
+ * -EPROTO.
  *
- * No message is ever cut: one that is too long stays the next, and tombolo_messages_peek tells its length.
+ * No message is ever cut. One that is too long stays the next one, and tombolo_messages_peek returns its length.
  */
 ssize_t tombolo_messages_recv(struct tombolo_channel *channel, void *buffer, size_t len, int64_t timeout_ns);
 
 /**
- * The next message where it lies, as two parts (the second is empty unless the ring wraps there); returns its length.
- * Hand it back with tombolo_messages_consume. Errors as for recv, but no message is too long.
+ * Shows the next message in the ring itself, as two parts (the second is empty unless the ring wraps there). Returns
+ * its length. Release it with tombolo_messages_consume. Errors: those of tombolo_messages_recv, but no
+ * message is too long.
  *
  * The parts are memory that the peer writes: see tombolo_stream_peek.
  */
 ssize_t tombolo_messages_peek(struct tombolo_channel *channel, int64_t timeout_ns, struct iovec *parts);
 
 /**
- * Hands back the message that was last peeked at. -EINVAL where none was.
+ * Returns the room of the message of the last peek to the peer. Fails with -EINVAL if none was peeked at.
  */
 int tombolo_messages_consume(struct tombolo_channel *channel);
 
 /**
- * Largest message that this endpoint can send, in bytes: its ring less eight.
+ * Returns the length in bytes of the largest message that this endpoint can send: the size of its ring less eight.
  */
 ssize_t tombolo_messages_max(struct tombolo_channel *channel);
 
 /**
- * Accepts the next peer within a time: a channel of the kind that the listener was made for. A peer that says nothing, too
- * little or nonsense is dropped and keeps nobody else waiting. Errors: -EAGAIN, -ETIMEDOUT.
+ * Accepts the next peer within the timeout, as a channel of the listener's kind. A peer that sends nothing, too little
+ * or nonsense is dropped and keeps no other peer waiting. Errors: -EAGAIN, -ETIMEDOUT.
  */
 int tombolo_listener_accept(struct tombolo_listener *listener, int64_t timeout_ns, struct tombolo_channel **channel);
 
 /**
- * Returns a descriptor that polls readable (POLLIN) when an accept may find a peer. It belongs to the listener: poll it, never
- * read or close it. After it polled readable, accept with a timeout of 0 until that says -EAGAIN.
+ * Returns a descriptor that polls readable (POLLIN) when an accept may find a peer. It belongs to the listener: poll
+ * it, never read or close it. After it polled readable, accept with a timeout of 0 until that returns -EAGAIN.
  */
 int tombolo_listener_poll_fd(struct tombolo_listener *listener);
 
 /**
- * Listens no more and frees the handle; what was accepted lives on. Null is no error.
+ * Stops listening and frees the handle; accepted channels stay open. A null pointer is not an error.
  */
 int tombolo_listener_close(struct tombolo_listener *listener);
 

@@ -12,7 +12,7 @@ use rustix::time::Timespec;
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
-use sys::{LinkArgs, SliceArgs};
+use sys::{LinkArgs, WindowArgs};
 
 /// Seconds that udev or the PCI bus may need to show a device.
 const APPEAR: u64 = 60;
@@ -27,9 +27,9 @@ pub struct Ends {
     /// The device with the doorbells.
     pub doorbell: String,
     /// The peer's number.
-    pub ring_peer: u16,
+    pub notify_peer: u16,
     /// Where the peer waits.
-    pub ring_vector: u16,
+    pub notify_vector: u16,
     /// Where we wait.
     pub wait_vector: u16,
 }
@@ -38,7 +38,7 @@ impl Ends {
     /// As arguments, which [`from_args`](Self::from_args) takes apart.
     #[must_use]
     pub fn to_args(&self) -> Vec<String> {
-        let numbers = [self.ring_peer, self.ring_vector, self.wait_vector].map(|number| number.to_string());
+        let numbers = [self.notify_peer, self.notify_vector, self.wait_vector].map(|number| number.to_string());
         [self.own.clone(), self.peer.clone(), self.doorbell.clone()].into_iter().chain(numbers).collect()
     }
 
@@ -47,15 +47,15 @@ impl Ends {
     /// # Errors
     /// There are too few, or a number is none.
     pub fn from_args(args: &[String]) -> Result<(Self, &[String])> {
-        let [own, peer, doorbell, ring_peer, ring_vector, wait_vector, rest @ ..] = args else {
+        let [own, peer, doorbell, notify_peer, notify_vector, wait_vector, rest @ ..] = args else {
             return Err(Error::new(format!("too few arguments: {args:?}")));
         };
         let ends = Self {
             own: own.clone(),
             peer: peer.clone(),
             doorbell: doorbell.clone(),
-            ring_peer: ring_peer.parse()?,
-            ring_vector: ring_vector.parse()?,
+            notify_peer: notify_peer.parse()?,
+            notify_vector: notify_vector.parse()?,
             wait_vector: wait_vector.parse()?,
         };
         Ok((ends, rest))
@@ -70,8 +70,8 @@ impl Ends {
         let args = LinkArgs {
             own_length: sys::info(&own)?.size,
             peer_length: sys::info(&peer)?.size,
-            ring_peer: self.ring_peer,
-            ring_vector: self.ring_vector,
+            notify_peer: self.notify_peer,
+            notify_vector: self.notify_vector,
             wait_vector: self.wait_vector,
             ..LinkArgs::new(&peer, &doorbell)
         };
@@ -143,22 +143,22 @@ pub fn polled(fd: BorrowedFd<'_>, deadline: Instant) -> Result<PollFlags> {
 pub struct Link(pub OwnedFd);
 
 impl Link {
-    /// A slice of it.
+    /// Makes a window of it.
     ///
     /// # Errors
     /// The driver refuses.
-    pub fn slice(&self, args: &SliceArgs) -> Result<Slice> {
-        let fd = sys::slice(&self.0, args).context(format!("slice {args:?}"))?;
-        Ok(Slice(fd))
+    pub fn window(&self, args: &WindowArgs) -> Result<Window> {
+        let fd = sys::window(&self.0, args).context(format!("window {args:?}"))?;
+        Ok(Window(fd))
     }
 }
 
-/// A slice.
+/// A window.
 #[derive(Debug)]
-pub struct Slice(pub OwnedFd);
+pub struct Window(pub OwnedFd);
 
-impl Slice {
-    /// Waits for rings, and says of which channels.
+impl Window {
+    /// Waits for notifications. Returns the channels that were notified, as bits.
     ///
     /// # Errors
     /// The driver refuses.
@@ -170,17 +170,17 @@ impl Slice {
         }
     }
 
-    /// Rings channels of the peer.
+    /// Notifies channels of the peer.
     ///
     /// # Errors
     /// The driver refuses.
-    pub fn ring(&self, bits: u64) -> Result<()> {
+    pub fn notify_channels(&self, bits: u64) -> Result<()> {
         rustix::io::write(&self.0, &bits.to_ne_bytes())?;
         Ok(())
     }
 }
 
-impl AsFd for Slice {
+impl AsFd for Window {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }

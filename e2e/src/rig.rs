@@ -142,14 +142,14 @@ impl Guest {
     }
 
     /// Plugs the regions in and loads the module.
-    fn attach(&mut self, own: Region, peer: Region, ring_peer: u16, access: Access) -> Result<()> {
+    fn attach(&mut self, own: Region, peer: Region, notify_peer: u16, access: Access) -> Result<()> {
         self.load()?;
         let ends = Ends {
             own: self.vm.plug("own", &own, Access::Write)?,
             peer: self.vm.plug("peer", &peer, access)?,
             doorbell: self.vm.address("doorbell")?,
-            ring_peer,
-            ring_vector: 1,
+            notify_peer,
+            notify_vector: 1,
             wait_vector: 1,
         };
         (self.own, self.peer, self.ends) = (Some(own), Some(peer), Some(ends));
@@ -198,7 +198,7 @@ impl Guest {
         board.wait(host, 1, deadline)
     }
 
-    /// Forgets rings that came before: slices that were given back ring as well.
+    /// Forgets rings that came before: windows that were given back ring as well.
     pub fn quiet(&self) -> Result<()> {
         while self.wait_notified(Instant::now()).is_ok() {}
         Ok(())

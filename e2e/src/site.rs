@@ -275,8 +275,8 @@ impl Site {
                 own: vm.address(&format!("tombolo-d-{memory}-own"))?,
                 peer: vm.address(&format!("tombolo-d-{memory}-peer"))?,
                 doorbell: vm.address("tombolo")?,
-                ring_peer: 2,
-                ring_vector: 1,
+                notify_peer: 2,
+                notify_vector: 1,
                 wait_vector: 1,
             })
         };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* What stands before a frame: the specification's part 9. Our own stack's, and the peer's. */
+/* Headers of frames, by the specification's part 9: those that we make, and the peer's. */
 
 #include <linux/etherdevice.h>
 
@@ -7,7 +7,7 @@
 
 #define KIND_MARKED	VIRTIO_NET_HDR_GSO_ECN
 
-/* Whether the peer takes segments of this kind (N-4): the stack was told, and may be late. */
+/* Returns whether the peer takes segments of this kind (N-4). The stack may not know yet. */
 bool tombolo_head_may_go(const struct net_port *port, const struct virtio_net_hdr_v1 *head)
 {
 	u64 needs = 0;
@@ -33,7 +33,8 @@ bool tombolo_head_may_go(const struct net_port *port, const struct virtio_net_hd
 
 /*
  * Checks the private copy of a header before a frame of @len bytes (N-8), and
- * leaves in it what has a meaning. Returns the counter of why it is dropped.
+ * clears the fields without a meaning. Returns the counter of why the frame is
+ * dropped, or -1.
  */
 int tombolo_head_check(const struct net_port *port, struct virtio_net_hdr_v1 *head, u32 len)
 {

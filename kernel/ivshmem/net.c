@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Network interfaces: what an open file of /dev/net/tombolo has. */
+/* Network interfaces: each belongs to an open file of /dev/net/tombolo. */
 
 #include <linux/etherdevice.h>
 #include <linux/ethtool.h>
@@ -47,14 +47,14 @@ static void net_get_stats(struct net_device *dev, struct rtnl_link_stats64 *stat
 	stats->tx_bytes = stat->sent[TOMBOLO_NET_BYTES];
 	stats->rx_packets = stat->received[TOMBOLO_NET_FRAMES];
 	stats->rx_bytes = stat->received[TOMBOLO_NET_BYTES];
-	for (i = TOMBOLO_NET_SHORT; i < TOMBOLO_NET_BELLS; i++)
+	for (i = TOMBOLO_NET_SHORT; i < TOMBOLO_NET_NOTIFICATIONS; i++)
 		stats->tx_dropped += stat->sent[i];
 	for (i = TOMBOLO_NET_SHORT; i < TOMBOLO_NET_MEMORY; i++)
 		stats->rx_errors += stat->received[i];
 	stats->rx_dropped = stat->received[TOMBOLO_NET_MEMORY];
 }
 
-/* The stack divides and sums what the peer does not take (N-4). */
+/* Leaves to the stack the segments and checksums that the peer does not take (N-4). */
 static netdev_features_t net_fix_features(struct net_device *dev, netdev_features_t features)
 {
 	struct tombolo_netdev *net = netdev_priv(dev);
@@ -83,7 +83,7 @@ static netdev_features_t net_check_features(struct sk_buff *skb, struct net_devi
 	return features;
 }
 
-/* Who holds the file hears of the death of the peer's machine, of which nothing in its memory tells. */
+/* The file's owner turns the carrier off when the peer's machine dies, which the link does not show. */
 static int net_change_carrier(struct net_device *dev, bool on)
 {
 	struct tombolo_netdev *net = netdev_priv(dev);
@@ -97,7 +97,7 @@ static int net_change_carrier(struct net_device *dev, bool on)
 	return 0;
 }
 
-/* look() keeps it from being called for a peer that is paused. */
+/* poll_again() keeps the stack from calling it for a peer that is paused. */
 static void net_timeout(struct net_device *dev, unsigned int queue)
 {
 	struct tombolo_netdev *net = netdev_priv(dev);
@@ -106,7 +106,7 @@ static void net_timeout(struct net_device *dev, unsigned int queue)
 	tombolo_port_schedule(net);
 }
 
-/* Under rtnl_lock: it goes, whoever wanted that. */
+/* The interface goes, whoever removed it. Under rtnl_lock. */
 static void net_uninit(struct net_device *dev)
 {
 	struct tombolo_netdev *net = netdev_priv(dev);
@@ -138,13 +138,13 @@ static const struct net_device_ops net_ops = {
 
 static const char counted[][ETH_GSTRING_LEN] = {
 	"tx_frames", "tx_bytes", "tx_segments", "tx_full", "tx_short", "tx_long", "tx_header",
-	"tx_feature", "tx_source", "tx_stale", "tx_refused", "tx_memory", "tx_bells",
+	"tx_feature", "tx_source", "tx_stale", "tx_refused", "tx_memory", "tx_notifications",
 	"rx_frames", "rx_bytes", "rx_segments", "rx_full", "rx_short", "rx_long", "rx_header",
-	"rx_feature", "rx_source", "rx_stale", "rx_refused", "rx_memory", "rx_bells",
+	"rx_feature", "rx_source", "rx_stale", "rx_refused", "rx_memory", "rx_notifications",
 	"kicks", "polls", "rearms", "timeouts", "links", "corrupt",
 };
 
-#define COUNTED_EACH	(TOMBOLO_NET_BELLS + 1)
+#define COUNTED_EACH	(TOMBOLO_NET_NOTIFICATIONS + 1)
 #define COUNTED_BOTH	(TOMBOLO_NET_CORRUPT + 1)
 static_assert(ARRAY_SIZE(counted) == 2 * COUNTED_EACH + COUNTED_BOTH);
 
@@ -154,7 +154,7 @@ static void net_get_drvinfo(struct net_device *dev, struct ethtool_drvinfo *info
 
 	strscpy(info->driver, KBUILD_MODNAME, sizeof(info->driver));
 	if (net->linked)
-		strscpy(info->bus_info, pci_name(net->port.own->part->dev->pdev),
+		strscpy(info->bus_info, pci_name(net->port.own->half->dev->pdev),
 			sizeof(info->bus_info));
 }
 
@@ -413,7 +413,7 @@ static struct miscdevice file_device = {
 	.name = "net_tombolo",
 	.nodename = "net/tombolo",
 	.fops = &file_ops,
-	/* What it does asks for CAP_NET_ADMIN as well. */
+	/* The function checks for CAP_NET_ADMIN as well. */
 	.mode = 0600,
 };
 

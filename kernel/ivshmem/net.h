@@ -4,12 +4,12 @@
  *
  * The clauses R-… and N-… are those of the project's specification, parts 2
  * and 9. What the peer writes is read once into private memory and checked
- * there; of what stands in our own segment nothing is read.
+ * there. Nothing is read from our own segment.
  *
- * A link begins and ends under rtnl_lock, with polling and the queue held back.
- * Between these what sends is under the queue's lock, what receives is a poll.
- * A link may end by itself in either: then nobody touches its memory any more,
- * and user space is told to give it up.
+ * A link begins and ends under rtnl_lock, with polling and the queue stopped.
+ * Between these, sending is under the queue's lock, and receiving is a poll.
+ * Either may end the link by itself: then nobody touches its memory any more,
+ * and user space is told to give the link up.
  */
 #ifndef _TOMBOLO_NET_H
 #define _TOMBOLO_NET_H
@@ -22,24 +22,24 @@
 #include "tombolo.h"
 
 #define NET_HEAD	sizeof(struct virtio_net_hdr_v1)
-/* The longest frame that crosses: a segment of 64 KiB, addresses, kind, a tag. */
+/* The longest frame: a segment of 64 KiB, addresses, kind, a tag. */
 #define NET_FRAME_MOST	(65535 + VLAN_ETH_HLEN)
-/* Room that the queue is stopped below: for the longest frame. */
+/* The queue is stopped when there is less room: enough for the longest frame. */
 #define NET_ROOM	(2 * sizeof(u64) + NET_HEAD + NET_FRAME_MOST)
 
-/* What our segment and the peer's are, and where the pipes stand. */
+/* Our segment and the peer's, and the positions of the pipes. */
 struct net_port {
 	struct file *own_file;
 	struct file *peer_file;
-	struct slice *own;
-	struct slice *peer;
+	struct window *own;
+	struct window *peer;
 	u8 *words;		/* ours */
 	u8 *data;
 	u64 capacity;
 	const u8 *peer_words;
 	const u8 *peer_data;
 	u64 peer_capacity;
-	const u8 *life;		/* the peer's state byte */
+	const u8 *peer_state;	/* the state byte of the peer's window */
 	u8 over;
 	bool any_source;
 	u8 source[ETH_ALEN];
@@ -48,20 +48,20 @@ struct net_port {
 	u32 gives_most;
 	u32 takes_most;
 
-	/* What sends. */
+	/* Sending. */
 	u64 tail;
 	u64 head_seen;
-	u64 completed;		/* the same, but not what user space had sent */
-	u64 rung_data;
-	bool owes_bell;
+	u64 completed;		/* the same, without what user space had sent */
+	u64 notified_data;
+	bool owes_notification;
 
-	/* What receives. */
+	/* Receiving. */
 	u64 head;
 	u64 told_head;
 	u64 tail_seen;
-	u64 rung_space;
+	u64 notified_space;
 	unsigned int idle;	/* polls in a row that found nothing */
-	struct page *page;	/* what payload goes to, and how much of it has */
+	struct page *page;	/* the page for payload, and how much of it is used */
 	unsigned int used;
 };
 
@@ -69,8 +69,8 @@ struct tombolo_netdev {
 	struct net_device *dev;
 	struct net_file *file;
 	struct napi_struct napi;
-	struct delayed_work look;
-	/* Written under rtnl_lock and the queue's lock, polling being off. */
+	struct delayed_work poll_again;
+	/* Written under rtnl_lock and the queue's lock, while polling is off. */
 	bool linked;
 	/* TOMBOLO_NET_ENDED_*, once; and the clause that was broken. */
 	u32 ended;
@@ -79,7 +79,7 @@ struct tombolo_netdev {
 	struct tombolo_net_stat stat;
 };
 
-/* What an open file has. Under rtnl_lock. */
+/* An open file. Under rtnl_lock. */
 struct net_file {
 	struct tombolo_netdev *net;
 	bool gone;
@@ -87,7 +87,7 @@ struct net_file {
 	wait_queue_head_t wq;
 };
 
-/* What this kernel's headers of segments can say, both ways. */
+/* Features that this kernel's frame headers can express, both ways. */
 #define TOMBOLO_NET_TAKES						\
 	(TOMBOLO_NET_CHECKSUM | TOMBOLO_NET_TSO4 | TOMBOLO_NET_TSO6 |	\
 	 TOMBOLO_NET_ECN | TOMBOLO_KERNEL_USO)

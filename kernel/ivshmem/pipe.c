@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
-/* How messages cross a link: the two pipes, as the specification's part 2 says. */
+/* Messages that cross a link: its two pipes, by the specification's part 2. */
 
 #include <linux/etherdevice.h>
 
 #include "net.h"
 
-/* Where the words stand in a segment (M-5). */
+/* Offsets of the words in a segment (M-5). */
 #define AT_TAIL		0x80
 #define AT_HEAD		0x100
 #define AT_WANT_DATA	0x180
@@ -21,17 +21,17 @@
 #define RECORD_HEAD	sizeof(u64)
 #define RECORD_ALIGN	8
 
-/* The most that a read is not told. */
+/* Most bytes that are read before the head is published. */
 #define UNTOLD_MOST	(64U << 10)
-/* A frame up to this is copied whole to where the stack looks first; of others so much. */
+/* A frame up to the first of these lies in the linear part of its buffer; of a longer one, the second. */
 #define LINEAR_MOST	1800
 #define LINEAR_HEAD	256
-/* Polls in a row that find nothing before the peer is asked to ring. */
+/* Polls in a row that find nothing, before the peer is asked to notify. */
 #define IDLE_POLLS	2
 
-/* The two channels of a call that wake the peer's reader and its writer. */
-#define BELL_DATA	BIT_ULL(0)
-#define BELL_SPACE	BIT_ULL(1)
+/* The two channels of a connection that wake the peer's reader and its writer. */
+#define NOTIFY_DATA	BIT_ULL(0)
+#define NOTIFY_SPACE	BIT_ULL(1)
 
 static u64 peer_word(const struct net_port *port, unsigned int at)
 {
@@ -48,10 +48,10 @@ static u64 record_span(u64 len)
 	return ALIGN(RECORD_HEAD + len, RECORD_ALIGN);
 }
 
-/* Whether the wait word @want is for a @position that was reached and not notified for. */
-static bool is_to_be_rung(u64 want, u64 position, u64 rung)
+/* Returns whether @want asks for a @position that was reached and not yet notified for. */
+static bool is_to_be_notified(u64 want, u64 position, u64 notified)
 {
-	return want & 1 && (s64)(2 * position - (want - 1)) >= 0 && (s64)(want - rung) > 0;
+	return want & 1 && (s64)(2 * position - (want - 1)) >= 0 && (s64)(want - notified) > 0;
 }
 
 static u64 armed(u64 target)
@@ -60,8 +60,8 @@ static u64 armed(u64 target)
 }
 
 /*
- * Whether the memory of the link may be touched, by one who holds off soft
- * interrupts: who takes it away waits until these are over.
+ * Returns whether the memory of the link may be touched while soft interrupts are
+ * off: whoever takes it away waits until they are on again.
  */
 bool tombolo_port_is_alive(const struct tombolo_netdev *net)
 {
@@ -72,12 +72,12 @@ bool tombolo_port_is_alive(const struct tombolo_netdev *net)
 		return false;
 	link = port->own->link;
 	return !READ_ONCE(link->hung_up) && tombolo_is_alive(link->own.dev) &&
-	       tombolo_is_alive(link->peer.dev) && tombolo_is_alive(link->bell);
+	       tombolo_is_alive(link->peer.dev) && tombolo_is_alive(link->doorbell);
 }
 
 /*
- * The link is over, by itself. What waits in the queue was made for it, and is
- * dropped when it is sent, so the queue goes on.
+ * Ends the link by itself. Frames in the queue were made for it, and are dropped
+ * when they are sent, so the queue goes on.
  */
 void tombolo_port_end(struct tombolo_netdev *net, u32 how, u32 clause)
 {
@@ -106,7 +106,7 @@ static struct netdev_queue *only_queue(struct tombolo_netdev *net)
 	return netdev_get_tx_queue(net->dev, 0);
 }
 
-/* Under the queue's lock: how far has the peer read? False: it lies. */
+/* Reads the peer's head. Returns false if it is invalid. Under the queue's lock. */
 static bool see_head(struct tombolo_netdev *net)
 {
 	struct net_port *port = &net->port;
@@ -114,13 +114,13 @@ static bool see_head(struct tombolo_netdev *net)
 
 	if (head == port->head_seen)
 		return true;
-	/* It has read at most what was written, and whole records. */
+	/* The peer has read at most what was written, and whole records. */
 	if (head - port->head_seen > port->tail - port->head_seen || head % RECORD_ALIGN) {
 		tombolo_port_end(net, TOMBOLO_NET_ENDED_CORRUPT, 8);
 		return false;
 	}
 	port->head_seen = head;
-	/* What is limited is bytes that wait, of those that we sent; how many frames they are does not matter. */
+	/* The limit is on our own bytes that wait, however many frames they are. */
 	if ((s64)(head - port->completed) > 0) {
 		netdev_tx_completed_queue(only_queue(net), 1, head - port->completed);
 		port->completed = head;
@@ -128,7 +128,7 @@ static bool see_head(struct tombolo_netdev *net)
 	return true;
 }
 
-/* Under the queue's lock: wakes the queue if there is room again. */
+/* Wakes the queue if there is room again. Under the queue's lock. */
 static void send_again(struct tombolo_netdev *net)
 {
 	if (see_head(net) && netif_queue_stopped(net->dev) && room(&net->port) >= NET_ROOM)
@@ -136,8 +136,9 @@ static void send_again(struct tombolo_netdev *net)
 }
 
 /*
- * Under the queue's lock, which is stopped for want of room or because enough
- * waits: asks to be rung once the peer has read half of it.
+ * Asks to be notified once the peer has read half of what waits. Under the
+ * queue's lock, while the queue is stopped for want of room or because enough
+ * waits.
  */
 static void await_room(struct tombolo_netdev *net)
 {
@@ -154,23 +155,23 @@ static void await_room(struct tombolo_netdev *net)
 }
 
 /* Notifies the reader of what was published, if it waits for that (R-12, B2 to B4). */
-static void ring_reader(struct tombolo_netdev *net)
+static void notify_reader(struct tombolo_netdev *net)
 {
 	struct net_port *port = &net->port;
 	u64 want;
 
-	port->owes_bell = false;
-	/* B2: with the peer's between its word and our tail. */
+	port->owes_notification = false;
+	/* B2: pairs with the peer's barrier between its word and our tail. */
 	smp_mb();
 	want = peer_word(port, AT_WANT_DATA);
-	if (!is_to_be_rung(want, port->tail, port->rung_data))
+	if (!is_to_be_notified(want, port->tail, port->notified_data))
 		return;
-	port->rung_data = want;
-	net->stat.sent[TOMBOLO_NET_BELLS]++;
-	tombolo_slice_ring(port->own, BELL_DATA);
+	port->notified_data = want;
+	net->stat.sent[TOMBOLO_NET_NOTIFICATIONS]++;
+	tombolo_window_notify(port->own, NOTIFY_DATA);
 }
 
-/* Copies into our ring, where it may straddle the end. */
+/* Copies into our ring, across its end if need be. */
 static void put_bytes(struct net_port *port, u64 position, const void *from, u64 len)
 {
 	u64 at = position & (port->capacity - 1);
@@ -189,7 +190,7 @@ static int put_frame(struct net_port *port, u64 position, struct sk_buff *skb)
 	return err ?: skb_copy_bits(skb, first, port->data, skb->len - first);
 }
 
-/* Puts a frame into the ring and publishes it; else says which counter is to count it. */
+/* Puts a frame into the ring and publishes it. Returns the counter of why it is dropped, or -1. */
 static int send_frame(struct tombolo_netdev *net, struct sk_buff *skb)
 {
 	struct net_port *port = &net->port;
@@ -202,7 +203,7 @@ static int send_frame(struct tombolo_netdev *net, struct sk_buff *skb)
 		return TOMBOLO_NET_LONG;
 	if (virtio_net_hdr_from_skb(skb, (struct virtio_net_hdr *)&head, true, false, 0))
 		return TOMBOLO_NET_HEADER;
-	/* A segment whose sum nobody is to compute is none (N-8). */
+	/* A segment needs its checksum computed; else it is invalid (N-8). */
 	if (head.gso_type && !(head.flags & VIRTIO_NET_HDR_F_NEEDS_CSUM))
 		return TOMBOLO_NET_HEADER;
 	if (!tombolo_head_may_go(port, &head))
@@ -210,12 +211,12 @@ static int send_frame(struct tombolo_netdev *net, struct sk_buff *skb)
 	if (put_frame(port, port->tail + RECORD_HEAD + NET_HEAD, skb))
 		return TOMBOLO_NET_MEMORY;
 	put_bytes(port, port->tail + RECORD_HEAD, &head, NET_HEAD);
-	/* A record's head never straddles. The kind is 0. */
+	/* A record's header never crosses the end. The kind is 0. */
 	*(__le64 *)(port->data + (port->tail & (port->capacity - 1))) = cpu_to_le64(len);
 
 	port->tail += record_span(len);
 	set_word(port, AT_TAIL, port->tail);
-	port->owes_bell = true;
+	port->owes_notification = true;
 	netdev_tx_sent_queue(only_queue(net), record_span(len));
 	net->stat.sent[TOMBOLO_NET_FRAMES]++;
 	net->stat.sent[TOMBOLO_NET_BYTES] += skb->len;
@@ -223,7 +224,7 @@ static int send_frame(struct tombolo_netdev *net, struct sk_buff *skb)
 	return -1;
 }
 
-/* Sends a frame. The queue was stopped if there was no room for it, so there is. */
+/* Sends a frame. There is room for it, because the queue is stopped otherwise. */
 netdev_tx_t tombolo_port_send(struct sk_buff *skb, struct net_device *dev)
 {
 	struct tombolo_netdev *net = netdev_priv(dev);
@@ -240,8 +241,8 @@ netdev_tx_t tombolo_port_send(struct sk_buff *skb, struct net_device *dev)
 		net->stat.sent[TOMBOLO_NET_FULL]++;
 		await_room(net);
 		if (netif_queue_stopped(dev)) {
-			if (port->owes_bell)
-				ring_reader(net);
+			if (port->owes_notification)
+				notify_reader(net);
 			return NETDEV_TX_BUSY;
 		}
 	}
@@ -260,15 +261,15 @@ netdev_tx_t tombolo_port_send(struct sk_buff *skb, struct net_device *dev)
 	}
 	if (netif_xmit_stopped(only_queue(net)))
 		await_room(net);
-	/* Whatever became of this one: those before it may wait for a bell. */
-	if (port->owes_bell && (!netdev_xmit_more() || netif_xmit_stopped(only_queue(net))))
-		ring_reader(net);
+	/* Even if this frame was dropped, earlier ones may wait for a notification. */
+	if (port->owes_notification && (!netdev_xmit_more() || netif_xmit_stopped(only_queue(net))))
+		notify_reader(net);
 	return NETDEV_TX_OK;
 }
 
 /* Receiving */
 
-/* Copies out of the peer's ring, where it may straddle the end. */
+/* Copies out of the peer's ring, across its end if need be. */
 static void get_bytes(const struct net_port *port, u64 position, void *to, u64 len)
 {
 	u64 at = position & (port->peer_capacity - 1);
@@ -278,7 +279,7 @@ static void get_bytes(const struct net_port *port, u64 position, void *to, u64 l
 	memcpy(to + first, port->peer_data, len - first);
 }
 
-/* Room for payload, in pages of which each is one page. */
+/* Gets room for payload, in pages of order 0. */
 static unsigned int get_room(struct net_port *port, u32 len)
 {
 	if (port->page && port->used == PAGE_SIZE) {
@@ -294,7 +295,7 @@ static unsigned int get_room(struct net_port *port, u32 len)
 	return min_t(u32, len, PAGE_SIZE - port->used);
 }
 
-/* A private copy of a frame; NULL if there is no memory for it. */
+/* Returns a private copy of a frame, or NULL if there is no memory for it. */
 static struct sk_buff *get_frame(struct tombolo_netdev *net, u64 position, u32 len)
 {
 	struct net_port *port = &net->port;
@@ -320,7 +321,7 @@ static struct sk_buff *get_frame(struct tombolo_netdev *net, u64 position, u32 l
 	return skb;
 }
 
-/* Hands a message to the stack, or says which counter is to count it. */
+/* Hands a message to the stack. Returns the counter of why it is dropped, or -1. */
 static int receive_message(struct tombolo_netdev *net, u64 position, u32 len)
 {
 	struct net_port *port = &net->port;
@@ -334,7 +335,7 @@ static int receive_message(struct tombolo_netdev *net, u64 position, u32 len)
 	if (len > port->takes_most)
 		return TOMBOLO_NET_LONG;
 	get_bytes(port, position, &head, NET_HEAD);
-	/* From here on the copy is what counts, whatever the peer stores. */
+	/* From here on only the copy is used, whatever the peer stores. */
 	barrier();
 	counter = tombolo_head_check(port, &head, len);
 	if (counter >= 0)
@@ -370,23 +371,23 @@ void tombolo_port_tell_head(struct tombolo_netdev *net)
 		return;
 	port->told_head = port->head;
 	set_word(port, AT_HEAD, port->head);
-	/* B2: with the peer's between its word and our head. */
+	/* B2: pairs with the peer's barrier between its word and our head. */
 	smp_mb();
 	want = peer_word(port, AT_WANT_SPACE);
-	if (!is_to_be_rung(want, port->head, port->rung_space))
+	if (!is_to_be_notified(want, port->head, port->notified_space))
 		return;
-	port->rung_space = want;
-	net->stat.received[TOMBOLO_NET_BELLS]++;
-	tombolo_slice_ring(port->own, BELL_SPACE);
+	port->notified_space = want;
+	net->stat.received[TOMBOLO_NET_NOTIFICATIONS]++;
+	tombolo_window_notify(port->own, NOTIFY_SPACE);
 }
 
-/* How far has the peer written? False: it lies. */
+/* Reads the peer's tail. Returns false if it is invalid. */
 static bool see_tail(struct tombolo_netdev *net)
 {
 	struct net_port *port = &net->port;
 	u64 tail = peer_word(port, AT_TAIL);
 
-	/* It wrote at most a ring, more than before, and whole records. */
+	/* The peer wrote at most a ring, no less than before, and whole records. */
 	if (tail - port->head > port->peer_capacity || tail - port->head < port->tail_seen - port->head ||
 	    tail % RECORD_ALIGN) {
 		tombolo_port_end(net, TOMBOLO_NET_ENDED_CORRUPT, 7);
@@ -396,25 +397,25 @@ static bool see_tail(struct tombolo_netdev *net)
 	return true;
 }
 
-/* How the peer's side ended, TOMBOLO_NET_ENDED_*, or 0. */
+/* Returns how the peer's side ended, TOMBOLO_NET_ENDED_*, or 0. */
 static u32 find_end(const struct net_port *port)
 {
 	u64 writer = peer_word(port, AT_WRITER_STATE), reader = peer_word(port, AT_READER_STATE);
 
-	/* Phases that exist, and no other ring, as none is followed to (H-1). */
+	/* Only known phases, and no other ring, because none is followed (H-1). */
 	if (writer > PHASE_ABORTED || reader > PHASE_ABORTED)
 		return TOMBOLO_NET_ENDED_CORRUPT;
 	if (writer == PHASE_ABORTED || reader == PHASE_ABORTED)
 		return TOMBOLO_NET_ENDED_ABORTED;
 	if (writer == PHASE_CLOSED || reader == PHASE_CLOSED)
 		return TOMBOLO_NET_ENDED_CLOSED;
-	return READ_ONCE(*port->life) < port->over ? 0 : TOMBOLO_NET_ENDED_GONE;
+	return READ_ONCE(*port->peer_state) < port->over ? 0 : TOMBOLO_NET_ENDED_GONE;
 }
 
 /*
- * Has the peer ended? There is no carrier from then on, but the link is over
- * once all is received that the peer published before (R-17, N-10). @is_all:
- * so is what this end has seen.
+ * Checks whether the peer has ended. The carrier goes at once, but the link is
+ * over only when all is received that the peer published before (R-17, N-10).
+ * @is_all: all that this end has seen is received.
  */
 static void see_end(struct tombolo_netdev *net, bool is_all)
 {
@@ -435,8 +436,8 @@ static void see_end(struct tombolo_netdev *net, bool is_all)
 }
 
 /*
- * Receives at most @budget messages. @reach is the tail with which there is
- * more. Returns how many; less than 0: the ring is corrupt.
+ * Receives at most @budget messages, and returns how many, or less than 0 if the
+ * ring is corrupt. @reach is set to the tail from which there is more.
  */
 static int receive(struct tombolo_netdev *net, int budget, u64 *reach)
 {
@@ -473,8 +474,8 @@ static int receive(struct tombolo_netdev *net, int budget, u64 *reach)
 	return done;
 }
 
-/* The peer may have read, and have made room for what waits. */
-static void look_for_room(struct tombolo_netdev *net)
+/* Wakes the queue if the peer has made room for what waits. */
+static void wake_for_room(struct tombolo_netdev *net)
 {
 	struct netdev_queue *queue = only_queue(net);
 
@@ -503,8 +504,8 @@ int tombolo_port_poll(struct napi_struct *napi, int budget)
 		napi_complete(napi);
 		return 0;
 	}
-	look_for_room(net);
-	/* Only what sends asks for no frames. */
+	wake_for_room(net);
+	/* With a budget of 0 only sending is wanted. */
 	if (!budget)
 		return 0;
 	done = receive(net, budget, &reach);
@@ -518,7 +519,7 @@ int tombolo_port_poll(struct napi_struct *napi, int budget)
 	}
 	tombolo_port_tell_head(net);
 	port->idle = done ? 0 : port->idle + 1;
-	/* A peer that is amid sending is polled: it need not ring. */
+	/* A peer that is sending is polled: it need not notify. */
 	if (port->idle < IDLE_POLLS)
 		return budget;
 
@@ -527,7 +528,7 @@ int tombolo_port_poll(struct napi_struct *napi, int budget)
 	if (!napi_complete_done(napi, done) || READ_ONCE(net->ended))
 		return done;
 	set_word(port, AT_WANT_DATA, armed(reach));
-	/* A2: with the peer's between its tail and our word. */
+	/* A2: pairs with the peer's barrier between its tail and our word. */
 	smp_mb();
 	if ((s64)(peer_word(port, AT_TAIL) - reach) >= 0 && napi_schedule_prep(napi)) {
 		net->stat.both[TOMBOLO_NET_REARMS]++;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* How an interface gets its link from user space, and gives it back. */
+/* Gives an interface its link, which user space made, and takes it back. */
 
 #include <linux/etherdevice.h>
 #include <linux/file.h>
@@ -7,15 +7,15 @@
 #include "net.h"
 
 #define MTU_LEAST	68
-#define PAGE_LEN	4096	/* of a segment's first page (M-4), whatever the processor's have */
+#define PAGE_LEN	4096	/* of a segment's first page (M-4), whatever the processor's page size */
 #define RING_LEAST	(256ULL << 10)
 #define RING_MOST	(1ULL << 30)
-/* How often a link is looked at that nobody rings for. */
-#define LOOK		HZ
+/* Interval at which a link without notifications is polled. */
+#define POLL_AGAIN		HZ
 
 static const u8 magic[8] = "TOMBOLO";
 
-/* What begins a segment (M-1). */
+/* The beginning of a segment (M-1). */
 struct segment_head {
 	u8 magic[8];
 	__le16 version;
@@ -27,10 +27,10 @@ struct segment_head {
 	__le64 capacity;
 };
 
-/* Under vector->lock: it was rung for us. Says whether anybody is to look. */
+/* Handles a notification. Returns whether the link is polled for it. Under vector->lock. */
 bool tombolo_net_kick(struct tombolo_netdev *net)
 {
-	/* A link that is over hears no more bells. */
+	/* A link that is over ignores notifications. */
 	if (READ_ONCE(net->ended))
 		return false;
 	net->stat.both[TOMBOLO_NET_KICKS]++;
@@ -48,41 +48,41 @@ void tombolo_port_schedule(struct tombolo_netdev *net)
 }
 
 /*
- * Looks at a link that nobody rings for: its peer may be paused, or bells held
- * back. A queue that waits for a paused peer is no fault of a driver's.
+ * Polls a link without notifications: its peer may be paused, or notifications
+ * may be held back. A queue that waits for a paused peer is no driver's fault.
  */
-static void look(struct work_struct *work)
+static void poll_again(struct work_struct *work)
 {
-	struct tombolo_netdev *net = container_of(work, struct tombolo_netdev, look.work);
+	struct tombolo_netdev *net = container_of(work, struct tombolo_netdev, poll_again.work);
 
 	netif_tx_lock_bh(net->dev);
 	if (netif_xmit_stopped(netdev_get_tx_queue(net->dev, 0)))
 		netif_trans_update(net->dev);
 	netif_tx_unlock_bh(net->dev);
 	tombolo_port_schedule(net);
-	schedule_delayed_work(&net->look, LOOK);
+	schedule_delayed_work(&net->poll_again, POLL_AGAIN);
 }
 
 void tombolo_port_init(struct tombolo_netdev *net, struct net_device *dev)
 {
 	net->dev = dev;
-	INIT_DELAYED_WORK(&net->look, look);
+	INIT_DELAYED_WORK(&net->poll_again, poll_again);
 }
 
-static int segment_find(const struct slice *slice, u64 at, u8 **words, u8 **data, u64 *capacity)
+static int segment_find(const struct window *window, u64 at, u8 **words, u8 **data, u64 *capacity)
 {
-	const struct part *part = slice->part;
+	const struct half *half = window->half;
 	struct segment_head head;
 	u64 left, offset, len;
 
-	/* The first page is what user space talks by. */
-	if (!at || !IS_ALIGNED(at, PAGE_LEN) || at >= slice->is.length)
+	/* The first page is for user space's messages. */
+	if (!at || !IS_ALIGNED(at, PAGE_LEN) || at >= window->is.length)
 		return -EINVAL;
-	left = slice->is.length - at;
+	left = window->is.length - at;
 	if (left < PAGE_LEN + RING_LEAST)
 		return -EINVAL;
-	*words = part->dev->mem + part->offset + slice->is.offset + at;
-	/* Reads it once (M-8). */
+	*words = half->dev->mem + half->offset + window->is.offset + at;
+	/* Reads the header once (M-8). */
 	memcpy(&head, *words, sizeof(head));
 	barrier();
 	offset = le64_to_cpu(head.data_offset);
@@ -116,24 +116,24 @@ static bool limits_are_valid(const struct tombolo_net_link *arg, const struct ne
 	if (arg->gives_most < MTU_LEAST + VLAN_ETH_HLEN || arg->takes_most > NET_FRAME_MOST ||
 	    arg->takes_most < MTU_LEAST + VLAN_ETH_HLEN)
 		return false;
-	return arg->life < PAGE_LEN && arg->life < port->peer->is.length && arg->over &&
+	return arg->state < PAGE_LEN && arg->state < port->peer->is.length && arg->over &&
 	       arg->over <= U8_MAX;
 }
 
-/* Within tombolo_life. */
+/* Within tombolo_srcu. */
 static int port_fill(struct net_port *port, const struct tombolo_net_link *arg)
 {
 	const struct link *link = port->own->link;
-	const struct part *part = port->peer->part;
+	const struct half *half = port->peer->half;
 	u8 *words, *data;
 	int err;
 
 	if (port->peer->link != link || !port->own->writable ||
-	    !(port->peer->is.flags & TOMBOLO_SLICE_PEER) ||
+	    !(port->peer->is.flags & TOMBOLO_WINDOW_PEER) ||
 	    port->own->is.channels < TOMBOLO_NET_CHANNELS)
 		return -EINVAL;
 	if (!tombolo_is_alive(link->own.dev) || !tombolo_is_alive(link->peer.dev) ||
-	    !tombolo_is_alive(link->bell) || READ_ONCE(link->hung_up))
+	    !tombolo_is_alive(link->doorbell) || READ_ONCE(link->hung_up))
 		return -ENODEV;
 	err = segment_find(port->own, arg->own_segment, &port->words, &port->data, &port->capacity);
 	if (err)
@@ -146,7 +146,7 @@ static int port_fill(struct net_port *port, const struct tombolo_net_link *arg)
 	if (!limits_are_valid(arg, port))
 		return -EINVAL;
 
-	port->life = part->dev->mem + part->offset + port->peer->is.offset + arg->life;
+	port->peer_state = half->dev->mem + half->offset + port->peer->is.offset + arg->state;
 	port->over = arg->over;
 	port->any_source = arg->flags & TOMBOLO_NET_ANY_SOURCE;
 	ether_addr_copy(port->source, arg->source);
@@ -157,41 +157,41 @@ static int port_fill(struct net_port *port, const struct tombolo_net_link *arg)
 	port->tail = arg->tail;
 	port->head_seen = arg->head_seen;
 	port->completed = arg->tail;
-	port->rung_data = arg->rung_data;
+	port->notified_data = arg->notified_data;
 	port->head = arg->head;
 	port->told_head = arg->head;
 	port->tail_seen = arg->tail_seen;
-	port->rung_space = arg->rung_space;
-	/* Not by faults of a mapping, as what user space writes. */
+	port->notified_space = arg->notified_space;
+	/* The kernel's own stores cause no faults of a mapping that would note this. */
 	tombolo_link_soil(port->own->link, port->own->is.offset + arg->own_segment,
 			  port->own->is.offset + port->own->is.length);
 	return 0;
 }
 
-/* Under rtnl_lock: whether the slice was another's. */
-static bool slice_enter_net(struct slice *slice, struct tombolo_netdev *net)
+/* Claims the window for @net. Returns false if it is another interface's. Under rtnl_lock. */
+static bool window_enter_net(struct window *window, struct tombolo_netdev *net)
 {
-	struct vector *vector = slice->link->vector;
+	struct vector *vector = window->link->vector;
 	bool free;
 
 	spin_lock_irq(&vector->lock);
-	free = !slice->net;
+	free = !window->net;
 	if (free)
-		slice->net = net;
+		window->net = net;
 	spin_unlock_irq(&vector->lock);
 	return free;
 }
 
-static void slice_leave_net(struct slice *slice)
+static void window_leave_net(struct window *window)
 {
-	struct vector *vector = slice->link->vector;
+	struct vector *vector = window->link->vector;
 
 	spin_lock_irq(&vector->lock);
-	slice->net = NULL;
+	window->net = NULL;
 	spin_unlock_irq(&vector->lock);
 }
 
-/* Under rtnl_lock: nobody moves frames while @linked changes. */
+/* Sets @linked while nobody moves frames. Under rtnl_lock. */
 static void port_switch(struct tombolo_netdev *net, bool linked)
 {
 	struct net_device *dev = net->dev;
@@ -207,17 +207,17 @@ static void port_switch(struct tombolo_netdev *net, bool linked)
 		napi_enable(&net->napi);
 }
 
-/* Under rtnl_lock, there being a link. */
+/* Under rtnl_lock, while there is a link. */
 void tombolo_port_give_up(struct tombolo_netdev *net, struct tombolo_net_turn *turn)
 {
 	struct net_port *port = &net->port;
 	int idx;
 
 	netif_carrier_off(net->dev);
-	slice_leave_net(port->own);
-	cancel_delayed_work_sync(&net->look);
-	/* All that was read is told, while the memory is there. */
-	idx = srcu_read_lock(&tombolo_life);
+	window_leave_net(port->own);
+	cancel_delayed_work_sync(&net->poll_again);
+	/* Publishes all that was read, while the memory is there. */
+	idx = srcu_read_lock(&tombolo_srcu);
 	if (netif_running(net->dev))
 		napi_disable(&net->napi);
 	local_bh_disable();
@@ -226,19 +226,19 @@ void tombolo_port_give_up(struct tombolo_netdev *net, struct tombolo_net_turn *t
 	local_bh_enable();
 	if (netif_running(net->dev))
 		napi_enable(&net->napi);
-	srcu_read_unlock(&tombolo_life, idx);
+	srcu_read_unlock(&tombolo_srcu, idx);
 	port_switch(net, false);
-	/* What waits was made for the link that is over. */
+	/* Frames that wait were made for the link that is over. */
 	if (netif_running(net->dev))
 		netif_wake_queue(net->dev);
 
 	if (turn) {
 		turn->tail = port->tail;
 		turn->head_seen = port->head_seen;
-		turn->rung_data = port->rung_data;
+		turn->notified_data = port->notified_data;
 		turn->head = port->told_head;
 		turn->tail_seen = port->tail_seen;
-		turn->rung_space = port->rung_space;
+		turn->notified_space = port->notified_space;
 		turn->ended = net->ended;
 		turn->clause = net->clause;
 	}
@@ -251,7 +251,7 @@ void tombolo_port_give_up(struct tombolo_netdev *net, struct tombolo_net_turn *t
 	memset(port, 0, sizeof(*port));
 }
 
-/* Under rtnl_lock: the link of @arg becomes that of @net. */
+/* Makes the link of @arg that of @net. Under rtnl_lock. */
 int tombolo_port_take_over(struct tombolo_netdev *net, const struct tombolo_net_link *arg)
 {
 	struct net_port port = {};
@@ -259,26 +259,26 @@ int tombolo_port_take_over(struct tombolo_netdev *net, const struct tombolo_net_
 
 	if (net->linked)
 		return -EBUSY;
-	port.own_file = tombolo_get_slice(arg->own_fd);
+	port.own_file = tombolo_get_window(arg->own_fd);
 	if (IS_ERR(port.own_file))
 		return PTR_ERR(port.own_file);
-	port.peer_file = tombolo_get_slice(arg->peer_fd);
+	port.peer_file = tombolo_get_window(arg->peer_fd);
 	err = PTR_ERR_OR_ZERO(port.peer_file);
 	if (err)
 		goto err_own;
-	port.own = tombolo_slice_of(port.own_file);
-	port.peer = tombolo_slice_of(port.peer_file);
+	port.own = tombolo_window_of(port.own_file);
+	port.peer = tombolo_window_of(port.peer_file);
 
-	idx = srcu_read_lock(&tombolo_life);
+	idx = srcu_read_lock(&tombolo_srcu);
 	err = port_fill(&port, arg);
-	srcu_read_unlock(&tombolo_life, idx);
+	srcu_read_unlock(&tombolo_srcu, idx);
 	if (err)
 		goto err_peer;
 	net->port = port;
 	WRITE_ONCE(net->ended, 0);
 	WRITE_ONCE(net->file->news, false);
 	net->clause = 0;
-	if (!slice_enter_net(port.own, net)) {
+	if (!window_enter_net(port.own, net)) {
 		memset(&net->port, 0, sizeof(net->port));
 		err = -EBUSY;
 		goto err_peer;
@@ -287,14 +287,14 @@ int tombolo_port_take_over(struct tombolo_netdev *net, const struct tombolo_net_
 	net->stat.both[TOMBOLO_NET_LINKS]++;
 	netdev_update_features(net->dev);
 #ifdef CONFIG_BQL
-	/* Less than that waits for nobody. */
+	/* Fewer bytes than this never stop the queue. */
 	netdev_get_tx_queue(net->dev, 0)->dql.min_limit = port.capacity / 4;
 #endif
 	netif_carrier_on(net->dev);
 	if (netif_running(net->dev))
 		netif_wake_queue(net->dev);
-	schedule_delayed_work(&net->look, LOOK);
-	/* What came before it was ours to hear. */
+	schedule_delayed_work(&net->poll_again, POLL_AGAIN);
+	/* Notifications may have come before they could be heard. */
 	tombolo_port_schedule(net);
 	return 0;
 

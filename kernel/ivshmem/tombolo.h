@@ -5,29 +5,30 @@
  * device.c	a PCI device and its node
  * vector.c	its interrupts, and how many are too many
  * link.c	links
- * slice.c	slices
+ * window.c	windows
  * net.c	network interfaces
  * port.c	their links
- * pipe.c	what crosses these
- * frame.c	what stands before a frame
+ * pipe.c	messages that cross these
+ * frame.c	headers of frames
  *
- * Who keeps whom: a slice holds its link, a link holds the open files of its
- * nodes, and these hold their devices. So nothing goes before its users, and
- * unplugging frees nothing: it marks the device dead, hangs up the links, takes
- * the mappings away and leaves the rest to the last close.
+ * References: a window holds its link, a link holds the open files of its
+ * nodes, and these hold their devices. So nothing is freed before its users are
+ * gone. Unplugging frees nothing: it marks the device dead, hangs up the links,
+ * removes the mappings and leaves the rest to the last close.
  *
- * Who uses a device's memory or registers, or maps them, does so within
- * tombolo_life and only if the device is not dead. Who unplugs it marks it dead
- * and waits for them (SRCU). In interrupts vector->lock and link->hung_up do the
- * same, and while frames are moved RCU and link->hung_up do.
+ * Code that uses or maps a device's memory or registers does so within
+ * tombolo_srcu, and only if the device is not dead. Unplugging marks the device
+ * dead and waits for such code (SRCU). In interrupts vector->lock and
+ * link->hung_up have that role, and while frames are moved RCU and
+ * link->hung_up have it.
  *
  * Locks, outermost first:
  *
  * tombolo_links_lock	the list of links
- * link->lock		a link's slices and channels
- * vector->lock		the slices that a vector wakes, their events and interfaces
+ * link->lock		a link's windows and channels
+ * vector->lock		the windows that a vector wakes, their events and interfaces
  *
- * slice->ring_lock is within all of these and within the lock of a queue of
+ * window->notify_lock is within all of these and within the lock of a queue of
  * frames, which soft interrupts take: so these are off under it. rtnl_lock is
  * outside of vector->lock and never taken together with the two above it.
  */
@@ -52,17 +53,17 @@
 
 #define TOMBOLO_VECTORS	32
 
-/* The first channels of a call: for data, and for space. */
+/* The first channels of a connection: for data, and for space. */
 #define TOMBOLO_NET_CHANNELS	2
 
 struct vector {
 	spinlock_t lock;
-	struct list_head slices;
+	struct list_head windows;
 	unsigned int irq;
 	u64 interrupts;
 	u64 storms;
 	/* See vector.c. */
-	unsigned long window_end;
+	unsigned long storm_period_end;
 	unsigned long last_storm;
 	unsigned long penalty;
 	unsigned int spent;
@@ -79,7 +80,7 @@ struct tombolo {
 	char name[16];
 	int id;
 
-	bool dead;		/* see tombolo_life */
+	bool dead;		/* see tombolo_srcu */
 	u8 __iomem *regs;
 	resource_size_t phys;
 	resource_size_t size;
@@ -90,8 +91,8 @@ struct tombolo {
 	struct vector *vector;
 };
 
-/* One side of a link: a range of a device's memory. */
-struct part {
+/* One side of a link: a range of a device's memory (region half). */
+struct half {
 	struct file *node;
 	struct tombolo *dev;
 	u64 offset;
@@ -101,53 +102,53 @@ struct part {
 struct link {
 	struct kref ref;
 	struct list_head node;	/* of the list of links */
-	struct part own;
-	struct part peer;
-	struct file *bell_node;
-	struct tombolo *bell;
+	struct half own;
+	struct half peer;
+	struct file *doorbell_node;
+	struct tombolo *doorbell;
 	struct vector *vector;
-	u32 ring;		/* what tombolo_ring() wants; see link_ring() */
+	u32 target;		/* whom tombolo_notify() notifies; see link_set_target() */
 
 	struct mutex lock;
-	struct list_head slices;
+	struct list_head windows;
 	unsigned int count;
 	u32 departures;
 	DECLARE_BITMAP(channels, TOMBOLO_CHANNELS);
-	unsigned long *dirty;	/* pages of our part that may not be zero */
+	unsigned long *dirty;	/* pages of our half that may not be zero */
 	wait_queue_head_t wq;
 	bool hung_up;		/* written under vector->lock */
 };
 
 struct channel {
-	u32 seen;		/* the peer's mark when we last looked */
-	u32 rung;		/* our own mark */
+	u32 seen;		/* the peer's sequence word when we last looked */
+	u32 notified;		/* our own sequence word */
 	struct eventfd_ctx *eventfd;
 };
 
 struct tombolo_netdev;
 
-struct slice {
+struct window {
 	struct link *link;
-	struct part *part;
+	struct half *half;
 	struct list_head on_link;
 	struct list_head on_vector;
-	struct tombolo_slice is;
+	struct tombolo_window is;
 	bool writable;
-	spinlock_t ring_lock;
+	spinlock_t notify_lock;
 	wait_queue_head_t wq;
 	u64 pending;		/* under vector->lock */
-	unsigned int from;	/* likewise: the channel to begin with */
-	struct tombolo_netdev *net;	/* likewise: whom its first two channels wake */
+	unsigned int from;	/* likewise: the channel that the next look begins with */
+	struct tombolo_netdev *net;	/* likewise: the interface that its first two channels wake */
 	struct channel channel[];
 };
 
-/* Whom to ring, as the device's register wants it. */
+/* Encodes whom to notify as the device's register wants it. */
 static inline u32 tombolo_whom(u16 peer, u16 vector)
 {
 	return (u32)peer << 16 | vector;
 }
 
-extern struct srcu_struct tombolo_life;
+extern struct srcu_struct tombolo_srcu;
 
 static inline bool tombolo_is_alive(const struct tombolo *dev)
 {
@@ -162,7 +163,7 @@ struct tombolo *tombolo_of_node(struct file *node);
 int tombolo_vectors_start(struct tombolo *dev);
 void tombolo_vectors_resume(struct tombolo *dev);
 void tombolo_vectors_stop(struct tombolo *dev);
-void tombolo_ring(struct tombolo *bell, u32 whom);
+void tombolo_notify(struct tombolo *doorbell, u32 whom);
 bool tombolo_vector_storms(struct vector *vector);
 
 /* link.c */
@@ -171,13 +172,13 @@ long tombolo_link_open(struct file *node, const struct tombolo_link __user *arg)
 void tombolo_link_put(struct link *link);
 void tombolo_links_revoke(struct tombolo *dev);
 
-/* slice.c */
-struct file *tombolo_get_slice(int fd);
-struct slice *tombolo_slice_of(struct file *file);
-void tombolo_slice_ring(struct slice *slice, u64 which);
-long tombolo_slice_open(struct link *link, const struct tombolo_slice __user *arg);
-bool tombolo_slice_look(struct slice *slice, u64 until, unsigned int *woke);
-void tombolo_slice_hang_up(struct slice *slice);
+/* window.c */
+struct file *tombolo_get_window(int fd);
+struct window *tombolo_window_of(struct file *file);
+void tombolo_window_notify(struct window *window, u64 which);
+long tombolo_window_open(struct link *link, const struct tombolo_window __user *arg);
+bool tombolo_window_check(struct window *window, u64 until, unsigned int *woke);
+void tombolo_window_hang_up(struct window *window);
 
 /* net.c and port.c */
 int tombolo_net_start(void);

@@ -50,20 +50,20 @@ fn b8_b13_qemu_gets_no_doorbell_of_a_peer_without_a_link() {
 fn b3_host_marks_its_own_page_before_it_rings() {
     let mut daemon = Daemon::start(TRIO);
     let mut a = Vm::start(&daemon, "a");
-    let mark = |vm: &Vm| {
-        let mut mark = [0; 4];
-        rustix::io::pread(&vm.memory, &mut mark, 0x800).unwrap();
-        u32::from_le_bytes(mark)
+    let sequence = |vm: &Vm| {
+        let mut word = [0; 4];
+        rustix::io::pread(&vm.memory, &mut word, 0x800).unwrap();
+        u32::from_le_bytes(word)
     };
-    let first = mark(&a);
+    let first = sequence(&a);
     rung(&a.own[0]);
     a.boot(3, 1);
     until("the host rings", || (rung(&a.own[0]) > 0).then_some(()));
-    assert!(mark(&a) > first);
-    let before = mark(&a);
+    assert!(sequence(&a) > first);
+    let before = sequence(&a);
     daemon.kill();
     daemon.restart();
-    assert!(mark(&a) > before, "a driver would not see a ring of the new broker");
+    assert!(sequence(&a) > before, "a driver would not see a notification of the new broker");
 }
 
 #[test]

@@ -118,7 +118,7 @@ fn b11_program_that_holds_the_lock_of_its_regions_stops_neither_its_account_nor_
     let descriptors = program.accept();
     let _ = caller.join();
     let _held: Vec<Hold> = descriptors[1..2].iter().map(Hold::lock_file).collect();
-    // Marks, boxes and windows of other connections stand in the same region.
+    // Sequence words, boxes and windows of other connections stand in the same region.
     world.meet();
     renew(&mut world.daemon, &[&world.vm]);
     let began = Instant::now();

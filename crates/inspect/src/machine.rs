@@ -20,7 +20,7 @@ pub struct Machine {
     /// Generation of the link's memory. It changes with each incarnation of a machine.
     pub generation: u32,
     /// Size in bytes of this endpoint's window for the channel, and of the peer's.
-    pub slices: [u64; 2],
+    pub windows: [u64; 2],
     /// Number of times that interrupts of that machine on this link were held back here, if that is counted.
     pub storms: Option<u32>,
 }

@@ -133,7 +133,7 @@ fn connection(domain: &Name, row: Message) -> Option<(Process, RemoteConnection)
         life: life_name(*life),
         link: *link,
         generation: *generation,
-        slices: [*own, *theirs],
+        windows: [*own, *theirs],
         storms: (*storms != u32::MAX).then_some(*storms),
     };
     let connection = RemoteConnection {
@@ -231,7 +231,7 @@ mod tests {
         assert_eq!((channel.mode, channel.memory), (Mode::Messages, 4 * 4096));
         let machine = channel.machine.unwrap();
         assert_eq!((machine.name.as_str(), machine.life, machine.link, machine.generation), ("db", "running", 7, 2));
-        assert_eq!((machine.slices, machine.storms), ([2 << 20, 1 << 20], Some(4)));
+        assert_eq!((machine.windows, machine.storms), ([2 << 20, 1 << 20], Some(4)));
         let [Some(own), None] = channel.ends else { panic!("one end is elsewhere") };
         assert_eq!((own.pid, own.listened), (std::process::id(), false));
         assert_eq!(

@@ -12,13 +12,13 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Result};
-use tombolo_e2e::guest::sys::{self, LinkArgs, Mapping, SliceArgs, errno};
+use tombolo_e2e::guest::sys::{self, LinkArgs, Mapping, WindowArgs, errno};
 use tombolo_e2e::guest::{Ends, node_name, open_node};
 use tombolo_e2e::line_reader::within;
 
 pub const CASES: &[Case] = &[
     Case { name: "each_invalid_argument_is_refused", run: invalid },
-    Case { name: "unprivileged_abuse_of_a_slice_harms_nobody", run: abuse },
+    Case { name: "unprivileged_abuse_of_a_window_harms_nobody", run: abuse },
 ];
 pub const HALVES: &[Half] = &[("abuse::invalid", guest_invalid), ("abuse::spawn", spawn), ("abuse::wild", wild)];
 
@@ -26,7 +26,7 @@ const PAGE: u64 = 4096;
 /// Somebody without any privilege.
 const NOBODY: u32 = 65534;
 /// What the wild programs get.
-const SLICE: SliceArgs = SliceArgs {
+const WINDOW: WindowArgs = WindowArgs {
     cookie: 9,
     offset: 0x20000,
     length: 0x8000,
@@ -59,7 +59,7 @@ fn guest_invalid(args: &[String]) -> Result<()> {
         LinkArgs { peer_length: !(PAGE - 1), ..good },
         LinkArgs { wait_vector: 4, ..good },
         LinkArgs { flags: 1, ..good },
-        LinkArgs { bell_fd: good.peer_fd, ..good },
+        LinkArgs { doorbell_fd: good.peer_fd, ..good },
     ] {
         ensure!(errno(sys::link(&own, &bad)) == Some(Errno::INVAL), "accepted: {bad:?}");
     }
@@ -67,30 +67,30 @@ fn guest_invalid(args: &[String]) -> Result<()> {
     ensure!(errno(sys::link(&own, &LinkArgs { peer_fd: 0, ..good })) == Some(Errno::INVAL), "no node");
     let reader = File::open(format!("/dev/{}", node_name(&ends.own)?))?;
     ensure!(errno(sys::link(&reader, &good)) == Some(Errno::PERM), "a node opened for reading makes links");
-    ensure!(errno(sys::slice(&own, &SLICE)) == Some(Errno::NOTTY), "a node makes slices");
+    ensure!(errno(sys::window(&own, &WINDOW)) == Some(Errno::NOTTY), "a node makes windows");
 
     let link = sys::link(&own, &good)?;
     for bad in [
-        SliceArgs { length: 0, ..SLICE },
-        SliceArgs { length: PAGE - 1, ..SLICE },
-        SliceArgs { offset: 8, ..SLICE },
-        SliceArgs { offset: REGION, ..SLICE },
-        SliceArgs { offset: REGION - PAGE, length: 2 * PAGE, ..SLICE },
-        SliceArgs { offset: !(PAGE - 1), ..SLICE },
-        SliceArgs { flags: 4, ..SLICE },
-        SliceArgs { channels: 65, ..SLICE },
-        SliceArgs { channel: 510, ..SLICE },
-        SliceArgs { channel: u32::MAX, ..SLICE },
-        SliceArgs { below: 256, ..SLICE },
-        SliceArgs { closed: 256, ..SLICE },
-        SliceArgs { state: [0, 0x8000], ..SLICE },
-        SliceArgs { flags: sys::SLICE_PEER, ..SLICE },
-        SliceArgs { flags: sys::SLICE_READ_ONLY, ..SLICE },
+        WindowArgs { length: 0, ..WINDOW },
+        WindowArgs { length: PAGE - 1, ..WINDOW },
+        WindowArgs { offset: 8, ..WINDOW },
+        WindowArgs { offset: REGION, ..WINDOW },
+        WindowArgs { offset: REGION - PAGE, length: 2 * PAGE, ..WINDOW },
+        WindowArgs { offset: !(PAGE - 1), ..WINDOW },
+        WindowArgs { flags: 4, ..WINDOW },
+        WindowArgs { channels: 65, ..WINDOW },
+        WindowArgs { channel: 510, ..WINDOW },
+        WindowArgs { channel: u32::MAX, ..WINDOW },
+        WindowArgs { below: 256, ..WINDOW },
+        WindowArgs { closed: 256, ..WINDOW },
+        WindowArgs { state: [0, 0x8000], ..WINDOW },
+        WindowArgs { flags: sys::WINDOW_PEER, ..WINDOW },
+        WindowArgs { flags: sys::WINDOW_READ_ONLY, ..WINDOW },
     ] {
-        ensure!(errno(sys::slice(&link, &bad)) == Some(Errno::INVAL), "accepted: {bad:?}");
+        ensure!(errno(sys::window(&link, &bad)) == Some(Errno::INVAL), "accepted: {bad:?}");
     }
-    let slice = sys::slice(&link, &SLICE)?;
-    for fd in [own.as_fd(), link.as_fd(), slice.as_fd()] {
+    let window = sys::window(&link, &WINDOW)?;
+    for fd in [own.as_fd(), link.as_fd(), window.as_fd()] {
         for number in 0..8 {
             ensure!(sys::abuse(fd, 0xe7 << 8 | number, None).is_err() || number == 4, "a call with no argument");
             ensure!(sys::abuse(fd, 3 << 30 | 64 << 16 | 0xe7 << 8 | number, None).is_err(), "a call of another size");
@@ -99,7 +99,7 @@ fn guest_invalid(args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Fills what the guest writes, lets wild programs loose on a slice of it, and looks at the rest.
+/// Fills what the guest writes, lets wild programs loose on a window of it, and looks at the rest.
 fn abuse(rig: &mut Rig) -> Result<Verdict> {
     let guest = rig.solo()?;
     let seconds = if super::long() { "600" } else { "10" };
@@ -108,38 +108,38 @@ fn abuse(rig: &mut Rig) -> Result<Verdict> {
     let limit = within(seconds.parse::<u64>()? + 120);
     guest.end("abuse::spawn", &[seconds], limit)?.success()?;
     let mut seen = guest.own()?.read(PAGE, fill.len())?;
-    let at = (SLICE.offset - PAGE) as usize;
-    seen[at..at + SLICE.length as usize].fill(0xa5);
-    ensure!(seen == fill, "something beyond the slice changed");
+    let at = (WINDOW.offset - PAGE) as usize;
+    seen[at..at + WINDOW.length as usize].fill(0xa5);
+    ensure!(seen == fill, "something beyond the window changed");
     Ok(Verdict::Done)
 }
 
-/// Two wild programs at once, with no privilege, and a slice as standard input.
+/// Two wild programs at once, with no privilege, and a window as standard input.
 fn spawn(args: &[String]) -> Result<()> {
     let (ends, rest) = Ends::from_args(args)?;
     let seconds = rest.first().map_or("1", String::as_str);
     let link = ends.link()?;
-    let slice = link.slice(&SLICE)?;
+    let window = link.window(&WINDOW)?;
     let start = |seed: &str| {
         let mut wild = Command::new("/agent");
         wild.args(["guest", "abuse::wild", &ends.own, seconds, seed]).uid(NOBODY).gid(NOBODY);
-        wild.stdin(slice.0.try_clone()?).spawn().context("no wild program")
+        wild.stdin(window.0.try_clone()?).spawn().context("no wild program")
     };
     let children = [start("1")?, start("2")?];
-    drop(slice);
+    drop(window);
     for mut child in children {
         let status = child.wait()?;
         ensure!(status.signal().is_none() && status.success(), "a wild program ended with {status}");
     }
-    ensure!(sys::slices(&link.0, 9)?.1 == 0, "a slice is left");
+    ensure!(sys::windows(&link.0, 9)?.1 == 0, "a window is left");
     Ok(())
 }
 
 fn wild(args: &[String]) -> Result<()> {
     let [own, seconds, seed] = args else { return Err("three arguments".to_owned()).context("wild") };
     ensure!(open_node(own).is_err(), "nobody can open a node");
-    let slice = std::io::stdin();
-    rustix::fs::fcntl_setfl(&slice, rustix::fs::OFlags::NONBLOCK)?;
+    let window = std::io::stdin();
+    rustix::fs::fcntl_setfl(&window, rustix::fs::OFlags::NONBLOCK)?;
     let mut random = Random(seed.parse::<u64>()? | 1 << 60);
     let end = Instant::now() + Duration::from_secs(seconds.parse()?);
     let mut mappings: Vec<Mapping> = Vec::new();
@@ -148,13 +148,13 @@ fn wild(args: &[String]) -> Result<()> {
             0 => {
                 let argument = std::array::from_fn(|_| random.next());
                 let opcode = random.below(4) << 30 | random.below(80) << 16 | 0xe7 << 8 | random.below(8);
-                _ = sys::abuse(&slice, opcode as u32, random.coin().then_some(argument));
+                _ = sys::abuse(&window, opcode as u32, random.coin().then_some(argument));
             }
             1 => {
                 let offset = random.below(12) * PAGE;
                 let prot = ProtFlags::from_bits_retain(random.below(8) as u32);
                 let len = (random.below(12) * PAGE + random.below(2)) as usize;
-                mappings.extend(Mapping::new(&slice, offset, len, prot, random.coin()).ok());
+                mappings.extend(Mapping::new(&window, offset, len, prot, random.coin()).ok());
             }
             2 if !mappings.is_empty() => drop(mappings.swap_remove(random.below(mappings.len() as u64) as usize)),
             3 => {
@@ -162,13 +162,13 @@ fn wild(args: &[String]) -> Result<()> {
                     _ = mapping.protect(MprotectFlags::from_bits_retain(random.below(8) as u32));
                 }
             }
-            4 => _ = rustix::io::write(&slice, &vec![0xff_u8; random.below(20) as usize]),
-            5 => _ = rustix::io::write(&slice, &random.below(32).to_ne_bytes()),
-            _ => _ = rustix::io::read(&slice, &mut vec![0_u8; random.below(20) as usize]),
+            4 => _ = rustix::io::write(&window, &vec![0xff_u8; random.below(20) as usize]),
+            5 => _ = rustix::io::write(&window, &random.below(32).to_ne_bytes()),
+            _ => _ = rustix::io::read(&window, &mut vec![0_u8; random.below(20) as usize]),
         }
         // Writing is allowed in what can be mapped so.
-        if let Ok(mapping) = Mapping::writable(&slice, SLICE.length as usize) {
-            mapping.store(random.below(SLICE.length) as usize, random.next() as u8);
+        if let Ok(mapping) = Mapping::writable(&window, WINDOW.length as usize) {
+            mapping.store(random.below(WINDOW.length) as usize, random.next() as u8);
         }
         mappings.truncate(50);
     }

@@ -15,8 +15,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Result};
-use tombolo_e2e::guest::sys::{self, LinkArgs, Mapping, SliceArgs};
-use tombolo_e2e::guest::{Ends, Slice, node_name, open_node, polled, until};
+use tombolo_e2e::guest::sys::{self, LinkArgs, Mapping, WindowArgs};
+use tombolo_e2e::guest::{Ends, Window, node_name, open_node, polled, until};
 use tombolo_e2e::line_reader::within;
 use tombolo_e2e::wire::End;
 
@@ -27,8 +27,8 @@ pub const CASES: &[Case] = &[
 pub const HALVES: &[Half] =
     &[("churn::work", work), ("churn::rebind", rebind), ("churn::spin", spin), ("churn::left", left)];
 
-/// Four pages with states and all the channels that a slice can have.
-const SLICE: SliceArgs = SliceArgs {
+/// Four pages with states and all the channels that a window can have.
+const WINDOW: WindowArgs = WindowArgs {
     cookie: 1,
     offset: 0x40000,
     length: 0x4000,
@@ -39,7 +39,7 @@ const SLICE: SliceArgs = SliceArgs {
     closed: 3,
     state: [0x188, 0x208],
 };
-const STATE: u64 = SLICE.offset + 0x188;
+const STATE: u64 = WINDOW.offset + 0x188;
 const ABORTED: u8 = 3;
 
 /// Each program opens its state and is killed some time later, or before. Either way it is aborted, or was never open.
@@ -50,7 +50,7 @@ fn kills(rig: &mut Rig) -> Result<Verdict> {
         guest.own()?.write(STATE, &[0])?;
         guest.quiet()?;
         let job = guest.start("churn::work", &[])?;
-        // Every other one has its slice; the others are killed on the way to it, or shortly after.
+        // Every other one has its window; the others are killed on the way to it, or shortly after.
         if round % 2 == 0 {
             guest.vm.line(job, within(60))?;
         }
@@ -66,37 +66,37 @@ fn kills(rig: &mut Rig) -> Result<Verdict> {
             opened += 1;
         }
     }
-    println!("{opened} were killed with a slice");
-    ensure!(opened >= 100, "only {opened} were killed while they had a slice");
+    println!("{opened} were killed with a window");
+    ensure!(opened >= 100, "only {opened} were killed while they had a window");
     guest.run("churn::left", &[])?;
     Ok(Verdict::Done)
 }
 
-/// Has a slice, writes and rings for ever.
+/// Has a window, writes and rings for ever.
 fn work(args: &[String]) -> Result<()> {
     let link = Ends::from_args(args)?.0.link()?;
-    let slice = link.slice(&SLICE)?;
-    let mapping = Mapping::writable(&slice, SLICE.length as usize)?;
-    mapping.store(SLICE.state[0] as usize, 1);
+    let window = link.window(&WINDOW)?;
+    let mapping = Mapping::writable(&window, WINDOW.length as usize)?;
+    mapping.store(WINDOW.state[0] as usize, 1);
     println!("ready");
     loop {
-        slice.ring(1)?;
+        window.notify_channels(1)?;
     }
 }
 
-/// Fails if a slice is left on the link, or memory of one or of a link is.
+/// Fails if a window is left on the link, or memory of one or of a link is.
 fn left(args: &[String]) -> Result<()> {
     let link = Ends::from_args(args)?.0.link()?;
-    let (listed, count) = sys::slices(&link.0, 9)?;
-    ensure!(count == 0, "{count} slices are left: {listed:?}");
-    let slice = link.slice(&SLICE)?;
-    ensure!(allocated()?.len() >= 3, "a link, its view and a slice are not seen: {:?}", allocated()?);
-    drop((slice, link));
+    let (listed, count) = sys::windows(&link.0, 9)?;
+    ensure!(count == 0, "{count} windows are left: {listed:?}");
+    let window = link.window(&WINDOW)?;
+    ensure!(allocated()?.len() >= 3, "a link, its view and a window are not seen: {:?}", allocated()?);
+    drop((window, link));
     ensure!(allocated()?.is_empty(), "memory is left: {:?}", allocated()?);
     Ok(())
 }
 
-/// What the kernel's allocator knows to be in use for links and slices: lines of `slub_debug=U`.
+/// What the kernel's allocator knows to be in use for links and windows: lines of `slub_debug=U`.
 fn allocated() -> Result<Vec<String>> {
     let mut found = Vec::new();
     for cache in fs::read_dir("/sys/kernel/debug/slab").context("no slub_debug=U")? {
@@ -168,7 +168,7 @@ fn rebind(args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Makes links and slices, maps, waits, rings, passes on, makes copies and kills them, hangs up and gives back, whatever of it
+/// Makes links and windows, maps, waits, rings, passes on, makes copies and kills them, hangs up and gives back, whatever of it
 /// works, until told to stop.
 fn spin(args: &[String]) -> Result<()> {
     let (ends, rest) = Ends::from_args(args)?;
@@ -214,30 +214,30 @@ fn turn(ends: &Ends, channel: u32, offset: u64, turns: u32) -> Result<()> {
         own_length: 0x8000,
         peer_offset: offset,
         peer_length: 0x8000,
-        ring_peer: ends.ring_peer,
-        ring_vector: ends.ring_vector,
+        notify_peer: ends.notify_peer,
+        notify_vector: ends.notify_vector,
         wait_vector: (turns % VECTORS as u32) as u16,
         ..LinkArgs::new(&peer, &doorbell)
     };
     let link = sys::link(&own, &args)?;
-    let args = SliceArgs { cookie: 2, offset: 0x1000, length: 0x4000, channel, channels: 8, ..SLICE };
-    let slice = Slice(sys::slice(&link, &args)?);
-    let mapping = Mapping::writable(&slice, 0x4000)?; // Not touched here: the device may go.
+    let args = WindowArgs { cookie: 2, offset: 0x1000, length: 0x4000, channel, channels: 8, ..WINDOW };
+    let window = Window(sys::window(&link, &args)?);
+    let mapping = Mapping::writable(&window, 0x4000)?; // Not touched here: the device may go.
     // A copy does all that can be done with what it has, until it is killed, or its memory is taken away.
     let _copy = Copied::new(|| {
         mapping.store(0, 1);
-        _ = slice.ring(0xff);
-        _ = polled(slice.as_fd(), Instant::now());
+        _ = window.notify_channels(0xff);
+        _ = polled(window.as_fd(), Instant::now());
     })?;
     let (one, _other) = UnixStream::pair()?;
-    send(&one, &[slice.as_fd()])?;
+    send(&one, &[window.as_fd()])?;
     let event = eventfd(0, EventfdFlags::CLOEXEC)?;
-    sys::eventfd(&slice, turns % 8, event.as_raw_fd())?;
+    sys::eventfd(&window, turns % 8, event.as_raw_fd())?;
     for _ in 0..20 {
-        slice.ring(0xff)?;
-        polled(slice.as_fd(), Instant::now())?;
+        window.notify_channels(0xff)?;
+        polled(window.as_fd(), Instant::now())?;
     }
-    sys::slices(&link, 4)?;
+    sys::windows(&link, 4)?;
     if turns % 3 == 0 {
         sys::hang_up(&link)?;
     }

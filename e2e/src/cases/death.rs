@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How ends end: a program that is killed, a slice that is given back, a link that is hung up.
+//! How ends end: a program that is killed, a window that is given back, a link that is hung up.
 
 use super::{Case, Half, Verdict};
 use crate::rig::Rig;
@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::time::Instant;
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::Result;
-use tombolo_e2e::guest::sys::{self, LinkArgs, Mapping, SliceArgs, errno};
+use tombolo_e2e::guest::sys::{self, LinkArgs, Mapping, WindowArgs, errno};
 use tombolo_e2e::guest::{Ends, open_node, polled};
 use tombolo_e2e::line_reader::within;
 use tombolo_e2e::wire::End;
@@ -17,7 +17,7 @@ use tombolo_e2e::wire::End;
 pub const CASES: &[Case] = &[
     Case { name: "killed_program_is_closed_and_its_peer_rung", run: killed },
     Case { name: "final_state_is_left_alone", run: final_state },
-    Case { name: "link_tells_of_slices_that_went", run: departures },
+    Case { name: "link_tells_of_windows_that_went", run: departures },
     Case { name: "link_is_found_again", run: found_again },
     Case { name: "hung_up_link_ends_all_waits", run: hung_up },
 ];
@@ -36,7 +36,7 @@ const ABORTED: u8 = 3;
 const STATES: [u32; 2] = [0x188, 0x208];
 
 /// Four pages of our own part with states and two channels.
-const SLICE: SliceArgs = SliceArgs {
+const WINDOW: WindowArgs = WindowArgs {
     cookie: 77,
     offset: 0x10000,
     length: 0x4000,
@@ -60,7 +60,7 @@ fn final_state(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// Kills a program that holds a slice in these states; what the peer then sees, once it is rung.
+/// Kills a program that holds a window in these states; what the peer then sees, once it is rung.
 fn after_kill(rig: &mut Rig, states: [u8; 2]) -> Result<[u8; 2]> {
     let guest = rig.solo()?;
     let [one, two] = states.map(|state| state.to_string());
@@ -76,20 +76,20 @@ fn after_kill(rig: &mut Rig, states: [u8; 2]) -> Result<[u8; 2]> {
     let own = guest.own()?;
     let mut seen = [0; 2];
     for (seen, at) in seen.iter_mut().zip(STATES) {
-        *seen = own.read(SLICE.offset + u64::from(at), 1)?[0];
+        *seen = own.read(WINDOW.offset + u64::from(at), 1)?[0];
     }
     Ok(seen)
 }
 
 fn hold(args: &[String]) -> Result<()> {
     let (ends, rest) = Ends::from_args(args)?;
-    let slice = ends.link()?.slice(&SLICE)?;
-    let mapping = Mapping::writable(&slice, 0x4000)?;
+    let window = ends.link()?.window(&WINDOW)?;
+    let mapping = Mapping::writable(&window, 0x4000)?;
     for (at, state) in STATES.into_iter().zip(rest) {
         mapping.store(at as usize, state.parse()?);
     }
     println!("ready");
-    slice.wait().map(drop)
+    window.wait().map(drop)
 }
 
 fn departures(rig: &mut Rig) -> Result<Verdict> {
@@ -99,24 +99,24 @@ fn departures(rig: &mut Rig) -> Result<Verdict> {
 
 fn guest_departures(args: &[String]) -> Result<()> {
     let link = Ends::from_args(args)?.0.link()?;
-    let other = SliceArgs { cookie: 78, channel: 20, ..SLICE };
-    let (one, two) = (link.slice(&SLICE)?, link.slice(&other)?);
-    let (listed, count) = sys::slices(&link.0, 1)?;
-    ensure!((listed.len(), count) == (1, 2), "{count} slices, {listed:?}");
-    let (mut listed, _) = sys::slices(&link.0, 9)?;
-    listed.sort_by_key(|slice| slice.cookie);
-    ensure!(listed == [SLICE, other], "{listed:?}");
+    let other = WindowArgs { cookie: 78, channel: 20, ..WINDOW };
+    let (one, two) = (link.window(&WINDOW)?, link.window(&other)?);
+    let (listed, count) = sys::windows(&link.0, 1)?;
+    ensure!((listed.len(), count) == (1, 2), "{count} windows, {listed:?}");
+    let (mut listed, _) = sys::windows(&link.0, 9)?;
+    listed.sort_by_key(|window| window.cookie);
+    ensure!(listed == [WINDOW, other], "{listed:?}");
     ensure!(polled(link.0.as_fd(), Instant::now())?.is_empty(), "told of nothing");
-    // A mapping holds a slice as well as a descriptor does.
+    // A mapping holds a window as well as a descriptor does.
     let mapping = Mapping::readable(&one, 0x1000)?;
     drop(one);
-    ensure!(sys::slices(&link.0, 9)?.1 == 2, "a mapped slice went");
+    ensure!(sys::windows(&link.0, 9)?.1 == 2, "a mapped window went");
     drop(mapping);
     ensure!(polled(link.0.as_fd(), within(60))? == PollFlags::IN, "not told");
-    ensure!(sys::slices(&link.0, 9)?.0 == [other], "the wrong one went");
+    ensure!(sys::windows(&link.0, 9)?.0 == [other], "the wrong one went");
     ensure!(polled(link.0.as_fd(), Instant::now())?.is_empty(), "told twice");
     // Its channels are free again.
-    drop(link.slice(&SLICE)?);
+    drop(link.window(&WINDOW)?);
     drop(two);
     Ok(())
 }
@@ -130,15 +130,15 @@ fn found_again(rig: &mut Rig) -> Result<Verdict> {
 fn guest_found_again(args: &[String]) -> Result<()> {
     let (ends, _) = Ends::from_args(args)?;
     let link = ends.link()?;
-    let slice = link.slice(&SLICE)?;
+    let window = link.window(&WINDOW)?;
     drop(link);
     let link = ends.link()?;
-    ensure!(sys::slices(&link.0, 9)?.0 == [SLICE], "another link");
+    ensure!(sys::windows(&link.0, 9)?.0 == [WINDOW], "another link");
     let (own, peer, doorbell) = (open_node(&ends.own)?, open_node(&ends.peer)?, open_node(&ends.doorbell)?);
     let across =
         LinkArgs { own_length: 0x2000, peer_length: 0x1000, wait_vector: 1, ..LinkArgs::new(&peer, &doorbell) };
     ensure!(errno(sys::link(&own, &across)) == Some(Errno::BUSY), "a link across another one");
-    drop((link, slice));
+    drop((link, window));
     sys::link(&own, &across)?;
     Ok(())
 }
@@ -151,26 +151,26 @@ fn hung_up(rig: &mut Rig) -> Result<Verdict> {
 fn guest_hung_up(args: &[String]) -> Result<()> {
     let (ends, _) = Ends::from_args(args)?;
     let link = ends.link()?;
-    let slice = link.slice(&SLICE)?;
-    let quiet = link.slice(&SliceArgs { channel: 20, ..SLICE })?;
+    let window = link.window(&WINDOW)?;
+    let quiet = link.window(&WindowArgs { channel: 20, ..WINDOW })?;
     let event = eventfd(0, EventfdFlags::CLOEXEC)?;
     sys::eventfd(&quiet, 0, event.as_raw_fd())?;
-    let mapping = Mapping::writable(&slice, 0x1000)?;
+    let mapping = Mapping::writable(&window, 0x1000)?;
     mapping.store(0, 1);
     std::thread::scope(|scope| -> Result<()> {
-        let waiter = scope.spawn(|| slice.wait().map_err(|why| why.to_string()));
+        let waiter = scope.spawn(|| window.wait().map_err(|why| why.to_string()));
         sys::hang_up(&link.0)?;
         ensure!(waiter.join().is_ok_and(|end| end == Ok(0)), "the wait did not end as it should");
         Ok(())
     })?;
-    for fd in [slice.as_fd(), link.0.as_fd()] {
+    for fd in [window.as_fd(), link.0.as_fd()] {
         ensure!(polled(fd, within(60))?.contains(PollFlags::HUP), "poll does not tell");
     }
     ensure!(polled(event.as_fd(), within(60))? == PollFlags::IN, "the eventfd was not signalled");
     ensure!(mapping.load(0) == 1, "the memory went");
-    slice.ring(0b11)?; // Does nothing, and does not fail.
-    ensure!(errno(sys::slice(&link.0, &SLICE)) == Some(Errno::NODEV), "a new slice of a link that was hung up");
+    window.notify_channels(0b11)?; // Does nothing, and does not fail.
+    ensure!(errno(sys::window(&link.0, &WINDOW)) == Some(Errno::NODEV), "a new window of a link that was hung up");
     ensure!(ends.link().is_err(), "found again though hung up");
-    drop((slice, quiet, mapping, link));
+    drop((window, quiet, mapping, link));
     ends.link().map(drop)
 }

@@ -14,8 +14,8 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
-use tombolo_e2e::guest::sys::{self, SliceArgs, errno};
-use tombolo_e2e::guest::{Ends, Link, Slice, open_node, polled};
+use tombolo_e2e::guest::sys::{self, WindowArgs, errno};
+use tombolo_e2e::guest::{Ends, Link, Window, open_node, polled};
 use tombolo_e2e::line_reader::within;
 
 pub const CASES: &[Case] = &[
@@ -43,13 +43,13 @@ pub const HALVES: &[Half] = &[
     ("doorbells::pong", pong),
 ];
 
-/// Where the marks of a part begin, and which of them the slice here has.
-const MARKS: u64 = 0x800;
+/// Offset of the sequence words of a region half, and the first channel of the window here.
+const SEQUENCE_WORDS: u64 = 0x800;
 const CHANNEL: u32 = 5;
 /// `TOMBOLO_NOBODY`
 const NOBODY: u16 = 0xffff;
 /// A page of our own part with two channels.
-const SLICE: SliceArgs = SliceArgs {
+const WINDOW: WindowArgs = WindowArgs {
     cookie: 5,
     offset: 4096,
     length: 4096,
@@ -61,12 +61,12 @@ const SLICE: SliceArgs = SliceArgs {
     state: [0; 2],
 };
 
-/// Rings as the peer's driver would: first the mark in the peer's own memory, then the doorbell.
+/// Notifies as the peer's driver would: first the sequence word in the peer's own memory, then the doorbell.
 fn notify_as_host(guest: &Guest, channel: u32) -> Result<()> {
-    let at = MARKS + u64::from(CHANNEL + channel) * 4;
-    let mark = guest.peer()?.read(at, 4)?;
-    let mark = u32::from_le_bytes(mark.try_into().map_err(|_| Error::new("four bytes"))?);
-    guest.peer()?.write(at, &mark.wrapping_add(1).to_le_bytes())?;
+    let at = SEQUENCE_WORDS + u64::from(CHANNEL + channel) * 4;
+    let word = guest.peer()?.read(at, 4)?;
+    let word = u32::from_le_bytes(word.try_into().map_err(|_| Error::new("four bytes"))?);
+    guest.peer()?.write(at, &word.wrapping_add(1).to_le_bytes())?;
     guest.board()?.0.notify(guest.id, 1)
 }
 
@@ -86,39 +86,39 @@ fn from_host(rig: &mut Rig) -> Result<Verdict> {
 /// Prints the channels that are rung, so many times.
 fn listen(args: &[String]) -> Result<()> {
     let (ends, rest) = Ends::from_args(args)?;
-    let slice = ends.link()?.slice(&SLICE)?;
+    let window = ends.link()?.window(&WINDOW)?;
     println!("ready");
     for _ in 0..rest.first().map_or(Ok(1), |times| times.parse::<u32>())? {
-        println!("{}", slice.wait()?);
+        println!("{}", window.wait()?);
     }
     Ok(())
 }
 
 fn to_host(rig: &mut Rig) -> Result<Verdict> {
     let guest = rig.solo()?;
-    let mark = |guest: &Guest| guest.own()?.read(MARKS + u64::from(CHANNEL + 1) * 4, 4);
-    let before = mark(guest)?;
+    let word = |guest: &Guest| guest.own()?.read(SEQUENCE_WORDS + u64::from(CHANNEL + 1) * 4, 4);
+    let before = word(guest)?;
     guest.quiet()?;
     let job = guest.start("doorbells::ring", &[])?;
     guest.wait_notified(within(60))?;
-    ensure!(mark(guest)? != before, "rung without a mark");
+    ensure!(word(guest)? != before, "notified without a sequence word");
     guest.vm.wait(job, within(60))?.success()?;
     Ok(Verdict::Done)
 }
 
 fn ring(args: &[String]) -> Result<()> {
-    Ends::from_args(args)?.0.link()?.slice(&SLICE)?.ring(0b10)
+    Ends::from_args(args)?.0.link()?.window(&WINDOW)?.notify_channels(0b10)
 }
 
 fn redirected(rig: &mut Rig) -> Result<Verdict> {
     let guest = rig.solo()?;
-    let mark = |guest: &Guest| guest.own()?.read(MARKS + u64::from(CHANNEL) * 4, 4);
-    let before = mark(guest)?;
+    let word = |guest: &Guest| guest.own()?.read(SEQUENCE_WORDS + u64::from(CHANNEL) * 4, 4);
+    let before = word(guest)?;
     guest.quiet()?;
     let job = guest.start("doorbells::redirected", &[])?;
     ensure!(guest.vm.line(job, within(60))? == "rung nobody", "not ready");
     ensure!(guest.wait_notified(Instant::now()).is_err(), "a doorbell that was taken away was rung");
-    ensure!(mark(guest)? != before, "a ring was not counted");
+    ensure!(word(guest)? != before, "a ring was not counted");
     notify_as_host(guest, 0)?;
     // Nothing else rings: only the change does, for the ring of before.
     guest.wait_notified(within(60))?;
@@ -133,14 +133,14 @@ fn redirected(rig: &mut Rig) -> Result<Verdict> {
 fn guest_redirected(args: &[String]) -> Result<()> {
     let (ends, _) = Ends::from_args(args)?;
     let link = ends.link()?;
-    let slice = link.slice(&SLICE)?;
+    let window = link.window(&WINDOW)?;
     sys::notify_other(&link.0, NOBODY, 0)?;
-    slice.ring(0b1)?;
+    window.notify_channels(0b1)?;
     println!("rung nobody");
-    slice.wait()?;
-    sys::notify_other(&link.0, ends.ring_peer, ends.ring_vector)?;
+    window.wait()?;
+    sys::notify_other(&link.0, ends.notify_peer, ends.notify_vector)?;
     println!("changed");
-    slice.wait().map(drop)
+    window.wait().map(drop)
 }
 
 fn apart(rig: &mut Rig) -> Result<Verdict> {
@@ -157,38 +157,38 @@ fn apart(rig: &mut Rig) -> Result<Verdict> {
 
 fn guest_apart(args: &[String]) -> Result<()> {
     let link = Ends::from_args(args)?.0.link()?;
-    let slice = link.slice(&SLICE)?;
+    let window = link.window(&WINDOW)?;
     // What is taken is taken, and what is nobody's cannot be rung.
-    let next = SliceArgs { channel: CHANNEL + 1, ..SLICE };
-    ensure!(errno(sys::slice(&link.0, &next)) == Some(Errno::BUSY), "a channel has two owners");
-    let other = link.slice(&SliceArgs { channel: CHANNEL + 2, ..SLICE })?;
-    ensure!(slice.ring(0b100).is_err(), "rings somebody else's channel");
-    ensure!(link.slice(&SliceArgs { channels: 0, ..SLICE })?.ring(1).is_err(), "rings without channels");
+    let next = WindowArgs { channel: CHANNEL + 1, ..WINDOW };
+    ensure!(errno(sys::window(&link.0, &next)) == Some(Errno::BUSY), "a channel has two owners");
+    let other = link.window(&WindowArgs { channel: CHANNEL + 2, ..WINDOW })?;
+    ensure!(window.notify_channels(0b100).is_err(), "rings somebody else's channel");
+    ensure!(link.window(&WindowArgs { channels: 0, ..WINDOW })?.notify_channels(1).is_err(), "rings without channels");
 
-    fcntl_setfl(&slice, OFlags::NONBLOCK)?;
+    fcntl_setfl(&window, OFlags::NONBLOCK)?;
     fcntl_setfl(&other, OFlags::NONBLOCK)?;
-    ensure!(nothing(&slice)? && nothing(&other)?, "an event before the first ring");
+    ensure!(nothing(&window)? && nothing(&other)?, "an event before the first ring");
     println!("poll");
-    ensure!(polled(slice.as_fd(), within(60))? == PollFlags::IN, "poll says something else");
-    ensure!(nothing(&other)?, "the other slice hears it");
-    ensure!(slice.wait()? == 0b10, "another channel");
-    ensure!(nothing(&slice)?, "an event stays after it was read");
+    ensure!(polled(window.as_fd(), within(60))? == PollFlags::IN, "poll says something else");
+    ensure!(nothing(&other)?, "the other window hears it");
+    ensure!(window.wait()? == 0b10, "another channel");
+    ensure!(nothing(&window)?, "an event stays after it was read");
 
     let event = eventfd(0, EventfdFlags::CLOEXEC)?;
-    sys::eventfd(&slice, 1, event.as_raw_fd())?;
+    sys::eventfd(&window, 1, event.as_raw_fd())?;
     println!("eventfd");
     ensure!(polled(event.as_fd(), within(60))? == PollFlags::IN, "the eventfd was not signalled");
-    ensure!(nothing(&slice)?, "the event came twice");
-    sys::eventfd(&slice, 1, -1)?;
-    ensure!(errno(sys::eventfd(&slice, 2, -1)) == Some(Errno::INVAL), "a channel beyond the slice");
-    ensure!(errno(sys::eventfd(&slice, 0, slice.0.as_raw_fd())) == Some(Errno::INVAL), "no eventfd at all");
+    ensure!(nothing(&window)?, "the event came twice");
+    sys::eventfd(&window, 1, -1)?;
+    ensure!(errno(sys::eventfd(&window, 2, -1)) == Some(Errno::INVAL), "a channel beyond the window");
+    ensure!(errno(sys::eventfd(&window, 0, window.0.as_raw_fd())) == Some(Errno::INVAL), "no eventfd at all");
     Ok(())
 }
 
-/// Whether a slice that does not block has no event.
-fn nothing(slice: &Slice) -> Result<bool> {
-    let quiet = polled(slice.as_fd(), Instant::now())?.is_empty();
-    Ok(quiet && errno(rustix::io::read(slice, &mut [0_u8; 8])) == Some(Errno::AGAIN))
+/// Whether a window that does not block has no event.
+fn nothing(window: &Window) -> Result<bool> {
+    let quiet = polled(window.as_fd(), Instant::now())?.is_empty();
+    Ok(quiet && errno(rustix::io::read(window, &mut [0_u8; 8])) == Some(Errno::AGAIN))
 }
 
 /// Interrupts that come while a machine is suspended to memory are lost with the state of its processors.
@@ -208,9 +208,9 @@ fn suspended(rig: &mut Rig) -> Result<Verdict> {
 
 /// Waits for a ring at an eventfd, at which nobody looks again because the machine woke up.
 fn doze(args: &[String]) -> Result<()> {
-    let slice = Ends::from_args(args)?.0.link()?.slice(&SLICE)?;
+    let window = Ends::from_args(args)?.0.link()?.window(&WINDOW)?;
     let event = eventfd(0, EventfdFlags::CLOEXEC)?;
-    sys::eventfd(&slice, 0, event.as_raw_fd())?;
+    sys::eventfd(&window, 0, event.as_raw_fd())?;
     println!("ready");
     rustix::io::read(&event, &mut [0_u8; 8])?;
     println!("heard");
@@ -253,7 +253,7 @@ fn storm(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// The host changes all marks each time that it rings, so that no interrupt is for nothing, and each wakes as many as there
+/// The host changes all sequence words each time that it rings, so that no interrupt is for nothing, and each wakes as many as there
 /// are. Who is woken is what costs: interrupts alone are too few under emulation to be called a storm, whatever the budget.
 fn flood(rig: &mut Rig) -> Result<Verdict> {
     const LONG: Duration = Duration::from_secs(3);
@@ -262,8 +262,8 @@ fn flood(rig: &mut Rig) -> Result<Verdict> {
     ensure!(guest.vm.line(job, within(60))? == "ready", "not ready");
     let (interrupts, storms) = count(guest)?;
     let end = Instant::now() + LONG;
-    for mark in 1_u32.. {
-        guest.peer()?.write(MARKS, &mark.to_le_bytes().repeat(512))?;
+    for word in 1_u32.. {
+        guest.peer()?.write(SEQUENCE_WORDS, &word.to_le_bytes().repeat(512))?;
         guest.board()?.0.notify(guest.id, 1)?;
         if Instant::now() >= end {
             break;
@@ -308,7 +308,7 @@ fn watched(rig: &mut Rig) -> Result<Verdict> {
 /// Has an eventfd watched by very many, says how many microseconds it takes to wake them all, and then how often they were.
 fn guest_watched(args: &[String]) -> Result<()> {
     let link = Ends::from_args(args)?.0.link()?;
-    let slice = link.slice(&SLICE)?;
+    let window = link.window(&WINDOW)?;
     let event = eventfd(0, EventfdFlags::CLOEXEC)?;
     let most = Rlimit { current: Some(2 * WATCHERS as u64), maximum: Some(2 * WATCHERS as u64) };
     setrlimit(Resource::Nofile, most)?;
@@ -325,7 +325,7 @@ fn guest_watched(args: &[String]) -> Result<()> {
         once = once.min(start.elapsed());
     }
     rustix::io::read(&event, &mut bytes)?;
-    sys::eventfd(&slice, 0, event.as_raw_fd())?;
+    sys::eventfd(&window, 0, event.as_raw_fd())?;
     println!("{}", once.as_micros());
     let (mut events, mut last) = (0, None);
     while last.is_none_or(|last: Instant| last.elapsed() < Duration::from_secs(2)) {
@@ -345,10 +345,10 @@ const BUDGET: &str = "/sys/module/tombolo_ivshmem/parameters/budget";
 fn flooded(args: &[String]) -> Result<()> {
     let link = Ends::from_args(args)?.0.link()?;
     let event = eventfd(0, EventfdFlags::CLOEXEC)?;
-    let slices = (0..6).map(|number| link.slice(&SliceArgs { channel: 64 * (number + 1), channels: 64, ..SLICE }));
-    let slices: Vec<Slice> = slices.collect::<Result<_>>()?;
-    for slice in &slices {
-        (0..64).try_for_each(|channel| sys::eventfd(slice, channel, event.as_raw_fd()))?;
+    let windows = (0..6).map(|number| link.window(&WindowArgs { channel: 64 * (number + 1), channels: 64, ..WINDOW }));
+    let windows: Vec<Window> = windows.collect::<Result<_>>()?;
+    for window in &windows {
+        (0..64).try_for_each(|channel| sys::eventfd(window, channel, event.as_raw_fd()))?;
     }
     // So that one interrupt is too much already, however slow this machine is.
     fs::write(BUDGET, "256")?;
@@ -393,30 +393,30 @@ fn between_guests(rig: &mut Rig) -> Result<Verdict> {
 }
 
 fn ping(args: &[String]) -> Result<()> {
-    let (_link, slice, times) = paired(args)?;
+    let (_link, window, times) = paired(args)?;
     // The other side may not be there yet: rings from before are forgotten, so ring until one is answered.
-    while polled(slice.as_fd(), Instant::now() + Duration::from_millis(50))?.is_empty() {
-        slice.ring(0b10)?;
+    while polled(window.as_fd(), Instant::now() + Duration::from_millis(50))?.is_empty() {
+        window.notify_channels(0b10)?;
     }
     for _ in 0..times {
-        ensure!(slice.wait()? & 0b01 != 0, "rung at the wrong channel");
-        slice.ring(0b10)?;
+        ensure!(window.wait()? & 0b01 != 0, "rung at the wrong channel");
+        window.notify_channels(0b10)?;
     }
     Ok(())
 }
 
 fn pong(args: &[String]) -> Result<()> {
-    let (_link, slice, times) = paired(args)?;
+    let (_link, window, times) = paired(args)?;
     for _ in 0..=times {
-        ensure!(slice.wait()? & 0b10 != 0, "rung at the wrong channel");
-        slice.ring(0b01)?;
+        ensure!(window.wait()? & 0b10 != 0, "rung at the wrong channel");
+        window.notify_channels(0b01)?;
     }
     Ok(())
 }
 
-fn paired(args: &[String]) -> Result<(Link, Slice, u32)> {
+fn paired(args: &[String]) -> Result<(Link, Window, u32)> {
     let (ends, rest) = Ends::from_args(args)?;
     let link = ends.link()?;
-    let slice = link.slice(&SLICE)?;
-    Ok((link, slice, rest.first().ok_or_else(|| Error::new("how often?"))?.parse()?))
+    let window = link.window(&WINDOW)?;
+    Ok((link, window, rest.first().ok_or_else(|| Error::new("how often?"))?.parse()?))
 }

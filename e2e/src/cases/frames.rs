@@ -60,7 +60,7 @@ impl Peer {
     fn meet(address: &str, ring: u64) -> Result<Self> {
         let options = Options::new().ring_size(ring).wait_for_listener(Duration::from_secs(60));
         let mut channel: Messages = tombolo::connect_with(address, &options).context(address)?;
-        let lent = channel.lend().ok_or_else(|| Error::new("the channel is in no slice"))?;
+        let lent = channel.lend().ok_or_else(|| Error::new("the channel is in no window"))?;
         let (parts, [writer, _]) = (lent.parts, lent.records);
         let head = Mapping::new(&parts.own, parts.own_at, PAGE, ProtFlags::READ, false)?;
         let (data, capacity) = (head.load_word(0x18), head.load_word(0x20));

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::guest::Ends;
-use tombolo_e2e::guest::sys::{Mapping, SliceArgs};
+use tombolo_e2e::guest::sys::{Mapping, WindowArgs};
 use tombolo_e2e::line_reader::within;
 
 pub const CASES: &[Case] = &[
@@ -19,8 +19,8 @@ pub const CASES: &[Case] = &[
 pub const HALVES: &[Half] = &[("hostile::raw", guest_raw), ("hostile::listen", listen)];
 
 const PAGE: u64 = 4096;
-/// As many channels as a slice can have.
-const SLICE: SliceArgs = SliceArgs {
+/// As many channels as a window can have.
+const WINDOW: WindowArgs = WindowArgs {
     cookie: 1,
     offset: PAGE,
     length: PAGE,
@@ -88,10 +88,10 @@ fn marks(rig: &mut Rig) -> Result<Verdict> {
 
 /// Counts how often it is woken.
 fn listen(args: &[String]) -> Result<()> {
-    let slice = Ends::from_args(args)?.0.link()?.slice(&SLICE)?;
+    let window = Ends::from_args(args)?.0.link()?.window(&WINDOW)?;
     println!("ready");
     for woken in 1_u64.. {
-        if slice.wait()? == 0 {
+        if window.wait()? == 0 {
             return Err(Error::new("hung up"));
         }
         if woken % 64 == 0 {

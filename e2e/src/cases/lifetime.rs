@@ -15,8 +15,8 @@ use std::process::{Command, Stdio};
 use tombolo_e2e::agent::{load_module, unload_module};
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
-use tombolo_e2e::guest::sys::{self, Mapping, SliceArgs};
-use tombolo_e2e::guest::{Ends, Slice, open_node, until};
+use tombolo_e2e::guest::sys::{self, Mapping, WindowArgs};
+use tombolo_e2e::guest::{Ends, Window, open_node, until};
 use tombolo_e2e::line_reader::within;
 use tombolo_e2e::module;
 
@@ -45,8 +45,8 @@ fn describe(args: &[String]) -> Result<()> {
     let (ends, _) = Ends::from_args(args)?;
     let (doorbell, own) = (sys::info(open_node(&ends.doorbell)?)?, sys::info(open_node(&ends.own)?)?);
     ensure!(doorbell.version == 2 && own.version == 2, "{doorbell:?} {own:?}");
-    ensure!(doorbell.flags & sys::INFO_BELL != 0 && doorbell.vectors == 4, "{doorbell:?}");
-    ensure!(own.flags & sys::INFO_BELL == 0 && own.vectors == 0, "{own:?}");
+    ensure!(doorbell.flags & sys::INFO_DOORBELL != 0 && doorbell.vectors == 4, "{doorbell:?}");
+    ensure!(own.flags & sys::INFO_DOORBELL == 0 && own.vectors == 0, "{own:?}");
     ensure!(own.size == crate::rig::REGION && own.reserved == [0; 3], "{own:?}");
     Ok(())
 }
@@ -65,7 +65,7 @@ fn guest_compat(args: &[String]) -> Result<()> {
 }
 
 /// A page of our own part with a state in its first byte.
-const SLICE: SliceArgs = SliceArgs {
+const WINDOW: WindowArgs = WindowArgs {
     cookie: 3,
     offset: 0x30000,
     length: 0x1000,
@@ -84,27 +84,27 @@ fn inherited(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// A slice that a copy of a killed program has mapped, that is under way in a socket, and that is under way in a socket which is
+/// A window that a copy of a killed program has mapped, that is under way in a socket, and that is under way in a socket which is
 /// itself under way in itself. Each time it is open as long as somebody could have it, and closed after that.
 fn guest_inherited(args: &[String]) -> Result<()> {
     let link = Ends::from_args(args)?.0.link()?;
-    let watched = link.slice(&SliceArgs { flags: sys::SLICE_READ_ONLY, channels: 0, below: 0, ..SLICE })?;
+    let watched = link.window(&WindowArgs { flags: sys::WINDOW_READ_ONLY, channels: 0, below: 0, ..WINDOW })?;
     let watched = Mapping::readable(watched, 0x1000)?;
-    let open = || -> Result<Slice> {
+    let open = || -> Result<Window> {
         // One that went says so before its range is free again.
-        let mut slice = link.slice(&SLICE);
+        let mut window = link.window(&WINDOW);
         let is_there = || {
-            if slice.is_err() {
-                slice = link.slice(&SLICE);
+            if window.is_err() {
+                window = link.window(&WINDOW);
             }
-            slice.is_ok()
+            window.is_ok()
         };
         until(within(30), is_there).context("the range is not free")?;
-        let slice = slice?;
-        Mapping::writable(&slice, 0x1000)?.store(0, 1);
-        Ok(slice)
+        let window = window?;
+        Mapping::writable(&window, 0x1000)?.store(0, 1);
+        Ok(window)
     };
-    let is_open = || watched.load(0) == 1 && link.slice(&SLICE).is_err();
+    let is_open = || watched.load(0) == 1 && link.window(&WINDOW).is_err();
     let closed = |what: &str| until(within(30), || watched.load(0) == 3).context(format!("{what}: still open"));
 
     let heir = ["guest", "lifetime::heir"];
@@ -141,7 +141,7 @@ pub fn send(socket: &UnixStream, fds: &[BorrowedFd<'_>]) -> Result<()> {
     Ok(())
 }
 
-/// Maps the slice that is its standard input and makes a copy of itself, which does nothing.
+/// Maps the window that is its standard input and makes a copy of itself, which does nothing.
 fn heir(_: &[String]) -> Result<()> {
     let _mapping = Mapping::readable(std::io::stdin(), 0x1000)?;
     // From here on there is only the mapping.

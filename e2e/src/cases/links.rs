@@ -7,7 +7,7 @@ use crate::site::{At, Site, start};
 use std::time::Instant;
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
-use tombolo_e2e::guest::sys::{self, Mapping, SLICE_PEER, SLICE_READ_ONLY, SliceArgs};
+use tombolo_e2e::guest::sys::{self, Mapping, WINDOW_PEER, WINDOW_READ_ONLY, WindowArgs};
 use tombolo_e2e::guest::{Ends, node_name, open_node};
 use tombolo_e2e::line_reader::within;
 use tombolo_e2e::qemu::Vm;
@@ -22,7 +22,7 @@ pub const HALVES: &[Half] =
 /// Where programs may have memory: behind the page of the brokers.
 const PAGE: u64 = 4096;
 /// Two channels that a program could get.
-const SLICE: SliceArgs = SliceArgs {
+const WINDOW: WindowArgs = WindowArgs {
     cookie: 1,
     offset: PAGE,
     length: PAGE,
@@ -111,8 +111,8 @@ fn number(args: &[String]) -> Result<(Ends, u8)> {
 /// Writes a number all over a page of its own.
 fn write(args: &[String]) -> Result<()> {
     let (ends, number) = number(args)?;
-    let slice = ends.link()?.slice(&SLICE)?;
-    let mapping = Mapping::writable(&slice, PAGE as usize)?;
+    let window = ends.link()?.window(&WINDOW)?;
+    let mapping = Mapping::writable(&window, PAGE as usize)?;
     (0..PAGE as usize).for_each(|at| mapping.store(at, number));
     Ok(())
 }
@@ -120,20 +120,20 @@ fn write(args: &[String]) -> Result<()> {
 /// The page of the peer holds a number, and nothing else.
 fn read(args: &[String]) -> Result<()> {
     let (ends, number) = number(args)?;
-    let slice = ends.link()?.slice(&peers())?;
-    let mapping = Mapping::readable(&slice, PAGE as usize)?;
+    let window = ends.link()?.window(&peers())?;
+    let mapping = Mapping::readable(&window, PAGE as usize)?;
     let other = (0..PAGE as usize).find(|at| mapping.load(*at) != number);
     ensure!(other.is_none(), "{} at {other:?} instead of {number}", mapping.load(other.unwrap_or(0)));
     Ok(())
 }
 
-fn peers() -> SliceArgs {
-    SliceArgs { flags: SLICE_PEER | SLICE_READ_ONLY, channels: 0, channel: 0, ..SLICE }
+fn peers() -> WindowArgs {
+    WindowArgs { flags: WINDOW_PEER | WINDOW_READ_ONLY, channels: 0, channel: 0, ..WINDOW }
 }
 
 /// Nobody here gets the peer's page to write.
 fn store(args: &[String]) -> Result<()> {
-    let slice = Ends::from_args(args)?.0.link()?.slice(&peers())?;
-    ensure!(Mapping::writable(&slice, PAGE as usize).is_err(), "it can be mapped for writing");
+    let window = Ends::from_args(args)?.0.link()?.window(&peers())?;
+    ensure!(Mapping::writable(&window, PAGE as usize).is_err(), "it can be mapped for writing");
     Ok(())
 }

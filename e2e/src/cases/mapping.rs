@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a program can do with a slice's memory.
+//! What a program can do with a window's memory.
 
 use super::{Case, Half, Verdict};
 use crate::rig::{Guest, REGION, Rig};
@@ -11,16 +11,16 @@ use std::os::unix::fs::FileExt;
 use std::time::Instant;
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Error, Result};
-use tombolo_e2e::guest::sys::{self, LinkArgs, Mapping, SliceArgs, errno};
-use tombolo_e2e::guest::{Ends, Slice, open_node, polled};
+use tombolo_e2e::guest::sys::{self, LinkArgs, Mapping, WindowArgs, errno};
+use tombolo_e2e::guest::{Ends, Window, open_node, polled};
 use tombolo_e2e::line_reader::within;
 use tombolo_e2e::wire::End;
 
 pub const CASES: &[Case] = &[
-    Case { name: "slice_maps_its_range_and_nothing_else", run: range },
-    Case { name: "slice_bytes_reach_the_peer", run: bytes },
-    Case { name: "read_only_slice_cannot_become_writable", run: read_only },
-    Case { name: "store_to_a_read_only_slice_is_a_sigsegv", run: stores },
+    Case { name: "window_maps_its_range_and_nothing_else", run: range },
+    Case { name: "window_bytes_reach_the_peer", run: bytes },
+    Case { name: "read_only_window_cannot_become_writable", run: read_only },
+    Case { name: "store_to_a_read_only_window_is_a_sigsegv", run: stores },
     Case { name: "d1_range_that_is_cleared_is_zero_and_its_neighbours_stay", run: cleared },
     Case { name: "driver_writes_nothing_of_the_peers", run: untouched },
     Case { name: "memory_is_write_back", run: write_back },
@@ -40,7 +40,7 @@ const PAGE: usize = 4096;
 const SIGSEGV: i32 = 11;
 
 /// Two pages of our own part, from the third on.
-const OWN: SliceArgs = SliceArgs {
+const OWN: WindowArgs = WindowArgs {
     cookie: 1,
     offset: 2 * PAGE as u64,
     length: 2 * PAGE as u64,
@@ -52,7 +52,7 @@ const OWN: SliceArgs = SliceArgs {
     state: [0; 2],
 };
 /// The same pages of the peer's.
-const PEER: SliceArgs = SliceArgs { flags: sys::SLICE_PEER, ..OWN };
+const PEER: WindowArgs = WindowArgs { flags: sys::WINDOW_PEER, ..OWN };
 
 fn range(rig: &mut Rig) -> Result<Verdict> {
     rig.solo()?.run("mapping::range", &[])?;
@@ -61,21 +61,24 @@ fn range(rig: &mut Rig) -> Result<Verdict> {
 
 fn guest_range(args: &[String]) -> Result<()> {
     let link = Ends::from_args(args)?.0.link()?;
-    let slice = link.slice(&OWN)?;
+    let window = link.window(&OWN)?;
     let both = ProtFlags::READ | ProtFlags::WRITE;
-    let refused = |offset: usize, len, prot, private| errno(Mapping::new(&slice, offset as u64, len, prot, private));
+    let refused = |offset: usize, len, prot, private| errno(Mapping::new(&window, offset as u64, len, prot, private));
     for (offset, len) in [(0, 3 * PAGE), (PAGE, 2 * PAGE), (2 * PAGE, PAGE), (1 << 40, PAGE), (0, REGION as usize)] {
         ensure!(refused(offset, len, both, false) == Some(Errno::INVAL), "{len} at {offset} can be mapped");
     }
     ensure!(refused(0, PAGE, both, true) == Some(Errno::INVAL), "a private mapping is possible");
     ensure!(refused(0, PAGE, ProtFlags::READ | ProtFlags::EXEC, false).is_some(), "peer's bytes can be run");
-    let mapping = Mapping::new(&slice, PAGE as u64, PAGE, both, false)?;
+    let mapping = Mapping::new(&window, PAGE as u64, PAGE, both, false)?;
     mapping.store(0, 7);
-    ensure!(Mapping::readable(&slice, 2 * PAGE)?.load(PAGE) == 7, "two mappings of a slice differ");
+    ensure!(Mapping::readable(&window, 2 * PAGE)?.load(PAGE) == 7, "two mappings of a window differ");
     ensure!(errno(mapping.protect(MprotectFlags::READ | MprotectFlags::EXEC)) == Some(Errno::ACCESS), "made to run");
-    ensure!(errno(mapping.grow(2 * PAGE)) == Some(Errno::FAULT), "grown, though the slice ends there");
-    ensure!(errno(sys::slice(&link.0, &SliceArgs { offset: REGION, ..OWN })) == Some(Errno::INVAL), "beyond the part");
-    let within = Mapping::writable(&slice, PAGE)?;
+    ensure!(errno(mapping.grow(2 * PAGE)) == Some(Errno::FAULT), "grown, though the window ends there");
+    ensure!(
+        errno(sys::window(&link.0, &WindowArgs { offset: REGION, ..OWN })) == Some(Errno::INVAL),
+        "beyond the half"
+    );
+    let within = Mapping::writable(&window, PAGE)?;
     ensure!(errno(within.grow(2 * PAGE)) == Some(Errno::FAULT), "grown");
     // Pages that somebody keeps hold of could not be taken back: no O_DIRECT, no registered buffers, no debugger's.
     within.store(0, 7);
@@ -96,7 +99,7 @@ fn bytes(rig: &mut Rig) -> Result<Verdict> {
 
 fn guest_bytes(args: &[String]) -> Result<()> {
     let link = Ends::from_args(args)?.0.link()?;
-    let (own, peer) = (link.slice(&OWN)?, link.slice(&PEER)?);
+    let (own, peer) = (link.window(&OWN)?, link.window(&PEER)?);
     let (own, peer) = (Mapping::writable(&own, PAGE)?, Mapping::readable(&peer, PAGE)?);
     let seen: Vec<u8> = (0..13).map(|at| peer.load(at)).collect();
     ensure!(seen == b"from the host", "the guest sees {seen:?}");
@@ -111,10 +114,10 @@ fn read_only(rig: &mut Rig) -> Result<Verdict> {
 
 fn guest_read_only(args: &[String]) -> Result<()> {
     let link = Ends::from_args(args)?.0.link()?;
-    for args in [PEER, SliceArgs { flags: sys::SLICE_READ_ONLY, ..OWN }] {
-        let slice = link.slice(&args)?;
-        ensure!(errno(Mapping::writable(&slice, PAGE)) == Some(Errno::ACCESS), "{args:?} maps for writing");
-        let mapping = Mapping::readable(&slice, PAGE)?;
+    for args in [PEER, WindowArgs { flags: sys::WINDOW_READ_ONLY, ..OWN }] {
+        let window = link.window(&args)?;
+        ensure!(errno(Mapping::writable(&window, PAGE)) == Some(Errno::ACCESS), "{args:?} maps for writing");
+        let mapping = Mapping::readable(&window, PAGE)?;
         let changed = mapping.protect(MprotectFlags::READ | MprotectFlags::WRITE);
         ensure!(errno(changed) == Some(Errno::ACCESS), "{args:?} becomes writable");
         _ = mapping.load(0);
@@ -151,13 +154,13 @@ fn stores(rig: &mut Rig) -> Result<Verdict> {
 fn guest_store(args: &[String]) -> Result<()> {
     let (ends, rest) = Ends::from_args(args)?;
     let peer = rest.first().is_some_and(|which| which == "peer");
-    let args = if peer { PEER } else { SliceArgs { flags: sys::SLICE_READ_ONLY, ..OWN } };
-    let mapping = Mapping::readable(ends.link()?.slice(&args)?, PAGE)?;
+    let args = if peer { PEER } else { WindowArgs { flags: sys::WINDOW_READ_ONLY, ..OWN } };
+    let mapping = Mapping::readable(ends.link()?.window(&args)?, PAGE)?;
     mapping.store(0, mapping.load(0) + 1);
     Ok(())
 }
 
-/// Five pages, of which the second to the fourth are a slice: bytes stand in all of them, some written before the driver knew
+/// Five pages, of which the second to the fourth are a window: bytes stand in all of them, some written before the driver knew
 /// of the link, some by a program, the last by the driver at a program's end.
 fn cleared(rig: &mut Rig) -> Result<Verdict> {
     let guest = rig.solo()?;
@@ -187,7 +190,7 @@ fn cleared(rig: &mut Rig) -> Result<Verdict> {
 }
 
 /// Three pages, the state in the last.
-const SOILED: SliceArgs = SliceArgs {
+const SOILED: WindowArgs = WindowArgs {
     offset: 16 * PAGE as u64,
     length: 3 * PAGE as u64,
     below: 2,
@@ -199,7 +202,7 @@ const SOILED: SliceArgs = SliceArgs {
 /// Writes the first page, and leaves the last to the driver.
 fn guest_soil(args: &[String]) -> Result<()> {
     let link = Ends::from_args(args)?.0.link()?;
-    Mapping::writable(link.slice(&SOILED)?, PAGE)?.store(0, 9);
+    Mapping::writable(link.window(&SOILED)?, PAGE)?.store(0, 9);
     Ok(())
 }
 
@@ -244,9 +247,9 @@ fn guest_untouched(args: &[String]) -> Result<()> {
     for (number, args) in [OWN, PEER].into_iter().enumerate() {
         let states = if number == 0 { (2, 3) } else { (0, 0) };
         let (channel, below, closed) = (64 * number as u32, states.0, states.1);
-        let slice = Slice(sys::slice(&link, &SliceArgs { channel, channels: 64, below, closed, ..args })?);
-        slice.ring(u64::MAX)?;
-        _ = polled(slice.as_fd(), Instant::now())?;
+        let window = Window(sys::window(&link, &WindowArgs { channel, channels: 64, below, closed, ..args })?);
+        window.notify_channels(u64::MAX)?;
+        _ = polled(window.as_fd(), Instant::now())?;
     }
     Ok(())
 }
@@ -263,7 +266,7 @@ fn guest_write_back(args: &[String]) -> Result<()> {
     let link = ends.link()?;
     for (args, address) in [(OWN, &ends.own), (PEER, &ends.peer)] {
         let node = open_node(address)?;
-        let mapping = Mapping::readable(link.slice(&args)?.as_fd(), PAGE)?;
+        let mapping = Mapping::readable(link.window(&args)?.as_fd(), PAGE)?;
         _ = mapping.load(0);
         ensure!(sys::info(&node)?.flags & sys::INFO_WRITE_BACK != 0, "{address}: not write-back, says the module");
         ensure!(memory_type(address)? == "write-back", "{address} is {}", memory_type(address)?);

@@ -11,7 +11,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::Result;
-use tombolo_e2e::guest::sys::{self, Mapping, SliceArgs, Stalling};
+use tombolo_e2e::guest::sys::{self, Mapping, Stalling, WindowArgs};
 use tombolo_e2e::guest::{Ends, polled};
 use tombolo_e2e::ivshmem::Region;
 use tombolo_e2e::line_reader::within;
@@ -21,7 +21,7 @@ use tombolo_e2e::wire::End;
 pub const CASES: &[Case] = &[
     Case { name: "unplugging_takes_mappings_and_ends_waits", run: unplugs },
     Case { name: "unplugging_races_with_mmap_and_wins", run: races },
-    Case { name: "unbinding_the_bell_ends_waits", run: unbinds },
+    Case { name: "unbinding_the_doorbell_ends_waits", run: unbinds },
     Case { name: "module_in_use_cannot_be_unloaded", run: in_use },
     Case { name: "lister_whose_memory_stalls_holds_up_nobody", run: stalls },
 ];
@@ -37,7 +37,7 @@ pub const HALVES: &[Half] = &[
 
 /// What the store into memory that was taken away brings.
 pub const SIGBUS: i32 = 7;
-const SLICE: SliceArgs = SliceArgs {
+const WINDOW: WindowArgs = WindowArgs {
     cookie: 1,
     offset: 0x10000,
     length: 0x10000,
@@ -79,7 +79,7 @@ fn replug(rig: &mut Rig) -> Result<Verdict> {
 /// Touches its memory for ever.
 fn touch(args: &[String]) -> Result<()> {
     let link = Ends::from_args(args)?.0.link()?;
-    let mapping = Mapping::writable(link.slice(&SLICE)?, SLICE.length as usize)?;
+    let mapping = Mapping::writable(link.window(&WINDOW)?, WINDOW.length as usize)?;
     mapping.store(0, 1);
     println!("ready");
     loop {
@@ -90,9 +90,9 @@ fn touch(args: &[String]) -> Result<()> {
 /// Waits, for ever if it must.
 fn wait(args: &[String]) -> Result<()> {
     let link = Ends::from_args(args)?.0.link()?;
-    let slice = link.slice(&SliceArgs { channel: 1, ..SLICE })?;
+    let window = link.window(&WindowArgs { channel: 1, ..WINDOW })?;
     println!("ready");
-    println!("{}", slice.wait()?);
+    println!("{}", window.wait()?);
     Ok(())
 }
 
@@ -117,10 +117,10 @@ fn races(rig: &mut Rig) -> Result<Verdict> {
 
 fn race(args: &[String]) -> Result<()> {
     let link = Ends::from_args(args)?.0.link()?;
-    let slice = link.slice(&SLICE)?;
+    let window = link.window(&WINDOW)?;
     let start = |half| -> Result<_> {
         let mut racer = Command::new("/agent");
-        racer.args(["guest", half]).stdin(slice.0.try_clone()?).stdout(Stdio::piped()).stderr(Stdio::null());
+        racer.args(["guest", half]).stdin(window.0.try_clone()?).stdout(Stdio::piped()).stderr(Stdio::null());
         Ok(racer.spawn()?)
     };
     let (remap, fork) = ("unplug::remap", "unplug::fork");
@@ -135,10 +135,10 @@ fn race(args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Copies itself with the slice that is its standard input mapped, and each copy touches it until it is killed.
+/// Copies itself with the window that is its standard input mapped, and each copy touches it until it is killed.
 fn fork(_: &[String]) -> Result<()> {
-    let mapping = Mapping::writable(std::io::stdin(), SLICE.length as usize)?;
-    let touch = || (0..SLICE.length as usize).step_by(0x1000).for_each(|at| mapping.store(at, 1));
+    let mapping = Mapping::writable(std::io::stdin(), WINDOW.length as usize)?;
+    let touch = || (0..WINDOW.length as usize).step_by(0x1000).for_each(|at| mapping.store(at, 1));
     loop {
         touch();
         let Some(copy) = sys::fork()? else {
@@ -152,12 +152,12 @@ fn fork(_: &[String]) -> Result<()> {
     }
 }
 
-/// Maps, touches and unmaps the slice that is its standard input.
+/// Maps, touches and unmaps the window that is its standard input.
 fn remap(_: &[String]) -> Result<()> {
-    let slice = std::io::stdin();
+    let window = std::io::stdin();
     loop {
-        let mapping = Mapping::writable(slice.as_fd(), SLICE.length as usize)?;
-        (0..SLICE.length as usize).step_by(0x1000).for_each(|at| mapping.store(at, 1));
+        let mapping = Mapping::writable(window.as_fd(), WINDOW.length as usize)?;
+        (0..WINDOW.length as usize).step_by(0x1000).for_each(|at| mapping.store(at, 1));
     }
 }
 
@@ -183,7 +183,7 @@ fn in_use(rig: &mut Rig) -> Result<Verdict> {
     let guest = rig.solo()?;
     let job = guest.start("unplug::wait", &[])?;
     ensure!(guest.vm.line(job, within(60))? == "ready", "not ready");
-    ensure!(guest.unload().is_err(), "unloaded under a slice");
+    ensure!(guest.unload().is_err(), "unloaded under a window");
     guest.vm.kill(job)?;
     guest.vm.wait(job, within(60))?;
     guest.unload()?;
@@ -205,13 +205,13 @@ fn stalls(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// Lists slices into memory that does not come, and closes one meanwhile.
+/// Lists windows into memory that does not come, and closes one meanwhile.
 fn stall(args: &[String]) -> Result<()> {
     let link = Ends::from_args(args)?.0.link()?;
-    let (one, _two) = (link.slice(&SLICE)?, link.slice(&SliceArgs { channel: 1, ..SLICE })?);
+    let (one, _two) = (link.window(&WINDOW)?, link.window(&WindowArgs { channel: 1, ..WINDOW })?);
     let (memory, pager) = Stalling::new()?;
     std::thread::scope(|scope| -> Result<()> {
-        scope.spawn(|| sys::slices_into(&link.0, &memory));
+        scope.spawn(|| sys::windows_into(&link.0, &memory));
         ensure!(!polled(pager.as_fd(), within(60))?.is_empty(), "the lister does not wait");
         println!("listing");
         drop(one);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The calls of the kernel module, and mappings of slices. A test has to try what programs must not be able to do, so
+//! The calls of the kernel module, and mappings of windows. A test has to try what programs must not be able to do, so
 //! mappings here are raw. Unsafe, because ioctl and mmap are.
 #![allow(unsafe_code)]
 
@@ -37,14 +37,14 @@ pub struct Info {
     pub reserved: [u64; 3],
 }
 
-/// `TOMBOLO_INFO_BELL`
-pub const INFO_BELL: u32 = 1;
+/// `TOMBOLO_INFO_DOORBELL`
+pub const INFO_DOORBELL: u32 = 1;
 /// `TOMBOLO_INFO_WRITE_BACK`
 pub const INFO_WRITE_BACK: u32 = 2;
-/// `TOMBOLO_SLICE_PEER`
-pub const SLICE_PEER: u32 = 1;
-/// `TOMBOLO_SLICE_READ_ONLY`
-pub const SLICE_READ_ONLY: u32 = 2;
+/// `TOMBOLO_WINDOW_PEER`
+pub const WINDOW_PEER: u32 = 1;
+/// `TOMBOLO_WINDOW_READ_ONLY`
+pub const WINDOW_READ_ONLY: u32 = 2;
 
 /// `struct tombolo_link`
 #[repr(C)]
@@ -61,11 +61,11 @@ pub struct LinkArgs {
     /// A node.
     pub peer_fd: i32,
     /// A node.
-    pub bell_fd: i32,
+    pub doorbell_fd: i32,
     /// Whom to ring.
-    pub ring_peer: u16,
+    pub notify_peer: u16,
     /// Where.
-    pub ring_vector: u16,
+    pub notify_vector: u16,
     /// Where we are rung.
     pub wait_vector: u16,
     /// Zero.
@@ -81,26 +81,26 @@ impl LinkArgs {
             peer_offset: 0,
             peer_length: 0,
             peer_fd: peer.as_raw_fd(),
-            bell_fd: doorbell.as_raw_fd(),
-            ring_peer: 0,
-            ring_vector: 0,
+            doorbell_fd: doorbell.as_raw_fd(),
+            notify_peer: 0,
+            notify_vector: 0,
             wait_vector: 0,
             flags: 0,
         }
     }
 }
 
-/// `struct tombolo_slice`
+/// `struct tombolo_window`
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct SliceArgs {
+pub struct WindowArgs {
     /// See the header; the same for all fields below.
     pub cookie: u64,
     /// Bytes.
     pub offset: u64,
     /// Bytes.
     pub length: u64,
-    /// `SLICE_…`
+    /// `WINDOW_…`
     pub flags: u32,
     /// The first.
     pub channel: u32,
@@ -116,7 +116,7 @@ pub struct SliceArgs {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-struct SlicesArgs {
+struct WindowsArgs {
     entries: u64,
     count: u32,
     reserved: u32,
@@ -192,32 +192,32 @@ pub fn link(node: impl AsFd, args: &LinkArgs) -> Result<OwnedFd> {
     Ok(new_fd(call(node, WRITE, 1, *args)?.0))
 }
 
-/// `TOMBOLO_IOC_SLICE`
+/// `TOMBOLO_IOC_WINDOW`
 ///
 /// # Errors
 /// The module's.
-pub fn slice(link: impl AsFd, args: &SliceArgs) -> Result<OwnedFd> {
+pub fn window(link: impl AsFd, args: &WindowArgs) -> Result<OwnedFd> {
     Ok(new_fd(call(link, WRITE, 2, *args)?.0))
 }
 
-/// `TOMBOLO_IOC_SLICES`: those for which there is `room`, and how many there are.
+/// `TOMBOLO_IOC_WINDOWS`: those for which there is `room`, and how many there are.
 ///
 /// # Errors
 /// The module's.
-pub fn slices(link: impl AsFd, room: u32) -> Result<(Vec<SliceArgs>, u32)> {
-    let mut entries = vec![SliceArgs::default(); room as usize];
-    let args = SlicesArgs { entries: entries.as_mut_ptr() as u64, count: room, reserved: 0 };
+pub fn windows(link: impl AsFd, room: u32) -> Result<(Vec<WindowArgs>, u32)> {
+    let mut entries = vec![WindowArgs::default(); room as usize];
+    let args = WindowsArgs { entries: entries.as_mut_ptr() as u64, count: room, reserved: 0 };
     let count = call(link, READ | WRITE, 3, args)?.1.count;
     entries.truncate(count as usize);
     Ok((entries, count))
 }
 
-/// `TOMBOLO_IOC_SLICES` with room for one, into memory of another's: how many there are.
+/// `TOMBOLO_IOC_WINDOWS` with room for one, into memory of another's: how many there are.
 ///
 /// # Errors
 /// The module's.
-pub fn slices_into(link: impl AsFd, memory: &Stalling) -> Result<u32> {
-    let args = SlicesArgs { entries: memory.memory.base as u64, count: 1, reserved: 0 };
+pub fn windows_into(link: impl AsFd, memory: &Stalling) -> Result<u32> {
+    let args = WindowsArgs { entries: memory.memory.base as u64, count: 1, reserved: 0 };
     Ok(call(link, READ | WRITE, 3, args)?.1.count)
 }
 
@@ -237,7 +237,7 @@ pub fn clear(link: impl AsFd, offset: u64, length: u64) -> Result<()> {
     call(link, WRITE, 7, [offset, length]).map(drop)
 }
 
-/// `TOMBOLO_IOC_RING`: whom, at which vector.
+/// `TOMBOLO_IOC_NOTIFY`: whom, at which vector.
 ///
 /// # Errors
 /// The driver refuses.
@@ -249,8 +249,8 @@ pub fn notify_other(link: impl AsFd, peer: u16, vector: u16) -> Result<()> {
 ///
 /// # Errors
 /// The module's.
-pub fn eventfd(slice: impl AsFd, channel: u32, fd: i32) -> Result<()> {
-    call(slice, WRITE, 5, EventfdArgs { channel, fd }).map(drop)
+pub fn eventfd(window: impl AsFd, channel: u32, fd: i32) -> Result<()> {
+    call(window, WRITE, 5, EventfdArgs { channel, fd }).map(drop)
 }
 
 /// Any ioctl at all, its argument being 64 bytes of ours or an address that is nobody's: for abuse.
@@ -281,7 +281,7 @@ pub fn abuse(fd: impl AsFd, opcode: u32, argument: Option<[u64; 8]>) -> Result<(
     }
 }
 
-/// Memory of a slice.
+/// Memory of a window.
 #[derive(Debug)]
 pub struct Mapping {
     base: *mut c_void,
@@ -548,8 +548,8 @@ mod tests {
     fn structures_have_the_sizes_of_the_header() {
         assert_eq!(size_of::<Info>(), 64);
         assert_eq!(size_of::<LinkArgs>(), 48);
-        assert_eq!(size_of::<SliceArgs>(), 48);
-        assert_eq!(size_of::<SlicesArgs>(), 16);
+        assert_eq!(size_of::<WindowArgs>(), 48);
+        assert_eq!(size_of::<WindowsArgs>(), 16);
         assert_eq!(size_of::<EventfdArgs>(), 8);
         assert_eq!(opcode::<Info>(READ, 0), 0x8040_e700);
     }

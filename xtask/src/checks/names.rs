@@ -58,8 +58,8 @@ const REPLACED: [(&str, &str); 8] = [
 const REPLACED_IN_BROKER: [(&str, &str); 4] =
     [("book", "state"), ("calls", "connections"), ("holder", "descriptor store"), ("told", "what was sent")];
 const BROKER: [&str; 2] = ["crates/broker/", "crates/core/control/"];
-/// Names of messages, which are those of the specification, and of the kernel's header.
-const GIVEN: [&str; 6] = ["Bell", "Call", "CallRow", "Calls", "INFO_BELL", "bell_fd"];
+/// Names of messages, which are those of the specification.
+const GIVEN: [&str; 4] = ["Bell", "Call", "CallRow", "Calls"];
 /// Names of more words than this are sentences, as those of tests, and may have all words of the language.
 const WORDS_MAX: usize = 3;
 

@@ -14,7 +14,7 @@ use tombolo_os::reserved::ReservedFd;
 use crate::{
     module::ModuleLink,
     sys::OwnMemory,
-    uapi::{SLICE_PEER, SliceArgs},
+    uapi::{WINDOW_PEER, WindowArgs},
 };
 
 const PAGE: u64 = 4096;
@@ -40,9 +40,9 @@ impl ModuleBoxes {
             io::ErrorKind::ResourceBusy => io::Error::new(error.kind(), "another broker serves this machine"),
             _ => error,
         };
-        let own = link.slice(SliceArgs { length: PAGE, channels: 1, ..SliceArgs::default() }).map_err(taken)?;
+        let own = link.window(WindowArgs { length: PAGE, channels: 1, ..WindowArgs::default() }).map_err(taken)?;
         rustix::fs::fcntl_setfl(&own, OFlags::NONBLOCK)?;
-        let theirs = link.slice(SliceArgs { length: PAGE, flags: SLICE_PEER, ..SliceArgs::default() })?;
+        let theirs = link.window(WindowArgs { length: PAGE, flags: WINDOW_PEER, ..WindowArgs::default() })?;
         let peer = PeerSegment::map_revocable(theirs.as_fd(), 0, PAGE as usize, ())?;
         let part = OwnMemory::new(ReservedFd::new(own)?, 0, PAGE);
         let (own, message) = part.map(0, PAGE as usize)?.split(WORDS);

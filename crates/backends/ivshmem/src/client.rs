@@ -624,7 +624,7 @@ mod tests {
     }
 
     #[test]
-    fn v8_ring_that_nobody_sized_fits_into_the_slice() {
+    fn v8_ring_that_nobody_sized_fits_into_the_window() {
         let (mut link, _broker) = call(6, 4).unwrap();
         assert_eq!([1 << 20, 4096, 100].map(|wanted| link.affordable(wanted)), [4096, 4096, 100]);
         let (segment, _offer) = link.allocate(4096).unwrap();

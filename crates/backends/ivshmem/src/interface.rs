@@ -73,15 +73,15 @@ impl Interface {
             peer_segment: parts.peer_at,
             tail: writer.position,
             head_seen: writer.peer_position,
-            rung_data: writer.rung,
+            notified_data: writer.rung,
             head: reader.position,
             tail_seen: reader.peer_position,
-            rung_space: reader.rung,
+            notified_space: reader.rung,
             gives: limits.gives,
             takes: limits.takes,
             gives_most: limits.gives_most,
             takes_most: limits.takes_most,
-            life: parts.life,
+            state: parts.life,
             over: parts.over.into(),
             source: limits.source,
             flags: if limits.any_source { uapi::NET_ANY_SOURCE } else { 0 },
@@ -100,14 +100,14 @@ impl Interface {
             position: turn.tail,
             peer_position: turn.head_seen,
             bound: turn.head_seen,
-            rung: turn.rung_data,
+            rung: turn.notified_data,
             ..writer
         };
         let reader = Record {
             position: turn.head,
             peer_position: turn.tail_seen,
             bound: turn.head,
-            rung: turn.rung_space,
+            rung: turn.notified_space,
             ..reader
         };
         Ok((turn, [writer, reader]))

@@ -13,7 +13,7 @@ use tombolo_mem::{PeerData, PeerSegment};
 
 use crate::{
     sys,
-    uapi::{self, Info, LinkArgs, RangeArgs, RingArgs, SliceArgs},
+    uapi::{self, Info, LinkArgs, NotifyArgs, RangeArgs, WindowArgs},
 };
 
 /// Folder in which the kernel lists devices of the module's kind.
@@ -69,7 +69,7 @@ impl Node {
             let name = entry?.file_name();
             let Some(name) = name.to_str().filter(|name| name.starts_with("tombolo")) else { continue };
             let node = Self::open(&Path::new("/dev").join(name))?;
-            if node.info()?.flags & uapi::INFO_BELL != 0 {
+            if node.info()?.flags & uapi::INFO_DOORBELL != 0 {
                 return Ok(node);
             }
         }
@@ -105,9 +105,9 @@ impl Node {
             peer_offset: peer.0,
             peer_length: peer.1,
             peer_fd: theirs.0.as_raw_fd(),
-            bell_fd: doorbell.0.as_raw_fd(),
-            ring_peer: ring.0,
-            ring_vector: ring.1,
+            doorbell_fd: doorbell.0.as_raw_fd(),
+            notify_peer: ring.0,
+            notify_vector: ring.1,
             wait_vector: wait,
             flags: 0,
         };
@@ -129,27 +129,27 @@ fn is_at(path: &Path, place: &str) -> bool {
 pub struct ModuleLink(OwnedFd);
 
 impl ModuleLink {
-    /// Makes a window, which the kernel calls a slice.
+    /// Makes a window, which the kernel calls a window.
     ///
     /// # Errors
     /// As the module's header states.
-    pub fn slice(&self, args: SliceArgs) -> io::Result<OwnedFd> {
-        Ok(sys::slice(self.0.as_fd(), args)?)
+    pub fn window(&self, args: WindowArgs) -> io::Result<OwnedFd> {
+        Ok(sys::window(self.0.as_fd(), args)?)
     }
 
     /// Lists the existing windows of the link.
     ///
     /// # Errors
     /// The kernel's error.
-    pub fn slices(&self) -> io::Result<Vec<SliceArgs>> {
-        let mut room = vec![SliceArgs::default(); 2 * uapi::CHANNELS as usize];
+    pub fn windows(&self) -> io::Result<Vec<WindowArgs>> {
+        let mut room = vec![WindowArgs::default(); 2 * uapi::CHANNELS as usize];
         loop {
-            let count = sys::slices(self.0.as_fd(), &mut room)?;
+            let count = sys::windows(self.0.as_fd(), &mut room)?;
             if count <= room.len() {
                 room.truncate(count);
                 return Ok(room);
             }
-            room.resize(count, SliceArgs::default());
+            room.resize(count, WindowArgs::default());
         }
     }
 
@@ -158,7 +158,7 @@ impl ModuleLink {
     /// # Errors
     /// The link was hung up, or the device unplugged.
     pub fn notify_other(&self, ring: (u16, u16)) -> io::Result<()> {
-        Ok(sys::notify(self.0.as_fd(), RingArgs { peer: ring.0, vector: ring.1 })?)
+        Ok(sys::notify(self.0.as_fd(), NotifyArgs { peer: ring.0, vector: ring.1 })?)
     }
 
     /// Zeroes `length` bytes of the own region half from `offset` on. No program may hold a window of this range.
@@ -179,9 +179,10 @@ impl ModuleLink {
         if within + bytes.len() as u64 > PAGE {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let flags = if theirs { uapi::SLICE_PEER } else { uapi::SLICE_READ_ONLY };
-        let slice = self.slice(SliceArgs { offset: offset - within, length: PAGE, flags, ..SliceArgs::default() })?;
-        let page = PeerSegment::map_revocable(slice.as_fd(), 0, PAGE as usize, ())?;
+        let flags = if theirs { uapi::WINDOW_PEER } else { uapi::WINDOW_READ_ONLY };
+        let window =
+            self.window(WindowArgs { offset: offset - within, length: PAGE, flags, ..WindowArgs::default() })?;
+        let page = PeerSegment::map_revocable(window.as_fd(), 0, PAGE as usize, ())?;
         page.data(within as usize).copy_out(0, bytes);
         if page.is_lost() { Err(io::ErrorKind::BrokenPipe.into()) } else { Ok(()) }
     }

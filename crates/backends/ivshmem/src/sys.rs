@@ -22,8 +22,8 @@ use tombolo_mem::OwnSegment;
 use tombolo_os::{lock::lock, reserved::ReservedFd};
 
 use crate::uapi::{
-    self, EventfdArgs, Info, LinkArgs, NetArgs, NetLinkArgs, NetPlace, NetStat, NetTurn, RangeArgs, RingArgs,
-    SliceArgs, SlicesArgs,
+    self, EventfdArgs, Info, LinkArgs, NetArgs, NetLinkArgs, NetPlace, NetStat, NetTurn, NotifyArgs, RangeArgs,
+    WindowArgs, WindowsArgs,
 };
 
 /// An ioctl: its number and its argument, which the kernel may read and write.
@@ -72,31 +72,31 @@ pub(crate) fn link(node: BorrowedFd<'_>, args: LinkArgs) -> Result<OwnedFd> {
     call(node, uapi::IOC_LINK, args).map(made)
 }
 
-pub(crate) fn slice(link: BorrowedFd<'_>, args: SliceArgs) -> Result<OwnedFd> {
-    call(link, uapi::IOC_SLICE, args).map(made)
+pub(crate) fn window(link: BorrowedFd<'_>, args: WindowArgs) -> Result<OwnedFd> {
+    call(link, uapi::IOC_WINDOW, args).map(made)
 }
 
 /// Lists the windows of a link, as many as fit into `room`. Returns the number of windows, which may be greater.
-pub(crate) fn slices(link: BorrowedFd<'_>, room: &mut [SliceArgs]) -> Result<usize> {
+pub(crate) fn windows(link: BorrowedFd<'_>, room: &mut [WindowArgs]) -> Result<usize> {
     let count = u32::try_from(room.len()).map_err(|_| Errno::INVAL)?;
-    let args = SlicesArgs { entries: room.as_mut_ptr().expose_provenance() as u64, count, reserved: 0 };
-    call(link, uapi::IOC_SLICES, args).map(|(_, args)| args.count as usize)
+    let args = WindowsArgs { entries: room.as_mut_ptr().expose_provenance() as u64, count, reserved: 0 };
+    call(link, uapi::IOC_WINDOWS, args).map(|(_, args)| args.count as usize)
 }
 
 pub(crate) fn hang_up(link: BorrowedFd<'_>) -> Result<()> {
     call(link, uapi::IOC_HANG_UP, ()).map(drop)
 }
 
-pub(crate) fn notify(link: BorrowedFd<'_>, args: RingArgs) -> Result<()> {
-    call(link, uapi::IOC_RING, args).map(drop)
+pub(crate) fn notify(link: BorrowedFd<'_>, args: NotifyArgs) -> Result<()> {
+    call(link, uapi::IOC_NOTIFY, args).map(drop)
 }
 
 pub(crate) fn clear(link: BorrowedFd<'_>, args: RangeArgs) -> Result<()> {
     call(link, uapi::IOC_CLEAR, args).map(drop)
 }
 
-pub(crate) fn eventfd(slice: BorrowedFd<'_>, channel: u32, event: BorrowedFd<'_>) -> Result<()> {
-    call(slice, uapi::IOC_EVENTFD, EventfdArgs { channel, fd: event.as_raw_fd() }).map(drop)
+pub(crate) fn eventfd(window: BorrowedFd<'_>, channel: u32, event: BorrowedFd<'_>) -> Result<()> {
+    call(window, uapi::IOC_EVENTFD, EventfdArgs { channel, fd: event.as_raw_fd() }).map(drop)
 }
 
 pub(crate) fn net(file: BorrowedFd<'_>, args: NetArgs) -> Result<NetArgs> {
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn range_is_mapped_once_at_a_time_and_within_its_slice() {
+    fn range_is_mapped_once_at_a_time_and_within_its_window() {
         let memory = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&memory, 5 * 4096).unwrap();
         let own = OwnMemory::new(ReservedFd::new(memory).unwrap(), 4096, 4 * 4096);
@@ -209,9 +209,9 @@ mod tests {
         assert_eq!(hang_up(file.as_fd()), Err(Errno::NOTTY));
         assert!(eventfd(file.as_fd(), 0, file.as_fd()).is_err());
         assert!(link(file.as_fd(), LinkArgs::default()).is_err());
-        assert!(slice(file.as_fd(), SliceArgs::default()).is_err());
-        assert!(slices(file.as_fd(), &mut []).is_err());
-        assert_eq!(notify(file.as_fd(), RingArgs::default()), Err(Errno::NOTTY));
+        assert!(window(file.as_fd(), WindowArgs::default()).is_err());
+        assert!(windows(file.as_fd(), &mut []).is_err());
+        assert_eq!(notify(file.as_fd(), NotifyArgs::default()), Err(Errno::NOTTY));
         assert_eq!(clear(file.as_fd(), RangeArgs::default()), Err(Errno::NOTTY));
         assert_eq!(net(file.as_fd(), NetArgs::default()), Err(Errno::NOTTY));
         assert_eq!(net_link(file.as_fd(), NetLinkArgs::default()), Err(Errno::NOTTY));

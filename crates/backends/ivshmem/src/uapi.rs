@@ -54,32 +54,32 @@ mirror! {
         /// Node of the peer's region half.
         peer_fd: i32,
         /// Node of a device with a doorbell.
-        bell_fd: i32,
+        doorbell_fd: i32,
         /// Number of the peer to notify.
-        ring_peer: u16,
+        notify_peer: u16,
         /// Vector at which the peer is notified.
-        ring_vector: u16,
+        notify_vector: u16,
         /// Vector at which the peer's notifications arrive.
         wait_vector: u16,
         /// Zero.
         flags: u16,
     }
     /// Peer that a link notifies.
-    RingArgs = "tombolo_ring" {
+    NotifyArgs = "tombolo_notify" {
         /// Number of the peer, or [`NOBODY`].
         peer: u16,
         /// Vector at which the peer is notified.
         vector: u16,
     }
     /// A window: a range of a region half.
-    SliceArgs = "tombolo_slice" {
+    WindowArgs = "tombolo_window" {
         /// Number for the caller's own use.
         cookie: u64,
         /// Offset within the region half.
         offset: u64,
         /// Bytes.
         length: u64,
-        /// `SLICE_…`
+        /// `WINDOW_…`
         flags: u32,
         /// Number of the first event channel.
         channel: u32,
@@ -93,7 +93,7 @@ mirror! {
         state: [u32; 2],
     }
     /// Buffer for a list of windows.
-    SlicesArgs = "tombolo_slices" {
+    WindowsArgs = "tombolo_windows" {
         /// Address of the buffer.
         entries: u64,
         /// Entries that fit; returned as the number of windows.
@@ -145,13 +145,13 @@ mirror! {
         /// Head that the writer last saw.
         head_seen: u64,
         /// Wait word for which the writer last notified.
-        rung_data: u64,
+        notified_data: u64,
         /// The reader's record: its position.
         head: u64,
         /// Tail that the reader last saw.
         tail_seen: u64,
         /// Wait word for which the reader last notified.
-        rung_space: u64,
+        notified_space: u64,
         /// Features of the peer's hello.
         gives: u64,
         /// Features of the own hello.
@@ -161,7 +161,7 @@ mirror! {
         /// Longest frame that this endpoint takes.
         takes_most: u32,
         /// Offset of the state word in the peer's window.
-        life: u32,
+        state: u32,
         /// First state that means that the peer's endpoint has ended.
         over: u32,
         /// The peer's address.
@@ -176,13 +176,13 @@ mirror! {
         /// As in [`NetLinkArgs`].
         head_seen: u64,
         /// As in [`NetLinkArgs`].
-        rung_data: u64,
+        notified_data: u64,
         /// As in [`NetLinkArgs`].
         head: u64,
         /// As in [`NetLinkArgs`].
         tail_seen: u64,
         /// As in [`NetLinkArgs`].
-        rung_space: u64,
+        notified_space: u64,
         /// Reason why the link ended: `NET_ENDED_…`, or 0.
         ended: u32,
         /// Number of the clause R-… that a corrupt ring violated.
@@ -211,21 +211,21 @@ mirror! {
 /// Version of the interface.
 pub const VERSION: u32 = 2;
 /// Offset of a region half's sequence words.
-pub const MARKS_OFFSET: u32 = 0x800;
+pub const SEQUENCE_OFFSET: u32 = 0x800;
 /// Number of event channels of a link.
 pub const CHANNELS: u32 = 512;
 /// Largest number of event channels of a window.
-pub const SLICE_CHANNELS: u32 = 64;
+pub const WINDOW_CHANNELS: u32 = 64;
 /// Peer number that means that no peer is notified.
 pub const NOBODY: u16 = 0xffff;
 /// The device has interrupts.
-pub const INFO_BELL: u32 = 1 << 0;
+pub const INFO_DOORBELL: u32 = 1 << 0;
 /// Its memory is mapped write-back.
 pub const INFO_WRITE_BACK: u32 = 1 << 1;
 /// The window is a range of the peer's region half.
-pub const SLICE_PEER: u32 = 1 << 0;
+pub const WINDOW_PEER: u32 = 1 << 0;
 /// The window can be mapped for reading only.
-pub const SLICE_READ_ONLY: u32 = 1 << 1;
+pub const WINDOW_READ_ONLY: u32 = 1 << 1;
 
 /// Frames may come from addresses other than the peer's.
 pub const NET_ANY_SOURCE: u16 = 1 << 0;
@@ -256,11 +256,11 @@ pub(crate) const fn opcode(way: Way, number: u32, size: usize) -> u32 {
 
 pub(crate) const IOC_INFO: u32 = opcode(Way::Read, 0, size_of::<Info>());
 pub(crate) const IOC_LINK: u32 = opcode(Way::Write, 1, size_of::<LinkArgs>());
-pub(crate) const IOC_SLICE: u32 = opcode(Way::Write, 2, size_of::<SliceArgs>());
-pub(crate) const IOC_SLICES: u32 = opcode(Way::Both, 3, size_of::<SlicesArgs>());
+pub(crate) const IOC_WINDOW: u32 = opcode(Way::Write, 2, size_of::<WindowArgs>());
+pub(crate) const IOC_WINDOWS: u32 = opcode(Way::Both, 3, size_of::<WindowsArgs>());
 pub(crate) const IOC_HANG_UP: u32 = opcode(Way::None, 4, 0);
 pub(crate) const IOC_EVENTFD: u32 = opcode(Way::Write, 5, size_of::<EventfdArgs>());
-pub(crate) const IOC_RING: u32 = opcode(Way::Write, 6, size_of::<RingArgs>());
+pub(crate) const IOC_NOTIFY: u32 = opcode(Way::Write, 6, size_of::<NotifyArgs>());
 pub(crate) const IOC_CLEAR: u32 = opcode(Way::Write, 7, size_of::<RangeArgs>());
 pub(crate) const IOC_NET: u32 = opcode(Way::Both, 8, size_of::<NetArgs>());
 pub(crate) const IOC_NET_LINK: u32 = opcode(Way::Write, 9, size_of::<NetLinkArgs>());
@@ -325,14 +325,14 @@ mod tests {
         wrong.extend(theirs.keys().filter(|name| MIRRORED.iter().all(|it| it.0 != name.as_str())).cloned());
         let numbers = [
             ("TOMBOLO_UAPI_VERSION", VERSION.to_string()),
-            ("TOMBOLO_MARKS_OFFSET", format!("{MARKS_OFFSET:#x}")),
+            ("TOMBOLO_SEQUENCE_OFFSET", format!("{SEQUENCE_OFFSET:#x}")),
             ("TOMBOLO_CHANNELS", CHANNELS.to_string()),
-            ("TOMBOLO_SLICE_CHANNELS", SLICE_CHANNELS.to_string()),
+            ("TOMBOLO_WINDOW_CHANNELS", WINDOW_CHANNELS.to_string()),
             ("TOMBOLO_NOBODY", format!("{NOBODY:#x}")),
-            ("TOMBOLO_INFO_BELL", format!("(1U << {})", INFO_BELL.ilog2())),
+            ("TOMBOLO_INFO_DOORBELL", format!("(1U << {})", INFO_DOORBELL.ilog2())),
             ("TOMBOLO_INFO_WRITE_BACK", format!("(1U << {})", INFO_WRITE_BACK.ilog2())),
-            ("TOMBOLO_SLICE_PEER", format!("(1U << {})", SLICE_PEER.ilog2())),
-            ("TOMBOLO_SLICE_READ_ONLY", format!("(1U << {})", SLICE_READ_ONLY.ilog2())),
+            ("TOMBOLO_WINDOW_PEER", format!("(1U << {})", WINDOW_PEER.ilog2())),
+            ("TOMBOLO_WINDOW_READ_ONLY", format!("(1U << {})", WINDOW_READ_ONLY.ilog2())),
             ("TOMBOLO_NET_ANY_SOURCE", format!("(1U << {})", NET_ANY_SOURCE.ilog2())),
             ("TOMBOLO_NET_ENDED_CLOSED", NET_ENDED_CLOSED.to_string()),
             ("TOMBOLO_NET_ENDED_ABORTED", NET_ENDED_ABORTED.to_string()),
@@ -342,11 +342,11 @@ mod tests {
             ("TOMBOLO_IOC_MAGIC", "0xE7".into()),
             ("TOMBOLO_IOC_INFO", "_IOR(TOMBOLO_IOC_MAGIC, 0, struct tombolo_info)".into()),
             ("TOMBOLO_IOC_LINK", "_IOW(TOMBOLO_IOC_MAGIC, 1, struct tombolo_link)".into()),
-            ("TOMBOLO_IOC_SLICE", "_IOW(TOMBOLO_IOC_MAGIC, 2, struct tombolo_slice)".into()),
-            ("TOMBOLO_IOC_SLICES", "_IOWR(TOMBOLO_IOC_MAGIC, 3, struct tombolo_slices)".into()),
+            ("TOMBOLO_IOC_WINDOW", "_IOW(TOMBOLO_IOC_MAGIC, 2, struct tombolo_window)".into()),
+            ("TOMBOLO_IOC_WINDOWS", "_IOWR(TOMBOLO_IOC_MAGIC, 3, struct tombolo_windows)".into()),
             ("TOMBOLO_IOC_HANG_UP", "_IO(TOMBOLO_IOC_MAGIC, 4)".into()),
             ("TOMBOLO_IOC_EVENTFD", "_IOW(TOMBOLO_IOC_MAGIC, 5, struct tombolo_eventfd)".into()),
-            ("TOMBOLO_IOC_RING", "_IOW(TOMBOLO_IOC_MAGIC, 6, struct tombolo_ring)".into()),
+            ("TOMBOLO_IOC_NOTIFY", "_IOW(TOMBOLO_IOC_MAGIC, 6, struct tombolo_notify)".into()),
             ("TOMBOLO_IOC_CLEAR", "_IOW(TOMBOLO_IOC_MAGIC, 7, struct tombolo_range)".into()),
             ("TOMBOLO_IOC_NET", "_IOWR(TOMBOLO_IOC_MAGIC, 8, struct tombolo_net)".into()),
             ("TOMBOLO_IOC_NET_LINK", "_IOW(TOMBOLO_IOC_MAGIC, 9, struct tombolo_net_link)".into()),
@@ -365,13 +365,13 @@ mod tests {
     #[test]
     fn interface_is_the_headers_field_by_field() {
         assert_eq!(differences(&header()), [""; 0]);
-        assert_eq!([IOC_INFO, IOC_HANG_UP, IOC_SLICES], [0x8040_e700, 0xe704, 0xc010_e703]);
+        assert_eq!([IOC_INFO, IOC_HANG_UP, IOC_WINDOWS], [0x8040_e700, 0xe704, 0xc010_e703]);
     }
 
     #[test]
     fn canary_header_that_differs_is_noticed() {
         for (from, to) in [
-            ("__u16 ring_peer;", "__u32 ring_peer;"),
+            ("__u16 notify_peer;", "__u32 notify_peer;"),
             ("__u32 channel;\t\t/* the first", "__u32 first;\t\t/* the first"),
             ("#define TOMBOLO_CHANNELS\t512", "#define TOMBOLO_CHANNELS\t256"),
             ("_IOC_MAGIC, 5", "_IOC_MAGIC, 6"),

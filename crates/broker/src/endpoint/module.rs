@@ -16,7 +16,7 @@ use tombolo_control::{HOST_DOORBELL, vector_of};
 use tombolo_domain_ivshmem::{
     CLOSED, ModuleBoxes, STATE_AT,
     module::{ModuleLink, Node},
-    uapi::{SLICE_PEER, SliceArgs},
+    uapi::{WINDOW_PEER, WindowArgs},
 };
 
 use crate::endpoint::{
@@ -165,7 +165,7 @@ impl ModuleRegion {
 
     /// Makes the own window of a connection. When it is closed, the kernel tells the peer.
     fn own_window(&self, made: &Agreement) -> io::Result<OwnedFd> {
-        self.link.slice(SliceArgs {
+        self.link.window(WindowArgs {
             cookie: made.serial.into(),
             offset: made.own.0,
             length: made.own.1,
@@ -214,12 +214,12 @@ impl Region for ModuleRegion {
     fn theirs(&mut self, made: &Agreement) -> io::Result<OwnedFd> {
         let (offset, length) = made.theirs;
         let cookie = made.serial.into();
-        self.link.slice(SliceArgs { cookie, offset, length, flags: SLICE_PEER, ..SliceArgs::default() })
+        self.link.window(WindowArgs { cookie, offset, length, flags: WINDOW_PEER, ..WindowArgs::default() })
     }
 
     fn held(&mut self) -> io::Result<Vec<Agreement>> {
         came(&self.departures);
-        Ok(connections_of(&self.link.slices()?))
+        Ok(connections_of(&self.link.windows()?))
     }
 
     fn departures(&self) -> Option<BorrowedFd<'_>> {
@@ -254,7 +254,7 @@ impl Region for ModuleRegion {
 
 /// Returns the connections to which these windows belong, as far as the windows tell. The broker's own windows have no
 /// cookie.
-fn connections_of(windows: &[SliceArgs]) -> Vec<Agreement> {
+fn connections_of(windows: &[WindowArgs]) -> Vec<Agreement> {
     let mut connections: Vec<Agreement> = Vec::new();
     for window in windows {
         let Some(serial) = u32::try_from(window.cookie).ok().filter(|serial| *serial != 0) else { continue };
@@ -263,7 +263,7 @@ fn connections_of(windows: &[SliceArgs]) -> Vec<Agreement> {
             connections.len() - 1
         });
         let made = &mut connections[place];
-        if window.flags & SLICE_PEER != 0 {
+        if window.flags & WINDOW_PEER != 0 {
             made.theirs = (window.offset, window.length);
         } else {
             made.own = (window.offset, window.length);
@@ -279,10 +279,11 @@ mod tests {
 
     #[test]
     fn b16_connections_are_found_again_by_their_windows() {
-        let own = SliceArgs { cookie: 7, offset: 4096, length: 8192, channel: 4, channels: 3, ..SliceArgs::default() };
-        let theirs = SliceArgs { cookie: 7, offset: 12288, length: 4096, flags: SLICE_PEER, ..SliceArgs::default() };
-        let brokers = SliceArgs { length: 1 << 20, channels: 1, ..SliceArgs::default() };
-        let lone = SliceArgs { cookie: 9, offset: 0x10000, length: 4096, flags: SLICE_PEER, ..SliceArgs::default() };
+        let own =
+            WindowArgs { cookie: 7, offset: 4096, length: 8192, channel: 4, channels: 3, ..WindowArgs::default() };
+        let theirs = WindowArgs { cookie: 7, offset: 12288, length: 4096, flags: WINDOW_PEER, ..WindowArgs::default() };
+        let brokers = WindowArgs { length: 1 << 20, channels: 1, ..WindowArgs::default() };
+        let lone = WindowArgs { cookie: 9, offset: 0x10000, length: 4096, flags: WINDOW_PEER, ..WindowArgs::default() };
         let found = connections_of(&[theirs, brokers, own, lone]);
         let whole = Agreement { serial: 7, own: (4096, 8192), theirs: (12288, 4096), channel: 4 };
         assert_eq!(found, [whole, Agreement { serial: 9, own: (0, 0), theirs: (0x10000, 4096), channel: 0 }]);

@@ -19,7 +19,7 @@ use std::{
 };
 
 use rustix::event::EventfdFlags;
-use tombolo_control::{HOST_DOORBELL, MARKS_AT, OWN_DOORBELL, vector_of};
+use tombolo_control::{HOST_DOORBELL, OWN_DOORBELL, SEQUENCE_AT, vector_of};
 
 use crate::{
     fd_passing,
@@ -47,7 +47,7 @@ pub struct Device {
     /// Lanes that write to these eventfds.
     lanes: Vec<Lane>,
     /// Number of times that the domain was notified.
-    mark: u32,
+    sequence: u32,
     /// Whether the domain is not notified any more, because its device is about to be removed (B-26).
     is_muted: bool,
 }
@@ -62,7 +62,7 @@ impl Device {
         let own = (0..vectors).map(|_| doorbell().map(Arc::new)).collect::<Result<Vec<_>, _>>()?;
         let (lanes, memory) = (lanes(name, own.len()), memory::create_device("tombolo-device")?);
         let boxes = Mapped::new(&memory)?;
-        Ok(Self { socket, memory, boxes, host: doorbell()?, own, lanes, mark: 0, is_muted: false })
+        Ok(Self { socket, memory, boxes, host: doorbell()?, own, lanes, sequence: 0, is_muted: false })
     }
 
     /// Restores a device from what the descriptor store kept; none if something is missing.
@@ -75,13 +75,13 @@ impl Device {
         let own: Vec<_> = all.map(Arc::new).collect();
         // The guest's driver looks for a sequence word that has changed, so the count continues where an earlier broker
         // stopped. A guest that has changed the word meanwhile harms itself alone.
-        let mut mark = [0; 4];
+        let mut sequence = [0; 4];
         let boxes = Mapped::new(&memory)?;
-        boxes.load(MARKS_AT as u64, &mut mark)?;
-        let mark = u32::from_le_bytes(mark);
+        boxes.load(SEQUENCE_AT as u64, &mut sequence)?;
+        let sequence = u32::from_le_bytes(sequence);
         let lanes = lanes(name, own.len());
         let is_muted = false;
-        Ok((!own.is_empty()).then_some(Self { socket, memory, boxes, host, own, lanes, mark, is_muted }))
+        Ok((!own.is_empty()).then_some(Self { socket, memory, boxes, host, own, lanes, sequence, is_muted }))
     }
 
     /// Returns the descriptors for the descriptor store.
@@ -128,8 +128,8 @@ impl Device {
         if self.is_muted {
             return;
         }
-        self.mark = self.mark.wrapping_add(1);
-        let _ = self.boxes.store(MARKS_AT as u64, &self.mark.to_le_bytes());
+        self.sequence = self.sequence.wrapping_add(1);
+        let _ = self.boxes.store(SEQUENCE_AT as u64, &self.sequence.to_le_bytes());
         self.lanes[0].notify_event(&self.own[0]);
     }
 

@@ -55,6 +55,10 @@ mod tests {
         let wait = pace.take_permit(now).unwrap_err();
         assert!(!wait.is_zero() && wait <= STEP, "{wait:?}");
         assert!(pace.take_permit(now + wait).is_ok() && pace.take_permit(now + wait).is_err());
+        assert_eq!(pace.take_permit(now + wait + STEP / 2), Err(STEP / 2), "whoever asks early waits no longer for it");
+        let steps = now + wait + 3 * STEP;
+        assert_eq!((0..100).filter(|_| pace.take_permit(steps).is_ok()).count(), 3);
+        assert_eq!(pace.take_permit(steps), Err(STEP), "each step counts once");
         let later = now + Duration::from_secs(3600);
         assert_eq!(
             (0..100).filter(|_| pace.take_permit(later).is_ok()).count(),

@@ -156,10 +156,10 @@ fn growth(Growth { target, reason }: &Growth) -> String {
 
 /// Describes the link that a channel is on, and the state of the machine at its other end.
 fn machine(machine: &Machine) -> String {
-    let Machine { name, life, link, generation, slices, storms } = machine;
+    let Machine { name, life, link, generation, windows, storms } = machine;
     let storms = storms.filter(|storms| *storms > 0).map_or(String::new(), |storms| format!("  storms {storms}"));
-    let [own, theirs] = slices.map(human::bytes);
-    format!("  {name} {life}  link {link}  generation {generation}  slices {own} here, {theirs} there{storms}")
+    let [own, theirs] = windows.map(human::bytes);
+    format!("  {name} {life}  link {link}  generation {generation}  windows {own} here, {theirs} there{storms}")
 }
 
 /// Returns the bytes that were retired and that the peer of a channel may still map, if there are any.

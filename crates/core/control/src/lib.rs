@@ -18,7 +18,7 @@ pub use message::{
     ConnectionEnd, Envelope, Form, HEAD_LEN, Head, Life, LinkState, MAGIC, MESSAGE_MAX, Message, NOBODY, NetRole, Path,
     Progress, ROW_WORDS, Seen, Side, Stage, Way, What,
 };
-pub use outbox::{BOX_LEN, Boxes, Event, MARKS_AT, QUEUE_MAX, Session};
+pub use outbox::{BOX_LEN, Boxes, Event, QUEUE_MAX, SEQUENCE_AT, Session};
 pub use text::{Line, Name, Pattern, Place, Reason, parse_ip};
 
 /// The version that this code speaks (B-3, B-6).

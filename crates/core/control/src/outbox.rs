@@ -13,7 +13,7 @@ use crate::{
 /// Number of bytes of a box: half a page (B-3).
 pub const BOX_LEN: usize = 2048;
 /// Offset of the sequence words in a box's page (B-3).
-pub const MARKS_AT: usize = BOX_LEN;
+pub const SEQUENCE_AT: usize = BOX_LEN;
 /// Largest number of messages that wait for room (B-5).
 pub const QUEUE_MAX: usize = 256;
 

@@ -17,7 +17,7 @@ use std::{
 };
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
-use tombolo_control::{BOX_LEN, CHANNELS, CONNECTION_CHANNELS, MARKS_AT};
+use tombolo_control::{BOX_LEN, CHANNELS, CONNECTION_CHANNELS, SEQUENCE_AT};
 
 use crate::{
     host::{
@@ -110,9 +110,9 @@ impl Relay {
         let shared = Arc::new(Shared { line, epoll, wake, orders: Mutex::default() });
         // Earlier notifications of the machine are dropped. The host's own sequence words continue at their last
         // values.
-        let (seen, marks) = (marks(&shared.line.peer)?, marks(&shared.line.own)?);
+        let (seen, words) = (read_sequence(&shared.line.peer)?, read_sequence(&shared.line.own)?);
         let (account, shares) = (Account::new(), Arc::clone(&shared));
-        let mut thread = Thread { shared: shares, broker, programs, seen, marks, account, storm };
+        let mut thread = Thread { shared: shares, broker, programs, seen, words, account, storm };
         let what = "rings of a link are not carried";
         std::thread::Builder::new().name("tombolo-relay".into()).spawn(move || {
             let shared = Arc::clone(&thread.shared);
@@ -183,19 +183,19 @@ impl Shared {
     }
 }
 
-type Marks = [u32; CHANNELS as usize];
+type SequenceWords = [u32; CHANNELS as usize];
 
 /// Returns the sequence words of a region.
-fn marks(region: &OwnedFd) -> io::Result<Marks> {
+fn read_sequence(region: &OwnedFd) -> io::Result<SequenceWords> {
     let mut bytes = [0; BOX_LEN];
-    if rustix::io::pread(region, &mut bytes[..], MARKS_AT as u64)? != bytes.len() {
+    if rustix::io::pread(region, &mut bytes[..], SEQUENCE_AT as u64)? != bytes.len() {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    let mut marks = [0; CHANNELS as usize];
-    for (mark, bytes) in marks.iter_mut().zip(bytes.as_chunks::<4>().0) {
-        *mark = u32::from_le_bytes(*bytes);
+    let mut words = [0; CHANNELS as usize];
+    for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<4>().0) {
+        *word = u32::from_le_bytes(*bytes);
     }
-    Ok(marks)
+    Ok(words)
 }
 
 /// Cost of a machine's notifications (B-8).
@@ -237,9 +237,9 @@ struct Thread<S> {
     /// Lane that notifies programs.
     programs: Lane,
     /// Sequence words of the machine, as last seen.
-    seen: Marks,
+    seen: SequenceWords,
     /// Sequence words of the host.
-    marks: Marks,
+    words: SequenceWords,
     account: Account,
     storm: S,
 }
@@ -299,10 +299,10 @@ impl<S: Fn()> Thread<S> {
     /// Increments the sequence words of the channels, and notifies the machine unless it has complained.
     fn notify_channels(&mut self, channels: impl IntoIterator<Item = u16>) {
         for channel in channels {
-            let mark = &mut self.marks[usize::from(channel)];
-            *mark = mark.wrapping_add(1);
-            let at = MARKS_AT as u64 + 4 * u64::from(channel);
-            let _ = self.shared.line.own_memory.store(at, &mark.to_le_bytes());
+            let word = &mut self.words[usize::from(channel)];
+            *word = word.wrapping_add(1);
+            let at = SEQUENCE_AT as u64 + 4 * u64::from(channel);
+            let _ = self.shared.line.own_memory.store(at, &word.to_le_bytes());
         }
         if !self.shared.orders().muted {
             self.shared.line.lane.notify_event(&self.shared.line.rings);
@@ -311,13 +311,13 @@ impl<S: Fn()> Thread<S> {
 
     /// Handles `rings` notifications of the machine: wakes those whose sequence words have changed.
     fn forward_notifications(&mut self, rings: u64) {
-        let Ok(marks) = marks(&self.shared.line.peer) else { return };
+        let Ok(words) = read_sequence(&self.shared.line.peer) else { return };
         let mut woke = 0;
-        for (channel, (seen, mark)) in (0u16..).zip(self.seen.iter_mut().zip(marks)) {
-            if *seen == mark {
+        for (channel, (seen, word)) in (0u16..).zip(self.seen.iter_mut().zip(words)) {
+            if *seen == word {
                 continue;
             }
-            *seen = mark;
+            *seen = word;
             if channel == 0 {
                 woke += u64::from(is_silent(&self.broker));
                 notify_event(&*self.broker);
@@ -365,7 +365,7 @@ mod tests {
         line: Arc<RelayedLink>,
         broker: Arc<OwnedFd>,
         storms: Arc<OwnedFd>,
-        marks: Marks,
+        words: SequenceWords,
     }
 
     impl World {
@@ -380,7 +380,7 @@ mod tests {
             let relay =
                 Relay::begin(Arc::clone(&line), Arc::clone(&broker), Lane::default(), move || notify_event(&*storm));
             let relay = relay.unwrap();
-            Self { relay, line, broker, storms, marks: [0; 512] }
+            Self { relay, line, broker, storms, words: [0; 512] }
         }
 
         /// A program's eventfds: those that it rings, and those that ring it.
@@ -392,14 +392,14 @@ mod tests {
             mine
         }
 
-        fn mark(&mut self, channel: u16) {
-            self.marks[usize::from(channel)] += 1;
-            let mark = self.marks[usize::from(channel)].to_le_bytes();
-            rustix::io::pwrite(&self.line.peer, &mark, MARKS_AT as u64 + 4 * u64::from(channel)).unwrap();
+        fn count_notification(&mut self, channel: u16) {
+            self.words[usize::from(channel)] += 1;
+            let word = self.words[usize::from(channel)].to_le_bytes();
+            rustix::io::pwrite(&self.line.peer, &word, SEQUENCE_AT as u64 + 4 * u64::from(channel)).unwrap();
         }
 
         fn machine_rings(&mut self, channel: u16) {
-            self.mark(channel);
+            self.count_notification(channel);
             notify_event(&self.line.heard);
         }
     }
@@ -416,17 +416,17 @@ mod tests {
         assert_eq!([&heard[0], &heard[2], &other[0], &other[1], &other[2]].map(drain), [0; 5]);
         notify_event(&rings[2]);
         assert!(wait(&world.line.rings));
-        assert_eq!(marks(&world.line.own).unwrap().iter().position(|mark| *mark == 1), Some(6));
+        assert_eq!(read_sequence(&world.line.own).unwrap().iter().position(|word| *word == 1), Some(6));
         world.relay.notify_channels([0]);
         assert!(wait(&world.line.rings));
-        assert_eq!(marks(&world.line.own).unwrap()[0], 1);
+        assert_eq!(read_sequence(&world.line.own).unwrap()[0], 1);
         // A connection that is over is heard no more, though its program goes on.
         world.relay.disconnect(4);
         notify_event(&rings[0]);
         world.machine_rings(4);
         world.machine_rings(7);
         assert!(wait(&other[0]));
-        assert_eq!((drain(&heard[0]), marks(&world.line.own).unwrap()[4]), (0, 0));
+        assert_eq!((drain(&heard[0]), read_sequence(&world.line.own).unwrap()[4]), (0, 0));
     }
 
     #[test]
@@ -440,8 +440,8 @@ mod tests {
             assert!(began.elapsed() < Duration::from_secs(20), "nobody notices");
         }
         assert_eq!(drain(&world.storms), 1);
-        // Its doorbell is taken away: only its marks are left, and they are looked at.
-        world.mark(1);
+        // Its doorbell is taken away: only its sequence words are left, and they are polled.
+        world.count_notification(1);
         assert!(wait(&heard[0]));
     }
 
