@@ -4,8 +4,8 @@
 use proptest::prelude::*;
 use serde_json::Value;
 use tombolo_control::{
-    ConnectionEnd, Envelope, Form, HEAD_LEN, Life, LinkState, MAGIC, MESSAGE_MAX, Message, NetRole, Path, Progress,
-    ROW_WORDS, Seen, Side, Stage, Way, What,
+    ADDRESSES_MAX, ConnectionEnd, Envelope, Form, HEAD_LEN, Head, Life, LinkState, MAGIC, MESSAGE_MAX, Message,
+    NetRole, Path, Progress, ROW_WORDS, Seen, Side, Stage, Way, What,
 };
 
 fn vectors() -> Vec<Value> {
@@ -198,6 +198,34 @@ fn b1_message_of_every_shorter_length_is_refused() {
             assert!(Envelope::decode(path(vector), &raw[..len]).is_err(), "{len} bytes of {vector}");
         }
     }
+}
+
+#[test]
+fn b1_longest_message_has_a_head_and_one_byte_more_is_refused() {
+    let message = |len: usize| {
+        let body = (len - HEAD_LEN) as u16;
+        let head = [&MAGIC[..], &1u16.to_le_bytes(), &body.to_le_bytes(), &[0; 8]].concat();
+        [head, vec![0; len - HEAD_LEN]].concat()
+    };
+    let longest = message(MESSAGE_MAX);
+    let (head, body) = Head::decode(&longest).unwrap();
+    assert_eq!((usize::from(head.len), body.len()), (MESSAGE_MAX - HEAD_LEN, MESSAGE_MAX - HEAD_LEN));
+    assert_eq!(Head::decode(&message(MESSAGE_MAX + 1)).unwrap_err().clause, "B-1");
+}
+
+#[test]
+fn b2_as_many_addresses_as_there_may_be_are_taken_and_one_more_is_refused() {
+    let all = Message::Addresses { link: 7, addresses: vec![[6; 16]; ADDRESSES_MAX] };
+    let raw = Envelope::statement(all.clone()).encode();
+    assert_eq!(Envelope::decode(Path::Host, &raw).unwrap().message, all);
+    let mut more = raw;
+    let count = HEAD_LEN + 4;
+    more[count..count + 2].copy_from_slice(&(ADDRESSES_MAX as u16 + 1).to_le_bytes());
+    more.extend([6; 16]);
+    let len = (more.len() - HEAD_LEN) as u16;
+    more[6..8].copy_from_slice(&len.to_le_bytes());
+    let refused = Envelope::decode(Path::Host, &more).unwrap_err();
+    assert_eq!((refused.clause, refused.what), ("B-2", "too many addresses"));
 }
 
 #[test]
