@@ -387,14 +387,11 @@ impl Watched {
         drop(freed);
     }
 
-    /// Looks after those who wait for an answer, and says whether there are any.
+    /// Wakes the endpoints that wait for an answer which will not come. Returns whether others wait for one.
     fn has_requests(&self) -> bool {
         let ends: Vec<_> = lock(&self.ends).iter().filter_map(Weak::upgrade).collect();
-        let mut waiting = ends.iter().filter(|end| end.peer.get().is_none());
-        waiting.by_ref().fold(false, |_, end| {
-            end.wake_if_over();
-            !end.is_over()
-        })
+        let waiting = ends.iter().filter(|end| end.peer.get().is_none());
+        waiting.inspect(|end| end.wake_if_over()).filter(|end| !end.is_over()).count() > 0
     }
 
     /// Handles a change of a node called `SERVICE@REFERENCE`, which is a connect request or its removal. Returns

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Implements a program's side of its domain's grant reaper. For each segment the program hands over a descriptor, so
 //! that the reaper holds the pages if the program dies before its peer reported that it unmapped them.
-//! [`crate::keeper`] is the other side.
+//! [`crate::grant_reaper`] is the other side.
 
 use std::{
     fmt,

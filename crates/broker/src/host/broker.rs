@@ -207,12 +207,12 @@ impl Broker {
                 memory.store_created((link, generation), made, domains, migrations, schedule)?;
             }
             Event::Mapped(region, mapped) => self.memory.finish_mapping(region, mapped, &self.domains.state),
-            // Others go on; what it has it keeps, and a QEMU that is started anew is served again.
             Event::Faulty(name, _) if self.domains.locals.contains_key(&name) => {
                 return Err(io::Error::other(format!(
                     "what hears the account {name} has failed: the broker has to begin anew"
                 )));
             }
+            // The broker goes on for others. This QEMU keeps what it has, and a QEMU that is started anew is served again.
             Event::Faulty(name, process) => {
                 tracing::error!("{name}: a task that serves its QEMU has failed; start it anew");
                 self.remove_qemu(&name, process)?;

@@ -22,8 +22,8 @@ pub(crate) struct GuestView<'a> {
 }
 
 impl GuestView<'_> {
-    /// The links of the domain. One whose other end went stays as it is with its memory, so that what is in it can be read to the
-    /// end; only the peer's life is another.
+    /// Returns the links of the domain. A link whose other end is gone keeps its memory, so that its content can be read to
+    /// the end. Only the peer's liveness changes, and there is no doorbell any more.
     pub fn links(&self) -> BTreeMap<u32, LinkNews> {
         let up = self.domains.up_links(self.name);
         let mut shown: BTreeMap<u32, LinkNews> =

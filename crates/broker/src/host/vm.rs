@@ -77,7 +77,7 @@ impl Vm {
     /// Sends the QEMU a message after those that wait for it.
     pub fn send_message(&mut self, message: Message) {
         if !self.outbound.push(vec![message]) {
-            // A QEMU that is stopped for so long hears of nothing: better none than a wrong picture.
+            // The messages stay: a QEMU that goes on without them would have a wrong picture of its peers.
             self.trouble = Some("its QEMU does not read from the doorbell socket".into());
         }
     }

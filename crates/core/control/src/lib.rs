@@ -56,7 +56,7 @@ pub const NO_NUMBER: u16 = 0xffff;
 /// Bound below which domain numbers are, as under Xen (B-19).
 pub const NUMBERS: u16 = 0x7ff0;
 
-/// Codes of a refusal beyond those of C-5 (B-15).
+/// Codes of a refusal: those of C-5 that brokers use, and their own (B-15).
 pub mod code {
     /// The message could not be understood (C-5).
     pub const MALFORMED: u16 = 4;

@@ -49,7 +49,7 @@ pub fn is_hung_up(socket: impl AsFd) -> bool {
 /// looked at.
 ///
 /// # Blocking
-/// For `left`, and up to a millisecond less before Linux 5.11: who has a deadline asks it again.
+/// For at most `left`, before Linux 5.11 rounded to milliseconds. A caller with a deadline checks it again.
 ///
 /// # Errors
 /// `epoll_wait` fails: interrupted, for example.

@@ -220,7 +220,7 @@ impl Spin {
         (self.untimed == 0).then(Instant::now)
     }
 
-    /// Calls `look` until it succeeds, the budget is spent, the deadline passes, or the thread was stopped. Returns at
+    /// Calls `look` until it succeeds, the budget is spent, or the thread was stopped. Returns at
     /// once where spinning does not pay now.
     ///
     /// # Errors

@@ -23,7 +23,7 @@ const NAME: &str = "tombolo";
 const LEFT: &str = "tombolo-left";
 /// Name of the object that marks a QEMU that polls no closed number any more.
 const FILLED: &str = "tombolo-filled";
-/// Most descriptors that are passed to fill numbers, beyond those that it is known to have closed.
+/// Most descriptors that are passed to fill numbers, however many QEMU is known to have closed.
 const FILLERS_MAX: usize = 256;
 /// Number of descriptors that are passed if it is unknown which numbers were closed.
 const FILLERS_BLIND: usize = 64;
