@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Process 1 of a guest: prepares it, then runs what the host asks for over the second serial line.
+//! Process 1 of a guest: prepares the guest, then runs the host's commands from the second serial line.
 
 use crate::error::{Context, Result};
 use crate::wire::{End, ToGuest, ToHost};
@@ -29,7 +29,7 @@ const MOUNTS: [(&str, &CStr, &str); 5] = [
 type Line = Arc<Mutex<Box<dyn Write + Send>>>;
 type Jobs = Arc<Mutex<BTreeMap<u32, Pid>>>;
 
-/// Serves the host over the second serial line until it goes.
+/// Serves the host over the second serial line until the host closes it.
 ///
 /// # Errors
 /// The guest cannot be prepared.
@@ -39,7 +39,7 @@ pub fn serve() -> Result<()> {
     answer(line.try_clone()?, line)
 }
 
-/// Mounts what every guest wants.
+/// Mounts the file systems that every guest needs.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -50,10 +50,10 @@ pub fn prepare() -> Result<()> {
     Ok(())
 }
 
-/// Opens a serial line that changes no byte.
+/// Opens a serial line in raw mode, which changes no byte.
 ///
 /// # Errors
-/// There is none of that name.
+/// No line has that name.
 pub fn open_raw(path: &str) -> Result<File> {
     let line = File::from(open(path, OFlags::RDWR | OFlags::NOCTTY, Mode::empty()).context(path)?);
     let mut raw = tcgetattr(&line)?;
@@ -62,10 +62,11 @@ pub fn open_raw(path: &str) -> Result<File> {
     Ok(line)
 }
 
-/// Does what comes in by one line and answers by another, until the host goes. Commands that then still run are killed.
+/// Runs the requests of `input` and answers on `out`, until the host closes the connection. Kills commands that still
+/// run then.
 ///
 /// # Errors
-/// What comes in makes no sense.
+/// A request is not valid.
 pub fn answer(input: impl Read, out: impl Write + Send + 'static) -> Result<()> {
     let (line, jobs): (Line, _) = (Arc::new(Mutex::new(Box::new(out))), Jobs::default());
     send_to_host(&line, &ToHost::Ready);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `make vm-demo`: two machines and their host, a file from one to the other, and how fast that is beside the network
-//! that they have. Everything in the tables is measured in the machines that the file crossed between, in this run.
+//! `make vm-demo`: two machines and their host, a file from one machine to the other, and a comparison of the speed
+//! with that of their network. Every figure in the tables is measured in this run, between the machines that the file
+//! crossed.
 
 pub mod connecting;
 mod goals;
@@ -26,7 +27,7 @@ use tombolo_e2e::process::Process;
 use tombolo_e2e::qemu::Vm;
 use tombolo_e2e::runner::Half;
 
-/// What the machines do for it besides running `tombolo`.
+/// Guest halves that the machines run for the demonstration, besides `tombolo`.
 pub const HALVES: &[Half] = &[
     ("volume::send", volume::send),
     ("volume::receive", volume::receive),
@@ -34,16 +35,16 @@ pub const HALVES: &[Half] = &[
     ("connecting::open", connecting::open),
 ];
 
-/// Where the right end of a measurement listens for its left.
+/// Port at which the right end of a measurement listens for its left end.
 const PORT: u16 = 7083;
 
-/// What a right end says once it listens.
+/// Line that a right end prints once it listens.
 const SERVING: &str = "serving at";
 
-/// How much is measured.
+/// Extent of the measurements.
 #[derive(Debug, Clone, Copy)]
 pub struct Effort {
-    /// Samples of each.
+    /// Samples of each measurement.
     runs: u32,
     /// Seconds of a sample.
     seconds: f64,
@@ -52,18 +53,18 @@ pub struct Effort {
     times: u32,
 }
 
-/// For a table that means something.
+/// Effort for a meaningful table.
 pub const FULL: Effort = Effort { runs: 5, seconds: 0.3, volume: 1024, times: 5 };
-/// To see that all of it works.
+/// Effort for a check that everything works.
 pub const QUICK: Effort = Effort { runs: 2, seconds: 0.1, volume: 64, times: 1 };
 
-/// Within this a link is to be up, in milliseconds.
+/// Time within which a link must be up, in milliseconds.
 const LINK_UP: Goal = Goal::Most(1000.0);
 
-/// What there is to show once the machines are up.
+/// Parts of the demonstration once the machines are up.
 pub const PARTS: [&str; 4] = ["file", "speed", "setup", "volume"];
 
-/// Shows the parts that are asked for, in their order.
+/// Runs the given parts, in their order.
 pub fn run(made_of: &Parts, effort: Effort, parts: &[&str]) -> Result<()> {
     if let Some(unknown) = parts.iter().find(|part| !PARTS.contains(part)) {
         return Err(Error::new(format!(
@@ -105,7 +106,7 @@ pub fn run(made_of: &Parts, effort: Effort, parts: &[&str]) -> Result<()> {
     site.finish()
 }
 
-/// Says what is done, as somebody would type it.
+/// Prints a step as somebody would type it.
 fn print_step(place: &str, command: &str) {
     println!("{place}$ {command}");
 }
@@ -150,7 +151,7 @@ fn file(site: &mut Site) -> Result<()> {
     Ok(())
 }
 
-/// Measures from a to b and from a to the host; the lines of all that was measured.
+/// Measures from a to b and from a to the host. Returns the lines of all measurements.
 fn measure(site: &mut Site, effort: Effort, goals: &mut Goals) -> Result<Vec<String>> {
     let mut lines = Vec::new();
     let server = site.b.start(&["tombolo", "bench", "--serve", &place(&site.addresses[1]), "--via", "vm:b"])?;
@@ -202,7 +203,7 @@ fn pair(
     }
     print!("{}", Table::of(pair, &lines)?.show(goals));
     println!();
-    // Each line says between whom: the file may hold several pairs.
+    // Each line names its pair, because the file may hold several pairs.
     Ok(lines.into_iter().map(|line| line.replacen('{', &format!("{{\"pair\":\"{title}\","), 1)).collect())
 }
 

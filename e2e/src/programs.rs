@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Tombolo's own programs, built as users have them, less what only debuggers read.
+//! Tombolo's own programs, built as users have them, without the parts that only debuggers read.
 
 use crate::error::{Context, Error, Result};
 use serde_json::Value;
@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The packages that have them.
+/// Packages that contain the programs.
 const OURS: [&str; 2] = ["tombolo-cli", "tombolo-broker"];
 
 /// The programs by their names.
@@ -16,7 +16,7 @@ const OURS: [&str; 2] = ["tombolo-cli", "tombolo-broker"];
 pub struct Programs(BTreeMap<String, PathBuf>);
 
 impl Programs {
-    /// Builds them, optimised.
+    /// Builds the programs, optimised.
     ///
     /// # Errors
     /// They do not build.
@@ -24,7 +24,7 @@ impl Programs {
         Self::of(&cargo(&OURS, &["--bins"])?)
     }
 
-    /// Builds an example of `package`, with what the package has for tests.
+    /// Builds an example of `package`, with the package's features for tests.
     ///
     /// # Errors
     /// It does not build.
@@ -38,11 +38,11 @@ impl Programs {
         named.map(|(name, path)| Ok((name, path?))).collect::<Result<_>>().map(Self)
     }
 
-    /// Builds a library of `package` as an archive called `name`, and says where it is: beside the programs, so that what they
-    /// have in common is built once.
+    /// Builds a library of `package` as an archive called `name`, and returns its path. It is built beside the
+    /// programs, so that their common parts are built once.
     ///
     /// # Errors
-    /// It does not build, or is called otherwise.
+    /// The library does not build, or has another name.
     pub fn archive(package: &str, name: &str) -> Result<PathBuf> {
         let lines = cargo(&[OURS[0], OURS[1], package], &["--bins", "--lib"])?;
         let files = lines.iter().filter_map(|line| line["filenames"].as_array()).flatten();
@@ -50,10 +50,10 @@ impl Programs {
         found.ok_or_else(|| Error::new(format!("{package} has no {name}")))
     }
 
-    /// Builds a library that programs load, and says where it is.
+    /// Builds a library that programs load, and returns its path.
     ///
     /// # Errors
-    /// It does not build, or is called otherwise.
+    /// The library does not build, or has another name.
     pub fn shared(package: &str, name: &str) -> Result<PathBuf> {
         let lines = cargo(&[package], &["--lib"])?;
         let files = lines.iter().filter_map(|line| line["filenames"].as_array()).flatten();
@@ -61,16 +61,16 @@ impl Programs {
         stripped(&found.ok_or_else(|| Error::new(format!("{package} has no {name}")))?)
     }
 
-    /// Where a program is.
+    /// Returns the path of a program.
     ///
     /// # Errors
-    /// None has that name.
+    /// No program has that name.
     pub fn path(&self, name: &str) -> Result<&Path> {
         self.0.get(name).map(PathBuf::as_path).ok_or_else(|| Error::new(format!("no program {name} was built")))
     }
 }
 
-/// Builds `what` of `packages`; what cargo says of it.
+/// Builds `what` of `packages`. Returns cargo's messages about it.
 fn cargo(packages: &[&str], what: &[&str]) -> Result<Vec<Value>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut build = Command::new(cargo);
@@ -88,10 +88,10 @@ fn cargo(packages: &[&str], what: &[&str]) -> Result<Vec<Value>> {
     Ok(said.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
 }
 
-/// A copy of a program without what tells about its source: a guest keeps its files in memory.
+/// Returns a copy of a program without its debug information: a guest keeps its files in memory.
 ///
 /// # Errors
-/// It cannot be read, or there is no `strip`.
+/// The program cannot be read, or there is no `strip`.
 pub fn stripped(path: &Path) -> Result<PathBuf> {
     let folder = path.with_file_name("stripped");
     fs::create_dir_all(&folder).context(folder.display())?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! C programs with libtombolo-vchan in them.
+//! Builds C programs with libtombolo-vchan in them.
 
 use crate::ensure;
 use crate::error::{Context, Result};
@@ -8,20 +8,20 @@ use crate::programs::Programs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// One end of those who try every function, in Xen's spelling.
+/// Name of a program that tries every function, in Xen's spelling.
 pub const XENS: &str = "vchan-apart-xen";
-/// The same in Qubes' spelling.
+/// The same program in Qubes' spelling.
 pub const QUBES: &str = "vchan-apart-qubes";
-/// What both ends say last.
+/// Last line that both ends print.
 pub const TRIED: &str = "every function of this spelling did what its header says";
 
-/// What a Rust library needs of the system.
+/// System libraries that a Rust library needs.
 pub(crate) const SYSTEM: [&str; 7] = ["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl", "-lc"];
 
 /// Builds [`XENS`] and [`QUBES`].
 ///
 /// # Errors
-/// There is no C compiler, or they do not build.
+/// There is no C compiler, or the programs do not build.
 pub fn apart() -> Result<Vec<Extra>> {
     let source = here("../crates/compat/vchan/tests/c/apart.c");
     let build =
@@ -29,7 +29,7 @@ pub fn apart() -> Result<Vec<Extra>> {
     Ok(vec![build(XENS, &[])?, build(QUBES, &["-DQUBES"])?])
 }
 
-/// The command by which a shell starts one end of them, with a map that says where domains are.
+/// Returns the shell command that starts one end of these programs, with a map of the domains' places.
 #[must_use]
 pub fn tries(program: &str, map: &str, role: &str, peer: u16, own: u16, many: u16) -> String {
     format!(
@@ -38,10 +38,10 @@ pub fn tries(program: &str, map: &str, role: &str, peer: u16, own: u16, many: u1
     )
 }
 
-/// Compiles a program and links it with our library.
+/// Compiles a program and links it with Tombolo's library.
 ///
 /// # Errors
-/// There is no C compiler, or it does not build.
+/// There is no C compiler, or the program does not build.
 pub fn with_ours(name: &str, source: &Path, flags: &[&str]) -> Result<PathBuf> {
     let archive = archive()?;
     compile(name, source, |cc| {
@@ -49,15 +49,15 @@ pub fn with_ours(name: &str, source: &Path, flags: &[&str]) -> Result<PathBuf> {
     })
 }
 
-/// Our library.
+/// Builds Tombolo's library and returns its path.
 ///
 /// # Errors
-/// It does not build.
+/// The library does not build.
 pub fn archive() -> Result<PathBuf> {
     Programs::archive("tombolo-vchan", "libtombolo_vchan.a")
 }
 
-/// Where a file is that is named as from this crate's folder.
+/// Returns the absolute path of a file that is named relative to this crate's folder.
 #[must_use]
 pub fn here(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
@@ -73,10 +73,10 @@ pub(crate) fn run(mut cc: Command, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Compiles a program, to a file beside our library.
+/// Compiles a program to a file beside Tombolo's library.
 ///
 /// # Errors
-/// There is no C compiler, or it does not build.
+/// There is no C compiler, or the program does not build.
 pub fn compile(name: &str, source: &Path, link: impl FnOnce(&mut Command)) -> Result<PathBuf> {
     let to = archive()?.with_file_name(name);
     let mut cc = compiler();

@@ -3,7 +3,7 @@
 //!
 //! Measures ways of moving bytes between two processes, side by side in one run.
 //!
-//! A *driver* (the program that calls [`run`]) starts a pair of *workers*: itself once more, with a hidden argument
+//! A *driver* (the program that calls [`run()`]) starts a pair of *workers*: itself once more, with a hidden argument
 //! that [`role_main`] recognises. The left worker sends and makes requests, the right one receives and answers, each
 //! tied to a CPU. The driver takes samples of all measurements in turns, so that a drift of the machine affects all of
 //! them alike. Each sample lies between two probes of how far apart the two CPUs are (see [`Placement`]): a host moves

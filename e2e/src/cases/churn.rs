@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Everything at once, many times: programs that are killed at random, devices that come and go under programs that do
-//! all that can be done.
+//! Everything at once, many times: programs that are killed at random, and devices that come and go under programs that
+//! do all that is possible.
 
 use super::lifetime::send;
 use super::{Case, Half, Verdict};
@@ -27,7 +27,7 @@ pub const CASES: &[Case] = &[
 pub const HALVES: &[Half] =
     &[("churn::work", work), ("churn::rebind", rebind), ("churn::spin", spin), ("churn::left", left)];
 
-/// Four pages with states and all the channels that a window can have.
+/// Four pages with state bytes and as many channels as a window can have.
 const WINDOW: WindowArgs = WindowArgs {
     cookie: 1,
     offset: 0x40000,
@@ -42,7 +42,8 @@ const WINDOW: WindowArgs = WindowArgs {
 const STATE: u64 = WINDOW.offset + 0x188;
 const ABORTED: u8 = 3;
 
-/// Each program opens its state and is killed some time later, or before. Either way it is aborted, or was never open.
+/// Each program opens its state and is killed some time later, or before that. Afterwards the state is aborted, or was
+/// never open.
 fn kills(rig: &mut Rig) -> Result<Verdict> {
     let guest = rig.solo()?;
     let mut opened = 0;
@@ -50,7 +51,7 @@ fn kills(rig: &mut Rig) -> Result<Verdict> {
         guest.own()?.write(STATE, &[0])?;
         guest.quiet()?;
         let job = guest.start("churn::work", &[])?;
-        // Every other one has its window; the others are killed on the way to it, or shortly after.
+        // Every other program has its window; the others are killed on the way to it, or shortly after.
         if round % 2 == 0 {
             guest.vm.line(job, within(60))?;
         }
@@ -72,7 +73,7 @@ fn kills(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// Has a window, writes and rings for ever.
+/// Makes a window, and writes and notifies for ever.
 fn work(args: &[String]) -> Result<()> {
     let link = Ends::from_args(args)?.0.link()?;
     let window = link.window(&WINDOW)?;
@@ -84,7 +85,7 @@ fn work(args: &[String]) -> Result<()> {
     }
 }
 
-/// Fails if a window is left on the link, or memory of one or of a link is.
+/// Fails if a window is left on the link, or if memory of a window or of a link is left.
 fn left(args: &[String]) -> Result<()> {
     let link = Ends::from_args(args)?.0.link()?;
     let (listed, count) = sys::windows(&link.0, 9)?;
@@ -96,15 +97,16 @@ fn left(args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// What the kernel's allocator knows to be in use for links and windows: lines of `slub_debug=U`.
+/// Returns the memory that the kernel's allocator counts as used by links and windows: lines of `slub_debug=U`.
 fn allocated() -> Result<Vec<String>> {
     let mut found = Vec::new();
     for cache in fs::read_dir("/sys/kernel/debug/slab").context("no slub_debug=U")? {
         let cache = cache?;
-        // KASAN keeps what was freed for a while, where the allocator takes it for used: a cache that shrinks gives it back.
+        // KASAN keeps freed memory for a while, and the allocator counts it as used meanwhile: shrinking a cache
+        // releases it.
         _ = fs::write(Path::new("/sys/kernel/slab").join(cache.file_name()).join("shrink"), "1");
         let Ok(text) = fs::read_to_string(cache.path().join("alloc_traces")) else { continue };
-        // Devices keep theirs as long as they are there, and the module what it registers when it is loaded.
+        // Devices keep their memory as long as they exist, and the module keeps what it registers when it is loaded.
         let of_devices =
             |line: &str| ["probe", "vectors_start", "tombolo_net_start"].iter().any(|who| line.contains(who));
         let ours = |line: &&str| line.contains("[tombolo_ivshmem]") && !of_devices(line);
@@ -113,7 +115,7 @@ fn allocated() -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// Takes the three devices from the driver and gives them back, in turn, while programs use them and the host rings.
+/// Takes the three devices from the driver and returns them, in turn, while programs use them and the host notifies.
 fn rebinds(rig: &mut Rig) -> Result<Verdict> {
     let guest = rig.solo()?;
     let rounds = if super::long() { "1000" } else { "40" };
@@ -121,7 +123,7 @@ fn rebinds(rig: &mut Rig) -> Result<Verdict> {
     let done = loop {
         match guest.vm.line(job, Instant::now() + Duration::from_millis(2)) {
             Ok(line) => break line,
-            // The devices are the driver's to lose: what the host rings meanwhile goes to nobody.
+            // The driver may lose the devices: the host's notifications reach nobody meanwhile.
             Err(why) if why.to_string().contains("deadline") => {
                 for vector in 0..VECTORS {
                     guest.board()?.0.notify(guest.id, vector)?;
@@ -140,7 +142,7 @@ fn rebinds(rig: &mut Rig) -> Result<Verdict> {
 fn rebind(args: &[String]) -> Result<()> {
     let (ends, rest) = Ends::from_args(args)?;
     let rounds: u32 = rest.first().map_or(Ok(1), |rounds| rounds.parse())?;
-    // What was plugged in just now may not have its driver yet, and cannot be taken from it.
+    // A device that was just plugged in may not have its driver yet, and then cannot be taken from it.
     for device in [&ends.own, &ends.peer, &ends.doorbell] {
         node_name(device)?;
     }
@@ -168,8 +170,8 @@ fn rebind(args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Makes links and windows, maps, waits, rings, passes on, makes copies and kills them, hangs up and gives back, whatever of it
-/// works, until told to stop.
+/// Makes links and windows, maps, waits, notifies, passes descriptors on, makes copies of itself and kills them, hangs
+/// up and closes. Ignores what fails, until told to stop.
 fn spin(args: &[String]) -> Result<()> {
     let (ends, rest) = Ends::from_args(args)?;
     let [channel, stop] = rest else { return Err("two more arguments".to_owned()).context("spin") };
@@ -181,7 +183,7 @@ fn spin(args: &[String]) -> Result<()> {
         turns += 1;
         _ = turn(&ends, channel, offset, turns);
     }
-    // The devices are there again: now it must work.
+    // The devices are there again: now everything must work.
     until(within(60), || turn(&ends, channel, offset, 1).is_ok()).context("nothing works afterwards")
 }
 
@@ -189,7 +191,7 @@ fn spin(args: &[String]) -> Result<()> {
 struct Copied(Pid);
 
 impl Copied {
-    /// Does `what` again and again in it.
+    /// Repeats `what` for ever in the copy.
     fn new(what: impl Fn()) -> Result<Self> {
         match sys::fork()? {
             Some(copy) => Ok(Self(copy)),
@@ -223,7 +225,8 @@ fn turn(ends: &Ends, channel: u32, offset: u64, turns: u32) -> Result<()> {
     let args = WindowArgs { cookie: 2, offset: 0x1000, length: 0x4000, channel, channels: 8, ..WINDOW };
     let window = Window(sys::window(&link, &args)?);
     let mapping = Mapping::writable(&window, 0x4000)?; // Not touched here: the device may go.
-    // A copy does all that can be done with what it has, until it is killed, or its memory is taken away.
+    // The copy does all that is possible with its descriptors and memory, until it is killed, or its memory is taken
+    // away.
     let _copy = Copied::new(|| {
         mapping.store(0, 1);
         _ = window.notify_channels(0xff);

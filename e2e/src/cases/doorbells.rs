@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Event channels: who rings is heard by who sleeps, and by nobody else; and who rings too much is not heard at once.
+//! Event channels: a notification reaches the waiter that it is for, and nobody else; and too many notifications are
+//! held back.
 
 use super::{Case, Half, Verdict};
 use crate::parts::checks_itself;
@@ -43,12 +44,12 @@ pub const HALVES: &[Half] = &[
     ("doorbells::pong", pong),
 ];
 
-/// Offset of the sequence words of a region half, and the first channel of the window here.
+/// Offset of the sequence words of a region half, and the first channel of this module's window.
 const SEQUENCE_WORDS: u64 = 0x800;
 const CHANNEL: u32 = 5;
 /// `TOMBOLO_NOBODY`
 const NOBODY: u16 = 0xffff;
-/// A page of our own part with two channels.
+/// One page of the guest's own half, with two channels.
 const WINDOW: WindowArgs = WindowArgs {
     cookie: 5,
     offset: 4096,
@@ -83,7 +84,7 @@ fn from_host(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// Prints the channels that are rung, so many times.
+/// Prints the channels that are notified, so many times.
 fn listen(args: &[String]) -> Result<()> {
     let (ends, rest) = Ends::from_args(args)?;
     let window = ends.link()?.window(&WINDOW)?;
@@ -120,7 +121,7 @@ fn redirected(rig: &mut Rig) -> Result<Verdict> {
     ensure!(guest.wait_notified(Instant::now()).is_err(), "a doorbell that was taken away was rung");
     ensure!(word(guest)? != before, "a ring was not counted");
     notify_as_host(guest, 0)?;
-    // Nothing else rings: only the change does, for the ring of before.
+    // Nothing else notifies the host: only the change of the doorbell does, for the earlier notification.
     guest.wait_notified(within(60))?;
     ensure!(guest.vm.line(job, within(60))? == "changed", "not changed");
     ensure!(guest.wait_notified(Instant::now()).is_err(), "rung twice");
@@ -129,7 +130,7 @@ fn redirected(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// Rings while there is nobody to ring, and once the host rang lets it be rung again.
+/// Notifies while there is no peer to notify; once the host has notified it, makes the peer reachable again.
 fn guest_redirected(args: &[String]) -> Result<()> {
     let (ends, _) = Ends::from_args(args)?;
     let link = ends.link()?;
@@ -158,7 +159,7 @@ fn apart(rig: &mut Rig) -> Result<Verdict> {
 fn guest_apart(args: &[String]) -> Result<()> {
     let link = Ends::from_args(args)?.0.link()?;
     let window = link.window(&WINDOW)?;
-    // What is taken is taken, and what is nobody's cannot be rung.
+    // A channel that is taken stays taken, and a channel that is not the window's cannot be notified.
     let next = WindowArgs { channel: CHANNEL + 1, ..WINDOW };
     ensure!(errno(sys::window(&link.0, &next)) == Some(Errno::BUSY), "a channel has two owners");
     let other = link.window(&WindowArgs { channel: CHANNEL + 2, ..WINDOW })?;
@@ -185,13 +186,13 @@ fn guest_apart(args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Whether a window that does not block has no event.
+/// Returns whether a window that does not block has no event.
 fn nothing(window: &Window) -> Result<bool> {
     let quiet = polled(window.as_fd(), Instant::now())?.is_empty();
     Ok(quiet && errno(rustix::io::read(window, &mut [0_u8; 8])) == Some(Errno::AGAIN))
 }
 
-/// Interrupts that come while a machine is suspended to memory are lost with the state of its processors.
+/// Tests interrupts that come while a machine is suspended to memory: they are lost with the state of its processors.
 fn suspended(rig: &mut Rig) -> Result<Verdict> {
     let guest = rig.solo()?;
     let job = guest.start("doorbells::doze", &[])?;
@@ -206,7 +207,7 @@ fn suspended(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// Waits for a ring at an eventfd, at which nobody looks again because the machine woke up.
+/// Waits for a notification at an eventfd, which nothing checks again because the machine woke up.
 fn doze(args: &[String]) -> Result<()> {
     let window = Ends::from_args(args)?.0.link()?.window(&WINDOW)?;
     let event = eventfd(0, EventfdFlags::CLOEXEC)?;
@@ -217,13 +218,13 @@ fn doze(args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Suspends the machine to memory, and is back when it is.
+/// Suspends the machine to memory, and returns when the machine is back.
 fn suspend(_: &[String]) -> Result<()> {
     Ok(fs::write("/sys/power/state", "mem")?)
 }
 
-/// The host rings as fast as it can, for nothing. It must come to few interrupts, and whoever sleeps must still hear what
-/// matters.
+/// The host notifies as fast as it can, without need. That must lead to few interrupts, and a waiter must still learn
+/// of real notifications.
 fn storm(rig: &mut Rig) -> Result<Verdict> {
     const LONG: Duration = Duration::from_secs(3);
     let guest = rig.solo()?;
@@ -253,8 +254,9 @@ fn storm(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// The host changes all sequence words each time that it rings, so that no interrupt is for nothing, and each wakes as many as there
-/// are. Who is woken is what costs: interrupts alone are too few under emulation to be called a storm, whatever the budget.
+/// The host changes all sequence words each time that it notifies, so that no interrupt is spurious and each wakes as
+/// many waiters as there are. The wakes are what costs: under emulation interrupts alone are too few for a storm,
+/// whatever the budget.
 fn flood(rig: &mut Rig) -> Result<Verdict> {
     const LONG: Duration = Duration::from_secs(3);
     let guest = rig.solo()?;
@@ -278,11 +280,11 @@ fn flood(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// How many watch one eventfd.
+/// Number of watchers of one eventfd.
 const WATCHERS: usize = 20_000;
 
-/// The host rings, by the rules, a channel whose eventfd thousands watch: so few interrupts and wakes that they are no storm,
-/// each of which takes long. What they take all together is bounded.
+/// The host follows the rules and notifies a channel whose eventfd thousands watch. The interrupts and wakes are too
+/// few for a storm, but each takes long. Their total time is bounded.
 fn watched(rig: &mut Rig) -> Result<Verdict> {
     const LONG: Duration = Duration::from_secs(3);
     let guest = rig.solo()?;
@@ -305,7 +307,8 @@ fn watched(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// Has an eventfd watched by very many, says how many microseconds it takes to wake them all, and then how often they were.
+/// Has very many watch an eventfd, prints how many microseconds it takes to wake them all, and then how often they were
+/// woken.
 fn guest_watched(args: &[String]) -> Result<()> {
     let link = Ends::from_args(args)?.0.link()?;
     let window = link.window(&WINDOW)?;
@@ -338,10 +341,10 @@ fn guest_watched(args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// What interrupts may cost within a tick.
+/// Budget for the cost of interrupts within a tick.
 const BUDGET: &str = "/sys/module/tombolo_ivshmem/parameters/budget";
 
-/// Sends the rings of 384 channels to an eventfd, and says how many came once none comes for a second.
+/// Sends the notifications of 384 channels to an eventfd, and prints how many came once none has come for a second.
 fn flooded(args: &[String]) -> Result<()> {
     let link = Ends::from_args(args)?.0.link()?;
     let event = eventfd(0, EventfdFlags::CLOEXEC)?;
@@ -350,7 +353,7 @@ fn flooded(args: &[String]) -> Result<()> {
     for window in &windows {
         (0..64).try_for_each(|channel| sys::eventfd(window, channel, event.as_raw_fd()))?;
     }
-    // So that one interrupt is too much already, however slow this machine is.
+    // Makes one interrupt exceed the budget already, however slow this machine is.
     fs::write(BUDGET, "256")?;
     println!("ready");
     let (mut events, mut last) = (0, None);
@@ -377,7 +380,7 @@ fn counters(args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Each side sleeps until the other rings, by turns: a ring that got lost ends it at the deadline.
+/// Each side sleeps until the other notifies it, by turns: a lost notification makes the case end at the deadline.
 fn between_guests(rig: &mut Rig) -> Result<Verdict> {
     let (mut a, mut b, _board) = rig.pair()?;
     for (first, second) in [("doorbells::ping", "doorbells::pong"), ("doorbells::pong", "doorbells::ping")] {
@@ -394,7 +397,8 @@ fn between_guests(rig: &mut Rig) -> Result<Verdict> {
 
 fn ping(args: &[String]) -> Result<()> {
     let (_link, window, times) = paired(args)?;
-    // The other side may not be there yet: rings from before are forgotten, so ring until one is answered.
+    // The other side may not be there yet, and earlier notifications are dropped, so this side notifies until one is
+    // answered.
     while polled(window.as_fd(), Instant::now() + Duration::from_millis(50))?.is_empty() {
         window.notify_channels(0b10)?;
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A peer of an interface that the kernel's module runs, and that writes its memory itself: frames that lie, frames that change
-//! while they are read, positions that no ring has, and ends in the middle.
+//! A test peer of an interface that the kernel's module runs. The peer writes its memory itself: invalid frames, frames
+//! that change while they are read, positions that no ring can have, and ends amid a burst.
 
 use super::net::{carry, cross, down, load_tun, stat, up, wait_carrier, wait_for};
 use super::{Case, Half, Verdict, long};
@@ -28,23 +28,23 @@ pub const HALVES: &[Half] = &[("frames::end", end), ("frames::lie", lie), ("fram
 
 const PAGE: usize = 4096;
 const RING: u64 = 1 << 20;
-/// Where the words stand in a segment (M-5).
+/// Offsets of the words in a segment (M-5).
 const TAIL: usize = 0x80;
 const HEAD: usize = 0x100;
 const WANT_DATA: usize = 0x180;
 const READER_STATE: usize = 0x188;
 const WRITER_STATE: usize = 0x208;
-/// The low half of a state word from which on its side is over (R-15).
+/// Lowest value of a state word's low half at which its side is over (R-15).
 const CLOSED: u64 = 2;
 const ABORTED: u64 = 3;
 /// Bytes of virtio's header.
 const HEADER: usize = 12;
-/// The longest frame that the other end takes.
+/// Longest frame that the module takes, in bytes.
 const FRAME_MOST: usize = 65_553;
-/// The address that this peer says it has.
+/// Address that this peer announces.
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x66];
 
-/// A peer that has the memory of its channel in its own hands.
+/// A peer that controls the memory of its channel directly.
 struct Peer {
     _channel: Messages,
     doorbell: OwnedFd,
@@ -56,7 +56,7 @@ struct Peer {
 }
 
 impl Peer {
-    /// Meets who listens at `address`, and takes the memory from the library.
+    /// Connects to the listener at `address`, and takes the channel's memory from the library.
     fn meet(address: &str, ring: u64) -> Result<Self> {
         let options = Options::new().ring_size(ring).wait_for_listener(Duration::from_secs(60));
         let mut channel: Messages = tombolo::connect_with(address, &options).context(address)?;
@@ -71,7 +71,7 @@ impl Peer {
         Ok(Self { _channel: channel, doorbell: parts.own, own, theirs, data: data as usize, capacity, tail })
     }
 
-    /// Says hello, and waits until the other end has begun to read frames. Returns the other's address.
+    /// Sends the hello, and waits until the module has begun to read frames. Returns the module's address.
     fn greet(&mut self) -> Result<[u8; 6]> {
         let mut hello = [0; 64];
         hello[..5].copy_from_slice(b"TBNET");
@@ -84,7 +84,7 @@ impl Peer {
         self.put(&hello);
         self.publish()?;
         until(within(60), || self.theirs.load_word(TAIL) >= 72).context("its hello")?;
-        // Its first message is at the beginning of its ring: that follows its first page.
+        // The module's first message is at the beginning of its ring, which follows the first page of its segment.
         ensure!(self.theirs.load_word(0x18) == PAGE as u64, "its ring begins elsewhere");
         let mac = std::array::from_fn(|at| self.theirs.load(PAGE + 8 + 0x20 + at));
         Ok(mac)
@@ -98,7 +98,7 @@ impl Peer {
         self.own.store_all(self.data, &bytes[first..]);
     }
 
-    /// Puts a message behind what is there, without a word to anybody.
+    /// Puts a message after the earlier ones, without publishing it.
     fn put(&mut self, message: &[u8]) {
         self.store(self.tail, &(message.len() as u64).to_le_bytes());
         self.store(self.tail + 8, message);
@@ -110,7 +110,7 @@ impl Peer {
         self.ring()
     }
 
-    /// Rings the other end's reader.
+    /// Notifies the module's reader.
     fn ring(&self) -> Result<()> {
         rustix::io::write(&self.doorbell, &1_u64.to_ne_bytes())?;
         Ok(())
@@ -120,7 +120,7 @@ impl Peer {
         self.capacity.saturating_sub(self.tail.wrapping_sub(self.theirs.load_word(HEAD)))
     }
 
-    /// Takes all that comes as read.
+    /// Consumes all that the module has published, unread.
     fn read_all(&self) {
         self.own.store_word(HEAD, self.theirs.load_word(TAIL));
     }
@@ -130,7 +130,7 @@ impl Peer {
     }
 }
 
-/// A frame for everybody, of a kind that nobody knows.
+/// Returns a broadcast frame of a type that no protocol uses.
 fn plain() -> Vec<u8> {
     let mut message = vec![0; HEADER];
     message.extend([0xff; 6]);
@@ -140,15 +140,15 @@ fn plain() -> Vec<u8> {
     message
 }
 
-/// Messages of a burst: as many as fill most of a ring.
+/// Messages of a burst: enough to fill most of a ring.
 const BURST: u64 = 10_000;
 
-/// Sends a burst of frames and ends at once, as it is told.
+/// Sends a burst of frames and ends at once, in the way that the argument names.
 fn end(args: &[String]) -> Result<()> {
     let [address, how] = args else { return Err(Error::new("where, and how?")) };
     let mut peer = Peer::meet(address, RING)?;
     peer.greet()?;
-    // The first one is read by the module, so there is a link.
+    // The module reads the first frame, so the link is up.
     let message = plain();
     peer.put(&message);
     peer.publish()?;
@@ -170,7 +170,7 @@ fn number(stat: &str, path: &[&str]) -> Result<u64> {
     found.ok_or_else(|| Error::new(format!("no {path:?}: {stat}")))
 }
 
-/// Waits until there was a link more, and it is over.
+/// Waits until the interface has had `links` links and the last one is over.
 fn wait_over(site: &mut Site, links: u64) -> Result<String> {
     let what = format!(
         "tombolo net stat tmb0 --json > /tmp/stat && grep -q '\"links\":{links},' /tmp/stat \
@@ -199,7 +199,7 @@ fn ends(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// What is wrong with a ring, and the clause that the other end names.
+/// Ways in which a ring is invalid, and the clause that the module names for each.
 const LIES: [(&str, &str); 11] = [
     ("small", "N-1"),
     ("magic", "N-1"),
@@ -214,7 +214,7 @@ const LIES: [(&str, &str); 11] = [
     ("moves", "R-15"),
 ];
 
-/// A link with honest frames first, and then one lie.
+/// Opens a link, sends valid frames first, and then commits one protocol violation.
 fn lie(args: &[String]) -> Result<()> {
     let [address, what] = args else { return Err(Error::new("where, and what?")) };
     let mut peer = Peer::meet(address, if what == "small" { 64 << 10 } else { RING })?;
@@ -235,7 +235,7 @@ fn lie(args: &[String]) -> Result<()> {
         "odd" => peer.own.store_word(TAIL, peer.tail + 4),
         "head-beyond" => peer.own.store_word(HEAD, read + (1 << 16)),
         "head-behind" => {
-            // Once the other end sends again it has seen how far this one had read.
+            // Once the module sends again, it has seen how far this side had read.
             until(within(60), || peer.theirs.load_word(TAIL) > read).context("it sends")?;
             peer.own.store_word(HEAD, read - 8);
         }
@@ -258,7 +258,7 @@ fn lies(rig: &mut Rig) -> Result<Verdict> {
     let site = rig.site()?;
     site.link("a", "b")?;
     let listener = up(site, At::B, "tmb0", "vm:b/lies", "kernel", 9)?;
-    // So that there is always something to be sent.
+    // Ensures that the module always has something to send.
     let talker = site.b.start(&["sh", "-c", "while :; do ping -c 1 -W 1 10.9.0.1; done > /dev/null 2>&1"])?;
     for (what, clause) in LIES {
         let liar = start(&mut site.a, "frames::lie", &["vm:b/lies", what])?;
@@ -268,7 +268,7 @@ fn lies(rig: &mut Rig) -> Result<Verdict> {
         wait_carrier(site, At::B, "tmb0", 0)?;
     }
     site.b.kill(talker)?;
-    // A link that is as it should be comes up as if nothing had been.
+    // A valid link comes up as if nothing had happened.
     let honest = up(site, At::A, "tmb0", "vm:b/lies", "kernel", 9)?;
     wait_carrier(site, At::B, "tmb0", 1)?;
     cross(site, 9)?;
@@ -277,7 +277,7 @@ fn lies(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// Bytes without a pattern, the same for the same seed.
+/// Pseudo-random bytes, the same for the same seed.
 struct Noise(u64);
 
 impl Noise {
@@ -312,7 +312,7 @@ fn sum(bytes: &[u8]) -> [u8; 2] {
     (!((sum >> 16) + (sum & 0xffff)) as u16).to_be_bytes()
 }
 
-/// A packet of IP with its kind, and how long its head is.
+/// Returns the EtherType of an IP packet, its bytes up to the payload, and the length of its IP header.
 fn packet(noise: &mut Noise, payload: usize) -> ([u8; 2], Vec<u8>, usize) {
     let protocol: u8 = noise.pick(&[6, 6, 6, 17, 17, 1, 58, 0, 132]);
     let mut inner = vec![0; if protocol == 6 { 20 } else { 8 }];
@@ -346,7 +346,7 @@ fn packet(noise: &mut Noise, payload: usize) -> ([u8; 2], Vec<u8>, usize) {
     ([8, 0], [head, inner].concat(), 20)
 }
 
-/// A message that lies in some way. `to` is the other's address.
+/// Returns a message that is invalid in some way. `to` is the module's address.
 fn message(noise: &mut Noise, to: [u8; 6]) -> Vec<u8> {
     if noise.is_one_in(20) {
         let mut message = vec![0; noise.pick(&[0, 1, 11, 12, 13, 25])];
@@ -354,7 +354,7 @@ fn message(noise: &mut Noise, to: [u8; 6]) -> Vec<u8> {
         return message;
     }
     if noise.is_one_in(200) {
-        // The first is the longest that is taken.
+        // The first length is the longest that the module takes.
         return vec![0; HEADER + noise.pick(&[FRAME_MOST, FRAME_MOST + 1, FRAME_MOST + 5000])];
     }
     let payload = noise.pick(&[0, 0, 1, 1, 20, 100, 100, 100, 1400, 1460, 1460, 9000, 30_000, 65_000]);
@@ -383,7 +383,8 @@ fn message(noise: &mut Noise, to: [u8; 6]) -> Vec<u8> {
     [&head[..], &frame].concat()
 }
 
-/// A header before a frame of so many bytes, whose packet is of a kind and has a head of `ip` bytes: half of them make sense.
+/// Returns a header for a frame of `len` bytes whose packet has the type `kind` and an IP header of `ip` bytes. Half of
+/// the headers make sense.
 fn header(noise: &mut Noise, kind: [u8; 2], ip: usize, len: usize) -> [u8; HEADER] {
     let mut head = [0; HEADER];
     if noise.is_one_in(12) {
@@ -412,7 +413,7 @@ fn header(noise: &mut Noise, kind: [u8; 2], ip: usize, len: usize) -> [u8; HEADE
     head
 }
 
-/// What was sent, as far as the other end must count it one way.
+/// Counts of sent messages, for the reasons that the module must count alike.
 #[derive(Default)]
 struct Sent {
     all: u64,
@@ -420,7 +421,7 @@ struct Sent {
     long: u64,
 }
 
-/// Sends so many messages, changes them while they are read, and says what it sent.
+/// Sends `count` messages, changes them while the module reads them, and prints what it sent.
 fn send_hostile(args: &[String]) -> Result<()> {
     let [address, count] = args else { return Err(Error::new("where, and how many?")) };
     let count: u64 = count.parse()?;
@@ -446,7 +447,7 @@ fn send_hostile(args: &[String]) -> Result<()> {
         if peer.theirs.load_word(WANT_DATA) & 1 == 1 || noise.is_one_in(8) {
             peer.ring()?;
         }
-        // While they are read. Some of the time until all are.
+        // Changes messages while the module reads them; some of the time until it has read all of them.
         let patient = noise.is_one_in(4);
         for round in 0.. {
             let read = peer.theirs.load_word(HEAD);
@@ -459,7 +460,7 @@ fn send_hostile(args: &[String]) -> Result<()> {
                 let at = noise.below(bytes.len());
                 peer.store(position + 8 + at as u64, &[noise.next() as u8]);
                 changed += 1;
-                // And back, so that what it does is done between two looks.
+                // Restores the byte, so that the change lasts only from one look of the module to the next.
                 peer.store(position + 8 + at as u64, &bytes[at..=at]);
             }
         }
@@ -474,7 +475,7 @@ fn send_hostile(args: &[String]) -> Result<()> {
     }
     until(within(60), || peer.theirs.load_word(HEAD) == peer.tail).context("the last ones are read")?;
     println!("sent {} {} {} {changed}", sent.all, sent.short, sent.long);
-    // Until it is killed: what is counted is to be read first.
+    // Runs until it is killed: the case has to read the counters first.
     loop {
         peer.read_all();
         pass(Duration::from_millis(20));
@@ -491,7 +492,7 @@ fn hostile(rig: &mut Rig) -> Result<Verdict> {
     let [honest_b, honest_a] = honest;
     let (honest_b, honest_a): (Job, Job) = (honest_b?, honest_a?);
     wait_carrier(site, At::A, "tmb1", 1)?;
-    // What is to be forwarded is divided here: its segments are longer than what goes on.
+    // The module has to divide what this machine forwards: its segments are longer than the next interface's MTU.
     let set_up = "echo 1 > /proc/sys/net/ipv4/ip_forward; echo 1 > /proc/sys/net/ipv6/conf/all/forwarding; \
                   ip addr add fd00:0:0:9::2/64 dev tmb0; ip addr add fd00:0:0:8::2/64 dev tmb1; \
                   ip link set tmb1 mtu 1280";
@@ -507,8 +508,8 @@ fn hostile(rig: &mut Rig) -> Result<Verdict> {
     let patience = if long() { 3600 } else { 600 };
     let job = start(&mut site.a, "frames::hostile", &["vm:b/hostile", &count.to_string()])?;
     line(&mut site.a, job, "begins", within(60))?;
-    // Another link goes on meanwhile. Pings would not: what the kernel answers to hostile frames fills its socket for ICMP while the
-    // receivers of that are looked for, also for some seconds afterwards.
+    // Another link continues meanwhile. Pings would fail: the kernel's answers to hostile frames fill its ICMP socket
+    // while it looks for their receivers, and for some seconds afterwards.
     carry(site, 8).context("an honest link beside it")?;
     let sent = line(&mut site.a, job, "sent", within(patience))?;
     let sent: Vec<u64> = sent.split(' ').map(str::parse).collect::<std::result::Result<_, _>>()?;

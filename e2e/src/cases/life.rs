@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Deaths, pauses and restarts under load: of programs, of machines, of brokers. Whoever is left hears of it in time, has
-//! all that was published, and goes on.
+//! Deaths, pauses and restarts of programs, machines and brokers under load. Whoever is left learns of it in time, has
+//! all that was published, and continues.
 
 use super::{Case, Half, Verdict};
 use crate::rig::Rig;
@@ -30,13 +30,13 @@ pub const CASES: &[Case] = &[
 ];
 pub const HALVES: &[Half] = &[("life::pour", pour), ("life::drink", drink)];
 
-/// Within this the death of a program or a machine is to be seen, and a pause within twice that, under emulation.
+/// Time within which the death of a program or a machine must be seen under emulation; a pause within twice that.
 pub(super) const SEEN: Duration = Duration::from_secs(1);
 const ADDRESS: &str = "vm:b/flow";
 /// Numbers in a block.
 const BLOCK: usize = 512;
 
-/// Writes numbers for ever, and says how far it is. Ends well when it is told of an end.
+/// Writes numbers for ever, and prints its progress. Exits successfully when it learns of an end.
 fn pour(args: &[String]) -> Result<()> {
     let address = args.first().ok_or_else(|| Error::new("where?"))?;
     let options = Options::new().wait_for_listener(Duration::from_secs(60));
@@ -65,7 +65,8 @@ fn pour(args: &[String]) -> Result<()> {
     }
 }
 
-/// Takes numbers, which come in order, and says how the peer fares. Ends well when the stream ends, however it does.
+/// Reads numbers, which must come in order, and prints the peer's liveness. Exits successfully when the stream ends,
+/// however it ends.
 fn drink(args: &[String]) -> Result<()> {
     let address = args.first().ok_or_else(|| Error::new("where?"))?;
     let mut listener = tombolo::listen(address)?;
@@ -130,9 +131,9 @@ impl Flow {
         Ok(Self { pour, drink })
     }
 
-    /// Waits until more has arrived than what is under way now.
+    /// Waits until more has arrived than what is in flight now.
     fn goes_on(&self, site: &mut Site) -> Result<()> {
-        // A ring's worth and more beyond what was read by now.
+        // More than a ring's worth beyond what was read by now.
         let now: u64 = self.latest(site)?;
         loop {
             let read: u64 = line(&mut site.b, self.drink, "read", within(60)).context("nothing flows")?.parse()?;
@@ -146,7 +147,7 @@ impl Flow {
         Ok(line(&mut site.b, self.drink, "read", within(60)).context("nothing flows")?.parse()?)
     }
 
-    /// Its link was left: nothing that was taken is lost.
+    /// Checks that no byte that was taken is lost after the flow's link was left.
     pub(super) fn was_left(self, site: &mut Site) -> Result<()> {
         let of_a = line(&mut site.a, self.pour, "ended", within(60)).context("the writer hears nothing")?;
         let of_b = line(&mut site.b, self.drink, "ended", within(60)).context("the reader hears nothing")?;
@@ -160,7 +161,7 @@ impl Flow {
         site.b.wait(self.drink, within(60))?.success().map(drop)
     }
 
-    /// Ends it in order to go on.
+    /// Ends the flow, so that the case can continue.
     fn stop(self, site: &mut Site) -> Result<()> {
         site.a.kill(self.pour)?;
         site.a.wait(self.pour, within(60))?;
@@ -177,7 +178,7 @@ fn host_broker(rig: &mut Rig) -> Result<Verdict> {
         site.broker.restart()?;
         flow.goes_on(site)?;
     }
-    // A channel that is agreed afterwards works as well, beside it.
+    // A channel that is set up afterwards works as well, beside the flow.
     small_file(site)?;
     flow.stop(site)?;
     Ok(Verdict::Done)
@@ -197,7 +198,7 @@ fn guest_brokers(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// A word from a to b over a channel of its own.
+/// Sends a word from a to b over a channel of its own.
 pub(super) fn small_file(site: &mut Site) -> Result<()> {
     let listener = site.b.start(&["sh", "-c", "tombolo cat --listen vm:b/word --receive-only"])?;
     site.a.sh("echo word | tombolo cat --connect vm:b/word --wait 60 --send-only", within(90))?;
@@ -228,7 +229,7 @@ fn until_life(site: &mut Site, flow: &Flow, life: &str) -> Result<()> {
     Ok(())
 }
 
-/// Kills the writer at some moment. What it said to be written arrives, and the reader hears of the death.
+/// Kills the writer at some moment. All that it reported as written arrives, and the reader learns of the death.
 fn writers(rig: &mut Rig) -> Result<Verdict> {
     let site = rig.site()?;
     let mut times = Vec::new();
@@ -250,12 +251,12 @@ fn writers(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// The last number that was said.
+/// Returns the last number that was printed after `word`.
 fn numbers(text: &str, word: &str) -> u64 {
     text.lines().filter_map(|line| line.strip_prefix(word)?.parse().ok()).next_back().unwrap_or(0)
 }
 
-/// Some moment of a flow's life.
+/// Returns some moment in the course of a flow.
 fn moment(round: u64) -> Duration {
     Duration::from_micros(round.wrapping_mul(7_919_113) % 300_000)
 }
@@ -278,8 +279,8 @@ fn readers(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// Takes a link away while numbers flow, without time to leave it. Both programs get an error or the end, in time, and end by
-/// themselves; the devices go, and a new link serves new programs.
+/// Removes a link while numbers flow, without time to leave it. Both programs get an error or the end, in time, and end
+/// by themselves. The devices go, and a new link serves new programs.
 fn taken_away(rig: &mut Rig) -> Result<Verdict> {
     let site = rig.site()?;
     site.broker.configure(&format!("[host]\nleave = \"0s\"\n{}", crate::site::CONFIG))?;
@@ -298,7 +299,7 @@ fn cut(site: &mut Site) -> Result<Verdict> {
         let of_a = line(&mut site.a, flow.pour, "ended", within(60)).context("the writer hears nothing")?;
         let of_b = line(&mut site.b, flow.drink, "ended", within(60)).context("the reader hears nothing")?;
         times.push(start.elapsed());
-        // Who hears of it last may see first that the other closed, or has gone.
+        // The program that learns of it last may see first that the other closed, or is gone.
         for ended in [of_a, of_b].map(|ended| ended.to_lowercase()) {
             let known = ["revoked", "the peer is gone", "processgone", "closed", "does not read any more"]
                 .iter()
@@ -319,8 +320,9 @@ fn cut(site: &mut Site) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// Removes a link while numbers flow, with time to leave it: the reader gets each byte that the writer was told was taken, and then
-/// hears that the link was taken away. That takes as long as programs take, here less than a second, and not all the time that there is.
+/// Removes a link while numbers flow, with time to leave it. The reader gets each byte that was reported to the writer
+/// as taken, and then learns that the link was taken away. Leaving takes as long as the programs need, here less than a
+/// second, and not all the time that is allowed.
 fn left(rig: &mut Rig) -> Result<Verdict> {
     let site = rig.site()?;
     site.broker.configure(&format!("[host]\nleave = \"30s\"\n{}", crate::site::CONFIG))?;
@@ -347,8 +349,9 @@ fn left_in_time(site: &mut Site) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// Adds and removes the link between a machine and its host while numbers flow between the machines: devices of that link go into
-/// and out of the same bus, and the guest is told of each that goes. The flow goes on, and nothing of its link is ejected.
+/// Adds and removes the link between a machine and its host while numbers flow between the machines. Devices of that
+/// link enter and leave the same bus, and the guest is informed of each that leaves. The flow continues, and nothing of
+/// its link is ejected.
 fn others_come_and_go(rig: &mut Rig) -> Result<Verdict> {
     let site = rig.site()?;
     let flow = Flow::start(site)?;
@@ -357,7 +360,8 @@ fn others_come_and_go(rig: &mut Rig) -> Result<Verdict> {
         site.broker.link(&["add", machine, "host", "--wait", "60"])?;
         pass(moment(round));
         site.broker.link(&["rm", machine, "host"])?;
-        // A new link at once, while the guest still lets go of the devices of the last, and one after it has.
+        // Adds a new link at once, while the guest still releases the devices of the last, or after it has released
+        // them.
         if round % 3 != 0 {
             let alone = || site.broker.list(&[]).is_ok_and(|rows| rows.len() == 1);
             until(within(60), alone).context(format!("round {round}: the link does not go"))?;
@@ -373,7 +377,7 @@ fn others_come_and_go(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// The median is what is promised: on a loaded host anything may be late once.
+/// The median must meet the limit: on a loaded host any single event may be late.
 fn in_time(times: &mut [Duration], limit: Duration) -> Result<()> {
     times.sort();
     let (median, last) = (times[times.len() / 2], times[times.len() - 1]);
@@ -382,7 +386,7 @@ fn in_time(times: &mut [Duration], limit: Duration) -> Result<()> {
     Ok(())
 }
 
-/// The end of machine b, as a program in a sees it, and its return.
+/// Ends machine b, and checks what a program in a sees.
 fn ends(site: &mut Site, what: &str, end: impl FnOnce(&mut Site) -> Result<()>) -> Result<()> {
     let flow = Flow::start(site)?;
     flow.goes_on(site)?;
@@ -432,7 +436,8 @@ fn killed(rig: &mut Rig) -> Result<Verdict> {
     for _ in 0..if super::long() { 20 } else { 1 } {
         ends(site, "killed", |site| site.b.cut())?;
         renew(site)?;
-        // It has a link from its first moment on. Had its firmware found the memory, it would not be cached (B-10).
+        // The machine has a link from its first moment on. If its firmware had found the memory, it would not be cached
+        // (B-10).
         let cached = site.b.sh("cat /sys/class/misc/tombolo*/write_back", within(60))?;
         let regions = cached.lines().filter(|says| says.trim() == "1").count();
         ensure!(regions == 2, "{regions} of its 2 regions are write-back cached: {cached:?}");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `tombolo net` between two machines: packets cross, the carrier goes with the peer and comes back with it. Frames go through a
-//! process on both sides, through the kernel's module on both, or through one of each.
+//! `tombolo net` between two machines: packets cross, and the carrier goes and comes back with the peer. Frames go
+//! through a process on both sides, through the kernel's module on both, or through one of each.
 
 use super::{Case, Half, Verdict};
 use crate::rig::Rig;
@@ -19,17 +19,17 @@ pub const CASES: &[Case] = &[
     Case { name: "b28_machines_of_a_network_find_each_other_by_the_hosts_rule_alone", run: by_rule },
 ];
 
-/// What takes longer than it tells where there is little time.
+/// Cases that take longer than they are worth where time is short.
 pub const LONG_CASES: &[Case] =
     &[Case { name: "n14_network_of_many_is_one_interface_whose_ports_the_module_moves", run: ports }];
 
-/// Of the module's engine.
+/// Cases of the module's engine.
 pub const ENGINE_CASES: &[Case] =
     &[Case { name: "n12_the_module_moves_the_frames_and_either_engine_may_be_the_other_end", run: kernel }];
 
 pub const HALVES: &[Half] = &[("net::send", send), ("net::receive", receive)];
 
-/// What goes over a connection: bytes without a pattern, the same each time.
+/// Returns the bytes for a connection: pseudo-random, the same each time.
 fn sent() -> Vec<u8> {
     let mut state = 88_172_645_463_325_252_u64;
     let mut next = || {
@@ -65,14 +65,14 @@ fn receive(args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Waits in a machine until a condition of the shell's holds.
+/// Waits in a machine until a shell condition holds.
 pub fn wait_for(site: &mut Site, at: At, what: &str) -> Result<String> {
     let script = format!("until {what}; do usleep 100000; done");
     site.vm(at).sh(&script, within(60)).context(what)
 }
 
-/// Starts an interface of a machine at a place where the second one listens, and gives it an address of the network 10.`net` once
-/// it is there.
+/// Starts an interface of a machine at a place where the second machine listens. Once the interface is there, gives it
+/// an address of the network 10.`net`.
 pub fn up(site: &mut Site, at: At, name: &str, place: &str, engine: &str, net: u8) -> Result<Job> {
     let (how, number) = if at == At::B { ("--listen", 2) } else { ("--connect", 1) };
     let job = site.vm(at).start(&["tombolo", "net", "up", name, how, place, "--engine", engine])?;
@@ -81,7 +81,7 @@ pub fn up(site: &mut Site, at: At, name: &str, place: &str, engine: &str, net: u
     Ok(job)
 }
 
-/// The one that most cases need.
+/// Starts the interface that most cases need.
 fn up_one(site: &mut Site, at: At, engine: &str) -> Result<Job> {
     up(site, at, "tmb0", "vm:b/net", engine, 9)
 }
@@ -90,14 +90,14 @@ pub fn wait_carrier(site: &mut Site, at: At, name: &str, on: u8) -> Result<Strin
     wait_for(site, at, &format!("[ \"$(cat /sys/class/net/{name}/carrier)\" = {on} ]"))
 }
 
-/// Each machine reaches the other, with one packet and with many.
+/// Checks that each machine reaches the other, with one packet and with many.
 pub fn cross(site: &mut Site, net: u8) -> Result<()> {
     let to = format!("10.{net}.0.2");
     site.a.sh(&format!("ping -c 2 -W 20 {to} && ping -c 2 -W 20 -s 20000 {to}"), within(120))?;
     carry(site, net)
 }
 
-/// The same without a ping.
+/// Checks the same without a ping.
 pub fn carry(site: &mut Site, net: u8) -> Result<()> {
     let net = net.to_string();
     let receiver = start(&mut site.b, "net::receive", &[&net])?;
@@ -128,7 +128,7 @@ pub fn load_tun(site: &mut Site) -> Result<()> {
     [&mut site.a, &mut site.b].into_iter().try_for_each(load_tun_of)
 }
 
-/// The same in one machine.
+/// Loads the modules in one machine.
 pub fn load_tun_of(vm: &mut Vm) -> Result<()> {
     vm.sh("[ -e /dev/net/tun ] || /agent insmod $(cat /modules/order)", within(60)).map(drop)
 }
@@ -143,7 +143,7 @@ pub fn down(site: &mut Site, at: At, name: &str, job: Job) -> Result<()> {
     Ok(())
 }
 
-/// Kills what has B's interface: the carrier of A's goes. Starts it again, by this engine: it comes back.
+/// Kills the process of B's interface: A loses the carrier. Starts it again with this engine: the carrier comes back.
 fn kill_and_start(site: &mut Site, job: Job, engine: &str) -> Result<Job> {
     site.b.kill(job)?;
     wait_carrier(site, At::A, "tmb0", 0)?;
@@ -157,7 +157,7 @@ fn kill_and_start(site: &mut Site, job: Job, engine: &str) -> Result<Job> {
 const RULE: &str = "[[net]]\nname = \"tmb0\"\ndomains = [\"a\", \"b\"]\n\
                     addresses = { a = \"10.9.0.1/24\", b = \"10.9.0.2/24\" }\n";
 
-/// Nobody does anything in the machines but what their units do.
+/// The machines do nothing except what their units do.
 fn by_rule(rig: &mut Rig) -> Result<Verdict> {
     let site = rig.site()?;
     load_tun(site)?;
@@ -168,7 +168,7 @@ fn by_rule(rig: &mut Rig) -> Result<Verdict> {
     site.broker.configure(&format!("{CONFIG}{RULE}"))?;
     wait_carrier(site, At::A, "tmb0", 1)?;
     cross(site, 9)?;
-    // Neither broker is missed, and neither takes anything when it is back.
+    // No broker is needed meanwhile, and no broker removes anything when it is back.
     site.broker.kill()?;
     for at in [At::A, At::B] {
         site.kill_broker(at)?;
@@ -188,11 +188,12 @@ fn by_rule(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// A network that may have more than two.
+/// A network that may have more than two machines.
 const LAN: &str = "[[net]]\nname = \"lan\"\ndomains = [\"*\"]\n\
                    addresses = { a = \"10.9.0.1/24\", b = \"10.9.0.2/24\" }\n";
 
-/// One interface with ports that the module moves the frames of, and without bridges in a machine an interface for each peer.
+/// Tests one interface with ports whose frames the module moves; and, in a machine without bridges, an interface for
+/// each peer.
 fn ports(rig: &mut Rig) -> Result<Verdict> {
     let site = rig.site()?;
     load_tun(site)?;
@@ -207,7 +208,7 @@ fn ports(rig: &mut Rig) -> Result<Verdict> {
     wait_carrier(site, At::B, "lan", 1)?;
     site.a.sh("[ ! -e /sys/class/net/lan ]", within(60))?;
     cross(site, 9)?;
-    // Bridges are there, and whoever makes the interfaces begins anew.
+    // The kernel can make bridges now, and the program that makes the interfaces starts anew.
     site.a.kill(plain)?;
     site.a.wait(plain, within(60))?;
     site.a.sh("/agent insmod $(tr ' ' '\\n' < /modules/order | grep /bridge.ko)", within(60))?;
@@ -225,7 +226,7 @@ fn ports(rig: &mut Rig) -> Result<Verdict> {
         ensure!(stat.contains(word), "{word}: {stat}");
     }
     ensure!(stat.matches("\"source\":0").count() == 2, "{stat}");
-    // What died leaves its interface, which is found again.
+    // A program that dies leaves its interface, which the next one finds.
     site.b.kill(b)?;
     site.b.wait(b, within(60))?;
     wait_carrier(site, At::A, "lan", 0)?;
@@ -253,20 +254,20 @@ fn kernel(rig: &mut Rig) -> Result<Verdict> {
     for at in [At::A, At::B] {
         let stat = stat(site, at)?;
         ensure!(stat.contains("\"engine\":\"kernel\""), "{stat}");
-        // Segments crossed whole, and the peer's frames were all taken.
+        // Segments crossed whole, and all frames of the peer were accepted.
         ensure!(stat.matches("\"segments\":0,").count() < 2, "{stat}");
         for why in ["short", "long", "header", "feature", "source", "refused"] {
             ensure!(stat.matches(&format!("\"{why}\":0")).count() == 2, "{why}: {stat}");
         }
     }
-    // What was switched off and on goes on, and another MTU is told to the peer by a new link.
+    // An interface that was switched off and on continues, and a new link tells the peer of another MTU.
     site.a.sh("ip link set tmb0 down && ip link set tmb0 up", within(60))?;
     cross(site, 9)?;
     site.a.sh("ip link set tmb0 mtu 9000", within(60))?;
     wait_for(site, At::A, "tombolo net stat tmb0 --json | grep -q '\"links\":2'")?;
     wait_carrier(site, At::A, "tmb0", 1)?;
     cross(site, 9)?;
-    // The other end may be a process, and is looked for again.
+    // The other end may be a process, and the module looks for it again.
     let b = kill_and_start(site, b, "tap")?;
     cross(site, 9)?;
     let b = kill_and_start(site, b, "kernel")?;

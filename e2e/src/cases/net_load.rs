@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! An interface of the module's under load, while all that can be done to it is done to it. Bytes arrive as they were sent, and
-//! connections go on, or fail with an error of TCP's own where the other machine has lost them.
+//! An interface of the module under load, while the case does everything to it that can be done. Bytes arrive as they
+//! were sent. Connections continue, or fail with an error of TCP itself where the other machine has lost them.
 
 use super::net::{down, up, wait_carrier, wait_for};
 use super::{Case, Half, Verdict, long};
@@ -23,24 +23,24 @@ pub const CASES: &[Case] =
     &[Case { name: "n6_n10_n12_interface_of_the_module_is_changed_under_load_and_connections_go_on", run: changed }];
 pub const HALVES: &[Half] = &[("net_load::pour", pour), ("net_load::answer", answer)];
 
-/// Connections at a time, each busy both ways.
+/// Number of simultaneous connections, each busy in both directions.
 pub(super) const CONNECTIONS: usize = 4;
 const PORT: u16 = 10;
-/// Words of eight bytes that a connection writes at a time.
+/// Words of eight bytes that a connection writes at once.
 const WORDS: usize = 2048;
-/// Ends the answering side's words; what it received follows.
+/// Marks the end of the answering side's words; the number of words that it received follows.
 const END: u64 = u64::MAX;
-/// Where who sends is told to come to an end.
+/// File whose existence tells the sender to end.
 const STOP: &str = "/tmp/net-stop";
-/// How long nothing may come before a connection counts as stalled.
+/// Time without data after which a connection counts as stalled.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The word at a place of a stream, which is another one in each connection and each way.
+/// Returns the word at a position of a stream. It differs for each connection and direction.
 fn word(seed: u64, at: u64) -> u64 {
     (at ^ seed << 56).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 1
 }
 
-/// Compares words with what they are to be, from a place on.
+/// Compares words with the expected ones, from a position on.
 fn check(seed: u64, from: u64, bytes: &[u8]) -> Result<()> {
     for (at, chunk) in (from..).zip(bytes.chunks_exact(8)) {
         let (came, wanted) = (u64::from_le_bytes(chunk.try_into()?), word(seed, at));
@@ -49,12 +49,12 @@ fn check(seed: u64, from: u64, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Why a connection is over before its time.
+/// Reason why a connection ended early.
 #[derive(Debug)]
 enum Failed {
-    /// TCP says so.
+    /// TCP reported an error.
     Broken(std::io::Error),
-    /// It is not what it was to be, or stands still.
+    /// The data are wrong, or the connection stalls.
     Wrong(Error),
 }
 
@@ -83,7 +83,7 @@ fn has_come(counted: u64, written: u64) -> Result<()> {
     Ok(())
 }
 
-/// Words that come in, compared as they do.
+/// Incoming words, compared as they arrive.
 struct Words {
     stream: TcpStream,
     seed: u64,
@@ -97,7 +97,7 @@ impl Words {
         Self { stream, seed, words: 0, kept: 0, room: vec![0; 8 * WORDS] }
     }
 
-    /// Reads once. The word that follows [`END`], and nothing at the end of the stream, end it.
+    /// Reads once. Returns the word that follows [`END`], or zero at the end of the stream; else nothing.
     fn read(&mut self) -> std::result::Result<Option<u64>, Failed> {
         let got = self.stream.read(&mut self.room[self.kept..])?;
         is_whole(if got == 0 { self.kept } else { 0 })?;
@@ -120,7 +120,7 @@ impl Words {
     }
 }
 
-/// Writes words until it is told to end. Returns how many.
+/// Writes words until `is_over` holds. Returns the number of words.
 fn write_words(stream: &mut TcpStream, seed: u64, is_over: impl Fn() -> bool) -> std::io::Result<u64> {
     let mut next = 0;
     while !is_over() {
@@ -136,7 +136,8 @@ fn set_patience(stream: &TcpStream) -> std::io::Result<()> {
     stream.set_write_timeout(Some(PATIENCE))
 }
 
-/// Sends words over each connection, reads what comes the other way, and says how far it is. A connection that fails is made anew.
+/// Sends words over each connection, reads those of the other direction, and prints its progress. Replaces a connection
+/// that fails.
 fn pour(args: &[String]) -> Result<()> {
     let address = args.first().ok_or_else(|| Error::new("where?"))?;
     let read: [AtomicU64; CONNECTIONS] = std::array::from_fn(|_| AtomicU64::new(0));
@@ -153,7 +154,7 @@ fn pour(args: &[String]) -> Result<()> {
     })
 }
 
-/// One connection after the other, until it is time.
+/// Makes one connection after the other, until the stop file exists.
 fn go_on(address: &str, seed: u64, read: &AtomicU64) -> Result<()> {
     while !Path::new(STOP).exists() {
         let Ok(stream) = TcpStream::connect((address, PORT)) else {
@@ -196,7 +197,7 @@ fn talk(mut stream: TcpStream, seed: u64, read: &AtomicU64) -> std::result::Resu
     })
 }
 
-/// Takes connections for ever, and answers each with words until it has all that is sent.
+/// Accepts connections for ever, and answers each with words until it has received all that is sent.
 fn answer(_: &[String]) -> Result<()> {
     let listener = TcpListener::bind(("0.0.0.0", PORT))?;
     println!("listens");
@@ -251,7 +252,7 @@ impl Load {
         Ok(Self { pour, answer })
     }
 
-    /// Answers in the machine that booted in the place of the one that did.
+    /// Starts answering in the machine that replaced the earlier one.
     pub(super) fn answer_anew(&mut self, site: &mut Site) -> Result<()> {
         self.answer = start_answer(site)?;
         Ok(())
@@ -262,7 +263,7 @@ impl Load {
         Ok(said.split(' ').map(str::parse).collect::<std::result::Result<_, _>>()?)
     }
 
-    /// Waits until more has come over each connection than had by now. Returns how long that took.
+    /// Waits until each connection has received more than it had at the call. Returns how long that took.
     pub(super) fn goes_on(&self, site: &mut Site) -> Result<Duration> {
         let begun = Instant::now();
         while site.a.line(self.pour, Instant::now()).is_ok() {}
@@ -289,7 +290,7 @@ impl Load {
         }
     }
 
-    /// Ends it in order. Returns the errors of connections that broke.
+    /// Ends the load in order. Returns the errors of connections that broke.
     pub(super) fn end(self, site: &mut Site) -> Result<Vec<String>> {
         site.a.sh(&format!("touch {STOP}"), within(60))?;
         let said = site.a.wait(self.pour, within(120))?.success().context("who sends")?;
@@ -309,13 +310,13 @@ fn start_answer(site: &mut Site) -> Result<Job> {
     Ok(answer)
 }
 
-/// Interfaces, and how many use the module.
+/// Returns the interfaces, and the module's reference count.
 fn held(site: &mut Site, at: At) -> String {
     let what = "ls /sys/class/net; cat /sys/module/tombolo_ivshmem/refcnt";
     site.vm(at).sh(what, within(60)).unwrap_or_else(|why| why.to_string())
 }
 
-/// Nothing is left: no interface, and nobody who uses the module once its broker has gone.
+/// Checks that nothing is left: no interface, and no user of the module once its broker has ended.
 pub(super) fn is_clean(site: &mut Site, at: At) -> Result<()> {
     let before = held(site, at);
     site.kill_broker(at)?;
@@ -330,7 +331,7 @@ pub(super) fn is_clean(site: &mut Site, at: At) -> Result<()> {
     sh(site, at, &format!("[ -z \"$(dmesg | grep -E '{faults}')\" ]")).context("dmesg")
 }
 
-/// Does something, and sees that the load goes on afterwards.
+/// Disturbs the interface in some way, and checks that the load continues afterwards.
 fn disturb(site: &mut Site, load: &Load, what: &str, how: impl FnOnce(&mut Site) -> Result<()>) -> Result<()> {
     let begun = Instant::now();
     how(site).context(what)?;
@@ -344,12 +345,12 @@ fn sh(site: &mut Site, at: At, command: &str) -> Result<()> {
     site.vm(at).sh(command, within(60)).map(drop)
 }
 
-/// Switches it off and on.
+/// Switches the interface off and on.
 fn off_and_on(site: &mut Site, at: At) -> Result<()> {
     sh(site, at, "ip link set tmb0 down && usleep 500000 && ip link set tmb0 up")
 }
 
-/// Another MTU, which both ends have soon.
+/// Sets another MTU, which both ends soon have.
 fn set_mtu(site: &mut Site, at: At, mtu: u32) -> Result<()> {
     sh(site, at, &format!("ip link set tmb0 mtu {mtu}"))?;
     for at in [At::A, At::B] {
@@ -359,8 +360,9 @@ fn set_mtu(site: &mut Site, at: At, mtu: u32) -> Result<()> {
     Ok(())
 }
 
-/// Into another network namespace, where it is used with an address of its own, and back. Addresses do not move with an interface:
-/// with the same one there, that namespace would end connections that it does not know.
+/// Moves the interface into another network namespace, uses it there with an address of its own, and moves it back.
+/// Addresses do not move with an interface. With the same address there, that namespace would end connections that it
+/// does not know.
 fn to_namespace_and_back(site: &mut Site, at: At) -> Result<()> {
     let (number, other) = (at as u8 + 1, if at == At::A { At::B } else { At::A });
     let there = other as u8 + 1;
@@ -371,7 +373,7 @@ fn to_namespace_and_back(site: &mut Site, at: At) -> Result<()> {
     let within_it = format!("nsenter -t {space} -n");
     sh(site, at, &format!("{within_it} ip link set tmb0 up && {within_it} ip addr add 10.8.0.{number}/24 dev tmb0"))?;
     wait_for(site, at, &format!("{within_it} ping -c 1 -W 1 10.8.0.{there} > /dev/null"))?;
-    // Its program looks at it there, and tells the peer of what it finds.
+    // The interface's program checks it there, and tells the peer of changes.
     sh(site, at, &format!("{within_it} ip link set tmb0 mtu 1300"))?;
     wait_for(site, other, "[ \"$(cat /sys/class/net/tmb0/mtu)\" = 1300 ]")?;
     sh(site, at, &format!("{within_it} ip link set tmb0 mtu 1500 netns 1 && ip link set tmb0 up"))?;
@@ -382,7 +384,7 @@ fn to_namespace_and_back(site: &mut Site, at: At) -> Result<()> {
     site.vm(at).wait(held, within(60)).map(drop)
 }
 
-/// The process that has the interface dies, and another one makes it anew.
+/// Kills the process that has the interface, and starts another one that makes it anew.
 fn die_and_start(site: &mut Site, at: At, job: &mut Job, engine: &str) -> Result<()> {
     site.vm(at).kill(*job)?;
     site.vm(at).wait(*job, within(60))?;
@@ -391,7 +393,7 @@ fn die_and_start(site: &mut Site, at: At, job: &mut Job, engine: &str) -> Result
     wait_carrier(site, at, "tmb0", 1).map(drop)
 }
 
-/// The memory goes from under it, and comes back.
+/// Removes the memory below the interface, and adds it again.
 fn unlink_and_link(site: &mut Site) -> Result<()> {
     site.unlink()?;
     for at in [At::A, At::B] {
@@ -432,7 +434,7 @@ fn changed(rig: &mut Rig) -> Result<Verdict> {
         for at in [At::A, At::B] {
             disturb(site, &load, "switched off and on", |site| off_and_on(site, at))?;
         }
-        // Both have the smaller one while the link lasts (N-5).
+        // Both have the smaller MTU while the link lasts (N-5).
         disturb(site, &load, "a smaller MTU", |site| set_mtu(site, At::A, 1400))?;
         disturb(site, &load, "the usual MTU", |site| set_mtu(site, At::A, 1500))?;
         disturb(site, &load, "a process for the module", |site| die_and_start(site, At::B, &mut jobs[1], "tap"))?;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Unmodified programs in two machines, started by `tombolo run`: their TCP connections go through memory. They find each other by
-//! their brokers, and prove themselves by what their kernels know; nobody gives them a folder, a name or a right.
+//! Unmodified programs in two machines, started by `tombolo run`: their TCP connections go through memory. They find
+//! each other through their brokers, and prove their identity by what their kernels know. Nobody gives them a folder, a
+//! name or a right.
 
 use super::{Case, Half, Verdict};
 use crate::parts::Parts;
@@ -24,9 +25,9 @@ pub const CASES: &[Case] = &[
     Case { name: "s19_what_a_sender_left_before_it_ended_is_read_after_memory_went", run: late },
 ];
 
-/// The word before the name of a half.
+/// Word that precedes the name of a half.
 pub const HALF: &str = "guest";
-/// The halves of a stream: who sends, and who receives and checks.
+/// Halves of a stream: the sender, and the receiver that checks it.
 pub const SEND: &str = "sockets::send";
 pub const RECEIVE: &str = "sockets::receive";
 
@@ -35,16 +36,16 @@ pub const HALVES: &[Half] = &[(SEND, stream::send), (RECEIVE, |_| stream::receiv
 pub const IPERF: &str = "/usr/bin/iperf3";
 const REDIS: [&str; 2] = ["/usr/bin/redis-server", "/usr/bin/redis-benchmark"];
 pub const SOCKPERF: &str = "/usr/bin/sockperf";
-/// The program that forks while it has a connection, and that in which everything happens at once.
+/// Programs that fork with a connection, and in which everything happens at once.
 const FORKS: &str = "bin/forks";
 const STRESS: &str = "bin/stress";
 
-/// The first that this host lacks of the programs without which nothing is shown.
+/// Returns the first required program that this host lacks; without these the case shows nothing.
 pub fn missing() -> Option<&'static str> {
     [IPERF].into_iter().chain(REDIS).find(|program| !Path::new(program).exists())
 }
 
-/// The library, and the programs that this host has.
+/// Returns the library, and the programs that this host has.
 fn programs() -> Result<Vec<Extra>> {
     let library = Programs::shared("tombolo-preload", "libtombolo_preload.so")?;
     let there = [IPERF, SOCKPERF].into_iter().chain(REDIS).filter(|program| Path::new(program).exists());
@@ -56,7 +57,7 @@ fn programs() -> Result<Vec<Extra>> {
     Ok(named.chain(ours.map(|(place, file)| (place.to_owned(), file))).collect())
 }
 
-/// Two machines with a network, and programs in them that know nothing of each other.
+/// Boots two machines with a network, and with programs that know nothing of each other.
 pub fn boot(parts: &Parts, purpose: Purpose) -> Result<Site> {
     let plan = Plan { purpose, config: CONFIG, modules: &[], programs: &programs()? };
     let mut site = Site::boot_with(parts, &plan, |_| Ok(()))?;
@@ -64,22 +65,22 @@ pub fn boot(parts: &Parts, purpose: Purpose) -> Result<Site> {
     Ok(site)
 }
 
-/// What the rings of a busy connection hold, the one before as well.
+/// Bytes that the rings of a busy connection hold, including the previous ring.
 pub const RING: u64 = 2 << 20;
 
-/// Bytes over TCP and through memory, of all processes whose counts are in a folder of a machine.
+/// Returns the bytes over TCP and through memory, of all processes whose counts are in a folder of a machine.
 pub fn counted(site: &mut Site, at: At, folder: &str) -> Result<[u64; 2]> {
     sum_reports(&site.vm(at).sh(&format!("for it in {folder}/*; do cat $it; echo; done"), within(60))?)
 }
 
-/// The share that went through memory of what programs in a counted; it is at least 95 %.
+/// Returns the share of bytes through memory that programs in a counted. Fails if it is below 95 %.
 pub fn share(site: &mut Site, folder: &str) -> Result<f64> {
     let [tcp, memory] = counted(site, At::A, folder)?;
     ensure!(memory > 0 && memory / 19 >= tcp, "{folder}: {tcp} bytes over TCP, {memory} through memory");
     Ok(memory as f64 / (tcp + memory) as f64)
 }
 
-/// Starts a program in a machine, which counts into a folder of its own.
+/// Starts a program in a machine. The program's counts go into a folder of its own.
 pub fn start(site: &mut Site, at: At, folder: &str, program: &[&str]) -> Result<Job> {
     site.vm(at).start(&[&["tombolo", "run", "--report", folder, "--"], program].concat())
 }
@@ -89,7 +90,7 @@ fn run(site: &mut Site, name: &str, program: &[&str]) -> Result<String> {
     site.a.wait(job, within(180))?.success().context(program.join(" "))
 }
 
-/// At least 95 % of what both ends counted went through memory.
+/// Checks that at least 95 % of what both ends counted went through memory.
 fn ensure_through_memory(site: &mut Site, what: &str, folders: [&str; 2]) -> Result<()> {
     let (a, b) = (counted(site, At::A, folders[0])?, counted(site, At::B, folders[1])?);
     let (tcp, memory) = (a[0] + b[0], a[1] + b[1]);
@@ -125,7 +126,7 @@ fn redis(site: &mut Site, address: &str) -> Result<()> {
     site.b.wait(server, within(60)).map(drop)
 }
 
-/// A stream that is checked, during which `meanwhile` happens once it flows. How much of it went over TCP and through memory.
+/// Checks a stream; `meanwhile` happens once it flows. Returns how many bytes went over TCP and through memory.
 fn transfer(
     site: &mut Site,
     (address, millis, name): (&str, &str, &str),
@@ -138,20 +139,20 @@ fn transfer(
     site.a.wait(sender, within(120))?.success().context("who sends")?;
     site.b.wait(receiver, within(60))?.success().context("who receives")?;
     let (a, b) = (counted(site, At::A, name)?, counted(site, At::B, name)?);
-    // What lay in the ring when the link was left was sent through memory, and received over TCP.
+    // Bytes that were in the ring when the link was left were sent through memory, and received over TCP.
     let recalled = a[1].checked_sub(b[1]);
     let fits = a.iter().sum::<u64>() == b.iter().sum::<u64>() && recalled.is_some_and(|bytes| bytes <= RING);
     ensure!(fits, "{name}: who sends counts {a:?}, who receives {b:?}");
     Ok(a)
 }
 
-/// Waits until somebody in a uses shared memory: the report is renewed as bytes go.
+/// Waits until a process in a uses shared memory: the report is renewed as bytes move.
 pub fn until_in_memory(site: &mut Site, folder: &str) -> Result<()> {
     let has = format!("until grep -q '\"joined\":1' {folder}/* 2>/dev/null; do usleep 50000; done");
     site.a.sh(&has, within(60)).context("nothing is joined").map(drop)
 }
 
-/// Runs `case` where two machines have a network.
+/// Runs `case` in two machines with a network.
 pub fn at_site(rig: &mut Rig, case: impl FnOnce(&mut Site) -> Result<()>) -> Result<Verdict> {
     if let Err(why) = Network::open() {
         return Ok(Verdict::Skip { need: "netns", why: why.to_string() });
@@ -171,7 +172,8 @@ fn talk(rig: &mut Rig) -> Result<Verdict> {
     at_site(rig, through_it)
 }
 
-/// Many connections at once, of which most end before they have said anything, hold nobody up; and those that stay have room.
+/// Many connections at once, most of which end before they have sent anything, delay nobody; and those that stay get
+/// memory.
 fn come_and_go(rig: &mut Rig) -> Result<Verdict> {
     if let Some(missing) = REDIS.into_iter().find(|program| !Path::new(program).exists()) {
         return Ok(Verdict::Skip { need: "redis", why: format!("no {missing}") });
@@ -179,8 +181,8 @@ fn come_and_go(rig: &mut Rig) -> Result<Verdict> {
     at_site(rig, many_at_once)
 }
 
-/// At each end a child goes on with its parent's connection, and the parent sleeps: the children hear that the link goes, and no byte
-/// is lost.
+/// At each end a child continues its parent's connection while the parent sleeps. The children learn that the link
+/// goes, and no byte is lost.
 fn child(rig: &mut Rig) -> Result<Verdict> {
     at_site(rig, leave_in_child)
 }
@@ -210,7 +212,7 @@ fn leave_in_child(site: &mut Site) -> Result<()> {
     Ok(())
 }
 
-/// Who sends has shut down, or ended, and who receives has not read all when the link goes.
+/// The sender has shut down, or ended, and the receiver has not read everything when the link goes.
 fn late(rig: &mut Rig) -> Result<Verdict> {
     at_site(rig, |site| ["late", "gone"].into_iter().try_for_each(|how| read_late(site, how).context(how)))
 }
@@ -249,7 +251,8 @@ fn many_at_once(site: &mut Site) -> Result<()> {
         run(site, &folder, &words).context(format!("{clients} clients with {requests} requests"))?;
     }
     let counts = counted(site, At::A, "/tmp/many12000")?;
-    // Those before used up the service's credit, so that some of these 240 requests of each go first (ADR 0095): 64 at most.
+    // The earlier connections used up the service's credit, so some of these 240 requests of each go first over TCP
+    // (ADR 0095): 64 at most.
     ensure!(counts[1] / 2 >= counts[0], "50 clients: {} bytes over TCP, {} through memory", counts[0], counts[1]);
     site.b.kill(server)?;
     site.b.wait(server, within(60)).map(drop)
@@ -259,7 +262,7 @@ fn through_it(site: &mut Site) -> Result<()> {
     let address = site.addresses[1].clone();
     iperf(site, &address)?;
     redis(site, &address)?;
-    // Canary: who is told no numbers proves nothing, and all goes over TCP.
+    // Canary: a program that gets no sequence numbers can prove nothing, and everything goes over TCP.
     site.b.sh("tombolo hook detach", within(60))?;
     let canary = transfer(site, (&address, "1000", "/tmp/canary"), |_| Ok(()))?;
     ensure!(canary[0] > 0 && canary[1] == 0, "without numbers {} bytes went through memory", canary[1]);

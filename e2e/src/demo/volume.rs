@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A volume in writes of 32 KiB, over a channel and over TCP: what the devices were asked, how often processes had to
-//! wait, and who used the processors. The devices are counted by QEMU's own trace, interrupts of doorbells by the guests.
+//! Moves a volume in writes of 32 KiB, over a channel and over TCP. Counts the device accesses, how often processes had
+//! to wait, and who used the processors. QEMU's own trace counts the devices' events; the guests count interrupts of
+//! doorbells.
 
 use super::goals::{Goal, Goals};
 use super::table::spread;
@@ -19,38 +20,38 @@ use tombolo_e2e::qemu::Vm;
 
 /// Bytes of a write.
 const WRITE: usize = 32 << 10;
-/// What is counted: stores to the doorbell; notifications of a virtio device, both ways.
+/// Events that are counted: stores to the doorbell, and notifications of a virtio device in both directions.
 const EVENTS: [&str; 3] = ["memory_region_ops_write", "virtio_queue_notify", "virtio_notify"];
-/// Tells the sender to begin.
+/// File whose existence tells the sender to begin.
 const BEGIN: &str = "/tmp/begin";
 
-/// What one transfer took.
+/// Costs of one transfer.
 struct Taken {
     seconds: f64,
-    /// Of the two processes.
+    /// Voluntary context switches of the two processes.
     waits: f64,
-    /// Of the two machines, beyond what they do when idle.
+    /// Context switches of the two machines, beyond those when idle.
     switches: f64,
     kicks: f64,
     interrupts: f64,
     /// Processor seconds of the machines, and of the brokers.
     machines: f64,
     brokers: f64,
-    /// What the ends of a channel counted: the sender's, the receiver's.
+    /// Counters of a channel's two endpoints: the sender's, the receiver's.
     ends: [String; 2],
 }
 
-/// What is shown, where it is, with how many digits behind the point, and how many times fewer than TCP's it is to be.
+/// A row: its title, its value, the decimal places, and the goal for the ratio of TCP's value to Tombolo's.
 type Row = (&'static str, fn(&Taken) -> f64, usize, Option<Goal>);
-/// Of all processor time, in percent, the brokers' is to be less.
+/// Goal for the brokers' share of all processor time, in percent.
 const BROKERS: Goal = Goal::Most(1.0);
 
-/// Moves the volume both ways and prints the table.
+/// Moves the volume over both transports and prints the table.
 pub fn show(site: &mut Site, volume: u64, times: u32, goals: &mut Goals) -> Result<()> {
     let idle = idle(site)?;
     let place = format!("{}:{}", site.addresses[1], super::PORT + 1);
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-    // In turn, so that what else goes on here comes to both.
+    // Alternates, so that other load on this machine affects both.
     for _ in 0..times {
         ours.push(taken(site, "vm:b/volume", volume, idle)?);
         theirs.push(taken(site, &place, volume, idle)?);
@@ -86,7 +87,7 @@ pub fn show(site: &mut Site, volume: u64, times: u32, goals: &mut Goals) -> Resu
     Ok(())
 }
 
-/// Context switches of both machines in a second in which nothing is asked of them.
+/// Returns the context switches of both machines in a second in which they do nothing.
 fn idle(site: &mut Site) -> Result<f64> {
     let (before, start) = (switches(site)?, Instant::now());
     site.a.sh("sleep 3", within(60))?;
@@ -98,7 +99,7 @@ fn taken(site: &mut Site, place: &str, volume: u64, idle: f64) -> Result<Taken> 
     word(&mut site.b, receiver, "listening")?;
     let sender = crate::site::start(&mut site.a, "volume::send", &[place, &volume.to_string()])?;
     word(&mut site.a, sender, "connected")?;
-    // Both are there and wait: what is counted from here on is the transfer, and the word to begin.
+    // Both ends exist and wait: the counts from here on are those of the transfer and of the command to begin.
     let interrupts = rung(site)?;
     let machines = [site.a.process(), site.b.process()];
     let (switched, used, brokers) = (switches(site)?, processors(&machines)?, site.broker.processes());
@@ -134,23 +135,23 @@ fn taken(site: &mut Site, place: &str, volume: u64, idle: f64) -> Result<Taken> 
     Ok(taken)
 }
 
-/// Seconds, bytes, and waits of a process.
+/// Parses the seconds, bytes and waits of a process.
 fn numbers(text: &str) -> Result<[f64; 3]> {
     let numbers = text.split(' ').map(str::parse).collect::<std::result::Result<Vec<f64>, _>>().context(text)?;
     <[f64; 3]>::try_from(numbers).map_err(|_| Error::new(format!("not three numbers: {text}")))
 }
 
-/// Context switches of both machines since they booted.
+/// Returns the context switches of both machines since they booted.
 fn switches(site: &mut Site) -> Result<u64> {
     sum(site, "sed -n 's/^ctxt //p' /proc/stat")
 }
 
-/// Interrupts that doorbells caused in both machines since they booted.
+/// Returns the interrupts that doorbells caused in both machines since they booted.
 pub fn rung(site: &mut Site) -> Result<u64> {
     sum(site, "sed -n '/tombolo/{s/^ *[0-9]*: *//;s/ .*//;p}' /proc/interrupts")
 }
 
-/// The sum of the numbers that a command prints in both machines.
+/// Returns the sum of the numbers that a command prints in both machines.
 fn sum(site: &mut Site, command: &str) -> Result<u64> {
     let mut sum = 0;
     for at in [At::A, At::B] {
@@ -161,7 +162,7 @@ fn sum(site: &mut Site, command: &str) -> Result<u64> {
     Ok(sum)
 }
 
-/// Processor seconds that processes of the host have used.
+/// Returns the processor seconds that processes of the host have used.
 pub fn processors(processes: &[u32]) -> Result<f64> {
     let mut ticks = 0;
     for process in processes {
@@ -174,21 +175,21 @@ pub fn processors(processes: &[u32]) -> Result<f64> {
     Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
-/// QEMU's trace of a machine's devices while it is switched on.
+/// QEMU's trace of a machine's devices while the trace is switched on.
 pub struct Count {
-    /// Length of the trace before.
+    /// Length of the trace at the start.
     from: u64,
 }
 
 impl Count {
-    /// From now on.
+    /// Starts counting.
     pub fn start(vm: &mut Vm) -> Result<Self> {
         let from = fs::metadata(trace(vm)?).map_or(0, |file| file.len());
         EVENTS.iter().try_for_each(|event| vm.trace(event, true))?;
         Ok(Self { from })
     }
 
-    /// Stores and kicks, and interrupts of virtio.
+    /// Stops counting. Returns the stores and kicks, and the interrupts of virtio.
     pub fn stop(self, vm: &mut Vm) -> Result<[u64; 2]> {
         EVENTS.iter().try_for_each(|event| vm.trace(event, false))?;
         let bytes = fs::read(trace(vm)?)?;
@@ -205,7 +206,7 @@ fn trace(vm: &Vm) -> Result<&Path> {
     vm.log.as_deref().ok_or_else(|| Error::new("this machine's QEMU keeps no log"))
 }
 
-/// How often this program's threads had to wait.
+/// Returns how often the threads of this program had to wait.
 fn waits() -> Result<u64> {
     let text = fs::read_to_string("/proc/self/status")?;
     let line = text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
@@ -216,7 +217,7 @@ fn address(args: &[String]) -> Result<&str> {
     Ok(args.first().ok_or_else(|| Error::new("where?"))?)
 }
 
-/// Sends as many bytes as it is told, over a channel or TCP, once it is told to begin.
+/// Sends `volume` bytes over a channel or TCP, once the file tells it to begin.
 pub fn send(args: &[String]) -> Result<()> {
     let volume: u64 = args.get(1).ok_or_else(|| Error::new("how much?"))?.parse()?;
     let place = address(args)?;
@@ -245,7 +246,7 @@ fn pour(end: &mut impl Write, volume: u64) -> Result<()> {
     Ok(())
 }
 
-/// Receives all that comes over a channel or TCP, and checks each block's number.
+/// Receives all bytes of a channel or TCP connection, and checks the number of each block.
 pub fn receive(args: &[String]) -> Result<()> {
     let place = address(args)?;
     if !place.starts_with("vm:") {
@@ -261,7 +262,7 @@ pub fn receive(args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// How an end of a channel waited.
+/// Prints how an endpoint of a channel waited.
 fn print_waits(pipe: &PipeStatistics) {
     let it = pipe.counters;
     println!(
@@ -275,7 +276,7 @@ fn drain(end: &mut impl Read) -> Result<()> {
     let mut got = end.read(&mut buffer)?;
     let (before, start, mut total, mut next) = (waits()?, Instant::now(), 0_u64, 0_u64);
     while got > 0 {
-        // The number of each block that begins in what came, unless it was cut.
+        // Checks the number of each block that begins in the received bytes, unless the number was cut.
         while next < total + got as u64 {
             let at = (next - total) as usize;
             if let Some(number) = buffer[..got].get(at..at + 8) {

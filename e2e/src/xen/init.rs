@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Process 1 of dom0 and of domUs.
 //!
-//! The kernel hands words of its command line that it does not know to process 1 as its environment: a domU learns
-//! there what address it has.
+//! The kernel passes unknown words of its command line to process 1 as its environment: a domU reads its address there.
 
 use crate::agent::{answer, load_module, open_raw, prepare};
 use crate::ensure;
@@ -19,22 +18,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The variable with a domU's address.
+/// Environment variable with a domU's address.
 pub const ADDRESS: &str = "TOMBOLO_ADDRESS";
-/// The network that dom0 bridges.
+/// Network that dom0 bridges.
 pub const NETWORK: &str = "10.9.0";
-/// The bridge.
+/// Name of the bridge.
 pub const BRIDGE: &str = "xenbr0";
-/// The tag of the folder that the host shares with dom0, and its place there.
+/// Tag of the folder that the host shares with dom0, and its place there.
 pub const SHARE: &str = "share";
-/// Where a domU's agent listens.
+/// Port at which a domU's agent listens.
 const PORT: u16 = 7;
-/// Seconds that a daemon may take.
+/// Seconds that the start of a daemon may take.
 const START: u64 = 60;
-/// How often dom0 looks whether a domU is there.
+/// Interval at which dom0 checks whether a domU is there.
 const RETRY: Duration = Duration::from_millis(400);
 
-/// Process 1 of either.
+/// Runs process 1 of either.
 ///
 /// # Errors
 /// The domain cannot be prepared.
@@ -95,7 +94,7 @@ fn dom0() -> Result<()> {
     answer(line.try_clone()?, line)
 }
 
-/// The virtio-serial ports: the host's names for them, and their devices.
+/// Returns the virtio-serial ports: the host's names for them, and their devices.
 fn ports() -> Result<Vec<(String, String)>> {
     let entries = fs::read_dir("/sys/class/virtio-ports")?.flatten();
     let name = |entry: fs::DirEntry| {
@@ -105,18 +104,18 @@ fn ports() -> Result<Vec<(String, String)>> {
     Ok(entries.filter_map(name).collect())
 }
 
-/// The address of the domU in a place: 1, 2…
+/// Returns the address of the domU in a slot: 1, 2…
 #[must_use]
 pub fn address_of(place: &str) -> String {
     format!("{NETWORK}.{place}")
 }
 
-/// The file that says which domain is in a place.
+/// Returns the path of the file with the number of the domain in a slot.
 fn occupant(place: &str) -> String {
     format!("/run/place-{place}")
 }
 
-/// Joins a port, whose name is that of a place, to the agents of the domUs that come and go there.
+/// Connects a port, which has the name of a slot, to the agents of the domUs that come and go there.
 fn relay(place: &str, device: &str) -> Result<()> {
     let port = OpenOptions::new().read(true).write(true).open(device).context(device)?;
     let address = format!("{}:{PORT}", address_of(place)).parse()?;
@@ -137,14 +136,14 @@ fn relay(place: &str, device: &str) -> Result<()> {
         line.set_nodelay(true)?;
         line.set_read_timeout(Some(RETRY))?;
         set(Some(line.try_clone()?));
-        // What the last one had begun to say ends here.
+        // Ends the incomplete line of the last domU.
         (&port).write_all(b"\n")?;
         let mut bytes = [0; 1 << 14];
         loop {
             match (&line).read(&mut bytes) {
                 Ok(0) => break,
                 Ok(n) => (&port).write_all(&bytes[..n])?,
-                // A domain that was destroyed does not say so.
+                // A domain that was destroyed does not close the connection.
                 Err(why) if matches!(why.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
                     if fs::read(occupant(place)).ok() != domain {
                         break;
@@ -157,7 +156,7 @@ fn relay(place: &str, device: &str) -> Result<()> {
     }
 }
 
-/// Writes to whatever line there is, and forgets what there is none for.
+/// Writes to the current connection, and discards the bytes while there is none.
 struct Switched(Arc<Mutex<Option<TcpStream>>>);
 
 impl Write for Switched {
@@ -173,10 +172,11 @@ impl Write for Switched {
     }
 }
 
-/// Puts the network of the new domU in a place on the bridge, and tells its driver: in dom0, where no script does.
+/// Puts the network interface of the new domU in a slot on the bridge, and informs its driver. Runs in dom0, where no
+/// script does so.
 ///
 /// # Errors
-/// Its interface does not come.
+/// The interface does not appear.
 pub fn plug(place: &str, domid: &str) -> Result<()> {
     let interface = format!("vif{domid}.0");
     let path = format!("/sys/class/net/{interface}");

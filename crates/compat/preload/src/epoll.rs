@@ -82,7 +82,7 @@ pub(crate) struct Set {
     nested: AtomicBool,
     /// Side that had all the room of the last call (`waiting::Crowd`).
     crowd: AtomicU8,
-    /// Value of [`Process::decided`](tombolo_sockets::Process::decided) when the entries were last gone through.
+    /// Number of decisions (`Journal::decided`) when the entries were last gone through.
     decided: AtomicU64,
 }
 

@@ -2,7 +2,7 @@
 //! Makes a thread of the program wait for descriptors of which some have shared memory beside TCP: in `poll`, and in
 //! every blocking call.
 //!
-//! A call that blocks for one connection sleeps at a [`Seat`](tombolo_sockets::Seat) of it, by one system call (ADR
+//! A call that blocks for one connection sleeps at a [`Seat`] of it, by one system call (ADR
 //! 0026).
 //!
 //! For several, the kernel is asked about all of them, and about one descriptor more: an epoll instance at which the

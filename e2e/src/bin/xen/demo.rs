@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `xen demo`: a file from one domU to the other, then the comparison with TCP over the domains' virtual interfaces and with
-//! libxenvchan, as the paper of 2018 made it.
+//! `xen demo`: moves a file from one domU to the other, then compares with TCP over the domains' virtual interfaces and
+//! with libxenvchan, as the paper of 2018 did.
 //!
-//! Rates, round trips and context switches are the benchmark's, whose two ends run in the two domUs. CPU time is Xen's own
-//! account of its domains; hypercalls are counted by `xentrace` in runs of their own.
+//! Rates, round trips and context switches are the benchmark's, whose two ends run in the two domUs. CPU time is Xen's
+//! own account of its domains; `xentrace` counts hypercalls in separate runs.
 
 use crate::bench::BENCH;
 use crate::many;
@@ -21,11 +21,11 @@ use tombolo_e2e::runner;
 use tombolo_e2e::xen::host::Kind;
 use tombolo_e2e::xen::trace::{self, Share};
 
-/// Seconds that all of one table may take on a loaded machine.
+/// Seconds that a whole table may take on a loaded machine.
 const TABLE: u64 = 900;
 const PORT: u16 = 7000;
 const TRANSPORTS: [&str; 3] = ["tombolo", "tcp", "libxenvchan"];
-/// Seconds of a bulk transfer whose CPU time is looked at: Xen tells it in tenths of one.
+/// Seconds of a bulk transfer whose CPU time is measured: Xen reports that time in tenths of a second.
 const BULK: f64 = 5.0;
 const TABLES: [(&str, &str); 3] = [
     ("throughput", "--size 64,1KiB,4KiB,16KiB,64KiB,1MiB --seconds 0.2 --runs 3"),
@@ -33,21 +33,22 @@ const TABLES: [(&str, &str); 3] = [
     ("latency", "--size 64,1KiB,4KiB,16KiB --wait sleep --think 300 --seconds 0.2 --runs 3"),
 ];
 
-/// What there is to show, in this order.
+/// Parts of the demonstration, in this order.
 const PARTS: [&str; 5] = ["file", "speed", "setup", "cpu", "volume"];
-/// The sizes of rings that are compared.
+/// Ring sizes that are compared.
 const RINGS: [&str; 2] = ["64KiB", "1MiB"];
-/// Channels that are open at once.
+/// Number of channels that are open at once.
 const MANY: usize = 1000;
 
-/// The parts that are asked for, all if none is; lines of JSON, the text and charts go to the folder `to`.
+/// Runs the given parts, or all of them if there are none. Lines of JSON, the text and charts are written to the folder
+/// `to`.
 pub fn run(to: &Path, kind: Kind, parts: &[&str]) -> Result<()> {
     let unknown = parts.iter().find(|part| !PARTS.contains(part));
     ensure!(unknown.is_none(), "no part is called {}; there are {}", unknown.unwrap_or(&""), PARTS.join(", "));
     let wanted = |part| parts.is_empty() || parts.contains(&part);
     let mut rig = Rig::for_results(to, "xen.txt", kind)?;
     let pair = rig.pair(kind)?;
-    // What is known already is kept also if something later fails.
+    // Keeps earlier results even if a later part fails.
     let mut text = Text { all: String::new(), to: to.join("xen.txt") };
     if wanted("file") {
         text.add(&file(pair)?)?;
@@ -84,7 +85,7 @@ pub fn run(to: &Path, kind: Kind, parts: &[&str]) -> Result<()> {
     runner::Rig::finish(rig)
 }
 
-/// What there is to say, printed and kept.
+/// The text of the results, printed and kept in a file.
 struct Text {
     all: String,
     to: PathBuf,
@@ -115,16 +116,16 @@ fn file(pair: &mut Pair) -> Result<String> {
     Ok(format!("64 MiB from domU {a} to domU {b} in {took:.1} s; A: {sent}; B: {received}\n\n"))
 }
 
-/// The right end, in B.
+/// The serving end of the benchmark, in B.
 pub struct Serving {
     job: Job,
     via: [u16; 2],
-    /// What was skipped or failed.
+    /// Messages about skipped or failed measurements.
     said: String,
 }
 
 impl Serving {
-    /// Starts it.
+    /// Starts the serving end.
     pub fn start(pair: &mut Pair) -> Result<Self> {
         let via = [pair.number("B"), pair.number("A")];
         let job = pair.start("B", &format!("exec {BENCH} --serve 10.9.0.2:{PORT} --via xen:{}", via[1]))?;
@@ -133,7 +134,8 @@ impl Serving {
         Ok(Self { job, via, said: String::new() })
     }
 
-    /// What the driver in A prints on its standard output. A measurement that fails is told at the end, beside the others.
+    /// Returns the standard output of the driver in A. A measurement that fails is reported at the end, with the
+    /// others.
     pub fn measure(&mut self, pair: &mut Pair, options: &str) -> Result<String> {
         let driver =
             format!("{BENCH} --peer 10.9.0.2:{PORT} --via xen:{} --json {options} >/tmp/out 2>/tmp/err", self.via[0]);
@@ -146,7 +148,7 @@ impl Serving {
         Ok(out + "\n")
     }
 
-    /// Ends it; what it said of what did not go well.
+    /// Ends the serving end. Returns the messages about what failed or was skipped.
     pub fn end(self, pair: &mut Pair) -> Result<String> {
         pair.at("B")?.kill(self.job)?;
         pair.at("B")?.wait(self.job, within(60))?;
@@ -154,7 +156,7 @@ impl Serving {
     }
 }
 
-/// CPU seconds of dom0, A and B so far.
+/// Returns the CPU seconds that dom0, A and B have used so far.
 fn cpu(pair: &mut Pair) -> Result<[f64; 3]> {
     let list = pair.sh("dom0", "xl list")?;
     let of = |name: &str| -> Result<f64> {
@@ -165,7 +167,7 @@ fn cpu(pair: &mut Pair) -> Result<[f64; 3]> {
     Ok([of("Domain-0")?, of("A")?, of("B")?])
 }
 
-/// CPU time of the domains in a bulk transfer.
+/// Measures the domains' CPU time in a bulk transfer.
 fn bulk(pair: &mut Pair, server: &mut Serving) -> Result<String> {
     let mut text = format!("% of a CPU in a bulk transfer, writes of 32 KiB, {BULK} s\n");
     writeln!(text, "{:<14}{:>8}{:>8}{:>8}", "", "dom0", "A", "B")?;
@@ -184,8 +186,8 @@ fn bulk(pair: &mut Pair, server: &mut Serving) -> Result<String> {
     Ok(text + "\n")
 }
 
-/// Hypercalls and switches of CPUs for 1 GiB in writes of 32 KiB, beyond what the same run without these bytes takes: its
-/// processes start, map their memory and end. The lines tell the guests' context switches.
+/// Counts the hypercalls and CPU switches for 1 GiB in writes of 32 KiB, beyond those of the same run without these
+/// bytes, in which its processes start, map their memory and end. The lines report the guests' context switches.
 fn volume(rig: &mut Rig, kind: Kind, server: &mut Serving, lines: &mut String) -> Result<String> {
     let what = if kind == Kind::Pv { "hypercalls" } else { "exits" };
     let mut text = format!(
@@ -198,7 +200,8 @@ fn volume(rig: &mut Rig, kind: Kind, server: &mut Serving, lines: &mut String) -
             format!("--test switches --volume {volume} --size 32KiB --runs 1 --ring 1MiB --transport {transport}")
         };
         *lines += &server.measure(rig.pair(kind)?, &options("1GiB"))?;
-        // As a stream and as messages, with Nagle's algorithm and without: both ways are run, so each gets half.
+        // The benchmark runs a stream and messages, or TCP with Nagle's algorithm and without: it makes both runs, so
+        // each gets half.
         let half = options(if transport == "libxenvchan" { "1GiB" } else { "512MiB" });
         let whole = trace(rig, |pair| server.measure(pair, &half).map(drop))?;
         let none = trace(rig, |pair| server.measure(pair, &options("32KiB")).map(drop))?;
@@ -216,7 +219,7 @@ fn volume(rig: &mut Rig, kind: Kind, server: &mut Serving, lines: &mut String) -
     Ok(text)
 }
 
-/// The hypercalls of `whole` beyond those of `none`, by kind, the most frequent first, and how many there are.
+/// Returns the hypercalls of `whole` beyond those of `none`, by kind with the most frequent first, and their sum.
 fn beyond<'a>(whole: &'a Share, none: &Share) -> (Vec<(&'a str, u64)>, u64) {
     let without = |kind: &String| none.hypercalls.get(kind).copied().unwrap_or_default();
     let kinds = whole.hypercalls.iter().map(|(kind, count)| (kind.as_str(), count.saturating_sub(without(kind))));
@@ -226,10 +229,11 @@ fn beyond<'a>(whole: &'a Share, none: &Share) -> (Vec<(&'a str, u64)>, u64) {
     (kinds, total)
 }
 
-/// What A and B together did while something ran, by Xen's own count.
+/// Returns what A and B together did while `run` ran, by Xen's own count.
 pub fn trace(rig: &mut Rig, run: impl FnOnce(&mut Pair) -> Result<()>) -> Result<Share> {
     let (packages, pair) = rig.traced()?;
-    // Scheduling, without which nothing can be told of whom it is, what paravirtualized guests ask for, and why others leave for Xen.
+    // Traces scheduling, without which no event can be assigned to a domain, the hypercalls of paravirtualized guests,
+    // and the exits of the others.
     let job = pair.start("dom0", "exec xentrace -D -S 256 -e 0x002af000 /tmp/trace")?;
     pair.sh("dom0", "until [ -s /tmp/trace ]; do :; done")?;
     run(pair)?;
@@ -247,7 +251,7 @@ pub fn trace(rig: &mut Rig, run: impl FnOnce(&mut Pair) -> Result<()>) -> Result
     Ok(both)
 }
 
-/// The benchmark's own tables and charts of the lines.
+/// Returns the benchmark's own tables and charts of the lines.
 pub fn tables(rig: &Rig, to: &Path, ring: &str, lines: &str) -> Result<String> {
     let (results, page) = (to.join(format!("ring-{ring}.jsonl")), to.join(format!("ring-{ring}")));
     fs::write(&results, lines)?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The domains that cases run in. The host boots when the first case wants it and serves all that follow; a case that
-//! fails takes it with it.
+//! The domains in which cases run. The host boots when the first case needs it and serves all later cases. It is
+//! discarded after a case that fails.
 
 use crate::bench;
 use crate::unmodified;
@@ -22,10 +22,10 @@ use tombolo_e2e::xen::host::{Host, Kind, Parts};
 use tombolo_e2e::xen::packages::Packages;
 use tombolo_e2e::xen::vchan;
 
-/// Seconds for what takes one on an idle machine.
+/// Seconds for commands that take one second on an idle machine.
 const SOON: u64 = 120;
 
-/// What cases share.
+/// State that cases share.
 pub struct Rig {
     parts: Parts,
     programs: Programs,
@@ -36,7 +36,7 @@ pub struct Rig {
 pub struct Pair {
     /// The machine.
     pub host: Host,
-    /// What dom0 itself had mapped of each domU when it had just booted.
+    /// Grants of the domUs that dom0 itself had mapped when they had just booted.
     grants: BTreeSet<String>,
 }
 
@@ -71,7 +71,7 @@ impl runner::Rig for Rig {
 }
 
 impl Rig {
-    /// The domains with more programs in them.
+    /// Makes a rig with more programs in its domains.
     fn with(more: fn(&Packages) -> Result<Vec<Extra>>) -> std::result::Result<Self, Lacking> {
         let need = |why: Error| Lacking::Need(why.to_string());
         for (program, package) in [(qemu::PROGRAM, "qemu-system-x86"), ("xz", "xz-utils"), ("strip", "binutils")] {
@@ -89,7 +89,7 @@ impl Rig {
         Ok(Self { parts, programs, host: None })
     }
 
-    /// The domains with the benchmark that knows libxenvchan.
+    /// Makes a rig with the benchmark that knows libxenvchan.
     fn with_bench() -> Result<Self> {
         Self::with(bench::programs).map_err(|why| match why {
             Lacking::Need(why) => Error::new(why),
@@ -97,7 +97,8 @@ impl Rig {
         })
     }
 
-    /// The same, with a pair that runs, for results that go to the folder `to`, where there is no `text` yet.
+    /// Makes the same rig with a running pair, for results in the folder `to`, which must not contain the file `text`
+    /// yet.
     pub fn for_results(to: &Path, text: &str, kind: Kind) -> Result<Self> {
         ensure!(!to.join(text).exists(), "{} has results already: choose another folder", to.display());
         fs::create_dir_all(to).context(to.display())?;
@@ -106,20 +107,20 @@ impl Rig {
         Ok(rig)
     }
 
-    /// `tombolo` for this machine.
+    /// Returns the path of `tombolo` for this machine.
     pub fn tombolo(&self) -> Result<&Path> {
         self.programs.path("tombolo")
     }
 
-    /// The pair that runs, and what its trace is read with.
+    /// Returns the running pair, and the packages with which its trace is read.
     pub fn traced(&mut self) -> Result<(&Packages, &mut Pair)> {
         let pair = self.host.as_mut().map(|(_, pair)| pair).ok_or_else(|| Error::new("no pair"))?;
         Ok((&self.parts.packages, pair))
     }
 
-    /// Two domUs of that kind, for a case that leaves them as they were.
+    /// Returns two domUs of that kind, for a case that leaves them as they were.
     pub fn pair(&mut self, kind: Kind) -> Result<&mut Pair> {
-        // A PVH domU that comes after PV domUs that were destroyed does not always boot: another kind, another machine.
+        // A PVH domU does not always boot after PV domUs were destroyed, so another kind gets another machine.
         if self.host.as_ref().is_none_or(|(there, _)| *there != kind) {
             self.host = None;
             let mut pair = Pair { host: Host::boot(&self.parts)?, grants: BTreeSet::new() };
@@ -129,7 +130,7 @@ impl Rig {
         self.host.as_mut().map(|(_, pair)| pair).ok_or_else(|| Error::new("no pair"))
     }
 
-    /// Ends the domains: a case has left them odd on purpose.
+    /// Discards the domains, because a case has deliberately left them in an odd state.
     pub fn forget(&mut self) {
         self.host = None;
     }
@@ -142,31 +143,31 @@ impl Pair {
         Ok(())
     }
 
-    /// Lets programs of both domUs grant more pages than anything here wants: rings that keep messages of 1 MiB apart take
-    /// four of them, and there may be a thousand channels.
+    /// Lets programs of both domUs grant more pages than anything here needs: rings that keep messages of 1 MiB apart
+    /// take four of them, and there may be a thousand channels.
     pub fn grant_more(&mut self) -> Result<()> {
         let raise = |name| self.sh(name, "echo 16384 > /sys/module/xen_gntalloc/parameters/limit");
         ["A", "B"].map(raise).into_iter().try_for_each(|raised| raised.map(drop))
     }
 
-    /// Makes a domU anew that was destroyed, in the same place.
+    /// Recreates a destroyed domU in the same slot.
     pub fn renew(&mut self, place: usize, kind: Kind) -> Result<()> {
         self.host.create(place, kind, "")?;
         self.grants = self.mapped()?;
         Ok(())
     }
 
-    /// How commands get to a domain.
+    /// Returns the connection that carries commands to a domain.
     pub fn at(&mut self, name: &str) -> Result<&mut Control> {
         self.host.control(name)
     }
 
-    /// Runs a shell's command in a domain to its end.
+    /// Runs a shell command in a domain to its end.
     pub fn sh(&mut self, at: &str, command: &str) -> Result<String> {
         self.at(at)?.run(&["sh", "-c", command], within(SOON)).context(format!("{at}: {command}"))
     }
 
-    /// Starts a shell's command.
+    /// Starts a shell command.
     pub fn start(&mut self, at: &str, command: &str) -> Result<Job> {
         self.at(at)?.start(&["sh", "-c", command])
     }
@@ -176,19 +177,19 @@ impl Pair {
         self.at(at)?.wait(job, within(SOON)).context(at)?.success().context(at)
     }
 
-    /// A domain's number.
+    /// Returns the number of a domain.
     pub fn number(&self, name: &str) -> u16 {
         self.host.domus.iter().find(|domain| domain.name == name).map_or(0, |domain| domain.domid)
     }
 
-    /// The grants that somebody has mapped, as Xen itself lists them: by granting domain, reference and mapping domain.
+    /// Returns the mapped grants as Xen itself lists them: by granting domain, reference and mapping domain.
     pub fn mapped(&mut self) -> Result<BTreeSet<String>> {
         let text = self.sh("dom0", "xl dmesg -c >/dev/null; xl debug-keys g; xl dmesg")?;
         ensure!(text.contains("gnttab_usage_print_all ] done"), "Xen did not list its grants to the end: {text}");
         Ok(active(&text))
     }
 
-    /// Fails unless all grants that are mapped were mapped before any channel was made, and no node of a channel is left.
+    /// Fails unless all mapped grants were mapped before any channel was made, and no node of a channel is left.
     pub fn check_clean(&mut self) -> Result<()> {
         let deadline = within(20);
         loop {
@@ -202,7 +203,7 @@ impl Pair {
     }
 }
 
-/// The lines of Xen's list, each with the domain that granted: `d1 [0x208] 0`.
+/// Returns the lines of Xen's list, each with the granting domain: `d1 [0x208] 0`.
 fn active(text: &str) -> BTreeSet<String> {
     let mut granter = "";
     let mut found = BTreeSet::new();

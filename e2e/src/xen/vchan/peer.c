@@ -25,7 +25,7 @@
 #define SAY(...) (printf(__VA_ARGS__), fflush(stdout))
 
 static struct libxenvchan *vchan;
-/* Asked of the command line: in the original the field is a signed bit, and says -1. */
+/* From the command line: in the original the field is a signed bit, and reads as -1. */
 static int serves, spoils;
 
 static void fail(const char *what)
@@ -34,7 +34,7 @@ static void fail(const char *what)
     exit(1);
 }
 
-/* One direction: bytes that look random, the same in each run, in pieces that do. */
+/* One direction: pseudo-random bytes, the same in each run, in pieces of pseudo-random lengths. */
 struct flow {
     uint64_t state, pieces;
     unsigned long long done, all;
@@ -53,14 +53,14 @@ static struct flow flow(int of_server, unsigned long long all)
     return (struct flow){ of_server ? 0x9e3779b97f4a7c15u : 0xd1b54a32d192ed03u, 88172645463325252u, 0, all };
 }
 
-/* Byte number `at` of a direction can be asked for once, in order. */
+/* Makes the next `len` bytes of a direction; each byte can be made only once, in order. */
 static void make(struct flow *flow, unsigned char *to, int len)
 {
     for (int i = 0; i < len; i++)
         to[i] = next(&flow->state) >> 32;
 }
 
-/* The length of the next piece: mostly short, now and then more than a small ring. */
+/* Returns the length of the next piece: mostly short, sometimes more than a small ring. */
 static int piece(struct flow *flow)
 {
     uint64_t random = next(&flow->pieces), left = flow->all - flow->done;
@@ -71,7 +71,7 @@ static int piece(struct flow *flow)
 static unsigned char out[CHUNK], in[CHUNK], want[CHUNK];
 static int out_from, out_to;
 
-/* Sends something if there is room: bytes sent, or -1. */
+/* Sends a piece if there is room. Returns the bytes sent, or -1. */
 static int push(struct flow *flow)
 {
     if (out_from == out_to) {
@@ -88,7 +88,7 @@ static int push(struct flow *flow)
     return sent;
 }
 
-/* Takes something if there is anything: bytes taken, or -1. */
+/* Receives a piece if there is one. Returns the bytes received, or -1. */
 static int pull(struct flow *flow)
 {
     int len = piece(flow), taken = len ? libxenvchan_read(vchan, in, len) : 0;
@@ -129,7 +129,7 @@ static void turns(unsigned long long bytes)
     SAY("verified %llu bytes each way\n", bytes);
 }
 
-/* A packet as a whole, by waiting until there is room. */
+/* Sends a packet as a whole, and waits until there is room. */
 static void put(struct flow *flow, int len)
 {
     int room, sent;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Ends that die: while bytes flow, programs that are killed and domains that are destroyed; and between any two steps of
-//! connect. Who is left gets what was published, is told soon, and nothing stays mapped.
+//! Endpoints that die: programs that are killed and domains that are destroyed while bytes flow, and programs that die
+//! between any two steps of connect. The endpoint that is left gets what was published and learns of the death soon;
+//! nothing stays mapped.
 
 use super::{Case, Kind, Verdict, long};
 use crate::flow::pause_of;
@@ -22,40 +23,41 @@ pub const CASES: &[Case] = &[
     Case { name: "death_canary_bytes_that_got_lost_are_missed", run: lost },
 ];
 
-/// What takes longer than a change may wait for.
+/// Cases that take longer than a change may wait for.
 pub const LONG: &[Case] =
     &[Case { name: "listener_killed_at_any_step_of_connect_is_told_to_the_caller", run: |rig| steps(rig, "listener") }];
 
-/// How long the other end may take: one second is promised, the rest is for emulation on a loaded machine.
+/// Seconds within which the other endpoint must learn of it: one second is promised, and the rest is for emulation on a
+/// loaded machine.
 const TOLD: u64 = 30;
 /// Seconds that all deaths between steps may take.
 const STEPS: u64 = 1500;
 
-/// A stream of numbered lines from `from` to `to`, until somebody dies: the sender's job, and the receiver's.
+/// Starts a stream of numbered lines from `from` to `to`. Returns the sender's job, and the receiver's.
 pub fn flow(pair: &mut Pair, from: &str, to: &str) -> Result<(Job, Job)> {
     let (source, target) = (pair.number(from), pair.number(to));
     let receiver =
         format!("exec tombolo cat --listen xen:{source}/flow --receive-only --output /tmp/flow --timeout 120");
     let receiver = pair.start(to, &receiver)?;
     let sender = pair.start(from, &format!("exec /agent flow xen:{target}/flow /tmp/noted"))?;
-    // It flows when something has arrived.
+    // The stream flows once something has arrived.
     let flows = "until [ \"$(stat -c %s /tmp/flow 2>/dev/null || echo 0)\" -gt 100000 ]; do :; done";
     pair.sh(to, &format!("timeout 60 sh -c '{flows}'"))?;
     Ok((sender, receiver))
 }
 
-/// Waits as long as bytes flow: for nothing but time.
+/// Lets bytes flow for some time.
 fn pass(pair: &mut Pair, time: Duration) -> Result<()> {
     pair.sh("dom0", &format!("usleep {}", time.as_micros())).map(drop)
 }
 
-/// How many bytes the sender says that it published.
+/// Returns the number of bytes that the sender noted as published.
 fn noted(pair: &mut Pair, at: &str) -> Result<u64> {
     let text = pair.sh(at, "cat /tmp/noted")?;
     text.trim().parse().context(text)
 }
 
-/// What has arrived are the first numbers, in order, up to some byte, which is not before the last that was published.
+/// Checks that the first numbers have arrived in order, up to some byte at or after the last published one.
 pub fn check_arrived(pair: &mut Pair, at: &str, published: u64) -> Result<()> {
     let text = "n=$(wc -l < /tmp/flow); head -n $n /tmp/flow | sha256sum; seq 1 $n | sha256sum; wc -c < /tmp/flow; \
                 rm /tmp/flow";
@@ -67,12 +69,12 @@ pub fn check_arrived(pair: &mut Pair, at: &str, published: u64) -> Result<()> {
     Ok(())
 }
 
-/// How long it took until the ends that were left knew.
+/// Times until the endpoints that were left noticed.
 #[derive(Default)]
 pub struct Noticed(Vec<Duration>);
 
 impl Noticed {
-    /// The end that is left ends soon, with code 1, and says why.
+    /// Waits until the endpoint that is left ends: soon, with code 1, and with the reason.
     pub fn wait(&mut self, pair: &mut Pair, at: &str, job: Job, words: &str) -> Result<()> {
         let start = Instant::now();
         let output = pair.at(at)?.wait(job, within(TOLD))?;
@@ -127,7 +129,7 @@ fn receivers(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// Lets the receiver stop reading until the sender can publish no more. The bytes that it has published then.
+/// Stops the receiver until the sender can publish no more. Returns the bytes that the sender has published then.
 pub fn fill(pair: &mut Pair, from: &str, to: &str) -> Result<u64> {
     pair.sh(to, "killall -STOP tombolo")?;
     let stands = "a=x; until [ \"$a\" = \"$(cat /tmp/noted)\" ]; do a=$(cat /tmp/noted); usleep 500000; done";
@@ -139,12 +141,12 @@ fn destroyed(rig: &mut Rig) -> Result<Verdict> {
     let pair = rig.pair(Kind::Pv)?;
     let mut ends = Noticed::default();
     for round in 0..if long() { 10 } else { 2 } {
-        // The one that dies sends in one round, and receives in the other.
+        // The domain that dies sends in one round, and receives in the next.
         let sends = round % 2 == 0;
         let (from, to) = if sends { ("B", "A") } else { ("A", "B") };
         let (sender, receiver) = flow(pair, from, to)?;
         pass(pair, pause_of(round))?;
-        // What nobody has read yet when its domain goes is there all the same.
+        // Bytes that are unread when their domain dies are still there.
         let published = if sends { fill(pair, from, to)? } else { 0 };
         pair.host.destroy(1)?;
         if sends {
@@ -168,7 +170,7 @@ fn reaped(rig: &mut Rig, role: &str) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// Programs of A are killed, one after the other; a program of B is at the other end of all of them.
+/// Kills programs of A one after the other; one program of B is the other endpoint of all of them.
 pub fn reaped_in(pair: &mut Pair, role: &str, count: u64) -> Result<Noticed> {
     let (a, b) = (pair.number("A"), pair.number("B"));
     let left = pair.start("B", &format!("exec /agent outlive {role} xen:{a}/reaped {count}"))?;
@@ -188,11 +190,11 @@ pub fn reaped_in(pair: &mut Pair, role: &str, count: u64) -> Result<Noticed> {
     Ok(ends)
 }
 
-/// One process after the other dies in B, each some system calls later on its way into a channel; A has one that outlives all
-/// of them.
+/// Processes die in B one after the other, each some system calls later on its way to a channel. A process in A
+/// outlives all of them.
 fn steps(rig: &mut Rig, role: &str) -> Result<Verdict> {
     let pair = rig.pair(Kind::Pv)?;
-    // Both before and after calls: an odd number of stops.
+    // An odd number of stops, so that processes die both before and after calls.
     let every = if long() { 3 } else { 25 };
     let (a, b) = (pair.number("A"), pair.number("B"));
     let left = pair.start("A", &format!("exec pair outlive {role} {b} steps 2>&1"))?;
@@ -207,7 +209,7 @@ fn steps(rig: &mut Rig, role: &str) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// The check of the cases above fails where it should: where a byte that was published did not arrive.
+/// Canary of the check in the cases above: it fails where a published byte did not arrive.
 fn lost(rig: &mut Rig) -> Result<Verdict> {
     let pair = rig.pair(Kind::Pv)?;
     for (bytes, whole) in [(1292, true), (1291, false)] {

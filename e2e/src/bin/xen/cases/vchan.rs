@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! libtombolo-vchan between two domUs: with itself, and by the layout of the original with Debian's libxenvchan.
+//! libtombolo-vchan between two domUs: with itself, and in the original's layout with Debian's libxenvchan.
 
 use super::{Case, Kind, Verdict};
 use crate::compare::TRANSPORTS;
@@ -43,23 +43,24 @@ pub const PVH: &[Case] = &[
     },
 ];
 
-/// How long an end may take to hear of the other's: a second is promised, the rest is for emulation on a loaded machine.
+/// Seconds within which an end must learn of the other's end: one second is promised, and the rest is for emulation on
+/// a loaded machine.
 const TOLD: u64 = 30;
-/// What each line may take.
+/// Seconds that each line may take.
 const SOON: u64 = 120;
-/// More vchans at once than the original can have.
+/// Number of simultaneous vchans: more than the original can have.
 const MANY: u16 = 30;
-/// Rings, and the bytes each way that go through them several times.
+/// Ring sizes, and the bytes in each direction, which fill the rings several times.
 const RINGS: [(usize, usize); 3] = [(4 << 10, 200_000), (64 << 10, 1_000_000), (1 << 20, 4_000_000)];
 
-/// Whose library an end has, and what it speaks.
+/// Library that an end uses, and layout that it speaks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Which {
-    /// Ours, and channels.
+    /// Tombolo's library, over channels.
     Ours,
-    /// Ours, by the layout of the original.
+    /// Tombolo's library, in the original's layout.
     Wire,
-    /// Debian's.
+    /// Debian's library.
     Original,
 }
 
@@ -75,7 +76,7 @@ impl Which {
     }
 }
 
-/// Starts a server in A, whose first line says that it is there.
+/// Starts a server in A, whose first line tells that it is ready.
 fn serve(pair: &mut Pair, which: Which, path: &str, ring: usize, work: &str) -> Result<Job> {
     let client = pair.number("B");
     let job = pair.start("A", &format!("{} serve {client} data/{path} {ring} {work}", which.command()))?;
@@ -90,7 +91,7 @@ fn join(pair: &mut Pair, which: Which, path: &str, ring: usize, work: &str) -> R
     pair.start("B", &format!("{} join {server} /local/domain/{server}/data/{path} {ring} {work}", which.command()))
 }
 
-/// Both ends do the same and come to the same end.
+/// Runs the same work at both ends, which must both succeed.
 fn exchange(pair: &mut Pair, server: Which, client: Which, ring: usize, work: &str) -> Result<()> {
     let serving = serve(pair, server, "exchange", ring, work)?;
     let joining = join(pair, client, "exchange", ring, work)?;
@@ -102,7 +103,7 @@ fn exchange(pair: &mut Pair, server: Which, client: Which, ring: usize, work: &s
     Ok(())
 }
 
-/// What ours publishes it takes away, and no grant stays mapped.
+/// Checks that Tombolo's server has removed what it published, and that no grant stays mapped.
 fn check_clean(pair: &mut Pair, server: Which) -> Result<()> {
     if server != Which::Original {
         let nodes = pair.sh("dom0", "xenstore-ls -f /local/domain | grep data/exchange/ || true")?;
@@ -111,7 +112,7 @@ fn check_clean(pair: &mut Pair, server: Which) -> Result<()> {
     pair.check_clean()
 }
 
-/// Between two domUs, by channels, and the other way about by the layout of the original.
+/// Tests between two domUs, over channels, and in the opposite direction in the original's layout.
 fn functions(rig: &mut Rig, program: &str) -> Result<Verdict> {
     let pair = rig.pair(Kind::Pv)?;
     for (map, server, client, many) in [("default xen", "A", "B", MANY), ("default xen:vchan:", "B", "A", 5)] {
@@ -145,7 +146,7 @@ fn short(rig: &mut Rig, server: Which, client: Which) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// The check of the cases above: a peer that spoils what it sends is found out.
+/// Canary of the check in the cases above: it detects a peer that spoils what it sends.
 fn spoiled(rig: &mut Rig) -> Result<Verdict> {
     let pair = rig.pair(Kind::Pv)?;
     let serving = serve(pair, Which::Wire, "spoiled", 4096, "both 100000")?;
@@ -163,7 +164,7 @@ fn flows(pair: &mut Pair, at: &str, job: Job) -> Result<()> {
     Ok(())
 }
 
-/// The end that is left ends soon, and says that the other is gone.
+/// Checks that the end that is left ends soon, and reports that the other is gone.
 fn told(pair: &mut Pair, at: &str, job: Job) -> Result<()> {
     let start = Instant::now();
     let output = pair.at(at)?.wait(job, within(TOLD)).context("an end is not told of the other's")?;
@@ -184,7 +185,7 @@ fn killed(rig: &mut Rig) -> Result<Verdict> {
             pair.at(victim)?.kill(dead)?;
             told(pair, at, left).context(format!("{server:?} serves {client:?}, {victim} killed"))?;
             pair.at(victim)?.wait(dead, within(TOLD))?;
-            // Who is killed leaves its nodes.
+            // A killed process leaves its nodes.
             pair.sh("A", "xenstore-rm data/killed; true")?;
         }
     }
@@ -192,7 +193,7 @@ fn killed(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// Several clients at once in B, a server in A, and between them two proxies and a vchan for each client.
+/// Tests several clients at once in B and a server in A, with two proxies between them and a vchan for each client.
 fn proxied(rig: &mut Rig) -> Result<Verdict> {
     let pair = rig.pair(Kind::Pv)?;
     let (a, b) = (pair.number("A"), pair.number("B"));
@@ -225,7 +226,7 @@ fn proxied(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// What `make xen-demo` compares with is there, and gives figures.
+/// Checks that the libraries with which `make xen-demo` compares are there, and give figures.
 fn measured(rig: &mut Rig) -> Result<Verdict> {
     let pair = rig.pair(Kind::Pv)?;
     let mut server = Serving::start(pair)?;
@@ -242,7 +243,7 @@ fn measured(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// Two servers whose client has not come, and two whose client is there; then its domain goes.
+/// Starts two servers without a client and two with one; then the client's domain is destroyed.
 fn destroyed(rig: &mut Rig) -> Result<Verdict> {
     let pair = rig.pair(Kind::Pv)?;
     let mut left =
@@ -253,7 +254,7 @@ fn destroyed(rig: &mut Rig) -> Result<Verdict> {
         flows(pair, "A", serving)?;
         left.push(serving);
     }
-    // The domain has been asked for once when another second has passed.
+    // After more than another second, the servers have checked the domain once.
     pair.sh("dom0", "usleep 2500000")?;
     pair.host.destroy(1)?;
     for (number, job) in left.into_iter().enumerate() {
