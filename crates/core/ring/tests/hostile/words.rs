@@ -186,6 +186,22 @@ fn h3_h5_reader_that_takes_its_readiness_back_is_corrupt() {
 }
 
 #[test]
+fn h5_next_ring_may_be_offered_once_the_reader_is_at_the_switch_point_and_not_before() {
+    let (mut halves, pages) = victim(CAPACITY, false, 0);
+    let say = |ready| pages.set(words::READER_STATE, State { phase: Phase::Open, ready, current: 0 }.encode());
+    say(0);
+    assert_eq!(halves.writer.write(&[7; 100]), Ok(Some(100)));
+    assert_eq!(halves.writer.handover().announce(), 1);
+    say(1);
+    assert_eq!(halves.writer.handover().reader_ready(), Ok(true));
+    halves.writer.handover().switch_to(next_ring(CAPACITY, 1).0);
+    pages.set(words::HEAD, 99);
+    assert_eq!(halves.writer.handover().can_offer(), Ok(false), "a byte is left in the ring before");
+    pages.set(words::HEAD, 100);
+    assert_eq!(halves.writer.handover().can_offer(), Ok(true));
+}
+
+#[test]
 fn h5_writer_that_is_out_of_turn_is_corrupt() {
     for (ready, current) in [(2, 0), (1, 1), (0, 1), (2, 1), (u16::MAX, 0), (0, u16::MAX)] {
         let (mut halves, pages) = victim(CAPACITY, false, 0);
