@@ -77,8 +77,8 @@ impl Failure {
     }
 
     /// Returns whether the failure is a protocol violation of the peer.
-    pub fn is_peers_lie(&self) -> bool {
-        matches!(self, Self::Sending { source, .. } | Self::Receiving { source, .. } if source.is_peers_lie())
+    pub fn is_protocol_violation(&self) -> bool {
+        matches!(self, Self::Sending { source, .. } | Self::Receiving { source, .. } if source.is_protocol_violation())
     }
 
     pub fn exit_code(&self) -> ExitCode {

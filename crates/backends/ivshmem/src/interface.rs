@@ -73,10 +73,10 @@ impl Interface {
             peer_segment: parts.peer_at,
             tail: writer.position,
             head_seen: writer.peer_position,
-            notified_data: writer.rung,
+            notified_data: writer.notified,
             head: reader.position,
             tail_seen: reader.peer_position,
-            notified_space: reader.rung,
+            notified_space: reader.notified,
             gives: limits.gives,
             takes: limits.takes,
             gives_most: limits.gives_most,
@@ -100,14 +100,14 @@ impl Interface {
             position: turn.tail,
             peer_position: turn.head_seen,
             bound: turn.head_seen,
-            rung: turn.notified_data,
+            notified: turn.notified_data,
             ..writer
         };
         let reader = Record {
             position: turn.head,
             peer_position: turn.tail_seen,
             bound: turn.head,
-            rung: turn.notified_space,
+            notified: turn.notified_space,
             ..reader
         };
         Ok((turn, [writer, reader]))

@@ -29,9 +29,9 @@ pub(crate) const DATA: usize = 0;
 /// A window as offset and length within its memfd.
 pub(crate) type Range = (u64, u64);
 
-/// Makes an eventfd with an initial count of `rung`.
-pub(crate) fn event(rung: u32) -> Result<ReservedFd> {
-    lifted(|| ReservedFd::new(tombolo_os::event::eventfd(rung)?)).map_err(|error| Error::os("eventfd", error))
+/// Makes an eventfd with an initial count of `notified`.
+pub(crate) fn event(notified: u32) -> Result<ReservedFd> {
+    lifted(|| ReservedFd::new(tombolo_os::event::eventfd(notified)?)).map_err(|error| Error::os("eventfd", error))
 }
 
 /// Moves a descriptor out of the way of the program, where the program is unaware of Tombolo.

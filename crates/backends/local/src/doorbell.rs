@@ -74,9 +74,9 @@ impl EventfdDoorbell {
         let doorbell = Self::make(control)?;
         let works = WORKS.get_or_init(|| {
             raise_full(&doorbell.event);
-            let rung = matches!(doorbell.wait(Deadline::after(Duration::ZERO)), Ok(Woken::Notified));
+            let notified = matches!(doorbell.wait(Deadline::after(Duration::ZERO)), Ok(Woken::Notified));
             doorbell.drain();
-            rung
+            notified
         });
         if *works {
             Ok(doorbell)

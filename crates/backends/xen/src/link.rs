@@ -224,10 +224,10 @@ impl Endpoint for XenEndpoint {
     }
 
     fn recv(&mut self, max_segment: u64) -> Result<Option<Received>> {
-        let rung = self.end.control.drain();
+        let notified = self.end.control.drain();
         // The end is checked before the messages, so that messages sent before the end are delivered before it.
         let over = self.end.is_over();
-        if !(rung || self.again || over) {
+        if !(notified || self.again || over) {
             return Ok(None);
         }
         self.again = false;

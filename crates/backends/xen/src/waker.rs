@@ -93,10 +93,10 @@ impl Waker {
 
     /// Clears earlier events, and lets new ones in. Returns whether there were any.
     pub(crate) fn drain(&self) -> bool {
-        let rung = self.taken.swap(false, Ordering::SeqCst)
+        let notified = self.taken.swap(false, Ordering::SeqCst)
             | matches!(self.take_event(Some(Duration::ZERO)), Ok(Some(NOTIFIED)));
         self.port.clear();
-        rung
+        notified
     }
 
     /// Returns a descriptor that polls readable while an event is undrained, or once the end has come.

@@ -117,7 +117,7 @@ struct Ring {
     own_at: usize,
     peer_at: usize,
     /// Position of the peer's first protocol violation; after that nothing more is read from it.
-    lie: Option<u32>,
+    violation: Option<u32>,
 }
 
 impl Ring {
@@ -125,13 +125,13 @@ impl Ring {
     /// protocol violation (W-5).
     fn ahead(&mut self, page: &dyn Shared, behind: u32) -> Result<u32> {
         let corrupt = |found| Error::Corrupt { clause: "W-5", what: "a position beyond the ring", found };
-        if let Some(found) = self.lie {
+        if let Some(found) = self.violation {
             return Err(corrupt(found));
         }
         let found = page.load32(self.peer_at);
         let ahead = found.wrapping_sub(self.own).wrapping_add(behind);
         if ahead > self.size {
-            self.lie = Some(found);
+            self.violation = Some(found);
             return Err(corrupt(found));
         }
         Ok(ahead)
@@ -178,7 +178,7 @@ pub(crate) fn halves(common: Arc<Common>, left: Place, right: Place) -> (Reader,
         own: common.page.load32(own_at),
         own_at,
         peer_at,
-        lie: None,
+        violation: None,
     };
     let (read, write) = (ring(reads, reader_at), ring(writes, writer_at));
     let reader = Reader { common: Arc::clone(&common), ring: read, spin: Spin::new() };

@@ -81,7 +81,7 @@ pub(crate) struct End {
     /// Whether the peer was found gone. Once true, it stays true.
     gone: AtomicBool,
     /// Protocol violation that one half found. It ends the other half as well.
-    lie: OnceLock<Error>,
+    violation: OnceLock<Error>,
     /// Refusal that the peer sent instead of joining (C-5).
     refused: OnceLock<Error>,
     /// Whether memory of the peer was found to be taken away.
@@ -149,7 +149,7 @@ impl End {
             own_map_limit,
             peer_map_limit,
             gone,
-            lie: OnceLock::new(),
+            violation: OnceLock::new(),
             refused: OnceLock::new(),
             revoked,
             left,
@@ -158,18 +158,18 @@ impl End {
     }
 
     /// Records the peer's protocol violation for both halves. Returns whether it is the first.
-    pub(crate) fn report_lie(&self, error: &Error) -> bool {
-        error.repeat_lie().is_some_and(|lie| self.lie.set(lie).is_ok())
+    pub(crate) fn report_violation(&self, error: &Error) -> bool {
+        error.repeat_violation().is_some_and(|violation| self.violation.set(violation).is_ok())
     }
 
     /// Returns whether either half found a protocol violation of the peer.
     pub(crate) fn is_caught(&self) -> bool {
-        self.lie.get().is_some()
+        self.violation.get().is_some()
     }
 
     /// Fails with the peer's protocol violation, if one was found.
     pub(crate) fn check_honest(&self) -> Result<()> {
-        self.lie.get().and_then(Error::repeat_lie).map_or(Ok(()), Err)
+        self.violation.get().and_then(Error::repeat_violation).map_or(Ok(()), Err)
     }
 
     pub(crate) fn link(&self) -> MutexGuard<'_, Shared> {

@@ -122,12 +122,12 @@ pub enum Error {
 impl Error {
     /// Returns whether the peer violated the specification. If so, both directions of the channel end.
     #[must_use]
-    pub const fn is_peers_lie(&self) -> bool {
+    pub const fn is_protocol_violation(&self) -> bool {
         matches!(self, Self::Corrupt(_) | Self::Malformed { .. })
     }
 
-    /// Returns a copy of this error if it is a [protocol violation of the peer](Self::is_peers_lie).
-    pub(crate) fn repeat_lie(&self) -> Option<Self> {
+    /// Returns a copy of this error if it is a [protocol violation of the peer](Self::is_protocol_violation).
+    pub(crate) fn repeat_violation(&self) -> Option<Self> {
         match self {
             Self::Corrupt(corrupt) => Some(Self::Corrupt(*corrupt)),
             Self::Malformed { clause, what } => Some(Self::Malformed { clause, what: what.clone() }),

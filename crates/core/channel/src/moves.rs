@@ -211,7 +211,7 @@ impl RingMoves {
                 self.looks = 0;
                 Attempt::Offered
             }
-            Err(error) if error.is_peers_lie() => return Err(error),
+            Err(error) if error.is_protocol_violation() => return Err(error),
             Err(error) => {
                 let growth = self.growth.as_mut().expect("whose ring follows its load");
                 growth.fail(RingReason::Memory, coarse_time());

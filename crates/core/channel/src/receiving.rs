@@ -124,8 +124,8 @@ impl Receiving {
             self.ring.waiter.rearm_poll_fd();
             return Ok(());
         }
-        if error.is_peers_lie() {
-            self.ring.waiter.report_lie(&error);
+        if error.is_protocol_violation() {
+            self.ring.waiter.report_violation(&error);
             self.ring.close();
         }
         Err(error)

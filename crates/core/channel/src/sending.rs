@@ -233,8 +233,8 @@ impl Sending {
             self.gone = true;
             return Error::PeerGone;
         }
-        if error.is_peers_lie() {
-            self.ring.waiter.report_lie(&error);
+        if error.is_protocol_violation() {
+            self.ring.waiter.report_violation(&error);
             self.ring.abort();
         }
         error

@@ -405,7 +405,7 @@ impl AsyncMessageReceiver {
 #[derive(Debug)]
 pub struct AsyncListener<C> {
     listener: Listener<C>,
-    knocked: Watched,
+    watched: Watched,
 }
 
 impl<C: Channel> AsyncListener<C> {
@@ -417,8 +417,8 @@ impl<C: Channel> AsyncListener<C> {
     /// # Errors
     /// If the process has no descriptor to spare.
     pub fn new(listener: Listener<C>) -> Result<Self> {
-        let knocked = Watched::new(listener.as_fd())?;
-        Ok(Self { listener, knocked })
+        let watched = Watched::new(listener.as_fd())?;
+        Ok(Self { listener, watched })
     }
 
     /// Accepts the next peer and returns the channel with it.
@@ -429,7 +429,7 @@ impl<C: Channel> AsyncListener<C> {
     /// # Errors
     /// Those of [`Listener::accept`].
     pub async fn accept(&mut self) -> Result<C> {
-        let Self { listener, knocked } = self;
-        poll_fn(|cx| knocked.poll(cx, || listener.try_accept())).await
+        let Self { listener, watched } = self;
+        poll_fn(|cx| watched.poll(cx, || listener.try_accept())).await
     }
 }

@@ -37,7 +37,7 @@ pub(crate) struct Waiter {
     end: Arc<End>,
     spin: Spin,
     /// Whether the doorbell may hold a notification that was not drained.
-    maybe_rung: bool,
+    maybe_notified: bool,
     fruitless: Fruitless,
     /// Number of notifications that ended a sleep.
     notifications: u32,
@@ -54,7 +54,7 @@ pub(crate) struct Waiter {
     promised: bool,
     /// Whether a check of the peer's liveness took a notification. It counts as one at the next arming for a program
     /// that polls.
-    rung_unnoticed: bool,
+    notified_unseen: bool,
     polling: Polling,
     /// Whether one sleep was ended because the link is taken away (V-9).
     told_to_leave: bool,
@@ -76,7 +76,7 @@ impl Waiter {
             slot,
             end,
             spin,
-            maybe_rung: false,
+            maybe_notified: false,
             fruitless: Fruitless::default(),
             notifications: 0,
             calls: 0,
@@ -85,7 +85,7 @@ impl Waiter {
             asked: Asked::Fenced,
             looked_late: false,
             promised: false,
-            rung_unnoticed: false,
+            notified_unseen: false,
             polling: Polling::default(),
             told_to_leave: false,
             board: board.map(Box::new),
@@ -98,8 +98,8 @@ impl Waiter {
 
     /// Records the peer's protocol violation, and ends the wait of the other half.
     #[cold]
-    pub(crate) fn report_lie(&self, error: &Error) {
-        if self.end.report_lie(error) {
+    pub(crate) fn report_violation(&self, error: &Error) {
+        if self.end.report_violation(error) {
             self.doorbell.end_waits();
         }
     }
@@ -166,7 +166,7 @@ impl Waiter {
         let woken = match self.doorbell.wait(self.slot, Deadline::NOW) {
             // The doorbell reports a notification before a hang-up, so the notification must be drained first.
             Ok(DoorbellWoken::Notified) => {
-                (self.maybe_rung, self.rung_unnoticed) = (true, true);
+                (self.maybe_notified, self.notified_unseen) = (true, true);
                 self.drain();
                 self.doorbell.wait(self.slot, Deadline::NOW)
             }
@@ -186,7 +186,7 @@ impl Waiter {
         while let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
             thread::park_timeout(left);
         }
-        if deadline.expired() { Woken::TimedOut } else { Woken::Rung }
+        if deadline.expired() { Woken::TimedOut } else { Woken::Notified }
     }
 }
 
@@ -257,9 +257,9 @@ impl WaitContext for Waiter {
     }
 
     fn drain(&mut self) {
-        if self.maybe_rung {
+        if self.maybe_notified {
             self.doorbell.drain(self.slot);
-            self.maybe_rung = false;
+            self.maybe_notified = false;
         }
         self.promised = false;
         self.forget_armed();
@@ -292,10 +292,10 @@ impl WaitContext for Waiter {
         let until = if looks_late { deadline.min(Deadline::after(LATE)) } else { deadline };
         Ok(match self.doorbell.wait(self.slot, until)? {
             DoorbellWoken::Notified => {
-                self.maybe_rung = true;
+                self.maybe_notified = true;
                 self.notifications = self.notifications.wrapping_add(1);
                 self.count_fruitless();
-                Woken::Rung
+                Woken::Notified
             }
             DoorbellWoken::TimedOut if looks_late && !deadline.expired() => {
                 self.looked_late = true;

@@ -22,7 +22,7 @@ const AT_START: usize = 0x10;
 const AT_POSITION: usize = 0x18;
 const AT_PEER_POSITION: usize = 0x20;
 const AT_BOUND: usize = 0x28;
-const AT_RUNG: usize = 0x30;
+const AT_NOTIFIED: usize = 0x30;
 const AT_PEER_STATE: usize = 0x38;
 const AT_RING: usize = 0x40;
 const AT_TOLD: usize = 0x48;
@@ -66,7 +66,7 @@ pub struct Record {
     /// last published.
     pub bound: u64,
     /// Wait word that the peer was last notified for.
-    pub rung: u64,
+    pub notified: u64,
     /// The peer's state word as last seen and checked.
     pub peer_state: State,
     /// Generation of the ring that the position is in.
@@ -90,7 +90,7 @@ impl Record {
         field(AT_POSITION, self.position);
         field(AT_PEER_POSITION, self.peer_position);
         field(AT_BOUND, self.bound);
-        field(AT_RUNG, self.rung);
+        field(AT_NOTIFIED, self.notified);
         field(AT_PEER_STATE, self.peer_state.encode());
         field(AT_RING, self.ring.into());
         field(AT_TOLD, self.told.into());
@@ -115,7 +115,7 @@ impl Record {
             position: field(AT_POSITION),
             peer_position: field(AT_PEER_POSITION),
             bound: field(AT_BOUND),
-            rung: field(AT_RUNG),
+            notified: field(AT_NOTIFIED),
             peer_state: State::decode(field(AT_PEER_STATE))?,
             ring: u16::try_from(field(AT_RING)).ok()?,
             told: u16::try_from(field(AT_TOLD)).ok()?,
@@ -137,7 +137,7 @@ mod tests {
             position: 0x1818,
             peer_position: 0x2020,
             bound: 0x2828,
-            rung: 0x3031,
+            notified: 0x3031,
             peer_state: State { phase: Phase::Open, ready: 0x38, current: 0 },
             ring: 0x4040,
             told: 0x4848,

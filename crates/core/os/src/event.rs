@@ -57,8 +57,8 @@ mod tests {
 
     #[test]
     fn raised_eventfd_is_readable_and_a_fresh_one_is_not() {
-        let (event, rung) = (eventfd(0).unwrap(), eventfd(1).unwrap());
-        assert!(!polls_as(&event, PollFlags::IN) && polls_as(&rung, PollFlags::IN));
+        let (event, notified) = (eventfd(0).unwrap(), eventfd(1).unwrap());
+        assert!(!polls_as(&event, PollFlags::IN) && polls_as(&notified, PollFlags::IN));
         raise(&event);
         assert!(polls_as(&event, PollFlags::IN));
     }

@@ -6,7 +6,7 @@
 //! B1 publish the position (release)         A1 arm: own wait word := target
 //! B2 fence                                  A2 fence
 //! B3 load the peer's wait word              A3 re-check the peer's position; reached: go on
-//! B4 armed, reached, not rung yet: ring     A4 block on the doorbell
+//! B4 armed, reached, not notified yet: ring     A4 block on the doorbell
 //! ```
 //!
 //! The two fences are totally ordered. If B2 comes first, A3 sees the position and nobody sleeps. If A2 comes first, B3
@@ -42,7 +42,7 @@ impl FenceMode {
 pub(crate) struct Notifier<M: Mem> {
     want: M::PeerWord,
     /// Wait word of the last target that the peer was notified for.
-    pub(crate) rung: u64,
+    pub(crate) notified: u64,
     /// Whether a notification is due, which the owner of the doorbell sends.
     owed: bool,
     pub(crate) sent: u64,
@@ -51,7 +51,7 @@ pub(crate) struct Notifier<M: Mem> {
 
 impl<M: Mem> Notifier<M> {
     pub(crate) fn new(want: M::PeerWord, start: u64) -> Self {
-        Self { want, rung: words::armed(start), owed: false, sent: 0, suppressed: 0 }
+        Self { want, notified: words::armed(start), owed: false, sent: 0, suppressed: 0 }
     }
 
     /// B3 and B4, after the caller published `position` and fenced.
@@ -59,7 +59,7 @@ impl<M: Mem> Notifier<M> {
     pub(crate) fn check_peer(&mut self, position: u64) {
         // ORDER R-12: Relaxed; the caller's fence (B2) pairs with the waiter's (A2).
         let word = self.want.load_relaxed().hint();
-        if word & 1 == 0 || word == self.rung {
+        if word & 1 == 0 || word == self.notified {
             self.suppressed += 1;
         } else {
             self.look_closer(word, position);
@@ -68,9 +68,9 @@ impl<M: Mem> Notifier<M> {
 
     #[cold]
     fn look_closer(&mut self, word: u64, position: u64) {
-        let beyond_last = (word.wrapping_sub(self.rung) as i64) > 0;
+        let beyond_last = (word.wrapping_sub(self.notified) as i64) > 0;
         if beyond_last && words::reached(word, position) {
-            self.rung = word;
+            self.notified = word;
             self.owe();
         } else {
             self.suppressed += 1;
@@ -89,7 +89,7 @@ impl<M: Mem> Notifier<M> {
     /// notification (R-26).
     pub(crate) fn restart(&mut self, position: u64, ordering: FenceMode) {
         // Precedes every live target: none is more than a ring away.
-        self.rung = words::armed(position.wrapping_sub(limits::CAPACITY_MAX * 2));
+        self.notified = words::armed(position.wrapping_sub(limits::CAPACITY_MAX * 2));
         ordering.notifier_fence::<M>();
         self.check_peer(position);
         if !self.owed {

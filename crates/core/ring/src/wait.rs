@@ -74,7 +74,7 @@ pub trait WaitContext {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Woken {
     /// The peer notified this waiter, perhaps for nothing.
-    Rung,
+    Notified,
     /// Nobody notified, but a check is due all the same: the barrier may have missed the peer.
     LookDue,
     /// The deadline passed.
@@ -163,12 +163,12 @@ pub fn wait<S: Side, Z: WaitContext>(
         context.publish_counters(&side.counted());
         let woken = context.sleep(deadline)?;
         spin.learn(asleep_since);
-        side.waits().received += u64::from(woken == Woken::Rung);
+        side.waits().received += u64::from(woken == Woken::Notified);
         if side.ready(need)? {
             return Ok(Waited::Ready);
         }
         match woken {
-            Woken::Rung => side.waits().spurious += 1,
+            Woken::Notified => side.waits().spurious += 1,
             Woken::LookDue => {}
             Woken::TimedOut => return Ok(Waited::TimedOut),
             Woken::PeerGone => return Ok(Waited::PeerGone),

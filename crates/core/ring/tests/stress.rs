@@ -519,7 +519,7 @@ impl WaitContext for Doorbells {
     fn sleep(&mut self, _: Deadline) -> Result<Woken, Error> {
         let rung = poll(&mut [PollFd::new(&self.own, PollFlags::IN)], Some(&PATIENCE)).unwrap();
         assert_ne!(rung, 0, "a wake-up was lost, or the peer hangs");
-        Ok(Woken::Rung)
+        Ok(Woken::Notified)
     }
 
     fn may_spin(&mut self) -> bool {

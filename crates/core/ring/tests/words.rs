@@ -162,7 +162,7 @@ impl WaitContext for Sleepless {
 
     fn sleep(&mut self, _: Deadline) -> Result<Woken, Error> {
         self.sleeps += 1;
-        Ok(if self.sleeps < 3 { Woken::Rung } else { Woken::TimedOut })
+        Ok(if self.sleeps < 3 { Woken::Notified } else { Woken::TimedOut })
     }
 
     fn may_spin(&mut self) -> bool {

@@ -83,7 +83,7 @@ pub(super) struct End {
     /// Reason why nothing more will come, once that is so.
     pub(super) over: Option<Liveness>,
     inbox: VecDeque<Sent>,
-    rung: [bool; 2],
+    notified: [bool; 2],
     /// Events that are held while one of the two domains is paused.
     transit: VecDeque<Event>,
 }
@@ -91,7 +91,7 @@ pub(super) struct End {
 impl End {
     pub(super) fn new(process: Process, peer: EndId, peer_domain: Arc<str>, signals: Signals) -> Self {
         let (inbox, transit) = (VecDeque::new(), VecDeque::new());
-        Self { process, peer, peer_domain, signals, over: None, inbox, rung: [false; 2], transit }
+        Self { process, peer, peer_domain, signals, over: None, inbox, notified: [false; 2], transit }
     }
 
     /// Returns the number of messages that take room.
@@ -121,7 +121,7 @@ impl End {
             }
             Event::Ring => {
                 for slot in Slot::ALL {
-                    if !std::mem::replace(&mut self.rung[slot.index()], true) {
+                    if !std::mem::replace(&mut self.notified[slot.index()], true) {
                         self.signals.doorbells[slot.index()].set(true);
                     }
                 }
@@ -142,11 +142,11 @@ impl End {
     }
 
     pub(super) fn is_rung(&self, slot: Slot) -> bool {
-        self.rung[slot.index()]
+        self.notified[slot.index()]
     }
 
     pub(super) fn drain(&mut self, slot: Slot) {
-        self.rung[slot.index()] = false;
+        self.notified[slot.index()] = false;
         if self.over.is_none() {
             self.signals.doorbells[slot.index()].set(false);
         }

@@ -101,7 +101,7 @@ impl Session<'_> {
             }
             match Worker::join_if_over(&mut sender)? {
                 Some(Ok(digest)) => reports.insert(0, report(Direction::Sent, flow.sent(), digest)),
-                Some(Err(failure)) if failure.is_peers_lie() => {
+                Some(Err(failure)) if failure.is_protocol_violation() => {
                     // Nothing that the peer sends is worth receiving any more; the other half is told.
                     flow.given_up.store(true, Ordering::Relaxed);
                     if let Some(receiver) = &receiver {

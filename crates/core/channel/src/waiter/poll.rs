@@ -164,25 +164,25 @@ impl Waiter {
             }
             nap => nap.is_some(),
         };
-        let rung = match self.take_rings()? {
+        let notified = match self.take_notifications()? {
             DoorbellWoken::PeerGone => return Ok(Armed::PeerGone),
             woken => woken == DoorbellWoken::Notified,
         };
         match self.polling.late {
             _ if !again => self.polling.late = LateLook::NotAsked,
             late if late.is_due() => self.polling.late = LateLook::Over,
-            _ if !rung && self.is_armed(position) && !napped && !self.polling.has_run_down() => {
+            _ if !notified && self.is_armed(position) && !napped && !self.polling.has_run_down() => {
                 return Ok(Armed::Quiet);
             }
             _ => {}
         }
-        match (again, rung) {
+        match (again, notified) {
             (true, true) => self.count_fruitless(),
             // No notification came during a whole nap, so the storm is over.
             (true, false) if !napped => {}
             _ => self.fruitless.begin(self.end.served_beside(self.slot)),
         }
-        if rung && !again {
+        if notified && !again {
             self.end.note_served(self.slot);
         }
         if napped && self.fruitless.count < STORM {
@@ -229,21 +229,21 @@ impl Waiter {
     }
 
     /// Empties the doorbell. Returns whether it was notified, or that the peer is gone.
-    fn take_rings(&mut self) -> Result<DoorbellWoken> {
+    fn take_notifications(&mut self) -> Result<DoorbellWoken> {
         self.calls = 0;
         self.looked = coarse_time();
         if self.end.gone() {
             return Ok(DoorbellWoken::PeerGone);
         }
         let mut woken = self.doorbell.wait(self.slot, Deadline::NOW)?;
-        let rung = woken == DoorbellWoken::Notified || self.rung_unnoticed;
+        let notified = woken == DoorbellWoken::Notified || self.notified_unseen;
         if woken == DoorbellWoken::Notified {
             // The doorbell reports a notification before a hang-up, so the notification must be drained first.
             self.doorbell.drain(self.slot);
             woken = self.doorbell.wait(self.slot, Deadline::NOW)?;
         }
-        (self.maybe_rung, self.rung_unnoticed) = (woken == DoorbellWoken::Notified, false);
-        Ok(if rung && woken != DoorbellWoken::PeerGone { DoorbellWoken::Notified } else { woken })
+        (self.maybe_notified, self.notified_unseen) = (woken == DoorbellWoken::Notified, false);
+        Ok(if notified && woken != DoorbellWoken::PeerGone { DoorbellWoken::Notified } else { woken })
     }
 }
 

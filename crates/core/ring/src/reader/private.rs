@@ -27,7 +27,7 @@ impl<M: Mem> Reader<M> {
             position: self.flow.head,
             peer_position: self.flow.tail_seen,
             bound: self.flow.released,
-            rung: self.flow.notifier.rung,
+            notified: self.flow.notifier.notified,
             peer_state: self.flow.writer,
             ring: self.flow.generation(),
             told: self.flow.told,
@@ -54,7 +54,7 @@ impl<M: Mem> Reader<M> {
         self.flow.head = record.position;
         self.flow.tail_seen = if self.flow.broken.is_some() { self.flow.head } else { record.peer_position };
         self.flow.released = record.bound;
-        self.flow.notifier.rung = record.rung;
+        self.flow.notifier.notified = record.notified;
         self.flow.writer = record.peer_state;
         self.flow.told = record.told;
         self.flow.records = set_counters(&record.counters, &mut self.flow.notifier, &mut self.flow.waits);

@@ -26,7 +26,7 @@ impl<M: Mem> Writer<M> {
             position: self.flow.tail,
             peer_position: self.flow.head_seen,
             bound: self.flow.floor,
-            rung: self.flow.notifier.rung,
+            notified: self.flow.notifier.notified,
             peer_state: self.flow.reader,
             ring: self.flow.state.current,
             told: 0,
@@ -47,7 +47,7 @@ impl<M: Mem> Writer<M> {
         self.flow.tail = record.position;
         self.flow.head_seen = record.peer_position;
         self.flow.floor = record.bound;
-        self.flow.notifier.rung = record.rung;
+        self.flow.notifier.notified = record.notified;
         self.flow.reader = record.peer_state;
         self.flow.reader_word = record.peer_state.encode();
         self.flow.records = set_counters(&record.counters, &mut self.flow.notifier, &mut self.flow.waits);

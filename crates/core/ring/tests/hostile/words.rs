@@ -44,7 +44,7 @@ impl WaitContext for Storm<'_> {
     fn sleep(&mut self, _: Deadline) -> Result<Woken, Error> {
         self.slept += 1;
         (self.meddle)();
-        Ok(Woken::Rung)
+        Ok(Woken::Notified)
     }
 
     fn may_spin(&mut self) -> bool {

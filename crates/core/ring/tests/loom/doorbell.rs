@@ -119,7 +119,7 @@ impl WaitContext for Doorbells {
         while !self.own.rung.swap(false, Ordering::Relaxed) {
             self.park();
         }
-        Ok(Woken::Rung)
+        Ok(Woken::Notified)
     }
 
     fn may_spin(&mut self) -> bool {
