@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The host's broker as a process: `tombolod` with a configuration and a folder of its own, and `tombolo link` to ask it.
-//! Both end and the folder goes when the [`Broker`] is dropped.
+//! Runs the host's broker as a process: `tombolod` with a configuration and a folder of its own, and `tombolo link` to
+//! query it. Both processes end and the folder is removed when the [`Broker`] is dropped.
 
 use crate::console::Console;
 use crate::error::{Context, Error, Result};
@@ -16,10 +16,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Seconds in which it must be ready, or gone.
+/// Seconds in which the broker must become ready, or end.
 const PATIENCE: u64 = 60;
 
-/// A broker of the host.
+/// A broker on the host.
 pub struct Broker {
     programs: Programs,
     folder: Scratch,
@@ -33,14 +33,14 @@ struct Daemon {
 }
 
 impl Broker {
-    /// Begins with the configuration `text`.
+    /// Starts a broker with the configuration `text`.
     ///
     /// # Errors
-    /// It does not become ready; says why.
+    /// The broker does not become ready. The error has the reason.
     pub fn start(programs: &Programs, text: &str) -> Result<Self> {
         let folder = Scratch::new("broker")?;
         fs::write(folder.path().join("tombolod.toml"), text)?;
-        // QEMUs of other users come to their sockets there.
+        // QEMUs of other users connect to their sockets in this folder.
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o711))?;
         let mut hold = tied(&[], programs.path("tombolod")?);
         let holder = Process::start(hold.arg("--state").arg(folder.path()).arg("hold"))?;
@@ -50,19 +50,19 @@ impl Broker {
         Ok(broker)
     }
 
-    /// The folder with its sockets.
+    /// Returns the folder with the broker's sockets.
     #[must_use]
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// The socket that programs of the host use.
+    /// Returns the socket that programs of the host use.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.folder().join("broker.sock")
     }
 
-    /// Replaces the configuration and has it read.
+    /// Replaces the configuration and makes the broker read it.
     ///
     /// # Errors
     /// The broker is not running, or does not read it in time.
@@ -76,10 +76,10 @@ impl Broker {
         until(within(PATIENCE), || times_read() > before).context("the broker's new configuration")
     }
 
-    /// Starts the daemon, which does not run, and waits until it is ready.
+    /// Starts the daemon, which must not be running, and waits until it is ready.
     ///
     /// # Errors
-    /// It is not in time; says what it said.
+    /// The daemon is not ready in time. The error has its output.
     pub fn restart(&mut self) -> Result<()> {
         let mut command = tied(&[], self.programs.path("tombolod")?);
         command.arg("--config").arg(self.folder().join("tombolod.toml"));
@@ -91,29 +91,29 @@ impl Broker {
         ready.map_err(|why| Error::new(format!("tombolod is not ready: {why}: {}", self.log())))
     }
 
-    /// Kills the daemon; what must outlive it is with the holder.
+    /// Kills the daemon. The descriptor store keeps what must outlive it.
     ///
     /// # Errors
-    /// It does not die.
+    /// The daemon does not die.
     pub fn kill(&mut self) -> Result<()> {
         self.daemon.take().map_or(Ok(()), |mut daemon| daemon.process.end())
     }
 
-    /// What the daemon said.
+    /// Returns the last output of the daemon.
     pub fn log(&mut self) -> String {
         self.daemon.as_mut().map(|daemon| daemon.log.tail(20)).unwrap_or_default()
     }
 
-    /// The numbers of the processes: the daemon, if it runs, and the holder.
+    /// Returns the process numbers of the daemon, if it runs, and of the descriptor store.
     #[must_use]
     pub fn processes(&self) -> Vec<u32> {
         self.daemon.iter().map(|daemon| daemon.process.id()).chain([self.holder.id()]).collect()
     }
 
-    /// Runs `tombolo ARGS` on the host, so that it finds this broker; returns what it said, both ways.
+    /// Runs `tombolo ARGS` on the host with this broker. Returns its standard output and standard error.
     ///
     /// # Errors
-    /// It fails; says what it said.
+    /// The command fails. The error has its standard error.
     pub fn tombolo(&self, args: &[&str]) -> Result<String> {
         let output = self.command(&[], args)?.stdin(Stdio::null()).output().context("tombolo")?;
         match output.status.success() {
@@ -125,10 +125,10 @@ impl Broker {
         }
     }
 
-    /// The command `tombolo ARGS` on the host, that ends with us; `within` are words that go before it.
+    /// Returns the command `tombolo ARGS` on the host, which ends with this process. The words `within` precede it.
     ///
     /// # Errors
-    /// It was not built.
+    /// The program was not built.
     pub fn command(&self, within: &[String], args: &[&str]) -> Result<Command> {
         let mut command = tied(within, self.programs.path("tombolo")?);
         command.args(args).env("TOMBOLO_BROKER", self.socket());
@@ -146,7 +146,7 @@ impl Broker {
         self.tombolo(&all)
     }
 
-    /// What `tombolo link ls` knows: one object for each link, or domain.
+    /// Returns the output of `tombolo link ls`: one object for each link, or for each domain.
     ///
     /// # Errors
     /// As [`tombolo`](Self::tombolo).
@@ -155,10 +155,10 @@ impl Broker {
         Ok(text.lines().map(serde_json::from_str).collect::<std::result::Result<_, _>>()?)
     }
 
-    /// The arguments that a domain's QEMU needs.
+    /// Returns the arguments that a domain's QEMU needs.
     ///
     /// # Errors
-    /// There is no such domain.
+    /// The domain does not exist.
     pub fn snippet(&self, domain: &str) -> Result<Vec<String>> {
         Ok(self.link(&["snippet", domain])?.split_whitespace().map(str::to_owned).collect())
     }

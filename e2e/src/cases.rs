@@ -37,7 +37,7 @@ pub use tombolo_e2e::runner::{Half, Verdict};
 /// The host half of a case.
 pub type Case = runner::Case<Rig>;
 
-/// Cheap ones first; those that leave a guest in an odd state last.
+/// Cheap cases first; those that leave a guest in an odd state last.
 const CASES: [&[Case]; 27] = [
     build::CASES,
     lifetime::CASES,
@@ -89,20 +89,21 @@ const HALVES: [&[Half]; 19] = [
     migration::HALVES,
 ];
 
-/// Those that only the long form runs: they need more of this machine, or more time, than there may be to spare.
+/// Cases that only the long form runs: they need more of this machine, or more time, than there may be to spare.
 const LONG_CASES: [&[Case]; 4] = [rage::LONG_CASES, network::LONG_CASES, net::LONG_CASES, net_three::LONG_CASES];
 
-/// Those that try the kernel module alone, in the order in which they run: all that a kernel which checks itself is wanted for.
+/// Returns the cases that test the kernel module alone, in the order in which they run. A kernel with its own checks is
+/// needed for these only.
 pub fn of_module() -> impl Iterator<Item = &'static Case> {
     CASES.into_iter().skip(1).take(9).chain([net::ENGINE_CASES, frames::CASES, net_load::CASES]).flatten()
 }
 
-/// Whether this is the long form.
+/// Returns whether this is the long form.
 fn long() -> bool {
     std::env::var_os("TOMBOLO_LONG").is_some()
 }
 
-/// All cases in the order in which they run.
+/// Returns all cases in the order in which they run.
 pub fn all() -> impl Iterator<Item = &'static Case> {
     CASES.into_iter().chain(LONG_CASES.into_iter().filter(|_| long())).flatten()
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A guest's console: kept, and searched for faults.
+//! Keeps a guest's console output and searches it for faults.
 
 use crate::line_reader::{LineReader, within};
 use std::io::Read;
 
-/// What a kernel writes when something is wrong with it. A program's own segmentation fault is none of these.
+/// Texts that a kernel prints when something is wrong with it. A program's own segmentation fault is not among them.
 const FAULTS: [&str; 12] = [
     "BUG:",
     "BUG ",
@@ -19,10 +19,10 @@ const FAULTS: [&str; 12] = [
     "rcu: INFO",
     "refcount_t:",
 ];
-/// Lines that look like faults and are none, as they come from every boot of a stock kernel.
+/// Lines that look like faults and are none: every boot of a stock kernel prints them.
 const HARMLESS: [&str; 1] = ["MDS CPU bug"];
 
-/// All that a guest's kernel said.
+/// All output of a guest's kernel.
 #[derive(Debug)]
 pub struct Console {
     lines: LineReader,
@@ -30,24 +30,24 @@ pub struct Console {
 }
 
 impl Console {
-    /// Listens to `stream`.
+    /// Reads from `stream`.
     pub fn of(stream: impl Read + Send + 'static) -> Self {
         Self { lines: LineReader::of(stream), seen: Vec::new() }
     }
 
-    /// Everything so far.
+    /// Returns all output so far.
     pub fn text(&mut self) -> &[String] {
         self.seen.extend(self.lines.ready());
         &self.seen
     }
 
-    /// Forgets what was said so far.
+    /// Drops all output so far.
     pub fn forget(&mut self) {
         self.text();
         self.seen.clear();
     }
 
-    /// Waits for the end of the stream, for a while.
+    /// Waits for the end of the stream, at most 10 s for each line.
     pub fn drain(&mut self) {
         let deadline = within(10);
         while let Ok(line) = self.lines.next_before(deadline) {
@@ -55,12 +55,12 @@ impl Console {
         }
     }
 
-    /// The first line that tells of a fault.
+    /// Returns the first line that shows a fault.
     pub fn fault(&mut self) -> Option<&str> {
         self.text().iter().map(String::as_str).find(|line| is_fault(line))
     }
 
-    /// The last lines, for a report.
+    /// Returns the last lines, for a report.
     pub fn tail(&mut self, lines: usize) -> String {
         let text = self.text();
         text[text.len().saturating_sub(lines)..].join("\n    ")

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Runs commands in a guest, over any stream that reaches its agent.
+//! Runs commands in a guest, over any stream that reaches the guest's agent.
 
 use crate::error::{Context, Error, Result};
 use crate::line_reader::{LineReader, NoLine};
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::time::Instant;
 
-/// The host's end of the line to an agent.
+/// The host's end of the connection to an agent.
 pub struct Control {
     out: Box<dyn Write + Send>,
     lines: LineReader,
@@ -19,7 +19,7 @@ pub struct Control {
 #[derive(Debug, Default)]
 struct State {
     printed: Vec<String>,
-    /// How many of them were asked for.
+    /// Number of these lines that the caller has received.
     taken: usize,
     end: Option<End>,
 }
@@ -28,20 +28,20 @@ struct State {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Job(u32);
 
-/// How a command ended, and all that it printed.
+/// The exit status of a command, and all that it printed.
 #[derive(Debug, Clone)]
 pub struct Output {
-    /// How it ended.
+    /// Exit status of the command.
     pub end: End,
-    /// What it printed on either stream.
+    /// Text that the command printed on either stream.
     pub text: String,
 }
 
 impl Output {
-    /// What was printed, if the command succeeded.
+    /// Returns the printed text, if the command succeeded.
     ///
     /// # Errors
-    /// Says how it ended, with what it printed.
+    /// The exit status, with the printed text.
     pub fn success(self) -> Result<String> {
         match self.end {
             End::Code(0) => Ok(self.text),
@@ -51,10 +51,11 @@ impl Output {
 }
 
 impl Control {
-    /// Talks to the agent at the other end of `input` and `out`, once it says that it is up.
+    /// Opens the connection to the agent at the other end of `input` and `out`, once the agent reports that it is
+    /// ready.
     ///
     /// # Errors
-    /// The guest did not come up before the deadline, or went.
+    /// The guest did not come up before the deadline, or it ended.
     pub fn open(
         input: impl Read + Send + 'static,
         out: impl Write + Send + 'static,
@@ -66,10 +67,10 @@ impl Control {
         Ok(control)
     }
 
-    /// Waits until a guest that goes down comes up again. Its jobs are forgotten, and so is what it had begun to say.
+    /// Waits until a guest that goes down is up again. Drops its jobs and its incomplete output.
     ///
     /// # Errors
-    /// It does not before the deadline.
+    /// The guest does not come up before the deadline.
     pub fn again(&mut self, deadline: Instant) -> Result<()> {
         self.jobs.clear();
         loop {
@@ -80,8 +81,8 @@ impl Control {
         }
     }
 
-    /// Goes on with the same agent at the other end of `input` and `out`, where its machine has migrated. What it said before is heard
-    /// to the end.
+    /// Continues with the same agent at the other end of `input` and `out`, to which its machine has migrated.
+    /// Processes all earlier output of the agent first.
     pub fn go_on(&mut self, input: impl Read + Send + 'static, out: impl Write + Send + 'static) {
         while self.listen(Instant::now()).is_ok() {}
         (self.lines, self.out) = (LineReader::of(input), Box::new(out));
@@ -90,7 +91,7 @@ impl Control {
     /// Runs a command to its end and returns what it printed.
     ///
     /// # Errors
-    /// It fails, or still runs at the deadline.
+    /// The command fails, or still runs at the deadline.
     pub fn run(&mut self, argv: &[&str], deadline: Instant) -> Result<String> {
         let job = self.start(argv)?;
         self.wait(job, deadline)?.success()
@@ -99,7 +100,7 @@ impl Control {
     /// Starts a command.
     ///
     /// # Errors
-    /// The line to the guest is gone.
+    /// The connection to the guest is closed.
     pub fn start(&mut self, argv: &[&str]) -> Result<Job> {
         let job = self.next;
         self.next += 1;
@@ -108,10 +109,10 @@ impl Control {
         Ok(Job(job))
     }
 
-    /// The next line that the command prints.
+    /// Returns the next line that the command prints.
     ///
     /// # Errors
-    /// It ended instead, or printed nothing before the deadline.
+    /// The command ended instead, or printed nothing before the deadline.
     pub fn line(&mut self, job: Job, deadline: Instant) -> Result<String> {
         loop {
             let state = self.jobs.get_mut(&job.0).ok_or_else(|| Error::new("no such job"))?;
@@ -126,13 +127,13 @@ impl Control {
         }
     }
 
-    /// All that the command printed so far.
+    /// Returns all that the command has printed so far.
     #[must_use]
     pub fn printed(&self, job: Job) -> &[String] {
         self.jobs.get(&job.0).map_or(&[], |state| &state.printed)
     }
 
-    /// Whether the command is known to have ended, and all that it printed was asked for.
+    /// Returns whether the command is known to have ended and the caller has received all that it printed.
     #[must_use]
     pub fn ended(&self, job: Job) -> bool {
         self.jobs.get(&job.0).is_none_or(|state| state.end.is_some() && state.taken == state.printed.len())
@@ -141,7 +142,7 @@ impl Control {
     /// Waits until the command ends.
     ///
     /// # Errors
-    /// It still runs at the deadline; then it is killed.
+    /// The command still runs at the deadline; it is then killed.
     pub fn wait(&mut self, job: Job, deadline: Instant) -> Result<Output> {
         loop {
             let state = self.jobs.get(&job.0).ok_or_else(|| Error::new("no such job"))?;
@@ -161,7 +162,7 @@ impl Control {
     /// Sends SIGKILL to a command.
     ///
     /// # Errors
-    /// The line to the guest is gone.
+    /// The connection to the guest is closed.
     pub fn kill(&mut self, job: Job) -> Result<()> {
         self.send_to_guest(&ToGuest::Kill { job: job.0 })
     }
@@ -201,7 +202,7 @@ mod tests {
     use std::io::BufRead;
     use std::os::unix::net::UnixStream;
 
-    /// An agent that answers the first request with `answers`.
+    /// Returns the connection to an agent that answers the first request with `answers`.
     fn with_agent(answers: &'static str) -> Control {
         let (ours, theirs) = UnixStream::pair().unwrap();
         std::thread::spawn(move || {
@@ -211,7 +212,7 @@ mod tests {
             std::io::BufReader::new(&theirs).read_line(&mut request).unwrap();
             out.write_all(answers.as_bytes()).unwrap();
             if !answers.contains("Exit") {
-                // Hold the line until the other end goes.
+                // Keeps the connection open until the other end closes it.
                 _ = std::io::copy(&mut &theirs, &mut std::io::sink());
             }
         });

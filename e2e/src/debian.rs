@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Kernels and packages from Debian's archive, unpacked in a cache and never installed.
+//! Fetches kernels and packages from Debian's archive and unpacks them in a cache. Nothing is ever installed.
 //!
-//! apt does the fetching, with lists and archives of its own in the cache, so that no privilege is needed and nothing
-//! of the machine's changes. What was fetched once is used without the network until the cache is removed.
+//! apt fetches them with lists and archives of its own in the cache, so that this needs no privilege and changes
+//! nothing of the machine. Fetched files are used without the network until the cache is removed.
 
 use crate::error::{Context, Error, Result};
 use rustix::fs::{FlockOperation, flock};
@@ -10,55 +10,55 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Which of the archive's kernels.
+/// A choice among the archive's kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Which {
-    /// The one that this release of Debian runs.
+    /// The kernel that this release of Debian runs.
     Stable,
-    /// The newest that there is for this release: its backports'.
+    /// The newest kernel for this release, from its backports.
     Newest,
 }
 
-/// A kernel, with what building modules for it takes.
+/// A kernel, with what is needed to build modules for it.
 #[derive(Debug, Clone)]
 pub struct Kernel {
-    /// As `uname -r` would say.
+    /// Release, as `uname -r` would print it.
     pub release: String,
-    /// Where its packages are unpacked.
+    /// Folder in which its packages are unpacked.
     pub root: PathBuf,
 }
 
 impl Kernel {
-    /// The file to boot.
+    /// Returns the file to boot.
     #[must_use]
     pub fn image(&self) -> PathBuf {
         self.root.join(format!("boot/vmlinuz-{}", self.release))
     }
 
-    /// The folder with its modules.
+    /// Returns the folder with the kernel's modules.
     #[must_use]
     pub fn modules(&self) -> PathBuf {
         self.root.join(format!("lib/modules/{}/kernel", self.release))
     }
 
-    /// The folder to build modules against.
+    /// Returns the folder to build modules against.
     #[must_use]
     pub fn headers(&self) -> PathBuf {
         self.root.join(format!("usr/src/linux-headers-{}", self.release))
     }
 }
 
-/// The cache.
+/// The cache of fetched packages.
 #[derive(Debug)]
 pub struct Archive {
     root: PathBuf,
 }
 
 impl Archive {
-    /// Opens the cache: `$TOMBOLO_VM_CACHE`, else a folder of ours in the user's cache.
+    /// Opens the cache: `$TOMBOLO_VM_CACHE`, or else Tombolo's folder in the user's cache.
     ///
     /// # Errors
-    /// There is no place for it.
+    /// There is no place for the cache.
     pub fn open() -> Result<Self> {
         let var = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let root = var("TOMBOLO_VM_CACHE")
@@ -69,15 +69,16 @@ impl Archive {
         Ok(Self { root })
     }
 
-    /// Keeps others from writing to the cache meanwhile: two runs must not fetch at once.
+    /// Keeps other runs from writing to the cache meanwhile: two runs must not fetch at once.
     fn lock(&self) -> Result<File> {
         lock(&self.root.join("lock"))
     }
 
-    /// A kernel, fetched if it is not there. `boots` says whether it is to be booted or just built against.
+    /// Returns a kernel, and fetches it if it is missing. `boots` tells whether the kernel will be booted or only built
+    /// against.
     ///
     /// # Errors
-    /// No apt, no network, or no such kernel in this Debian's archive.
+    /// apt or the network is missing, or this Debian's archive has no such kernel.
     pub fn kernel(&self, which: Which, boots: bool) -> Result<Kernel> {
         let name = match (which, boots) {
             (Which::Stable, true) => "kernel-stable",
@@ -109,10 +110,10 @@ impl Archive {
         Ok(Kernel { release, root })
     }
 
-    /// The kernel that checks itself, which `tools/debug-kernel.sh` has built here.
+    /// Returns the kernel with its own checks that `tools/debug-kernel.sh` has built here.
     ///
     /// # Errors
-    /// It has not.
+    /// The script has not built it.
     pub fn debug_kernel(&self) -> Result<Kernel> {
         let root = self.root.join("kernel-debug/root");
         let release =
@@ -120,7 +121,7 @@ impl Archive {
         Ok(Kernel { release, root })
     }
 
-    /// One file of a package, fetched if it is not there.
+    /// Returns one file of a package, and fetches the package if it is missing.
     ///
     /// # Errors
     /// As [`kernel`](Self::kernel).
@@ -136,7 +137,7 @@ impl Archive {
 }
 
 impl Archive {
-    /// Packages and all that they depend on, as far as `wanted` knows the name, unpacked together in the folder `name`.
+    /// Unpacks packages together in the folder `name`, with all that they depend on whose names `wanted` accepts.
     ///
     /// # Errors
     /// As [`kernel`](Self::kernel).
@@ -164,10 +165,11 @@ impl Archive {
     }
 }
 
-/// Waits until nobody else holds the lock `path`; says so if somebody does. It is given back when the file is dropped.
+/// Waits until no other process holds the lock `path`, and prints a message if one does. Dropping the file releases the
+/// lock.
 ///
 /// # Errors
-/// There is no such place.
+/// The file cannot be created.
 pub fn lock(path: &Path) -> Result<File> {
     let lock = File::create(path).context(path.display())?;
     if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
@@ -177,7 +179,8 @@ pub fn lock(path: &Path) -> Result<File> {
     Ok(lock)
 }
 
-/// The headers' makefile includes that of all flavours by the path at which the package would be installed.
+/// Corrects a path: the headers' makefile includes that of all flavours by the path at which the package would be
+/// installed.
 fn relocate(root: &Path, release: &str) -> Result<()> {
     let makefile = root.join(format!("usr/src/linux-headers-{release}/Makefile"));
     let text = fs::read_to_string(&makefile).context(makefile.display())?;
@@ -198,7 +201,7 @@ fn ensure_exists(file: PathBuf) -> Result<PathBuf> {
     }
 }
 
-/// apt with its state in our cache.
+/// apt with its state in the cache.
 struct Apt {
     options: Vec<String>,
     archives: PathBuf,
@@ -225,7 +228,7 @@ impl Apt {
         .into_iter()
         .flat_map(|(key, value)| ["-o".to_owned(), format!("{key}={}", value.display())])
         .collect();
-        // As root apt would become a user who cannot write here.
+        // Otherwise apt, when run by root, would switch to a user who cannot write here.
         options.extend(["-o", "APT::Sandbox::User=root", "-q"].map(str::to_owned));
         let mut apt = Self { options, archives };
         apt.run("apt-get", &["update"])?;
@@ -249,7 +252,7 @@ impl Apt {
         }
     }
 
-    /// Adds the backports of the release in use, from where its main archive comes. Returns the suite's name.
+    /// Adds the backports of the release in use, from the site of its main archive. Returns the suite's name.
     fn add_backports(&self, sources: &Path) -> Result<String> {
         let format = "$(SITE) $(CODENAME) $(COMPONENT)";
         let text = self.run("apt-get", &["indextargets", "--format", format, "Created-By: Packages"])?;
@@ -290,7 +293,7 @@ impl Apt {
     }
 }
 
-/// The machine's own sources, so that mirrors and keys are its administrator's choice.
+/// Copies the machine's own sources, so that its administrator chooses the mirrors and keys.
 fn copy_sources(to: &Path) -> Result<()> {
     let mut sources = files(Path::new("/etc/apt/sources.list.d")).unwrap_or_default();
     sources.push(PathBuf::from("/etc/apt/sources.list"));

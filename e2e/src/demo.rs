@@ -106,7 +106,7 @@ pub fn run(made_of: &Parts, effort: Effort, parts: &[&str]) -> Result<()> {
     site.finish()
 }
 
-/// Prints a step as somebody would type it.
+/// Prints a step as a user would type it.
 fn print_step(place: &str, command: &str) {
     println!("{place}$ {command}");
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What went wrong in a rig, in a sentence.
+//! Errors of a rig, as sentences.
 
 use std::fmt;
 
-/// A sentence. Nobody acts on its kind: a step of a test fails, and somebody reads why.
+/// A sentence. No code acts on its kind: a step of a test fails, and somebody reads the reason.
 #[derive(Debug, Clone)]
 pub struct Error(String);
 
@@ -11,7 +11,7 @@ pub struct Error(String);
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// An error that says `what`.
+    /// Makes an error with the text `what`.
     pub fn new(what: impl Into<String>) -> Self {
         Self(what.into())
     }
@@ -29,12 +29,12 @@ impl<E: std::error::Error> From<E> for Error {
     }
 }
 
-/// Says what was being done when it went wrong.
+/// Adds to an error what the program was doing.
 pub trait Context<T> {
     /// Puts `doing` in front of the error.
     ///
     /// # Errors
-    /// The same, with more words.
+    /// The same error, with more words.
     fn context(self, doing: impl fmt::Display) -> Result<T>;
 }
 

@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-// A program that knows nothing of Tombolo and forks while it has a connection: what goes over that stays whole.
+// A program that knows nothing of Tombolo and forks while it has a connection: the bytes of that connection stay
+// complete and in order.
 //
-// forks send HOW ADDRESS LOG FILE     connects, and sends the stream of `stream.rs` to whom `stream-receive` is
-// forks receive HOW LOG FILE          listens, and receives it from who is `stream-send`
+// forks send HOW ADDRESS LOG FILE     connects, and sends the stream of `stream.rs` to a `stream-receive`
+// forks receive HOW LOG FILE          listens, and receives that stream from a `stream-send`
 //
-// HOW is who goes on after the fork: `child` (the parent waits), `daemon` (it does not), `parent` (the child ends), or `both` (by
-// turns). It forks once LOG says that the connection is joined, and sends little before. After it has forked it sends for a second,
-// or so many SECONDS. What came of it is written to FILE.
+// HOW names the process that continues after the fork: `child` (the parent waits), `daemon` (the parent does not wait),
+// `parent` (the child ends), or `both` (by turns). The program forks once LOG reports that the connection is joined,
+// and sends little before. After the fork it sends for a second, or for as long as the variable SECONDS says. It writes
+// the result to FILE.
 //
-// With `late` or `gone` nobody forks. Who receives reads nothing from a moment after that on until FILE.go is there, and says how
-// many bytes it can read then. Who sends has shut down its sending by then, or has ended. With `ended` who receives reads nothing
-// until who sends, by `late`, has shut down; then it forks, and the child goes on.
+// With `late` or `gone` the program does not fork. From some moment on the receiver reads nothing until FILE.go exists,
+// and then prints how many bytes it can read. By then the sender has shut down its sending, or has ended. With `ended`
+// the receiver reads nothing until the sender, which runs with `late`, has shut down; then it forks, and the child
+// continues.
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -60,7 +63,7 @@ static void fill(unsigned char *room)
     }
 }
 
-// Moves one chunk; nothing once the peer has said all.
+// Moves one chunk. Returns 0 once the peer has sent everything.
 static int step(int fd, int sends)
 {
     static unsigned char room[CHUNK], wanted[CHUNK];
@@ -96,7 +99,8 @@ static void work(int fd, int sends, double seconds)
     } while ((double)(now.tv_sec - begun.tv_sec) + 1e-9 * (double)(now.tv_nsec - begun.tv_nsec) < seconds);
 }
 
-// The rest of it, and what the other end says of it, or is told, unless that one has `gone`.
+// Moves the rest of the stream. Then the receiver sends its count of bytes, and the sender checks it, unless the other
+// end has `gone`.
 static void finish(int fd, int sends, int gone)
 {
     uint64_t came = 0;
@@ -128,7 +132,7 @@ static void await(pid_t child)
     }
 }
 
-// Both go on by turns: each chunk is the next one's, whoever moves it.
+// Parent and child move chunks by turns: each chunk continues the stream, whichever process moves it.
 static void take_turns(int fd, int sends)
 {
     int to_child[2], to_parent[2];
@@ -163,7 +167,7 @@ static int is_joined(const char *log)
     return strstr(text, "joined") != NULL;
 }
 
-// Calls that read nothing.
+// Waits for FILE.go with calls that read nothing, and prints the number of unread bytes.
 static void pause_reading(int fd)
 {
     struct pollfd one = {.fd = fd};
@@ -179,7 +183,8 @@ static void pause_reading(int fd)
 
 static void fork_while_joined(int fd, int sends, const char *how, const char *log)
 {
-    // Little is sent until it is joined, and for a while after that: the other end has to read what came over TCP before.
+    // Little is sent until the connection is joined, and for a while after that: the other end must read what came over
+    // TCP before.
     int has_ended = !strcmp(how, "ended"), is_late = has_ended || !strcmp(how, "late") || !strcmp(how, "gone");
     for (int at = 0, more = is_late && !sends ? 10 : 20; more > 0; at++) {
         need(at < 100000 && step(fd, sends), "it was not joined");
@@ -188,7 +193,7 @@ static void fork_while_joined(int fd, int sends, const char *how, const char *lo
         else if (!usleep(50000) && is_joined(log))
             more--;
     }
-    need(!is_late || !setenv("SECONDS", "0", 1), "setenv"); // It is all sent.
+    need(!is_late || !setenv("SECONDS", "0", 1), "setenv"); // Only one more chunk is sent.
     if (has_ended) {
         struct pollfd end = {.fd = fd, .events = POLLRDHUP};
         need(poll(&end, 1, 60000) == 1, "the end");

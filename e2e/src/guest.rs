@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the guest halves of cases use: the kernel module's files, by safe calls.
+//! Safe calls to the kernel module's files, for the guest halves of cases.
 
 pub mod sys;
 pub mod tsc;
@@ -14,38 +14,38 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 use sys::{LinkArgs, WindowArgs};
 
-/// Seconds that udev or the PCI bus may need to show a device.
+/// Seconds within which udev or the PCI bus shows a device.
 const APPEAR: u64 = 60;
 
-/// The devices of one link, by their PCI addresses, and how to ring its peer. Travels as command-line arguments.
+/// The devices of one link, by their PCI addresses, and how to notify the peer. It travels as command-line arguments.
 #[derive(Debug, Clone)]
 pub struct Ends {
-    /// The device with the memory that we write.
+    /// Device with the memory that this side writes.
     pub own: String,
-    /// The device with the memory that the peer writes.
+    /// Device with the memory that the peer writes.
     pub peer: String,
-    /// The device with the doorbells.
+    /// Device with the doorbells.
     pub doorbell: String,
-    /// The peer's number.
+    /// Number of the peer.
     pub notify_peer: u16,
-    /// Where the peer waits.
+    /// Vector at which the peer waits.
     pub notify_vector: u16,
-    /// Where we wait.
+    /// Vector at which this side waits.
     pub wait_vector: u16,
 }
 
 impl Ends {
-    /// As arguments, which [`from_args`](Self::from_args) takes apart.
+    /// Returns the arguments that [`from_args`](Self::from_args) parses.
     #[must_use]
     pub fn to_args(&self) -> Vec<String> {
         let numbers = [self.notify_peer, self.notify_vector, self.wait_vector].map(|number| number.to_string());
         [self.own.clone(), self.peer.clone(), self.doorbell.clone()].into_iter().chain(numbers).collect()
     }
 
-    /// From the first arguments; the others come back.
+    /// Parses the first arguments and returns the rest.
     ///
     /// # Errors
-    /// There are too few, or a number is none.
+    /// There are too few arguments, or one is not a number where there must be one.
     pub fn from_args(args: &[String]) -> Result<(Self, &[String])> {
         let [own, peer, doorbell, notify_peer, notify_vector, wait_vector, rest @ ..] = args else {
             return Err(Error::new(format!("too few arguments: {args:?}")));
@@ -61,7 +61,7 @@ impl Ends {
         Ok((ends, rest))
     }
 
-    /// Opens the link over the whole of both regions.
+    /// Opens a link over the whole of both regions.
     ///
     /// # Errors
     /// A device is missing or the driver refuses.
@@ -79,36 +79,36 @@ impl Ends {
     }
 }
 
-/// Opens the node of the device at a PCI address, once it is there.
+/// Opens the node of the device at a PCI address, once the device is there.
 ///
 /// # Errors
-/// It does not come.
+/// The device does not appear in time.
 pub fn open_node(address: &str) -> Result<OwnedFd> {
     let name = node_name(address)?;
     open(format!("/dev/{name}"), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).context(name)
 }
 
-/// The name in /dev of the device at a PCI address, once it is there.
+/// Returns the name in /dev of the device at a PCI address, once the device is there.
 ///
 /// # Errors
-/// It does not come.
+/// The device does not appear in time.
 pub fn node_name(address: &str) -> Result<String> {
     let folder = format!("/sys/bus/pci/devices/{address}/misc");
     let mut name = None;
     until(within(APPEAR), || {
         let entry = fs::read_dir(&folder).ok().and_then(|mut entries| entries.next()?.ok());
         name = entry.map(|entry| entry.file_name().to_string_lossy().into_owned());
-        // The node comes a moment after the device.
+        // The node appears a moment after the device.
         name.as_ref().is_some_and(|name| fs::exists(format!("/dev/{name}")).unwrap_or(false))
     })
     .context(format!("no driver has bound {address}"))?;
     name.ok_or_else(|| Error::new("no name"))
 }
 
-/// Waits until something is true, offering the CPU meanwhile.
+/// Waits until a condition holds, and yields the CPU meanwhile.
 ///
 /// # Errors
-/// It is not before the deadline.
+/// The condition does not hold before the deadline.
 pub fn until(deadline: Instant, mut is_true: impl FnMut() -> bool) -> Result<()> {
     while !is_true() {
         if Instant::now() >= deadline {
@@ -119,7 +119,7 @@ pub fn until(deadline: Instant, mut is_true: impl FnMut() -> bool) -> Result<()>
     Ok(())
 }
 
-/// Lets time pass, where a test itself needs that.
+/// Lets time pass, where a test needs exactly that.
 pub fn pass(time: Duration) {
     let end = Instant::now() + time;
     while let Some(left) = end.checked_duration_since(Instant::now()) {
@@ -127,7 +127,7 @@ pub fn pass(time: Duration) {
     }
 }
 
-/// What is to be polled of a descriptor, without waiting longer than to the deadline.
+/// Polls a descriptor until the deadline and returns its events.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -143,7 +143,7 @@ pub fn polled(fd: BorrowedFd<'_>, deadline: Instant) -> Result<PollFlags> {
 pub struct Link(pub OwnedFd);
 
 impl Link {
-    /// Makes a window of it.
+    /// Makes a window of this link.
     ///
     /// # Errors
     /// The driver refuses.
@@ -158,7 +158,7 @@ impl Link {
 pub struct Window(pub OwnedFd);
 
 impl Window {
-    /// Waits for notifications. Returns the channels that were notified, as bits.
+    /// Waits for notifications. Returns a bit for each channel that was notified.
     ///
     /// # Errors
     /// The driver refuses.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! An initramfs: files under their names in the guest, as a cpio archive in memory. It is not compressed, because
-//! unpacking is what emulation is slow at.
+//! Builds an initramfs: files under their names in the guest, as a cpio archive in memory. The archive is not
+//! compressed, because emulation is slow at unpacking.
 
 use crate::error::{Context, Error, Result};
 use crate::programs;
@@ -15,10 +15,10 @@ use std::process::Command;
 const FOLDER: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
 const LINK: u32 = 0o120_777;
-/// Where Debian has libraries.
+/// Folder in which Debian keeps libraries.
 pub const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 
-/// A program for an image: its path there, and here.
+/// A program for an image: its path in the image, and its path on the host.
 pub type Extra = (String, PathBuf);
 
 /// The files of a guest.
@@ -31,7 +31,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// An image with this very program as `/init` and `/agent`, with the libraries that it uses.
+    /// Makes an image with the running program as `/init` and `/agent`, and with the libraries that it uses.
     ///
     /// # Errors
     /// A file cannot be read.
@@ -47,26 +47,26 @@ impl Image {
         Ok(image)
     }
 
-    /// Adds a program of the host with the libraries that it uses, at the places where it looks for them.
+    /// Adds a program of the host and the libraries that it uses, at the paths where it looks for them.
     ///
     /// # Errors
-    /// A file cannot be read, or a library is not there.
+    /// A file cannot be read, or a library is missing.
     pub fn add_program(&mut self, name: &str, from: &Path) -> Result<()> {
         self.add_packaged(name, from, Path::new("/"))
     }
 
-    /// The same of a program in a package that is unpacked in the folder `root`, and so are libraries.
+    /// Adds a program of a package that is unpacked, with its libraries, in the folder `root`.
     ///
     /// # Errors
     /// As [`add_program`](Self::add_program).
     pub fn add_packaged(&mut self, name: &str, from: &Path, root: &Path) -> Result<()> {
         self.add(name, from)?;
-        // The dynamic loader itself says what it would load.
+        // The dynamic loader itself lists what it would load.
         let mut command = Command::new(from);
         command.env("LD_TRACE_LOADED_OBJECTS", "1").env("LD_LIBRARY_PATH", root.join(LIBRARIES));
         let output = command.output().context(from.display())?;
         for library in libraries(&String::from_utf8_lossy(&output.stdout))? {
-            // As Debian has it: /lib and /lib64 are links.
+            // In Debian, /lib and /lib64 are links.
             let place = Path::new("/").join(Path::new(&library).strip_prefix(root).unwrap_or(Path::new(&library)));
             let place = place.strip_prefix("/usr").or_else(|_| place.strip_prefix("/")).context(&library)?;
             self.add(&format!("usr/{}", place.display()), Path::new(&library))?;
@@ -74,10 +74,10 @@ impl Image {
         Ok(())
     }
 
-    /// Adds busybox, and its commands in the folder `bin`.
+    /// Adds busybox, and links for its commands in the folder `bin`.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// busybox cannot be read.
     pub fn add_busybox(&mut self, from: &Path) -> Result<()> {
         self.add("bin/busybox", from)?;
         let output = Command::new(from).arg("--list").output().context(from.display())?;
@@ -88,10 +88,10 @@ impl Image {
         Ok(())
     }
 
-    /// Adds a file of the host, executable.
+    /// Adds a file of the host and makes it executable.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The file cannot be read.
     pub fn add(&mut self, name: &str, from: &Path) -> Result<()> {
         if !self.files.contains(name) {
             self.add_bytes(name, &fs::read(from).context(from.display())?);
@@ -99,7 +99,7 @@ impl Image {
         Ok(())
     }
 
-    /// Adds a file with this content, executable, unless there is one of that name.
+    /// Adds an executable file with this content, unless a file of that name exists.
     pub fn add_bytes(&mut self, name: &str, content: &[u8]) {
         if self.files.insert(name.to_owned()) {
             self.add_parents(name);
@@ -122,7 +122,7 @@ impl Image {
     /// Ends the image, and returns a descriptor of it.
     ///
     /// # Errors
-    /// There is no memory for it.
+    /// There is no memory for the image.
     pub fn seal(mut self) -> Result<OwnedFd> {
         self.entry("TRAILER!!!", 0, b"");
         let fd = memfd_create("initramfs", MemfdFlags::CLOEXEC)?;
@@ -143,7 +143,8 @@ impl Image {
         }
     }
 
-    /// One entry in the "new ASCII" form: thirteen fields of eight hexadecimal digits, name, content, each padded to 4.
+    /// Adds one entry in the "new ASCII" form: thirteen fields of eight hexadecimal digits, the name and the content,
+    /// each padded to 4 bytes.
     fn entry(&mut self, name: &str, mode: u32, content: &[u8]) {
         self.inodes += 1;
         let size = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);
@@ -165,7 +166,8 @@ impl Image {
     }
 }
 
-/// The paths in what the dynamic loader traces: `NAME => PATH (ADDRESS)`, or `PATH (ADDRESS)` of itself.
+/// Returns the paths in the dynamic loader's trace: `NAME => PATH (ADDRESS)`, or `PATH (ADDRESS)` for the loader
+/// itself.
 fn libraries(trace: &str) -> Result<Vec<String>> {
     let mut paths = Vec::new();
     for line in trace.lines().map(str::trim) {
@@ -173,7 +175,7 @@ fn libraries(trace: &str) -> Result<Vec<String>> {
         match place.split_once(" (") {
             Some((path, _)) if path.starts_with('/') => paths.push(path.to_owned()),
             None => return Err(Error::new(format!("the dynamic loader says `{line}`"))),
-            Some(_) => {} // What the kernel itself maps.
+            Some(_) => {} // Mapped by the kernel itself.
         }
     }
     Ok(paths)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Shared regions, and the doorbells between guests, as QEMU's ivshmem devices want them.
+//! Shared regions, and the doorbells between guests, in the form that QEMU's ivshmem devices expect.
 //!
-//! [`Switchboard`] stands where the host's broker will stand: it speaks the ivshmem server's protocol over socket
-//! pairs, one for each guest. Everything that a guest learns is written when somebody joins, so it needs no thread.
+//! [`Switchboard`] takes the place of the host's broker: it speaks the ivshmem server's protocol over socket pairs, one
+//! for each guest. It writes everything that a guest learns when a peer joins, so it needs no thread.
 
 use crate::error::{Context, Error, Result};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -17,24 +17,24 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
-/// The protocol's version.
+/// Version of the protocol.
 const VERSION: i64 = 0;
-/// Announces the shared memory.
+/// Message that announces the shared memory.
 const MEMORY: i64 = -1;
 
 /// Memory that the host shares with guests. The host reads and writes it as a file.
 #[derive(Debug)]
 pub struct Region {
     file: File,
-    /// Its size in bytes, a power of two.
+    /// Size in bytes, a power of two.
     pub size: u64,
 }
 
 impl Region {
-    /// New memory, all zeros, that nobody can shrink.
+    /// Makes new memory of zeros whose size is sealed.
     ///
     /// # Errors
-    /// There is no memory.
+    /// The kernel has no memory left.
     pub fn new(size: u64) -> Result<Self> {
         let fd = memfd_create("tombolo-region", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, size)?;
@@ -42,10 +42,10 @@ impl Region {
         Ok(Self { file: fd.into(), size })
     }
 
-    /// The same memory again.
+    /// Returns another handle to the same memory.
     ///
     /// # Errors
-    /// No descriptor is left.
+    /// This process has no descriptor left.
     pub fn share(&self) -> Result<Self> {
         Ok(Self { file: self.file.try_clone()?, size: self.size })
     }
@@ -53,7 +53,7 @@ impl Region {
     /// Reads `len` bytes at `offset`.
     ///
     /// # Errors
-    /// They are not in the region.
+    /// The range is not within the region.
     pub fn read(&self, offset: u64, len: usize) -> Result<Vec<u8>> {
         let mut bytes = vec![0; len];
         self.file.read_exact_at(&mut bytes, offset)?;
@@ -63,7 +63,7 @@ impl Region {
     /// Writes at `offset`.
     ///
     /// # Errors
-    /// It does not fit.
+    /// The bytes do not fit.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         Ok(self.file.write_all_at(bytes, offset)?)
     }
@@ -75,16 +75,16 @@ impl AsFd for Region {
     }
 }
 
-/// One who can ring and be rung.
+/// One guest, or the host, which can notify and be notified.
 #[derive(Debug)]
 struct Peer {
     id: u16,
-    /// The line to a guest's QEMU; the host has none.
+    /// Socket to a guest's QEMU; the host has none.
     line: Option<UnixStream>,
     doorbells: Vec<OwnedFd>,
 }
 
-/// Joins guests and host by doorbells. Ids are never used again.
+/// Connects guests and the host by doorbells. Ids are never reused.
 #[derive(Debug)]
 pub struct Switchboard {
     vectors: usize,
@@ -92,16 +92,16 @@ pub struct Switchboard {
 }
 
 impl Switchboard {
-    /// Nobody yet. Everybody who joins can be rung in `vectors` ways.
+    /// Returns a switchboard without peers. Each peer that joins gets `vectors` doorbells.
     #[must_use]
     pub const fn new(vectors: usize) -> Self {
         Self { vectors, peers: Vec::new() }
     }
 
-    /// Joins a guest with a memory of its own. Returns its id and the descriptor for its QEMU.
+    /// Adds a guest with memory of its own. Returns its id and the descriptor for its QEMU.
     ///
     /// # Errors
-    /// No descriptor or memory is left, or a guest that joined earlier is gone.
+    /// No descriptor or memory is left, or a guest that joined earlier has ended.
     pub fn join(&mut self, memory: &Region) -> Result<(u16, OwnedFd)> {
         let (ours, theirs) = UnixStream::pair()?;
         let peer = self.admit(Some(ours))?;
@@ -119,7 +119,7 @@ impl Switchboard {
         Ok((id, theirs.into()))
     }
 
-    /// Joins the host. Returns its id.
+    /// Adds the host. Returns its id.
     ///
     /// # Errors
     /// As [`join`](Self::join).
@@ -133,19 +133,19 @@ impl Switchboard {
         Ok(id)
     }
 
-    /// Rings somebody, as the host.
+    /// Notifies a peer, as the host.
     ///
     /// # Errors
-    /// Nobody has that id and vector.
+    /// No peer has that id and vector.
     pub fn notify(&self, id: u16, vector: usize) -> Result<()> {
         rustix::io::write(self.doorbell(id, vector)?, &1_u64.to_ne_bytes())?;
         Ok(())
     }
 
-    /// Waits until the host is rung, and forgets that it was.
+    /// Waits until the host is notified, and consumes the notification.
     ///
     /// # Errors
-    /// It is not before the deadline.
+    /// The host is not notified before the deadline.
     pub fn wait(&self, id: u16, vector: usize, deadline: Instant) -> Result<()> {
         let doorbell = self.doorbell(id, vector)?;
         let left = deadline.saturating_duration_since(Instant::now());

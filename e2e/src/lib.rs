@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Layer 4. Uses: os, channel, tombolo.
 //!
-//! The rig for tests that need virtual machines. It fetches a kernel from Debian's archive ([`debian`]), builds our
-//! module for it ([`module`]) and our programs ([`programs`]), packs them with its own binary into an initramfs
-//! ([`image`]). It boots that under QEMU ([`qemu`]) and runs commands in the guest over a serial line ([`control`]). The
-//! binary is host and guest at once: as process 1 of a guest it is the [`agent`]. Guests are joined by memory and
-//! doorbells of the rig's own ([`ivshmem`]), where the module alone is in question, or by the host's [`broker`].
+//! The rig for tests that need virtual machines. It fetches a kernel from Debian's archive ([`debian`]), builds
+//! Tombolo's module for it ([`module`]) and Tombolo's programs ([`programs`]), and packs them with its own binary into
+//! an initramfs ([`image`]). It boots that under QEMU ([`qemu`]) and runs commands in the guest over a serial line
+//! ([`control`]). The binary is host and guest at once: as process 1 of a guest it is the [`agent`]. The rig joins
+//! guests by memory and doorbells of its own ([`ivshmem`]) where only the module is tested, or else by the host's
+//! [`broker`].
 //!
 //! A hypervisor other than QEMU needs only another way to make a [`control::Control`] and a [`console::Console`].
 

@@ -1,26 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Lines from a stream, under a deadline.
+//! Reads lines from a stream, with a deadline.
 
 use std::io::{BufRead, BufReader, Read};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The lines of a stream. A thread reads them; it ends with the stream or when nobody wants more.
+/// The lines of a stream. A thread reads them. It ends with the stream, or at the next line after this value is
+/// dropped.
 #[derive(Debug)]
 pub struct LineReader(Receiver<String>);
 
-/// Why there is no line.
+/// Reason why there is no line.
 #[derive(Debug, PartialEq, Eq)]
 pub enum NoLine {
-    /// Not before the deadline.
+    /// No line came before the deadline.
     TimedOut,
     /// The stream ended.
     Ended,
 }
 
 impl LineReader {
-    /// Reads lines from `stream`, replacing what is no UTF-8.
+    /// Reads lines from `stream`, and replaces invalid UTF-8.
     pub fn of(stream: impl Read + Send + 'static) -> Self {
         let (sender, receiver) = channel();
         thread::spawn(move || {
@@ -37,10 +38,10 @@ impl LineReader {
         Self(receiver)
     }
 
-    /// The next line.
+    /// Returns the next line.
     ///
     /// # Errors
-    /// [`NoLine`] if there is none before the deadline, or none any more.
+    /// [`NoLine`] if no line comes before the deadline, or the stream has ended.
     pub fn next_before(&self, deadline: Instant) -> Result<String, NoLine> {
         match self.0.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(line) => Ok(line),
@@ -49,13 +50,13 @@ impl LineReader {
         }
     }
 
-    /// The lines that are there already.
+    /// Returns the lines that have already arrived.
     pub fn ready(&self) -> impl Iterator<Item = String> + '_ {
         self.0.try_iter()
     }
 }
 
-/// A moment from now.
+/// Returns the time in `seconds` seconds from now.
 #[must_use]
 pub fn within(seconds: u64) -> Instant {
     Instant::now() + Duration::from_secs(seconds)

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Layer 4. Uses: os, channel, tombolo.
 //!
-//! The cases that need virtual machines: their host halves run here, their guest halves in the machines, to
-//! which this binary is copied. It prints what libtest would.
+//! The cases that need virtual machines. Their host halves run here, and their guest halves in the machines, which
+//! contain a copy of this binary. It prints what libtest would.
 //!
-//! `vm [NAME...]` runs the cases whose names contain one of the words, `vm --module` those of the kernel module alone, `vm --list`
-//! names them all, `vm --demo [PART...]` shows two machines at work,
-//! `vm --sockets-demo [ROUNDS]` unmodified programs in them. `vm --host-sockets-demo ROUNDS` does so with those of a machine and its
-//! host. `vm --net-demo ROUNDS [PART...]` measures the interface of the module's engine beside virtio-net.
+//! `vm [NAME...]` runs the cases whose names contain one of the words, `vm --module` those of the kernel module alone,
+//! and `vm --list` lists them all. `vm --demo [PART...]` shows two machines at work, `vm --sockets-demo [ROUNDS]`
+//! unmodified programs in them. `vm --host-sockets-demo ROUNDS` shows unmodified programs of a machine and of its host.
+//! `vm --net-demo ROUNDS [PART...]` compares the interface of the module's engine with virtio-net.
 //!
 //! `vm up` boots two machines with a link and keeps them; then `vm run a COMMAND…`, `vm push a FILE [PATH]`, `vm log a` and
 //! `vm down`, where `a` and `b` are the machines.

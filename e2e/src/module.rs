@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Builds the kernel module, warnings being errors.
+//! Builds the kernel module and treats warnings as errors.
 
 use crate::debian::Kernel;
 use crate::error::{Context, Error, Result};
@@ -7,35 +7,36 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The module's name.
+/// Name of the module.
 pub const NAME: &str = "tombolo_ivshmem";
 
-/// The module's source.
+/// Returns the folder with the module's source.
 #[must_use]
 pub fn source() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernel/ivshmem")
 }
 
-/// The folder for what is built for guests.
+/// Returns the folder for what is built for guests.
 ///
 /// # Errors
-/// It cannot be made.
+/// The folder cannot be made.
 pub fn target() -> Result<PathBuf> {
     let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/kernel");
     fs::create_dir_all(&target)?;
     Ok(target.canonicalize()?)
 }
 
-/// Builds a copy of the source at `source` for `kernel` in `target/kernel`, and returns the module. `flags` go to make.
+/// Builds a copy of the source at `source` for `kernel` in `target/kernel`, and returns the module's path. `flags` are
+/// passed to make.
 ///
 /// # Errors
-/// What the build said, if it failed or warned.
+/// The build failed or warned; the error has its messages.
 pub fn build(source: &Path, kernel: &Kernel, flags: &[&str]) -> Result<PathBuf> {
     let target = target()?.join(&kernel.release);
     copy(source, &target)?;
     let mut make = Command::new("make");
     make.arg("-C").arg(kernel.headers()).arg(format!("M={}", target.display()));
-    // Without types for BPF: that needs the kernel's own, which its headers lack.
+    // Builds without BTF, which needs the kernel's own types, and its headers lack them.
     make.args(flags).args(["modules", "W=1", "KCFLAGS=-Werror", "CONFIG_DEBUG_INFO_BTF_MODULES="]).env("LC_ALL", "C");
     let output = make.output().context("no make")?;
     let said = String::from_utf8_lossy(&output.stderr);
@@ -46,13 +47,13 @@ pub fn build(source: &Path, kernel: &Kernel, flags: &[&str]) -> Result<PathBuf> 
     }
 }
 
-/// The compilers differ by a security update now and then, and there is no vmlinux to take types from.
+/// Ignores two kinds of messages: the compilers sometimes differ by a security update, and there is no vmlinux for BTF.
 fn is_warning(line: &str) -> bool {
     let harmless = ["the compiler differs", "The kernel was built by", "You are using", "Skipping BTF generation"];
     !line.trim().is_empty() && !harmless.iter().any(|text| line.contains(text))
 }
 
-/// Copies a folder, leaving files alone that are the same.
+/// Copies a folder, except for files that are already the same.
 ///
 /// # Errors
 /// A file cannot be read or written.

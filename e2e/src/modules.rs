@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Modules of a guest's kernel, with those that they need.
+//! Finds modules of a guest's kernel, with those that they need.
 
 use crate::debian::Kernel;
 use crate::error::{Context, Error, Result};
@@ -7,13 +7,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A network card of the kind that QEMU is fastest with.
+/// Modules for a network card of the kind that QEMU is fastest with.
 pub const NETWORK: &[&str] = &["virtio_pci", "virtio_net"];
 
-/// What cases can do without: kernels that check themselves have it not.
+/// Modules that cases can do without: kernels with their own checks lack them.
 const OPTIONAL: &[&str] = &["bridge"];
 
-/// Files of the modules `names` and of all that they need, in an order in which they can be loaded.
+/// Returns the files of the modules `names` and of all that they need, in an order in which they can be loaded.
 ///
 /// # Errors
 /// The kernel's package has no such module.
@@ -21,7 +21,7 @@ pub fn of(kernel: &Kernel, names: &[&str]) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     find(&kernel.modules(), &mut files)?;
     let mut chosen = Vec::new();
-    // What a kernel has in itself is there.
+    // Built-in modules need no file.
     let builtin = fs::read_to_string(kernel.modules().join("../modules.builtin")).unwrap_or_default();
     let within: Vec<String> = builtin.lines().map(|line| named(Path::new(line))).collect();
     let is_there = |name: &str| files.iter().any(|file| named(file) == name);
@@ -43,16 +43,16 @@ fn choose(name: &str, files: &[PathBuf], chosen: &mut Vec<PathBuf>) -> Result<()
     Ok(())
 }
 
-/// A module's name, which its file has before the first dot.
+/// Returns the name of a module, which is its file's name up to the first dot.
 fn named(file: &Path) -> String {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
     name.split('.').next().unwrap_or_default().replace('-', "_")
 }
 
-/// The module itself, unpacked if it is not.
+/// Returns the content of a module, unpacked if necessary.
 ///
 /// # Errors
-/// It cannot be read, or there is nothing to unpack it.
+/// The file cannot be read, or there is no tool to unpack it.
 pub fn content(file: &Path) -> Result<Vec<u8>> {
     if file.extension().is_some_and(|end| end == "ko") {
         return fs::read(file).context(file.display());
@@ -61,7 +61,7 @@ pub fn content(file: &Path) -> Result<Vec<u8>> {
     if output.status.success() { Ok(output.stdout) } else { Err(Error::new(format!("xz -dc {}", file.display()))) }
 }
 
-/// What a module says that it needs.
+/// Returns the modules that a module lists as its needs.
 fn needs(module: &[u8]) -> Vec<String> {
     let key = b"\0depends=";
     let Some(at) = module.windows(key.len()).position(|bytes| bytes == key) else { return Vec::new() };

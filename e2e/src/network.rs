@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A bridge and taps in a network namespace of our own, for comparison with what guests have today.
+//! Makes a bridge and taps in a network namespace of its own, for comparison with the networks that guests have today.
 //!
-//! The namespace has no name: it is there as long as a process in it is, and that one ends with us. Without root it
-//! stands in a user namespace, where the kernel allows that.
+//! The namespace has no name: it exists as long as a process in it does, and that process ends with this one. Without
+//! root the namespace is in a user namespace, where the kernel allows that.
 
 use crate::error::{Context, Error, Result};
 use crate::line_reader::{LineReader, within};
@@ -10,35 +10,35 @@ use crate::process::{Process, tied};
 use rustix::process::geteuid;
 use std::process::{ChildStdin, Command, Stdio};
 
-/// The first three numbers of all addresses: nothing can collide with them in a namespace of our own.
+/// First three numbers of all addresses: nothing can collide with them in a namespace of its own.
 const PREFIX: &str = "10.83.12";
-/// The host's number.
+/// Last number of the host's address.
 const HOST: u8 = 254;
 
 /// A network of guests and their host.
 #[derive(Debug)]
 pub struct Network {
     keeper: Process,
-    /// The keeper ends with its input.
+    /// Standard input of the process that keeps the namespace; the process ends when this is closed.
     _input: Option<ChildStdin>,
     user: bool,
     taps: u8,
 }
 
-/// A guest's place in it.
+/// Place of a guest in the network.
 #[derive(Debug, Clone)]
 pub struct Place {
-    /// The guest's address, to be given to its first network card.
+    /// Address of the guest, for its first network card.
     pub address: String,
-    /// What QEMU needs to be told.
+    /// Arguments for QEMU.
     pub args: Vec<String>,
 }
 
 impl Network {
-    /// A bridge with the host on it.
+    /// Makes a bridge with the host on it.
     ///
     /// # Errors
-    /// The kernel gives us no namespace or no bridge; says which.
+    /// The kernel grants no namespace or no bridge; the error tells which.
     pub fn open() -> Result<Self> {
         let user = !geteuid().is_root();
         let bridge =
@@ -65,13 +65,13 @@ impl Network {
         }
     }
 
-    /// The host's address.
+    /// Returns the host's address.
     #[must_use]
     pub fn host(&self) -> String {
         format!("{PREFIX}.{HOST}")
     }
 
-    /// The words that run a command in the namespace.
+    /// Returns the words that run a command in the namespace.
     #[must_use]
     pub fn enter(&self) -> Vec<String> {
         let target = self.keeper.id().to_string();
@@ -79,10 +79,10 @@ impl Network {
         [&["nsenter", "--target", &target, "--net"], user, &["--"]].concat().into_iter().map(str::to_owned).collect()
     }
 
-    /// A card for one more guest. Segments of up to 64 KiB cross in one piece, as on any host with taps.
+    /// Adds a card for one more guest. Segments of up to 64 KiB cross in one piece, as on any host with taps.
     ///
     /// # Errors
-    /// The kernel gives us no tap.
+    /// The kernel grants no tap.
     pub fn tap(&mut self) -> Result<Place> {
         self.taps += 1;
         let (number, name) = (self.taps, format!("tap{}", self.taps));
@@ -97,7 +97,7 @@ impl Network {
         Ok(Place { address: format!("{PREFIX}.{number}"), args: args.to_vec() })
     }
 
-    /// What a guest has to do, as a shell's command, once the modules are loaded.
+    /// Returns the shell command that sets up a guest's network, once the modules are loaded.
     #[must_use]
     pub fn set_up(place: &Place) -> String {
         format!("ip link set lo up && ip address add {}/24 dev eth0 && ip link set eth0 up", place.address)

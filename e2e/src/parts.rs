@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What machines are made of: the kernel that they boot, our module for it, and our programs.
+//! Parts of machines: the kernel that they boot, Tombolo's module for it, and Tombolo's programs.
 
 use std::cell::OnceCell;
 use std::fs::File;
@@ -14,17 +14,18 @@ use tombolo_e2e::qemu::{self, Spec};
 use tombolo_e2e::runner::Lacking;
 use tombolo_e2e::vchan;
 
-/// Where the guest's module is in its image.
+/// Path of the module in the guest's image.
 pub const MODULE: &str = "/module.ko";
-/// A kernel that checks what it allocates, and that stops at the first warning.
+/// Options for a kernel that checks what it allocates, and that stops at the first warning.
 const WATCHFUL: &str = "panic_on_warn=1 oops=panic slub_debug=FZPU page_owner=off hung_task_panic=1";
 
-/// Whether guests boot the kernel of `make vm-debug`, which is many times slower.
+/// Returns whether guests boot the kernel of `make vm-debug`, which is many times slower.
 pub fn checks_itself() -> bool {
     std::env::var_os("TOMBOLO_VM_KERNEL").is_some_and(|which| which == "debug")
 }
 
-/// The kernel, the module and the programs, each got or built when it is first wanted.
+/// The kernel, the module and the programs. The kernel and the module are there from the start; the programs are built
+/// when they are first needed.
 pub struct Parts {
     /// Debian's archive.
     pub archive: Archive,
@@ -33,7 +34,7 @@ pub struct Parts {
     module: PathBuf,
     programs: OnceCell<Result<Programs>>,
     vchans: OnceCell<Result<Vec<Extra>>>,
-    /// Held while the parts are there: what is built for guests is in one place.
+    /// Lock held while the parts exist, because everything that is built for guests is in one place.
     _lock: File,
 }
 
@@ -58,7 +59,7 @@ impl Parts {
         Ok(Self { archive, kernel, module, programs: OnceCell::new(), vchans: OnceCell::new(), _lock: lock })
     }
 
-    /// The same for who does without skipping.
+    /// Does the same for a caller that cannot skip.
     pub fn get() -> Result<Self> {
         Self::prepare().map_err(|lacking| match lacking {
             Lacking::Need(why) => Error::new(format!("not to be had here: {why}")),
@@ -66,22 +67,22 @@ impl Parts {
         })
     }
 
-    /// Tombolo's own programs, built when they are first wanted.
+    /// Returns Tombolo's own programs, built when they are first needed.
     pub fn programs(&self) -> Result<&Programs> {
         self.programs.get_or_init(Programs::build).as_ref().map_err(Clone::clone)
     }
 
-    /// Programs that speak through vchans, likewise.
+    /// Returns programs that use vchans, built when they are first needed.
     pub fn vchans(&self) -> Result<&[Extra]> {
         self.vchans.get_or_init(vchan::apart).as_deref().map_err(Clone::clone)
     }
 
-    /// A machine to be, with the agent and the module in it.
+    /// Describes a machine with the agent and the module in it.
     pub fn spec(&self, name: &str) -> Result<Spec> {
         self.spec_with(name, |_| Ok(()))
     }
 
-    /// The same with what `more` adds to its files.
+    /// Describes the same machine, with additions to its files by `more`.
     pub fn spec_with(&self, name: &str, more: impl FnOnce(&mut Image) -> Result<()>) -> Result<Spec> {
         let mut image = Image::with_agent()?;
         image.add(MODULE.trim_start_matches('/'), &self.module)?;
@@ -89,7 +90,7 @@ impl Parts {
         let mut spec = Spec::new(name, self.kernel.image(), image.seal()?);
         spec.append = WATCHFUL.to_owned();
         if checks_itself() {
-            // What KASAN and lockdep write down takes room.
+            // KASAN and lockdep need memory for their records.
             spec.memory = 768;
         }
         spec.kvm = std::env::var_os("TOMBOLO_VM_KVM").is_some_and(|wanted| wanted == "1");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Processes that end with us.
+//! Processes that end with this one.
 
 use crate::error::{Context, Result};
 use std::ffi::OsStr;
@@ -14,16 +14,16 @@ impl Process {
     /// Starts a command.
     ///
     /// # Errors
-    /// There is no such program.
+    /// The program does not exist.
     pub fn start(command: &mut Command) -> Result<Self> {
         let child = command.spawn().context(command.get_program().to_string_lossy())?;
         Ok(Self(child))
     }
 
-    /// Kills it, as a power cut would, and waits until it is gone.
+    /// Kills the process, like a power cut, and waits until it is gone.
     ///
     /// # Errors
-    /// It does not die.
+    /// The process does not die.
     pub fn end(&mut self) -> Result<()> {
         self.0.kill()?;
         self.0.wait()?;
@@ -51,8 +51,8 @@ impl Drop for Process {
     }
 }
 
-/// A command that the kernel kills when the thread dies that starts it, without input. `within` are words that go
-/// before it, such as those that enter a namespace.
+/// Returns a command without input, which the kernel kills when the thread that starts it dies. The words `within`
+/// precede it, such as those that enter a namespace.
 #[must_use]
 pub fn tied(within: &[String], program: impl AsRef<OsStr>) -> Command {
     let mut words = within.iter().map(String::as_str).chain(["setpriv", "--pdeathsig", "KILL", "--"]);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A virtual machine under QEMU.
+//! Runs a virtual machine under QEMU.
 //!
-//! Console, control line and QMP are socket pairs that QEMU inherits, so there is no file to wait for or to clean up.
-//! QEMU is killed when its [`Vm`] is dropped, and by the kernel if we are killed first.
+//! The console, the control connection and QMP are socket pairs that QEMU inherits, so there is no file to wait for or
+//! to remove. QEMU is killed when its [`Vm`] is dropped; the kernel kills it if this process is killed first.
 
 use crate::console::Console;
 use crate::control::{Control, Job, Output};
@@ -22,68 +22,69 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-/// The program.
+/// Name of the program.
 pub const PROGRAM: &str = "qemu-system-x86_64";
 /// Seconds that a boot may take on a loaded machine.
 const BOOT: u64 = 180;
 /// Seconds that plugging and unplugging may take.
 const PLUG: u64 = 60;
-/// glibc takes `rep movsb` where a CPU claims to be good at it; emulation is not.
+/// CPU without `erms` and `fsrm`: glibc uses `rep movsb` on CPUs that claim to be good at it, and emulation is slow at
+/// it.
 const LINUX_CPU: &str = "max,-erms,-fsrm";
-/// Without SMAP, which this QEMU checks wrongly where dom0 returns to its programs, and without what Xen would have to
-/// switch lazily: emulation mixes it up.
+/// CPU without SMAP, which this QEMU checks wrongly where dom0 returns to its programs. It also lacks the state that
+/// Xen would switch lazily, because emulation confuses it.
 const XEN_CPU: &str = "max,-erms,-fsrm,-smap,-avx,-avx2,-fma,-f16c,-xsave,-xsaveopt,-pku,-mpx";
 const LINUX: &str = "console=ttyS0 loglevel=6 mitigations=off tsc=reliable no_timer_check noreplace-smp panic=-1";
-/// Xen's own command line. Its console is the first serial line; dom0 has the second.
+/// Command line of Xen itself. Its console is the first serial line; dom0 has the second.
 const XEN: &str = "console=com1 com1=115200,8n1 loglvl=warning guest_loglvl=warning noreboot no-real-mode \
     dom0_mem=768M,max:768M dom0_max_vcpus=1 spec-ctrl=no,eager-fpu=1 xpti=0 pv-l1tf=0 watchdog=0 cpuidle=0 \
     cpufreq=none conring_size=1m";
 const DOM0: &str = "console=hvc0 loglevel=6 mitigations=off clocksource=xen";
 
-/// The guest's CPUs. Never one alone: with a maximum of one QEMU emulates no atomics.
+/// CPUs of the guest. The maximum is never one, because QEMU would then emulate no atomics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cpus {
-    /// One: for pairs, where each guest has a CPU of the host.
+    /// One CPU: for pairs, where each guest has one CPU of the host.
     One,
-    /// Two: for races within a guest.
+    /// Two CPUs: for races within a guest.
     Two,
 }
 
-/// A machine to be.
+/// Description of a machine to boot.
 #[derive(Debug)]
 pub struct Spec {
-    /// A name for reports.
+    /// Name for reports.
     pub name: String,
-    /// The kernel.
+    /// Kernel to boot.
     pub kernel: PathBuf,
-    /// What is added to its command line.
+    /// Words added to the kernel's command line.
     pub append: String,
-    /// The initramfs.
+    /// Descriptor of the initramfs.
     pub initramfs: OwnedFd,
-    /// How many CPUs.
+    /// Number of CPUs.
     pub cpus: Cpus,
-    /// Mebibytes of memory.
+    /// Memory in mebibytes.
     pub memory: u32,
-    /// Use the host's virtualization.
+    /// Whether QEMU uses the host's virtualization.
     pub kvm: bool,
-    /// QEMU's name of the board: `pc` or `q35`.
+    /// QEMU's machine type: `pc` or `q35`.
     pub board: &'static str,
-    /// Boot this hypervisor, and the kernel as its dom0.
+    /// Hypervisor to boot, with the kernel as its dom0.
     pub xen: Option<PathBuf>,
     /// More arguments for QEMU.
     pub args: Vec<String>,
-    /// Words before QEMU's name, which say where it is to run.
+    /// Words before QEMU's name that decide where it runs.
     pub within: Vec<String>,
-    /// Where QEMU writes what it is told to trace.
+    /// File to which QEMU writes its trace.
     pub log: Option<PathBuf>,
-    /// Whether a guest that ends its life begins another; else its QEMU ends with it.
+    /// Whether a guest that resets or panics boots again; otherwise its QEMU ends with it.
     pub reboots: bool,
     /// Descriptors that those arguments name, by [`inherit`](Self::inherit).
     fds: Vec<OwnedFd>,
 }
 
 impl Spec {
-    /// A machine with nothing special.
+    /// Returns a machine without special properties.
     #[must_use]
     pub fn new(name: &str, kernel: PathBuf, initramfs: OwnedFd) -> Self {
         Self {
@@ -104,10 +105,10 @@ impl Spec {
         }
     }
 
-    /// The same machine once more, without the descriptors that it was given.
+    /// Returns the same machine once more, without the descriptors that it inherited.
     ///
     /// # Errors
-    /// No descriptor is left.
+    /// This process has no descriptor left.
     pub fn again(&self) -> Result<Self> {
         Ok(Self {
             name: self.name.clone(),
@@ -123,10 +124,10 @@ impl Spec {
         })
     }
 
-    /// Hands a descriptor to QEMU and returns the number under which it finds it.
+    /// Passes a descriptor to QEMU and returns the number by which QEMU finds it.
     ///
     /// # Errors
-    /// Never, practically.
+    /// Practically never.
     pub fn inherit(&mut self, fd: OwnedFd) -> Result<i32> {
         fcntl_setfd(&fd, FdFlags::empty())?;
         let number = fd.as_raw_fd();
@@ -134,12 +135,13 @@ impl Spec {
         Ok(number)
     }
 
-    /// Has QEMU run as another user, which only root can do. Not for machines that are made [`again`](Self::again).
+    /// Makes QEMU run as another user, which only root can do. A machine made by [`again`](Self::again) must not use
+    /// it.
     ///
     /// # Errors
-    /// There is no kernel.
+    /// The kernel's file cannot be opened.
     pub fn run_as(&mut self, user: u32) -> Result<()> {
-        // That user may not reach the place where it is.
+        // That user may have no access to the folder of the kernel's file.
         let kernel = File::open(&self.kernel).context(self.kernel.display())?;
         self.kernel = format!("/proc/self/fd/{}", self.inherit(kernel.into())?).into();
         let words = [format!("--reuid={user}"), format!("--regid={user}"), "--clear-groups".into(), "--".into()];
@@ -151,7 +153,7 @@ impl Spec {
     /// Adds an ivshmem-doorbell device whose server is at the other end of `line`.
     ///
     /// # Errors
-    /// Never, practically.
+    /// Practically never.
     pub fn doorbell(&mut self, line: OwnedFd, vectors: usize) -> Result<()> {
         let fd = self.inherit(line)?;
         self.args.extend(["-chardev".into(), format!("socket,id=doorbell,fd={fd}")]);
@@ -160,10 +162,10 @@ impl Spec {
         Ok(())
     }
 
-    /// Adds a virtio-serial port that has that `name` in the guest too. Returns our end of it.
+    /// Adds a virtio-serial port that has the same `name` in the guest. Returns the host's end of it.
     ///
     /// # Errors
-    /// No descriptor is left.
+    /// This process has no descriptor left.
     pub fn port(&mut self, name: &str) -> Result<UnixStream> {
         let id = format!("port-{name}");
         let ours = self.socket(&id)?;
@@ -203,7 +205,8 @@ impl Spec {
         let (kernel, append, initrd) = match &self.xen {
             None => (&self.kernel, format!("{LINUX} tsc_early_khz={} {}", tsc::khz()?, self.append), initramfs),
             Some(xen) => {
-                // Multiboot: the first module is dom0's kernel with its command line, a comma separates.
+                // Multiboot: the first module is dom0's kernel with its command line, and a comma separates the
+                // modules.
                 let modules = format!("{} {DOM0} {},{initramfs}", self.kernel.display(), self.append);
                 (xen, XEN.to_owned(), modules)
             }
@@ -225,33 +228,33 @@ impl Spec {
     }
 }
 
-/// What a machine may do with a region.
+/// Access of a machine to a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// Read and write.
+    /// The machine reads and writes.
     Write,
-    /// Read; QEMU drops stores.
+    /// The machine reads; QEMU drops its stores.
     Read,
 }
 
-/// A machine that runs.
+/// A running machine.
 pub struct Vm {
-    /// Its name.
+    /// Name of the machine.
     pub name: String,
-    /// Its console.
+    /// Console of the machine.
     pub console: Console,
-    /// Its QEMU.
+    /// QMP connection to its QEMU.
     pub qmp: Qmp,
-    /// Where QEMU writes what it is told to trace.
+    /// File to which QEMU writes its trace.
     pub log: Option<PathBuf>,
-    /// How commands get there.
+    /// Connection that carries commands to the guest.
     pub control: Control,
     process: Process,
     stderr: Option<Console>,
     fdsets: u64,
 }
 
-/// A machine on its way up.
+/// A machine that is booting.
 pub struct Boot {
     name: String,
     process: Process,
@@ -267,12 +270,13 @@ impl Boot {
     /// Starts a machine.
     ///
     /// # Errors
-    /// There is no QEMU, or no descriptor is left.
+    /// QEMU is missing, or this process has no descriptor left.
     pub fn start(mut spec: Spec) -> Result<Self> {
         let (console, control, qmp) = (spec.socket("console")?, spec.socket("control")?, spec.socket("qmp")?);
         let mut process = Process::start(&mut spec.command()?)?;
         let stderr = process.stderr.take().map(Console::of);
-        // Our copies of QEMU's descriptors go with the specification: else its end of a socket would never be the last.
+        // This process's copies of QEMU's descriptors are closed with `spec`; otherwise QEMU's end of a socket would
+        // never be the last.
         Ok(Self {
             name: spec.name,
             process,
@@ -285,10 +289,10 @@ impl Boot {
         })
     }
 
-    /// Waits until its agent is up.
+    /// Waits until the agent of the machine is up.
     ///
     /// # Errors
-    /// It does not come up in time; says what QEMU and its console said.
+    /// The agent does not come up in time. The error has the output of QEMU and of the console.
     pub fn up(self) -> Result<Vm> {
         let Self { name, mut process, stderr, mut console, control, qmp, log, deadline } = self;
         let up = Qmp::open(qmp).and_then(|qmp| Ok((qmp, Control::open(control.try_clone()?, control, deadline)?)));
@@ -315,21 +319,21 @@ impl Vm {
     /// Runs a command to its end and returns what it printed.
     ///
     /// # Errors
-    /// It fails, or still runs at the deadline.
+    /// The command fails, or still runs at the deadline.
     pub fn run(&mut self, argv: &[&str], deadline: Instant) -> Result<String> {
         self.end(argv, deadline)?.success().context(format!("{}: {}", self.name, argv.join(" ")))
     }
 
-    /// Runs a command to its end, whatever that is.
+    /// Runs a command to its end, whether or not it succeeds.
     ///
     /// # Errors
-    /// It still runs at the deadline.
+    /// The command still runs at the deadline.
     pub fn end(&mut self, argv: &[&str], deadline: Instant) -> Result<Output> {
         let job = self.start(argv)?;
         self.wait(job, deadline).context(format!("{}: {}", self.name, argv.join(" ")))
     }
 
-    /// Runs a shell's command to its end and returns what it printed.
+    /// Runs a shell command to its end and returns what it printed.
     ///
     /// # Errors
     /// As [`run`](Self::run).
@@ -337,19 +341,20 @@ impl Vm {
         self.run(&["sh", "-c", command], deadline)
     }
 
-    /// The number of QEMU's process.
+    /// Returns the number of QEMU's process.
     #[must_use]
     pub fn process(&self) -> u32 {
         self.process.id()
     }
 
-    /// Has the machine migrate to a QEMU that waits for it by `-incoming` at the socket `path`, and goes on there. How long that took.
+    /// Migrates the machine to a QEMU that waits with `-incoming` at the socket `path`, where the machine continues.
+    /// Returns how long that took.
     ///
     /// # Errors
-    /// A QEMU refuses, or it takes too long.
+    /// One of the QEMUs refuses, or the migration takes too long.
     pub fn migrate(&mut self, target: Spec, path: &Path) -> Result<std::time::Duration> {
         let boot = Boot::start(target)?;
-        // A QEMU that answers listens.
+        // A QEMU that answers QMP already listens at the socket.
         let mut qmp = Qmp::open(boot.qmp)?;
         let (began, deadline) = (Instant::now(), within(PLUG));
         self.qmp.run("migrate", &json!({ "uri": format!("unix:{}", path.display()) }))?;
@@ -377,13 +382,13 @@ impl Vm {
     /// Starts a command.
     ///
     /// # Errors
-    /// The guest is gone.
+    /// The guest has ended.
     pub fn start(&mut self, argv: &[&str]) -> Result<Job> {
         let job = self.control.start(argv);
         self.explained(job)
     }
 
-    /// Waits for a line of a command.
+    /// Waits for the next line of a command.
     ///
     /// # Errors
     /// See [`Control::line`].
@@ -392,7 +397,7 @@ impl Vm {
         self.explained(line)
     }
 
-    /// All that a command printed so far.
+    /// Returns all that a command has printed so far.
     #[must_use]
     pub fn printed(&self, job: Job) -> &[String] {
         self.control.printed(job)
@@ -410,12 +415,12 @@ impl Vm {
     /// Kills a command.
     ///
     /// # Errors
-    /// The guest is gone.
+    /// The guest has ended.
     pub fn kill(&mut self, job: Job) -> Result<()> {
         self.control.kill(job)
     }
 
-    /// Plugs a region in as an ivshmem-plain device `id`, and returns the device's PCI address in the guest.
+    /// Plugs a region in as an ivshmem-plain device `id`. Returns the PCI address of the device in the guest.
     ///
     /// # Errors
     /// QEMU refuses.
@@ -434,10 +439,10 @@ impl Vm {
         self.address(id)
     }
 
-    /// Unplugs a device and waits until the guest has let go of it.
+    /// Unplugs a device and waits until the guest has released it.
     ///
     /// # Errors
-    /// The guest does not.
+    /// The guest does not release it.
     pub fn unplug(&mut self, id: &str) -> Result<()> {
         self.qmp.run("device_del", &json!({ "id": id }))?;
         let gone = |event: &Value| event["event"] == "DEVICE_DELETED" && event["data"]["device"] == id;
@@ -446,7 +451,7 @@ impl Vm {
         Ok(())
     }
 
-    /// The PCI address that a device has in the guest.
+    /// Returns the PCI address of a device in the guest.
     ///
     /// # Errors
     /// There is no such device.
@@ -458,10 +463,11 @@ impl Vm {
         Ok(format!("0000:{:02x}:{:02x}.{}", number("bus"), number("slot"), number("function")))
     }
 
-    /// Waits until a guest that was reset is up again; what ran in it is gone, and what its console said is forgotten.
+    /// Waits until a guest that was reset is up again. Its processes are gone, and its console's earlier output is
+    /// dropped.
     ///
     /// # Errors
-    /// It does not come up before the deadline.
+    /// The guest does not come up before the deadline.
     pub fn anew(&mut self) -> Result<()> {
         let up = self.control.again(within(BOOT));
         up.map_err(|why| Error::new(format!("{}: {why}\n    {}", self.name, self.console.tail(20))))?;
@@ -469,7 +475,7 @@ impl Vm {
         Ok(())
     }
 
-    /// Switches an event of QEMU's own trace on or off; it is written to [`Vm::log`].
+    /// Switches an event of QEMU's own trace on or off. QEMU writes the trace to [`Vm::log`].
     ///
     /// # Errors
     /// QEMU knows no such event.
@@ -480,28 +486,28 @@ impl Vm {
         Ok(())
     }
 
-    /// Kills QEMU, as a power cut would.
+    /// Kills QEMU, like a power cut.
     ///
     /// # Errors
-    /// It does not die.
+    /// QEMU does not die.
     pub fn cut(&mut self) -> Result<()> {
         self.process.end()
     }
 
-    /// How QEMU ended and what it said, if it ended by itself.
+    /// Returns how QEMU ended and what it printed, if it ended by itself.
     pub fn ended(&mut self) -> Option<String> {
         let status = self.process.try_wait().ok()??;
         let said = self.stderr.as_mut().map(|said| said.tail(5)).unwrap_or_default();
         Some(format!("QEMU of {} ended by itself: {status}\n    {said}\n    {}", self.name, self.console.tail(10)))
     }
 
-    /// Ends the machine, and fails if its console tells of a fault.
+    /// Ends the machine, and fails if its console shows a fault.
     ///
     /// # Errors
     /// The fault, with the lines around it.
     pub fn finish(mut self) -> Result<()> {
         let alive = self.process.try_wait()?.is_none();
-        // The guest's last word: what its kernel said before that has left it.
+        // The guest's last output: its kernel's earlier messages have left the guest by then.
         if alive {
             self.run(&["/agent", "flush"], within(PLUG))?;
         }
@@ -525,7 +531,7 @@ impl Vm {
     }
 }
 
-/// A device among those of a bus and behind its bridges.
+/// Finds a device on a bus and behind its bridges.
 fn device_on<'a>(devices: &'a Value, id: &str) -> Option<&'a Value> {
     devices.as_array().into_iter().flatten().find_map(|device| match device["qdev_id"] == id {
         true => Some(device),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The line to QEMU itself.
+//! The QMP connection to QEMU itself.
 
 use crate::error::{Context, Error, Result};
 use crate::line_reader::{LineReader, NoLine, within};
@@ -23,10 +23,10 @@ pub struct Qmp {
 }
 
 impl Qmp {
-    /// Greets QEMU at the other end of `stream`.
+    /// Opens a connection to the QEMU at the other end of `stream`.
     ///
     /// # Errors
-    /// There is no QEMU, or it does not answer.
+    /// QEMU is missing, or does not answer.
     pub fn open(stream: UnixStream) -> Result<Self> {
         let lines = LineReader::of(stream.try_clone()?);
         let mut qmp = Self { stream, lines, events: Vec::new() };
@@ -48,7 +48,7 @@ impl Qmp {
         self.answer(command)
     }
 
-    /// Runs a command that takes a descriptor with it.
+    /// Runs a command that passes a descriptor to QEMU.
     ///
     /// # Errors
     /// As [`run`](Self::run).
@@ -63,10 +63,10 @@ impl Qmp {
         self.answer(command)
     }
 
-    /// Waits for an event, and forgets the events before it.
+    /// Waits for an event, and drops the events before it.
     ///
     /// # Errors
-    /// It does not come before the deadline.
+    /// The event does not come before the deadline.
     pub fn event(&mut self, wanted: impl Fn(&Value) -> bool, deadline: Instant) -> Result<Value> {
         loop {
             if let Some(at) = self.events.iter().position(&wanted) {

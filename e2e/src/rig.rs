@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The machines that cases run in. A machine boots when the first case wants it and serves all that follow; a case
-//! that fails takes it with it.
+//! The machines in which cases run. A machine boots when the first case needs it and serves all later cases. It is
+//! discarded after a case that fails.
 
 use crate::parts::{MODULE, Parts};
 use crate::site::{CONFIG, Plan, Purpose, Site};
@@ -18,14 +18,14 @@ use tombolo_e2e::runner::{self, Case, Lacking, Verdict};
 pub const REGION: u64 = 4 << 20;
 /// Bytes of a doorbell device's memory, which nothing here uses.
 const DOORBELL_REGION: u64 = 1 << 16;
-/// In how many ways a guest can be rung.
+/// Number of vectors at which a guest can be notified.
 pub const VECTORS: usize = 4;
-/// Modules of the kernel that are in the machines with brokers, for those who load them.
+/// Kernel modules in the machines with brokers, for the cases that load them.
 const MODULES: &[&str] = &["tun", "bridge"];
 
-/// What cases share.
+/// State that cases share.
 pub struct Rig {
-    /// What machines are made of.
+    /// Parts from which machines are made.
     pub parts: Parts,
     solo: Option<Guest>,
     site: Option<Site>,
@@ -34,7 +34,7 @@ pub struct Rig {
 impl runner::Rig for Rig {
     const NEED: &'static str = "vm";
 
-    /// Gets the kernel and builds the module; no machine yet.
+    /// Gets the kernel and builds the module; boots no machine yet.
     fn prepare() -> std::result::Result<Self, Lacking> {
         Ok(Self { parts: Parts::prepare()?, solo: None, site: None })
     }
@@ -60,13 +60,14 @@ impl runner::Rig for Rig {
 }
 
 impl Rig {
-    /// Ends the machines that run, for a case with machines of its own: there are as few processors as two.
+    /// Ends the running machines, for a case with machines of its own: the host may have as few as two processors.
     pub fn rest(&mut self) -> Result<()> {
         self.solo.take().map_or(Ok(()), |guest| guest.vm.finish())?;
         self.site.take().map_or(Ok(()), Site::finish)
     }
 
-    /// The two machines with brokers, booted when they are first wanted, for a case that leaves them as they were.
+    /// Returns the two machines with brokers, and boots them when they are first needed. The case must leave them as
+    /// they were.
     pub fn site(&mut self) -> Result<&mut Site> {
         if self.site.is_none() {
             self.rest()?;
@@ -78,14 +79,14 @@ impl Rig {
         Ok(site)
     }
 
-    /// A machine beside these two, one that their broker knows, for a case that ends it.
+    /// Boots a third machine for a case that ends it. The host's broker must know its name.
     pub fn third(&mut self, name: &str) -> Result<Vm> {
         self.site()?;
         let site = self.site.as_ref().ok_or_else(|| Error::new("no site"))?;
         site.boot_third(&self.parts, name, MODULES)
     }
 
-    /// The guest that shares regions with the host, its module loaded.
+    /// Returns the guest that shares regions with the host, with its module loaded.
     pub fn solo(&mut self) -> Result<&mut Guest> {
         if self.solo.is_none() {
             let mut board = Switchboard::new(VECTORS);
@@ -99,7 +100,7 @@ impl Rig {
         self.solo.as_mut().ok_or_else(|| Error::new("no guest"))
     }
 
-    /// Two guests that share regions with each other, their modules loaded.
+    /// Returns two guests that share regions with each other, with their modules loaded.
     pub fn pair(&self) -> Result<(Guest, Guest, Switchboard)> {
         let mut board = Switchboard::new(VECTORS);
         let (mut spec_a, mut spec_b) = (self.parts.spec("a")?, self.parts.spec("b")?);
@@ -118,21 +119,21 @@ impl Rig {
 pub struct Guest {
     /// The machine.
     pub vm: Vm,
-    /// Its number among those that can be rung.
+    /// Number of the machine among the peers that can be notified.
     pub id: u16,
-    /// What it writes.
+    /// Region that the machine writes.
     pub own: Option<Region>,
-    /// What it reads.
+    /// Region that the machine reads.
     pub peer: Option<Region>,
-    /// Its devices, and whom they ring.
+    /// Devices of the machine, and the peer that they notify.
     pub ends: Option<Ends>,
-    /// The doorbells, and the host's number, where the host is the peer.
+    /// Doorbells, and the host's number, where the host is the peer.
     pub board: Option<(Switchboard, u16)>,
     _doorbell: Region,
 }
 
 impl Guest {
-    /// Boots with a doorbell device.
+    /// Boots the machine with a doorbell device.
     fn boot(mut spec: Spec, board: &mut Switchboard) -> Result<Self> {
         let doorbell = Region::new(DOORBELL_REGION)?;
         let (id, line) = board.join(&doorbell)?;
@@ -141,7 +142,7 @@ impl Guest {
         Ok(Self { vm, id, own: None, peer: None, ends: None, board: None, _doorbell: doorbell })
     }
 
-    /// Plugs the regions in and loads the module.
+    /// Loads the module and plugs the regions in.
     fn attach(&mut self, own: Region, peer: Region, notify_peer: u16, access: Access) -> Result<()> {
         self.load()?;
         let ends = Ends {
@@ -166,45 +167,45 @@ impl Guest {
         self.vm.run(&["/agent", "rmmod", module::NAME], within(60)).map(drop)
     }
 
-    /// The first fault that the console tells of, with the lines around it.
+    /// Returns the first fault on the console, with the lines around it.
     fn fault(&mut self) -> Option<String> {
         let fault = self.vm.console.fault()?.to_owned();
         Some(format!("{fault}\n    {}", self.vm.console.tail(40)))
     }
 
-    /// The devices of the link.
+    /// Returns the devices of the link.
     pub fn ends(&self) -> Result<&Ends> {
         self.ends.as_ref().ok_or_else(|| Error::new("no link"))
     }
 
-    /// The region that the guest writes.
+    /// Returns the region that the guest writes.
     pub fn own(&self) -> Result<&Region> {
         self.own.as_ref().ok_or_else(|| Error::new("no region"))
     }
 
-    /// The region that the guest reads.
+    /// Returns the region that the guest reads.
     pub fn peer(&self) -> Result<&Region> {
         self.peer.as_ref().ok_or_else(|| Error::new("no region"))
     }
 
-    /// The host's doorbells.
+    /// Returns the host's doorbells.
     pub fn board(&self) -> Result<(&Switchboard, u16)> {
         self.board.as_ref().map(|(board, host)| (board, *host)).ok_or_else(|| Error::new("the host is no peer"))
     }
 
-    /// Waits until the guest rings the host.
+    /// Waits until the guest notifies the host.
     pub fn wait_notified(&self, deadline: Instant) -> Result<()> {
         let (board, host) = self.board()?;
         board.wait(host, 1, deadline)
     }
 
-    /// Forgets rings that came before: windows that were given back ring as well.
+    /// Consumes earlier notifications: a window that is closed notifies too.
     pub fn quiet(&self) -> Result<()> {
         while self.wait_notified(Instant::now()).is_ok() {}
         Ok(())
     }
 
-    /// Starts a guest half: the devices are its first arguments.
+    /// Starts a guest half with the devices as its first arguments.
     pub fn start(&mut self, half: &str, more: &[&str]) -> Result<Job> {
         let ends = self.ends()?.to_args();
         let mut argv = vec!["/agent", "guest", half];
@@ -213,7 +214,7 @@ impl Guest {
         self.vm.start(&argv)
     }
 
-    /// Runs a guest half to its end, whatever that is.
+    /// Runs a guest half to its end, whether or not it succeeds.
     pub fn end(&mut self, half: &str, more: &[&str], deadline: Instant) -> Result<Output> {
         let job = self.start(half, more)?;
         self.vm.wait(job, deadline).context(format!("{half} in {}", self.vm.name))

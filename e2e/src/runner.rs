@@ -5,66 +5,66 @@ use crate::error::{Error, Result};
 use std::io::Write;
 use std::time::Instant;
 
-/// What a case came to, if it did not fail.
+/// Result of a case that did not fail.
 pub enum Verdict {
-    /// It passed.
+    /// The case passed.
     Done,
-    /// It could not run here.
+    /// The case could not run here.
     Skip {
         /// What is missing, as `TOMBOLO_REQUIRE` names it.
         need: &'static str,
-        /// Why.
+        /// The reason.
         why: String,
     },
 }
 
 /// The host half of a case.
 pub struct Case<R> {
-    /// As a test's name.
+    /// Name of the case, in the form of a test's name.
     pub name: &'static str,
-    /// What it does with the machines.
+    /// What the case does with the machines.
     pub run: fn(&mut R) -> Result<Verdict>,
 }
 
-/// A guest half: its name, and what it does with its arguments.
+/// A guest half: its name, and its function, which gets the arguments.
 pub type Half = (&'static str, fn(&[String]) -> Result<()>);
 
-/// Why there is no rig.
+/// Reason why there is no rig.
 pub enum Lacking {
-    /// The machine has not what it takes: cases are skipped.
+    /// The machine lacks something that is needed: cases are skipped.
     Need(String),
-    /// We are at fault: cases fail.
+    /// The project is at fault: cases fail.
     Fault(Error),
 }
 
 /// The machines that cases share.
 pub trait Rig: Sized + 'static {
-    /// What skips say that they need.
+    /// Requirement that skipped cases name.
     const NEED: &'static str;
 
-    /// Gets what machines are made of; none has to boot yet.
+    /// Gets the parts of machines; no machine has to boot yet.
     ///
     /// # Errors
     /// [`Lacking`].
     fn prepare() -> std::result::Result<Self, Lacking>;
 
-    /// Runs one case; a machine that it leaves broken is not used again.
+    /// Runs one case. A machine that the case leaves broken is not used again.
     ///
     /// # Errors
     /// The case fails, or a machine shows a fault.
     fn run(&mut self, case: &Case<Self>) -> Result<Verdict>;
 
-    /// Ends what still runs.
+    /// Ends all machines that still run.
     ///
     /// # Errors
     /// A machine shows a fault.
     fn finish(self) -> Result<()>;
 }
 
-/// Runs the cases whose names contain one of `words`, all if there is none.
+/// Runs the cases whose names contain one of `words`, or all cases if there are no words.
 ///
 /// # Errors
-/// Says how many cases failed, or that there is none of that name.
+/// The number of cases that failed, or a message that no case has such a name.
 pub fn run<R: Rig>(all: impl Iterator<Item = &'static Case<R>>, words: &[&str]) -> Result<()> {
     let wanted = |case: &&Case<R>| words.is_empty() || words.iter().any(|word| case.name.contains(word));
     let chosen: Vec<&Case<R>> = all.filter(wanted).collect();

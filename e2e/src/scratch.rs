@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A folder for a while.
+//! A temporary folder.
 
 use crate::error::{Context, Error, Result};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
@@ -11,22 +11,23 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// A folder that nobody has is left alone for so long: who made it may be about to lock it.
+/// Time for which an unlocked folder is not removed, because its creator may be about to lock it.
 const YOUNG: Duration = Duration::from_secs(60);
 
-/// A folder that only this user may enter; it goes with its value. One whose process was killed goes when the next is made.
+/// A folder that only this user may enter. It is removed when its value is dropped. If its process was killed, the next
+/// process that makes one removes it.
 #[derive(Debug)]
 pub struct Scratch {
     path: PathBuf,
-    /// Locked as long as somebody has the folder.
+    /// Lock on the folder, held as long as the folder is in use.
     _lock: OwnedFd,
 }
 
 impl Scratch {
-    /// A new one, whose name tells what it is for.
+    /// Makes a new folder, whose name contains its purpose.
     ///
     /// # Errors
-    /// There is no room for it.
+    /// There is no room for the folder.
     pub fn new(what: &str) -> Result<Self> {
         static SERIAL: AtomicU32 = AtomicU32::new(0);
         static SWEPT: Once = Once::new();
@@ -40,7 +41,7 @@ impl Scratch {
         Ok(Self { path, _lock: lock })
     }
 
-    /// Where it is.
+    /// Returns the path of the folder.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -53,7 +54,7 @@ impl Drop for Scratch {
     }
 }
 
-/// The lock of a folder, unless somebody has it.
+/// Locks a folder. Returns nothing if another process has the lock.
 fn lock_folder(path: &Path) -> Option<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let folder = rustix::fs::open(path, flags, Mode::empty()).ok()?;
@@ -61,14 +62,14 @@ fn lock_folder(path: &Path) -> Option<OwnedFd> {
     Some(folder)
 }
 
-/// Whether a folder may be called so: what it is for, a process and a number.
+/// Returns whether a name has this form: a purpose, a process number and a serial number.
 fn is_ours(name: &str) -> bool {
     let mut parts = name.rsplitn(3, '-');
     let mut is_number = || parts.next().is_some_and(|part| part.parse::<u32>().is_ok());
     is_number() && is_number() && parts.next().is_some_and(|rest| rest.starts_with("tombolo-"))
 }
 
-/// Removes what processes left that were killed: this user's, older than `young`, and locked by nobody.
+/// Removes folders that killed processes left: this user's, older than `young`, and not locked.
 fn remove_left(all: &Path, young: Duration) {
     let Ok(entries) = fs::read_dir(all) else { return };
     for entry in entries.flatten().filter(|entry| entry.file_name().to_str().is_some_and(is_ours)) {

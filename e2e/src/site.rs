@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Two machines and their host as users have them: `tombolod` on the host and in each machine, a device for each machine
-//! from boot, memory plugged at run time, programs in the machines and on the host.
+//! Two machines and their host, set up as users have them. `tombolod` runs on the host and in each machine. Each
+//! machine has a device from boot on, and gets memory at run time. Programs run in the machines and on the host.
 
 use crate::parts::{MODULE, Parts};
 use std::path::Path;
@@ -16,7 +16,7 @@ use tombolo_e2e::network::{Network, Place};
 use tombolo_e2e::qemu::{Boot, Cpus, Spec, Vm};
 use tombolo_e2e::scratch::Scratch;
 
-/// The two machines may do everything with each other and with their host.
+/// Allows the two machines everything with each other and with their host.
 pub const CONFIG: &str = "\
 [domain.a]
 [domain.b]
@@ -26,27 +26,27 @@ to = \"*\"
 service = \"*\"
 ";
 
-/// What a site is to be like.
+/// Purpose of a site.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// Kernels that check what they do, and no network.
+    /// Kernels with their own checks, and no network.
     Cases,
-    /// The same, and a network between all.
+    /// Kernels with their own checks, and a network between all.
     Networked,
-    /// Kernels as they are, and a network between all.
+    /// Unchanged kernels, and a network between all.
     Measuring,
 }
 
-/// A site to be.
+/// Description of a site to boot.
 #[derive(Debug)]
 pub struct Plan<'a> {
-    /// What it is like.
+    /// Purpose of the site.
     pub purpose: Purpose,
-    /// The configuration of the host's broker.
+    /// Configuration of the host's broker.
     pub config: &'a str,
-    /// Modules of the kernel that are in the machines; `/modules/order` names their files.
+    /// Kernel modules in the machines; `/modules/order` names their files.
     pub modules: &'a [&'a str],
-    /// Programs of this host that are in the machines besides.
+    /// More programs of this host that the machines get.
     pub programs: &'a [Extra],
 }
 
@@ -61,27 +61,27 @@ pub enum At {
 pub struct Site {
     /// The host's broker.
     pub broker: Broker,
-    /// A machine.
+    /// First machine.
     pub a: Vm,
-    /// Another.
+    /// Second machine.
     pub b: Vm,
-    /// What joins them besides, or why nothing does.
+    /// Network between the machines and the host, or the reason why there is none.
     pub network: Result<Network>,
-    /// The machines' addresses there.
+    /// Addresses of the machines in the network.
     pub addresses: [String; 2],
-    /// The brokers in the machines.
+    /// Brokers in the machines.
     pub brokers: [Option<Job>; 2],
     specs: [Spec; 2],
     _logs: Scratch,
 }
 
 impl Site {
-    /// Boots all of it, without links.
+    /// Boots the site without links.
     pub fn boot(parts: &Parts, purpose: Purpose) -> Result<Self> {
         Self::boot_with(parts, &Plan { purpose, config: CONFIG, modules: &[], programs: &[] }, |_| Ok(()))
     }
 
-    /// The same by a plan, with machines as `adjust` makes them.
+    /// Boots the site by a plan; `adjust` may change each machine.
     pub fn boot_with(parts: &Parts, plan: &Plan<'_>, mut adjust: impl FnMut(&mut Spec) -> Result<()>) -> Result<Self> {
         let purpose = plan.purpose;
         let broker = Broker::start(parts.programs()?, plan.config)?;
@@ -98,7 +98,7 @@ impl Site {
             spec.args.extend(broker.snippet(name)?);
             adjust(&mut spec)?;
             if purpose == Purpose::Measuring {
-                // So that stores to the doorbell are seen by QEMU's trace, as those to other devices are.
+                // QEMU's trace then sees stores to the doorbell, as it sees those to other devices.
                 spec.args.extend(["-global", "ivshmem-doorbell.ioeventfd=off"].map(str::to_owned));
                 spec.log = Some(logs.path().join(name));
             }
@@ -110,7 +110,7 @@ impl Site {
             Ok((spec, address))
         };
         let ((spec_a, address_a), (spec_b, address_b)) = (plan("a")?, plan("b")?);
-        // Both at once: a machine takes seconds to boot, and there are two processors at least.
+        // Boots both at once: a machine takes seconds to boot, and there are at least two processors.
         let (a, b) = (Boot::start(spec_a.again()?)?, Boot::start(spec_b.again()?)?);
         let (a, b) = (a.up()?, b.up()?);
         let (addresses, specs) = ([address_a, address_b], [spec_a, spec_b]);
@@ -120,7 +120,7 @@ impl Site {
         Ok(site)
     }
 
-    /// One of the machines.
+    /// Returns one of the machines.
     pub fn vm(&mut self, at: At) -> &mut Vm {
         match at {
             At::A => &mut self.a,
@@ -128,7 +128,8 @@ impl Site {
         }
     }
 
-    /// What a machine's administrator does after each boot: the module, the broker, the network.
+    /// Does what a machine's administrator does after each boot: loads the module, and starts the network and the
+    /// broker.
     pub fn set_up(&mut self, at: At) -> Result<()> {
         let address = self.addresses[at as usize].clone();
         let vm = self.vm(at);
@@ -148,7 +149,7 @@ impl Site {
         Ok(())
     }
 
-    /// Boots a machine beside the two, one that the broker knows, with its broker.
+    /// Boots a third machine with its broker. The host's broker must know its name.
     pub fn boot_third(&self, parts: &Parts, name: &str, modules: &[&str]) -> Result<Vm> {
         let mut spec = spec(parts, name, Purpose::Cases, (modules, &[]))?;
         spec.args.extend(self.broker.snippet(name)?);
@@ -158,7 +159,7 @@ impl Site {
         Ok(vm)
     }
 
-    /// Starts the brokers that do not run.
+    /// Starts the brokers that are not running.
     pub fn serve(&mut self) -> Result<()> {
         for at in [At::A, At::B] {
             if self.brokers[at as usize].is_none() {
@@ -176,15 +177,15 @@ impl Site {
         vm.wait(job, within(60)).map(drop)
     }
 
-    /// Boots a machine whose QEMU is gone.
+    /// Boots a machine whose QEMU has ended.
     pub fn renew(&mut self, at: At) -> Result<()> {
         let spec = self.specs[at as usize].again()?;
         *self.vm(at) = Vm::boot(spec)?;
         self.set_up(at)
     }
 
-    /// A QEMU to which a machine can migrate: the same board without a doorbell, that waits at the socket `path`. Devices are where
-    /// the first one has them.
+    /// Returns a QEMU to which a machine can migrate. It has the same machine type, no doorbell, and waits at the
+    /// socket `path`. Devices have the same places as in the first QEMU.
     pub fn target(&mut self, at: At, path: &Path) -> Result<Spec> {
         let network = self.network.as_mut().map_err(|why| why.clone())?;
         let Place { args, .. } = network.tap()?;
@@ -204,13 +205,13 @@ impl Site {
         Ok(spec)
     }
 
-    /// Ends everything, and fails if a console tells of a fault.
+    /// Ends everything, and fails if a console shows a fault.
     pub fn finish(self) -> Result<()> {
         self.a.finish()?;
         self.b.finish()
     }
 
-    /// The first fault that a console tells of, with the lines around it.
+    /// Returns the first fault on a console, with the lines around it.
     pub fn fault(&mut self) -> Option<String> {
         [&mut self.a, &mut self.b].into_iter().find_map(|vm| {
             let fault = vm.console.fault()?.to_owned();
@@ -218,7 +219,7 @@ impl Site {
         })
     }
 
-    /// What the brokers said last, and what the host's knows, for whoever looks for a fault.
+    /// Returns the last output of the brokers and the state of the host's broker, for the search for a fault.
     pub fn report(&mut self) -> String {
         let mut text = format!("the host's broker:\n{}\n", self.broker.log());
         for what in [&[][..], &["--domains"]] {
@@ -235,7 +236,7 @@ impl Site {
         text
     }
 
-    /// Makes a link, if there is none between the two, and waits until it is up.
+    /// Makes a link between the two, if there is none, and waits until it is up.
     pub fn link(&mut self, one: &str, other: &str) -> Result<()> {
         let joins = |row: &serde_json::Value| {
             let ends = [row["a"].as_str(), row["b"].as_str()];
@@ -248,14 +249,14 @@ impl Site {
         until(within(60), up).context(format!("the link between {one} and {other}"))
     }
 
-    /// Takes all links away, and waits until the machines have let go.
+    /// Removes all links, and waits until the machines have released them.
     pub fn unlink(&mut self) -> Result<()> {
-        // Those that leave already cannot be taken away again.
+        // Links that are already leaving cannot be removed again.
         for row in self.broker.list(&[])?.iter().filter(|row| row["state"] != "leaving") {
             let end = |key: &str| row[key].as_str().unwrap_or_default().to_owned();
             self.broker.link(&["rm", &end("a"), &end("b")])?;
         }
-        // A broker that does not answer tells of no link that is gone.
+        // A broker that does not answer is no proof that the links are gone.
         let mut left = Err(Error::new("nobody was asked"));
         let gone = until(within(60), || {
             left = self.broker.list(&[]);
@@ -264,8 +265,8 @@ impl Site {
         gone.map_err(|why| Error::new(format!("links are left: {why}: {left:?}")))
     }
 
-    /// The devices of the only link, in a and in b, for cases that do without the machines' own brokers and therefore
-    /// ring nobody: only those know the doorbells.
+    /// Returns the devices of the only link, in a and in b, for cases that do not use the brokers in the machines. Such
+    /// cases notify no peer, because only those brokers know the doorbells.
     pub fn ends(&mut self) -> Result<[Ends; 2]> {
         let rows = self.broker.list(&[])?;
         let row = rows.first().ok_or_else(|| Error::new("no link"))?;
@@ -284,13 +285,13 @@ impl Site {
     }
 }
 
-/// Arguments of a QEMU, less those of its doorbell.
+/// Returns the arguments of a QEMU without those of its doorbell.
 fn without_doorbell(args: &[String]) -> Vec<String> {
     let is_its = |arg: &String| arg.starts_with("socket,id=tombolo,") || arg.starts_with("ivshmem-doorbell,");
     let mut kept: Vec<String> = Vec::new();
     for arg in args {
         if is_its(arg) {
-            // And the option that it belongs to.
+            // Also removes the option that the argument belongs to.
             kept.pop();
         } else {
             kept.push(arg.clone());
@@ -305,7 +306,7 @@ fn start_broker(vm: &mut Vm) -> Result<Job> {
     Ok(job)
 }
 
-/// Starts a guest half of a case in a machine.
+/// Starts the guest half of a case in a machine.
 pub fn start(vm: &mut Vm, half: &str, args: &[&str]) -> Result<Job> {
     vm.start(&[&["/agent", "guest", half], args].concat())
 }
@@ -320,7 +321,7 @@ pub fn line(vm: &mut Vm, job: Job, word: &str, deadline: Instant) -> Result<Stri
     }
 }
 
-/// A machine with everything in it that a user would install.
+/// Describes a machine with everything in it that a user would install.
 fn spec(parts: &Parts, name: &str, purpose: Purpose, (modules, programs): (&[&str], &[Extra])) -> Result<Spec> {
     let mut spec = parts.spec_with(name, |image| {
         for program in ["tombolo", "tombolod"] {
@@ -343,7 +344,7 @@ fn spec(parts: &Parts, name: &str, purpose: Purpose, (modules, programs): (&[&st
     Ok(spec)
 }
 
-/// Modules of the kernel, and a file that says in which order they are loaded.
+/// Adds kernel modules, and a file that lists them in the order of loading.
 fn add_modules(parts: &Parts, image: &mut Image, names: &[&str]) -> Result<()> {
     let mut order = Vec::new();
     for file in modules::of(&parts.kernel, names)? {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A stream of bytes over TCP that is checked, of programs under `tombolo run`, and what those count.
+//! A stream of bytes over TCP that is checked, for programs under `tombolo run`, and the counts of such programs.
 
 use crate::ensure;
 use crate::error::{Context, Error, Result};
@@ -12,7 +12,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Bytes without a pattern, the same each time.
+/// Pseudo-random bytes, the same each time.
 struct Stream(u64);
 
 impl Stream {
@@ -29,16 +29,17 @@ impl Stream {
 const SEED: u64 = 88_172_645_463_325_252;
 const CHUNK: usize = 32 << 10;
 
-/// Between two chunks while little is sent.
+/// Pause between two chunks while little is sent.
 const REST: Duration = Duration::from_millis(50);
-/// How long the two ends may take to find each other.
+/// Seconds within which the two ends must find each other.
 const FOUND: u64 = 90;
 
-/// Sends little until the log of `tombolo run` says that the connection is joined, where one is given. Then it sends all it can for
-/// so many milliseconds, or with 0 until there is a file called as the log with `.over`, and hears how much came.
+/// Sends little until the log of `tombolo run`, if one is given, reports that the connection is joined. Then it sends
+/// all it can for so many milliseconds, or with 0 until a file exists that is named like the log plus `.over`. At last
+/// it reads how many bytes came.
 ///
 /// # Errors
-/// The connection breaks, or other bytes came than were sent; it is not joined.
+/// The connection breaks, or other bytes came than were sent, or it is not joined.
 pub fn send(args: &[String]) -> Result<()> {
     let (address, millis, log) = match args {
         [address, millis] => (address, millis, None),
@@ -76,10 +77,10 @@ pub fn send(args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Receives one stream, checks it, and says how much it was.
+/// Receives one stream, checks it, and sends back the number of its bytes.
 ///
 /// # Errors
-/// The connection breaks, or other bytes come.
+/// The connection breaks, or wrong bytes come.
 pub fn receive() -> Result<()> {
     let listener = TcpListener::bind(("0.0.0.0", 9))?;
     println!("listens");
@@ -104,10 +105,10 @@ pub fn receive() -> Result<()> {
     Ok(stream.write_all(&came.to_le_bytes())?)
 }
 
-/// Bytes over TCP and through memory, as reports of `tombolo run --report` count them, each in a line.
+/// Returns the bytes over TCP and through memory in reports of `tombolo run --report`, one on each line.
 ///
 /// # Errors
-/// One is no report.
+/// A line is not a report.
 pub fn sum_reports(reports: &str) -> Result<[u64; 2]> {
     let mut all = [0; 2];
     for report in reports.lines().map(str::trim).filter(|line| !line.is_empty()) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Two machines and their links for somebody who types.
+//! Two machines and their links for interactive use.
 
 use crate::cases::sockets;
 use crate::parts::Parts;
@@ -25,7 +25,7 @@ pub fn up() -> Result<()> {
     up::serve(Typed(site))
 }
 
-/// Takes words to the machines that are up.
+/// Sends a request to the machines that are up.
 pub fn ask(words: &[&str]) -> Result<()> {
     match up::ask::<Typed>(words)? {
         End::Code(0) => Ok(()),
@@ -50,7 +50,7 @@ impl Machines for Typed {
         Ok(&mut self.vm(at)?.control)
     }
 
-    /// Through a channel, as a user would.
+    /// Copies the file through a channel, as a user would.
     fn push(&mut self, to: &str, from: &Path, path: &str) -> Result<()> {
         let listen = format!("tombolo cat --listen vm:{to}/pushed --receive-only > {path}.new");
         let job =

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Keeps machines for somebody who types: `up` waits at a socket, the other words come to it there.
+//! Keeps machines running for interactive use: `up` serves a socket, and the other commands connect to it.
 
 use crate::control::{Control, Job};
 use crate::error::{Context, Error, Result};
@@ -16,46 +16,46 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tombolo_os::lock::lock;
 
-/// For how long one who waits for a command keeps others from theirs.
+/// How long a waiting command holds the lock, which keeps other commands out.
 const TURN: Duration = Duration::from_millis(20);
 
-/// Machines that somebody types to.
+/// Machines for interactive use.
 pub trait Machines: Send + 'static {
-    /// What their socket is called, and who is asked for them.
+    /// Name of their socket, by which clients find them.
     const NAME: &'static str;
 
-    /// How commands get to one of them.
+    /// Returns the connection that carries commands to one machine.
     ///
     /// # Errors
-    /// There is none of that name.
+    /// No machine has that name.
     fn control(&mut self, at: &str) -> Result<&mut Control>;
 
-    /// Copies a file of the host into one of them, executable.
+    /// Copies a file of the host into one machine and makes it executable.
     ///
     /// # Errors
-    /// There is no such file or machine.
+    /// The file or the machine does not exist.
     fn push(&mut self, to: &str, from: &Path, path: &str) -> Result<()>;
 
-    /// All that its console said.
+    /// Returns all console output of one machine.
     ///
     /// # Errors
-    /// There is none of that name.
+    /// No machine has that name.
     fn log(&mut self, of: &str) -> Result<String>;
 
-    /// Makes one of them anew, and says what it is now.
+    /// Recreates one machine, and returns a description of it.
     ///
     /// # Errors
-    /// That cannot be done.
+    /// The machine cannot be recreated.
     fn renew(&mut self, at: &str) -> Result<String>;
 
-    /// Ends them.
+    /// Ends the machines.
     ///
     /// # Errors
-    /// A console tells of a fault.
+    /// A console shows a fault.
     fn finish(self) -> Result<()>;
 }
 
-/// What is asked of them.
+/// A request from a client.
 #[derive(Debug, Serialize, Deserialize)]
 enum Ask {
     Run { at: String, argv: Vec<String> },
@@ -65,15 +65,15 @@ enum Ask {
     Down,
 }
 
-/// The socket: in the build's folder, so that each tree has its own.
+/// Returns the path of the socket: in the build's folder, so that each tree has its own.
 fn place(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../target/{name}.socket"))
 }
 
-/// Serves machines until it is told to end them.
+/// Serves machines until a client asks to end them.
 ///
 /// # Errors
-/// There is no socket, or a console tells of a fault at the end.
+/// The socket cannot be made, or a console shows a fault at the end.
 pub fn serve<M: Machines>(machines: M) -> Result<()> {
     let place = place(M::NAME);
     _ = unlink(&place);
@@ -81,7 +81,7 @@ pub fn serve<M: Machines>(machines: M) -> Result<()> {
     serve_at(&place, listener, machines)
 }
 
-/// The same at a socket that is there. Whoever says nothing to it, or nothing that makes sense, harms nobody else.
+/// Serves machines at an existing socket. A client that sends nothing, or nothing valid, does not affect other clients.
 fn serve_at<M: Machines>(place: &Path, listener: UnixListener, machines: M) -> Result<()> {
     let machines = Arc::new(Mutex::new(Some(machines)));
     let (sender, down) = channel::<Result<UnixStream>>();
@@ -101,16 +101,16 @@ fn serve_at<M: Machines>(place: &Path, listener: UnixListener, machines: M) -> R
     _ = unlink(place);
     let mut stream = asked?;
     let ended = lock(&machines).take().map_or(Ok(()), M::finish);
-    // Who asked for it need not wait for it.
+    // The client that asked need not wait for the answer.
     _ = finish(&mut stream, ended.clone().map(|()| End::Code(0)));
     ended
 }
 
-/// Does what one connection asks; that they are to end is passed on.
+/// Does what one connection asks. Passes a request to end the machines on to `down`.
 fn attend<M: Machines>(mut stream: UnixStream, machines: &Mutex<Option<M>>, down: &Sender<Result<UnixStream>>) {
     let done = match receive_request(&stream) {
         Ok(Ask::Down) => {
-            // Who is not heard any more has ended them already.
+            // The send fails only if the machines were ended already.
             _ = down.send(Ok(stream));
             return;
         }
@@ -120,7 +120,7 @@ fn attend<M: Machines>(mut stream: UnixStream, machines: &Mutex<Option<M>>, down
     _ = finish(&mut stream, done);
 }
 
-/// What a connection asks.
+/// Reads the request of a connection.
 fn receive_request(stream: &UnixStream) -> Result<Ask> {
     let mut line = String::new();
     BufReader::new(stream).read_line(&mut line).context("what is asked")?;
@@ -147,7 +147,7 @@ fn answer<M: Machines>(machines: &Mutex<Option<M>>, ask: Ask, stream: &mut UnixS
     Ok(End::Code(0))
 }
 
-/// Passes on what a command prints. It is killed when nobody listens any more.
+/// Passes on what a command prints. Kills the command when the client is gone.
 fn follow<M: Machines>(host: &Mutex<Option<M>>, at: &str, job: Job, stream: &mut UnixStream) -> Result<End> {
     loop {
         let mut host = lock(host);
@@ -186,11 +186,11 @@ fn finish(stream: &mut UnixStream, result: Result<End>) -> Result<()> {
     send_to_client(stream, &ToHost::Exit { job: 0, end })
 }
 
-/// Takes words to the machines that are up: `run`, `push`, `log`, `renew`, `down`. Prints what comes of it, and says how the
-/// command ended.
+/// Sends a request to the machines that are up: `run`, `push`, `log`, `renew` or `down`. Prints the output, and returns
+/// the command's exit status.
 ///
 /// # Errors
-/// None are up, or what was asked fails.
+/// No machines are up, or the request fails.
 pub fn ask<M: Machines>(words: &[&str]) -> Result<End> {
     let ask = match *words {
         ["run", at, ref argv @ ..] => {
@@ -230,7 +230,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(20);
 
-    /// Machines that say whether they were ended.
+    /// Machines that report when they are ended.
     struct Fake(Sender<()>);
 
     impl Machines for Fake {
@@ -263,7 +263,7 @@ mod tests {
         stream
     }
 
-    /// What comes of some bytes, to the end.
+    /// Sends bytes and returns all messages of the answer.
     fn said(place: &Path, bytes: &[u8]) -> Vec<ToHost> {
         let mut stream = connect(place);
         stream.write_all(bytes).unwrap();

@@ -1,54 +1,54 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What host and guest say to each other: one JSON value on a line. Both ends are this very binary, so there is no
+//! Messages between host and guest: one JSON value on each line. Both ends are this same binary, so there is no
 //! version.
 
 use serde::{Deserialize, Serialize};
 
-/// From the host.
+/// Messages from the host.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum ToGuest {
-    /// Start a command.
+    /// Starts a command.
     Run {
-        /// Names the command from now on.
+        /// Number of the command from now on.
         job: u32,
-        /// The program and its arguments.
+        /// Program and its arguments.
         argv: Vec<String>,
     },
-    /// Send SIGKILL.
+    /// Sends SIGKILL.
     Kill {
-        /// Which command.
+        /// Number of the command.
         job: u32,
     },
 }
 
-/// From the guest.
+/// Messages from the guest.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum ToHost {
     /// The guest is up.
     Ready,
     /// A command printed a line.
     Line {
-        /// Which command.
+        /// Number of the command.
         job: u32,
-        /// The line, without its end.
+        /// Line without its end.
         text: String,
     },
-    /// A command ended, and all that it printed was said.
+    /// A command ended, and all its output was sent.
     Exit {
-        /// Which command.
+        /// Number of the command.
         job: u32,
-        /// How.
+        /// Exit status of the command.
         end: End,
     },
 }
 
-/// How a command ended.
+/// Exit status of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum End {
-    /// By itself.
+    /// The command exited with this code.
     Code(i32),
-    /// By a signal.
+    /// A signal killed the command.
     Signal(i32),
-    /// It could not be started.
+    /// The command could not be started.
     NotStarted,
 }

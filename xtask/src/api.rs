@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The public interface of a crate as its sources say it: what it defines, and what it re-exports by name from other
-//! members, with their methods and traits.
+//! Lists the public interface of a crate from its sources: the items that it defines, and those that it re-exports by
+//! name from other members, with their methods and traits.
 //!
-//! It reads the sources with `syn`, so that it runs where there is only a stable toolchain. What it knows of Rust is what
-//! the facade uses: it refuses a glob and a macro at the root of the crate.
+//! The sources are read with `syn`, so that a stable toolchain suffices. Only the parts of Rust that the facade uses
+//! are supported: a glob and a macro at the root of the crate are refused.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,15 +16,15 @@ use crate::workspace::Workspace;
 /// One line of the interface.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Entry {
-    /// What can be named, on one line: `fn Options::spin(self, most: Duration) -> Self`.
+    /// The item, on one line: `fn Options::spin(self, most: Duration) -> Self`.
     pub line: String,
-    /// The first line of its documentation, empty if it has none.
+    /// First line of its documentation, empty if it has none.
     pub summary: String,
-    /// The file it is in.
+    /// Path of the file that contains it.
     pub path: String,
 }
 
-/// The sources of the members, by the name that Rust code has for each.
+/// Sources of the members, by the name of each in Rust code.
 pub struct Sources<'a> {
     tree: &'a Tree,
     /// Path of the crate root.
@@ -42,7 +42,7 @@ impl<'a> Sources<'a> {
         Self { tree, roots }
     }
 
-    /// The whole interface of the member, sorted.
+    /// Returns the whole interface of the member, sorted.
     pub fn interface(&self, krate: &str) -> Result<Vec<Entry>, String> {
         let mut entries = BTreeSet::new();
         self.list_file(krate, self.root(krate)?, "", &mut entries)?;
@@ -58,7 +58,7 @@ impl<'a> Sources<'a> {
         syn::parse_file(text).map_err(|error| format!("{path}: {error}"))
     }
 
-    /// What the module in the file `path` shows, each under `prefix`.
+    /// Lists the public items of the module in the file `path`, each under `prefix`.
     fn list_file(&self, krate: &str, path: &str, prefix: &str, entries: &mut BTreeSet<Entry>) -> Result<(), String> {
         for item in self.parse(path)?.items {
             match &item {
@@ -83,7 +83,7 @@ impl<'a> Sources<'a> {
         Ok(())
     }
 
-    /// What `use segments as shown` in `krate` shows.
+    /// Lists the items that `use segments as shown` in `krate` exports.
     fn list_use(
         &self,
         krate: &str,
@@ -96,7 +96,7 @@ impl<'a> Sources<'a> {
             return self.list_item(krate, name, shown, entries);
         }
         let root = self.root(first)?;
-        // Where that crate has it from in turn.
+        // That crate may itself re-export the name.
         for item in self.parse(root)?.items {
             match &item {
                 Item::Use(item) if is_public(&item.vis) => {
@@ -116,7 +116,8 @@ impl<'a> Sources<'a> {
         self.list_item(first, name, shown, entries)
     }
 
-    /// The item `name`, wherever in the crate it is defined, and all that is implemented for it, as `shown`.
+    /// Lists the item `name`, wherever in the crate it is defined, and everything that is implemented for it, under the
+    /// name `shown`.
     fn list_item(&self, krate: &str, name: &str, shown: &str, entries: &mut BTreeSet<Entry>) -> Result<(), String> {
         let folder = format!("{}/", folder(self.root(krate)?));
         let mut defined = 0;
@@ -209,7 +210,7 @@ impl Lister<'_> {
     fn list_fields(&mut self, of: &str, fields: &Fields, all: bool) {
         for (at, field) in fields.iter().enumerate().filter(|(_, field)| all || is_public(&field.vis)) {
             let name = field.ident.as_ref().map_or_else(|| at.to_string(), ToString::to_string);
-            // Where there is no name, the variant's own words speak for it.
+            // For a field without a name, the documentation of the variant suffices.
             let attrs: &[Attribute] = if field.ident.is_some() { &field.attrs } else { &[] };
             self.add(&format!("field {of}.{name}: {}", text(&field.ty)), attrs);
         }
@@ -224,7 +225,7 @@ impl Lister<'_> {
             return;
         }
         let shown = self.shown;
-        // `Rx<StreamMode>`: which of them has it.
+        // The arguments of a type such as `Rx<StreamMode>` show which of its forms has the method.
         let mode = item.generics.params.is_empty().then(|| text(&item.self_ty)).filter(|text| text.contains('<'));
         let mode = mode.filter(|text| !text.contains('\'')).and_then(|text| Some(text[text.find('<')?..].to_owned()));
         let of = format!("{shown}{}", mode.unwrap_or_default());
@@ -242,7 +243,7 @@ impl Lister<'_> {
     }
 }
 
-/// The paths and names that a `use` shows.
+/// Returns the paths and names that a `use` exports.
 fn leaves(tree: &UseTree, path: &str) -> Result<Vec<(Vec<String>, String)>, String> {
     fn walk(tree: &UseTree, before: &[String], found: &mut Vec<(Vec<String>, String)>) -> bool {
         let with = |name: String| before.iter().cloned().chain([name]).collect::<Vec<_>>();
@@ -295,18 +296,18 @@ fn is_hidden(attrs: &[Attribute]) -> bool {
     attrs.iter().any(|attr| attr.path().is_ident("doc") && text(&attr.meta).contains("hidden"))
 }
 
-/// Whether a type is called so, whatever its parameters.
+/// Returns whether a type has this name, whatever its parameters.
 fn is_of(ty: &Type, name: &str) -> bool {
     matches!(ty, Type::Path(path) if path.path.segments.last().is_some_and(|last| last.ident == name))
 }
 
-/// What is derived, and whether more may come.
+/// Returns the attributes that derive traits or mark an item as non-exhaustive.
 fn traits(attrs: &[Attribute]) -> String {
     let shown = attrs.iter().filter(|attr| attr.path().is_ident("derive") || attr.path().is_ident("non_exhaustive"));
     shown.map(|attr| format!("#[{}] ", text(&attr.meta))).collect()
 }
 
-/// The first line of the documentation.
+/// Returns the first line of the documentation.
 fn summary(attrs: &[Attribute]) -> String {
     let mut lines = attrs.iter().filter_map(|attr| match &attr.meta {
         syn::Meta::NameValue(pair) if attr.path().is_ident("doc") => match &pair.value {
@@ -318,7 +319,7 @@ fn summary(attrs: &[Attribute]) -> String {
     lines.next().unwrap_or_default()
 }
 
-/// A signature from its parameters on, with what only the body needs left out.
+/// Returns a signature from its parameters on, without the parts that only the body needs.
 fn rest_of(sig: &Signature) -> String {
     let mut sig = sig.clone();
     for input in &mut sig.inputs {
@@ -349,7 +350,7 @@ fn text(tokens: &impl ToTokens) -> String {
     tidy(&tokens.to_token_stream().to_string())
 }
 
-/// Tokens come with a blank between any two: as people write them.
+/// Removes the blanks between tokens that people do not write.
 fn tidy(tokens: &str) -> String {
     let mut line = tokens.split_whitespace().collect::<Vec<_>>().join(" ");
     for (apart, together) in [
@@ -389,7 +390,7 @@ mod tests {
     use super::*;
     use crate::workspace::{Package, Target};
 
-    /// A facade `pub use`s from a lower crate, which has some of it from a third.
+    /// Lists a facade that re-exports from a lower crate, which re-exports some of it from a third.
     fn lines(facade: &str, lower: &str) -> Result<Vec<String>, String> {
         let third = "pub struct Time(u64);\nimpl Time { pub const NEVER: Self = Self(0); pub(crate) fn own(&self) {} }";
         let files = [("facade/lib.rs", facade), ("lower/lib.rs", lower), ("third/lib.rs", third)];

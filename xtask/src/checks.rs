@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The checks: one module each, and the table that lists them.
+//! Lists the checks: one module for each, and a table of all.
 
 mod circles;
 mod clauses;
@@ -29,16 +29,16 @@ use crate::report::Report;
 use crate::tree::Tree;
 use crate::workspace::Workspace;
 
-/// All that a check may look at.
+/// Everything that a check may read.
 pub struct Project {
-    /// The manifests.
+    /// Content of the manifests.
     pub workspace: Workspace,
-    /// The files.
+    /// Content of the files.
     pub tree: Tree,
 }
 
 impl Project {
-    /// Reads the project around the current folder.
+    /// Reads the project that contains the current folder.
     pub fn load() -> Result<Self, String> {
         let workspace = Workspace::load()?;
         let tree = Tree::load(&workspace.root)?;
@@ -46,7 +46,7 @@ impl Project {
     }
 }
 
-/// A check by its name on the command line.
+/// A check and its name on the command line.
 pub struct Check {
     name: &'static str,
     run: fn(&Project) -> Report,
@@ -72,12 +72,12 @@ const CHECKS: [Check; 17] = [
     Check { name: "tables", run: |project| tables::check(&project.tree) },
 ];
 
-/// The check of that name.
+/// Returns the check with that name.
 pub fn find(name: &str) -> Option<&'static Check> {
     CHECKS.iter().find(|check| check.name == name)
 }
 
-/// Runs one check and prints all it has to say; true if it passed.
+/// Runs one check and prints all its findings. Returns whether it passed.
 pub fn run_one(check: &Check, project: &Project) -> bool {
     let report = (check.run)(project);
     for note in &report.notes {
@@ -88,7 +88,7 @@ pub fn run_one(check: &Check, project: &Project) -> bool {
     report.passed()
 }
 
-/// Runs all checks: one line each, then every failure of every check; true if all passed.
+/// Runs all checks. Prints one line for each, then every failure of every check. Returns whether all passed.
 pub fn run_all(project: &Project) -> Result<bool, String> {
     let reports: Vec<_> = CHECKS.iter().map(|check| (check, (check.run)(project))).collect();
     for (check, report) in &reports {

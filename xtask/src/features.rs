@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The public crate builds without warnings with each of its features alone, and a backend that is off is not compiled.
+//! Checks that the public crate builds without warnings with each of its features alone, and that a backend whose
+//! feature is off is not compiled.
 
 use std::collections::BTreeSet;
 use std::process::{Command, Output};
@@ -12,12 +13,12 @@ const BUILDS: [(&[&str], &[&str]); 5] = [
     (&["--no-default-features", "--features", "tokio"], &["tombolo-domain-ivshmem", "tombolo-domain-xen"]),
     (&["--all-features"], &[]),
 ];
-/// Never part of the public crate, whatever is on.
+/// Crates that are never part of the public crate, whatever features are on.
 const NEVER: [&str; 3] = ["tombolo-sockets", "tombolo-testing", "tombolo-vchan-wire"];
-/// The features that [`BUILDS`] knows.
+/// Features that [`BUILDS`] covers.
 const FEATURES: [&str; 4] = ["default", "tokio", "vm", "xen"];
 
-/// Runs all of it; true if nothing is wrong.
+/// Runs all builds and tests. Returns whether all passed.
 pub fn run() -> Result<bool, String> {
     let mut wrong = Vec::new();
     for (arguments, absent) in BUILDS {
@@ -28,7 +29,8 @@ pub fn run() -> Result<bool, String> {
         let tree = cargo(&["tree", "--package", "tombolo", "--edges", "normal,build", "--prefix", "none"], arguments)?;
         wrong.extend(judge_tree(&name, &text(&tree.stdout), absent));
     }
-    // What an address of theirs gets: with none of the backends, and with one of them.
+    // The test `features` checks the results of addresses of these backends: with none of the backends, and with each
+    // of them alone.
     for (arguments, _) in &BUILDS[..3] {
         let test = cargo(&["test", "--quiet", "--package", "tombolo", "--test", "features"], arguments)?;
         if !test.status.success() || !text(&test.stdout).contains(" 1 passed;") {
@@ -68,7 +70,7 @@ fn judge_tree(name: &str, tree: &str, absent: &[&str]) -> Vec<String> {
         .collect()
 }
 
-/// A feature that is new wants a build of its own.
+/// Returns a failure if the crate has a feature that [`BUILDS`] does not cover: it needs a build of its own.
 fn judge_features(metadata: &serde_json::Value) -> Option<String> {
     let packages = metadata["packages"].as_array().into_iter().flatten();
     let facade = packages.into_iter().find(|package| package["name"] == "tombolo");

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The project's own checks and its test runner: `cargo xtask <command>`.
+//! Runs the project's own checks and its test runner: `cargo xtask <command>`.
 //!
-//! A check reads the tree and says what breaks a rule of the project; a tier is a command with a time limit.
-//! Both are data plus small functions, so a new one is a new file and one line in a table.
+//! A check reads the tree and reports everything that breaks a rule of the project; a tier is a command with a time
+//! limit. Both are data plus small functions, so that a new one needs a new file and one line in a table.
 #![forbid(unsafe_code)]
 
 mod api;
@@ -67,7 +67,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs one command; true if all is well.
+/// Runs one command. Returns whether all is well.
 fn run(words: &[&str]) -> Result<bool, String> {
     match words {
         ["help" | "-h" | "--help"] => {

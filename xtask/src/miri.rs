@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Runs what Miri can run, and sees that it finds undefined behaviour that is planted.
+//! Runs the tests that Miri can run, and checks that Miri finds undefined behaviour that a canary contains.
 //!
-//! Miri knows neither shared memory nor processes: `mem` is run through the ring's tests, over memory of one process.
+//! Miri supports neither shared memory nor processes. So the ring's tests cover `mem`, over memory of one process.
 
 use std::process::{Command, Output, Stdio};
 
-/// What each run tests.
+/// Arguments that select the tests of each run.
 const RUNS: [&[&str]; 2] = [&["-p", "tombolo-layout"], &["-p", "tombolo-ring", "--test", "alone"]];
-/// Planted: ends the program that runs it.
+/// Test with undefined behaviour, at which Miri ends the program.
 const CANARY: &str = "canary_bytes_read_before_they_were_published";
-/// What Miri says of it.
+/// Miri's message about it.
 const FOUND: &str = "Undefined Behavior: Data race detected";
 
 fn miri(args: &[&str]) -> Command {
     let mut command = Command::new("cargo");
     command.args(["+nightly", "miri", "test"]).args(args);
     command.env("CARGO_TARGET_DIR", "target/miri");
-    // The clock is the machine's: some code times itself. What is random is the same in each run.
+    // Some code measures its own time, so the clock is the machine's. Random values are the same in each run.
     command.env("MIRIFLAGS", "-Zmiri-disable-isolation");
     command
 }
 
-/// Runs all of it; true if nothing was found but what was planted.
+/// Runs all tests. Returns whether they passed and Miri found only the canary's undefined behaviour.
 pub fn run() -> Result<bool, String> {
     let failed = |error| format!("cannot run cargo miri: {error}");
     let mut passed = true;
@@ -60,7 +60,7 @@ mod tests {
         assert!(!is_found(&said(1, "error: could not compile")));
     }
 
-    /// The planted test is where it is looked for.
+    /// The canary exists in the file where it is searched for.
     #[test]
     fn planted_behaviour_is_there() {
         let file = include_str!("../../crates/core/ring/tests/alone.rs");

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Changes single expressions of the files that matter most and sees that some test fails (cargo-mutants).
+//! Changes single expressions of the most important files and checks that some test fails for each change
+//! (cargo-mutants).
 //!
-//! `tools/mutants/files` says which files, which functions of them, and by which tests; `tools/mutants/baseline` says of each file
-//! in which form it was tried, how many mutants that were, which no test kills, and why that is right. Files that are as they were
-//! tried are not tried again; files that never were are named, until somebody records them.
+//! `tools/mutants/files` lists the files, which of their functions count, and the tests to run. For each file
+//! `tools/mutants/baseline` records the content that was tried, the number of mutants, which of them no test kills, and
+//! why that is right. A file that has not changed since it was tried is not tried again. A file that was never tried is
+//! reported until its result is recorded.
 
 mod baseline;
 
@@ -22,17 +24,18 @@ use crate::workspace::Workspace;
 const FILES: &str = "tools/mutants/files";
 const BASELINE: &str = "tools/mutants/baseline";
 const CANARY: &str = "tools/mutants/canary";
-/// How long files are begun, unless `TOMBOLO_MUTANTS_MINUTES` says otherwise. Those that are left are named.
+/// Minutes during which the run begins further files, unless `TOMBOLO_MUTANTS_MINUTES` is set. The run reports the
+/// files that are left.
 const MINUTES: u64 = 90;
 
-/// A line of the list: files of one crate, and the tests that have to kill their mutants.
+/// A line of the list: files of one crate, and the tests that must kill their mutants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Subject {
-    /// A file, or a folder with all that is in it.
+    /// Path of a file, or of a folder with all files in it.
     path: String,
-    /// The functions that count; all where none is named.
+    /// Functions that count. If the list is empty, all do.
     functions: Vec<String>,
-    /// What `cargo test` is told besides the package that the file belongs to.
+    /// Arguments of `cargo test` besides the package that the file belongs to.
     tests: Vec<String>,
 }
 
@@ -49,7 +52,7 @@ fn parse_subjects(text: &str) -> Result<Vec<Subject>, String> {
     if subjects.is_empty() { Err(format!("{FILES} names no file")) } else { Ok(subjects) }
 }
 
-/// The Rust files of a subject, without its tests, in order.
+/// Returns the Rust files of a subject, without its tests, in order.
 fn files_of(root: &Path, subject: &Subject) -> Result<Vec<String>, String> {
     let mut open = vec![root.join(&subject.path)];
     let mut files = Vec::new();
@@ -67,7 +70,7 @@ fn files_of(root: &Path, subject: &Subject) -> Result<Vec<String>, String> {
     if files.is_empty() { Err(format!("{FILES}: no Rust file in {}", subject.path)) } else { Ok(files) }
 }
 
-/// The form of a file: the number that git gives its content.
+/// Returns the hash that git computes of a file's content.
 fn form_of(root: &Path, file: &str) -> Result<String, String> {
     let output = Command::new("git").args(["hash-object", file]).current_dir(root).output();
     let output = output.map_err(|error| format!("cannot run git: {error}"))?;
@@ -75,11 +78,11 @@ fn form_of(root: &Path, file: &str) -> Result<String, String> {
     if form.len() >= 40 { Ok(form) } else { Err(format!("git knows no form of {file}")) }
 }
 
-/// What became of the mutants of one file.
+/// Result of the mutants of one file.
 #[derive(Debug, Default)]
 struct Tried {
     caught: usize,
-    /// Those that no test killed, without the places where they stand.
+    /// Mutants that no test killed, without their positions in the file.
     survived: Vec<String>,
 }
 
@@ -89,7 +92,8 @@ impl Tried {
     }
 }
 
-/// What `cargo mutants` matches its names with: those of `file`, and of `functions` if any are named.
+/// Returns the pattern that `cargo mutants` matches with mutants' names. It fits those of `file`, or only those of
+/// `functions` if any are named.
 fn names_of(file: &str, functions: &[String]) -> String {
     let file = file.replace('.', r"\.");
     if functions.is_empty() {
@@ -98,7 +102,7 @@ fn names_of(file: &str, functions: &[String]) -> String {
     format!(r"^{file}:.*(replace|in) ([^ ]+::|<[^>]*>::)?({})( ->| with|$)", functions.join("|"))
 }
 
-/// Tries the mutants of `files` that their subjects name, by the tests of the crates that they belong to.
+/// Tries the mutants of `files` that their subjects name, with the tests of the crates that they belong to.
 fn try_files(
     folder: &Path,
     out: &Path,
@@ -114,14 +118,14 @@ fn try_files(
         command.args(["--file", file, "--re", &names_of(file, &subject.functions)]);
     }
     command.arg("--").args(tests);
-    // A mutant is built once and run for a second: what counts is the time to build it.
+    // A mutant is built once and runs for a second, so that the time to build it matters most.
     for (name, value) in [("TEST_OPT_LEVEL", "0"), ("TEST_DEBUG", "0"), ("DEV_DEBUG", "0")] {
         command.env(format!("CARGO_PROFILE_{name}"), value);
     }
     command.env("CARGO_INCREMENTAL", "1").env("CARGO_TARGET_DIR", out.with_extension("target"));
-    // Its exit code says that mutants survived: that is looked at here, against the baseline.
+    // The exit code only reports that mutants survived; this program compares them with the baseline instead.
     let status = command.status().map_err(|error| format!("cannot run cargo mutants: {error}"))?;
-    // 2: some survived; 3: some did not end, which is a way to be caught.
+    // 2: some mutants survived; 3: some did not end, which counts as caught.
     if !matches!(status.code(), Some(0 | 2 | 3)) {
         return Err(format!("cargo mutants ended with {status} and tried nothing"));
     }
@@ -129,7 +133,7 @@ fn try_files(
     Ok(sort(files.iter().map(|(file, _)| file), &(read("caught.txt") + &read("timeout.txt")), &read("missed.txt")))
 }
 
-/// What became of the mutants of each file, also of one that has none.
+/// Returns the result of the mutants of each file, also of a file that has none.
 fn sort<'a>(files: impl Iterator<Item = &'a String>, caught: &str, missed: &str) -> BTreeMap<String, Tried> {
     let mut tried: BTreeMap<String, Tried> = files.map(|file| (file.clone(), Tried::default())).collect();
     let file_of = |line: &str| line.split(':').next().unwrap_or_default().to_owned();
@@ -138,8 +142,8 @@ fn sort<'a>(files: impl Iterator<Item = &'a String>, caught: &str, missed: &str)
     tried
 }
 
-/// A function that a test covers and one that none does: one mutant at least is caught, and one survives. And none is tried where
-/// no function has the name.
+/// Tries a crate with one function that a test covers and one that no test covers. Returns whether at least one mutant
+/// is caught, at least one survives, and a name that no function has yields no mutant.
 fn try_canary(root: &Path, out: &Path) -> Result<bool, String> {
     let file = "src/lib.rs".to_owned();
     let try_function = |functions: &[&str]| -> Result<Tried, String> {
@@ -159,7 +163,8 @@ fn report(name: &str, passed: bool) -> bool {
     passed
 }
 
-/// Tries what has changed since it was recorded, or the files that `args` name; `--record` writes down what came of it.
+/// Tries the files that have changed since they were recorded, or the files that `args` name. `--record` records the
+/// results.
 pub fn run(args: &[&str]) -> Result<bool, String> {
     let root = Workspace::load()?.root;
     let text = |file: &str| fs::read_to_string(root.join(file)).map_err(|error| format!("{file}: {error}"));
@@ -197,7 +202,7 @@ pub fn run(args: &[&str]) -> Result<bool, String> {
     Ok(all_passed && tried > 0)
 }
 
-/// Whether what became of a file is what the baseline says, with words about what is not.
+/// Returns whether the baseline allows the result of a file, and prints the differences.
 fn judge(baseline: &Baseline, file: &str, tried: &Tried) -> bool {
     if tried.count() == 0 {
         eprintln!("{file}: not one mutant was tried: {FILES} names functions that are not there");
@@ -210,7 +215,7 @@ fn judge(baseline: &Baseline, file: &str, tried: &Tried) -> bool {
     tried.count() > 0 && unknown.is_empty()
 }
 
-/// Files that the same tests are for are tried in one run.
+/// Groups the files by their tests: files with the same tests are tried in one run.
 fn in_runs(chosen: Vec<(String, Subject)>) -> BTreeMap<Vec<String>, Vec<(String, Subject)>> {
     let mut runs = BTreeMap::<_, Vec<_>>::new();
     for (file, subject) in chosen {
@@ -219,7 +224,7 @@ fn in_runs(chosen: Vec<(String, Subject)>) -> BTreeMap<Vec<String>, Vec<(String,
     runs
 }
 
-/// What is to be tried: what was named; else what has changed, and at least one file.
+/// Returns the files to try: those that were named, otherwise those that have changed, and at least one file.
 fn choose(
     root: &Path,
     subjects: &[Subject],
@@ -228,7 +233,7 @@ fn choose(
 ) -> Result<Vec<(String, Subject)>, String> {
     let mut all = BTreeMap::new();
     for subject in subjects {
-        // The later line is the more particular one.
+        // A later line is more specific and replaces an earlier one.
         all.extend(files_of(root, subject)?.into_iter().map(|file| (file, subject.clone())));
     }
     if let Some(unknown) = named.iter().find(|name| !all.contains_key(**name)) {
@@ -310,7 +315,8 @@ mod tests {
         assert_eq!(files, [vec!["a.rs", "c.rs"], vec!["b.rs"]]);
     }
 
-    /// What is committed can be read, each file of the list is there with its functions, and of each crate there is one.
+    /// The committed list and baseline can be read, each file of the list exists with its functions, and the list has a
+    /// file of each crate.
     #[test]
     fn committed_list_and_baseline_fit_the_tree() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();

@@ -1,36 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a check found.
+//! Holds the findings of a check.
 
-/// The findings of one check. It passed if nothing was reported.
+/// Findings of one check. The check passed if it reported no failure.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// What was looked at, in a few words: `11 crates, 9 dependencies`.
+    /// Summary of what was checked, in a few words: `11 crates, 9 dependencies`.
     pub summary: String,
-    /// Worth reading when this check runs alone.
+    /// Notes that are printed when this check runs alone.
     pub notes: Vec<String>,
-    /// What breaks the rule, each with its place and what to do.
+    /// Violations of the rule, each with its place and what to do.
     pub failures: Vec<String>,
 }
 
 impl Report {
-    /// Reports a breach of the rule.
+    /// Reports a violation of the rule.
     pub fn fail(&mut self, what: impl Into<String>) {
         self.failures.push(what.into());
     }
 
-    /// True if nothing was reported.
+    /// Returns whether nothing was reported.
     pub fn passed(&self) -> bool {
         self.failures.is_empty()
     }
 
-    /// Asserts that exactly one thing is wrong and that the message holds `words`. For canaries.
+    /// Asserts that there is exactly one failure and that its message contains `words`. For canaries.
     #[cfg(test)]
     pub fn assert_only_failure(&self, words: &str) {
         assert_eq!(self.failures.len(), 1, "expected one failure, got {:#?}", self.failures);
         assert!(self.failures[0].contains(words), "{:?} does not say {words:?}", self.failures[0]);
     }
 
-    /// Asserts that nothing is wrong.
+    /// Asserts that there is no failure.
     #[cfg(test)]
     pub fn assert_passed(&self) {
         assert!(self.passed(), "unexpected failures: {:#?}", self.failures);

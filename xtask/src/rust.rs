@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Just enough Rust to tell code from comments and strings.
+//! Separates Rust code from comments and strings.
 
-/// The source with comments, strings and characters blanked out; line and column of all else are kept.
+/// Returns the source with comments, strings and characters blanked out. Everything else keeps its line and column.
 ///
-/// Checks that look for a word in code must not be misled by the same word in a string (a test of the check
-/// itself, say) or in a comment.
+/// A check that looks for a word in code must not be misled by the same word in a string (such as in a test of the
+/// check itself) or in a comment.
 pub fn code_only(source: &str) -> String {
     let bytes = source.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());
@@ -33,7 +33,7 @@ pub fn code_only(source: &str) -> String {
     String::from_utf8(out).expect("only whole characters were replaced")
 }
 
-/// The words (identifiers and keywords) of blanked code, each with the number of its line.
+/// Returns the words (identifiers and keywords) of blanked code, each with the number of its line.
 pub fn words(code: &str) -> impl Iterator<Item = (usize, &str)> {
     code.lines().enumerate().flat_map(|(row, line)| {
         line.split(|c: char| !c.is_alphanumeric() && c != '_')
@@ -81,7 +81,7 @@ fn string(rest: &[u8]) -> usize {
     rest.len()
 }
 
-/// The length of `r"…"` or `r#"…"#`; 0 if it is none (a word that begins with r, or a raw identifier).
+/// Returns the length of `r"…"` or `r#"…"#`, or 0 if it is none (a word that begins with r, or a raw identifier).
 fn raw_string(rest: &[u8]) -> usize {
     let hashes = rest[1..].iter().take_while(|&&b| b == b'#').count();
     if rest.get(1 + hashes) != Some(&b'"') {
@@ -94,7 +94,7 @@ fn raw_string(rest: &[u8]) -> usize {
     found.map_or(rest.len(), |at| body + at + end.len())
 }
 
-/// The length of a character literal; 0 if it is a lifetime.
+/// Returns the length of a character literal, or 0 if it is a lifetime.
 fn character(rest: &[u8]) -> usize {
     if rest.get(1) == Some(&b'\\') {
         let close = rest.iter().skip(3).position(|&b| b == b'\'');

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The test runner: runs the tiers of the table, each under its own limit, and adds up what they say.
+//! Runs the tiers of the table, each under its own time limit, and adds up the results of their tests.
 
 mod kin;
 mod need;
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use table::{Gate, Runs, TIERS, Tier};
 use tally::Tally;
 
-/// The table of tiers, for people.
+/// Returns the table of tiers as text for people.
 pub fn describe() -> String {
     let mut out = String::new();
     for tier in TIERS {
@@ -36,14 +36,16 @@ pub fn describe() -> String {
     out
 }
 
-/// How long a whole run in the short form may take, builds included. More than the usual time by a third: on a machine that is
-/// slower still, or where tests hang, the run ends with a table that names what had not begun, before whoever waits gives up.
+/// Largest duration of a whole run in the short form, builds included. It exceeds the usual time by a third. On a
+/// machine that is slower still, or if tests hang, the run ends with a table that names the tiers not begun, before
+/// those who wait for it give up.
 const WHOLE_RUN: Duration = Duration::from_secs(80 * 60);
 
-/// Programs whose tests take this many seconds are named at the end: where to look when a run gets too long.
+/// Seconds from which on the table at the end names a program whose tests took so long. Such programs are the first to
+/// examine when a run gets too long.
 const SLOW: f64 = 20.0;
 
-/// Runs the tiers that `args` name, all if none; true if all passed.
+/// Runs the tiers that `args` name, or all if it names none. Returns whether all passed.
 pub fn run(args: &[&str]) -> Result<bool, String> {
     let named: Vec<&str> = args.iter().copied().filter(|arg| *arg != "--long").collect();
     if let Some(unknown) = named.iter().find(|name| !TIERS.iter().any(|tier| tier.name == **name)) {
@@ -79,7 +81,7 @@ enum Verdict {
     Skipped(String),
 }
 
-/// What became of one tier.
+/// Result of one tier.
 struct Row {
     name: &'static str,
     verdict: Verdict,
@@ -87,7 +89,7 @@ struct Row {
     tally: Tally,
 }
 
-/// What a tier may take: its own limit, and no more than is left of the whole run.
+/// Returns the time that a tier may take: its own limit, but no more than is left of the whole run.
 fn limit_of(tier: &Tier, long: bool, left: Option<Duration>) -> Duration {
     let own = Duration::from_secs(60 * tier.long.filter(|_| long).unwrap_or(tier.limit));
     left.map_or(own, |left| own.min(left))
@@ -141,7 +143,8 @@ fn run_tier(tier: &Tier, long: bool, limit: Duration, required: &Required, root:
     Ok(Row { name: tier.name, verdict, took: start.elapsed(), tally })
 }
 
-/// A tier passes if its command does, leaves nothing behind, and ran what it is there to run.
+/// Returns the verdict on a tier. It passes if its command succeeds, leaves no process behind, and ran the tests that
+/// it is there to run.
 fn judge(gate: Gate, ran: &runner::Ran, limit: Duration, tally: &Tally) -> Verdict {
     let wrong = match &ran.end {
         End::TimedOut => format!("still running after {} s: killed", limit.as_secs()),
@@ -160,8 +163,8 @@ fn judge(gate: Gate, ran: &runner::Ran, limit: Duration, tally: &Tally) -> Verdi
     Verdict::Failed(wrong)
 }
 
-/// The last gate of a whole run: each clause of the specification was cited by a test that ran and passed. Names
-/// in the source, which `cargo xtask clauses` reads, do not show that.
+/// Computes the last gate of a whole run: for each clause of the specification, a test that cites it ran and passed.
+/// Names in the source, which `cargo xtask clauses` reads, do not show that.
 fn clauses_row(root: &Path, rows: &[Row]) -> Result<Row, String> {
     let start = Instant::now();
     let known = known_clauses(&Tree::load(root)?);
@@ -186,7 +189,7 @@ fn clauses_proven(mut open: BTreeSet<Clause>, tallies: &[&Tally]) -> Verdict {
     }
 }
 
-/// A line for each tier, then the totals; true if nothing failed.
+/// Returns a line for each tier, then the totals, and whether nothing failed.
 fn summary(rows: &[Row]) -> (String, bool) {
     let mut out = format!("{:12} {:7} {:>8}\n", "tier", "", "seconds");
     let (mut passed, mut failed, mut skipped) = (0, 0, 0);
@@ -208,7 +211,7 @@ fn summary(rows: &[Row]) -> (String, bool) {
         _ = writeln!(out, "{}", line.trim_end());
         passed += row.tally.passed();
         skipped += row.tally.skipped();
-        // A tier that failed without a failed test (it did not compile, it hung) is one failure.
+        // A tier that failed without a failed test (it did not compile, it hung) counts as one failure.
         failed += row.tally.failed().max(u64::from(matches!(row.verdict, Verdict::Failed(_))));
     }
     for (row, program, took) in

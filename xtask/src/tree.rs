@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The files of the project, read once and held in memory, so that checks are functions of text.
+//! Holds the files of the project, read once into memory, so that checks are functions of text.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-/// Names whose files are read; of the others only the path is known.
+/// Ends of the names of files that are read; of other files only the path is known.
 const TEXT: [&str; 12] =
     [".rs", ".c", ".h", ".py", ".sh", ".md", ".jsonl", ".txt", "Makefile", "Kbuild", "Cargo.lock", ".ci/run"];
-/// Hidden folders that belong to the project. Every other hidden folder is skipped.
+/// Hidden folders that belong to the project. All other hidden folders are skipped.
 const HIDDEN: [&str; 3] = [".cargo", ".ci", ".github"];
-/// Folders that hold what was built.
+/// Folders that contain build results.
 const BUILT: [&str; 2] = ["target", "__pycache__"];
 
 /// All files of the project by their path from its root, with `/` between folders.
@@ -28,7 +28,7 @@ impl Tree {
         Ok(tree)
     }
 
-    /// A tree of the given files, for tests.
+    /// Makes a tree of the given files, for tests.
     #[cfg(test)]
     pub fn of(files: &[(&str, &str)]) -> Self {
         let mut tree = Self::default();
@@ -67,17 +67,17 @@ impl Tree {
         Ok(())
     }
 
-    /// True if there is such a file or folder.
+    /// Returns whether there is such a file or folder.
     pub fn has(&self, path: &str) -> bool {
         self.paths.contains(path)
     }
 
-    /// The text of one file, if it is a file that is read.
+    /// Returns the text of a file, if it is one of those that are read.
     pub fn text(&self, path: &str) -> Option<&str> {
         self.text.get(path).map(String::as_str)
     }
 
-    /// Path and text of the files whose path ends with one of `ends`.
+    /// Returns path and text of the files whose path ends with one of `ends`.
     pub fn files<'a>(&'a self, ends: &'a [&str]) -> impl Iterator<Item = (&'a str, &'a str)> {
         self.text
             .iter()

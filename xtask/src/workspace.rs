@@ -1,72 +1,72 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What `cargo metadata` says about the workspace.
+//! Reads what `cargo metadata` reports about the workspace.
 
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Where dependencies are looked at: what only other platforms need is left out.
+/// Platform for which dependencies are resolved; those that only other platforms need are left out.
 const PLATFORM: &str = "x86_64-unknown-linux-gnu";
 
-/// The member that ships in nothing.
+/// The member that is part of nothing that ships.
 const TOOLS: &str = "xtask";
 
-/// The member with the test doubles and the conformance suite. What ships may have it behind a feature alone.
+/// The member with the test doubles and the conformance suite. Crates that ship may depend on it only behind a feature.
 pub const DOUBLES: &str = "tombolo-testing";
 
 /// The workspace as its manifests describe it.
 #[derive(Debug, Default)]
 pub struct Workspace {
-    /// The folder of the root manifest.
+    /// Folder of the root manifest.
     pub root: PathBuf,
-    /// Its members.
+    /// Members of the workspace.
     pub packages: Vec<Package>,
-    /// Everything else that they are built from.
+    /// All other packages that the members are built from.
     pub foreign: Vec<Foreign>,
     /// `[workspace.metadata.layers]`, null if there is none.
     pub layers: Value,
 }
 
-/// One member.
+/// A member of the workspace.
 #[derive(Debug, Default)]
 pub struct Package {
     /// Its name in the manifest.
     pub name: String,
-    /// What it needs to be built or run; what only its tests need is left out.
+    /// Dependencies that it needs to be built or run, without those that only its tests need.
     pub dependencies: Vec<String>,
-    /// Those of them that it needs whatever features and platform it is built for.
+    /// Dependencies that it needs with any features and on any platform.
     pub always: Vec<String>,
-    /// Those of them that are for tests: their feature `testing` is on, or they are [`DOUBLES`].
+    /// Dependencies that are for tests: their feature `testing` is on, or they are [`DOUBLES`].
     pub testing: Vec<String>,
-    /// What is compiled from it.
+    /// Targets that are compiled from it.
     pub targets: Vec<Target>,
 }
 
-/// A package of somebody else.
+/// A package from outside the workspace.
 #[derive(Debug)]
 pub struct Foreign {
     /// Its name and version.
     pub name: String,
-    /// The SPDX expression in its manifest.
+    /// SPDX expression in its manifest.
     pub licence: String,
-    /// True if nothing but xtask needs it, so it is in nothing that ships or is tested.
+    /// Whether only xtask needs it, so that it is part of nothing that ships or is tested.
     pub tool: bool,
 }
 
-/// One crate root.
+/// A crate root.
 #[derive(Debug)]
 pub struct Target {
-    /// True for a library, a program or anything else that ships; false for tests, examples and benches.
+    /// Whether it ships: true for a library, a program and the like; false for tests, examples and benches.
     pub ships: bool,
-    /// True for a library of any kind.
+    /// Whether it is a library of any kind.
     pub library: bool,
-    /// From the workspace root, with `/` between folders.
+    /// Path from the workspace root, with `/` between folders.
     pub path: String,
 }
 
 impl Workspace {
-    /// Asks cargo about the workspace around the current folder.
+    /// Reads the workspace around the current folder by `cargo metadata`.
     pub fn load() -> Result<Self, String> {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let output = Command::new(cargo)
@@ -80,7 +80,7 @@ impl Workspace {
         Self::parse(&json)
     }
 
-    /// Takes what is needed from cargo's answer.
+    /// Extracts the needed fields from cargo's output.
     pub fn parse(json: &Value) -> Result<Self, String> {
         let root = PathBuf::from(text(json, "workspace_root")?);
         let (members, others): (Vec<&Value>, Vec<&Value>) =
@@ -111,7 +111,7 @@ fn package(json: &Value, root: &Path) -> Result<Package, String> {
     Ok(Package { name: text(json, "name")?.to_owned(), dependencies, always, testing, targets })
 }
 
-/// Ids of all packages that a member needs which is not a tool.
+/// Returns the ids of all packages that some member other than the tools needs.
 fn needed_beside_tools<'a>(json: &'a Value, members: &[&'a Value]) -> BTreeSet<&'a str> {
     let ids = members.iter().filter(|member| member["name"] != TOOLS).filter_map(|member| member["id"].as_str());
     let mut open: Vec<&str> = ids.collect();

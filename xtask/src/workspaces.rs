@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What is no member of the workspace, because of what it needs, builds without warnings too.
+//! Checks that the workspaces outside the main one, which have special requirements, build without warnings too.
 
 use std::process::Command;
 
-/// Where these are.
+/// Their folders.
 const APART: [&str; 2] = ["bench/compare", "fuzz"];
-/// Built by a case of the tier `xen`, which has what it is linked with.
+/// Workspace that a case of the tier `xen` builds, because the library that it links with is there.
 #[cfg(test)]
 const WITH_XEN: &str = "bench/libxenvchan";
 
-/// Builds them; true if nothing is wrong.
+/// Builds them. Returns whether all builds passed.
 pub fn run() -> Result<bool, String> {
     let mut all = true;
     for folder in APART {

@@ -203,7 +203,7 @@ impl Report {
 pub(crate) mod tests {
     use super::*;
 
-    /// A job for tests to change.
+    /// Returns a job for tests to change.
     pub(crate) fn job() -> Job {
         Job {
             test: Test::Throughput,

@@ -125,8 +125,8 @@ mod tests {
         Job { rate, seconds, size: 64, ..crate::job::tests::job() }
     }
 
-    /// Sends on a clock that moves by itself, 100 ns a look; `cost` is what sending the given message takes. Says for each
-    /// message how late it was through.
+    /// Sends on a clock that advances by itself, 100 ns a look; `cost` is the time that the given message takes to
+    /// send. Returns for each message how late it was sent.
     fn delays(job: &Job, cost: impl Fn(u64) -> u64) -> Vec<f64> {
         let clock = Cell::new(0);
         let tick = |ns| {
@@ -152,8 +152,8 @@ mod tests {
 
     #[test]
     fn schedule_canary_a_stall_is_in_the_figures_of_all_that_queue_behind_it() {
-        // Ten milliseconds once: of 1000 messages 100 μs apart a hundred were due meanwhile. One that is sent only
-        // when its forerunner is through, and counts from then, would hide all but one.
+        // One stall of ten milliseconds: of 1000 messages 100 μs apart, a hundred were due meanwhile. A schedule that
+        // sends a message only after its predecessor, and counts from then, would hide all but one.
         let delays = delays(&job(10_000, 0.1), |number| if number == 500 { 10_000_000 } else { 1_000 });
         let late = delays.iter().filter(|&&ns| ns > 50_000.0).count();
         assert!((98..=103).contains(&late), "{late}");
@@ -167,7 +167,7 @@ mod tests {
         assert!((19..=21).contains(&delays.len()), "{}", delays.len());
     }
 
-    /// Holds what was sent until it is asked for.
+    /// Holds the sent messages until they are received.
     struct Queue(std::collections::VecDeque<Vec<u8>>);
 
     impl End for Queue {
@@ -195,7 +195,7 @@ mod tests {
         let mut lossy = Queue(queue.0.clone());
         let seen = observe(&mut queue, &job).unwrap();
         assert_eq!((sent.messages, seen.messages, seen.total), (1000, 1000, 64_000));
-        // They were taken one after another when all had been sent, so the first of them had waited longest.
+        // They were received one after another when all had been sent, so the first of them had waited longest.
         let times = seen.times.unwrap();
         assert!(times.p50 > 1e6 && times.p50 <= times.p99, "{times:?}");
         lossy.0.remove(500);

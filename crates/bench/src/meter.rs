@@ -147,7 +147,7 @@ mod tests {
     use super::*;
     use std::collections::VecDeque;
 
-    /// An end that hands out what was put into it, at most `gulp` bytes at once.
+    /// An end that returns the bytes put into it, at most `gulp` bytes at once.
     struct Queue {
         bytes: VecDeque<u8>,
         gulp: usize,

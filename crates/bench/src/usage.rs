@@ -95,7 +95,7 @@ mod tests {
     fn memory_after_touching_64_mib_grows_by_it() {
         let before = memory().unwrap();
         let block = std::hint::black_box(vec![1u8; 64 << 20]);
-        // Other tests run in this process as well, and give back some of theirs.
+        // Other tests run in this process as well, and release some of their memory.
         assert!(memory().unwrap() >= before + (32 << 20));
         drop(block);
     }

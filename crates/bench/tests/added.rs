@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Transports that a program brings along, as a program of its own sees it: what is added is known to the whole process.
+//! Transports that a program adds, as seen by a program of its own: an added transport is known to the whole process.
 
 use tombolo_bench::job::{Mode, Report, Test, Wait};
 use tombolo_bench::transport::{self, Card, Context, Namespaces, Transport};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Two ends that share nothing but a network: here both on one machine, which they do not know.
+//! Two sides that share nothing but a network: here both are on one machine, and do not know it.
 
 mod common;
 
@@ -10,7 +10,7 @@ use std::process::Child;
 use common::{Place, text};
 use tombolo_bench::Measurement;
 
-/// The right end, killed at the end of the test.
+/// The right side, killed at the end of the test.
 struct Right(Child);
 
 impl Drop for Right {
@@ -20,7 +20,7 @@ impl Drop for Right {
     }
 }
 
-/// Serves in a place, and says where.
+/// Starts a right side in a place. Returns it with its address.
 fn serve(place: &Place, options: &str) -> (Right, String) {
     let mut child = place.start(&format!("--serve 127.0.0.1:0 {options}"));
     let stderr = child.stderr.take().unwrap();
@@ -34,7 +34,7 @@ fn two_machines_measure_what_goes_between_machines_and_nothing_else() {
     let place = Place::new("apart");
     let via = format!("--via local:{}", place.0.display());
     let (right, address) = serve(&place, &via);
-    // Twice: a driver that goes leaves the right end fit for the next.
+    // Twice: after a driver has gone the right side must serve the next.
     for _ in 0..2 {
         let tests = "--test throughput,latency,load,switches,setup,cpu,memory";
         let output = place.run(&format!(
@@ -68,13 +68,13 @@ fn two_machines_with_no_channels_between_them_measure_tcp_and_say_what_is_skippe
 #[test]
 fn canary_driver_without_a_machine_to_measure_to_fails() {
     let place = Place::new("apart-none");
-    // Port 9 of this machine: nobody is there.
+    // Port 9 of this machine, where nothing listens.
     let output = place.run("--peer 127.0.0.1:9 --transport tcp --test latency --size 64 --seconds 0.02 --runs 1");
     assert!(!output.status.success(), "{}", text(&output.stdout));
     assert!(text(&output.stderr).contains("connecting to the other machine"), "{}", text(&output.stderr));
 }
 
-/// What comes over a network may ask for measurements, and for nothing else.
+/// A driver from the network may ask for measurements, and for nothing else.
 #[test]
 fn canary_driver_from_elsewhere_gets_no_command_run() {
     let place = Place::new("apart-run");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Whole runs, through the example program: that every transport of the kernel gives sane numbers, that a stuck worker
-//! costs a bounded time, and that nothing is left behind, however a run ends.
+//! Whole runs of the example program: every transport of the kernel gives plausible numbers, a stuck worker costs a
+//! bounded time, and nothing is left behind, however a run ends.
 
 mod common;
 
@@ -16,9 +16,9 @@ fn measurements(output: &Output) -> Vec<Measurement> {
     text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// The limit is worth something only if a slower copy shows. The best sample counts: other programs can only slow one
-/// down, and no placement of the CPUs lets the slowed one reach half of the other. The ring is so large that neither end fills or
-/// empties it within a time slice: else both would move a ring for each, however slow their copies.
+/// The limit is useful only if a slower copy shows. The best sample counts: other programs can only slow one down, and
+/// no placement on CPUs lets the slowed one reach half of the other. The ring is so large that neither side fills or
+/// empties it within a time slice. Otherwise both would move a ring for each slice, however slow their copies.
 #[test]
 fn canary_raw_copy_that_copies_many_times_is_measured_as_slower() {
     let place = Place::new("raw");
@@ -67,7 +67,7 @@ fn run_of_every_transport_and_test_is_sane_and_leaves_nothing() {
         };
         assert!(sane.contains(&m.median), "{m:?}");
     }
-    // A namespace pair is not to be had everywhere, but its absence is never silent.
+    // A namespace pair is not available everywhere, but its absence must be reported.
     let veth = all.iter().any(|m| m.transport == "tcp-veth");
     assert!(veth || text(&output.stderr).contains("SKIP throughput tcp-veth"), "{}", text(&output.stderr));
     if !veth {
@@ -154,7 +154,7 @@ fn worker_killed_in_a_sample_fails_it_and_the_rest_goes_on() {
     let driver = place.start("--test throughput --transport pipe --size 4KiB,8KiB --seconds 1 --runs 1 --json");
     let workers = place.await_sampling();
     for worker in workers {
-        // Already gone with the other is as good.
+        // A worker that is already gone with the other is as good.
         let _ = kill_process(worker, Signal::KILL);
     }
     let output = driver.wait_with_output().unwrap();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Reports, through the example program: that all of a report is there and well-formed, that it is made again from its
-//! lines alone, and that whatever goes wrong is said in one line and leaves nothing behind.
+//! Reports of the example program: a report is complete and well-formed, it can be made again from its lines alone, and
+//! each failure is reported in one line and leaves nothing behind.
 
 mod common;
 
@@ -34,7 +34,7 @@ const CHARTS: [(&str, &str); 14] = [
     ("memory", "Tombolo stream"),
 ];
 
-/// What a chart shows: the names of its curves or bars.
+/// Returns the names of a chart's curves or bars.
 fn names(svg: &str) -> Vec<String> {
     let document = Document::parse(svg).unwrap_or_else(|e| panic!("not well-formed: {e}\n{svg}"));
     assert_eq!(document.root_element().tag_name().namespace(), Some("http://www.w3.org/2000/svg"));
@@ -42,7 +42,7 @@ fn names(svg: &str) -> Vec<String> {
     named.filter_map(|node| node.text().map(String::from)).collect()
 }
 
-/// A page that needs nothing but itself, and whose charts are well-formed; says how many it has.
+/// Checks that a page refers to nothing outside itself, and that its charts are well-formed. Returns their number.
 fn charts_of_page(html: &str) -> usize {
     for needy in ["http:", "https:", "src=", "href=", "url(", "@import", "<script", "<link", "<iframe", "<object"] {
         assert!(!html.contains(needy), "the page refers to something else: {needy}");
@@ -60,7 +60,7 @@ fn read(dir: &Path, name: &str) -> String {
     fs::read_to_string(dir.join(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
-/// A line as recorded, with some of it changed.
+/// Returns a line as recorded, with some of it changed.
 fn line(transport: &str, size: usize, median: f64, more: &str) -> String {
     format!(
         r#"{{"test":"throughput","transport":"{transport}","mode":"stream","size":{size},"channels":1,"unit":"bytes/s","median":{median},"min":{0},"max":{1},"runs":3,"placement":"near","cpu":"cross"{more}}}"#,
@@ -86,7 +86,7 @@ impl Desk {
         self.path(name).display().to_string()
     }
 
-    /// Renders what is recorded; no worker is started.
+    /// Renders the recorded lines; starts no worker.
     fn render(&self, report: &str, from: &[&str]) -> Output {
         let mut command = Command::new(program());
         command.arg("--report").arg(self.path(report));
@@ -136,7 +136,7 @@ fn report_of_the_quick_suite_is_complete_and_leaves_nothing() {
     assert_eq!(read(&desk.path("again"), "cpu.svg"), read(&dir, "cpu.svg"));
     assert_eq!(Records::read(&desk.path("again/results.jsonl")).unwrap().measurements.len(), measured.len() + 1);
 
-    // Who measures twice into one directory would lose the first.
+    // A second measurement into one directory would lose the first.
     let output = place.run(&format!("--report {} --quick", dir.display()));
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("is there already"), "{}", text(&output.stderr));
@@ -223,7 +223,7 @@ fn report_that_cannot_be_made_is_refused_in_one_line_and_leaves_nothing() {
         assert!(said.contains(words) && said.starts_with("bench: "), "{said}");
         assert!(!desk.path("out").exists());
     }
-    // A directory that cannot be: it is below a file.
+    // A directory that cannot be made, because it is below a file.
     for more in ["--quick".into(), format!("--from {good}")] {
         let output = place.run(&format!("--report {good}/sub {more}"));
         let said = text(&output.stderr);
@@ -248,7 +248,7 @@ fn report_that_cannot_be_made_is_refused_in_one_line_and_leaves_nothing() {
 fn report_of_nothing_says_why_and_leaves_no_directory() {
     let desk = Desk::new();
     let mut command = Command::new(program());
-    // Nowhere are the programs that make namespaces.
+    // The programs that make namespaces are not found.
     command.env("PATH", desk.0.path()).args(["--quick", "--transport", "tcp-veth", "--report"]).arg(desk.path("out"));
     let output = command.stdin(Stdio::null()).output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
@@ -263,7 +263,7 @@ fn report_with_a_worker_killed_says_what_failed_and_leaves_nothing_else() {
     let driver =
         place.start(&format!("--report {} --quick --runs 1 --transport pipe,tcp-veth --seconds 0.3", dir.display()));
     for worker in place.await_sampling() {
-        // Already gone with the other is as good.
+        // A worker that is already gone with the other is as good.
         let _ = kill_process(worker, Signal::KILL);
     }
     let output = driver.wait_with_output().unwrap();

@@ -249,7 +249,7 @@ mod tests {
         send(&theirs, b"x", Some(lingers.as_fd()));
         drop(lingers);
         let began = Instant::now();
-        // Once more, as of several copies.
+        // Once more, as with several copies.
         end(ours.as_fd());
         end_all(&[ours]);
         assert!(began.elapsed() < Duration::from_secs(60));
@@ -257,7 +257,7 @@ mod tests {
 
     #[test]
     fn b15_more_users_than_there_are_threads_are_served_once_one_is_free() {
-        // Users that no process has, so that no other test meets them.
+        // Users without any process, so that no other test uses them.
         let users = u32::MAX - 200..u32::MAX - 200 + 2 * THREADS as u32;
         let mut ends = Vec::new();
         for user in users.clone() {

@@ -202,7 +202,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// What was written.
+    /// Collects what was written.
     #[derive(Clone, Default)]
     struct Sink(Arc<Mutex<Vec<u8>>>);
 
@@ -216,7 +216,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// The lines that `events` make.
+    /// Returns the lines that `events` write.
     pub(crate) fn written(has_level: bool, filter: &str, events: impl FnOnce()) -> Vec<String> {
         let (sink, filter) = (Sink::default(), parse_filter(filter).unwrap());
         let writer = sink.clone();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What changes while a QEMU runs, and of which it says nothing by itself.
+//! Changes that happen while a QEMU runs, and that it does not report by itself.
 
 mod common;
 
@@ -9,7 +9,7 @@ use common::{Daemon, TRIO, Vm, qmp::Fake, until};
 use rustix::process::Signal;
 use tombolo_control::{Life, LinkState, Message};
 
-/// The state of the only link, and what is said of it.
+/// Returns the state of the only link, and the note on it.
 fn link(daemon: &Daemon) -> (LinkState, String) {
     match &daemon.client().links()[..] {
         [Message::LinkRow { state, note, .. }] => (*state, note.to_string()),
@@ -27,7 +27,8 @@ fn b10_link_that_waits_for_a_vhost_user_network_card_to_go_is_there_soon_after()
     daemon.client().link("a", "b");
     until("it is refused", || link(&daemon).1.contains("(a network card)").then_some(()));
     assert_eq!(link(&daemon).0, LinkState::Wanted);
-    // Both regions are in it, its card was looked at since, and so nothing is left to ask it: it tells nobody that the card goes.
+    // QEMU has both regions, and its card was checked after that, so the broker has nothing left to ask it. QEMU sends
+    // no event when the card goes.
     until("QEMU is quiet", || {
         let mut state = a.qmp.state();
         let is_quiet = state.devices.len() == 2 && state.last == "human-monitor-command";
@@ -37,7 +38,7 @@ fn b10_link_that_waits_for_a_vhost_user_network_card_to_go_is_there_soon_after()
     until("it is there", || (link(&daemon).0 == LinkState::Up).then_some(()));
 }
 
-/// A control socket where `user` listens.
+/// Makes a control socket on which `user` listens.
 fn listen_as(user: u32, path: &Path) -> Fake {
     let path = path.to_owned();
     let begun = std::thread::spawn(move || {

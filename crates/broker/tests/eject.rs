@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Guests that eject what they were given, at the worst moments (B-10). Their QEMU must not get another device for that
-//! memory, which would end it.
+//! Guests that eject their devices, at the worst moments (B-10). Their QEMU must not get another device for that
+//! memory: that would end it.
 
 mod common;
 
 use common::{Daemon, TRIO, Vm, qmp, until};
 use tombolo_control::{LinkState, Message};
 
-/// Two machines with a link that is up.
+/// Returns two machines with a link that is up.
 fn linked() -> (Daemon, Vm, Vm) {
     let daemon = Daemon::start(TRIO);
     let (a, b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
@@ -17,13 +17,13 @@ fn linked() -> (Daemon, Vm, Vm) {
     (daemon, a, b)
 }
 
-/// A device of a machine: that by which it reads what its peer writes, whose memory a QEMU could open once more.
+/// Returns a machine's device that reads what its peer writes. QEMU could open this memory once more.
 fn reading(vm: &Vm) -> String {
     let state = vm.qmp.state();
     state.devices.keys().find(|device| device.ends_with("peer")).expect("the link has two").clone()
 }
 
-/// Waits until it is said that a region was ejected, and looks what became of it.
+/// Waits until the note says that a region was ejected, and checks that it was not plugged again.
 fn is_told_and_not_plugged_again(daemon: &Daemon, vm: &Vm, device: &str) {
     let noted = || {
         let is_ejected = |row: Message| match row {
@@ -59,7 +59,7 @@ fn b10_region_that_is_ejected_while_it_is_looked_at_is_no_loss() {
     let before = state.conversations;
     state.shy = Some(device.clone());
     drop(state);
-    // Whatever device went: the broker looks.
+    // The broker checks, whichever device went.
     a.qmp.event("DEVICE_DELETED");
     until("it was looked at", || a.qmp.state().shy.is_none().then_some(()));
     is_told_and_not_plugged_again(&daemon, &a, &device);

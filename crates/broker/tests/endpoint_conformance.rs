@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The conformance suite of backends, with the brokers that ship between the two ends.
+//! The conformance suite of backends, with the shipping brokers between the two endpoints.
 
 mod common;
 
@@ -42,7 +42,7 @@ impl Fixture for Two {
     }
 }
 
-/// A peer whose whole machine is paused, and which is killed alone.
+/// A peer whose whole machine can be paused, and that can be killed alone.
 struct Peer {
     world: Arc<World>,
     actor: Actor,

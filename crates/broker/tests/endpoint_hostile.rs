@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A broker whose peer's broker says what it likes: it harms its own link, and nothing else.
+//! A broker whose peer's broker sends arbitrary messages: that broker harms its own link, and nothing else.
 
 mod common;
 
@@ -29,7 +29,7 @@ fn child_process() {
     common::endpoint::play();
 }
 
-/// A good machine `a`, and in the place of `b`'s broker this test.
+/// An honest machine `a`, and this test in the place of `b`'s broker.
 struct Victim {
     a: Machine,
     held: Arc<Mutex<Vec<Agreement>>>,
@@ -50,7 +50,7 @@ impl Victim {
         Self::resuming(rules, &[])
     }
 
-    /// One whose programs had these connections before its broker began.
+    /// Makes a victim whose programs had these connections before its broker began.
     fn resuming(rules: &[(Way, &str)], held: &[Agreement]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let [to_b, mut region] = FakeRegion::pair();
@@ -61,7 +61,7 @@ impl Victim {
         Self { a, held, storm, liar: Liar { region, session, epoch: 1, heard: Vec::new() }, _folder: folder }
     }
 
-    /// One whose peer has said Hello as it should, and was heard.
+    /// Makes a victim that has received its peer's valid Hello.
     fn greeted(rules: &[(Way, &str)]) -> Self {
         let mut victim = Self::new(rules);
         victim.liar.greet();
@@ -93,7 +93,7 @@ impl Liar {
         }
     }
 
-    /// The next thing that is said to it.
+    /// Returns the next message to the peer.
     fn next(&mut self) -> Envelope {
         let deadline = patience();
         loop {
@@ -114,7 +114,7 @@ impl Liar {
         self.send_message(0, Message::Calls { connections: 0 });
     }
 
-    /// The connections that the broker says it has.
+    /// Returns the connections that the broker lists.
     fn recounted(&mut self) -> Vec<Envelope> {
         let Message::Calls { connections } = self.next().message else { panic!("Calls comes behind Hello") };
         (0..connections).map(|_| self.next()).collect()
@@ -148,7 +148,7 @@ impl Liar {
         }
     }
 
-    /// Whether it is heard: it asks for what there is not, and that is answered.
+    /// Checks that the broker still reads messages: a request for a missing service is answered.
     fn is_heard(&mut self) {
         self.connect(1002, "nothing", 60);
         assert_eq!(self.refusal(), code::NOT_FOUND);
@@ -169,7 +169,8 @@ fn b6_peer_that_breaks_the_rules_is_not_heard_until_it_begins_anew() {
     for (serial, message) in wrong {
         victim.liar.send_message(serial, message.clone());
         victim.liar.connect(2, "nothing", 0);
-        // The broker answers others meanwhile, and not this one. The first of them it may ask for before it has heard that.
+        // The broker answers other programs meanwhile, and sends nothing to this peer. It may forward the first of
+        // their requests before it has read the wrong message.
         for _ in 0..2 {
             assert!(matches!(victim.a.domain.connect("b/x", patience()), Err(Error::NotFound(_))), "{message:?}");
         }
@@ -224,7 +225,7 @@ fn b13_what_no_rule_allows_is_refused_both_ways() {
     assert!(matches!(victim.liar.next().message, Message::Accept { .. }));
     assert!(matches!(victim.a.domain.connect("b/web-1", patience()), Err(Error::Denied(_))));
 
-    // When the rules change, they count from then on.
+    // New rules apply as soon as they arrive.
     link_messages("b", 0, 2, &[(Way::In, "*")]).into_iter().for_each(|message| victim.a.host.send_message(message));
     eventually("the new rules are there", || {
         victim.liar.connect(6, "secret", 1);
@@ -250,7 +251,7 @@ fn b14_connections_of_a_peer_that_never_closes_are_bounded() {
         assert!(number < 1000, "there is no bound");
     }
     assert!(connections.len() > 100, "{}", connections.len());
-    // Closed by the program alone, a window stays where the peer may look at it.
+    // A window that only the program has closed stays where the peer may look at it.
     drop(connections);
     victim.liar.connect(4000, "s", 0);
     let closes = std::iter::from_fn(|| match victim.liar.next().message {
@@ -276,7 +277,7 @@ fn b14_peer_that_never_answers_costs_the_caller_its_deadline() {
     let connected = victim.a.domain.connect("b/x", Deadline::after(Duration::from_millis(100)));
     assert!(matches!(connected, Err(Error::TimedOut)), "{connected:?}");
     assert!(before.elapsed() < Duration::from_secs(10));
-    // An answer to who has gone is answered by Close.
+    // An answer for a caller that is gone is answered by Close.
     let Envelope { serial, message: Message::Connect { .. } } = victim.liar.next() else { panic!() };
     victim.liar.send_message(serial, Message::Accept { offset: WINDOWS_AT, len: 4096 });
     eventually("Close is said", || {
@@ -323,7 +324,7 @@ fn b14_window_of_a_refused_connection_is_nobody_elses_before_its_program_let_go(
     assert!(matches!(refused, Err(Error::NotFound(_))), "{refused:?}");
     let (_other, meanwhile) = ask(&mut victim);
     assert!(meanwhile.own != made.own && meanwhile.channel != made.channel, "{meanwhile:?}");
-    // Its socket is closed, but it, or a child of it, has the window still.
+    // The program's socket is closed, but the program, or a child of it, still has the window.
     victim.held.lock().unwrap().push(made);
     drop(link);
     let (_third, meanwhile) = ask(&mut victim);
@@ -331,7 +332,7 @@ fn b14_window_of_a_refused_connection_is_nobody_elses_before_its_program_let_go(
     victim.held.lock().unwrap().clear();
     victim.liar.region.pages.notify();
     eventually("the window is free again", || ask(&mut victim).1.own == made.own);
-    // The peer knows of none of them: that one is over is not its business.
+    // The peer knows of none of these connections, so it gets no message about their end.
     victim.liar.is_heard();
 }
 
@@ -342,7 +343,7 @@ fn b8_peer_that_rings_without_end_is_told_to_the_host() {
     assert!(!victim.a.host.heard(&storm));
     ring(&victim.storm);
     eventually("Storm is said", || victim.a.host.heard(&storm));
-    // The host takes the doorbell away for a while; the link goes on.
+    // The host takes the doorbell away for a while; the link continues.
     victim.a.host.send_message(Message::Bell { link: LINK, doorbell: NO_DOORBELL });
     victim.liar.is_heard();
 }
@@ -361,7 +362,7 @@ fn b5_boxes_full_of_noise_stop_nothing_else() {
             noise ^= noise << 17;
             *word = noise.to_le_bytes();
         }
-        // Now and then with a head that is right, so that what is behind it is looked at.
+        // At times with a valid head, so that the rest is checked.
         if rounds % 2 == 0 {
             page[..16].copy_from_slice(&[&b"TOMBOLO\0"[..], &1u64.to_le_bytes()].concat());
         }
@@ -420,13 +421,13 @@ fn b15_program_that_does_not_say_hello_first_is_sent_away() {
     }
 }
 
-/// A connection of which both windows have the `number`-th page.
+/// Makes a connection of which both windows have the `number`-th page.
 fn connection(serial: u32, number: u64, channel: u16) -> Agreement {
     let at = (WINDOWS_AT + number * 4096, 4096);
     Agreement { serial, own: at, theirs: at, channel }
 }
 
-/// How its other end tells of it.
+/// Returns the message by which its other endpoint lists it.
 fn recount_of(made: &Agreement, side: Side) -> Message {
     let ((peer_offset, peer_len), (offset, len)) = (made.own, made.theirs);
     Message::Call { offset, len, peer_offset, peer_len, channel: made.channel, side }
@@ -447,13 +448,14 @@ fn b18_broker_that_begins_goes_on_with_the_connections_whose_windows_are_held() 
     for (made, side) in [(known, Side::Open), (lost, Side::Open), (over, Side::Over)] {
         victim.liar.send_message(made.serial, recount_of(&made, side));
     }
-    // What nobody has here any more is closed, in its memory too if the peer's program looks at that.
+    // Connections that no program has here any more are closed, in their memory too if the peer's program looks at
+    // that.
     let closed = [victim.liar.next(), victim.liar.next()].map(|said| (said.serial, said.message));
     assert_eq!(closed, [(4, Message::Close {}), (6, Message::Close {})]);
     let mut state = [0];
     rustix::io::pread(&victim.liar.region.pages.peer, &mut state, lost.own.0 + u64::from(STATE_AT)).unwrap();
     assert_eq!(state, [CLOSED]);
-    // A connection of now takes nothing of those that the peer's programs have.
+    // A new connection takes no memory of those that the peer's programs have.
     let _ = victim.a.domain.connect("b/x", Deadline::after(Duration::from_millis(100)));
     let Message::Connect { offset, len, .. } = victim.liar.next().message else { panic!("it asks") };
     for made in [known, lost] {
@@ -461,7 +463,7 @@ fn b18_broker_that_begins_goes_on_with_the_connections_whose_windows_are_held() 
     }
     victim.liar.connect(8, "s", 0);
     assert_eq!(victim.liar.refusal(), code::MALFORMED, "the peer's window is one of a connection");
-    // The connection of before ends with its windows.
+    // The earlier connection ends with its windows.
     victim.held.lock().unwrap().clear();
     victim.liar.region.pages.notify();
     assert_eq!(victim.liar.next(), Envelope { serial: 2, message: Message::Close {} });
@@ -489,7 +491,7 @@ fn b18_connection_outlives_the_broker_of_its_other_end() {
     assert!(link.recv(0).unwrap().is_none());
     link.send(b"still there", None).unwrap();
 
-    // This time the program went with the broker.
+    // This time the program ended with the broker.
     victim.liar.begin_anew();
     victim.liar.next();
     victim.liar.hello("b");
@@ -539,7 +541,7 @@ fn b18_connections_that_cannot_be_are_not_believed() {
             let connected = victim.a.domain.connect("b/x", Deadline::after(Duration::from_millis(100)));
             matches!(connected, Err(Error::NotFound(_)))
         });
-        // It may have called before it heard all of that.
+        // The broker may have made a call before it read all of that.
         let harmless = |message: &Message| matches!(message, Message::Close {} | Message::Connect { .. });
         assert!(victim.liar.heard.iter().all(|said| harmless(&said.message)), "{agreed:?}");
         victim.liar.begin_anew();
@@ -558,13 +560,13 @@ fn b18_connections_that_cannot_be_are_not_believed() {
 #[test]
 fn b15_conversations_that_are_idle_make_room_for_who_asks() {
     let victim = Victim::greeted(&[]);
-    // More than one user's programs may have at a time; each has its own conversation, and leaves it open.
+    // More conversations than one user's programs may have at a time; each program has its own, and leaves it open.
     let domains: Vec<_> = (0..150).map(|_| VmDomain::through(&victim.a.socket)).collect();
     for (turn, domain) in domains.iter().chain(&domains[..10]).enumerate() {
         let answer = domain.connect("b/x", patience());
         assert!(matches!(answer, Err(Error::Denied(_))), "{turn}: {answer:?}");
     }
-    // Nor does anybody keep one for good.
+    // No program keeps a conversation for ever either.
     let flags = rustix::net::SocketFlags::CLOEXEC;
     let kind = rustix::net::SocketType::SEQPACKET;
     let socket = rustix::net::socket_with(rustix::net::AddressFamily::UNIX, kind, flags, None).unwrap();
@@ -583,10 +585,11 @@ fn b15_conversations_that_are_idle_make_room_for_who_asks() {
     assert_eq!(rustix::io::read(&socket, &mut buffer), Ok(0), "it is not waited for without end");
 }
 
-/// An address that the peer has, as the host says.
+/// An address that the peer has, according to the host.
 const NEAR: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 203, 0, 113, 7];
 
-/// A program that listens, and a peer whose broker knows the questions of B-23; the host says that it has `NEAR`.
+/// Returns a victim with a program that listens, and a peer whose broker knows the questions of B-23. According to the
+/// host, the peer has `NEAR`.
 fn seeker() -> (Victim, Client) {
     let mut victim = Victim::new(&ALL);
     let hello = victim.liar.next();
@@ -608,14 +611,14 @@ fn seeker() -> (Victim, Client) {
     (victim, program)
 }
 
-/// What the program asked about `key` comes to the peer's broker, under this serial.
+/// Checks that the program's question about `key` reaches the peer's broker, and returns its serial.
 fn asked(victim: &mut Victim, key: u32) -> u32 {
     let said = victim.liar.next();
     assert_eq!(said.message, Message::Seek { key });
     said.serial
 }
 
-/// What the program is told. The peer's broker says meanwhile what waits for room.
+/// Returns the answer to the program. Meanwhile the peer's broker sends the messages that wait for room.
 fn answer_to(victim: &mut Victim, program: &Client) -> Envelope {
     while !wait_readable(program.socket.as_fd(), Deadline::after(Duration::from_millis(5))).unwrap() {
         victim.liar.region.pages.drain();
@@ -669,7 +672,7 @@ fn b23_answer_that_comes_too_late_or_to_nothing_is_told_to_nobody() {
     victim.liar.send_message(serial, found("right"));
     let answer = answer_to(&mut victim, &program);
     assert_eq!((answer.serial, answer.message), (4, found("right")));
-    // What it says once more is no answer to the next question.
+    // The repeated answer is no answer to the next question.
     victim.liar.send_message(serial, found("again"));
     program.send_message(5, Message::Find { key: 7, address: NEAR });
     let serial = asked(&mut victim, 7);
@@ -698,7 +701,7 @@ fn b21_b23_peer_of_a_link_that_is_left_is_not_asked() {
     assert_not_asked(&mut victim);
 }
 
-/// Nobody asked the peer for an end.
+/// Asserts that the peer's broker got no question about an endpoint.
 fn assert_not_asked(victim: &mut Victim) {
     victim.liar.region.pages.drain();
     victim.liar.pump();
@@ -710,7 +713,7 @@ fn assert_not_asked(victim: &mut Victim) {
 fn b22_own_address_is_nobody_elses_whatever_the_host_says() {
     let (mut victim, program) = seeker();
     victim.a.host.send_message(Message::Addresses { link: LINK, addresses: vec![NEAR, OWN] });
-    // The host was heard once it took back the other address.
+    // The broker has read the host's messages once it knows that the other address is withdrawn.
     victim.a.host.send_message(Message::Addresses { link: LINK, addresses: vec![OWN] });
     let near = |address| {
         program.send_message(2, Message::Locate { address });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a broker tells tools of the connections and listeners of its programs.
+//! The rows with which a broker reports the connections and listeners of its programs to tools.
 
 mod common;
 
@@ -27,7 +27,7 @@ use tombolo_control::{ConnectionEnd, Envelope, Message, Progress, ROW_WORDS, See
 use tombolo_domain::{Rendezvous, wait_readable};
 use tombolo_testing::conformance::eventually;
 
-/// Somebody to whom nothing here belongs.
+/// A user to whom nothing here belongs.
 const SOMEBODY: u32 = 54321;
 
 #[test]
@@ -35,7 +35,7 @@ fn child_process() {
     common::endpoint::play();
 }
 
-/// All that the broker at `socket` tells this thread's user.
+/// Returns all rows that the broker at `socket` shows this thread's user.
 fn seen(socket: &Path, at: Seen) -> Vec<Message> {
     let tool = Client::of_socket(socket);
     let (mut rows, mut after) = (Vec::new(), 0);
@@ -54,7 +54,7 @@ fn seen(socket: &Path, at: Seen) -> Vec<Message> {
     }
 }
 
-/// The same as somebody else is told.
+/// Returns all rows that the broker shows another user.
 fn seen_by(user: u32, socket: &Path, at: Seen) -> Vec<Message> {
     let ask = || {
         let user = Uid::from_raw(user);
@@ -64,7 +64,7 @@ fn seen_by(user: u32, socket: &Path, at: Seen) -> Vec<Message> {
     thread::scope(|scope| scope.spawn(ask).join().unwrap())
 }
 
-/// Position, epoch of the peer: behind nine words of the header, as B-20 has them.
+/// Returns the position. It follows the nine words of the header, and the peer's epoch comes next (B-20).
 fn tail(words: &[u64; ROW_WORDS]) -> u64 {
     words[9]
 }
@@ -120,7 +120,7 @@ fn b20_both_ends_are_told_of_a_connection_with_the_words_of_both() {
         assert_eq!((tail(writers), tail(readers)), (7, 0), "{row:?}");
     }
 
-    // What is over on both sides is not told.
+    // A connection that is over on both sides is not listed.
     drop((reader, writer, listened));
     let shown = |row: &Message| matches!(row, Message::CallRow { service, .. } if service.as_str() == "shown");
     eventually("the connection is over", || !seen(&world.a.socket, Seen::Connections).iter().any(shown));
@@ -168,7 +168,7 @@ fn b20_user_is_told_of_its_own_connections_and_listeners_alone() {
         assert_eq!(seen_by(SOMEBODY, &world.a.socket, at), []);
         assert!(!seen(&world.a.socket, at).is_empty(), "root sees what is its own");
     }
-    // A listener of its own it sees, and so does root.
+    // The user sees a listener of its own, and so does root.
     let listen = || {
         let user = Uid::from_raw(SOMEBODY);
         rustix::thread::set_thread_res_uid(user, user, user).unwrap();
@@ -180,7 +180,7 @@ fn b20_user_is_told_of_its_own_connections_and_listeners_alone() {
     let own = thread::scope(|scope| scope.spawn(listen).join().unwrap());
     assert_eq!(seen(&world.a.socket, Seen::Listeners).iter().filter(|row| mine(row)).count(), 1);
     drop(own);
-    // So it is with a connection: at its end, and not at that of root's listener.
+    // The same holds for a connection: the user sees its own endpoint, but not that of root's listener.
     let connection = || {
         let user = Uid::from_raw(SOMEBODY);
         rustix::thread::set_thread_res_uid(user, user, user).unwrap();
@@ -214,14 +214,14 @@ fn b20_user_who_looks_without_end_is_answered_after_all_who_want_something_else(
         rustix::io::read(tool, &mut [0; 1024]).unwrap();
     };
     let looks: Vec<_> = (0..MANY).map(|_| connect()).collect();
-    // Those who came earlier are heard earlier.
+    // The broker reads clients in the order in which they came.
     let asks = [connect(), connect()];
     looks.iter().chain(&asks).for_each(hear);
     let look = Envelope { serial: 2, message: Message::Look { at: Seen::Connections, after: u64::MAX } }.encode();
     let question = Envelope { serial: 3, message: Message::Who { number: 1 } }.encode();
     let is_first = || {
         looks.iter().for_each(|tool| _ = rustix::io::write(tool, &look).unwrap());
-        // Once the second is heard, in another turn, whoever asked before the first had one.
+        // Once the second question is read, in another turn, every client that asked before the first has had a turn.
         for asks in &asks {
             rustix::io::write(asks, &question).unwrap();
             hear(asks);
@@ -229,10 +229,10 @@ fn b20_user_who_looks_without_end_is_answered_after_all_who_want_something_else(
         let mut polled = [PollFd::new(&looks[MANY - 1], PollFlags::IN)];
         poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap();
         let is_first = polled[0].revents().is_empty();
-        // They are all answered in the end: that there is no more.
+        // All of them are answered in the end: that there is no more.
         looks.iter().for_each(hear);
         is_first
     };
-    // How long a turn of the broker takes nobody knows: of many attempts it has to do this in one.
+    // The length of a turn of the broker varies: one success in many attempts is enough.
     assert!((0..ATTEMPTS).any(|_| is_first()), "who asks waits for all who look");
 }

@@ -22,7 +22,7 @@ fn backends(world: &World) -> [Backends; 2] {
     [&world.a, &world.b].map(|machine| Backends::new().with(machine.domain.clone()))
 }
 
-/// A listener in a, and a stream from b that it accepted.
+/// Returns a listener in a, and a stream from b that it accepted.
 fn stream(world: &World) -> (Address, Listener<Stream>, [Stream; 2]) {
     let [a, b] = backends(world);
     let address: Address = format!("vm:{}", world.service()).parse().unwrap();

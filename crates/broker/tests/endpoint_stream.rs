@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Whole channels between two machines: what programs use, over the brokers that ship.
+//! Whole channels between two machines, as programs use them, over the shipping brokers.
 
 mod common;
 

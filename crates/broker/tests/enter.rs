@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Administrators of a host see what the brokers of its accounts tell (B-20).
+//! Administrators of a host see what the brokers of its accounts report (B-20).
 
 mod common;
 
@@ -11,7 +11,7 @@ use tombolo_domain::Rendezvous;
 
 const USER: u32 = 12345;
 
-/// What the broker of an account tells of its listeners, or how it refuses.
+/// Returns the listeners that the broker of an account reports, or the code of its refusal.
 fn listeners(daemon: &Daemon, account: &str) -> Result<Vec<String>, u16> {
     let client = Client::connect_raw(daemon.path()).unwrap();
     client.send_message(0, hello());
@@ -61,7 +61,7 @@ fn b20_root_enters_the_broker_of_each_account_and_nobody_else_does() {
     assert_eq!(listeners(&daemon, "alice"), Ok(vec![format!("{USER} hers")]));
     assert_eq!(listeners(&daemon, host.as_str()), Ok(vec![]));
     assert_eq!(listeners(&daemon, "nobody"), Err(code::NOT_FOUND));
-    // Who may look at links is no administrator yet.
+    // A user who may look at links is not an administrator.
     let asked = || {
         become_alice();
         listeners(&daemon, "alice")

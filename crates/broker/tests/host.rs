@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Programs of the host and of a machine: the same as between two machines.
+//! Programs of the host and of a machine: the same behaviour as between two machines.
 
 mod common;
 
@@ -72,7 +72,7 @@ mod suite {
             Some(service)
         }
 
-        /// In the guest: a host is never paused.
+        /// The peer is in the guest, because a host is never paused.
         fn mortal(&self) -> Option<Box<dyn Mortal>> {
             let (world, service, socket) = (self.0.clone(), self.service(), &self.0.guest.socket);
             let (actor, link) = if self.1 {
@@ -206,7 +206,7 @@ fn b16_connections_of_the_host_outlive_a_broker_that_is_killed_again_and_again()
         }
     };
     ask(50);
-    // One that only waits, to be asked about its peer.
+    // A connection that only waits, to be asked about its peer.
     let service = world.service("host");
     let mut quiet_listener = world.host.listen(&service).unwrap();
     let client = world.guest.domain.connect(&service, patience()).unwrap();
@@ -222,7 +222,7 @@ fn b16_connections_of_the_host_outlive_a_broker_that_is_killed_again_and_again()
             world.vm.qmp.event(event);
             until("the new broker tells how the peer fares", || (quiet.liveness() == life).then_some(()));
         }
-        // New connections get what the old ones do not have.
+        // New connections get the numbers and memory that the old ones do not have.
         world.meet();
     }
     drop(client);
@@ -250,7 +250,7 @@ fn b7_ends_of_a_link_are_told_with_their_guests_and_connections() {
         })
     };
     let host = tombolo_domain_ivshmem::VmDomain::through(tombolo_broker::host::paths::program_socket(daemon.path()));
-    // Nobody is in the guest: neither the list nor a caller takes that for a peer that does not listen.
+    // The guest is empty: neither the list nor a caller takes that for a peer that does not listen.
     until("it is said", || of_a(&daemon).filter(|end| *end == (Stage::Silent, 0, 0)));
     let note = |daemon: &common::Daemon| {
         daemon.client().links().into_iter().find_map(|row| match row {
@@ -290,7 +290,7 @@ fn b7_ends_of_a_link_are_told_with_their_guests_and_connections() {
     until("and its end", || of_a(&daemon).filter(|end| *end == (Stage::Open, 0, 0)));
 }
 
-/// A program that makes what it shares with its broker as a hostile one would.
+/// Makes an eventfd full and blocking, as a hostile program may do with what it shares with its broker.
 fn jam(event: &OwnedFd) {
     tombolo_broker::host::eventfd::drain(event);
     rustix::io::write(event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
@@ -304,7 +304,7 @@ fn b8_eventfds_that_programs_and_qemus_fill_and_make_blocking_stop_no_broker() {
     let _client = world.guest.domain.connect("host/jammed", patience()).unwrap();
     let descriptors = program.accept();
     descriptors[2..].iter().for_each(jam);
-    // And the machine's QEMU: its broker's vector, and the links'.
+    // The machine's QEMU does so too: with its broker's vector, and the links'.
     world.vm.own.iter().for_each(jam);
     for _ in 0..2 {
         world.daemon.kill();
@@ -313,7 +313,7 @@ fn b8_eventfds_that_programs_and_qemus_fill_and_make_blocking_stop_no_broker() {
         until("links are answered for", || (!world.daemon.client().links().is_empty()).then_some(()));
         until("programs are served", || world.host.listen("another").ok());
     }
-    // The machine comes to its senses: it is rung as before.
+    // The machine becomes well-behaved, and is notified as before.
     for own in &world.vm.own {
         rustix::io::ioctl_fionbio(own, true).unwrap();
         tombolo_broker::host::eventfd::drain(own);
@@ -341,7 +341,7 @@ fn v7_connections_of_the_host_end_with_an_error_once_broker_and_store_are_gone()
                 "holder" => {
                     let store = rustix::process::Pid::from_raw(world.daemon.store()).unwrap();
                     rustix::process::kill_process(store, rustix::process::Signal::KILL).unwrap();
-                    // A broker that begins must not meet one that is about to die.
+                    // A broker that begins must not meet a descriptor store that is about to die.
                     let place = world.daemon.file("holder.socket");
                     until("it is gone", || fd_passing::connect(&place, SocketType::SEQPACKET).is_err().then_some(()));
                 }
@@ -356,7 +356,7 @@ fn v7_connections_of_the_host_end_with_an_error_once_broker_and_store_are_gone()
         let (received, ending) = waits.join().unwrap();
         assert_eq!(ending, Some(Ending::Revoked), "{order:?}: {received:?}");
         drop(client);
-        // What it finds of a broker that is gone fails: that is no matter here.
+        // Its calls to a broker that is gone fail, which does not matter here.
         world.guest.forget();
     }
 }
@@ -386,7 +386,7 @@ fn c7_connect_to_a_paused_machine_says_that_it_is_paused() {
     let world = World::new();
     let [host, guest] = backends(&world);
     let address = format!("vm:{}", world.service("a")).parse().unwrap();
-    // It listens, and accepts nobody: it is paused.
+    // The listener accepts no caller: it is paused.
     let _listener = guest.listen::<Messages>(&address, &Options::new()).unwrap();
     world.vm.qmp.event("STOP");
     let options = Options::new().handshake_timeout(Duration::from_millis(200));
@@ -437,7 +437,7 @@ fn b8_machine_that_rings_the_host_without_end_loses_that_doorbell_and_it_is_said
     let (number, gone) = world.vm.device.must();
     assert!(number >= 2 && gone.is_none());
     assert!(world.daemon.log().contains("host: a rings without end"), "{}", world.daemon.log());
-    // It comes back under another number, and the programs had not noticed.
+    // The doorbell comes back under another number, and the programs did not notice.
     let (again, doorbell) = world.vm.device.must();
     assert!(again > number && doorbell.is_some());
 }
@@ -490,7 +490,7 @@ fn b15_user_without_an_account_is_told_so() {
     };
     assert!(asked(12345).is_ok());
     assert!(matches!(asked(12346), Err(Error::Denied(_))));
-    // Who asks before it was greeted has something unread when it is turned away.
+    // A client that sends a request before the greeting has unread bytes when it is refused.
     for _ in 0..100 {
         let domain = domain.clone();
         let connected = thread::spawn(move || {
@@ -501,7 +501,7 @@ fn b15_user_without_an_account_is_told_so() {
         let connected = connected.join().unwrap();
         assert!(matches!(connected, Err(Error::Denied(_))), "{connected:?}");
     }
-    // Names of services are each account's own.
+    // Each account has its own names of services.
     let _mine = domain.listen("service").unwrap();
     assert!(asked(12345).is_ok());
     assert!(matches!(domain.listen("alice/service"), Err(Error::BadService { .. })));

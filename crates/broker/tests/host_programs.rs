@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! TCP connections between programs of the host and of a machine: found by their brokers and joined as those of two machines are
-//! (S-18, S-21, B-22, B-23). The host's broker is the process that ships, in a network namespace of its own.
+//! TCP connections between programs of the host and of a machine: found by their brokers and joined like those of two
+//! machines (S-18, S-21, B-22, B-23). The host's broker is the process that ships, in a network namespace of its own.
 
 mod common;
 
@@ -24,10 +24,10 @@ use tombolo_sockets::connection::Stage;
 const OF_A: &str = "10.0.0.1";
 const OF_HOST: &str = "10.0.0.254";
 const OF_CONTAINER: &str = "10.0.0.77";
-/// Of the machine, and of a container on the host: two networks may have the same addresses.
+/// Address of the machine, and of a container on the host: two networks may have the same addresses.
 const TWIN: &str = "10.0.0.99";
 
-/// What becomes the host's broker, where it may be reached at that address.
+/// Command that executes the host's broker where the host can be reached at that address.
 const UNDER: [&str; 5] =
     ["unshare", "-rn", "sh", "-c", "ip link set lo up && ip addr add 10.0.0.254/32 dev lo && exec \"$0\" \"$@\""];
 
@@ -36,7 +36,7 @@ fn child_process() {
     common::host::play();
 }
 
-/// A host and a machine that know where each other are. None where the kernel gives us no namespace.
+/// Returns a host and a machine that know where each other are; `None` where the kernel allows no namespace.
 fn world(test: &str, config: &str, link: impl FnOnce(&Daemon)) -> Option<World> {
     if !Command::new(UNDER[0]).args(&UNDER[1..]).arg("true").status().is_ok_and(|status| status.success()) {
         let _ = writeln!(std::io::stderr(), "SKIP {test} (needs netns): it cannot be had here");
@@ -56,7 +56,7 @@ fn pair_of(domains: [&VmDomain; 2], numbers: [Option<[u32; 2]>; 2], addresses: [
     (clients.remove(0), servers.remove(0))
 }
 
-/// A client in the machine and a server on the host, or the other way round.
+/// Returns a client in the machine and a server on the host, or the other way round.
 fn pair(world: &World, to_host: bool) -> (Program, Program) {
     let [host, guest] = [&world.host, &world.guest.domain];
     match to_host {
@@ -80,7 +80,7 @@ fn s21_programs_of_host_and_machine_are_joined_whoever_connects_and_every_byte_a
     }
 }
 
-/// A pair that is joined, and as many bytes as went between them.
+/// Returns a pair that is joined, and the number of bytes that went between them.
 fn joined(world: &World, to_host: bool) -> (Program, Program, u64) {
     let (mut client, mut server) = pair(world, to_host);
     let mut at = 0;
@@ -112,7 +112,7 @@ fn s21_connections_of_a_link_with_the_host_that_is_removed_go_on_over_tcp() {
     }
 }
 
-/// The rule says who may connect, as for all that connects (B-13).
+/// The rule states who may connect, as for all connections (B-13).
 #[test]
 fn s21_b13_host_and_machine_are_joined_only_as_the_rules_let_them_connect() {
     let test = "s21_b13_host_and_machine_are_joined_only_as_the_rules_let_them_connect";
@@ -144,7 +144,7 @@ fn s21_b16_broker_of_the_host_that_begins_anew_finds_and_what_is_joined_goes_on(
     joined(&world, false);
 }
 
-/// Tells that program where its broker is.
+/// Environment variable that names the broker's socket to the program.
 const SOCKET: &str = "TOMBOLO_TEST_BROKER";
 
 /// A program of the host in a namespace of its own, as in a container. It ends with its input.
@@ -172,7 +172,7 @@ impl Drop for Contained {
     }
 }
 
-/// What that program does; nothing where no test started it.
+/// The program's part; does nothing where no test started it.
 #[test]
 fn child_looks_for_addresses() {
     let Some(socket) = env::var_os(SOCKET) else { return };
@@ -185,7 +185,7 @@ fn child_looks_for_addresses() {
         }
         assert!(Instant::now() < deadline, "no answer");
     };
-    // The machine's, and its own, which the machine has as well.
+    // The machine's address, and its own, which the machine has as well.
     assert!(is_near(OF_A) && !is_near(TWIN));
     std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).unwrap();
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A link is left before it is taken away: no byte that was taken is lost, and nobody waits longer than was said (B-21, V-9).
+//! A link is left before it is taken away: no byte that was accepted is lost, and nothing waits longer than configured
+//! (B-21, V-9).
 
 mod common;
 
@@ -21,10 +22,10 @@ use tombolo_control::{LinkState, Message};
 use tombolo_domain::Error as DomainError;
 use tombolo_domain_ivshmem::VmDomain;
 
-/// Longer than any test takes: what ends sooner did not wait for it.
+/// Longer than any test takes: a removal that ends sooner did not wait for it.
 const LONG: &str = "60s";
 
-/// A machine and its host, with a link that may be removed, and what programs may take to leave it.
+/// Returns a machine and its host with a link that may be removed. Programs may take `leave` to leave it.
 fn world(leave: &str) -> World {
     let (config, _) = PAIR.split_once("[[link]]").unwrap();
     let config = config.replace("[host]\n", &format!("[host]\nleave = \"{leave}\"\n"));
@@ -32,7 +33,7 @@ fn world(leave: &str) -> World {
     World::start(&config, |daemon| daemon.client().link("a", "host"))
 }
 
-/// A stream over the link: the end of the machine, then that of the host.
+/// Returns a stream over the link: the machine's endpoint, then the host's.
 fn streams(world: &World) -> (Stream, Stream) {
     let service = world.service("host");
     let address: Address = format!("vm:{service}").parse().unwrap();
@@ -46,7 +47,7 @@ fn streams(world: &World) -> (Stream, Stream) {
     })
 }
 
-/// Removes the link; how long that took.
+/// Removes the link. Returns the time that took.
 fn take_away(world: &World) -> Duration {
     let began = Instant::now();
     assert_eq!(world.daemon.client().ask(remove("a", "host")), []);
@@ -62,7 +63,7 @@ fn byte_at(position: u64) -> u8 {
     (position.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
 
-/// Writes until it may not: how many bytes were taken, and why not more.
+/// Writes until it may not. Returns how many bytes were taken, and why no more were.
 fn write_all_it_takes(stream: Stream, flowing: &mpsc::Sender<()>) -> (u64, Error) {
     let (_reads, mut writer) = stream.into_split();
     let mut sent = 0;
@@ -78,7 +79,7 @@ fn write_all_it_takes(stream: Stream, flowing: &mpsc::Sender<()>) -> (u64, Error
     }
 }
 
-/// Reads to the end: how many bytes came, all as they were written, how it ended, and when.
+/// Reads to the end, and checks each byte. Returns how many bytes came, how the stream ended, and when.
 fn read_all_there_is(stream: Stream) -> ((u64, Option<Ending>), Instant) {
     let (mut reader, _writes) = stream.into_split();
     let (mut position, mut buffer) = (0, vec![0; 5000]);
@@ -95,8 +96,8 @@ fn read_all_there_is(stream: Stream) -> ((u64, Option<Ending>), Instant) {
     }
 }
 
-/// How many bytes the writer was told were taken, and why no more were. How many the reader read, and how it ended. Whether the link
-/// was there until then.
+/// Number of bytes that the writer was told were taken, and why no more were; number that the reader read, and how it
+/// ended; whether the link was there until then.
 type Flowed = ((u64, Error), (u64, Option<Ending>), bool);
 
 /// Takes a link away while a stream flows over it, to the host or from it.
@@ -124,7 +125,7 @@ fn b21_v9_all_that_a_writer_was_told_was_taken_is_read_before_the_end_either_way
     }
 }
 
-/// Nobody is there any more who could write: the link waits for who reads, and for nobody else.
+/// No process is left that could write: the link waits for the reader alone.
 #[test]
 fn b21_v9_unread_bytes_of_a_sender_that_exited_are_kept_until_they_are_read() {
     for to_host in [true, false] {
@@ -146,7 +147,7 @@ fn b21_v9_unread_bytes_of_a_sender_that_exited_are_kept_until_they_are_read() {
     }
 }
 
-/// Without time to leave it is as it was before there was Leave, and the test above would notice.
+/// Without time to leave, a link is cut as before there was Leave, and the test above would notice.
 #[test]
 fn canary_b21_link_that_nobody_has_time_to_leave_is_cut() {
     let ((sent, _), read, _) = take_away_under_a_stream("0s", true);
@@ -173,7 +174,7 @@ fn v9_ends_that_wait_for_each_other_both_learn_that_the_link_goes() {
     assert!(took < LIMIT, "{took:?}");
 }
 
-/// The deadline and half a second: on a machine that is busy elsewhere one of a few times.
+/// The deadline and half a second: on a machine that is busy elsewhere, one of a few runs meets it.
 #[test]
 fn b21_end_that_makes_no_call_costs_the_deadline_and_is_counted_and_named() {
     let mut took = Vec::new();
@@ -183,7 +184,8 @@ fn b21_end_that_makes_no_call_costs_the_deadline_and_is_counted_and_named() {
     }
 }
 
-/// Takes a link away in 700 ms under programs that make no call, and looks at what is said of that; how long it took.
+/// Takes a link away in 700 ms under programs that make no call, and checks the messages about it. Returns the time
+/// that took.
 fn take_away_under_idle_programs() -> Duration {
     let world = world("700ms");
     let (_guest, _host) = streams(&world);
@@ -273,7 +275,7 @@ fn b21_end_that_never_answers_delays_no_other_link() {
     vm.listen_until("its link", |said| matches!(said, Message::Link { .. }));
     assert_eq!(daemon.client().ask(remove("b", "host")), []);
     assert!(daemon.client().links().iter().any(leaving), "the other one waits on");
-    // Who does not wait for the answer does not keep it either.
+    // A client that does not wait for the answer does not keep the link either.
     drop(waiting);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The scripts for libvirt, with a virsh and a tombolo that only say what they were asked.
+//! The scripts for libvirt, with a virsh and a tombolo that only record their arguments.
 
 use std::{
     fs,
@@ -13,11 +13,11 @@ fn script(name: &str) -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/libvirt")).join(name)
 }
 
-/// A program that notes its words and ends with this code.
+/// Makes a program that records its arguments and ends with this code.
 fn fake(folder: &Path, name: &str, code: i32) {
     let path = folder.join(name);
     let text = format!("#!/bin/sh\necho {name} \"$@\" >> {}/said\nexit {code}\n", folder.display());
-    // Not opened for writing by this process when it is executed.
+    // This process must not have the file open for writing when it is executed.
     let written =
         Command::new("sh").args(["-c", "cat > \"$0\" && chmod +x \"$0\""]).arg(&path).stdin(Stdio::piped()).spawn();
     let mut written = written.unwrap();
@@ -25,7 +25,8 @@ fn fake(folder: &Path, name: &str, code: i32) {
     assert!(written.wait().unwrap().success());
 }
 
-/// What was called, and the code at the end, of `words` where tombolo ends with one code and virsh with another.
+/// Returns the commands that were run, and the script's exit code, for `words` where tombolo ends with one code and
+/// virsh with another.
 fn called(words: &str, tombolo: i32, virsh: i32) -> (Vec<String>, i32) {
     let folder = tempfile::tempdir().unwrap();
     fake(folder.path(), "tombolo", tombolo);
@@ -42,9 +43,9 @@ fn b26_virsh_migrates_saves_and_has_snapshots_of_machines_that_are_ready() {
     let back = |name: &str| format!("tombolo vm cancel-migration {name}");
     for words in ["migrate --live web qemu+ssh://other/system", "save web /tmp/web", "managedsave --domain web"] {
         assert_eq!(called(words, 0, 0), (vec![prepared("web"), format!("virsh {words}")], 0));
-        // What fails leaves the machine here.
+        // On a failure the machine stays here.
         assert_eq!(called(words, 0, 1), (vec![prepared("web"), format!("virsh {words}"), back("web")], 1));
-        // It was ready already; it is not there; it cannot be made ready.
+        // The machine was ready already; it is not there; it cannot be made ready.
         assert_eq!(called(words, 7, 0).1, 0);
         assert_eq!(called(words, 3, 0), (vec![prepared("web"), format!("virsh {words}")], 0));
         assert_eq!(called(words, 4, 0), (vec![prepared("web")], 4));
@@ -63,7 +64,7 @@ fn b27_hook_takes_the_doorbell_out_of_what_arrives_and_nothing_else() {
         let mut hook = Command::new(script("qemu-hook.sh"));
         let piped = hook.arg("web").args(operation).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = piped.spawn().unwrap();
-        // Who is asked nothing reads nothing.
+        // A hook that has nothing to change reads no input.
         let _ = child.stdin.take().unwrap().write_all(described.as_bytes());
         let output = child.wait_with_output().unwrap();
         assert!(output.status.success());

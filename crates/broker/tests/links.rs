@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Links: memory, the order of sealing, lives, quarantine, quotas; with QEMUs that have a control socket and no machine.
+//! Links: memory, the order of sealing, incarnations, quarantine, quotas; with simulated QEMUs that have a control
+//! socket.
 
 mod common;
 
@@ -38,7 +39,7 @@ fn is_link(said: &Message) -> bool {
     matches!(said, Message::Link { .. })
 }
 
-/// Names of the memories that a QEMU has.
+/// Returns the names of the memories that a QEMU has.
 fn memories(vm: &Vm) -> Vec<String> {
     vm.qmp.state().memories.keys().cloned().collect()
 }
@@ -57,7 +58,7 @@ fn b7_b10_each_end_gets_its_region_before_the_seal_and_the_peers_after() {
         let sealed = memory.seals.contains(SealFlags::FUTURE_WRITE | SealFlags::SEAL);
         assert_eq!((memory.readonly, sealed), (name == "peer", name == "peer"), "{name} of {}", vm.name);
         assert!(memory.seals.contains(SealFlags::SHRINK | SealFlags::GROW));
-        // By now nobody new writes either of them, not even one who opens it once more.
+        // By now nothing can newly gain write access to either memory, not even by a new open.
         let path = format!("/proc/self/fd/{}", memory.fd.as_raw_fd());
         let again = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).unwrap();
         assert_eq!(rustix::io::pwrite(&again, &[1], 0), Err(rustix::io::Errno::PERM));
@@ -98,7 +99,7 @@ fn b6_guest_learns_from_the_host_what_it_is_called() {
     let mut daemon = Daemon::start(TRIO);
     let mut a = Vm::start(&daemon, "a");
     let you = |said: &Message| matches!(said, Message::You { .. });
-    // What it calls itself counts for nothing.
+    // The name by which it calls itself has no effect.
     a.name = "b".into();
     a.boot(3, 1);
     assert_eq!(a.listen_until("its name", you), Message::You { name: "a".parse().unwrap() });
@@ -132,7 +133,7 @@ fn b6_guest_that_does_not_begin_with_hello_is_told_nothing() {
         a.ring_host();
         daemon.client().links();
     }
-    // It is heard when it begins anew and does better.
+    // It is served again when it begins anew and behaves.
     a.boot(8, 1);
     a.listen_until("the link", is_link);
 }
@@ -218,12 +219,12 @@ fn b11_memory_that_a_guest_keeps_is_quarantined_and_counted_until_it_goes() {
     assert_eq!(quarantined(&daemon), 2 << 20);
     let by_b = |rows: Vec<Message>| matches!(&rows[..], [Message::LinkRow { state: LinkState::Leaving, note, .. }] if note.as_str() == "not given back by b");
     until("b alone has it", || by_b(daemon.client().links()).then_some(()));
-    // It counts: there is room for one link more, and not for two.
+    // The quarantined memory counts: there is room for one link more, and not for two.
     assert_eq!(daemon.client().ask(add("a", "b", 1 << 20)), []);
     assert_eq!(daemon.client().ask(remove("a", "b")), []);
     let (number, why) = daemon.client().refusal(add("a", "b", 2 << 20));
     assert_eq!(number, code::QUOTA, "{why}");
-    // The guest lets go after all.
+    // The guest releases the devices after all.
     let mut state = b.qmp.state();
     state.stubborn = false;
     for id in state.devices.keys().cloned().collect::<Vec<_>>() {
@@ -241,7 +242,7 @@ fn b17_guest_that_begins_a_life_a_moment_makes_its_link_wait() {
     daemon.client().link("a", "b");
     until("the link is up", || is_up(&daemon));
     a.qmp.state().stubborn = true;
-    // Lives that follow each other fast share what is made for them.
+    // Incarnations in quick succession share the memory that is made for them.
     let mut life = 0;
     let mut begin = || {
         life += 1;
@@ -306,7 +307,7 @@ fn b17_memory_that_a_neighbour_keeps_is_not_counted_against_who_gave_it_back() {
         until("the link is up", || is_up(&daemon));
         assert_eq!(daemon.client().ask(remove("a", "b")), []);
         until("b gives back", || memories(&b).is_empty().then_some(()));
-        // The broker hears of it after b has none of it any more.
+        // The broker learns of it after b has released everything.
         until("all is given back", || (uses("b") == Some(0)).then_some(()));
     }
     assert_eq!(uses("a"), Some(6 << 20));
@@ -332,7 +333,8 @@ fn b11_quarantine_outlives_the_broker_and_ends_with_the_qemu() {
 fn b16_broker_killed_at_any_moment_of_making_a_link_finishes_it() {
     let mut daemon = Daemon::start(TRIO);
     let (a, b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
-    // A guest's broker says Hello to each broker of the host. These do so once, and what they said is saved in its turn (B-17).
+    // A guest's broker sends Hello to each broker of the host. These guests do so once, and their Hellos are saved in
+    // turn (B-17).
     until("both Hellos are saved", || {
         let saved = std::fs::read_to_string(daemon.file("state.json")).unwrap_or_default();
         (saved.matches(r#""boot":["#).count() == 2).then_some(())
@@ -434,7 +436,7 @@ fn b10_slot_that_became_free_is_not_used_at_once() {
         until("the link is up", || is_up(&daemon));
         let now = slots();
         assert_eq!(now.len(), 2);
-        // 28 of them, two a link: the fifteenth begins again with those of the first.
+        // 28 slots, two for each link: the fifteenth link begins again with those of the first.
         let first = used.len().saturating_sub(26);
         assert!(now.iter().all(|slot| !used[first..].contains(slot)), "{turn}: {now:?} after {used:?}");
         used.extend(now);
@@ -495,7 +497,7 @@ fn b12_reset_that_is_told_late_ends_no_life_that_began_after_it() {
     until("it is over", || (life_of(&daemon, "b") == Life::DomainGone).then_some(()));
 }
 
-/// A link's rules and what else there is to say are more than may wait in a box.
+/// A link's rules and its other messages are more than may wait in a box.
 #[test]
 fn b5_guest_is_told_all_of_more_rules_than_messages_may_wait() {
     let mut config = "[domain.a]\n[domain.b]\n[domain.c]\n[host]\nregion = \"64KiB\"\n".to_owned();
@@ -552,7 +554,7 @@ fn b17_quotas_and_slots_are_told_before_they_are_hit() {
     let (number, why) = client.refusal(add("c", "host", 0));
     assert_eq!(number, code::NO_SLOT);
     assert!(why.starts_with("c has 1 of 3 slots free, a link takes 2: raise `ports`"), "{why}");
-    // What QEMU says of its bus counts.
+    // QEMU's report of its bus is what counts.
     let d = Vm::start(&daemon, "d");
     d.qmp.state().foreign = (4..29).collect();
     until("d says what it has", || daemon.log().contains("d: QEMU connected").then_some(()));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What `tombolod` writes to standard error, as a terminal and as the journal has it.
+//! The lines that `tombolod` writes to standard error, as a terminal and as the journal show them.
 
 mod common;
 
@@ -14,7 +14,7 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat, open};
 
 use common::{Daemon, until};
 
-/// Looks through a configuration that is sound: the exit code, and what was written to a file.
+/// Checks a valid configuration. Returns the exit code, and what was written to a file.
 fn check(folder: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> (Option<i32>, String) {
     let (config, log) = (folder.join("tombolod.toml"), folder.join("log"));
     fs::write(&config, "[domain.a]\n").unwrap();
@@ -61,13 +61,13 @@ fn log_that_nobody_reads_stops_the_broker_neither_at_its_start_nor_later() {
     let pipe = daemon.file("pipe");
     mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
     let reader = open(&pipe, OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()).unwrap();
-    // It is full before the first line: to write one more takes a reader.
+    // The pipe is full before the first line: a further line needs a reader.
     let fill = || while rustix::io::write(&reader, &[b'x'; 4096]).is_ok() {};
     fill();
     daemon.under = vec!["sh", "-c", "exec \"$0\" \"$@\" 2<>\"${2%/*}/pipe\""];
     daemon.restart();
     daemon.client().links();
-    // Read, it has what was said meanwhile.
+    // A reader gets the lines that were logged meanwhile.
     let mut said = Vec::new();
     until("the lines come", || {
         let mut some = vec![0; 1 << 16];

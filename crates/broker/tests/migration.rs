@@ -18,7 +18,7 @@ use tombolo_broker::host::eventfd::event;
 use tombolo_control::{Life, LinkState, Message, QUEUE_MAX, code};
 use tombolo_domain::Rendezvous;
 
-/// Which numbers were closed is seen of the whole process: one test at a time.
+/// Closed numbers show in the whole process, so the tests run one at a time.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -32,7 +32,7 @@ fn cancel() -> Message {
     Message::CancelPrepare { domain: "a".parse().unwrap() }
 }
 
-/// How the only link is, and what is said of it.
+/// Returns the state of the only link, and the note on it.
 fn link(daemon: &Daemon) -> (LinkState, String) {
     let rows = daemon.client().links();
     let row = rows.iter().find_map(|row| match row {
@@ -46,7 +46,7 @@ fn until_up(daemon: &Daemon) {
     until("the link is up", || (link(daemon).0 == LinkState::Up).then_some(()));
 }
 
-/// What is said of the machine a.
+/// Returns the note on the machine a.
 fn note_on_a(daemon: &Daemon) -> String {
     let is_a = |row: Message| match row {
         Message::DomainRow { name, note, .. } if name.as_str() == "a" => Some(note.to_string()),
@@ -55,7 +55,7 @@ fn note_on_a(daemon: &Daemon) -> String {
     daemon.client().domains().into_iter().find_map(is_a).unwrap()
 }
 
-/// Two machines with a link that is up.
+/// Returns two machines with a link that is up.
 fn pair(daemon: &Daemon) -> (Vm, Vm) {
     let (a, b) = (Vm::start(daemon, "a"), Vm::start(daemon, "b"));
     daemon.client().link("a", "b");
@@ -63,7 +63,7 @@ fn pair(daemon: &Daemon) -> (Vm, Vm) {
     (a, b)
 }
 
-/// Makes a ready, whose QEMU is taken apart meanwhile: what the broker says, and what is left of the QEMU.
+/// Makes a ready, and takes its QEMU apart meanwhile. Returns the broker's answers, and what is left of the QEMU.
 fn make_ready(daemon: &Daemon, a: Vm) -> (Vec<Message>, Fake) {
     let asking = daemon.client();
     asking.send_message(7, prepare());
@@ -94,7 +94,7 @@ fn b26_devices_go_in_order_and_no_qemu_is_told_to_forget_a_doorbell() {
     let quiet = std::time::Duration::from_millis(100);
     assert!(b.device.next(quiet).is_none(), "b is to forget a doorbell, and could not migrate afterwards");
     let mut done = std::mem::take(&mut qmp.state().done);
-    // What others of this process close meanwhile is filled, and taken for what the doorbell left.
+    // Numbers that other threads of this process close meanwhile are filled as well, as if the doorbell had left them.
     done.retain(|done| done != "object-add tombolo-filled");
     done[..2].sort();
     done[2..4].sort();
@@ -120,13 +120,13 @@ fn b26_ready_machine_gets_no_device_and_says_so_also_after_the_broker_began_anew
         });
         assert_eq!(daemon.client().refusal(add("a", "host", 0)).0, code::MIGRATES);
         assert_eq!(daemon.client().refusal(prepare()).0, code::EXISTS);
-        // Numbers that were closed are there for whatever comes.
+        // Closed numbers are free for any later descriptor.
         assert_eq!(daemon.client().refusal(cancel()).0, code::MIGRATES);
         daemon.kill();
         daemon.restart();
     }
     assert_eq!(qmp.state().done, [""; 0]);
-    // Another QEMU is another life.
+    // Another QEMU is another incarnation.
     let _a = Vm::start(&daemon, "a");
     until_up(&daemon);
 }
@@ -178,7 +178,7 @@ fn b26_guest_that_does_not_let_go_is_named_and_it_may_be_taken_back() {
     assert!(note_on_a(&daemon).contains("is made ready to migrate"));
     assert_eq!(daemon.client().ask(cancel()), []);
     assert_eq!(daemon.client().refusal(cancel()).0, code::NOT_FOUND);
-    // Its regions are on their way out, and other ones come.
+    // Its regions are being removed, and others come.
     a.qmp.state().stubborn = false;
     until_up(&daemon);
     assert!(a.qmp.state().doorbell.is_some() && a.qmp.state().marks.is_empty());
@@ -195,14 +195,14 @@ fn b26_doorbell_that_is_to_go_is_not_rung() {
     a.qmp.state().stubborn = true;
     assert_eq!(daemon.client().refusal(prepare()).0, code::KEPT);
     common::rung(&a.own[0]);
-    // What the guest says is heard all the same.
+    // The guest's messages are read all the same.
     a.send_message(Message::Storm { link: 99 });
     until("it is heard", || {
         a.listen_once();
         (a.guest.as_ref().unwrap().room() == QUEUE_MAX).then_some(())
     });
     let _ = daemon.client().links();
-    // Another thread rings.
+    // Another thread notifies.
     while a.device.next(std::time::Duration::from_millis(100)).is_some() {}
     assert_eq!(common::rung(&a.own[0]), 0);
     a.qmp.state().stubborn = false;
@@ -249,7 +249,7 @@ fn b26_machine_that_is_not_there_or_has_no_control_socket_is_refused_as_such() {
     assert_eq!(daemon.client().refusal(cancel()).0, code::NOT_FOUND);
     let nobody = Message::Prepare { domain: "nobody".parse().unwrap() };
     assert_eq!(daemon.client().refusal(nobody).0, code::NOT_FOUND);
-    // A QEMU without a control socket: its doorbell alone.
+    // A QEMU without a control socket: only its doorbell is known.
     let _device = common::Device::connect(daemon.path(), "b");
     let of_b = || daemon.client().refusal(Message::Prepare { domain: "b".parse().unwrap() });
     let (refused, why) = until("the broker has looked for it", || Some(of_b()).filter(|(_, why)| why.contains("qmp")));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! TCP connections of programs in two machines: found by the brokers, proved by the connection's own numbers, woken by the
-//! session's doorbell (S-17, S-18, B-22, B-23). The machines are in this process; kernel and network of the programs are played.
+//! TCP connections of programs in two machines: found by the brokers, proved by the connection's own numbers, woken by
+//! the session's doorbell (S-17, S-18, B-22, B-23). The machines are in this process; the kernels and the network of
+//! the programs are simulated.
 
 mod common;
 
@@ -32,18 +33,18 @@ fn child_process() {
     play();
 }
 
-/// A client in a and a server in b.
+/// Returns a client in a and a server in b.
 fn pair(world: &World, numbers: [Option<[u32; 2]>; 2], addresses: [&str; 2]) -> (Program, Program) {
     let (mut clients, mut servers) = pairs(world, &[numbers], addresses);
     (clients.remove(0), servers.remove(0))
 }
 
-/// The same with a connection for each pair of numbers.
+/// As `pair`, with a connection for each pair of numbers.
 fn pairs(world: &World, numbers: &[[Option<[u32; 2]>; 2]], addresses: [&str; 2]) -> (Vec<Program>, Vec<Program>) {
     pairs_between([&world.a.domain, &world.b.domain], numbers, addresses)
 }
 
-/// The host tells each machine where the other may be reached.
+/// The host tells each machine where the other can be reached.
 fn tell_addresses(world: &World, of_a: &[&str], of_b: &[&str]) {
     let list = |all: &[&str]| all.iter().map(|it| address(it)).collect();
     world.a.host.send_message(Said::Addresses { link: LINK, addresses: list(of_b) });
@@ -68,12 +69,12 @@ fn s18_b22_b23_programs_in_two_machines_are_joined_and_every_byte_arrives_once()
     assert_eq!(client.kernel().counts(-1, true).unwrap().counts.written, before, "TCP carries some of it still");
 }
 
-/// The numbers of so many connections.
+/// Returns the numbers of so many connections.
 fn numbers(count: u32) -> Vec<[Option<[u32; 2]>; 2]> {
     (0..count).map(|at| mirrored([NUMBERS[0] + 7 * at, NUMBERS[1] + 11 * at])).collect()
 }
 
-/// Connections between two processes, as many as have room in the memory of two sessions and not in that of one.
+/// Number of connections between two processes: they fit into the memory of two sessions and not into that of one.
 const MANY: u32 = 100;
 
 #[test]
@@ -97,24 +98,24 @@ fn s18_more_connections_than_one_session_has_room_for_go_over_another() {
     for (at, (client, server)) in positions.iter_mut().zip(clients.iter_mut().zip(&mut servers)) {
         talk(client, server, at, 30, |_, _| false);
     }
-    // Room that connections leave is another's.
+    // Room that connections leave is used by others.
     clients.truncate(1);
     servers.truncate(1);
     talk(&mut clients[0], &mut servers[0], &mut positions[0], 30, |_, _| false);
 }
 
-/// An epoll instance of somebody who waits for one connection, as the library makes them.
+/// Returns an epoll instance like those that the library makes for a program that waits for one connection.
 fn waiting_at(doorbell: &SingleDoorbell) -> OwnedFd {
     assert!(doorbell.is_shared());
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
     let edges = epoll::EventFlags::IN | epoll::EventFlags::ET;
     epoll::add(&epoll, doorbell, epoll::EventData::new_u64(1), edges).unwrap();
-    // What rang before is reported once.
+    // Earlier notifications are reported once.
     while is_rung(&epoll) {}
     epoll
 }
 
-/// Whether it rang since; takes that.
+/// Returns whether a notification has come since, and takes it.
 fn is_rung(epoll: &OwnedFd) -> bool {
     let (mut room, now) = ([std::mem::MaybeUninit::uninit(); 4], Timespec { tv_sec: 0, tv_nsec: 0 });
     !epoll::wait(epoll, &mut room, Some(&now)).unwrap().0.is_empty()
@@ -145,7 +146,7 @@ fn s17_ring_of_a_session_wakes_all_who_wait_for_its_connections_and_none_takes_i
             assert!(wait_readable(epoll.as_fd(), patience()).unwrap(), "round {round}: {number} sleeps on");
             assert!(is_rung(epoll) && !is_rung(epoll), "round {round}: {number}");
         }
-        // Messages have a doorbell of their own, and hearing them takes no ring.
+        // Messages have a doorbell of their own, and taking them takes no notification of the shared doorbell.
         caller.send(b"more", None).unwrap();
         notifier.notify();
         while connected.recv(0).unwrap().is_none() {}
@@ -156,7 +157,7 @@ fn s17_ring_of_a_session_wakes_all_who_wait_for_its_connections_and_none_takes_i
     assert!(waiting.iter().all(is_rung), "this end wakes its own");
 }
 
-/// A pair that is joined, and as many bytes as went between them.
+/// Returns a pair that is joined, and the number of bytes that went between them.
 fn joined(world: &World) -> (Program, Program, u64) {
     tell_addresses(world, &[OF_A], &[OF_B]);
     let (mut client, mut server) = pair(world, mirrored(NUMBERS), [OF_A, OF_B]);
@@ -170,7 +171,7 @@ fn joined(world: &World) -> (Program, Program, u64) {
 fn s19_connections_of_a_link_that_is_left_go_on_over_tcp_and_look_at_its_memory_no_more() {
     let world = World::new();
     let (mut client, mut server, mut at) = joined(&world);
-    // What is in the pipe and not read when the link is left comes over TCP.
+    // Bytes that are unread in the pipe when the link is left come over TCP.
     let unread: Vec<u8> = (0..3000).map(byte_at).collect();
     assert_eq!(client.send(&unread), 3000);
     let leave = Said::Leave { link: LINK, generation: 1, wait: 60_000 };
@@ -202,7 +203,7 @@ fn s19_connections_of_a_link_that_is_left_go_on_over_tcp_and_look_at_its_memory_
     }
 }
 
-/// One sends and one receives, and neither ever sleeps: each hears of it in its calls.
+/// One sends and one receives, and neither ever sleeps: each learns of it in its calls.
 #[test]
 fn s19_link_is_left_by_programs_that_never_sleep() {
     let world = World::new();
@@ -234,7 +235,7 @@ fn s19_canary_memory_that_goes_before_a_connection_has_left_it_ends_the_connecti
 #[test]
 fn b22_connection_whose_peer_no_neighbour_may_be_is_sought_in_the_folder_alone() {
     let world = World::new();
-    // b is said to be somewhere else.
+    // The host reports b at another address.
     tell_addresses(&world, &[OF_A], &["10.0.0.3"]);
     let (mut client, mut server) = pair(&world, mirrored(NUMBERS), [OF_A, OF_B]);
     talk(&mut client, &mut server, &mut 0, 300, |_, _| false);
@@ -242,7 +243,7 @@ fn b22_connection_whose_peer_no_neighbour_may_be_is_sought_in_the_folder_alone()
     assert_eq!(client.connection.stage(), Stage::Candidate);
 }
 
-/// Where nobody has an address that is asked again soon, and then more and more seldom.
+/// An address that no peer has is queried again soon, and then less and less often.
 #[test]
 fn b22_program_hears_soon_of_an_address_that_a_peer_has_since() {
     let world = World::new();
@@ -275,13 +276,13 @@ fn s18_twin_connections_over_loopback_in_two_machines_are_not_each_others() {
     assert!(!client.is_joined() && !server.is_joined());
 }
 
-/// A neighbour claims every address and the key, which it may have guessed, and answers whatever it is asked.
+/// A peer process claims every address and the key, which it may have guessed, and answers every question.
 #[test]
 fn s6_s18_neighbour_that_claims_the_key_and_cannot_prove_costs_the_memory_alone() {
     let world = World::new();
     tell_addresses(&world, &[OF_A], &[OF_B]);
     let (mut client, mut server) = pair(&world, mirrored(NUMBERS), [OF_A, OF_B]);
-    // The server's own broker is not asked: it knows nothing of neighbours.
+    // The client does not ask the server's own broker, which knows no peer domain.
     world.b.host.send_message(Said::Addresses { link: LINK, addresses: Vec::new() });
     let mut liar = world.b.domain.peer_finder("sockets-0123456789abcdef").unwrap();
     let key = key_of_sequences(NUMBERS).unwrap();
@@ -315,7 +316,7 @@ fn s6_s18_neighbour_that_claims_the_key_and_cannot_prove_costs_the_memory_alone(
     assert!(!server.is_joined());
 }
 
-/// A neighbour that says it has no room, whatever it is asked, gets no second session.
+/// A peer process that always reports that it has no room gets no second session.
 #[test]
 fn s18_neighbour_that_always_says_it_is_full_is_asked_once() {
     let world = World::new();
@@ -342,7 +343,7 @@ fn s18_neighbour_that_always_says_it_is_full_is_asked_once() {
     assert_eq!((asked, links.len(), client.connection.reason()), (1, 1, Some(Reason::Resources)));
 }
 
-/// All that a liar can know, a segment and a tag of its own.
+/// Answers with all that a hostile peer can know, a segment and a tag of its own.
 fn answer_wrongly(link: &mut dyn tombolo_domain::Endpoint, proposal: &tombolo_layout::sockets::Claim) {
     use tombolo_layout::{Features, SegmentHeader, sockets::Proof};
     let claim = tombolo_layout::sockets::Claim {
@@ -364,7 +365,7 @@ fn answer_wrongly(link: &mut dyn tombolo_domain::Endpoint, proposal: &tombolo_la
     link.send(&Message::Answer { to: proposal.id, claim, proof }.encode(), Some(&offer)).unwrap();
 }
 
-/// Who looks from `a`, in `b`.
+/// A program in `a` that looks for keys in `b`.
 struct Seeker(Box<dyn PeerFinder>);
 
 impl Seeker {
@@ -372,7 +373,7 @@ impl Seeker {
         Self(finder(&world.a.domain, "sockets-00000000000000aa"))
     }
 
-    /// What it is told now.
+    /// Returns the current answer.
     fn find(&mut self, key: u32) -> Sought {
         let deadline = Instant::now() + SOON;
         self.0.forget_key(key);
@@ -384,7 +385,7 @@ impl Seeker {
         }
     }
 
-    /// Waits until it is told so; whoever is sought does `turn` meanwhile.
+    /// Waits for the answer `wanted`; the processes that are sought do `turn` meanwhile.
     fn until(&mut self, key: u32, wanted: &Sought, mut turn: impl FnMut()) {
         let deadline = Instant::now() + SOON;
         loop {
@@ -402,7 +403,7 @@ fn finder(domain: &VmDomain, service: &str) -> Box<dyn PeerFinder> {
     domain.peer_finder(service).unwrap()
 }
 
-/// Waits until its broker has heard all that this one said so far: answers come in order.
+/// Waits until the broker has read all earlier messages of this finder: answers come in order.
 fn settle_claims(finder: &mut dyn PeerFinder, fresh: u8) {
     let deadline = Instant::now() + SOON;
     while finder.is_near([fresh; 16]).is_none() {
@@ -423,7 +424,7 @@ fn b23_key_is_told_while_its_process_waits_and_of_no_one_else_than_who_claims_it
     seeker.until(5, &at_one, || drop(one.accept_peer()));
     two.claim_key(5);
     seeker.until(5, &Sought::Nobody, || drop(two.accept_peer()));
-    // A third claim makes it nobody's alone.
+    // After a third claim the key belongs to none of them alone.
     let mut three = finder(&world.b.domain, "sockets-00000000000000b3");
     three.claim_key(5);
     settle_claims(&mut *three, 1);
@@ -431,7 +432,7 @@ fn b23_key_is_told_while_its_process_waits_and_of_no_one_else_than_who_claims_it
     one.withdraw_key(5);
     one.claim_key(5);
     seeker.until(5, &at_one, || drop(one.accept_peer()));
-    // What one has now the other cannot take back.
+    // A process cannot withdraw a claim that another one has now.
     two.withdraw_key(5);
     settle_claims(&mut *two, 2);
     assert_eq!(seeker.find(5), at_one);
@@ -482,12 +483,12 @@ fn b22_host_tells_a_machines_neighbours_where_it_is_and_nobody_else_and_nothing_
         let Said::Addresses { addresses, .. } = &heard else { unreachable!() };
         assert_eq!(*addresses, wanted.iter().map(|it| address(it)).collect::<Vec<_>>(), "of {says:?}");
     }
-    // They were told in the same turn, or not at all.
+    // They would have been told in the same turn.
     for vm in [&mut old, &mut far] {
         (0..50).for_each(|_| vm.listen_once());
         assert!(!vm.heard.iter().any(is_address), "{} was told", vm.name);
     }
-    // One that says where another is makes no sense.
+    // A message about another domain's address is invalid.
     a.send_message(Said::Addresses { link: 1, addresses: vec![address(OF_B)] });
     a.boot(5, 1);
     a.listen_until("the link, anew", |said| matches!(said, Said::Link { .. }));

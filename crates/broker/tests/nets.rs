@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a rule for a network tells a machine, through the broker of the host, a process as it ships, and that of the guest (B-28).
+//! A machine learns of a rule for a network through the host's broker, a process as it ships, and through the guest's
+//! broker (B-28).
 
 mod common;
 
@@ -13,12 +14,12 @@ const MACHINES: &str = "[domain.a]\n[domain.b]\n";
 const NET: &str = "[[net]]\nname = \"tmb0\"\ndomains = [\"a\", \"b\"]\nmtu = 9000\n\
                    addresses = { a = \"10.9.0.1/24\", b = \"10.9.0.2/24\" }\n";
 
-/// What the guest's broker at `socket` answers a program.
+/// Returns the answers of the guest's broker at `socket` to a program.
 fn ask(socket: &Path, question: Message) -> Vec<Message> {
     Client::of_socket(socket).ask(question)
 }
 
-/// The interfaces that the guest is to have, if its broker knows.
+/// Returns the interfaces that the guest is to have, if its broker knows them.
 fn nets(guest: &Guest) -> Option<Vec<Message>> {
     let rows = ask(&guest.socket, Message::Look { at: Seen::Nets, after: 0 });
     match &rows[..] {
@@ -30,7 +31,7 @@ fn nets(guest: &Guest) -> Option<Vec<Message>> {
     }
 }
 
-/// What the machine a is told by [`NET`].
+/// Returns the rows that the machine a gets for [`NET`].
 fn interfaces() -> Vec<Message> {
     let mapped = |last| std::net::Ipv4Addr::new(10, 9, 0, last).to_ipv6_mapped().octets();
     let (interface, peer, service) = ("tmb0".parse().unwrap(), "b".parse().unwrap(), "net.tmb0".parse().unwrap());
@@ -64,12 +65,12 @@ fn b28_broker_that_begins_anew_says_nothing_before_it_knows_and_the_same_then() 
     let vm = Vm::start(&daemon, "a");
     let mut guest = Guest::start(&daemon, &vm, 1);
     until("it is told", || nets(&guest).filter(|rows| *rows == interfaces()));
-    // Without the host's broker it knows what it knew.
+    // Without the host's broker, the guest's broker still knows what it knew.
     daemon.kill();
     assert_eq!(nets(&guest), Some(interfaces()));
     daemon.restart();
     assert_eq!(nets(&guest), Some(interfaces()));
-    // Another broker in the guest knows nothing, and never says that there are none.
+    // Another broker in the guest knows nothing, and never reports that there are none.
     guest.forget();
     drop(guest);
     let guest = Guest::start(&daemon, &vm, 1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A real QEMU, without a disk or a kernel: its processors need not run for it to take memory and doorbells.
+//! A real QEMU, without a disk or a kernel: it takes memory and doorbells without running processors.
 
 mod common;
 
@@ -38,12 +38,12 @@ struct Qemu {
 }
 
 impl Qemu {
-    /// With what the broker says that it needs.
+    /// Starts QEMU with the options that the broker prints.
     fn start(daemon: &Daemon, name: &str, machine: &str) -> Self {
         Self::start_with(daemon, name, machine, &[])
     }
 
-    /// And with what else a guest needs.
+    /// As `start`, with further options for a guest.
     fn start_with(daemon: &Daemon, name: &str, machine: &str, more: &[&str]) -> Self {
         let control = daemon.file(&format!("{name}.test"));
         let domain = name.parse().unwrap();
@@ -82,7 +82,7 @@ impl Qemu {
         assert!(answer["error"].is_null(), "{answer}");
     }
 
-    /// The guest's broker says Hello, as far as its host can tell: through what QEMU has open.
+    /// Sends the Hello of the guest's broker, as far as its host can tell: through files that QEMU has open.
     fn greet(&self, name: &str) {
         let pidfd = pidfd_open(Pid::from_child(&self.child), PidfdFlags::empty()).unwrap();
         let files = fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().map(|entry| entry.unwrap().path());
@@ -93,7 +93,7 @@ impl Qemu {
             them.map(|(_, file)| pidfd_getfd(&pidfd, number(file).unwrap(), PidfdGetfdFlags::empty()).unwrap())
                 .collect()
         };
-        // Which of them rings the host, QEMU knows; the others' rings mean nothing.
+        // Only QEMU knows which of them notifies the host; notifications of the others mean nothing.
         let (memory, doorbells) = (of("memfd:tombolo-device").remove(0), of("[eventfd]"));
         common::greet(&memory, name, || {
             for doorbell in &doorbells {
@@ -102,7 +102,7 @@ impl Qemu {
         });
     }
 
-    /// The answer to a command that comes with descriptors.
+    /// Returns the answer to a command that comes with descriptors.
     fn ask(&mut self, command: &Value, descriptors: &[BorrowedFd<'_>]) -> Value {
         assert!(fd_passing::send(self.own.get_ref(), format!("{command}\n").as_bytes(), descriptors).unwrap());
         loop {
@@ -115,7 +115,7 @@ impl Qemu {
         }
     }
 
-    /// Makes a memory of a descriptor; why QEMU does not want to.
+    /// Makes a memory of a descriptor. Returns the reason if QEMU refuses.
     fn take_memory(&mut self, memory: &OwnedFd, id: &str, readonly: bool) -> Option<String> {
         let added = self.ask(&json!({ "execute": "add-fd" }), &[memory.as_fd()]);
         let path = format!("/proc/self/fd/{}", added["return"]["fd"]);
@@ -127,7 +127,7 @@ impl Qemu {
             .map(String::from)
     }
 
-    /// Mappings of regions, with their access.
+    /// Returns the access of the mappings of regions.
     fn regions(&self) -> Vec<String> {
         let maps = fs::read_to_string(format!("/proc/{}/maps", self.child.id())).unwrap();
         let mut access: Vec<_> = maps
@@ -195,7 +195,7 @@ fn b10_b12_b16_real_qemus_take_regions_and_tell_their_lives() {
     until("the link is up again", || is_up(&daemon));
     until("QEMU is asked again", || (life(&daemon, "a") == Life::Paused).then_some(()));
 
-    // A peer that comes and goes takes doorbells and memory with it, and QEMU bears it.
+    // A peer that comes and goes takes doorbells and memory with it, and QEMU survives that.
     let mut b = b;
     for _ in 0..4 {
         drop(b);
@@ -209,11 +209,11 @@ fn b10_b12_b16_real_qemus_take_regions_and_tell_their_lives() {
                 .any(|row| matches!(row, Message::LinkRow { state: LinkState::Up, quarantined: 0, .. }))
                 .then_some(())
         });
-        // QEMU unmaps what it gave back a little later, when none of its threads can look at it.
+        // QEMU unmaps released memory a little later, when none of its threads can look at it.
         until("only the new memory is mapped", || (a.regions() == ["r--s", "rw-s"]).then_some(()));
     }
 
-    // There is nobody in the guest to let go of a device; a reset does.
+    // The guest runs nothing that could release a device; a reset releases it.
     assert_eq!(daemon.client().ask(remove("a", "b")), []);
     until("its own QEMU was asked", || {
         a.execute("system_reset");
@@ -225,7 +225,7 @@ fn b10_b12_b16_real_qemus_take_regions_and_tell_their_lives() {
     until("both are gone", || (daemon.client().links().is_empty() && daemon.kept().is_empty()).then_some(()));
 }
 
-/// A guest of one sector that does the least that a guest can do.
+/// Returns a boot sector with the code of a minimal guest.
 fn sector(code: &[u8]) -> Vec<u8> {
     let mut sector = code.to_vec();
     // Halt, and again.
@@ -256,7 +256,7 @@ fn b12_real_guests_that_reset_panic_or_shut_down_are_gone() {
         let disk = daemon.file(&format!("{name}.disk"));
         fs::write(&disk, sector(code)).unwrap();
         let drive = format!("file={},format=raw,if=ide", disk.display());
-        // A guest that shut down or panicked stays where it is, for somebody to look at.
+        // A guest that shut down or panicked is kept, to be examined.
         let more = ["-drive", &drive, "-device", "pvpanic", "-no-shutdown", "-action", "panic=pause"];
         let mut qemu = Qemu::start_with(&daemon, name, machine, &more);
         until("paused", || (life(&daemon, name) == Life::Paused).then_some(()));
@@ -273,7 +273,7 @@ fn b12_real_guests_that_reset_panic_or_shut_down_are_gone() {
     drop(idle);
 }
 
-/// The guest's firmware never used them, and to QEMU they have their names for ever.
+/// The guest's firmware never used the regions, and QEMU keeps their names for ever.
 #[test]
 fn b10_guest_that_ejects_its_regions_is_told_of_and_its_qemu_lives() {
     if skipped("b10_guest_that_ejects_its_regions_is_told_of_and_its_qemu_lives") {
@@ -282,7 +282,7 @@ fn b10_guest_that_ejects_its_regions_is_told_of_and_its_qemu_lives() {
     let config = "[domain.a]\n[domain.b]\n[[allow]]\nfrom = \"a\"\nto = \"b\"\nservice = \"*\"\n";
     let daemon = Daemon::start(config);
     let disk = daemon.file("a.disk");
-    // The two last slots, by turns and without end, to the register that ejects.
+    // Writes the two last slots, in turns and without end, to the register that ejects.
     let eject = [
         0x66, 0xb8, 0x00, 0x00, 0x00, 0x80, 0xba, 0x08, 0xae, 0x66, 0xef, 0x66, 0x35, 0x00, 0x00, 0x00, 0xc0, 0xeb,
         0xf6,
@@ -316,7 +316,7 @@ fn b10_guest_that_ejects_its_regions_is_told_of_and_its_qemu_lives() {
     until("only the new memory is mapped", || (a.regions() == ["r--s", "rw-s"]).then_some(()));
 }
 
-/// Why the order of B-10 is as it is, and that nothing in it can be left out.
+/// Shows why the order of B-10 is as it is, and that each of its steps is needed.
 #[test]
 fn b10_canary_region_sealed_too_early_is_refused_and_one_never_sealed_can_be_written() {
     if skipped("b10_canary_region_sealed_too_early_is_refused_and_one_never_sealed_can_be_written") {
@@ -329,7 +329,7 @@ fn b10_canary_region_sealed_too_early_is_refused_and_one_never_sealed_can_be_wri
     let why = qemu.take_memory(&sealed, "early", false).expect("a refusal");
     assert!(why.contains("Operation not permitted"), "{why}");
     assert_eq!(qemu.take_memory(&sealed, "late", true), None);
-    // A QEMU that was taken over opens what it was given once more, and for writing.
+    // A QEMU that was taken over opens what it was given once more, for writing.
     let open = memory::create("tombolo-canary", 64 << 10).unwrap();
     assert_eq!(qemu.take_memory(&open, "peer", true), None);
     let reach = |memory: &OwnedFd| {

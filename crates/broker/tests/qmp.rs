@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The QMP client against servers that do what they should not.
+//! The QMP client against servers that misbehave.
 
 use std::{
     io::{Read, Write},
@@ -13,7 +13,7 @@ use tombolo_broker::host::qmp::{Error, Qmp};
 
 const GREETING: &str = "{\"QMP\": {}}\r\n{\"return\": {}, \"id\": 1}\r\n";
 
-/// A server that does `then` once it has sent `lines`.
+/// Starts a server that does `then` once it has sent `lines`.
 fn serve(
     lines: &'static str,
     then: impl FnOnce(&mut UnixStream) + Send + 'static,
@@ -32,7 +32,7 @@ fn run<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
 }
 
-/// Until the client closes.
+/// Waits until the client closes.
 fn wait(client: &mut UnixStream) {
     let _ = client.read_to_end(&mut Vec::new());
 }
@@ -115,7 +115,7 @@ fn server_that_says_nothing_costs_the_deadline() {
     server.join().unwrap();
 }
 
-/// Bytes of memory that this process uses.
+/// Returns the number of bytes of memory that this process uses.
 fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();

@@ -13,7 +13,7 @@ use tombolo_broker::{
 };
 use tombolo_control::{Message, vector_of};
 
-/// Long enough to see that nothing comes.
+/// Time after which a message that has not come counts as not sent.
 const QUIET: Duration = Duration::from_millis(200);
 
 #[test]
@@ -36,7 +36,7 @@ fn b8_b13_qemu_gets_no_doorbell_of_a_peer_without_a_link() {
     let (to_a, _doorbell_a) = vms[1].doorbell();
     assert_eq!((to_a, to_b), (2, 2), "numbers are each QEMU's own");
     assert!(vms[2].device.next(QUIET).is_none(), "c learned of somebody");
-    // What a has is b's, where their link waits, and nothing else of b's.
+    // The doorbell that a has is b's for their link, and a has no other doorbell of b's.
     let Message::LinkRow { link, .. } = daemon.client().links().remove(0) else { panic!("a link") };
     let waits = usize::from(vector_of(link, VECTORS as u16));
     assert_ne!(waits, 0, "that is the host's");
@@ -102,7 +102,7 @@ fn b16_connections_doorbell_and_regions_outlive_a_killed_broker() {
     rustix::io::write(&to_b, &1u64.to_ne_bytes()).unwrap();
     assert!(b.own[1..].iter().any(|own| rung(own) > 0));
     assert_eq!(rustix::fs::fstat(&a.memory).unwrap().st_ino, inode);
-    // The sockets are served: the guest is heard, a new peer is told of, and one that leaves is missed.
+    // The sockets are served: the guest's messages are read, a new peer is reported, and one that leaves is missed.
     a.listen_until("the link, from the new broker", |said| matches!(said, Message::Link { .. }));
     drop(b);
     let _b = Vm::start(&daemon, "b");
@@ -169,7 +169,8 @@ fn b8_numbers_of_doorbells_are_never_used_twice_in_one_qemu() {
         assert!(seen.insert(number), "{number} came a second time");
         let _ = b.doorbell();
         drop(b);
-        // Of a QEMU that is gone a few stay: what is taken back keeps this one from losing its own (B-26).
+        // The broker keeps a few doorbells of a QEMU that is gone: to take one back could make this QEMU lose its own
+        // (B-26).
         if round >= 8 {
             assert_eq!(a.device.must().0, number, "the number is taken back");
         }
@@ -189,7 +190,7 @@ fn b8_doorbell_of_a_peer_that_storms_is_taken_away() {
     b.send_message(Message::Storm { link });
     let (number, doorbell) = a.device.must();
     assert_eq!((number, doorbell.is_none()), (2, true));
-    // It comes back under another number.
+    // The doorbell comes back under another number.
     assert_eq!(a.doorbell().0, 3);
 }
 
@@ -210,7 +211,7 @@ fn b5_guest_that_rings_and_scribbles_without_end_costs_little() {
     let mut a = a;
     daemon.client().links();
     assert!(daemon.resident() < before + (8 << 20), "{before} became {}", daemon.resident());
-    // And it is heard again once it makes sense.
+    // And its messages are read again once they are valid.
     rustix::io::pwrite(&a.memory, &[0; 4096], 4096).unwrap();
     a.boot(3, 1);
 }
@@ -268,7 +269,7 @@ fn b17_descriptors_that_are_used_up_cost_who_comes_and_nobody_else() {
     let a = Vm::start(&daemon, "a");
     daemon.client().link("a", "b");
     daemon.allow_files(daemon.open_files() as u64 + 6);
-    // The device of b alone takes more.
+    // Only the device of b takes more.
     assert!(Device::connect(daemon.path(), "b").is_closed());
     until("it is told", || daemon.log().contains("b: its QEMU cannot be served").then_some(()));
     assert_eq!(daemon.client().links().len(), 1);
@@ -289,12 +290,12 @@ fn b16_store_without_a_free_descriptor_refuses_and_rests() {
     common::allow_files(pid, files());
     let error = first.store_descriptors("more", &some).unwrap_err();
     assert!(is_refusal(&error) && error.to_string().contains("LimitNOFILE"), "{error}");
-    // One that waits finds no room. It costs no processor, and who is in is served.
+    // A client that waits finds no room. It costs no CPU time, and the connected client is served.
     let second = fd_passing::connect(&daemon.file("holder.socket"), SocketType::SEQPACKET).unwrap();
     let used = || {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
         let fields: Vec<u64> = stat.rsplit(')').next().unwrap().split(' ').filter_map(|it| it.parse().ok()).collect();
-        // Of utime and stime, which come after ten others that are numbers.
+        // The sum of utime and stime, which follow ten other numeric fields.
         fields[10] + fields[11]
     };
     let (began, before) = (std::time::Instant::now(), used());
@@ -318,7 +319,7 @@ fn b13_configuration_that_cannot_be_met_in_full_ends_nothing() {
     until("the others have theirs", || daemon.file("e.ivshmem").exists().then_some(()));
     assert_eq!(daemon.client().links(), []);
     assert!(a.device.next(Duration::from_millis(1)).is_none(), "a was given up");
-    // Once the reason is gone it is done.
+    // It is done once the reason is gone.
     std::fs::remove_dir(daemon.file("d.ivshmem")).unwrap();
     daemon.signal(Signal::HUP);
     Vm::start(&daemon, "d");

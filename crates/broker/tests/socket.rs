@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Clients of every kind at the broker's socket, hostile ones above all (B-15).
+//! Clients of every kind at the broker's socket, above all hostile ones (B-15).
 
 mod common;
 
@@ -94,7 +94,7 @@ fn b15_many_silent_clients_keep_nobody_out_for_long() {
     let daemon = Daemon::start(TRIO);
     let silent: Vec<_> = (0..100).filter_map(|_| Client::connect_raw(daemon.path())).collect();
     assert_eq!(silent.len(), 100);
-    // Their time to say Hello ends, and the next one's turn comes.
+    // Their time to send Hello ends, and the next client gets its turn.
     assert_eq!(daemon.client().links(), []);
 }
 

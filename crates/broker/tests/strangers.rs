@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Strangers that keep the kernel waiting: what they hold of files that the broker shares with them, and of what they send it, costs
-//! them and nobody else.
+//! Hostile processes that make the kernel wait: files that they share with the broker and lock, and descriptors that
+//! they send it. This costs them and nobody else.
 
 mod common;
 
@@ -22,7 +22,7 @@ use rustix::net::SocketType;
 use tombolo_broker::{fd_passing, host::paths::program_socket};
 use tombolo_control::{Envelope, Life, LinkState, Message};
 
-/// The states of all links, by their first end.
+/// Returns the state of the link whose first endpoint is `end`.
 fn state(daemon: &Daemon, end: &str) -> LinkState {
     let rows = daemon.client().links();
     let found = rows.iter().find_map(|row| match row {
@@ -41,7 +41,7 @@ fn life(daemon: &Daemon, domain: &str) -> Life {
     found.expect("it is configured")
 }
 
-/// The broker dies, and another one begins.
+/// Kills the broker and starts another one.
 fn renew(daemon: &mut Daemon, vms: &[&Vm]) {
     daemon.kill();
     vms.iter().for_each(|vm| vm.qmp.forget_client());
@@ -59,7 +59,7 @@ fn b3_b16_qemu_that_holds_the_lock_of_its_device_stops_no_broker_from_its_first_
     let (mut a, b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
     a.boot(3, 1);
     let held = Hold::lock_file(&a.memory);
-    // What `a` is told of it stands in its device.
+    // The message to `a` about it is in `a`'s device.
     daemon.client().link("a", "host");
     daemon.client().link("b", "host");
     a.ring_host();
@@ -90,7 +90,7 @@ fn b10_qemu_that_holds_the_lock_of_its_region_has_no_link_and_all_others_have_th
         assert_eq!(state(&daemon, "a"), LinkState::Wanted, "nobody has what is not sealed");
         renew(&mut daemon, &[&a, &b]);
     }
-    // Its memory goes out of use, and others' memory is made all the same.
+    // Its memory goes out of use, and memory for others is made all the same.
     for _ in 0..4 {
         assert_eq!(daemon.client().ask(remove("a", "host")), []);
         assert_eq!(daemon.client().ask(remove("b", "host")), []);
@@ -118,7 +118,7 @@ fn b11_program_that_holds_the_lock_of_its_regions_stops_neither_its_account_nor_
     let descriptors = program.accept();
     let _ = caller.join();
     let _held: Vec<Hold> = descriptors[1..2].iter().map(Hold::lock_file).collect();
-    // Sequence words, boxes and windows of other connections stand in the same region.
+    // Sequence words, boxes and windows of other connections are in the same region.
     world.meet();
     renew(&mut world.daemon, &[&world.vm]);
     let began = Instant::now();
@@ -128,7 +128,7 @@ fn b11_program_that_holds_the_lock_of_its_regions_stops_neither_its_account_nor_
     world.meet();
 }
 
-/// A connection whose last close waits for ten minutes: what was sent on it never arrives, and it lingers.
+/// Returns a connection whose last close waits for ten minutes: bytes sent on it never arrive, and it lingers.
 fn lingering() -> (OwnedFd, TcpListener) {
     use std::io::Write;
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -148,17 +148,17 @@ fn b15_connections_that_linger_and_are_sent_to_the_broker_stop_nobody() {
         let (lingers, peer) = lingering();
         peers.push(peer);
         let _ = fd_passing::send(socket, bytes, &[lingers.as_fd()]);
-        // Where the broker closed it first, this waits as long as it would have.
+        // If the broker closed it first, this close waits as long as the broker's would have.
         std::thread::spawn(move || drop(lingers));
     };
     let hello = Envelope { serial: 0, message: common::hello() }.encode();
-    // To the socket for tools, amid a conversation and before it.
+    // To the socket for tools, within a conversation and before it.
     let client = daemon.client();
     send(&client.socket, &hello);
     let client = Client::connect_raw(daemon.path()).unwrap();
     send(&client.socket, &hello);
     drop(client);
-    // To that for programs.
+    // To the socket for programs.
     let program = fd_passing::connect(&program_socket(daemon.path()), SocketType::SEQPACKET).unwrap();
     send(&program, &hello);
     // As a QEMU.
@@ -190,7 +190,7 @@ fn b15_b16_qemu_that_fills_its_socket_while_the_broker_is_away_stops_neither_the
     daemon.restart();
     daemon.client().link("b", "host");
     until("the others go on", || (state(&daemon, "b") == LinkState::Up).then_some(()));
-    // And once more: nothing of it is kept.
+    // And once more: the broker keeps nothing of it.
     renew(&mut daemon, &[&b]);
     until("the others go on", || (state(&daemon, "b") == LinkState::Up).then_some(()));
 }
@@ -202,7 +202,7 @@ fn b9_qemus_that_come_and_go_without_end_are_let_in_one_after_the_other() {
     for _ in 0..40 {
         Device::connect(daemon.path(), "a").must();
     }
-    // Each has a device made by the thread that serves all: that thread has to get to something else.
+    // For each, the thread that serves all makes a device; that thread must get to other work.
     assert!(began.elapsed() >= Duration::from_millis(390), "{:?}", began.elapsed());
 }
 
@@ -216,6 +216,6 @@ fn b9_domain_whose_second_qemu_comes_without_end_has_no_more_lines_of_the_log_th
     let _b = Vm::start(&daemon, "b");
     until("another domain has its line", || daemon.log().contains("b: QEMU connected").then_some(()));
     let lines = daemon.log().lines().filter(|line| line.contains("a: a second QEMU connected")).count();
-    // The broker's own are 200 at once, a domain's 20.
+    // The broker's own share is 200 lines at once, a domain's is 20.
     assert!((1..100).contains(&lines), "{lines}");
 }

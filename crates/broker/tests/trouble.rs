@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What goes wrong in the broker, or beside it: a disk that is full, too few descriptors, machines and accounts that go. It costs whom it
-//! concerns, and nobody else.
+//! Failures in the broker, or beside it: a full disk, too few descriptors, machines and accounts that go. Each affects
+//! those whom it concerns, and nobody else.
 
 mod common;
 
@@ -41,16 +41,16 @@ fn b16_broker_that_cannot_save_its_state_goes_on_with_what_it_has_and_begins_not
     let a = Vm::start(&daemon, "a");
     daemon.client().link("a", "host");
     until("the link is up", || is_up(&daemon, "a"));
-    // As a full disk does it, for any user: the new file cannot be written.
+    // Has the effect of a full disk, for any user: the new file cannot be written.
     let blocked = daemon.file("state.json.new");
-    // Not amid a save.
+    // Not during a save.
     let block = || until("nothing is saved", || fs::create_dir(&blocked).ok());
     block();
     let (number, why) = daemon.client().refusal(add("b", "host", 0));
     assert!(number == code::FAILED && why.contains("cannot be saved"), "{number} {why}");
     assert!(Device::connect(daemon.path(), "b").is_closed(), "a QEMU would be lost with this broker");
     is_up(&daemon, "a").expect("what is there goes on");
-    // The next one begins all the same, though a machine went meanwhile.
+    // The next broker begins all the same, though a machine went meanwhile.
     fs::remove_dir(&blocked).unwrap();
     let b = Vm::start(&daemon, "b");
     until("both are written down", || {
@@ -62,7 +62,7 @@ fn b16_broker_that_cannot_save_its_state_goes_on_with_what_it_has_and_begins_not
     a.qmp.forget_client();
     daemon.restart();
     until("the link is up", || is_up(&daemon, "a"));
-    // What goes, goes; the descriptor store keeps it for the state that still has it.
+    // The link is removed all the same; the descriptor store keeps its memory for the state that still lists it.
     let (number, why) = daemon.client().refusal(remove("a", "host"));
     assert!(number == code::FAILED && why.contains("tried again"), "{number} {why}");
     assert_eq!(daemon.client().links().len(), 1, "its memory is not given back yet");
@@ -89,7 +89,7 @@ fn b15_account_whose_broker_fails_goes_on_with_the_connections_that_it_has() {
     let accepts = thread::spawn(move || listener.accept().unwrap());
     let (mut questions, _replies) = guest.connect::<Messages>(&address, &options).unwrap().into_split();
     let (_questions, mut heard) = accepts.join().unwrap().into_split();
-    // A process may not even wait for more descriptors than it may have.
+    // A process may not even poll more descriptors than it may have.
     let pid = world.daemon.pid();
     allow_files(pid, 2);
     let refused = world.guest.domain.connect(&world.service("host"), common::host::patience());
@@ -127,7 +127,7 @@ fn v7_programs_of_the_host_hear_of_a_machine_that_went_while_no_broker_was_there
     let (received, ending) = waits.join().unwrap();
     assert_eq!(ending, Some(Ending::DomainGone), "{received:?}");
     drop(client);
-    // One who keeps it until the machine is there again hears that this is another life.
+    // A program that keeps the connection until the machine is there again learns that this is another incarnation.
     world.vm = Vm::start(&world.daemon, "a");
     world.vm.qmp.state().unsealed = true;
     while !matches!(receive_message(&descriptors[0]).expect("it hears").0, Message::Close {}) {}
@@ -135,7 +135,7 @@ fn v7_programs_of_the_host_hear_of_a_machine_that_went_while_no_broker_was_there
     until("nothing is kept", || (!world.daemon.kept().iter().any(|key| key.starts_with("call/"))).then_some(()));
 }
 
-/// A machine `a` with a link with the account `alice`, and a program of hers that has a connection with it.
+/// A machine `a` with a link with the account `alice`, and a program of the account that has a connection with it.
 struct Alice {
     daemon: Daemon,
     vm: Vm,
@@ -145,7 +145,7 @@ struct Alice {
     generation: u32,
 }
 
-/// As a thread of another user.
+/// Makes this thread a thread of another user.
 fn become_user(user: u32) {
     let user = Uid::from_raw(user);
     rustix::thread::set_thread_res_uid(user, user, user).unwrap();
@@ -176,14 +176,14 @@ impl Alice {
         Self { daemon, vm, guest, program, connection, generation }
     }
 
-    /// What she has of it ends, and no broker keeps it.
+    /// Checks that all that the account has of the link ends, and that no broker keeps it.
     fn has_nothing(&self) {
         while receive_message(&self.connection[0]).is_some() {}
         while self.program.receive_message().is_some() {}
         until("nothing is kept", || (!self.daemon.kept().iter().any(|key| key.starts_with("call/"))).then_some(()));
     }
 
-    /// The machine's link with the account has other memory now.
+    /// Checks that the machine's link with the account has other memory now.
     fn has_new_memory(&self) {
         until("there is new memory", || {
             let rows = self.daemon.client().links();
@@ -246,7 +246,7 @@ fn b11_b16_account_that_is_no_more_leaves_no_connection_to_anybody() {
     }
 }
 
-/// Pages that the thread which serves all had to be given so far.
+/// Returns the number of page faults so far of the thread that serves all.
 fn faults(daemon: &Daemon) -> u64 {
     let pid = daemon.pid();
     let stat = fs::read_to_string(format!("/proc/{pid}/task/{pid}/stat")).unwrap();
@@ -288,6 +288,6 @@ fn b15_users_without_a_number_are_nobodys_account() {
     };
     let answer = thread::scope(|scope| scope.spawn(asks).join().unwrap());
     assert!(matches!(answer, Some(Message::Refuse { code: code::DENIED, .. })), "{answer:?}");
-    // Canary: who has a number is served.
+    // Canary: a user with a number is served.
     assert!(Client::try_connect(daemon.path()).is_some());
 }

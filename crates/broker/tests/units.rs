@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The units for systemd: what they say, and that systemd understands it.
+//! The units for systemd: their settings, and that systemd understands them.
 
 use std::{collections::BTreeMap, io::Write, path::PathBuf, process::Command};
 
@@ -15,7 +15,7 @@ fn path(unit: &str) -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/systemd")).join(unit)
 }
 
-/// Settings of a unit: the first of each name, by section.
+/// Returns the settings of a unit: the first of each name, by section.
 fn settings(text: &str) -> BTreeMap<(String, String), String> {
     let (mut section, mut all) = (String::new(), BTreeMap::new());
     for line in text.lines().map(str::trim).filter(|line| !line.starts_with('#')) {
@@ -28,7 +28,7 @@ fn settings(text: &str) -> BTreeMap<(String, String), String> {
     all
 }
 
-/// What is wrong with how often a unit is started again.
+/// Returns an error where the limits on restarts of a unit are wrong.
 fn check_limits(text: &str) -> Result<(), String> {
     let all = settings(text);
     let setting = |section: &str, name: &str| all.get(&(section.to_owned(), name.to_owned())).map(String::as_str);
@@ -45,7 +45,7 @@ fn check_limits(text: &str) -> Result<(), String> {
     let Some("always") = setting("Service", "Restart") else { return Ok(()) };
     let pause = setting("Service", "RestartSec").ok_or("RestartSec is not set")?;
     let pause: f64 = pause.strip_suffix("ms").and_then(|it| it.parse().ok()).ok_or(format!("RestartSec={pause}"))?;
-    // One that ends at once must meet the limit, and one that is killed now and then must not.
+    // A service that ends at once must reach the limit, and one that is killed now and then must not.
     if interval / (pause / 1000.0) <= burst {
         return Err(format!("a start each {pause} ms is never too many: {burst} in {interval} s"));
     }
@@ -60,7 +60,8 @@ fn b16_units_are_started_again_and_not_for_ever_at_once() {
     for unit in UNITS {
         let text = std::fs::read_to_string(path(unit)).unwrap();
         assert_eq!(check_limits(&text), Ok(()), "{unit}");
-        // A descriptor store that has lost what it held has nothing to begin again with, and the hook is put in place once.
+        // A descriptor store that has lost its descriptors has nothing to restart with, and the hook is put in place
+        // once.
         let restart = settings(&text).remove(&("Service".to_owned(), "Restart".to_owned()));
         assert_eq!(
             restart.as_deref() == Some("always"),
@@ -88,7 +89,7 @@ fn canary_units_without_limits_or_with_useless_ones_are_found() {
 
 #[test]
 fn b16_broker_that_ends_waits_for_no_process_that_waits_for_a_stranger() {
-    // `tombolod memory` cannot be killed while a stranger holds a file's lock.
+    // `tombolod memory` cannot be killed while a hostile process holds a file's lock.
     let all = settings(&std::fs::read_to_string(path("tombolod.service")).unwrap());
     assert_eq!(all.get(&("Service".to_owned(), "KillMode".to_owned())).map(String::as_str), Some("process"));
 }
@@ -108,7 +109,7 @@ fn units_are_understood_by_systemd() {
     let folder = tempfile::tempdir().unwrap();
     let mut paths = Vec::new();
     for unit in UNITS {
-        // What is not installed here is no mistake of the unit.
+        // A program that is not installed here is no error of the unit.
         let text = std::fs::read_to_string(path(unit)).unwrap();
         let text = text
             .replace("/usr/bin/tombolod", "/bin/true")

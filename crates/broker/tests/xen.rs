@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The broker in dom0, over the Xen of tests and with a toolstack that is a script.
+//! The broker in dom0, over the simulated Xen and with a toolstack that is a script.
 
 use std::{
     fs,
@@ -20,7 +20,7 @@ fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// A configuration with an `xl` that prints what is in `list`, and these rules.
+/// Makes a configuration with these rules, and with an `xl` that prints the contents of `list`.
 fn config(folder: &Path, rules: &str) -> Config {
     let xl = folder.join("xl");
     fs::write(&xl, format!("#!/bin/sh\ntest \"$1\" = list && exec cat {}\n", folder.join("list").display())).unwrap();
@@ -29,7 +29,7 @@ fn config(folder: &Path, rules: &str) -> Config {
     Config::parse(Path::new("t.toml"), &text).expect("sound")
 }
 
-/// Says what `xl list` prints, all at once.
+/// Sets what `xl list` prints, atomically.
 fn list(folder: &Path, right: &str) {
     let text = format!("Domain-0 0 2048 2 r----- 9.0\nleft 5 384 1 -b---- 1.0\nright 7 384 1 {right} 1.0\n");
     fs::write(folder.join("new"), text).unwrap();
@@ -50,7 +50,8 @@ fn x22_broker_tells_names_lives_and_new_rules_and_breaks_nothing_when_it_ends() 
     eventually("names are told", || left.are_published().unwrap() && right.are_published().unwrap());
     let mut listener = right.listen("file").expect("free");
     let deadline = || Deadline::after(Duration::from_secs(30));
-    // Who listens hears of new rules and domains by its descriptor, and opens listener pages when it is asked whom to let in.
+    // A listener learns of new rules and domains through its descriptor, and opens listener pages when it is asked for
+    // callers.
     let (mut connected, mut accepted) = (None, Vec::new());
     eventually("right is told", || {
         accepted.extend(listener.accept().expect("it listens"));
@@ -66,7 +67,7 @@ fn x22_broker_tells_names_lives_and_new_rules_and_breaks_nothing_when_it_ends() 
     list(folder.path(), "-b----");
     eventually("right runs", || connected.liveness() == Liveness::Running);
 
-    // A domain that is renamed is another; one that has the name then is found.
+    // A renamed domain is another one; the domain that has the name afterwards is found.
     xen.name(7, "other");
     eventually("right is not there", || left.connect("right/file", deadline()).is_err());
     xen.name(7, "right");
@@ -97,7 +98,7 @@ fn x22_broker_that_is_not_in_dom0_says_so_and_ends_when_it_is_told_to() {
     let mut herald = XenThread::default();
     let first = xen.host().expect("dom0");
     let dom0 = xen.clone();
-    // Somebody else is the broker; once that is gone, this one is.
+    // Another process is the broker; once that is gone, this one is.
     herald.settle_on(&config(folder.path(), ""), move || dom0.host()).expect("there is room for a thread");
     drop(first);
     eventually("dom0 is told its name", || xen.node(0, "/local/domain/0/tombolo/self").as_deref() == Some("host"));

@@ -201,7 +201,7 @@ mod tests {
         assert_eq!((odd, last().ends_with("no words")), (-(libc::ENOTRECOVERABLE as ssize_t), true));
     }
 
-    /// What the guard is there for: without it the same panic ends the whole program.
+    /// Shows the purpose of the guard: without it the same panic ends the whole program.
     #[test]
     fn canary_panic_outside_the_guard_aborts() {
         const SELF: &str = "border::tests::canary_panic_outside_the_guard_aborts";
@@ -220,7 +220,7 @@ mod tests {
         let failed = guard(|| Ok(tombolo::connect("pigeon:post").map(drop)?));
         assert_eq!(failed, -libc::EAFNOSUPPORT);
         assert_eq!(last(), "no backend for \"pigeon\" addresses here; there are: local, vm, xen");
-        // A good call leaves the last error as it is, as errno is left.
+        // A successful call leaves the last error unchanged, like errno.
         assert_eq!((guard(|| Ok(1)), last().starts_with("no backend")), (1, true));
     }
 
@@ -229,7 +229,8 @@ mod tests {
         assert_eq!(Fault::with(libc::EINVAL, "one\0two").text.to_str(), Ok("one"));
     }
 
-    /// What a body that is not guarded does is seen in `canary_panic_outside_the_guard_aborts`.
+    /// Returns the exports whose body is not inside the guard; `canary_panic_outside_the_guard_aborts` shows what such
+    /// a body does.
     fn unguarded(source: &str) -> Vec<&str> {
         let exports = source.split("#[unsafe(no_mangle)]\n").skip(1);
         let body =

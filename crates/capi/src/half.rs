@@ -141,7 +141,7 @@ mod tests {
         assert_eq!(half.enter().unwrap_err().errno, libc::EBUSY);
         assert!(half.help().is_none());
         drop(call);
-        // A helper is waited for, so it must go before the call can come.
+        // The call waits for a helper, so the helper must go before the call can come.
         thread::scope(|scope| {
             let helper = half.help().unwrap();
             let calling = scope.spawn(|| half.enter().unwrap().half);
@@ -156,7 +156,7 @@ mod tests {
         let add = move || {
             let mut done = 0;
             while done < 100_000 {
-                // A call that is refused tries again; a helper goes without.
+                // A call that is refused tries again; a helper gives up.
                 let turn = if done % 2 == 0 { half.enter().ok() } else { half.help() };
                 if let Some(mut turn) = turn {
                     turn.half += 1;

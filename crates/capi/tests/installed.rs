@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `make install`, and what a stranger can do with what it installs: compile, link and run.
+//! `make install`, and how a user compiles, links and runs with the installed files.
 
 mod common;
 
@@ -7,23 +7,23 @@ use std::{collections::BTreeSet, fs, path::Path, process::Command};
 
 use common::{PLAIN, has, must, pairs, prefix};
 
-/// The names in a text, by a rule.
+/// Returns the names in a text, found by `name`.
 fn names<'a>(text: &'a str, name: impl Fn(&'a str) -> Option<&'a str>) -> BTreeSet<&'a str> {
     text.lines().filter_map(name).collect()
 }
 
-/// Functions that a header declares.
+/// Returns the functions that a header declares.
 fn declared(header: &str) -> BTreeSet<&str> {
     let code = |line: &&str| !line.starts_with([' ', '/', '#']) && line.ends_with(");");
     header.lines().filter(code).filter_map(|line| line.split('(').next()?.rsplit([' ', '*']).next()).collect()
 }
 
-/// Functions that a symbol map names.
+/// Returns the functions that a symbol map names.
 fn mapped(map: &str) -> BTreeSet<&str> {
     names(map, |line| line.trim().strip_suffix(';').filter(|name| name.starts_with("tombolo_")))
 }
 
-/// What is wrong with the symbols that `nm -D --defined-only` shows.
+/// Returns the faults of the symbols that `nm -D --defined-only` shows.
 fn faults(header: &str, map: &str, nm: &str) -> Vec<String> {
     let mut faults = Vec::new();
     let (declared, mapped) = (declared(header), mapped(map));
@@ -186,7 +186,7 @@ fn examples_say_how_they_are_used() {
     assert_eq!(no_file, "/no/such/file: No such file or directory");
 }
 
-/// The first block of a page in a language.
+/// Returns the first block of a page in a language.
 fn block<'a>(page: &'a str, language: &str) -> &'a str {
     let from = page.split_once(&format!("\n```{language}\n")).unwrap().1;
     &from[..from.find("```").unwrap()]

@@ -49,7 +49,7 @@ under! {
     sanitized_fork_is_clean, valgrind_fork_is_clean: fork;
 }
 
-/// A program that forgets a handle: what its checker says.
+/// Runs a program that loses a handle. Returns its checker's report.
 fn leak(kit: &Kit) -> (Option<i32>, String) {
     let place = Place::new();
     let (code, _, said) = kit.start(&kit.program("leak.c"), &[&place.address()]).ends();

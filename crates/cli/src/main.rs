@@ -99,7 +99,7 @@ fn end(done: failure::Result<()>) -> ExitCode {
 mod tests {
     use super::*;
 
-    /// What the maker of the help takes for a place to break lines at, and leaves out.
+    /// Returns a character that the generator of the help takes for a place to break lines, and leaves out.
     fn find_break(command: &clap::Command) -> Option<String> {
         let own = [command.get_about(), command.get_long_about(), command.get_after_help()];
         let flags = command.get_arguments().flat_map(|flag| [flag.get_help(), flag.get_long_help()]);

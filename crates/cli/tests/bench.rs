@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `tombolo bench` as a verb; what it measures is tested in its own crate.
+//! `tombolo bench` as a verb; its measurements are tested in its own crate.
 
 mod common;
 

@@ -16,7 +16,7 @@ use serde_json::Value;
 
 const MIB: usize = 1 << 20;
 
-/// The reports that were said as JSON, by direction.
+/// Returns the report of a direction, among those printed as JSON.
 fn report(said: &str, direction: &str) -> Value {
     let lines = said.lines().map(|line| serde_json::from_str::<Value>(line).expect(line));
     lines.into_iter().find(|line| line["direction"] == direction).unwrap_or_else(|| panic!("no {direction}: {said}"))
@@ -215,7 +215,7 @@ fn receiver_killed_in_the_middle_fails_the_sender() {
 fn input_that_cannot_be_read_is_not_taken_for_its_end() {
     let place = Place::new();
     let listener = place.listen("--receive-only");
-    // Reading one's own memory at address 0 is an error.
+    // A read of one's own memory at address 0 is an error.
     let sender = place.connect("--send-only /proc/self/mem").end().expect_failure(1, &["cannot read /proc/self/mem"]);
     assert!(sender.out.is_empty());
     listener.end().expect_failure(1, &["incomplete", "gave up"]);
@@ -293,7 +293,7 @@ fn one_way_flags_move_one_way() {
     assert_eq!(listener.end_with_open_input().expect(0).out, b"this");
     assert!(sender.out.is_empty());
 
-    // Who sends to one that does not receive is told so.
+    // A sender whose peer does not receive gets an error.
     let listener = place.listen("--send-only").hush().heard();
     place.connect("").feed(noise(4 * MIB)).end_with_open_input().expect_failure(1, &["sending stopped"]);
     listener.end().expect(0);
@@ -360,7 +360,8 @@ fn file_on_standard_input_is_sent_from_where_it_stands() {
     assert!(listener.end().expect(0).out == bytes[1000..]);
 }
 
-/// A caller that greets as it should and says of its head, as a reader, what cannot be. What it returns keeps it there.
+/// A caller with a valid greeting that then stores an impossible head as a reader. The returned value keeps it in
+/// place.
 fn lying_caller(address: &str) -> impl Sized {
     use std::{io::IoSlice, mem::MaybeUninit, os::fd::AsFd};
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `tombolo demo` and `tombolo bench`: whole runs, short ones, and that nothing is left of them.
+//! `tombolo demo` and `tombolo bench`: whole short runs, which leave nothing behind.
 
 mod common;
 
@@ -16,19 +16,19 @@ use common::{Place, Running, wait_until};
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// One at a time: ends that spin on the same CPUs would keep each other from getting anywhere.
+/// One at a time: ends that spin on the same CPUs would keep each other from any progress.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The program with its temporary files in `place`.
+/// Starts the program with its temporary files in `place`.
 fn start(place: &Place, options: &str) -> Running {
     let words: Vec<_> = options.split_whitespace().collect();
     Running::start(&words, |command| _ = command.env("TMPDIR", folder(place)))
 }
 
-/// Where those are.
+/// Returns the folder of these files.
 fn folder(place: &Place) -> PathBuf {
     let folder = place.path("tmp");
     fs::create_dir_all(&folder).unwrap();
@@ -39,7 +39,7 @@ fn is_empty(folder: &Path) -> bool {
     fs::read_dir(folder).unwrap().next().is_none()
 }
 
-/// Processes that have this folder on their command line.
+/// Returns the processes that have this folder on their command line.
 fn processes(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
     let lines = entries.filter_map(|entry| fs::read_to_string(entry.path().join("cmdline")).ok());
@@ -105,7 +105,7 @@ fn demo_that_is_killed_takes_its_domains_along() {
     demo.signal(Signal::KILL);
     demo.end();
     wait_until("no process is left", || processes(&folder).is_empty());
-    // The folder of the socket may be left; nothing in it, and no data.
+    // The folder of the socket may be left, but nothing in it, and no data.
     wait_until("the socket is gone", || fs::read_dir(&folder).unwrap().all(|entry| is_empty(&entry.unwrap().path())));
 }
 

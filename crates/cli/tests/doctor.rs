@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `tombolo doctor`, on this machine and on one that was made worse.
+//! `tombolo doctor`, on this machine and on one with faults.
 
 mod common;
 
@@ -8,7 +8,7 @@ use std::fs;
 use common::{Place, Running};
 use serde_json::Value;
 
-/// The findings and the exit code, with this as the folder of services.
+/// Returns the findings and the exit code, with this folder of services.
 fn doctor(folder: &str) -> (Vec<Value>, Option<i32>, String) {
     let ended = Running::start(&["doctor", "--json"], |command| _ = command.env("TOMBOLO_DIR", folder)).end();
     let lines = String::from_utf8(ended.out).unwrap();

@@ -21,7 +21,7 @@ to = "db"
 service = "sql"
 "#;
 
-/// A broker in a folder of its own.
+/// Starts a broker in a folder of its own.
 fn broker() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let (path, config) = (folder.path().to_owned(), folder.path().join("tombolod.toml"));
@@ -128,7 +128,8 @@ fn snippets_are_what_qemu_and_libvirt_read() {
 
 const SCHEMA: &str = "/usr/share/libvirt/schemas/domain.rng";
 
-/// What libvirt's schema has against a domain with a snippet; none: there is no schema here, or nothing that reads it.
+/// Returns the objections of libvirt's schema to a domain with a snippet; `None` if there is no schema here, or no
+/// program that reads it.
 fn schemas_verdict(devices: &str, rest: &str) -> Option<Result<(), String>> {
     let xml = format!(
         "<domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'><name>web</name><memory>65536</memory>\

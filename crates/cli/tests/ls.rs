@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `tombolo ls`: what it sees of programs that know nothing of it.
+//! `tombolo ls`: what it shows of programs that know nothing of it.
 
 mod common;
 
@@ -16,7 +16,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tombolo::{Options, Stream};
 
-/// What `ls` says, as JSON, of things at this place.
+/// Returns the JSON output of `ls` about this place.
 fn ls(place: &Place) -> Vec<Value> {
     let folder = place.path("").display().to_string();
     let out = Running::start(&["ls", "--json", "--folder", &folder], |_| {}).end().expect(0).out;
@@ -24,7 +24,7 @@ fn ls(place: &Place) -> Vec<Value> {
     lines.lines().map(|line| serde_json::from_str(line).expect(line)).collect()
 }
 
-/// The only thing of a type at this place.
+/// Returns the only row of a type at this place.
 fn only(place: &Place, what: &str) -> Option<Value> {
     let here = |line: &Value| line["type"] == what && line["address"].as_str() == Some(place.address().as_str());
     let mut found: Vec<_> = ls(place).into_iter().filter(here).collect();
@@ -32,7 +32,7 @@ fn only(place: &Place, what: &str) -> Option<Value> {
     found.pop()
 }
 
-/// The channel, once it is as it should be.
+/// Returns the channel, once `is` holds for it.
 fn channel(place: &Place, what: &str, mut is: impl FnMut(&Value) -> bool) -> Value {
     let mut seen = None;
     wait_until(what, || {
@@ -184,7 +184,7 @@ fn listener_is_shown_with_its_owner_and_a_dead_one_as_stale() {
     fs::remove_file(place.path("socket")).unwrap();
 }
 
-/// Both ends are in this process, which has several such channels: the boards tell which two belong together.
+/// Both endpoints are in this process, which has several such channels: the stats pages show which two belong together.
 #[test]
 fn c12_channels_between_the_same_processes_are_told_apart() {
     const ENDS: usize = 4;
@@ -201,7 +201,7 @@ fn c12_channels_between_the_same_processes_are_told_apart() {
         .collect();
     for (index, (server, client)) in pairs.iter_mut().enumerate() {
         client.write_all(&vec![1; 1000 * (index + 1)]).unwrap();
-        // What was read is handed back once there is nothing more.
+        // The bytes that were read are handed back once there is nothing more.
         server.read_exact(&mut vec![0; 1000 * (index + 1)]).unwrap();
         assert_eq!(server.split().0.try_read(&mut [0]).unwrap(), None);
         client.write_all(&vec![1; index + 1]).unwrap();
@@ -264,7 +264,7 @@ fn who_may_see_little_is_told_so() {
     }
     let place = Place::new();
     let _listener = place.listen("");
-    // Nobody's own copy: where this one lies, nobody may be.
+    // A copy that any user can run: the original may be in a folder that others cannot enter.
     let folder = tempfile::Builder::new().permissions(mode(0o755)).tempdir().unwrap();
     let program = folder.path().join("tombolo");
     fs::copy(env!("CARGO_BIN_EXE_tombolo"), &program).unwrap();
@@ -309,7 +309,7 @@ fn output_that_nobody_reads_is_no_failure() {
     assert_eq!(ended.said, "");
 }
 
-/// All names of fields, at whatever depth.
+/// Returns all names of fields, at any depth.
 fn fields(value: &Value) -> Vec<String> {
     let deeper = |value: &Value| fields(value);
     match value {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Manual pages and completions: that they know every verb and every flag that the help knows, and nothing hidden.
+//! Manual pages and completions: they contain every verb and every flag of the help, and nothing hidden.
 
 mod common;
 
@@ -7,12 +7,12 @@ use std::{collections::BTreeSet, fs, path::Path};
 
 use common::{Place, Running};
 
-/// What the program prints when asked for help.
+/// Returns what the program prints when asked for help.
 fn help(words: &[&str]) -> String {
     String::from_utf8(Running::start(words, |_| {}).end().expect(0).out).unwrap()
 }
 
-/// Every verb, as the words that one types: `["link", "add"]`.
+/// Returns every verb, as the words that a user types: `["link", "add"]`.
 fn verbs() -> Vec<Vec<String>> {
     let mut verbs = below(&[]);
     let mut at = 0;
@@ -23,7 +23,7 @@ fn verbs() -> Vec<Vec<String>> {
     verbs
 }
 
-/// The verbs that stand below some words.
+/// Returns the verbs below some words.
 fn below(words: &[String]) -> Vec<Vec<String>> {
     let help = help_of(words);
     let Some((_, list)) = help.split_once("Commands:") else { return Vec::new() };
@@ -38,7 +38,7 @@ fn help_of(words: &[String]) -> String {
     help(&words)
 }
 
-/// All that looks like a long flag.
+/// Returns everything that looks like a long flag.
 fn flags(text: &str) -> BTreeSet<String> {
     let lines = text.lines().map(str::trim_start).filter(|line| line.starts_with('-'));
     let words = lines.flat_map(|line| {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `tombolo net` between two network namespaces: what crosses, how links end and begin, and peers that do not fit.
+//! `tombolo net` between two network namespaces: which frames cross, how links end and begin, and peers that do not
+//! fit.
 
 mod common;
 mod wires;
@@ -27,13 +28,13 @@ use wires::{
     wait_carrier,
 };
 
-/// Frames that went no further, in both directions of both ends.
+/// Asserts that no frame was dropped, in both directions of both ends.
 fn assert_nothing_dropped(wires: &Wires) {
     for end in [0, 1] {
         let status = wires.status(end);
         for way in ["sent", "received"] {
             let mut dropped = status[way]["dropped"].as_object().unwrap().clone();
-            // What the kernel sent before there was anybody.
+            // Frames that the kernel sent before there was a peer.
             dropped.remove("stale");
             assert!(dropped.values().all(|count| *count == 0), "end {end}, {way}: {status:#}");
         }
@@ -53,7 +54,7 @@ fn ping(socket: &impl std::os::fd::AsFd, len: usize, number: u16) -> bool {
     rustix::net::send(socket, &request, SendFlags::empty()).unwrap();
     let mut answer = vec![0; 70_000];
     while let Ok((got, _)) = rustix::net::recv(socket, &mut answer[..], RecvFlags::empty()) {
-        // Behind the head of IP: an answer with what was sent.
+        // Behind the IP header: an answer with the bytes that were sent.
         if got == 20 + request.len() && answer[20] == 0 && answer[24..got] == request[4..] {
             return true;
         }
@@ -82,7 +83,7 @@ fn n7_n9_ping_datagrams_and_streams_cross_both_ways() {
     for len in [0, 1, 17, 1471, 1472, 1473, 4000, 65_507] {
         echo_udp(&there, &here, &noise(len));
     }
-    // Each way once, with all bytes compared.
+    // Once in each direction, with all bytes compared.
     let bytes = noise(if std::env::var_os("TOMBOLO_LONG").is_some() { 1 << 30 } else { 24 << 20 });
     for server in [0, 1] {
         let address = ADDRESSES[server].parse().unwrap();
@@ -97,7 +98,7 @@ fn n7_n9_ping_datagrams_and_streams_cross_both_ways() {
             assert!(came == bytes, "{} of {} bytes, or others", came.len(), bytes.len());
         });
     }
-    // Segments crossed whole, both ways: nobody divided them before.
+    // Segments crossed whole, in both directions: they were not divided before.
     for end in [0, 1] {
         let status = wires.status(end);
         for way in ["sent", "received"] {
@@ -119,7 +120,7 @@ fn n4_frames_are_plain_where_the_peer_takes_no_others() {
     wires.wait_for(0, "a link", |status| status["state"] == "linked");
     wires.add_address(0);
     let socket = wires.netns[0].udp(0);
-    // Without an answer to ARP nothing but broadcasts go: one with a sum, one that is divided.
+    // Without an answer to ARP only broadcasts are sent: one with a checksum, one that is divided.
     socket.set_broadcast(true).unwrap();
     let bytes = noise(4000);
     let mut buffer = vec![0; 70_000];
@@ -179,7 +180,7 @@ fn n5_link_has_the_smaller_mtu_and_each_interface_its_own_again_afterwards() {
     echo_udp(&wires.netns[0].udp(0), &wires.netns[1].udp(1), &noise(20_000));
     drop(second);
     wait_until("the interface has its own MTU", || wires.netns[0].has_mtu(9000));
-    // Who changes an interface's MTU while there is a link changes the link's.
+    // A change of an interface's MTU during a link changes the link's.
     let _second = wires.up(1, &["--mtu", "1400"]);
     wires.wait_for(1, "a link", |status| status["state"] == "linked");
     wires.netns[1].ip(&["link", "set", "tmb0", "mtu", "2000"]);
@@ -218,7 +219,7 @@ fn n6_interface_that_is_moved_to_another_namespace_and_renamed_keeps_its_link() 
     other.ip(&["link", "set", "moved0", "up"]);
     echo_udp(&other.udp(0), &wires.netns[1].udp(1), b"from there");
     assert_eq!(wires.status(0)["links"], 1, "nothing was told anew");
-    // It is looked at where it is now.
+    // The interface is examined in its present namespace.
     other.ip(&["link", "set", "moved0", "mtu", "1400"]);
     wires.wait_for(0, "another link", |status| status["links"] == 2 && status["mtu"] == 1400);
     wait_until("the peer's MTU", || wires.netns[1].has_mtu(1400));
@@ -230,9 +231,9 @@ fn n6_interface_that_is_moved_to_another_namespace_and_renamed_keeps_its_link() 
     wires.netns[0].ip(&["link", "set", "tmb0", "mtu", "1500"]);
     wires.wait_for(0, "another link", |status| status["links"] == 3 && status["mtu"] == 1500);
     wires.assert_joined();
-    // One that is taken away is gone for good, wherever that was.
+    // A deleted interface ends its link permanently, in whichever namespace it is.
     wires.netns[0].ip(&["link", "set", "tmb0", "netns", &other.0]);
-    // Also once it was looked at there: nobody but the interface keeps that namespace.
+    // Also after it was examined there: only the interface keeps that namespace.
     other.ip(&["link", "set", "tmb0", "mtu", "1300", "up"]);
     wires.wait_for(0, "another link", |status| status["links"] == 4 && status["mtu"] == 1300);
     drop(other);
@@ -247,7 +248,7 @@ fn n10_n11_killed_peer_takes_the_carrier_and_a_new_one_brings_it_back() {
     let wires = Wires::new();
     let mut running = wires.pair([&[], &[]]).map(Some);
     wires.assert_joined();
-    // Who connects first, then who listens.
+    // First the connecting side, then the listening side.
     for end in [1, 0] {
         let links = wires.status(1 - end)["links"].as_u64().unwrap();
         running[end].take().unwrap().signal(Signal::KILL);
@@ -278,7 +279,7 @@ fn n9_n10_stopped_peer_keeps_the_carrier_and_what_was_sent() {
     let bytes = noise(60_000);
     let to = there.local_addr().unwrap();
     let status = loop {
-        // A ring holds less than so many.
+        // A ring holds fewer frames than these.
         for _ in 0..20 {
             let _ = here.send_to(&bytes, to);
         }
@@ -287,7 +288,7 @@ fn n9_n10_stopped_peer_keeps_the_carrier_and_what_was_sent() {
             break status;
         }
     };
-    // Longer than a dead peer would have the carrier.
+    // Longer than a dead peer would keep the carrier.
     let stopped = Instant::now();
     wait_until("two seconds", || {
         assert!(wires.netns[0].has_carrier(), "the carrier went");
@@ -300,7 +301,7 @@ fn n9_n10_stopped_peer_keeps_the_carrier_and_what_was_sent() {
     assert_nothing_dropped(&wires);
 }
 
-/// A peer of this test's own, which has said hello and accepted the interface's.
+/// Returns a peer that the test plays. It has sent its hello and accepted the interface's.
 fn join(wires: &Wires, hello: &Hello) -> Messages {
     let mut peer = connect(wires);
     peer.send(&hello.encode()).unwrap();
@@ -355,7 +356,7 @@ fn n1_n2_n3_n5_n6_peers_that_do_not_fit_are_refused_and_the_next_one_is_not() {
         assert_eq!((&status["state"], &status["links"]), (&"waiting".into(), &0.into()));
         assert!(!wires.netns[0].has_carrier());
     }
-    // Nothing is said at all.
+    // No message is sent at all.
     let silent = connect(&wires);
     wires
         .wait_for(0, "patience ends", |status| status["reason"].as_str().is_some_and(|said| said.contains("no hello")));
@@ -363,7 +364,7 @@ fn n1_n2_n3_n5_n6_peers_that_do_not_fit_are_refused_and_the_next_one_is_not() {
     let peer = join(&wires, &hello());
     wires.wait_for(0, "a link", |status| status["state"] == "linked");
     wait_carrier(&wires.netns[0], true);
-    // While there is one peer another hears at once that it is not wanted, and nothing else (N-11).
+    // While there is one peer, another is refused at once, and gets nothing else (N-11).
     let mut other = connect(&wires);
     let ended = other.split().1.recv_until(&mut [0; 100], Deadline::after(PATIENCE));
     assert!(matches!(ended, Ok(None)), "{ended:?}");
@@ -380,7 +381,7 @@ fn n1_n11_callers_who_say_nothing_or_nonsense_keep_no_peer_waiting() {
     }
     let wires = Wires::new();
     let _running = wires.up(0, &[]);
-    // More than are heard at once, and some who are refused.
+    // More callers than are served at once, and some that are refused.
     let silent: Vec<_> = (0..24).map(|_| connect(&wires)).collect();
     let nonsense: Vec<_> = (0..10)
         .map(|_| {
@@ -395,7 +396,7 @@ fn n1_n11_callers_who_say_nothing_or_nonsense_keep_no_peer_waiting() {
     assert!(asked.elapsed() < Duration::from_secs(4), "a hello after {:?}", asked.elapsed());
     wires.wait_for(0, "a link", |status| status["state"] == "linked" && status["links"] == 1);
     assert!(asked.elapsed() < Duration::from_secs(4), "a link after {:?}", asked.elapsed());
-    // All others were sent away.
+    // All others were refused.
     for mut other in silent.into_iter().chain(nonsense) {
         let mut buffer = [0; 100];
         while let Ok(Some(len)) = other.split().1.recv_until(&mut buffer, Deadline::after(PATIENCE)) {
@@ -406,7 +407,7 @@ fn n1_n11_callers_who_say_nothing_or_nonsense_keep_no_peer_waiting() {
     assert_eq!(wires.status(0)["links"], 1);
 }
 
-/// An interface of this process's, in the first namespace.
+/// Starts an interface of this process, in the first namespace.
 fn engine(wires: &Wires, place: Net) -> Engine {
     let netns = Some(wires.netns[0].0.clone());
     let nic = NicConfig { name: "tmb0".into(), netns, mac: None, default_mac: None, mtu: None, ip: None, port: None };
@@ -428,7 +429,7 @@ fn n10_engine_ends_at_once_whatever_its_peer_does_not_say() {
         assert!(!wires.netns[0].has_interface(), "{what}: the interface is still there");
         assert!(asked.elapsed() < Duration::from_secs(3), "{what}: after {:?}", asked.elapsed());
     };
-    // One who called and says no hello, and one whose hello is awaited by who called.
+    // One that has a caller which sends no hello, and one that called and waits for a hello.
     let listening = engine(&wires, Net::Listen(address.clone()));
     let mut silent = connect(&wires);
     assert_eq!(silent.split().1.recv_until(&mut [0; 100], Deadline::after(PATIENCE)).unwrap(), Some(HELLO_LEN));
@@ -457,7 +458,7 @@ fn n4_peers_may_take_what_this_kernel_cannot_send() {
     }
     let wires = Wires::new();
     let _running = wires.up(0, &[]);
-    // Congestion marks without segments; segments of either kind alone; all that will ever be.
+    // Congestion marks without segments; segments of either kind alone; all bits that will ever be.
     for (at, bits) in [0x09, 0x19, 0x03, 0x05, 0x11, u64::MAX, 0x1e].into_iter().enumerate() {
         let mut bytes = hello().encode();
         bytes[0x10..0x18].copy_from_slice(&bits.to_le_bytes());
@@ -475,13 +476,13 @@ fn n5_link_that_fails_gives_the_mtu_back() {
         return;
     }
     let wires = Wires::new();
-    // So that it stays when its process ends.
+    // So that the interface stays when its process ends.
     wires.netns[0].ip(&["tuntap", "add", "tmb0", "mode", "tap"]);
     wires.netns[0].ip(&["link", "set", "tmb0", "mtu", "9000"]);
     let running = wires.up(0, &[]);
     let mut peer = connect(&wires);
     assert_eq!(peer.split().1.recv_until(&mut [0; 100], Deadline::after(PATIENCE)).unwrap(), Some(HELLO_LEN));
-    // No file can be opened any more, and a link takes one after it has set the MTU.
+    // No file can be opened any more, and a link needs one after it has set the MTU.
     let id = Pid::from_child(&running.child);
     let limit = Rlimit { current: Some(8), ..rustix::process::getrlimit(Resource::Nofile) };
     rustix::process::prlimit(Some(id), Resource::Nofile, limit).unwrap();
@@ -490,7 +491,7 @@ fn n5_link_that_fails_gives_the_mtu_back() {
     assert!(wires.netns[0].has_mtu(9000), "{}", wires.netns[0].shown());
 }
 
-/// A frame of ARP from `mac` that asks who has the interface's address.
+/// Returns an ARP frame from `mac` that asks for the interface's address.
 fn question(mac: Mac) -> Vec<u8> {
     let mut message = vec![0; HEADER];
     message.extend([0xff; 6]);
@@ -510,7 +511,7 @@ fn n8_hostile_peer_spoils_its_frames_and_nothing_else() {
     }
 }
 
-/// An interface that lets frames of any source in is what the test has to find.
+/// The test must find an interface that accepts frames from any source.
 #[test]
 fn n8_canary_interface_that_does_not_look_at_sources_is_found() {
     if can_run("n8_canary_interface_that_does_not_look_at_sources_is_found") {
@@ -520,7 +521,7 @@ fn n8_canary_interface_that_does_not_look_at_sources_is_found() {
     }
 }
 
-/// A peer that sends rubbish to an interface with these options.
+/// Plays a peer that sends garbage to an interface with these options.
 fn assail(options: &[&str]) {
     let wires = Wires::new();
     let _running = wires.up(0, options);
@@ -529,13 +530,13 @@ fn assail(options: &[&str]) {
     wires.wait_for(0, "a link", |status| status["state"] == "linked");
     wires.add_address(0);
     let frames: u64 = if std::env::var_os("TOMBOLO_LONG").is_some() { 2_000_000 } else { 20_000 };
-    // Nobody reads what the interface answers to rubbish.
+    // This thread receives the answers of the interface, and discards those to garbage.
     let (mut sender, mut receiver) = peer.into_split();
     let (answered, hears) = std::sync::mpsc::channel();
     let listening = thread::spawn(move || {
         let mut buffer = vec![0; 70_000];
         while let Ok(Some(len)) = receiver.recv(&mut buffer) {
-            // An answer of ARP to this peer.
+            // An ARP answer to this peer.
             if len >= HEADER + 42 && buffer[HEADER + 12..HEADER + 14] == [8, 6] && buffer[HEADER + 21] == 2 {
                 let _ = answered.send(());
             }
@@ -551,7 +552,7 @@ fn assail(options: &[&str]) {
         let len = len[number as usize % 3];
         let mut message = rubbish[state as usize >> 40 & 0xffff..][..len].to_vec();
         if state & 3 != 0 && len >= 26 {
-            // Headers that make some sense, from the right address, of packets of IP that make none.
+            // Partly valid headers, from the right address, of invalid IP packets.
             message[0] &= 3;
             message[1] = [0, 1, 4, 5, 0x81, 0x84, 3, 0][state as usize >> 4 & 7];
             message[10..12].fill(0);
@@ -566,7 +567,7 @@ fn assail(options: &[&str]) {
         }
         sender.send_until(&message, Deadline::after(PATIENCE)).unwrap();
     }
-    // It lives, and what makes sense gets through.
+    // The interface lives, and valid frames get through.
     wait_until("an answer to a question", || {
         sender.send_until(&question(mac), Deadline::after(PATIENCE)).unwrap();
         hears.recv_timeout(Duration::from_millis(100)).is_ok()
@@ -603,7 +604,7 @@ fn n10_what_a_peer_sent_before_it_closed_is_handed_over() {
         let received = |status: &serde_json::Value| status["received"]["frames"].as_u64().unwrap();
         let before = received(&wires.status(0));
         for number in 0..FRAMES {
-            // So that also who sends may be the first to see that the peer is gone.
+            // So that the sending side, too, may be the first to see that the peer is gone.
             if number % 50 == 0 {
                 let _ = socket.send_to(b"is anybody there?", "10.77.0.255:9");
             }
@@ -686,10 +687,10 @@ fn what_is_missing_is_said_with_what_to_do() {
     let running = wires.up(0, &[]);
     wires.wait_for(0, "it waits", |status| status["reason"].as_str().is_some_and(|said| said.contains("waits at")));
     fails(&up("tmb0"), 2, &["tmb0 already", "choose another name"]);
-    // Somebody takes the interface away.
+    // Another process removes the interface.
     wires.netns[0].ip(&["link", "del", "tmb0"]);
     running.end().expect_failure(1, &["tmb0 was removed"]);
-    // Somebody else may not make one, wherever he is let to begin.
+    // Another user may not make an interface, wherever it may start the program.
     std::fs::create_dir(wires.place.path("his")).unwrap();
     rustix::fs::chown(wires.place.path("his"), Some(rustix::fs::Uid::from_raw(65534)), None).unwrap();
     rustix::fs::chmod(wires.place.path(""), 0o755.into()).unwrap();
@@ -699,7 +700,7 @@ fn what_is_missing_is_said_with_what_to_do() {
         std::os::unix::process::CommandExt::uid(command, 65534);
     });
     his.end().expect_failure(2, &["not permitted", "ip tuntap add tmb9"]);
-    // A container without the device: as if, in a namespace of mounts where its folder is empty.
+    // A container without the device, simulated in a mount namespace where its folder is empty.
     let program = env!("CARGO_BIN_EXE_tombolo");
     let script = "mount -t tmpfs none /dev/net && exec \"$@\"";
     let folder = wires.folder();
@@ -716,7 +717,8 @@ fn what_is_missing_is_said_with_what_to_do() {
     assert!(!done && said.contains("modprobe tun") && said.contains("--device /dev/net/tun"), "{said}");
 }
 
-/// Two namespaces with a `veth` between them and addresses of their own, and beside it an interface that has the same (N-13).
+/// Two namespaces with a `veth` between them and addresses of their own, and beside it an interface that has the same
+/// (N-13).
 #[test]
 fn n13_routes_over_the_interface_count_while_it_has_a_carrier_and_others_take_over_at_once() {
     if !can_run("n13_routes_over_the_interface_count_while_it_has_a_carrier_and_others_take_over_at_once") {
@@ -734,7 +736,7 @@ fn n13_routes_over_the_interface_count_while_it_has_a_carrier_and_others_take_ov
     let ip = |end: usize| ["--ip", ADDRESSES[end], "--peer-ip", ADDRESSES[1 - end]];
     let up = |end: usize| wires.up(end, &ip(end)).heard();
     let mut running = [0, 1].map(|end| Some(up(end)));
-    // A connection that lives through all of it.
+    // A connection that survives all of it.
     let [mut client, mut server] = connect_tcp(&wires.netns[0], &wires.netns[1], ADDRESSES[1].parse().unwrap());
     let mut echo = |what: &str| {
         client.write_all(what.as_bytes()).unwrap();
@@ -748,7 +750,7 @@ fn n13_routes_over_the_interface_count_while_it_has_a_carrier_and_others_take_ov
     for round in 0..8 {
         wait_until("the memory is the way", || way().contains("dev tmb0"));
         echo("over memory");
-        // Both kinds of end: its process is killed, and it closes in order.
+        // Both kinds of end: the process is killed, and it closes in order.
         let signal = [Signal::KILL, Signal::TERM][round % 2];
         let (gone, ending) = (Instant::now(), running[1].take().unwrap());
         ending.signal(signal);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Networks of many: three members in network namespaces of one kernel, each with one interface and a port for each other.
+//! Networks of many: three members in network namespaces of one kernel, each with one interface and a port for each
+//! other member.
 
 mod common;
 mod wires;
@@ -34,10 +35,10 @@ fn ip(of: usize) -> IpAddr {
     IpAddr::from([10, 77, 0, of as u8 + 1])
 }
 
-/// A machine's part of the network, for as long as this lives.
+/// A machine's part of the network, as long as this value lives.
 struct Seat {
     _bridge: Bridge,
-    /// By peer; none where the test is the peer, or nobody is.
+    /// Ports by peer; `None` where the test is the peer, or there is none.
     ports: [Option<Engine>; 3],
 }
 
@@ -68,7 +69,7 @@ impl Lan {
         Self { place: Place::new(), netns, prefix }
     }
 
-    /// Where two members meet.
+    /// Returns the address at which two members meet.
     fn address(&self, own: usize, peer: usize) -> String {
         let (first, second) = (own.min(peer), own.max(peer));
         format!("local:{}", self.place.path(&format!("{first}-{second}")).display())
@@ -92,7 +93,7 @@ impl Lan {
         Engine::start(config, Box::new(|_| {})).unwrap()
     }
 
-    /// A member with ports to these.
+    /// Starts a member with ports to these peers.
     fn seat(&self, own: usize, peers: &[usize]) -> Seat {
         let netns = Some(self.netns[own].0.clone());
         let ip = Some(split_ip(ip(own), self.prefix, None).0);
@@ -101,7 +102,7 @@ impl Lan {
         Seat { _bridge: bridge, ports }
     }
 
-    /// All three, linked.
+    /// Starts all three members, and waits until they are linked.
     fn fill(&self) -> [Seat; 3] {
         let seats = [self.seat(0, &[1, 2]), self.seat(1, &[0, 2]), self.seat(2, &[0, 1])];
         for seat in &seats {
@@ -110,7 +111,7 @@ impl Lan {
         seats
     }
 
-    /// `tombolo net up`, a plain interface `wire`, as the machine `own`, for the peer `peer`.
+    /// Starts `tombolo net up`, a plain interface `wire`, as the machine `own`, for the peer `peer`.
     fn up(&self, own: usize, peer: usize, own_mac: Mac) -> Running {
         let [folder, address] = [self.place.path("net").display().to_string(), self.address(own, peer)];
         let (ip, mac) = (format!("{}/24", ip(own)), own_mac.to_string());
@@ -125,7 +126,7 @@ impl Lan {
         socket
     }
 
-    /// The way to a peer, as the kernel takes it.
+    /// Returns the route to a peer that the kernel takes.
     fn way(&self, own: usize, peer: usize) -> String {
         self.netns[own].ip(&["route", "get", &ip(peer).to_string()])
     }
@@ -151,7 +152,7 @@ fn n14_all_reach_all_through_one_interface_each_and_one_who_ends_ends_alone() {
         echo_udp(&sockets[one], &sockets[other], b"are you there?");
         assert!(lan.way(one, other).contains("dev lan "), "{}", lan.way(one, other));
     }
-    // What is for one goes to that one, and what is for all to each once.
+    // Frames for one member go to that member, and frames for all go to each once.
     let sent = |seat: &Seat, peer| status(seat, peer).sent.frames;
     let before = [1, 2].map(|peer| sent(&seats[0], peer));
     let answering = sockets[1].try_clone().unwrap();
@@ -160,7 +161,7 @@ fn n14_all_reach_all_through_one_interface_each_and_one_who_ends_ends_alone() {
     }
     wait_until("they are sent", || sent(&seats[0], 1) >= before[0] + 200);
     assert!(sent(&seats[0], 2) < before[1] + 20, "frames for one went to another: {before:?}");
-    // What is for an address that nobody has goes nowhere.
+    // Frames for an address that no member has go nowhere.
     let before = [1, 2].map(|peer| sent(&seats[0], peer));
     lan.netns[0].ip(&["neigh", "replace", "10.77.0.9", "lladdr", "02:00:00:00:00:99", "dev", "lan"]);
     for _ in 0..200 {
@@ -182,7 +183,7 @@ fn n14_all_reach_all_through_one_interface_each_and_one_who_ends_ends_alone() {
         let (len, from) = socket.recv_from(&mut buffer).unwrap();
         assert_eq!((&buffer[..len], from.ip()), (&b"to all"[..], ip(0)));
     }
-    // One who ends takes its own port's carrier alone.
+    // A member that ends takes only its own port's carrier.
     let [first, second, third] = &mut seats;
     third.end_ports();
     for seat in [&first, &second] {
@@ -205,17 +206,17 @@ fn n14_storm_of_one_peer_reaches_no_other_through_a_third() {
     let seats = lan.fill();
     let third = lan.udp(2);
     echo_udp(&lan.udp(0), &third, b"are you there?");
-    // What the first sends to the second: there it would be dropped, as its source is the third's.
+    // Frames that the first passes on to the second, which would drop them: their source is the third's address.
     let passed_on = || status(&seats[0], 1).sent.frames;
     let arrived = || status(&seats[0], 2).received.frames;
     let before = passed_on();
     for _ in 0..2_000 {
         third.send_to(b"to all", ("10.77.0.255", 7777)).unwrap();
     }
-    // Behind them, on the same way.
+    // Behind those frames, by the same path.
     echo_udp(&lan.udp(0), &third, b"did they come?");
     assert!(arrived() > 500, "{:?}", status(&seats[0], 2));
-    // And frames to the second's address, which the third sends over its way to the first.
+    // And frames to the second's address, which the third sends over its path to the first.
     for command in ["link set lan-a nomaster", "addr flush dev lan", "addr add 10.77.0.3/24 dev lan-a"] {
         lan.netns[2].ip(&command.split(' ').collect::<Vec<_>>());
     }
@@ -237,7 +238,7 @@ fn n14_peer_that_says_another_address_is_refused_and_frames_from_another_are_dro
     }
     let lan = Lan::new(Some(24));
     let first = lan.seat(0, &[1, 2]);
-    // The third says that it is the second.
+    // The third claims to be the second.
     let liar = lan.up(2, 0, mac(1));
     let said = format!("the peer's address is {}, and in this network it is {}", mac(1), mac(2));
     wait_until("it is refused", || status(&first, 2).reason.contains(&said));
@@ -269,7 +270,7 @@ fn n14_peer_that_takes_the_address_of_ip_of_another_gets_nothing_that_is_for_tha
     let first = lan.seat(0, &[1, 2]);
     let _thief = lan.seat(1, &[0]);
     wait_linked(first.ports[1].as_ref().unwrap());
-    // While the third is not there, the second says by ARP that it is.
+    // While the third is absent, the second claims by ARP to be the third.
     lan.netns[1].ip(&["addr", "add", "10.77.0.3/24", "dev", "lan"]);
     let stolen = lan.netns[1].enter(|| UdpSocket::bind((ip(2), 7777))).unwrap();
     stolen.set_nonblocking(true).unwrap();
@@ -278,13 +279,13 @@ fn n14_peer_that_takes_the_address_of_ip_of_another_gets_nothing_that_is_for_tha
     let steal = || {
         for _ in 0..20 {
             let _ = here.send_to(b"for the third", (ip(2), 7777));
-            // Behind it, on the same way; and long enough for an answer of ARP.
+            // Behind it, by the same path, and long enough for an ARP answer.
             echo_udp(&here, &there, b"did that go?");
         }
         assert!(stolen.recv(&mut [0; 100]).is_err(), "the second got what is for the third: {}", known());
     };
     steal();
-    // Nor does it after the one interface was off, by which the kernel forgets who is who.
+    // Nor does it after the one interface was down, by which the kernel forgets its neighbour entries.
     for to in ["down", "up"] {
         lan.netns[0].ip(&["link", "set", "lan", to]);
     }
@@ -296,7 +297,7 @@ fn n14_peer_that_takes_the_address_of_ip_of_another_gets_nothing_that_is_for_tha
     let _third = lan.seat(2, &[0]);
     wait_linked(first.ports[2].as_ref().unwrap());
     echo_udp(&lan.udp(0), &lan.udp(2), b"are you there?");
-    // One that is no peer any more has no address here.
+    // A member that is no peer any more has no address here.
     let mut first = first;
     first.ports[2].take().unwrap().stop().unwrap();
     assert!(!known().contains("PERMANENT"), "{}", known());
@@ -320,7 +321,7 @@ fn n14_peer_that_says_it_is_a_router_is_none() {
     let first = lan.seat(0, &[1]);
     let _second = lan.seat(1, &[0]);
     wait_linked(first.ports[1].as_ref().unwrap());
-    // A router advertisement to all: for half an hour.
+    // A router advertisement to all, valid for half an hour.
     let index = lan.netns[1].index("lan");
     let advertise = move || {
         let socket = rustix::net::socket(AddressFamily::INET6, SocketType::RAW, Some(ipproto::ICMPV6)).unwrap();
@@ -340,7 +341,7 @@ fn n14_peer_that_says_it_is_a_router_is_none() {
     });
     let routes = lan.netns[0].ip(&["-6", "route"]);
     assert!(routes.contains("dev lan") && !routes.contains("default"), "{routes}");
-    // Who wants one says so, and the bridge keeps that.
+    // A user who wants a router enables it here, and the bridge keeps the setting.
     lan.netns[0].enter(|| std::fs::write("/proc/sys/net/ipv6/conf/lan/accept_ra", "1")).unwrap();
     wait_until("it is a router", || {
         lan.netns[1].enter(advertise);
@@ -348,7 +349,7 @@ fn n14_peer_that_says_it_is_a_router_is_none() {
     });
 }
 
-/// Bytes a second of a stream from one member to another, over so long.
+/// Returns the bytes per second of a stream from one member to another, measured over `time`.
 fn stream_rate(moved: &AtomicU64, time: Duration) -> f64 {
     let (before, begun) = (moved.load(Ordering::Relaxed), Instant::now());
     thread::park_timeout(time);
@@ -385,7 +386,7 @@ fn n14_stopped_or_dead_peer_stops_its_own_port_alone() {
         }
     });
     let usual = stream_rate(&moved, Duration::from_secs(1));
-    // The third does not look any more, and frames for it come without end: its port is full.
+    // The third is stopped, and frames for it come without end: its port is full.
     third.signal(Signal::STOP);
     let target = there.local_addr().unwrap();
     here.set_nonblocking(true).unwrap();
@@ -412,7 +413,7 @@ fn n14_stopped_or_dead_peer_stops_its_own_port_alone() {
         thread.join().unwrap();
     }
     assert_eq!(status(&first, 1).links, 1);
-    // A fifth allows for what else runs here, and for the flood itself.
+    // A fifth allows for other load here, and for the flood itself.
     assert!(stopped > usual / 5.0 && dead > usual / 5.0, "bytes/s: {usual} then {stopped} then {dead}");
 }
 
@@ -422,7 +423,7 @@ fn n13_n14_each_peer_is_reached_another_way_once_its_own_port_has_no_carrier() {
         return;
     }
     let lan = Lan::new(None);
-    // All have a card, at one switch.
+    // All members have a card, at one switch.
     let switch = Netns::new();
     switch.ip(&["link", "add", "switch", "type", "bridge"]);
     switch.ip(&["link", "set", "switch", "up"]);
@@ -432,7 +433,7 @@ fn n13_n14_each_peer_is_reached_another_way_once_its_own_port_has_no_carrier() {
         switch.ip(&["link", "set", &plug, "master", "switch", "up"]);
         netns.ip(&["addr", "add", &format!("{}/24", ip(of)), "dev", "eth0"]);
         netns.ip(&["link", "set", "eth0", "up"]);
-        // Packets are taken from where the kernel would send to, and from nowhere else.
+        // Packets are accepted only from the interface over which the kernel would send.
         netns.enter(|| std::fs::write("/proc/sys/net/ipv4/conf/all/rp_filter", "1")).unwrap();
     }
     let mut seats = lan.fill();
@@ -458,7 +459,7 @@ fn n13_n14_each_peer_is_reached_another_way_once_its_own_port_has_no_carrier() {
     let (card, to) = (lan.netns[0].index("eth0"), [1, 2].map(|of| Ipv4Addr::new(10, 77, 0, of + 1)));
     let mut best = [Duration::MAX; 2];
     for _ in 0..4 {
-        // Frames came just now, so that those who end them wait for more. Two end at once: the kernel acts on both.
+        // Frames came just now, so the ending sides wait for more. Two end at once: the kernel acts on both.
         [1, 2].into_iter().for_each(|of| echo(of, "over memory"));
         let gone = Instant::now();
         let (second, third) = (seats[1].ports[0].take().unwrap(), seats[2].ports[0].take().unwrap());
@@ -475,7 +476,7 @@ fn n13_n14_each_peer_is_reached_another_way_once_its_own_port_has_no_carrier() {
         for of in [1, 2] {
             echo(of, "over eth0");
         }
-        // Those that go on are as they were.
+        // The remaining ones are unchanged.
         assert!(lan.way(1, 2).contains("dev lan-c "), "{}", lan.way(1, 2));
         ending.into_iter().for_each(|thread| thread.join().unwrap());
         for of in [1, 2] {
@@ -501,13 +502,13 @@ fn n14_port_or_network_that_is_switched_off_and_on_is_as_before() {
     let sockets = [0, 1].map(|of| lan.udp(of));
     echo_udp(&sockets[0], &sockets[1], b"are you there?");
     let switch = |name| ["down", "up"].map(|to| lan.netns[0].ip(&["link", "set", name, to]));
-    // The kernel forgets who is behind it, and nobody could be asked.
+    // The kernel forgets which peer is behind the port, and there is nobody to ask.
     switch("lan-b");
     assert!(!port.keep_port().unwrap(), "it is a port still");
     wait_until("the memory is the way again", || lan.way(0, 1).contains("dev lan-b "));
     echo_udp(&sockets[0], &sockets[1], b"and now?");
     assert_eq!(status(&first, 1).links, 1);
-    // And addresses of IPv6.
+    // And IPv6 addresses.
     let netns = &lan.netns[2];
     netns.enter(|| std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "0")).unwrap();
     let ip = Some(split_ip("fd00::3".parse().unwrap(), Some(64), None).0);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `tombolo net follow`: interfaces that come and go with the host's rules, whatever the brokers do. A broker of this test says
-//! what there is to be; nobody is at the other ends.
+//! `tombolo net follow`: interfaces that come and go with the host's rules, whatever the brokers do. A broker of this
+//! test lists the interfaces; their peers do not exist.
 
 mod common;
 mod wires;
@@ -21,10 +21,10 @@ use serde_json::Value;
 use tombolo_control::{Envelope, Message, NetRole, Path as Way, Seen, VERSION, code};
 use wires::{Netns, can_run};
 
-/// What a broker says that there is to be, or that it does not know; and how often it was asked.
+/// Interfaces that a broker lists, or `None` if it does not know them; and the number of queries.
 type Nets = Arc<Mutex<(Option<Vec<Message>>, u32)>>;
 
-/// A broker that lets everybody listen, whom nobody calls.
+/// A broker that lets everybody listen, and has no callers.
 struct Broker {
     listener: Arc<OwnedFd>,
     thread: Option<thread::JoinHandle<()>>,
@@ -47,7 +47,7 @@ impl Broker {
                 let nets = Arc::clone(&nets);
                 thread::spawn(move || serve(&program, &nets));
             }
-            // It ends, and with it what it had of programs.
+            // The broker ends, and its connections to programs with it.
             for program in programs {
                 let _ = rustix::net::shutdown(&*program, rustix::net::Shutdown::Both);
             }
@@ -79,7 +79,7 @@ fn serve(program: &OwnedFd, nets: &Nets) {
                 None => say(Message::Refuse { code: code::FAILED, reason: "not yet".into() }),
                 Some(rows) => {
                     let behind = |row: &Message| matches!(row, Message::Net { at, .. } if *at > after);
-                    // Two at a time.
+                    // Two rows at a time.
                     rows.into_iter().filter(behind).take(2).for_each(say);
                     say(Message::Done {});
                 }
@@ -90,7 +90,7 @@ fn serve(program: &OwnedFd, nets: &Nets) {
     }
 }
 
-/// What there is to be, for one who asks.
+/// Returns the listed interfaces, and counts the query.
 fn count(nets: &Nets) -> Option<Vec<Message>> {
     let mut nets = nets.lock().unwrap();
     nets.1 += 1;
@@ -104,7 +104,7 @@ fn net(at: u64, interface: &str, role: NetRole, own: [u8; 16], prefix: u8, their
     Message::Net { at, interface, peer, service, role, mtu, own, prefix, theirs, network, own_mac, their_mac }
 }
 
-/// A port of the network `lan`, to the machine with this name and number.
+/// Returns a port of the network `lan`, to the machine with this name and number.
 fn port(peer: &str, number: u8, prefix: u8) -> Message {
     let (interface, service) = (format!("lan-{peer}").parse().unwrap(), format!("net.lan-{peer}").parse().unwrap());
     Message::Net {
@@ -146,7 +146,7 @@ impl Rules {
         self.nets.lock().unwrap().0 = nets;
     }
 
-    /// Waits until the broker was asked twice.
+    /// Waits until the broker was queried twice.
     fn wait_until_asked(&self) {
         let before = self.nets.lock().unwrap().1;
         wait_until("the broker is asked", || self.nets.lock().unwrap().1 > before + 1);
@@ -179,7 +179,7 @@ impl Rules {
         String::from_utf8(found.out).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    /// The index that the kernel gave an interface: another one is another interface.
+    /// Returns the index that the kernel gave an interface: another index is another interface.
     fn index(&self, interface: &str) -> Option<String> {
         let (found, shown) = wires::run(&["ip", "-n", &self.netns.0, "-o", "link", "show", interface]);
         found.then(|| shown.split(':').next().unwrap().to_owned())
@@ -203,7 +203,7 @@ fn b28_interfaces_come_and_go_with_the_rules_and_survive_the_brokers() {
     for status in rules.listed() {
         assert_eq!((&status["by_rule"], &status["mtu"]), (&true.into(), &1400.into()), "{status:#}");
     }
-    // A network behind the one, the peer alone behind the other.
+    // A network behind the one, only the peer behind the other.
     wait_until("their addresses", || rules.netns.ip(&["route"]).lines().count() == 2);
     let routes = rules.netns.ip(&["route"]);
     assert!(routes.contains("10.77.0.0/24 dev tmb0") && routes.contains("10.77.0.4 dev lan-b"), "{routes}");
@@ -211,7 +211,7 @@ fn b28_interfaces_come_and_go_with_the_rules_and_survive_the_brokers() {
     let shown = rules.tombolo(&["ls"]).expect(0);
     assert!(String::from_utf8(shown.out).unwrap().contains("rule"));
     rules.tombolo(&["down", "tmb0"]).expect_failure(2, &["by a rule of the host's"]);
-    // Neither a broker that does not know nor one that begins anew takes anything.
+    // Neither a broker that knows no interfaces nor one that begins anew removes any.
     let before = rules.index("tmb0");
     rules.set_nets(None);
     rules.wait_until_asked();
@@ -219,7 +219,7 @@ fn b28_interfaces_come_and_go_with_the_rules_and_survive_the_brokers() {
     rules.broker = Some(Broker::start(&rules.socket(), Arc::clone(&rules.nets)));
     rules.wait_until_asked();
     assert_eq!(rules.index("tmb0"), before);
-    // One that is wanted otherwise is made anew; one that is not wanted goes, and the third stays.
+    // An interface with other settings is made anew; one that is not listed goes, and the third stays.
     let third = rules.index("lan-c");
     rules.set_nets(Some(
         [&rows(NetRole::Connect)[..1], &[net(3, "lan-c", NetRole::Listen, [0; 16], 0, [0; 16])]].concat(),
@@ -227,7 +227,7 @@ fn b28_interfaces_come_and_go_with_the_rules_and_survive_the_brokers() {
     wait_until("one goes", || rules.index("lan-b").is_none());
     wait_until("one is another", || rules.index("tmb0").is_some_and(|now| Some(now) != before));
     assert_eq!(rules.index("lan-c"), third);
-    // What somebody removes is there again.
+    // An interface that another process removes is made again.
     let before = rules.index("lan-c");
     rules.netns.ip(&["link", "del", "lan-c"]);
     wait_until("it is made again", || rules.index("lan-c").is_some_and(|now| Some(now) != before));
@@ -236,7 +236,7 @@ fn b28_interfaces_come_and_go_with_the_rules_and_survive_the_brokers() {
     assert!(rules.index("tmb0").is_none() && rules.index("lan-c").is_none());
 }
 
-/// All that the kernel says of a link.
+/// Returns everything that the kernel shows of a link.
 fn details(rules: &Rules, interface: &str) -> String {
     rules.netns.ip(&["-d", "-o", "link", "show", interface])
 }
@@ -259,19 +259,19 @@ fn n14_network_of_many_is_one_interface_with_a_port_for_each_peer() {
     }
     for (interface, peer) in [("lan-b", "02:00:00:00:00:01"), ("lan-c", "02:00:00:00:00:02")] {
         let shown = details(&rules, interface);
-        // One address of all, nothing learnt, nothing to unknown ones, nothing from port to port.
+        // One address for all; no learning, no flooding of unknown addresses, nothing from port to port.
         for word in ["02:00:00:00:00:64", "learning off", " flood off", "isolated on", "mtu 1400"] {
             assert!(shown.contains(word), "{word}: {shown}");
         }
         let (_, table) = wires::run(&["bridge", "-n", &rules.netns.0, "fdb", "show", "dev", interface]);
         let entry = table.lines().find(|line| line.contains(peer)).expect("the peer's address is known");
         assert!(entry.contains("static") && entry.contains("sticky"), "{entry}");
-        // No address of the port's own, which would be that of all.
+        // The port has no address of its own, which would be that of all.
         assert!(!rules.netns.ip(&["addr", "show", interface]).contains("inet"));
     }
     wait_until("its route", || rules.netns.ip(&["route"]).contains("10.77.0.0/24 dev lan "));
     assert_eq!(rules.netns.ip(&["route"]).lines().count(), 1);
-    // Who has an address is the host's to say, and no peer's: of those that there are.
+    // The host, and not a peer, determines which of the existing peers has an address.
     let known = |number: u8| {
         let lasting = format!("10.77.0.{number} dev lan lladdr 02:00:00:00:00:0{number} PERMANENT");
         rules.netns.ip(&["neigh"]).contains(&lasting)
@@ -297,7 +297,7 @@ fn n14_network_of_many_is_one_interface_with_a_port_for_each_peer() {
     wait_until("one comes and one goes", || is_port(&rules, "lan-d") && rules.index("lan-c").is_none());
     assert_eq!(["lan", "lan-b"].map(index), before);
     wait_until("nobody need be asked", || known(1) && known(3) && !known(2));
-    // Whoever takes it away, or a port out of it, finds it again.
+    // A removed bridge, or a port taken out of it, is restored.
     rules.netns.ip(&["link", "set", "lan-b", "nomaster"]);
     wait_until("it is a port again", || is_port(&rules, "lan-b"));
     assert!(details(&rules, "lan-b").contains("isolated on"));
@@ -307,7 +307,7 @@ fn n14_network_of_many_is_one_interface_with_a_port_for_each_peer() {
     wait_until("nobody need be asked", || known(1) && known(3));
     rules.netns.ip(&["link", "set", "lan", "address", "02:00:00:00:00:65"]);
     wait_until("its address is its own again", || details(&rules, "lan").contains("02:00:00:00:00:64"));
-    // A network that is wanted otherwise is made anew.
+    // A network with other settings is made anew.
     let before = rules.index("lan");
     rules.set_nets(Some(vec![port("b", 1, 112), port("d", 3, 112)]));
     wait_until("it is another", || rules.index("lan").is_some_and(|now| Some(now) != before));
@@ -339,7 +339,7 @@ fn n14_network_of_a_process_that_died_is_taken_over_or_removed() {
     wait_until("it has its port again", || is_port(&rules, "lan-b"));
     assert_eq!(rules.index("lan"), before);
     kill(following);
-    // The rule goes meanwhile; what is not ours stays.
+    // The rule goes meanwhile; an interface of others stays.
     rules.netns.ip(&["link", "add", "br0", "type", "bridge"]);
     rules.set_nets(Some(Vec::new()));
     let following = rules.follow();
@@ -385,7 +385,7 @@ fn n14_peers_without_a_network_behind_them_are_behind_their_ports() {
     assert!(netns.ip(&["addr", "show", "lan"]).contains("inet 10.77.0.100/32"));
     let known = || netns.ip(&["neigh"]);
     wait_until("nobody need be asked", || known().contains("10.77.0.2 dev lan-c lladdr 02:00:00:00:00:02 PERMANENT"));
-    // What peers send comes in by the one interface, while the way back is by a port.
+    // Packets of peers come in by the one interface, while the path back is by a port.
     let filter = netns.enter(|| std::fs::read_to_string("/proc/sys/net/ipv4/conf/lan/rp_filter")).unwrap();
     assert_eq!(filter.trim(), "2");
     // The same without the one interface.

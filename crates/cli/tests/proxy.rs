@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `tombolo proxy`, as it is used: two of them, and between them a channel.
+//! `tombolo proxy`, as it is used: two of them, with a channel between them.
 
 mod common;
 
@@ -19,10 +19,10 @@ use common::{Place, Running, noise, wait_until};
 use rustix::process::Signal;
 
 const MIB: usize = 1 << 20;
-/// Nothing here takes this long.
+/// Longer than anything here takes.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A proxy that listens, and where.
+/// Starts a proxy that listens. Returns it with its address.
 fn proxy(listen: &str, connect: &str, options: &str) -> (Running, String) {
     let mut words = vec!["proxy", "--listen", listen, "--connect", connect];
     words.extend(options.split_whitespace());
@@ -32,7 +32,7 @@ fn proxy(listen: &str, connect: &str, options: &str) -> (Running, String) {
     said.read_line(&mut line).unwrap();
     let place = line.strip_prefix("tombolo: ").and_then(|line| line.split_once(" joined to ")).map(|(place, _)| place);
     let place = place.unwrap_or_else(|| panic!("{line}")).to_owned();
-    // The rest is heard so that it need not wait.
+    // The rest of the output is read so that the proxy need not wait.
     thread::spawn(move || said.read_to_string(&mut String::new()));
     (running, place)
 }
@@ -47,14 +47,14 @@ fn patient(stream: TcpStream) -> TcpStream {
     stream
 }
 
-/// Two proxies: TCP to a channel, and the channel to `server`.
+/// Starts two proxies: TCP to a channel, and the channel to `server`.
 fn chain(place: &Place, server: &str) -> ([Running; 2], TcpStream) {
     let (far, _) = proxy(&place.address(), server, "");
     let (near, at) = proxy("tcp:127.0.0.1:0", &place.address(), "--ring 16KiB");
     ([near, far], patient(TcpStream::connect(port(&at)).unwrap()))
 }
 
-/// Echoes to everybody, after each has said all.
+/// Echoes to every client, after each has sent everything.
 fn echo(listener: TcpListener) {
     thread::spawn(move || {
         for stream in listener.incoming() {
@@ -139,7 +139,7 @@ fn end_of_one_direction_leaves_the_other() {
     assert_eq!(heard, "still here");
 }
 
-/// Reads until something other than bytes comes.
+/// Reads until the end or an error.
 fn outcome(mut stream: TcpStream) -> std::io::Result<u64> {
     std::io::copy(&mut stream, &mut std::io::sink())
 }
@@ -218,12 +218,12 @@ fn clients_that_come_faster_than_a_unix_server_accepts_wait_for_it() {
     let kind = rustix::net::SocketType::STREAM;
     let server = rustix::net::socket(rustix::net::AddressFamily::UNIX, kind, None).unwrap();
     rustix::net::bind(&server, &rustix::net::SocketAddrUnix::new(&socket).unwrap()).unwrap();
-    // Room for one who was not accepted yet.
+    // Room for one client that was not accepted yet.
     rustix::net::listen(&server, 0).unwrap();
     let server = UnixListener::from(server);
     let (_proxy, front) = proxy("tcp:127.0.0.1:0", &format!("unix:{}", socket.display()), "--wait 30");
     let mut clients: Vec<_> = (0..4).map(|_| patient(TcpStream::connect(port(&front)).unwrap())).collect();
-    // All are at the server by then, or were turned away.
+    // All clients are at the server by then, or were refused.
     let turned_away = |client: &TcpStream| {
         client.set_nonblocking(true).unwrap();
         let turned_away = !matches!(client.peek(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock);
@@ -255,7 +255,7 @@ fn proxy_that_is_terminated_leaves_no_socket_and_breaks_its_connections_off() {
         let mut client = UnixStream::connect(place.path("front")).unwrap();
         client.write_all(b"hello").unwrap();
         let mut served = patient(listener.accept().unwrap().0);
-        // The kernel connects before the proxy has heard of it.
+        // The kernel connects before the proxy has noticed the client.
         served.read_exact(&mut [0; 5]).unwrap();
         for running in [on_unix, on_channel] {
             running.signal(signal);

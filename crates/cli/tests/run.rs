@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `tombolo run`: what the program finds, and what becomes of it. What its connections do is tested with the library.
+//! `tombolo run`: the environment of the program, and its end. What its connections do is tested with the library.
 
 use std::{
     env,
@@ -94,7 +94,8 @@ fn io_uring_is_kept_from_the_program_unless_it_is_allowed() {
 
 #[test]
 fn program_that_makes_an_io_uring_hears_that_there_is_none_unless_it_is_allowed() {
-    // By its number, 425, and without parameters: a kernel that has it says EFAULT, or what it is configured to say.
+    // By its number, 425, and without parameters: a kernel that has the call returns EFAULT, or the error that it is
+    // configured to return.
     const MAKES: &str = "$! = 0; syscall(425, 1, 0); print $! + 0";
     let errno = |output: Output| String::from_utf8(output.stdout).unwrap();
     let (kept, _folder) = run(&[], &["perl", "-e", MAKES]);
@@ -150,7 +151,8 @@ fn library_or_program_that_is_not_there_is_bad_usage() {
     assert_eq!(code, Some(2));
 }
 
-/// Two ends in this process that talk, once for each line that is read, and say so; `fork`: the second time in a child.
+/// Two ends in this process that talk once for each line that is read, and print so; with `fork` they talk the second
+/// time in a child.
 const TALKS: &str = "
 import os, socket, sys
 listener = socket.create_server(('127.0.0.1', 0))
@@ -189,7 +191,7 @@ fn has_python() -> bool {
     there
 }
 
-/// What the program does and says when it reads these lines.
+/// Returns the program's result and output for these input lines.
 fn talks(options: &[&str], steps: &str) -> (Output, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let mut tombolo = Command::new(env!("CARGO_BIN_EXE_tombolo"));
@@ -246,7 +248,7 @@ fn signal_to_the_command_with_a_summary_is_the_programs() {
     assert_eq!(line, "ready\n");
     let pid = rustix::process::Pid::from_child(&child);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-    // Its shell hears of it when what it waits for is over.
+    // Its shell handles the signal when the command that it waits for has ended.
     writeln!(child.stdin.as_mut().unwrap()).unwrap();
     let mut rest = String::new();
     out.read_line(&mut rest).unwrap();

@@ -13,7 +13,7 @@ use std::{
 use common::{Place, Running, wait_until};
 use serde_json::Value;
 
-/// Two ends in one process that talk, say so, and stay until their input ends.
+/// Two ends in one process that talk, print so, and stay until their input ends.
 const PROGRAM: &str = "
 import socket, sys
 listener = socket.create_server(('127.0.0.1', 0))
@@ -46,7 +46,7 @@ fn talking(place: &Place, options: &[&str]) -> Option<Running> {
     start(place, options, &[PROGRAM])
 }
 
-/// A program, with its arguments, that has talked.
+/// Starts a program, with its arguments, and returns once it has talked.
 fn start(place: &Place, options: &[&str], program: &[&str]) -> Option<Running> {
     if !std::path::Path::new("/usr/bin/python3").is_file() {
         let _ = writeln!(std::io::stderr(), "SKIP tombolo ls of sockets (needs python3): it is not installed");
@@ -65,7 +65,7 @@ fn start(place: &Place, options: &[&str], program: &[&str]) -> Option<Running> {
     Some(running)
 }
 
-/// What `words` say as JSON of the connections of one process.
+/// Returns the JSON output of `words` about the connections of one process.
 fn sockets(words: &[&str], pid: u32) -> Vec<Value> {
     let out = Running::start(words, |_| {}).end().expect(0).out;
     let lines = String::from_utf8(out).unwrap();
@@ -128,7 +128,7 @@ fn s11_connection_whose_other_end_is_looked_for_has_the_reason_why_it_is_on_tcp_
     let place = Place::new();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port().to_string();
-    // It sends back what it gets. It waits for nobody where the program could not be started.
+    // Echoes. The test does not wait for this thread where the program could not be started.
     thread::spawn(move || {
         let (stream, _) = listener.accept().unwrap();
         io::copy(&mut &stream, &mut &stream)

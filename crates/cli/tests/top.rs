@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `tombolo top`, in a terminal: a pseudo-terminal of the kernel's, with an emulator that keeps what is on the screen.
+//! `tombolo top`, in a terminal: a pseudo-terminal of the kernel, with an emulator that keeps the screen's contents.
 
 mod common;
 
@@ -25,7 +25,7 @@ use serde_json::Value;
 /// A terminal with `tombolo top` on it, as its controlling terminal.
 struct Terminal {
     master: Option<File>,
-    /// Held open so that it can be asked when the program is gone.
+    /// Held open so that its modes can be read when the program is gone.
     slave: OwnedFd,
     before: (LocalModes, rustix::termios::InputModes),
     child: Child,
@@ -55,7 +55,7 @@ impl Terminal {
         Self { master: Some(master.into()), slave, before, child, emulator }
     }
 
-    /// Takes in what the program has drawn by now.
+    /// Takes in what the program has drawn by now, and returns the screen.
     fn read_screen(&mut self) -> String {
         let mut bytes = [0; 4096];
         let now = Timespec::try_from(Duration::from_millis(1)).unwrap();
@@ -92,13 +92,13 @@ impl Terminal {
         self.emulator.screen().rows(0, columns.get()).nth(row.into()).unwrap()
     }
 
-    /// Whether the terminal is as the shell left it.
+    /// Returns whether the terminal is as the shell left it.
     fn is_as_before(&self) -> bool {
         let modes = tcgetattr(&self.slave).unwrap();
         (modes.local_modes, modes.input_modes) == self.before
     }
 
-    /// Waits for the end; the terminal must be as it was.
+    /// Waits for the end; the terminal must be as before.
     #[track_caller]
     fn ended(mut self) -> ExitStatus {
         let mut status = None;
@@ -171,7 +171,7 @@ fn top_fits_the_terminal_whatever_its_size_becomes() {
     top.wait("it is drawn", drawn);
     for (rows, columns) in [(10, 100), (50, 30), (2, 2), (24, 80)] {
         top.emulator.screen_mut().set_size(some(rows), some(columns));
-        // Nobody but the signal tells it: the next look is an hour away.
+        // Only the signal triggers it: the next regular look is an hour away.
         tcsetwinsize(top.master.as_ref().unwrap(), size(rows, columns)).unwrap();
         let wanted: String = "q quit  sort: r rate  c calls".chars().take(columns.into()).collect();
         wait_until("it is drawn anew", || {
@@ -257,7 +257,7 @@ fn once_prints_a_table_and_json_the_rates() {
     let once = String::from_utf8(once).unwrap();
     assert!(once.contains("*PIPE") && once.contains(&place.address()) && !once.contains('\x1b'), "{once}");
 
-    // It goes on until it is interrupted; meanwhile something happens.
+    // It continues until it is interrupted; meanwhile the connection is used.
     let mut top = Running::start(&["top", "--json", "--interval", "0.1"], |_| {});
     let mut seen = String::new();
     let mut input = connector.child.stdin.take().unwrap();
@@ -268,7 +268,7 @@ fn once_prints_a_table_and_json_the_rates() {
         let line: Value = serde_json::from_str(&seen).expect(&seen);
         let ours = line["address"] == place.address().as_str();
         if ours {
-            // Nobody reads it at the other end: no more than a little each time.
+            // The peer does not read, so only a little is written each time.
             input.write_all(&[1; 1000]).unwrap();
         }
         ours && line["rates"][1]["bytes"].as_f64() > Some(0.0)

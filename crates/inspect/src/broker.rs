@@ -236,7 +236,7 @@ mod tests {
 
     use super::*;
 
-    /// What `ask` makes of a broker that answers with what the numbers from 0 on become, and never is done.
+    /// Returns the result of `ask` for a broker that answers with `says` of the numbers from 0 on, without end.
     fn asked_of_liar<T: Send + 'static>(
         says: impl Fn(u64) -> Message + Send + 'static,
         ask: impl FnOnce(&Broker) -> Result<T> + Send + 'static,
@@ -245,7 +245,7 @@ mod tests {
         let (tool, liar) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
         thread::spawn(move || {
             (0..).map(says).all(|message| {
-                // The questions make room for others.
+                // The questions are read, so that there is room for others.
                 while rustix::net::recv(&liar, &mut [0; MESSAGE_MAX], RecvFlags::DONTWAIT).is_ok_and(|(_, n)| n > 0) {}
                 let bytes = Envelope { serial: 1, message }.encode();
                 rustix::net::send(&liar, &bytes, SendFlags::NOSIGNAL).is_ok()
@@ -266,7 +266,7 @@ mod tests {
         assert!(matches!(told, Err(Error::TooMuch { most: ANSWERS_MAX })), "{:?}", told.map(|rows| rows.len()));
     }
 
-    /// Each of its answers is short, and behind each there is more.
+    /// Each of its answers is short, and more rows follow each.
     #[test]
     fn b20_broker_that_always_has_more_rows_is_asked_up_to_a_bound() {
         let row = |at| Message::ListenerRow { at, service: "log".parse().unwrap(), process: 1, user: 0 };

@@ -194,7 +194,7 @@ mod tests {
         assert!(opener.open(&format!("/proc/self/fd/{}", memory.as_raw_fd())).is_ok());
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("memfd:tombolo (deleted)");
-        // One that never answers: to open it would wait for a writer.
+        // A pipe without a writer: an open of it would wait for one.
         rustix::fs::mknodat(rustix::fs::CWD, &file, FileType::Fifo, Mode::RUSR, 0).unwrap();
         assert!(opener.open(file.to_str().unwrap()).is_err());
         fs::remove_file(&file).unwrap();

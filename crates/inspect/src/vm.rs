@@ -181,7 +181,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// What a broker tells of a ring of 4096 bytes whose writer and reader are at these positions.
+    /// Returns a broker's words for a ring of 4096 bytes whose writer and reader are at these positions.
     fn words(epoch: u64, tail: u64, head: u64) -> [u64; ROW_WORDS] {
         let (segment, fd) = create_sealed("tombolo-ls-b20", 8192).unwrap();
         let (control, _data) = segment.split(4096);
@@ -262,7 +262,8 @@ mod tests {
         assert_eq!(whose(0, NOBODY).user, None);
     }
 
-    /// A broker for one program, which says Hello with these versions and then answers each question likewise.
+    /// Starts a broker for one program, which sends a Hello with these versions and then answers each question with
+    /// `answer`.
     fn broker(
         versions: (u16, u16),
         answer: impl Fn() -> Vec<Message> + Send + 'static,

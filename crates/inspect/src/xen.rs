@@ -226,7 +226,7 @@ mod tests {
 
     const EPOCH: u64 = 0x0123_4567_89ab_cdef;
 
-    /// Memory of `len` bytes of this process, and where it is mapped.
+    /// Returns memory of `len` bytes of this process, and where it is mapped.
     fn memory(name: &str, len: usize) -> (OwnControl, Range<u64>) {
         let (segment, _fd) = create_sealed(name, len).unwrap();
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -244,7 +244,7 @@ mod tests {
         }
     }
 
-    /// A mailbox that said Welcome, with `quarantine` bytes.
+    /// Makes a mailbox that holds a Welcome, with `quarantine` bytes.
     fn mailbox(page: &OwnControl, quarantine: u64) {
         let offered = Features::MESSAGES;
         let (version_min, version_max, required) = (1, 1, Features::NONE);

@@ -298,7 +298,7 @@ mod tests {
         };
         let (own, other) = (config().mac, Mac([2, 0, 0, 0, 0, 9]));
         assert!(config().is_of(&link("bridge", &config().label(), own)));
-        // Of a rule that was another, and one whose maker died before it was finished.
+        // A bridge of a rule that was another, and one whose maker died before it was finished.
         assert!(config().is_of(&link("bridge", "tombolo network lan 02:00:00:00:00:09", other)));
         assert!(config().is_of(&link("bridge", "", own)));
         for (kind, alias, mac) in

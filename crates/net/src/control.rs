@@ -205,7 +205,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let place = |name: &str| folder.path().join(name);
         drop(UnixListener::bind(place("7.sock")).unwrap());
-        // One that does not listen yet has no name yet.
+        // A socket that does not listen yet has no final name yet.
         drop(UnixListener::bind(place("8.new")).unwrap());
         fs::write(place("9.sock"), "a file").unwrap();
         assert_eq!(find(folder.path()).unwrap(), []);

@@ -182,7 +182,7 @@ mod tests {
         Hello { features: Features::all(), mtu: 1500, frame_most: FRAME_MOST, mac: Mac([2, 0, 0, 0, 0, 1]) }
     }
 
-    /// The bytes of a hello with others at some place.
+    /// Decodes a hello with other bytes at some place.
     fn changed(at: usize, with: &[u8]) -> Result<Hello, HelloError> {
         let mut bytes = hello().encode();
         bytes[at..at + with.len()].copy_from_slice(with);

@@ -343,7 +343,7 @@ mod tests {
         for len in 0..answer.len() {
             assert!(parse_link(&answer[..len]).is_err(), "{len}");
         }
-        // An attribute that says it is shorter than its own head, or longer than the answer.
+        // An attribute that claims to be shorter than its own head, or longer than the answer.
         for len in [0_u16, 3, 0xffff] {
             let mut bad = answer.clone();
             bad[HEAD + LINK..HEAD + LINK + 2].copy_from_slice(&len.to_ne_bytes());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The module's check of a header (`kernel/ivshmem/frame.c`), compiled as it is into a program, beside the one that is written in
-//! Rust: both judge the same headers alike. Broken ones are found.
+//! Compares the module's check of a header (`kernel/ivshmem/frame.c`), compiled unchanged into a program, with the one
+//! written in Rust: both must judge the same headers alike. Broken variants must be found.
 
 use std::{
     fs,
@@ -14,14 +14,14 @@ use tombolo_net::{DropReason, FRAME_MOST, Features, HEAD, HEADER, Hello, Limits,
 const SENDER: Mac = Mac([2, 0, 0, 0, 0, 9]);
 /// `TOMBOLO_NET_HEADER` and `TOMBOLO_NET_FEATURE`.
 const DROPPED: [(u8, DropReason); 2] = [(6, DropReason::Header), (7, DropReason::Feature)];
-/// Judged headers are so long.
+/// Length of an answer, with the judged header.
 const ANSWER: usize = 2 + HEADER;
 
-/// A header and what it is judged by.
+/// A header, and the values by which it is judged.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     header: [u8; HEADER],
-    /// Of the frame.
+    /// Length of the frame.
     len: u32,
     takes: u32,
     gives: u32,
@@ -33,7 +33,7 @@ impl Case {
         [&self.header[..], &numbers].concat()
     }
 
-    /// What Rust's check says, with these features.
+    /// Returns the verdict of Rust's check with these features.
     fn judge(&self, features: u32) -> Result<[u8; HEADER], DropReason> {
         let mut head = [0; HEAD];
         head[..HEADER].copy_from_slice(&self.header);
@@ -44,20 +44,20 @@ impl Case {
         Ok(head[..HEADER].try_into().expect("a header"))
     }
 
-    /// Whether an answer is what Rust's check says, of what comes and of what goes.
+    /// Returns whether an answer agrees with Rust's check, for received and for sent frames.
     fn agrees(&self, answer: &[u8]) -> bool {
         let counted = DROPPED.iter().find(|(number, _)| *number == answer[0]).map(|(_, why)| *why);
         let (judged, is_checked_alike) = match self.judge(self.takes) {
             Ok(left) => (None, answer[0] == 0xff && answer[2..] == left),
             Err(why) => (Some(why), true),
         };
-        // The own stack's headers make sense: only what they need is looked at.
+        // The own stack's headers are valid: only the features that they need are checked.
         let goes_alike = self.judge(0x1f).is_err() || self.judge(self.gives).is_ok() == (answer[1] == 1);
         judged == counted && is_checked_alike && goes_alike
     }
 }
 
-/// Headers of which most nearly make sense, in a fixed order.
+/// Returns headers of which most are nearly valid, in a fixed order.
 fn cases() -> Vec<Case> {
     let mut state = 88_172_645_463_325_252_u64;
     let mut next = || {
@@ -103,7 +103,8 @@ fn source() -> String {
     fs::read_to_string(root("kernel/ivshmem/frame.c")).unwrap()
 }
 
-/// The cases in which a program made of `source` says something else than Rust's check. `None` where nothing can be compiled.
+/// Returns the cases in which a program made of `source` differs from Rust's check; `None` where nothing can be
+/// compiled.
 fn disagreements(test: &str, source: &str) -> Option<Vec<Case>> {
     if !Command::new("cc").arg("--version").stdout(Stdio::null()).status().is_ok_and(|status| status.success()) {
         let _ = writeln!(std::io::stderr(), "SKIP {test} (needs cc): there is no C compiler");
@@ -136,14 +137,14 @@ fn disagreements(test: &str, source: &str) -> Option<Vec<Case>> {
 fn n4_n7_n8_module_judges_headers_as_the_program_does() {
     let Some(differ) = disagreements("n4_n7_n8_module_judges_headers_as_the_program_does", &source()) else { return };
     assert!(differ.is_empty(), "{} of them, such as {:?}", differ.len(), differ[0]);
-    // All that is looked for is among the cases, and much of it passes.
+    // The cases include every reason that is looked for, and many of them pass.
     let judged: Vec<_> = cases().iter().map(|case| case.judge(case.takes)).collect();
     let passed = judged.iter().filter(|judged| matches!(judged, Ok(header) if header[1] != 0)).count();
     let needed = judged.iter().filter(|judged| **judged == Err(DropReason::Feature)).count();
     assert!(passed > 100 && needed > 100, "{passed} segments pass, {needed} need what was not offered");
 }
 
-/// What a careless change could leave out, each of which has to be found.
+/// Changes that a careless edit could make; each must be found.
 const BROKEN: [(&str, &str); 13] = [
     ("was.flags & ~flags || was.num_buffers", "was.num_buffers"),
     ("was.flags & ~flags || was.num_buffers", "was.flags & ~flags"),

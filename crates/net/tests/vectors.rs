@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The golden vectors of `spec/vectors` for interfaces: what they say is read as they say, and written byte for byte.
+//! The golden vectors of `spec/vectors` for interfaces: they are decoded to the stated values, and encoded byte for
+//! byte.
 
 use serde_json::Value;
 use tombolo_net::{Features, HEAD, HEADER, Hello, Limits, Mac};

@@ -91,7 +91,7 @@ mod tests {
 
     use super::*;
 
-    /// What is said of a listener that is not there.
+    /// Returns the error for a listener that does not exist.
     fn said(vm: &Vm) -> String {
         let error = vm.connect("right/file", Deadline::NEVER).map(drop).expect_err("nobody listens");
         match &error {
@@ -100,8 +100,8 @@ mod tests {
         }
     }
 
-    /// A broker that states each call as it was asked for, with a slice of a page, and whose peers never accept one. It
-    /// ends with its programs.
+    /// Plays a broker that states each call as it was asked for, with a slice of a page, and whose peers never accept
+    /// one. It ends with its programs.
     fn state_all(path: &Path, programs: usize) -> impl FnOnce() + use<> {
         let listener = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
         rustix::net::bind(&listener, &SocketAddrUnix::new(path).expect("a path")).expect("a name");
@@ -137,7 +137,7 @@ mod tests {
                 let descriptors: Vec<_> = given.iter().map(AsFd::as_fd).collect();
                 assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
                 let statement = [IoSlice::new(&bytes[..len])];
-                // Who had no more patience is heard to be gone.
+                // The send fails where the program has run out of time and gone.
                 let _ = rustix::net::sendmsg(&program, &statement, &mut control, SendFlags::NOSIGNAL);
                 calls.push(ours.into());
             }
@@ -161,7 +161,7 @@ mod tests {
             let knocked = vm.connect_early("right/file", Deadline::after(Duration::from_secs(10)));
             let mut link = knocked.expect("a call that nobody accepted");
             link.send(b"hello", None).expect("room for what is said before that");
-            // Who connects waits for it.
+            // A plain connect waits until it is accepted.
             let connected = vm.connect("right/file", Deadline::after(Duration::from_millis(20)));
             assert!(matches!(connected, Err(Error::TimedOut)), "{connected:?}");
         });

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The layout of libxenvchan over the Xen of tests: grants, event channels and XenStore of two domains in this process.
+//! The layout of libxenvchan over the simulated Xen: grants, event channels and XenStore of two domains in this
+//! process.
 
 use std::thread;
 

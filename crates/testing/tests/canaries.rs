@@ -7,7 +7,7 @@ mod support;
 use flawed::{Flaw, Flawed};
 
 /// `FLAW: clause, test` becomes a test that passes if that test of the suite fails on a backend with that flaw, and
-/// says that it is for that clause.
+/// names that clause as the reason.
 macro_rules! canaries {
     ($($name:ident: $flaw:ident, $expected:literal, $test:ident;)*) => {$(
         #[test]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the harsh double does beyond what every backend guarantees: its rules and its commands.
+//! Rules and commands of the harsh double, beyond the guarantees of every backend.
 
 mod support;
 
@@ -24,7 +24,7 @@ fn now() -> Deadline {
     Deadline::at(Instant::now())
 }
 
-/// A segment of `from` that `to` maps, and its offer.
+/// Returns a segment of `from` that `to` maps, and its offer.
 fn shared(from: &mut dyn Endpoint, to: &mut dyn Endpoint) -> (OwnSegment, tombolo_domain::Offer, PeerSegment) {
     let (own, offer) = from.allocate(LEN).unwrap();
     from.send(b"segment", Some(&offer)).unwrap();

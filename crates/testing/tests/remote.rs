@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The suite with one of its sides worked by an agent over a socket: once the side that listens, once the one that
-//! connects. What it finds wrong with a backend it finds through an agent too.
+//! The suite with one of its sides run by an agent over a socket: once the listening side, once the connecting one. The
+//! flaws that it finds in a backend it also finds through an agent.
 
 mod flawed;
 mod support;
@@ -15,14 +15,14 @@ use tombolo_testing::conformance::{
     remote::{Remote, serve},
 };
 
-/// Which side the agent works.
+/// Side that the agent runs.
 #[derive(Clone, Copy)]
 enum Elsewhere {
     Listening,
     Connecting,
 }
 
-/// A fixture of two domains in this process, of which one is reached through an agent.
+/// A fixture of two domains in this process, one of which is reached through an agent.
 struct Split<F> {
     inner: F,
     remote: Remote,
@@ -97,7 +97,7 @@ mod connecting {
     tombolo_testing::conformance!(super::harsh(super::Elsewhere::Connecting));
 }
 
-/// `FLAW: clause, test` becomes a test that passes if that test of the suite fails, wherever the flaw is.
+/// `FLAW: clause, test` becomes a test that passes if that test of the suite fails, on whichever side the flaw is.
 macro_rules! canaries {
     ($($name:ident: $flaw:ident, $expected:literal, $test:ident;)*) => {
         mod canaries_listening {

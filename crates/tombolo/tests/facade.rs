@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a program sees of Tombolo: an address, two ends, bytes and messages.
+//! Tombolo as a program sees it: an address, two endpoints, bytes and messages.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -36,7 +36,7 @@ fn v1_machine_out_of_reach_is_told_with_what_is_missing() {
     let error = tombolo::connect("vm:no-such-machine/web").unwrap_err();
     let source = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
     let told = format!("{error}: {source}");
-    // Where a broker runs it knows no such machine; elsewhere there is none.
+    // A running broker knows no such machine; elsewhere there is no broker.
     assert!(told.contains("no-such-machine") || told.contains("start tombolod"), "{told}");
     assert!(matches!(tombolo::connect("vm:web"), Err(Error::Domain(_))));
 }
@@ -127,7 +127,7 @@ fn r12_stream_works_on_a_runtime() {
     });
 }
 
-/// Two ends of a channel.
+/// Returns both endpoints of a channel.
 fn pair<C: tombolo::Channel + Send>(address: &str, options: &Options) -> [C; 2] {
     let mut listener = tombolo::listen_with::<C>(address, options).unwrap();
     thread::scope(|scope| {
@@ -185,7 +185,7 @@ fn reserving_twins_take_room_where_there_is_some() {
     assert!(matches!(sender.try_reserve(5000), Err(Error::TooLarge { .. })));
     assert!(receiver.peek().unwrap().is_some());
     receiver.consume().unwrap();
-    // Read is not handed back until somebody asks for it.
+    // Bytes that were read are not handed back until the program asks for it.
     receiver.release().unwrap();
     assert!(sender.try_reserve(3000).unwrap().is_some());
     let parts = [std::io::IoSlice::new(b"a"), std::io::IoSlice::new(b"b")];

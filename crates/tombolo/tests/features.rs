@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What an address gets whose backend this program was built without. `cargo xtask features` runs it with features off.
+//! The error for an address whose backend this program was built without. `cargo xtask features` runs it with features
+//! off.
 
 use std::io::ErrorKind;
 

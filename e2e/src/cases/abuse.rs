@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Programs that do whatever they can think of with what they were given.
+//! Programs that do everything that is possible with the descriptors they were given.
 
 use super::{Case, Half, Verdict};
 use crate::rig::{REGION, Rig};
@@ -23,9 +23,9 @@ pub const CASES: &[Case] = &[
 pub const HALVES: &[Half] = &[("abuse::invalid", guest_invalid), ("abuse::spawn", spawn), ("abuse::wild", wild)];
 
 const PAGE: u64 = 4096;
-/// Somebody without any privilege.
+/// A user without any privilege.
 const NOBODY: u32 = 65534;
-/// What the wild programs get.
+/// Window that the wild programs get.
 const WINDOW: WindowArgs = WindowArgs {
     cookie: 9,
     offset: 0x20000,
@@ -43,7 +43,7 @@ fn invalid(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// Each time one thing is wrong, and everything else as it would be right.
+/// Makes one thing wrong each time, with everything else valid.
 fn guest_invalid(args: &[String]) -> Result<()> {
     let (ends, _) = Ends::from_args(args)?;
     let (own, peer, doorbell) = (open_node(&ends.own)?, open_node(&ends.peer)?, open_node(&ends.doorbell)?);
@@ -99,7 +99,7 @@ fn guest_invalid(args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Fills what the guest writes, lets wild programs loose on a window of it, and looks at the rest.
+/// Fills the guest's own region, lets wild programs loose on a window of it, and checks the rest.
 fn abuse(rig: &mut Rig) -> Result<Verdict> {
     let guest = rig.solo()?;
     let seconds = if super::long() { "600" } else { "10" };
@@ -114,7 +114,7 @@ fn abuse(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// Two wild programs at once, with no privilege, and a window as standard input.
+/// Runs two wild programs at once, with no privilege, and a window as standard input.
 fn spawn(args: &[String]) -> Result<()> {
     let (ends, rest) = Ends::from_args(args)?;
     let seconds = rest.first().map_or("1", String::as_str);
@@ -166,7 +166,7 @@ fn wild(args: &[String]) -> Result<()> {
             5 => _ = rustix::io::write(&window, &random.below(32).to_ne_bytes()),
             _ => _ = rustix::io::read(&window, &mut vec![0_u8; random.below(20) as usize]),
         }
-        // Writing is allowed in what can be mapped so.
+        // Writing is allowed in a mapping that can be made writable.
         if let Ok(mapping) = Mapping::writable(&window, WINDOW.length as usize) {
             mapping.store(random.below(WINDOW.length) as usize, random.next() as u8);
         }

@@ -23,13 +23,13 @@ pub const CASES: &[Case] = &[
     Case { name: "b10_link_that_would_end_virtiofsd_or_open_its_memory_is_refused", run: refused },
 ];
 
-/// A user whom nothing here belongs to.
+/// A user who owns nothing here.
 const SOMEBODY: u32 = 54321;
-/// Debian's, of the package qemu-system-common.
+/// Debian's virtiofsd, of the package qemu-system-common.
 const VIRTIOFSD: &str = "/usr/lib/qemu/virtiofsd";
 
-/// With no other device behind its bridges firmware gives a root port a window that begins at any MiB: a region still has to
-/// fit in at a multiple of its size.
+/// With no other device behind its bridges, firmware gives a root port a window that begins at any MiB. A region still
+/// has to fit in at a multiple of its size.
 fn q35(rig: &mut Rig) -> Result<Verdict> {
     rig.rest()?;
     let config = CONFIG.replace("[domain.a]", "[domain.a]\nmachine = \"q35\"");
@@ -43,7 +43,7 @@ fn q35(rig: &mut Rig) -> Result<Verdict> {
     finished(site, done)
 }
 
-/// Words go both ways over a link between the machines.
+/// Checks that words go both ways over a link between the machines.
 fn speak(site: &mut Site) -> Result<()> {
     site.link("a", "b")?;
     site.link("a", "host")?;
@@ -58,7 +58,7 @@ fn speak(site: &mut Site) -> Result<()> {
     Ok(())
 }
 
-/// A backend that has all of its guest's shared memory, and the folder that it shows.
+/// A backend that maps all of its guest's shared memory, and the folder that it shares.
 struct Shown {
     folder: Scratch,
     _process: Process,
@@ -66,7 +66,7 @@ struct Shown {
 }
 
 impl Shown {
-    /// Starts a backend for the machine to be, whose QEMU runs as `user`.
+    /// Starts a backend for the described machine, whose QEMU runs as `user`.
     fn start(spec: &mut Spec, user: u32) -> Result<Self> {
         let folder = Scratch::new("shown")?;
         let socket = folder.path().join("socket");
@@ -88,7 +88,7 @@ impl Shown {
         Ok(Self { folder, _process: process, _said: said })
     }
 
-    /// A file of the host's is in the guest, and one of the guest's on the host.
+    /// Checks that the guest sees a file of the host, and the host a file of the guest.
     fn check(&self, vm: &mut Vm, number: u32) -> Result<()> {
         let files = self.folder.path().join("files");
         fs::write(files.join(format!("down-{number}")), number.to_string())?;
@@ -101,7 +101,7 @@ impl Shown {
     }
 }
 
-/// Why there is no backend to try, if there is none.
+/// Returns a skip if there is no backend to try.
 fn no_virtiofsd() -> Option<Verdict> {
     let skip = |need, why: &str| Some(Verdict::Skip { need, why: why.into() });
     if !Path::new(VIRTIOFSD).exists() {
@@ -114,7 +114,7 @@ fn no_virtiofsd() -> Option<Verdict> {
     }
 }
 
-/// Two machines, each with files of the host by virtiofsd, whose QEMUs run as `users`.
+/// Boots two machines whose QEMUs run as `users`, each with files of the host by virtiofsd.
 fn with_virtiofsd(rig: &mut Rig, users: [u32; 2]) -> Result<(Site, Vec<Shown>, Scratch)> {
     rig.rest()?;
     let sockets = Scratch::new("qmp")?;
@@ -141,7 +141,7 @@ fn with_virtiofsd(rig: &mut Rig, users: [u32; 2]) -> Result<(Site, Vec<Shown>, S
     Ok((site, shown, sockets))
 }
 
-/// Each user's QEMU has a backend, links come and go, and who reads memory cannot open it for writing.
+/// Each user's QEMU has a backend, links come and go, and a reader of memory cannot open it for writing.
 fn beside_virtiofsd(rig: &mut Rig) -> Result<Verdict> {
     if let Some(skip) = no_virtiofsd() {
         return Ok(skip);
@@ -168,7 +168,7 @@ fn check(site: &mut Site, shown: &[Shown], number: u32) -> Result<()> {
     shown[1].check(&mut site.b, number)
 }
 
-/// The user of a QEMU gets the memory, the names of which contain `name`, to read and not to write.
+/// Checks that the user of a QEMU can read and cannot write the memory whose name contains `name`.
 fn only_owners_write(vm: &Vm, user: u32, name: &str) -> Result<()> {
     let look = format!(
         "for fd in /proc/{}/fd/*; do case \"$(readlink $fd)\" in */memfd:tombolo-*'{name}'*) \
@@ -187,7 +187,8 @@ fn only_owners_write(vm: &Vm, user: u32, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Where root's QEMU would read it, the memory could be opened for writing unless it is sealed, and a backend would not bear that.
+/// Root's QEMU as a reader could open the memory for writing unless the memory is sealed, and a backend does not work
+/// with sealed memory.
 fn refused(rig: &mut Rig) -> Result<Verdict> {
     if let Some(skip) = no_virtiofsd() {
         return Ok(skip);
@@ -212,13 +213,13 @@ fn stays_wanted(site: &mut Site, shown: &[Shown]) -> Result<()> {
     let row = &rows[0];
     ensure!(row["state"] == "wanted" && row["note"].to_string().contains("run it as a user of its own"), "{row}");
     check(site, shown, 1)?;
-    // With the host, whose root may do all, each has its link.
+    // With the host, whose root may do everything, each machine has its link.
     site.link("b", "host")?;
     site.unlink()?;
     check(site, shown, 2)
 }
 
-/// Ends the machines; where the case failed, with what the brokers said.
+/// Ends the machines. Adds the brokers' output to the error where the case failed.
 fn finished(mut site: Site, done: Result<()>) -> Result<Verdict> {
     let report = site.report();
     done.map_err(|why| Error::new(format!("{why}\n{report}")))?;

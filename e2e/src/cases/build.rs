@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The module builds without a warning. For the kernel that guests run it did, or nothing here would run.
+//! The module builds without a warning. It did for the kernel that guests run, because otherwise nothing here would
+//! run.
 
 use super::{Case, Verdict};
 use crate::rig::Rig;
@@ -26,7 +27,7 @@ fn newest(rig: &mut Rig) -> Result<Verdict> {
     }
 }
 
-/// Whether there is no sparse here.
+/// Returns a skip if there is no sparse here.
 fn no_sparse() -> Option<Verdict> {
     let there = Command::new("sparse").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     there.is_err().then(|| Verdict::Skip { need: "sparse", why: "no sparse".into() })
@@ -44,7 +45,7 @@ fn warning(rig: &mut Rig) -> Result<Verdict> {
     canary(rig, "\nstatic void unused_and_proud(void)\n{\n}\n", &[], "unused_and_proud")
 }
 
-/// What the compiler lets pass: a pointer of the user's that is followed.
+/// Tests a fault that the compiler accepts: the code dereferences a user pointer.
 fn found_by_sparse(rig: &mut Rig) -> Result<Verdict> {
     if let Some(skip) = no_sparse() {
         return Ok(skip);
@@ -53,7 +54,7 @@ fn found_by_sparse(rig: &mut Rig) -> Result<Verdict> {
     canary(rig, code, &["C=2"], "dereference of noderef")
 }
 
-/// Fails unless the module with this code at its end does not build, and `what` is why.
+/// Checks that the module with this code at its end does not build, and that `what` is the reason.
 fn canary(rig: &Rig, code: &str, flags: &[&str], what: &str) -> Result<Verdict> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/kernel/canary-source");
     module::copy(&module::source(), &folder)?;
@@ -63,12 +64,12 @@ fn canary(rig: &Rig, code: &str, flags: &[&str], what: &str) -> Result<Verdict> 
     let why = module::build(&folder, &rig.parts.kernel, flags).err().map(|why| why.to_string()).unwrap_or_default();
     fs::remove_dir_all(folder)?;
     ensure!(why.contains(what), "it went unseen: {why}");
-    // What the guests load is the good one.
+    // Restores the correct module, which the guests load.
     module::build(&module::source(), &rig.parts.kernel, &[])?;
     Ok(Verdict::Done)
 }
 
-/// DKMS is a shell script, and so is its configuration: it compares a kernel's version with the pattern in it.
+/// DKMS is a shell script, and so is its configuration: DKMS compares a kernel's version with the pattern in it.
 fn dkms(_: &mut Rig) -> Result<Verdict> {
     let pattern = format!(". {}; [[ $0 =~ $BUILD_EXCLUSIVE_KERNEL ]]", module::source().join("dkms.conf").display());
     for (version, wanted) in [

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The same program on all sides: files that cross between machines and their host.
+//! Tests the same program on all sides: files cross between machines and their host.
 
 use super::{Case, Half, Verdict};
 use crate::rig::Rig;
@@ -25,7 +25,7 @@ pub const CASES: &[Case] = &[
 
 pub const HALVES: &[Half] = &[("channels::nobody", nobody)];
 
-/// Makes a file of so many MiB that nothing can guess, and prints its sum.
+/// Returns a command that makes a file of `mib` MiB of random bytes, and prints its checksum.
 fn make(mib: u32) -> String {
     format!("head -c {} /dev/urandom > /tmp/file && sha256sum < /tmp/file", mib << 20)
 }
@@ -79,7 +79,7 @@ fn host_sum(file: &Path) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// Programs need no right but to open the broker's socket.
+/// Programs need only the right to open the broker's socket.
 fn unprivileged(rig: &mut Rig) -> Result<Verdict> {
     let site = rig.site()?;
     site.link("a", "b")?;
@@ -93,14 +93,14 @@ fn unprivileged(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// Runs a shell's command as somebody who is not root and in no group.
+/// Runs a shell command as a user who is not root and in no group.
 fn nobody(args: &[String]) -> Result<()> {
     let command = args.first().ok_or_else(|| Error::new("what?"))?;
     let status = Command::new("sh").args(["-c", command]).uid(65534).gid(65534).status()?;
     if status.success() { Ok(()) } else { Err(Error::new(format!("{command}: {status}"))) }
 }
 
-/// Rules that are read anew hold at once: for machines, and for the services named.
+/// Rules that are read again apply at once: to machines, and to the services that they name.
 fn forbidden(rig: &mut Rig) -> Result<Verdict> {
     let site = rig.site()?;
     site.link("a", "b")?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How ends end: a program that is killed, a window that is given back, a link that is hung up.
+//! Ways in which an endpoint ends: a program is killed, a window is closed, a link is hung up.
 
 use super::{Case, Half, Verdict};
 use crate::rig::Rig;
@@ -32,10 +32,10 @@ const SIGKILL: i32 = 9;
 const OPEN: u8 = 1;
 const CLOSED: u8 = 2;
 const ABORTED: u8 = 3;
-/// Where a segment has its states, as the layout says.
+/// Offsets of the states in a segment, as the layout defines them.
 const STATES: [u32; 2] = [0x188, 0x208];
 
-/// Four pages of our own part with states and two channels.
+/// Four pages of the guest's own half with states and two channels.
 const WINDOW: WindowArgs = WindowArgs {
     cookie: 77,
     offset: 0x10000,
@@ -60,7 +60,7 @@ fn final_state(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// Kills a program that holds a window in these states; what the peer then sees, once it is rung.
+/// Kills a program that holds a window in these states. Returns the states that the peer sees once it is notified.
 fn after_kill(rig: &mut Rig, states: [u8; 2]) -> Result<[u8; 2]> {
     let guest = rig.solo()?;
     let [one, two] = states.map(|state| state.to_string());
@@ -115,7 +115,7 @@ fn guest_departures(args: &[String]) -> Result<()> {
     ensure!(polled(link.0.as_fd(), within(60))? == PollFlags::IN, "not told");
     ensure!(sys::windows(&link.0, 9)?.0 == [other], "the wrong one went");
     ensure!(polled(link.0.as_fd(), Instant::now())?.is_empty(), "told twice");
-    // Its channels are free again.
+    // The channels of the closed window are free again.
     drop(link.window(&WINDOW)?);
     drop(two);
     Ok(())
@@ -126,7 +126,7 @@ fn found_again(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// A broker that was restarted finds its links, and can make none across them.
+/// A broker that was restarted finds its links, and cannot make a link that overlaps one.
 fn guest_found_again(args: &[String]) -> Result<()> {
     let (ends, _) = Ends::from_args(args)?;
     let link = ends.link()?;

@@ -207,7 +207,7 @@ fn suspended(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// Waits for a notification at an eventfd, which nothing checks again because the machine woke up.
+/// Waits for a notification at an eventfd, which no program checks again merely because the machine woke up.
 fn doze(args: &[String]) -> Result<()> {
     let window = Ends::from_args(args)?.0.link()?.window(&WINDOW)?;
     let event = eventfd(0, EventfdFlags::CLOEXEC)?;

@@ -413,7 +413,7 @@ fn header(noise: &mut Noise, kind: [u8; 2], ip: usize, len: usize) -> [u8; HEADE
     head
 }
 
-/// Counts of sent messages, for the reasons that the module must count alike.
+/// Counts of the sent messages: all, and those that the module must count as short or as long.
 #[derive(Default)]
 struct Sent {
     all: u64,
@@ -492,7 +492,7 @@ fn hostile(rig: &mut Rig) -> Result<Verdict> {
     let [honest_b, honest_a] = honest;
     let (honest_b, honest_a): (Job, Job) = (honest_b?, honest_a?);
     wait_carrier(site, At::A, "tmb1", 1)?;
-    // The module has to divide what this machine forwards: its segments are longer than the next interface's MTU.
+    // This machine has to divide the segments that it forwards: they are longer than the next interface's MTU.
     let set_up = "echo 1 > /proc/sys/net/ipv4/ip_forward; echo 1 > /proc/sys/net/ipv6/conf/all/forwarding; \
                   ip addr add fd00:0:0:9::2/64 dev tmb0; ip addr add fd00:0:0:8::2/64 dev tmb1; \
                   ip link set tmb1 mtu 1280";

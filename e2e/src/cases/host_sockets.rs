@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Unmodified programs of the host and of a machine, started by `tombolo run`. Those of the host are in a network namespace that the
-//! host's broker is not in, as in a container, and in a group of their own that is told sequence numbers.
+//! Unmodified programs of the host and of a machine, started by `tombolo run`. Those of the host are in a network
+//! namespace without the host's broker, as in a container. They are in a control group of their own whose programs get
+//! sequence numbers.
 
 use super::sockets::{self, HALF, RECEIVE, SEND};
 use super::{Case, Verdict};
@@ -21,14 +22,14 @@ use tombolo_e2e::scratch::Scratch;
 pub const CASES: &[Case] =
     &[Case { name: "s21_programs_of_host_and_machine_talk_through_memory_until_the_link_goes", run: talk }];
 
-/// Where cgroup version 2 may be mounted.
+/// Places where cgroup version 2 may be mounted.
 const ROOTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 
-/// Processes of the host whose connections' sequence numbers the kernel tells.
+/// Processes of the host that the kernel tells the sequence numbers of their connections.
 struct Group(PathBuf);
 
 impl Group {
-    /// Makes one; says why there can be none.
+    /// Makes a group. The error has the reason why there can be none.
     fn new(site: &Site) -> Result<Self> {
         let root = ROOTS.into_iter().map(Path::new).find(|path| path.join("cgroup.controllers").exists());
         let root = root.ok_or_else(|| Error::new("no cgroup version 2"))?;
@@ -41,26 +42,26 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // Its processes have been killed, and take a moment to go.
+        // The group's processes have been killed, and take a moment to end.
         _ = until(within(20), || fs::remove_dir(&self.0).is_ok());
     }
 }
 
-/// Where programs of the host meet and count, and the group in which they are.
+/// Folder where programs of the host meet and leave their counts, and the group that they are in.
 pub struct Place {
     group: Option<Group>,
     scratch: Scratch,
 }
 
 impl Place {
-    /// Makes one in which programs are told sequence numbers; says why there can be none.
+    /// Makes a place whose programs get sequence numbers. The error has the reason why there can be none.
     pub fn new(site: &Site) -> Result<Self> {
         let scratch = Scratch::new("host-sockets")?;
         fs::create_dir(scratch.path().join("meeting"))?;
         Ok(Self { group: Some(Group::new(site)?), scratch })
     }
 
-    /// Bytes over TCP and through memory that programs counted into the folder `name`.
+    /// Returns the bytes over TCP and through memory that programs counted into the folder `name`.
     pub fn counted(&self, name: &str) -> Result<[u64; 2]> {
         let mut text = String::new();
         for file in fs::read_dir(self.scratch.path().join(name)).context(name)? {
@@ -69,7 +70,8 @@ impl Place {
         tombolo_e2e::stream::sum_reports(&text)
     }
 
-    /// Starts a program as it is, in the network of the machines; under `tombolo run` if it is to count into the folder `name`.
+    /// Starts a program unchanged in the network of the machines; under `tombolo run` if it has to count into the
+    /// folder `name`.
     pub fn start(&self, site: &Site, name: Option<&str>, program: &[&str]) -> Result<Running> {
         let mut words = site.network.as_ref().map_err(Clone::clone)?.enter();
         if let Some(group) = &self.group {
@@ -93,7 +95,7 @@ impl Place {
     }
 }
 
-/// A program of the host, and what it says.
+/// A program of the host, with its output.
 pub struct Running {
     process: Process,
     lines: LineReader,
@@ -120,7 +122,7 @@ impl Running {
         }
     }
 
-    /// Waits until it has ended well.
+    /// Waits until the program has ended successfully. Returns the rest of its output.
     pub fn finish(mut self) -> Result<Vec<String>> {
         until(within(120), || matches!(self.process.try_wait(), Ok(Some(_)))).context("it does not end")?;
         let status = self.process.wait()?;
@@ -130,14 +132,15 @@ impl Running {
     }
 }
 
-/// Both directions of a stream between a and the host: who sends, who receives.
+/// Directions of a stream between a and the host.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     ToHost,
     FromHost,
 }
 
-/// A stream that is checked, during which `meanwhile` happens once it flows. How much who sends sent over TCP and through memory.
+/// Checks a stream; `meanwhile` happens once it flows. Returns how many bytes the sender sent over TCP and through
+/// memory.
 fn transfer(
     site: &mut Site,
     place: &Place,
@@ -171,7 +174,7 @@ fn transfer(
     end.finish().context("the host's end")?;
     let (guest, host) = (sockets::counted(site, At::A, &folder)?, place.counted(name)?);
     let [sent, came] = if way == Way::ToHost { [guest, host] } else { [host, guest] };
-    // What lay in the ring when the link was left was sent through memory, and received over TCP.
+    // Bytes that were in the ring when the link was left were sent through memory, and received over TCP.
     let recalled = sent[1].checked_sub(came[1]);
     let fits = sent.iter().sum::<u64>() == came.iter().sum::<u64>() && recalled.is_some_and(|it| it <= sockets::RING);
     ensure!(fits, "{name}: who sends counts {sent:?}, who receives {came:?}");
@@ -199,7 +202,7 @@ fn talk(rig: &mut Rig) -> Result<Verdict> {
 }
 
 fn through_it(site: &mut Site, mut place: Place) -> Result<()> {
-    // Canary: who is told no numbers proves nothing, and all goes over TCP.
+    // Canary: a program that gets no sequence numbers can prove nothing, and everything goes over TCP.
     let group = place.group.take();
     let canary = transfer(site, &place, (Way::ToHost, "700", "canary"), |_| Ok(()))?;
     ensure!(canary[0] > 0 && canary[1] == 0, "without numbers {} bytes went through memory", canary[1]);

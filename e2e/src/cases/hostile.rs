@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A peer that owns its machine and keeps to no rule.
+//! A peer that controls its machine and follows no rule.
 
 use super::{Case, Half, Verdict};
 use crate::rig::{REGION, Rig};
@@ -19,7 +19,7 @@ pub const CASES: &[Case] = &[
 pub const HALVES: &[Half] = &[("hostile::raw", guest_raw), ("hostile::listen", listen)];
 
 const PAGE: u64 = 4096;
-/// As many channels as a window can have.
+/// A window with the largest number of channels.
 const WINDOW: WindowArgs = WindowArgs {
     cookie: 1,
     offset: PAGE,
@@ -32,7 +32,7 @@ const WINDOW: WindowArgs = WindowArgs {
     state: [0; 2],
 };
 
-/// What keeps a guest from its neighbour's memory is QEMU, not our driver.
+/// QEMU, not Tombolo's driver, keeps a guest from writing its peer's memory.
 fn raw(rig: &mut Rig) -> Result<Verdict> {
     let guest = rig.solo()?;
     let fill = vec![0x5a; REGION as usize];
@@ -44,7 +44,7 @@ fn raw(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// Takes the device from the driver and writes all of it.
+/// Takes the device from the driver and stores to all of it.
 fn guest_raw(args: &[String]) -> Result<()> {
     let (ends, _) = Ends::from_args(args)?;
     let driver = "/sys/bus/pci/drivers/tombolo_ivshmem";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Deaths, pauses and restarts of programs, machines and brokers under load. Whoever is left learns of it in time, has
-//! all that was published, and continues.
+//! Deaths, pauses and restarts of programs, machines and brokers under load. The programs that are left learn of it in
+//! time, have all that was published, and continue.
 
 use super::{Case, Half, Verdict};
 use crate::rig::Rig;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The module comes and goes.
+//! The module is loaded and unloaded, and windows outlive their programs.
 
 use super::{Case, Half, Verdict};
 use crate::parts::MODULE;
@@ -60,11 +60,12 @@ fn guest_compat(args: &[String]) -> Result<()> {
     let node = open_node(&Ends::from_args(args)?.0.own)?;
     let (info, other) = (sys::info(&node)?, sys::info_of_32_bit(&node)?);
     ensure!((info.version, info.flags, info.size) == (other.version, other.flags, other.size), "{info:?} {other:?}");
-    // As the header's structures have no holes, and each is as long as a 32-bit compiler makes it, this one speaks for all.
+    // This call is a sample for all: the header's structures have no holes, and each is as long as a 32-bit compiler
+    // makes it.
     Ok(())
 }
 
-/// A page of our own part with a state in its first byte.
+/// One page of the guest's own half with a state in its first byte.
 const WINDOW: WindowArgs = WindowArgs {
     cookie: 3,
     offset: 0x30000,
@@ -84,14 +85,15 @@ fn inherited(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// A window that a copy of a killed program has mapped, that is under way in a socket, and that is under way in a socket which is
-/// itself under way in itself. Each time it is open as long as somebody could have it, and closed after that.
+/// Tests a window that a copy of a killed program has mapped, and one that is in flight in a socket. A third window is
+/// in flight in a socket that is itself in flight in itself. Each window is open as long as somebody could have it, and
+/// closed after that.
 fn guest_inherited(args: &[String]) -> Result<()> {
     let link = Ends::from_args(args)?.0.link()?;
     let watched = link.window(&WindowArgs { flags: sys::WINDOW_READ_ONLY, channels: 0, below: 0, ..WINDOW })?;
     let watched = Mapping::readable(watched, 0x1000)?;
     let open = || -> Result<Window> {
-        // One that went says so before its range is free again.
+        // A window stores its closed state before its range is free again.
         let mut window = link.window(&WINDOW);
         let is_there = || {
             if window.is_err() {
@@ -128,11 +130,11 @@ fn guest_inherited(args: &[String]) -> Result<()> {
     send(&one, &[open()?.as_fd(), other.as_fd()])?;
     ensure!(is_open(), "closed on its way");
     drop((one, other));
-    // The kernel looks for such when a socket is closed.
+    // The kernel searches for such sockets when a socket is closed.
     until(within(30), || UnixStream::pair().is_ok_and(|_| watched.load(0) == 3)).context("in itself: still open")
 }
 
-/// Puts descriptors under way.
+/// Sends descriptors over a socket, in which they stay in flight.
 pub fn send(socket: &UnixStream, fds: &[BorrowedFd<'_>]) -> Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -144,7 +146,7 @@ pub fn send(socket: &UnixStream, fds: &[BorrowedFd<'_>]) -> Result<()> {
 /// Maps the window that is its standard input and makes a copy of itself, which does nothing.
 fn heir(_: &[String]) -> Result<()> {
     let _mapping = Mapping::readable(std::io::stdin(), 0x1000)?;
-    // From here on there is only the mapping.
+    // From here on only the mapping is left.
     rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
     if let Some(copy) = sys::fork()? {
         println!("{}", copy.as_raw_nonzero());

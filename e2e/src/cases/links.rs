@@ -19,9 +19,9 @@ pub const CASES: &[Case] = &[
 pub const HALVES: &[Half] =
     &[("links::arrived", arrived), ("links::write", write), ("links::read", read), ("links::store", store)];
 
-/// Where programs may have memory: behind the page of the brokers.
+/// Offset at which programs may have memory: after the page of the brokers.
 const PAGE: u64 = 4096;
-/// Two channels that a program could get.
+/// Channels that a program could get.
 const WINDOW: WindowArgs = WindowArgs {
     cookie: 1,
     offset: PAGE,
@@ -34,7 +34,7 @@ const WINDOW: WindowArgs = WindowArgs {
     state: [0; 2],
 };
 
-/// The site, its machines without brokers: here the links are in question, not what is done with them.
+/// Returns the site without brokers in its machines: these cases test the links, not their use.
 fn bare(rig: &mut Rig) -> Result<&mut Site> {
     let site = rig.site()?;
     site.kill_broker(At::A)?;
@@ -42,7 +42,7 @@ fn bare(rig: &mut Rig) -> Result<&mut Site> {
     Ok(site)
 }
 
-/// Regions arrive in both machines; what one writes the other reads, and cannot write.
+/// Regions arrive in both machines. Each machine reads what the other writes, and cannot write there.
 fn joins(rig: &mut Rig) -> Result<Verdict> {
     let site = bare(rig)?;
     site.unlink()?;
@@ -58,7 +58,7 @@ fn joins(rig: &mut Rig) -> Result<Verdict> {
 
     half(&mut site.a, &of_a, "links::write", &["65"])?;
     half(&mut site.b, &of_b, "links::read", &["65"])?;
-    // The kernel of b lets nobody write a's memory, and if it did QEMU would not.
+    // The kernel of b lets nobody write a's memory, and if it did, QEMU would not.
     half(&mut site.b, &of_b, "links::store", &[])?;
     half(&mut site.b, &of_b, "links::write", &["66"])?;
     half(&mut site.a, &of_a, "links::read", &["66"])?;
@@ -81,7 +81,7 @@ fn comes_anew(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// Runs a guest half to its success; the devices are its first arguments.
+/// Runs a guest half, which must succeed, with the devices as its first arguments.
 fn half(vm: &mut Vm, ends: &Ends, half: &str, more: &[&str]) -> Result<String> {
     let args = ends.to_args();
     let args: Vec<&str> = args.iter().map(String::as_str).chain(more.iter().copied()).collect();
@@ -89,7 +89,7 @@ fn half(vm: &mut Vm, ends: &Ends, half: &str, more: &[&str]) -> Result<String> {
     vm.wait(job, within(60))?.success().context(format!("{half} in {}", vm.name))
 }
 
-/// The driver has all three devices.
+/// Checks that the driver has all three devices.
 fn arrived(args: &[String]) -> Result<()> {
     let (ends, rest) = Ends::from_args(args)?;
     let size = rest.first().ok_or_else(|| Error::new("what size?"))?.parse::<u64>()?;
@@ -108,7 +108,7 @@ fn number(args: &[String]) -> Result<(Ends, u8)> {
     Ok((ends, number))
 }
 
-/// Writes a number all over a page of its own.
+/// Fills a page of its own half with a number.
 fn write(args: &[String]) -> Result<()> {
     let (ends, number) = number(args)?;
     let window = ends.link()?.window(&WINDOW)?;
@@ -117,7 +117,7 @@ fn write(args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The page of the peer holds a number, and nothing else.
+/// Checks that the peer's page holds only this number.
 fn read(args: &[String]) -> Result<()> {
     let (ends, number) = number(args)?;
     let window = ends.link()?.window(&peers())?;
@@ -131,7 +131,7 @@ fn peers() -> WindowArgs {
     WindowArgs { flags: WINDOW_PEER | WINDOW_READ_ONLY, channels: 0, channel: 0, ..WINDOW }
 }
 
-/// Nobody here gets the peer's page to write.
+/// Checks that no program here can map the peer's page for writing.
 fn store(args: &[String]) -> Result<()> {
     let window = Ends::from_args(args)?.0.link()?.window(&peers())?;
     ensure!(Mapping::writable(&window, PAGE as usize).is_err(), "it can be mapped for writing");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What `tombolo ls` says of channels and listeners between machines, and with their host.
+//! Tests what `tombolo ls` shows of channels and listeners between machines, and with their host.
 
 use super::{Case, Verdict};
 use crate::rig::Rig;
@@ -39,7 +39,7 @@ fn shown(rig: &mut Rig) -> Result<Verdict> {
     done.map(|()| Verdict::Done)
 }
 
-/// Where `tombolo ls` is run.
+/// Place in which `tombolo ls` runs.
 #[derive(Clone, Copy)]
 enum Where {
     In(At),
@@ -47,7 +47,7 @@ enum Where {
 }
 
 fn looked(site: &mut Site) -> Result<()> {
-    // Who sends is in a, who receives in b and on the host; five bytes went one way.
+    // The sender is in a, the receivers are in b and on the host; five bytes went one way.
     let of_a = await_word(site, Where::In(At::A), "vm:b/seen", 0)?;
     check(&of_a, "b", false)?;
     let of_b = await_word(site, Where::In(At::B), "vm:b/seen", 1)?;
@@ -66,7 +66,7 @@ fn looked(site: &mut Site) -> Result<()> {
     ensure!(listens(&rows), "nobody listens at vm:b/idle: {rows:?}");
     ensure!(!listens(&ls(site, Where::In(At::A))?), "it listens in a");
 
-    // Somebody else is told of nothing that is root's.
+    // Another user sees nothing that belongs to root.
     let job = start(&mut site.a, "channels::nobody", &["tombolo ls --json"])?;
     let said = site.a.wait(job, within(60))?.success()?;
     ensure!(said.contains("\"summary\"") && !said.contains("vm:"), "somebody sees what is root's: {said}");
@@ -81,7 +81,7 @@ fn looked(site: &mut Site) -> Result<()> {
     await_row(site, Where::In(At::A), "vm:b/seen", "open").map(drop)
 }
 
-/// A channel with `machine`.
+/// Checks the row of a channel with `machine`.
 fn check(row: &Value, machine: &str, listened: bool) -> Result<()> {
     let sound = row["machine"]["name"] == machine
         && row["machine"]["life"] == "running"
@@ -91,12 +91,12 @@ fn check(row: &Value, machine: &str, listened: bool) -> Result<()> {
     if sound { Ok(()) } else { Err(Error::new(format!("{row}"))) }
 }
 
-/// The channel of that address once it has that state.
+/// Waits until the channel of that address has that state, and returns it.
 fn await_row(site: &mut Site, place: Where, address: &str, state: &str) -> Result<Value> {
     await_channel(site, place, address, state, |row| row["state"] == state)
 }
 
-/// The channel of that address once it is open and its pipe of that place has carried a word.
+/// Waits until the channel of that address is open and its pipe `pipe` has carried a word, and returns it.
 fn await_word(site: &mut Site, place: Where, address: &str, pipe: usize) -> Result<Value> {
     await_channel(site, place, address, "open, with a word", |row| {
         let pipe = &row["pipes"][pipe];
@@ -104,7 +104,7 @@ fn await_word(site: &mut Site, place: Where, address: &str, pipe: usize) -> Resu
     })
 }
 
-/// The channel of that address once it `is` what is wanted, in words.
+/// Waits until `is` holds for the channel of that address, and returns it. `wanted` describes the condition.
 fn await_channel(
     site: &mut Site,
     place: Where,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a program can do with a window's memory.
+//! Tests what a program can do with a window's memory.
 
 use super::{Case, Half, Verdict};
 use crate::rig::{Guest, REGION, Rig};
@@ -39,7 +39,7 @@ pub const HALVES: &[Half] = &[
 const PAGE: usize = 4096;
 const SIGSEGV: i32 = 11;
 
-/// Two pages of our own part, from the third on.
+/// Two pages of the guest's own half, from the third page on.
 const OWN: WindowArgs = WindowArgs {
     cookie: 1,
     offset: 2 * PAGE as u64,
@@ -51,7 +51,7 @@ const OWN: WindowArgs = WindowArgs {
     closed: 0,
     state: [0; 2],
 };
-/// The same pages of the peer's.
+/// The same pages of the peer's half.
 const PEER: WindowArgs = WindowArgs { flags: sys::WINDOW_PEER, ..OWN };
 
 fn range(rig: &mut Rig) -> Result<Verdict> {
@@ -80,7 +80,8 @@ fn guest_range(args: &[String]) -> Result<()> {
     );
     let within = Mapping::writable(&window, PAGE)?;
     ensure!(errno(within.grow(2 * PAGE)) == Some(Errno::FAULT), "grown");
-    // Pages that somebody keeps hold of could not be taken back: no O_DIRECT, no registered buffers, no debugger's.
+    // The module could not take back pages that somebody pins: no O_DIRECT, no registered buffers, no debugger's
+    // access.
     within.store(0, 7);
     ensure!(errno(within.splice(&rustix::pipe::pipe()?.1)) == Some(Errno::FAULT), "pages in a pipe");
     ensure!(errno(within.page_by(&sys::pager()?)) == Some(Errno::INVAL), "somebody else brings the pages");
@@ -121,18 +122,18 @@ fn guest_read_only(args: &[String]) -> Result<()> {
         let changed = mapping.protect(MprotectFlags::READ | MprotectFlags::WRITE);
         ensure!(errno(changed) == Some(Errno::ACCESS), "{args:?} becomes writable");
         _ = mapping.load(0);
-        // What a debugger does, who may write where the program may not.
+        // A debugger writes like this, even where the program may not write.
         let memory = File::options().read(true).write(true).open("/proc/self/mem")?;
         ensure!(memory.write_at(&[1], mapping.address() as u64).is_err(), "{args:?} is written through /proc/self/mem");
         let flags = flags(&mapping)?;
         ensure!(!["wr", "mw", "ex", "me"].iter().any(|flag| flags.contains(&format!(" {flag} "))), "{args:?}: {flags}");
-        // No copy by itself, not in a core dump, no growth, and nobody may keep hold of the pages.
+        // No copy at a fork, not in a core dump, no growth, and nobody may pin the pages.
         ensure!(["sh", "io", "pf", "de", "dd"].iter().all(|flag| flags.contains(&format!(" {flag} "))), "{flags}");
     }
     Ok(())
 }
 
-/// What the kernel says of a mapping, in words of two letters with a space before and after.
+/// Returns the kernel's flags of a mapping, as words of two letters with a space before and after each.
 fn flags(mapping: &Mapping) -> Result<String> {
     let (list, start) = (fs::read_to_string("/proc/self/smaps")?, format!("{:x}-", mapping.address()));
     let lines = list.lines().skip_while(|line| !line.starts_with(&start));
@@ -160,8 +161,8 @@ fn guest_store(args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Five pages, of which the second to the fourth are a window: bytes stand in all of them, some written before the driver knew
-/// of the link, some by a program, the last by the driver at a program's end.
+/// Five pages, of which the second to the fourth are a window. All of them contain bytes: some from before the driver
+/// knew of the link, some from a program, the last from the driver at a program's end.
 fn cleared(rig: &mut Rig) -> Result<Verdict> {
     let guest = rig.solo()?;
     let page = |number: u64| SOILED.offset - PAGE as u64 + number * PAGE as u64;
@@ -171,7 +172,7 @@ fn cleared(rig: &mut Rig) -> Result<Verdict> {
     let seen: Vec<u8> = (0..5).map(|number| host(guest, number)).collect::<Result<_>>()?;
     ensure!(seen == [5, 0, 0, 0, 5], "what was there before: {seen:?}");
 
-    // As long as the link is, it knows what was written.
+    // While the link exists, the driver tracks which pages were written.
     let job = guest.start("mapping::clear", &["keep"])?;
     ensure!(guest.vm.line(job, within(60))? == "ready", "not ready");
     guest.run("mapping::soil", &[])?;
@@ -180,7 +181,8 @@ fn cleared(rig: &mut Rig) -> Result<Verdict> {
     guest.run("mapping::clear", &["again"])?;
     let seen: Vec<u8> = (0..5).map(|number| host(guest, number)).collect::<Result<_>>()?;
     ensure!(seen == [5, 0, 0, 0, 5], "what programs wrote: {seen:?}");
-    // What nobody can have written is left alone, and so costs nothing: the host put it there behind the driver's back.
+    // The driver does not clear pages that nobody can have written, and so they cost nothing: here the host wrote one
+    // without the driver's knowledge.
     guest.own()?.write(page(2), &[6])?;
     guest.run("mapping::clear", &["again"])?;
     ensure!(host(guest, 2)? == 6, "a page that nobody wrote was cleared");
@@ -189,7 +191,7 @@ fn cleared(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// Three pages, the state in the last.
+/// Three pages, with the state bytes in the last.
 const SOILED: WindowArgs = WindowArgs {
     offset: 16 * PAGE as u64,
     length: 3 * PAGE as u64,
@@ -224,7 +226,7 @@ fn guest_clear(args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The peer's part stands in the same device as ours here, so that a store there would arrive.
+/// The peer's half is in the same device as the guest's own here, so that a store to it would arrive.
 fn untouched(rig: &mut Rig) -> Result<Verdict> {
     let guest = rig.solo()?;
     let half = REGION / 2;
@@ -236,7 +238,7 @@ fn untouched(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// Whatever makes the driver write: rings, states, what is cleared.
+/// Does everything that makes the driver write: notifications, states, clearing.
 fn guest_untouched(args: &[String]) -> Result<()> {
     let (ends, _) = Ends::from_args(args)?;
     let (own, doorbell) = (open_node(&ends.own)?, open_node(&ends.doorbell)?);
@@ -260,7 +262,7 @@ fn write_back(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// What the module says of its caching is compared with what the kernel's own list says.
+/// Compares what the module reports about its caching with the kernel's own list.
 fn guest_write_back(args: &[String]) -> Result<()> {
     let (ends, _) = Ends::from_args(args)?;
     let link = ends.link()?;
@@ -271,13 +273,13 @@ fn guest_write_back(args: &[String]) -> Result<()> {
         ensure!(sys::info(&node)?.flags & sys::INFO_WRITE_BACK != 0, "{address}: not write-back, says the module");
         ensure!(memory_type(address)? == "write-back", "{address} is {}", memory_type(address)?);
     }
-    // The doorbell's memory lies below 4 GiB, where firmware forbids caching, and the module has to say so.
+    // The doorbell's memory is below 4 GiB, where firmware forbids caching, and the module has to report that.
     let below = sys::info(open_node(&ends.doorbell)?)?.flags & sys::INFO_WRITE_BACK != 0;
     ensure!(below == (memory_type(&ends.doorbell)? == "write-back"), "the doorbell: {}", memory_type(&ends.doorbell)?);
     Ok(())
 }
 
-/// From the kernel's list: `PAT: [mem 0x0000000100000000-0x0000000100400000] write-back`.
+/// Reads the memory type from the kernel's list: `PAT: [mem 0x0000000100000000-0x0000000100400000] write-back`.
 fn memory_type(address: &str) -> Result<String> {
     let resources = fs::read_to_string(format!("/sys/bus/pci/devices/{address}/resource"))?;
     let start = resources.lines().nth(2).and_then(|line| line.split(' ').next()).unwrap_or_default();

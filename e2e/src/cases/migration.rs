@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A machine migrates: its links are left, its devices go, and it gets others where it arrives (B-26, B-27).
+//! A machine migrates: its links are left, its devices go, and it gets new ones at its destination (B-26, B-27).
 
 use super::life::{Flow, small_file};
 use super::{Case, Half, Verdict};
@@ -21,7 +21,7 @@ pub const CASES: &[Case] = &[Case { name: "b26_b27_machine_with_links_migrates_u
 pub const HALVES: &[Half] = &[("migration::serve", serve), ("migration::watch", watch)];
 
 const PORT: u16 = 5000;
-/// There once enough numbers came.
+/// File that exists once enough numbers have come.
 const ENOUGH: &str = "/tmp/enough";
 
 fn migrates(rig: &mut Rig) -> Result<Verdict> {
@@ -39,7 +39,7 @@ fn migrates(rig: &mut Rig) -> Result<Verdict> {
 fn travel(site: &mut Site) -> Result<()> {
     let numbers = Numbers::start(site, |site, at, words| site.vm(at).start(words))?;
     let flow = Flow::start(site)?;
-    // Canary: who prepares nothing does not get away.
+    // Canary: a machine without preparation cannot migrate.
     let refused = site.a.qmp.run("migrate", &json!({ "uri": "unix:/nowhere" })).err().map(|why| why.to_string());
     ensure!(refused.as_ref().is_some_and(|why| why.contains("Migration is disabled")), "{refused:?}");
 
@@ -49,7 +49,7 @@ fn travel(site: &mut Site) -> Result<()> {
     println!("ready after {} ms, {}", ready["ms"], leave(site)?);
     small_file(site)?;
 
-    // One that stays after all, in an emulated QEMU that would end at the next device if nothing was done about it.
+    // A machine that stays after all. Its emulated QEMU would end at the next device if nothing prevented that.
     tombolo_vm(site, "prepare-migration")?;
     match tombolo_vm(site, "cancel-migration") {
         Ok(_) => {
@@ -58,7 +58,8 @@ fn travel(site: &mut Site) -> Result<()> {
             site.link("a", "b")?;
             small_file(site)?;
         }
-        // Something else was opened in the moment in which its numbers were free: it goes on without links.
+        // Something else was opened in the moment in which its descriptor numbers were free: the machine continues
+        // without links.
         Err(why) if why.to_string().contains("would not survive another device") => println!("no way back: {why}"),
         Err(why) => return Err(why),
     }
@@ -68,14 +69,14 @@ fn travel(site: &mut Site) -> Result<()> {
     Ok(())
 }
 
-/// A connection from b to a, over which numbers go.
+/// A connection from b to a that carries numbers.
 pub struct Numbers {
     serving: Job,
     watching: Job,
 }
 
 impl Numbers {
-    /// Has both programs started by `start`.
+    /// Starts both programs with `start`.
     pub fn start(site: &mut Site, start: impl Fn(&mut Site, At, &[&str]) -> Result<Job>) -> Result<Self> {
         let serving = start(site, At::A, &["/agent", "guest", "migration::serve"])?;
         line(&mut site.a, serving, "listening", within(60))?;
@@ -85,7 +86,7 @@ impl Numbers {
         Ok(Self { serving, watching })
     }
 
-    /// Ends it, and says how long nothing came.
+    /// Ends the connection, and returns a text with the longest silence.
     pub fn end(self, site: &mut Site) -> Result<String> {
         site.b.sh(&format!("touch {ENOUGH}"), within(60))?;
         let silence = line(&mut site.b, self.watching, "silence", within(120))?;
@@ -96,14 +97,14 @@ impl Numbers {
     }
 }
 
-/// Makes a ready to leave, with its one link.
+/// Makes a, with its one link, ready to leave.
 pub fn prepare(site: &Site) -> Result<Value> {
     let ready = tombolo_vm(site, "prepare-migration")?;
     ensure!(ready["links"] == 1 && ready["cut"] == 0, "{ready}");
     Ok(ready)
 }
 
-/// Moves a, which is ready, to another QEMU; says how long that took.
+/// Moves a, which is ready, to another QEMU. Returns a text with the times.
 pub fn leave(site: &mut Site) -> Result<String> {
     wait_for_guest(site, "this machine's doorbell device was taken away")?;
     let folder = Scratch::new("migration")?;
@@ -116,14 +117,14 @@ pub fn leave(site: &mut Site) -> Result<String> {
     Ok(format!("migrated in {took:?}, the link is up {:?} later", began.elapsed() - took))
 }
 
-/// What `tombolo vm WHAT a` says.
+/// Returns the output of `tombolo vm WHAT a`.
 fn tombolo_vm(site: &Site, what: &str) -> Result<Value> {
     let socket = site.broker.folder().join("tombolod.socket");
     let socket = socket.to_str().unwrap_or_default();
     Ok(serde_json::from_str(site.broker.tombolo(&["vm", "--broker", socket, what, "a", "--json"])?.trim())?)
 }
 
-/// Waits until the broker in a says so.
+/// Waits until the broker in a prints a line with these words.
 fn wait_for_guest(site: &mut Site, words: &str) -> Result<()> {
     let broker = site.brokers[At::A as usize].ok_or_else(|| Error::new("no broker in a"))?;
     let deadline = within(60);
@@ -131,7 +132,7 @@ fn wait_for_guest(site: &mut Site, words: &str) -> Result<()> {
     Ok(())
 }
 
-/// Sends numbers to whoever connects, in order and without end.
+/// Sends numbers to one client, in order and without end.
 fn serve(_args: &[String]) -> Result<()> {
     let listener = TcpListener::bind(("0.0.0.0", PORT))?;
     println!("listening");
@@ -146,7 +147,7 @@ fn serve(_args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Takes numbers in order until it is enough, and says how long the longest silence was.
+/// Reads numbers in order until there are enough, and prints the longest silence.
 fn watch(args: &[String]) -> Result<()> {
     let address = args.first().ok_or_else(|| Error::new("where?"))?;
     let mut stream = TcpStream::connect(address)?;

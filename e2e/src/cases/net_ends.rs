@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! An interface whose peer's machine dies under load: it loses its carrier at once, stays, and takes the machine that comes back.
+//! An interface whose peer's machine dies under load: it loses its carrier at once, stays, and connects to the machine
+//! that comes back.
 
 use super::life::{SEEN, come_back, renew};
 use super::net::{down, load_tun, up, wait_carrier};
@@ -18,7 +19,7 @@ pub const CASES: &[Case] = &[Case {
     run: dies,
 }];
 
-/// What a machine's end is called, what brings it about, and what boots it again.
+/// One way in which a machine ends: its name, what causes it, and what boots the machine again.
 type End = (&'static str, fn(&mut Site) -> Result<()>, fn(&mut Site) -> Result<()>);
 
 const ENDS: [End; 3] = [
@@ -55,9 +56,10 @@ fn dies(rig: &mut Rig) -> Result<Verdict> {
             let again = load.goes_on(site).context(what)?;
             println!("{engine}: {what}: no carrier after {seen:?}; with the next machine all go on after {again:?}");
         }
-        // A busy host makes some late, a wait of the interface's all of them: until the engine heard of it at once, 0.7 s.
+        // A busy host delays some of these times, but a timeout in the interface would delay all of them. It was 0.7 s
+        // until the engine learned of an end at once.
         ensure!(soonest < SEEN / 2, "the carrier is never lost before {soonest:?}");
-        // The machine that went knew the connections, and the next one says that it does not.
+        // The machine that died knew the connections, and the next one reports that it does not.
         let broken = load.end(site)?;
         ensure!(broken.len() >= CONNECTIONS * ENDS.len(), "they go on with machines that are gone: {broken:?}");
         ensure!(broken.iter().all(|why| why.contains("ConnectionReset")), "{broken:?}");

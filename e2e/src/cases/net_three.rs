@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A network of three machines: what becomes of one of them stops nobody else.
+//! A network of three machines: what happens to one of them stops no other.
 
 use super::net::{load_tun_of, wait_carrier, wait_for};
 use super::net_load::Load;
@@ -20,22 +20,22 @@ pub const LONG_CASES: &[Case] =
     &[Case { name: "n14_third_machine_that_is_paused_flooded_or_killed_stops_nobody_else", run: three }];
 pub const HALVES: &[Half] = &[("net_three::flood", flood)];
 
-/// The broker knows a third machine, and all of them are in one network.
+/// Adds a third machine to the broker's configuration, and a network of all machines.
 const LAN: &str = "[domain.c]\n[[net]]\nname = \"lan\"\ndomains = [\"*\"]\n\
                    addresses = { a = \"10.9.0.1/24\", b = \"10.9.0.2/24\", c = \"10.9.0.3/24\" }\n";
-/// What a machine takes that runs, and more than a ring and a queue hold.
+/// Number of datagrams: a running machine takes more, and a ring and a queue hold fewer.
 const TAKEN: u64 = 3_000;
-/// Where a flood ends.
+/// Number of datagrams after which a flood ends.
 const FLOOD: u64 = 20_000;
-/// How long the third machine does not run.
+/// Time for which the third machine is paused.
 const PAUSE: Duration = Duration::from_secs(12);
 
-/// Sends datagrams to an address, or to all, as fast as they are taken, and says how many were sent.
+/// Sends datagrams to one address, or to all, as fast as they are taken, and prints how many were sent.
 fn flood(args: &[String]) -> Result<()> {
     let address = args.first().ok_or_else(|| Error::new("to whom?"))?;
     let socket = UdpSocket::bind(("0.0.0.0", 0))?;
     socket.set_broadcast(true)?;
-    // What a full queue refuses is lost, as datagrams are.
+    // Datagrams that a full queue refuses are lost, as is usual.
     socket.set_nonblocking(true)?;
     let (begun, mut sent) = (Instant::now(), 0_u64);
     println!("floods");
@@ -46,7 +46,8 @@ fn flood(args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Floods an address from the first machine while its connections with the second one go on. Returns how many datagrams were taken.
+/// Floods an address from the first machine while its connections with the second one continue. Returns how many
+/// datagrams were taken.
 fn floods(site: &mut Site, load: &Load, address: &str) -> Result<u64> {
     let job = start(&mut site.a, "net_three::flood", &[address])?;
     line(&mut site.a, job, "floods", within(60))?;
@@ -86,13 +87,13 @@ fn three(rig: &mut Rig) -> Result<Verdict> {
     floods(site, &load, "10.9.0.255").context("the third machine is paused, and all are flooded")?;
     pass(PAUSE.saturating_sub(paused.elapsed()));
     load.goes_on(site)?;
-    // It keeps its link, and takes what waited.
+    // The paused machine keeps its link, and takes what was queued.
     ensure!(carriers(site)? == "111", "of lan, lan-b and lan-c: {}", carriers(site)?);
     c.qmp.run("cont", &json!({}))?;
     wait_for(site, At::A, "ping -c 1 -W 2 10.9.0.3 > /dev/null")?;
     load.goes_on(site)?;
 
-    // It is killed, if it had no fault until then.
+    // Kills the third machine, if it had no fault until then.
     c.finish()?;
     wait_carrier(site, At::A, "lan-c", 0)?;
     ensure!(carriers(site)? == "110", "of lan, lan-b and lan-c: {}", carriers(site)?);

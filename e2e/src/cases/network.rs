@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The network that channels are compared with: if it were not what it should be, no comparison would mean anything.
+//! Checks the network that channels are compared with: if it were not as it should be, no comparison would be valid.
 
 use super::{Case, Verdict};
 use crate::demo;
@@ -27,7 +27,7 @@ fn joins(rig: &mut Rig) -> Result<Verdict> {
     for target in [site.addresses[1].clone(), host] {
         site.a.sh(&format!("ping -c 3 -W 20 {target}"), within(60))?;
     }
-    // Segments beyond an Ethernet frame: the card is as good as QEMU has it.
+    // The card supports segments beyond an Ethernet frame: it is as good as QEMU offers.
     let features = site.a.sh("cat /sys/class/net/eth0/device/features", within(20))?;
     for bit in [11, 7, 0, 1] {
         ensure!(features.as_bytes().get(bit) == Some(&b'1'), "the card cannot do {bit}: {features}");
@@ -36,7 +36,7 @@ fn joins(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// What `make vm-demo` shows, with samples too short to mean anything.
+/// Runs what `make vm-demo` shows, with samples too short to mean anything.
 fn demo(rig: &mut Rig) -> Result<Verdict> {
     if let Err(why) = Network::open() {
         return Ok(Verdict::Skip { need: "netns", why: why.to_string() });
@@ -46,7 +46,7 @@ fn demo(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// What `make vm-sockets-demo` shows, once.
+/// Runs what `make vm-sockets-demo` shows, once.
 fn sockets(rig: &mut Rig) -> Result<Verdict> {
     if let Some(missing) = super::sockets::missing() {
         return Ok(Verdict::Skip { need: "iperf3", why: format!("no {missing}") });

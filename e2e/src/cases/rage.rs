@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A machine that means ill, beside one that minds its own business: it has the devices to itself, without our driver and
-//! our broker. Its own links suffer; those of others, the host's broker and the good machine's kernel do not.
+//! A hostile machine beside an honest one: it accesses the devices itself, without Tombolo's driver and broker. Its own
+//! links suffer; those of others, the host's broker and the honest machine's kernel do not.
 
 use super::unplug::SIGBUS;
 use super::{Case, Half, Verdict};
@@ -28,23 +28,24 @@ pub const LONG_CASES: &[Case] =
     &[Case { name: "b8_machine_that_storms_doorbells_loses_them_and_it_is_said", run: storm }];
 pub const HALVES: &[Half] = &[("rage::storm", guest_storm), ("rage::noise", guest_noise), ("rage::call", guest_call)];
 
-/// The doorbell register among a device's.
+/// Offset of the doorbell register among a device's registers.
 const DOORBELL: usize = 12;
-/// Whom it tries to ring: the host's broker is 0, peers are behind 1.
+/// Number of peers that it tries to notify: the host's broker is 0, and peers have numbers above 1.
 const PEERS: u32 = 16;
-/// How long it rings one of them.
+/// How long it notifies one of them without a break.
 const STRETCH: Duration = Duration::from_secs(2);
-/// Held back so often, it was a storm that goes on, and not a moment's.
+/// Number of times that interrupts must be held back before a storm counts as a lasting one.
 const HELD: u64 = 32;
-/// What interrupts may cost usually, and where emulation brings but some hundreds of them in a second.
+/// Budget for interrupts: the usual one, and one for emulation, which delivers only some hundreds of interrupts in a
+/// second.
 const USUAL: u32 = 1024;
 const SLOW: u32 = 48;
-/// How long, in seconds.
+/// Length of a run in seconds.
 const LONG: u64 = 10;
-/// What the host's broker may grow by, in KiB.
+/// Growth of the host's broker that is allowed, in KiB.
 const GROWTH: u64 = 16 << 10;
 
-/// What the host's broker uses: KiB of memory, and ticks of processor time.
+/// Resources that the host's broker uses: KiB of memory, and ticks of processor time.
 struct Use(u64, u64);
 
 impl Use {
@@ -61,7 +62,7 @@ impl Use {
         Ok(all)
     }
 
-    /// What came since, with the time that passed.
+    /// Checks the growth and the processor time since this measurement, for the time that passed.
     fn is_bounded(&self, site: &Site, time: Duration) -> Result<()> {
         let now = Self::of(site)?;
         let (grown, busy) = (now.0.saturating_sub(self.0), Duration::from_millis(10 * (now.1 - self.1)));
@@ -72,7 +73,7 @@ impl Use {
     }
 }
 
-/// A file from a to the host, which must arrive whole whatever b does.
+/// Sends a file from a to the host, which must arrive whole whatever b does.
 fn transfer(site: &mut Site) -> Result<()> {
     let sum = site.a.sh("head -c 4194304 /dev/urandom > /tmp/mine && sha256sum < /tmp/mine", within(120))?;
     let folder = Scratch::new("mine")?;
@@ -86,12 +87,12 @@ fn transfer(site: &mut Site) -> Result<()> {
     Ok(())
 }
 
-/// Links between all three, so that b has somebody to harm.
+/// Makes links between all three, so that b has peers to harm.
 fn links(site: &mut Site) -> Result<()> {
     [("a", "b"), ("a", "host"), ("b", "host")].iter().try_for_each(|(one, other)| site.link(one, other))
 }
 
-/// Boots the bad machine anew. The good one has its link with it again.
+/// Boots the hostile machine anew. The honest one has its link with it again.
 fn heal(site: &mut Site) -> Result<()> {
     site.b.cut()?;
     site.brokers[At::B as usize] = None;
@@ -104,12 +105,12 @@ fn heal(site: &mut Site) -> Result<()> {
     Ok(())
 }
 
-/// What the module of machine a counts.
+/// Returns the number of storms that the module of machine a counted.
 fn storms(site: &mut Site) -> Result<u64> {
     Ok(site.a.sh("cat /sys/class/misc/tombolo*/storms | sort -n | tail -n 1", within(60))?.trim().parse()?)
 }
 
-/// Sets what interrupts of machine a may cost within a tick.
+/// Sets the budget for interrupts of machine a within a tick.
 fn set_budget(site: &mut Site, budget: u32) -> Result<()> {
     site.a.sh(&format!("echo {budget} > /sys/module/tombolo_ivshmem/parameters/budget"), within(60)).map(drop)
 }
@@ -163,7 +164,7 @@ fn noise(rig: &mut Rig) -> Result<Verdict> {
     transfer(site)?;
     let reached = loop {
         let ended = site.b.wait(job, within(120))?;
-        // The host has taken a device away from under it: it goes on with what is left.
+        // The host has taken a device away from the program, which restarts with the devices that are left.
         if ended.end != End::Signal(SIGBUS) {
             break ended.success()?;
         }
@@ -181,7 +182,7 @@ fn calls(rig: &mut Rig) -> Result<Verdict> {
     let site = rig.site()?;
     links(site)?;
     let (used, began) = (Use::of(site)?, Instant::now());
-    // Somebody who takes every call, and hangs up never either.
+    // Starts a listener that accepts every connection, and never closes one either.
     let listener = start(&mut site.a, "rage::call", &["listen", "vm:a/open"])?;
     line(&mut site.a, listener, "listening", within(60))?;
     let job = start(&mut site.b, "rage::call", &["connect", "vm:a/open", "10000"])?;
@@ -193,7 +194,7 @@ fn calls(rig: &mut Rig) -> Result<Verdict> {
     used.is_bounded(site, began.elapsed())?;
     site.a.kill(listener)?;
     site.a.wait(listener, within(60))?;
-    // The link has room again, without a new life of either.
+    // The link has room again, without a new incarnation of either machine.
     let small = site.b.start(&["sh", "-c", "tombolo cat --listen vm:b/again --receive-only"])?;
     site.a.sh("echo again | tombolo cat --connect vm:b/again --wait 60 --send-only", within(90))?;
     let got = site.b.wait(small, within(60))?.success()?;
@@ -201,11 +202,11 @@ fn calls(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// A device of ours without our driver.
+/// A Tombolo device without Tombolo's driver.
 struct Raw(String);
 
 impl Raw {
-    /// Takes all that the driver has from it, and those that were taken before.
+    /// Takes all devices from the driver. Returns these and those that were taken before.
     fn all() -> Result<Vec<Self>> {
         let mut taken = Vec::new();
         for entry in fs::read_dir("/sys/bus/pci/devices")? {
@@ -224,7 +225,7 @@ impl Raw {
         Ok(taken)
     }
 
-    /// A window of the device, to read and write, if it has it.
+    /// Maps a resource of the device for reading and writing, if the device has it.
     fn window(&self, number: u32) -> Option<Mapping> {
         let path = format!("/sys/bus/pci/devices/{}/resource{number}", self.0);
         let len = usize::try_from(fs::metadata(&path).ok()?.len()).ok()?;
@@ -233,14 +234,14 @@ impl Raw {
     }
 }
 
-/// How long it may go on.
+/// Returns the time at which the program must end.
 fn end(args: &[String]) -> Result<Instant> {
     let seconds: u64 = args.first().ok_or_else(|| Error::new("how long?"))?.parse()?;
     Ok(Instant::now() + Duration::from_secs(seconds))
 }
 
-/// Rings whomever there may be as fast as it can, one after the other: what it knew of their numbers is gone with the
-/// broker, and all at once each would be rung too seldom to call it a storm.
+/// Notifies all possible peers as fast as it can, one after the other. The peers' numbers are unknown, because they
+/// went with the broker. If it notified all at once, each would get too few notifications for a storm.
 fn guest_storm(args: &[String]) -> Result<()> {
     let end = end(args)?;
     let registers: Vec<Mapping> = Raw::all()?.iter().filter_map(|device| device.window(0)).collect();
@@ -261,7 +262,7 @@ fn guest_storm(args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Writes at random into all that it can reach, and rings so that it is noticed.
+/// Writes random bytes to all memory that it can reach, and notifies the peers so that they notice.
 fn guest_noise(args: &[String]) -> Result<()> {
     let end = end(args)?;
     let devices = Raw::all()?;
@@ -276,7 +277,7 @@ fn guest_noise(args: &[String]) -> Result<()> {
                 seed ^= seed << 13;
                 seed ^= seed >> 7;
                 seed ^= seed << 17;
-                // Half of it where brokers and drivers look: the first page of each.
+                // Half of the stores go to the first page of each memory, where brokers and drivers look.
                 let within = if seed & 1 == 0 { 4096 } else { memory.size() };
                 memory.store((seed >> 8) as usize % within, (seed >> 56) as u8);
                 stores += 1;
@@ -288,7 +289,7 @@ fn guest_noise(args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Calls so many times and keeps what it gets; or takes all calls and keeps them.
+/// Connects so many times and keeps the connections; or accepts all connections and keeps them.
 fn guest_call(args: &[String]) -> Result<()> {
     let mut kept: Vec<Stream> = Vec::new();
     match args {

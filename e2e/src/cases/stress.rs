@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Everything at once on connections between two machines, whose link goes and comes back, or a broker: each byte comes,
-//! once and in order.
+//! Everything at once on connections between two machines, while their link or a broker goes and comes back. Each byte
+//! arrives once and in order.
 
 use super::{Case, Verdict, long, sockets};
 use crate::rig::Rig;
@@ -13,14 +13,14 @@ use tombolo_e2e::wire::End;
 
 pub const CASES: &[Case] = &[Case { name: "s19_everything_at_once_while_a_link_comes_and_goes", run: at_once }];
 
-/// Bytes that a stream has at most.
+/// Largest number of bytes in a stream.
 const LEN: &str = "20000000";
 const PORT: &str = "15000";
 const REPORT: &str = "/tmp/stress";
-/// Seconds for seeds to begin in.
+/// Seconds in which seeds may begin.
 const SHORT: u64 = 15;
 const LONG: u64 = 600;
-/// And for one to end in: most take three.
+/// Seconds within which a seed must end: most take three.
 const PATIENCE: u64 = 60;
 
 fn at_once(rig: &mut Rig) -> Result<Verdict> {
@@ -31,14 +31,14 @@ fn at_once(rig: &mut Rig) -> Result<Verdict> {
             joined += one_seed(site, seed).context(format!("seed {seed}"))?;
             seed += 1;
         }
-        // Short streams use a service's credit up, so not all are.
+        // Short streams use up a service's credit, so not all of them are joined.
         ensure!(joined > 0, "none of {seed} runs had a connection in memory");
         println!("{seed} seeds, {joined} connections in memory");
         Ok(())
     })
 }
 
-/// The link goes and comes back, or the broker of a machine does.
+/// Removes the link and adds it again, or restarts the broker of a machine.
 fn disturb(site: &mut Site, seed: usize) -> Result<()> {
     let at = match seed % 4 {
         2 => At::A,
@@ -54,7 +54,7 @@ fn disturb(site: &mut Site, seed: usize) -> Result<()> {
     site.start_broker(at)
 }
 
-/// Where each thread of the program is, and what was said.
+/// Returns where each thread of the program is, and the program's messages.
 fn stands(site: &mut Site, at: At) -> Result<String> {
     let look = "for it in $(pidof stress); do echo \"== $it\"; ls -l /proc/$it/fd | sed 's/.* \\([0-9]* ->\\)/\\1/'; \
                 for one in /proc/$it/task/*; do cat $one/wchan; echo; cat $one/syscall; done; done; \
@@ -62,7 +62,7 @@ fn stands(site: &mut Site, at: At) -> Result<String> {
     site.vm(at).sh(look, within(60))
 }
 
-/// How often a connection was joined.
+/// Runs one seed. Returns how often a connection was joined.
 fn one_seed(site: &mut Site, seed: usize) -> Result<usize> {
     let (address, number, seed) = (site.addresses[1].clone(), seed, seed.to_string());
     let wrapped =

@@ -35,7 +35,7 @@ pub const HALVES: &[Half] = &[
     ("unplug::stall", stall),
 ];
 
-/// What the store into memory that was taken away brings.
+/// Signal for a store into memory that was taken away.
 pub const SIGBUS: i32 = 7;
 const WINDOW: WindowArgs = WindowArgs {
     cookie: 1,
@@ -63,7 +63,7 @@ fn unplugs(rig: &mut Rig) -> Result<Verdict> {
     replug(rig)
 }
 
-/// Plugs new memory in, in the place of what went.
+/// Plugs new memory in, in place of the unplugged one.
 fn replug(rig: &mut Rig) -> Result<Verdict> {
     let guest = rig.solo()?;
     let own = Region::new(REGION)?;
@@ -87,7 +87,7 @@ fn touch(args: &[String]) -> Result<()> {
     }
 }
 
-/// Waits, for ever if it must.
+/// Waits, for ever if necessary.
 fn wait(args: &[String]) -> Result<()> {
     let link = Ends::from_args(args)?.0.link()?;
     let window = link.window(&WindowArgs { channel: 1, ..WINDOW })?;
@@ -96,8 +96,8 @@ fn wait(args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Programs that map, touch and copy themselves all the time: each must end by a signal, because a mapping that survives the device
-/// would let its program go on for ever. And what they write must not arrive after the device went.
+/// Programs map, touch and copy themselves all the time. Each must end by a signal, because a mapping that survived the
+/// device would let its program run for ever. And no store of theirs may arrive after the device went.
 fn races(rig: &mut Rig) -> Result<Verdict> {
     let rounds = if super::long() { 50 } else { 3 };
     for round in 0..rounds {
@@ -129,13 +129,13 @@ fn race(args: &[String]) -> Result<()> {
     for mut racer in racers {
         let status = racer.wait()?;
         ensure!(status.signal() == Some(SIGBUS), "a racer ended with {status}");
-        // Its copies have its standard output, too: one that goes on would be waited for.
+        // The copies share its standard output: the read waits for a copy that still runs.
         racer.stdout.take().map_or(Ok(0), |mut copies| copies.read_to_end(&mut Vec::new()))?;
     }
     Ok(())
 }
 
-/// Copies itself with the window that is its standard input mapped, and each copy touches it until it is killed.
+/// Maps the window that is its standard input and copies itself. Each copy touches the window until it is killed.
 fn fork(_: &[String]) -> Result<()> {
     let mapping = Mapping::writable(std::io::stdin(), WINDOW.length as usize)?;
     let touch = || (0..WINDOW.length as usize).step_by(0x1000).for_each(|at| mapping.store(at, 1));
@@ -205,7 +205,7 @@ fn stalls(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// Lists windows into memory that does not come, and closes one meanwhile.
+/// Lists windows into memory whose page never arrives, and closes a window meanwhile.
 fn stall(args: &[String]) -> Result<()> {
     let link = Ends::from_args(args)?.0.link()?;
     let (one, _two) = (link.window(&WINDOW)?, link.window(&WindowArgs { channel: 1, ..WINDOW })?);

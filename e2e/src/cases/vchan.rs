@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! libtombolo-vchan between two machines, and between one and its host: every function of both spellings.
+//! libtombolo-vchan between two machines, and between a machine and its host: every function of both spellings.
 
 use super::{Case, Verdict};
 use crate::rig::Rig;
@@ -24,12 +24,12 @@ pub const CASES: &[Case] = &[
     Case { name: "vchan_functions_of_both_spellings_do_what_they_should_between_a_machine_and_its_host", run: host },
 ];
 
-/// Which number each machine and the host have.
+/// Numbers of the machines and of the host.
 const MAP: &str = "domain 1 vm:a\ndomain 2 vm:b\ndomain 3 vm:host";
 const HOST: u16 = 3;
-/// So many are there at once, on a link of the default size (V-8).
+/// Number of vchans that exist at once, on a link of the default size (V-8).
 const MANY: u16 = 30;
-/// What a program may take, on a machine that has other things to do.
+/// Seconds that a program may take, on a machine with other load.
 const PATIENCE: u64 = 120;
 
 fn machines(rig: &mut Rig, program: &str, server: (At, u16), client: (At, u16)) -> Result<Verdict> {

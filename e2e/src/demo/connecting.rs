@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How long it takes to agree on a channel over a link that is there.
+//! Measures how long the set-up of a channel takes over an existing link.
 
 use super::goals::{Goal, Goals};
 use super::word;
@@ -12,10 +12,11 @@ use tombolo_e2e::guest::pass;
 use tombolo_e2e::line_reader::within;
 
 const TIMES: &str = "200";
-/// In milliseconds.
+/// Goal in milliseconds.
 const GOAL: Goal = Goal::Most(2.0);
-/// Bytes of a ring, milliseconds of rest before each time, and what that is: the smallest rings, those that one gets who asks for
-/// none, and these one after the other, while both sides still clear away what was before.
+/// Bytes of a ring, milliseconds of rest before each time, and a description. The rings are the smallest ones; those
+/// that a program gets if it asks for none; and these without a rest, while both sides still clean up the previous
+/// channel.
 const SERIES: [(&str, &str, &str); 3] = [
     ("4096", "20", "rings of 4 KiB"),
     ("1048576", "20", "rings of 1 MiB"),
@@ -56,7 +57,7 @@ impl<'a> Connects<'a> {
     }
 }
 
-/// Connects again and again, each time with a byte there and back, and prints the median of the connecting.
+/// Connects again and again, each time with a byte there and back, and prints the median time to connect.
 pub fn connect(args: &[String]) -> Result<()> {
     let Connects { address, count, options, rest } = Connects::of(args)?;
     let options = options.wait_for_listener(Duration::from_secs(60));
@@ -75,7 +76,7 @@ pub fn connect(args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Answers a byte on so many connections.
+/// Answers one byte on each of `count` connections.
 pub fn open(args: &[String]) -> Result<()> {
     let Connects { address, count, options, .. } = Connects::of(args)?;
     let mut listener = tombolo::listen_with::<Stream>(address, &options)?;

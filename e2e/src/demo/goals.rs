@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What is asked of the figures that are shown, and which of it was met.
+//! Goals for the figures that are shown, and which of them were met.
 
 use std::fmt::{self, Display, Formatter};
 
-/// What a figure is to be.
+/// A goal for a figure.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Goal {
-    /// This or more.
+    /// This value or more.
     Least(f64),
-    /// This or less.
+    /// This value or less.
     Most(f64),
 }
 
-/// Nothing that is no number meets one.
+/// A value that is not a number meets no goal.
 impl Goal {
     fn is_met(self, value: f64) -> bool {
         match self {
@@ -31,7 +31,7 @@ impl Display for Goal {
     }
 }
 
-/// The figures of which something was asked.
+/// The figures that have a goal.
 #[derive(Debug, Default)]
 pub struct Goals {
     met: usize,
@@ -39,7 +39,7 @@ pub struct Goals {
 }
 
 impl Goals {
-    /// What stands beside a figure: nothing if nothing is asked of it.
+    /// Returns the text beside a figure: empty if it has no goal.
     pub fn beside(&mut self, what: &str, value: f64, goal: Option<Goal>) -> String {
         let Some(goal) = goal else { return String::new() };
         if goal.is_met(value) {

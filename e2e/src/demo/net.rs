@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The machines' part of `make net-demo`: the interface of the module's engine beside virtio-net, between two machines, in one run.
-//! Each round does every row over both, one right after the other, so that what else this machine does meets both alike.
+//! The machines' part of `make net-demo`: compares the interface of the module's engine with virtio-net, between two
+//! machines in one run. Each round measures every row over both, one right after the other, so that other load on this
+//! machine affects both alike.
 
 use super::table::spread;
 use super::volume::{Count, processors, rung};
@@ -15,19 +16,19 @@ use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::image::Extra;
 use tombolo_e2e::line_reader::within;
 
-/// What there is to measure.
+/// Parts of the measurement.
 pub const PARTS: [&str; 3] = ["bulk", "trips", "counts"];
 /// Seconds of a sample.
 const SECONDS: u32 = 1;
-/// What crosses while devices are counted.
+/// Volume that crosses while devices are counted.
 const VOLUME: &str = "256M";
-/// The second machine over the interface; over virtio-net it has the network's own.
+/// Address of the second machine over the interface; over virtio-net it has the network's own address.
 const ADDRESS: &str = "10.9.0.2";
 
-/// A row's name, and what was measured over virtio-net and over the interface.
+/// A row: its name, and the values over virtio-net and over the interface.
 type Row = (String, [Vec<f64>; 2]);
 
-/// Measures the parts in so many rounds, and prints a table of them.
+/// Measures the parts in `rounds` rounds, and prints a table of them.
 pub fn run(made_of: &Parts, rounds: u32, parts: &[&str]) -> Result<()> {
     ensure!(rounds > 0, "ROUNDS: at least 1");
     let unknown = parts.iter().find(|part| !PARTS.contains(part));
@@ -71,7 +72,7 @@ fn short(value: f64) -> String {
     format!("{value:.digits$}")
 }
 
-/// Two machines with a card each and an interface each, and servers in the second one.
+/// Boots two machines, each with a card and an interface, and starts servers in the second one.
 fn boot(made_of: &Parts) -> Result<Site> {
     let programs =
         [IPERF, SOCKPERF].map(|program| -> Extra { (program.trim_start_matches("/usr/").to_owned(), program.into()) });
@@ -95,7 +96,7 @@ fn boot(made_of: &Parts) -> Result<Site> {
     Ok(site)
 }
 
-/// The rows of a part, over virtio-net (0) or over the interface (1).
+/// Returns the rows of a part, over virtio-net (0) or over the interface (1).
 fn measure(site: &mut Site, part: &str, kind: usize) -> Result<Vec<(String, f64)>> {
     let address = if kind == 0 { site.addresses[1].clone() } else { ADDRESS.to_owned() };
     let sent = bytes_sent(site)?;
@@ -137,13 +138,13 @@ fn measure(site: &mut Site, part: &str, kind: usize) -> Result<Vec<(String, f64)
             rows.push((format!("{VOLUME} over TCP: interrupts of these devices"), all as f64));
         }
     }
-    // What is meant to be measured is what the packets took.
+    // Checks that the packets took the path that was meant to be measured.
     let sent = bytes_sent(site)? - sent;
     ensure!((sent > 10_000) == (kind == 1), "{sent} bytes went through the interface in {part} {kind}");
     Ok(rows)
 }
 
-/// Bytes that arrived, and bytes a second.
+/// Returns the bytes that arrived, and the bytes per second.
 fn iperf(site: &mut Site, address: &str, how: &[&str]) -> Result<(f64, f64)> {
     let job = site.a.start(&[&["iperf3", "-c", address, "-i", "0", "--json"], how].concat())?;
     let said = site.a.wait(job, within(120))?.success().context("iperf3")?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `make vm-sockets-demo`: programs of Debian's in two machines, over TCP as it is and under `tombolo run` in turn. Then one of the
-//! machines migrates while numbers come from it.
+//! `make vm-sockets-demo`: Debian's programs in two machines, over plain TCP and under `tombolo run` in turn. Then one
+//! of the machines migrates while it sends numbers.
 
 use super::goals::{Goal, Goals};
 use super::print_step;
@@ -15,10 +15,11 @@ use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::line_reader::within;
 
-/// Rounds of each row unless more are asked for.
+/// Rounds of each row unless the caller asks for more.
 pub const ROUNDS: u32 = 3;
 
-/// A server in b and a client in a, whose words have B where b's address goes; and how the client's output says what is measured.
+/// A server in b and a client in a, in whose words B stands for b's address; and the function that reads the figure
+/// from the client's output.
 struct Pair {
     question: &'static str,
     server: &'static str,
@@ -68,13 +69,13 @@ fn requests(csv: &str) -> Option<f64> {
     csv.lines().find_map(|line| line.strip_prefix("\"GET\",\"")?.split('"').next()?.parse().ok())
 }
 
-/// In nanoseconds.
+/// Returns the median in nanoseconds.
 fn median(text: &str) -> Option<f64> {
     let line = text.lines().find(|line| line.contains("percentile 50.0"))?;
     Some(line.rsplit(' ').next()?.parse::<f64>().ok()? * 1000.0)
 }
 
-/// Measures iperf3 between a and a program of the host, either way, in so many rounds, and prints the table.
+/// Measures iperf3 between a and a program of the host in both directions, in `rounds` rounds, and prints the table.
 pub fn run_with_host(made_of: &Parts, rounds: u32) -> Result<()> {
     ensure!(rounds > 0, "ROUNDS: at least 1");
     if let Some(missing) = sockets::missing() {
@@ -95,7 +96,8 @@ pub fn run_with_host(made_of: &Parts, rounds: u32) -> Result<()> {
     site.finish()
 }
 
-/// Runs iperf3 once, plain or counting into a folder: bytes a second, and the bytes over TCP and through memory of its client.
+/// Runs iperf3 once, plain or counting into a folder. Returns the bytes per second, and its client's bytes over TCP and
+/// through memory.
 type HostFigure = fn(&mut Site, &Place, Option<&str>) -> Result<(f64, [u64; 2])>;
 
 fn host_row(site: &mut Site, place: &Place, rounds: u32, (question, figure): (&str, HostFigure)) -> Result<Row> {
@@ -147,7 +149,7 @@ fn host_to_a(site: &mut Site, place: &Place, name: Option<&str>) -> Result<(f64,
     Ok((bytes_a_second(&said).ok_or_else(|| Error::new(said))?, counts))
 }
 
-/// Measures each pair in so many rounds, prints the table, and has a migrate.
+/// Measures each pair in `rounds` rounds, prints the table, and migrates a.
 pub fn run(made_of: &Parts, rounds: u32) -> Result<()> {
     ensure!(rounds > 0, "ROUNDS: at least 1");
     if let Some(missing) = sockets::missing() {
@@ -213,7 +215,7 @@ fn figure(site: &mut Site, pair: &Pair, folder: Option<&str>) -> Result<f64> {
     (pair.figure)(&said).ok_or_else(|| Error::new(format!("{}: no figure in what it said: {said}", pair.client)))
 }
 
-/// Has a migrate while it sends numbers to b; what programs say to each other afterwards goes through memory again.
+/// Migrates a while it sends numbers to b. What programs send to each other afterwards goes through memory again.
 fn leave(site: &mut Site) -> Result<()> {
     let folder = "/tmp/numbers";
     print_step("a, b", "tombolo run -- a program that sends numbers, and one that checks them");

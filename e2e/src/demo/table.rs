@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Tombolo beside TCP, from the lines of `tombolo bench --json`.
+//! Compares Tombolo with TCP, from the lines of `tombolo bench --json`.
 
 use super::goals::{Goal, Goals};
 use serde_json::Value;
 use tombolo_e2e::error::Result;
 
-/// Two places, and how many times better than TCP it is to be between them: of a throughput by the size of a write, of a
-/// round trip by how an end waits.
+/// Two places, and the goals for the ratio to TCP between them: of a throughput by the size of a write, of a round trip
+/// by the way in which an endpoint waits.
 #[derive(Debug)]
 pub struct Pair {
     pub title: &'static str,
@@ -14,13 +14,13 @@ pub struct Pair {
     round_trip: fn(&str) -> Option<f64>,
 }
 
-/// Between two machines.
+/// Goals between two machines.
 pub const BETWEEN: Pair = Pair {
     title: "a to b",
     throughput: |size| Some(if size <= 4 << 10 { 8.0 } else { 6.0 }),
     round_trip: |wait| Some(if wait == "spin" { 200.0 } else { 4.0 }),
 };
-/// From a machine to its host.
+/// Goals from a machine to its host.
 pub const TO_HOST: Pair =
     Pair { title: "a to its host", throughput: |size| (size == 16 << 10).then_some(4.2), round_trip: |_| None };
 
@@ -37,15 +37,15 @@ pub struct Row {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
-    /// Bytes a second: more is better.
+    /// Bytes per second: more is better.
     Rate,
-    /// Requests a second: more is better.
+    /// Requests per second: more is better.
     Requests,
     /// Nanoseconds: less is better.
     Time,
 }
 
-/// What was measured between two places.
+/// The measurements between two places.
 #[derive(Debug)]
 pub struct Table {
     pub title: &'static str,
@@ -53,10 +53,10 @@ pub struct Table {
 }
 
 impl Table {
-    /// Puts the lines together: streams beside TCP's better setting.
+    /// Builds the table from the lines. Compares streams with TCP's better setting.
     ///
     /// # Errors
-    /// A line is none of a measurement.
+    /// A line is not one of a measurement.
     pub fn of(pair: &Pair, lines: &[String]) -> Result<Self> {
         let mut rows: Vec<Row> = Vec::new();
         let values = lines.iter().map(|line| serde_json::from_str(line)).collect::<serde_json::Result<Vec<Value>>>()?;
@@ -80,7 +80,7 @@ impl Table {
         Ok(Self { title: pair.title, rows })
     }
 
-    /// The table, with the goals beside.
+    /// Returns the table's text, with the goals beside the figures.
     #[must_use]
     pub fn show(&self, goals: &mut Goals) -> String {
         let title = self.title;
@@ -103,7 +103,7 @@ impl Table {
     }
 }
 
-/// Median, least and most.
+/// Returns the median, the least and the most.
 pub fn spread(mut values: Vec<f64>) -> [f64; 3] {
     values.sort_by(f64::total_cmp);
     let at = |place: usize| values.get(place).copied().unwrap_or(f64::NAN);
@@ -115,7 +115,7 @@ fn size(bytes: u64) -> String {
 }
 
 impl Row {
-    /// How many times better than TCP.
+    /// Returns how many times better than TCP the figure is.
     fn ratio(&self) -> f64 {
         match self.unit {
             Unit::Rate | Unit::Requests => self.ours[0] / self.theirs[0],
@@ -124,7 +124,7 @@ impl Row {
     }
 }
 
-/// Three digits, with the unit.
+/// Formats a value with three digits and the unit.
 fn show(value: f64, unit: Unit) -> String {
     let (scale, name) = match unit {
         Unit::Rate if value >= 1e9 => (1e9, "GB/s"),
@@ -137,7 +137,7 @@ fn show(value: f64, unit: Unit) -> String {
     format!("{value:.*} {name}", digits(value))
 }
 
-/// Behind the point, for three in all.
+/// Returns the number of decimal places for three digits in all.
 fn digits(value: f64) -> usize {
     if value >= 99.95 {
         0

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The calls of the kernel module, and mappings of windows. A test has to try what programs must not be able to do, so
-//! mappings here are raw. Unsafe, because ioctl and mmap are.
+//! Wraps the calls of the kernel module and maps windows. Tests must try what programs must not be able to do, so
+//! mappings here are raw. The module is unsafe because ioctl and mmap are.
 #![allow(unsafe_code)]
 
 use rustix::io::{Errno, Result};
@@ -19,21 +19,21 @@ use std::{ptr, slice};
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Info {
-    /// See the header; the same for all fields below.
+    /// Version of the interface. The header of the module describes this field and all fields below.
     pub version: u32,
-    /// `INFO_…`
+    /// Set of `INFO_…` bits.
     pub flags: u32,
-    /// Bytes.
+    /// Bytes of shared memory.
     pub size: u64,
-    /// Our number.
+    /// Number of this guest among the peers that can be notified.
     pub peer: u32,
-    /// Interrupt vectors.
+    /// Number of interrupt vectors.
     pub vectors: u32,
-    /// How many came.
+    /// Number of interrupts so far.
     pub interrupts: u64,
-    /// How often a vector was closed.
+    /// Number of times that the module closed a vector.
     pub storms: u64,
-    /// Zero.
+    /// Reserved; always zero.
     pub reserved: [u64; 3],
 }
 
@@ -50,30 +50,30 @@ pub const WINDOW_READ_ONLY: u32 = 2;
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct LinkArgs {
-    /// See the header; the same for all fields below.
+    /// Start of this side's half. The header of the module describes this field and all fields below.
     pub own_offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub own_length: u64,
-    /// Bytes.
+    /// Start of the peer's half in bytes.
     pub peer_offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub peer_length: u64,
-    /// A node.
+    /// Descriptor of the node with the peer's half.
     pub peer_fd: i32,
-    /// A node.
+    /// Descriptor of the node with the doorbell.
     pub doorbell_fd: i32,
-    /// Whom to ring.
+    /// Peer that the link notifies.
     pub notify_peer: u16,
-    /// Where.
+    /// Vector at which the peer is notified.
     pub notify_vector: u16,
-    /// Where we are rung.
+    /// Vector at which the peer notifies this side.
     pub wait_vector: u16,
-    /// Zero.
+    /// Reserved; always zero.
     pub flags: u16,
 }
 
 impl LinkArgs {
-    /// All zero but the nodes.
+    /// Returns arguments that are all zero except for the descriptors of the nodes.
     pub fn new(peer: &impl AsRawFd, doorbell: &impl AsRawFd) -> Self {
         Self {
             own_offset: 0,
@@ -94,23 +94,23 @@ impl LinkArgs {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WindowArgs {
-    /// See the header; the same for all fields below.
+    /// Number of the caller's own. The header of the module describes this field and all fields below.
     pub cookie: u64,
-    /// Bytes.
+    /// Start in bytes.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// `WINDOW_…`
+    /// Set of `WINDOW_…` bits.
     pub flags: u32,
-    /// The first.
+    /// First channel.
     pub channel: u32,
-    /// How many.
+    /// Number of channels.
     pub channels: u32,
-    /// Open states.
+    /// State below which a state byte counts as open.
     pub below: u16,
-    /// What they become.
+    /// State that an open state byte becomes at the last close.
     pub closed: u16,
-    /// Where.
+    /// Places of the state bytes within the window.
     pub state: [u32; 2],
 }
 
@@ -136,15 +136,15 @@ const fn opcode<T>(direction: u32, number: u32) -> Opcode {
     (direction << 30 | (size_of::<T>() as u32) << 16 | 0xe7 << 8 | number) as Opcode
 }
 
-/// Any call: its number and its argument, which the kernel may read and write.
+/// Any ioctl: its number, and its argument, which the kernel may read and write.
 struct Call<T> {
     opcode: Opcode,
     argument: T,
 }
 
-// SAFETY: (opcode) the caller of `call` sees to it that the number says the argument's size, which is all that the
-// module reads or writes; (pointer) it points to the argument, which is ours alone while the call lasts; (output) any
-// value that the kernel leaves there is valid, T being integers.
+// SAFETY: (opcode) the caller of `call` ensures that the number encodes the size of the argument, and the module reads
+// and writes no more than that; (pointer) it points to the argument, which nothing else uses during the call; (output)
+// T consists of integers, so any value that the kernel leaves there is valid.
 unsafe impl<T: Copy> Ioctl for Call<T> {
     type Output = (IoctlOutput, T);
 
@@ -159,7 +159,7 @@ unsafe impl<T: Copy> Ioctl for Call<T> {
     }
 
     unsafe fn output_from_ptr(output: IoctlOutput, argument: *mut c_void) -> Result<Self::Output> {
-        // SAFETY: (valid) it is the pointer that `as_ptr` gave, to a T.
+        // SAFETY: (valid) this is the pointer to a T that `as_ptr` returned.
         let argument = unsafe { argument.cast::<T>().read() };
         Ok((output, argument))
     }
@@ -167,19 +167,19 @@ unsafe impl<T: Copy> Ioctl for Call<T> {
 
 fn call<T: Copy>(fd: impl AsFd, direction: u32, number: u32, argument: T) -> Result<(IoctlOutput, T)> {
     let call = Call { opcode: opcode::<T>(direction, number), argument };
-    // SAFETY: (opcode) made from T, as the impl of `Ioctl` asks.
+    // SAFETY: (opcode) the number is made from T, as the impl of `Ioctl` requires.
     unsafe { ioctl(fd, call) }
 }
 
 fn new_fd(number: IoctlOutput) -> OwnedFd {
-    // SAFETY: (owned) the module has just made this descriptor for us.
+    // SAFETY: (owned) the module has just made this descriptor for this process.
     unsafe { OwnedFd::from_raw_fd(number) }
 }
 
 /// `TOMBOLO_IOC_INFO`
 ///
 /// # Errors
-/// The module's, as in its header; the same below.
+/// Those of the module, as its header describes them; this holds for all functions below.
 pub fn info(node: impl AsFd) -> Result<Info> {
     Ok(call(node, READ, 0, Info::default())?.1)
 }
@@ -187,7 +187,7 @@ pub fn info(node: impl AsFd) -> Result<Info> {
 /// `TOMBOLO_IOC_LINK`
 ///
 /// # Errors
-/// The module's.
+/// Those of the module.
 pub fn link(node: impl AsFd, args: &LinkArgs) -> Result<OwnedFd> {
     Ok(new_fd(call(node, WRITE, 1, *args)?.0))
 }
@@ -195,15 +195,15 @@ pub fn link(node: impl AsFd, args: &LinkArgs) -> Result<OwnedFd> {
 /// `TOMBOLO_IOC_WINDOW`
 ///
 /// # Errors
-/// The module's.
+/// Those of the module.
 pub fn window(link: impl AsFd, args: &WindowArgs) -> Result<OwnedFd> {
     Ok(new_fd(call(link, WRITE, 2, *args)?.0))
 }
 
-/// `TOMBOLO_IOC_WINDOWS`: those for which there is `room`, and how many there are.
+/// `TOMBOLO_IOC_WINDOWS`: returns as many windows as there is `room` for, and the number of all windows.
 ///
 /// # Errors
-/// The module's.
+/// Those of the module.
 pub fn windows(link: impl AsFd, room: u32) -> Result<(Vec<WindowArgs>, u32)> {
     let mut entries = vec![WindowArgs::default(); room as usize];
     let args = WindowsArgs { entries: entries.as_mut_ptr() as u64, count: room, reserved: 0 };
@@ -212,10 +212,10 @@ pub fn windows(link: impl AsFd, room: u32) -> Result<(Vec<WindowArgs>, u32)> {
     Ok((entries, count))
 }
 
-/// `TOMBOLO_IOC_WINDOWS` with room for one, into memory of another's: how many there are.
+/// `TOMBOLO_IOC_WINDOWS` with room for one entry, which the kernel writes into `memory`. Returns the number of windows.
 ///
 /// # Errors
-/// The module's.
+/// Those of the module.
 pub fn windows_into(link: impl AsFd, memory: &Stalling) -> Result<u32> {
     let args = WindowsArgs { entries: memory.memory.base as u64, count: 1, reserved: 0 };
     Ok(call(link, READ | WRITE, 3, args)?.1.count)
@@ -224,12 +224,12 @@ pub fn windows_into(link: impl AsFd, memory: &Stalling) -> Result<u32> {
 /// `TOMBOLO_IOC_HANG_UP`
 ///
 /// # Errors
-/// The module's.
+/// Those of the module.
 pub fn hang_up(link: impl AsFd) -> Result<()> {
     call(link, 0, 4, [(); 0]).map(drop)
 }
 
-/// `TOMBOLO_IOC_CLEAR`: from where, how much.
+/// `TOMBOLO_IOC_CLEAR`: zeroes `length` bytes from `offset`.
 ///
 /// # Errors
 /// The driver refuses.
@@ -237,7 +237,7 @@ pub fn clear(link: impl AsFd, offset: u64, length: u64) -> Result<()> {
     call(link, WRITE, 7, [offset, length]).map(drop)
 }
 
-/// `TOMBOLO_IOC_NOTIFY`: whom, at which vector.
+/// `TOMBOLO_IOC_NOTIFY`: sets the peer that the link notifies, and the vector.
 ///
 /// # Errors
 /// The driver refuses.
@@ -248,18 +248,19 @@ pub fn notify_other(link: impl AsFd, peer: u16, vector: u16) -> Result<()> {
 /// `TOMBOLO_IOC_EVENTFD`
 ///
 /// # Errors
-/// The module's.
+/// Those of the module.
 pub fn eventfd(window: impl AsFd, channel: u32, fd: i32) -> Result<()> {
     call(window, WRITE, 5, EventfdArgs { channel, fd }).map(drop)
 }
 
-/// Any ioctl at all, its argument being 64 bytes of ours or an address that is nobody's: for abuse.
+/// Makes any ioctl, for abuse tests. Its argument is 64 bytes of this program, or an address at which nothing is
+/// mapped.
 ///
 /// # Errors
-/// Whatever the kernel says.
+/// Those of the kernel.
 pub fn abuse(fd: impl AsFd, opcode: u32, argument: Option<[u64; 8]>) -> Result<()> {
     struct Nowhere(Opcode);
-    // SAFETY: (pointer) the first page is never mapped, so that the kernel can neither read nor write there.
+    // SAFETY: (pointer) the first page is never mapped, so the kernel can neither read nor write there.
     unsafe impl Ioctl for Nowhere {
         type Output = ();
         const IS_MUTATING: bool = true;
@@ -274,14 +275,14 @@ pub fn abuse(fd: impl AsFd, opcode: u32, argument: Option<[u64; 8]>) -> Result<(
         }
     }
     match argument {
-        // SAFETY: (opcode) our module's calls take less than 64 bytes, and it refuses all others.
+        // SAFETY: (opcode) the calls of the module take less than 64 bytes, and the module refuses all others.
         Some(argument) => unsafe { ioctl(fd, Call { opcode: opcode as Opcode, argument }) }.map(drop),
         // SAFETY: as the impl says.
         None => unsafe { ioctl(fd, Nowhere(opcode as Opcode)) },
     }
 }
 
-/// Memory of a window.
+/// Mapped memory of a window.
 #[derive(Debug)]
 pub struct Mapping {
     base: *mut c_void,
@@ -295,7 +296,7 @@ impl Mapping {
     /// The module refuses.
     pub fn new(fd: impl AsFd, offset: u64, len: usize, prot: ProtFlags, private: bool) -> Result<Self> {
         let flags = if private { MapFlags::PRIVATE } else { MapFlags::SHARED };
-        // SAFETY: (address) the kernel picks it, so no memory of ours is replaced.
+        // SAFETY: (address) the kernel picks it, so no memory of this program is replaced.
         let base = unsafe { mmap(ptr::null_mut(), len, prot, flags, fd, offset)? };
         Ok(Self { base, len })
     }
@@ -316,7 +317,7 @@ impl Mapping {
         Self::new(fd, 0, len, ProtFlags::READ, false)
     }
 
-    /// Its bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn size(&self) -> usize {
         self.len
@@ -327,62 +328,65 @@ impl Mapping {
     /// # Errors
     /// The kernel refuses.
     pub fn protect(&self, prot: MprotectFlags) -> Result<()> {
-        // SAFETY: (ours) the range is this mapping's; nothing but `load` and `store` uses it.
+        // SAFETY: (ours) the range belongs to this mapping; only `load` and `store` use it.
         unsafe { mprotect(self.base, self.len, prot) }
     }
 
     /// Loads a byte.
     ///
     /// # Panics
-    /// Beyond the mapping.
+    /// `at` is beyond the mapping.
     #[must_use]
     pub fn load(&self, at: usize) -> u8 {
         let place = self.place(at);
-        // SAFETY: (valid) within the mapping; if the kernel took the memory away, the signal is what the test wants.
+        // SAFETY: (valid) the place is within the mapping; if the kernel took the memory away, the test expects the
+        // signal.
         unsafe { place.read_volatile() }
     }
 
     /// Stores a byte.
     ///
     /// # Panics
-    /// Beyond the mapping.
+    /// `at` is beyond the mapping.
     pub fn store(&self, at: usize, value: u8) {
         let place = self.place(at);
-        // SAFETY: (valid) as in `load`; if the mapping cannot be written, the signal is what the test wants.
+        // SAFETY: (valid) as in `load`; if the mapping is not writable, the test expects the signal.
         unsafe { place.write_volatile(value) }
     }
 
-    /// Loads a word of the specification's.
+    /// Loads a word as the specification defines it.
     ///
     /// # Panics
-    /// Beyond the mapping, or at no multiple of 8.
+    /// `at` is beyond the mapping, or not a multiple of 8.
     #[must_use]
     pub fn load_word(&self, at: usize) -> u64 {
-        // SAFETY: (valid) checked there, and as in `load`; (order) on this architecture loads are in order.
+        // SAFETY: (valid) `word` checks the place, and the rest is as in `load`; (order) this architecture keeps loads
+        // in order.
         u64::from_le(unsafe { self.word(at).read_volatile() })
     }
 
-    /// Stores a word of the specification's, behind all that was stored before.
+    /// Stores a word as the specification defines it, after all earlier stores.
     ///
     /// # Panics
-    /// Beyond the mapping, or at no multiple of 8.
+    /// `at` is beyond the mapping, or not a multiple of 8.
     pub fn store_word(&self, at: usize, value: u64) {
         fence(Ordering::Release);
-        // SAFETY: (valid) checked there, and as in `store`.
+        // SAFETY: (valid) `word` checks the place, and the rest is as in `store`.
         unsafe { self.word(at).write_volatile(value.to_le()) }
     }
 
     /// Stores bytes.
     ///
     /// # Panics
-    /// Beyond the mapping.
+    /// The bytes reach beyond the mapping.
     pub fn store_all(&self, at: usize, bytes: &[u8]) {
         if bytes.is_empty() {
             return;
         }
         let place = self.place(at);
         assert!(bytes.len() <= self.len - at, "{} at {at} of {}", bytes.len(), self.len);
-        // SAFETY: (valid) checked just above, and as in `store`; (apart) `bytes` is memory of Rust's, a mapping is none.
+        // SAFETY: (valid) checked just above, and as in `store`; (apart) `bytes` is Rust's memory, and a mapping is
+        // not.
         unsafe { place.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) }
     }
 
@@ -391,50 +395,51 @@ impl Mapping {
         self.place(at).cast()
     }
 
-    /// Stores a register: 4 bytes at once.
+    /// Stores 4 bytes in a register at once.
     ///
     /// # Panics
-    /// Beyond the mapping, or at no multiple of 4.
+    /// `at` is beyond the mapping, or not a multiple of 4.
     pub fn store_register(&self, at: usize, value: u32) {
         assert!(at.is_multiple_of(4) && at + 4 <= self.len, "{at} of {}", self.len);
-        // SAFETY: (valid) checked just above, and a mapping begins at a page; the signal as in `store`.
+        // SAFETY: (valid) checked just above, and a mapping starts at a page boundary; the signal is as in `store`.
         unsafe { self.place(at).cast::<u32>().write_volatile(value) }
     }
 
-    /// Where it is.
+    /// Returns the address of the mapping.
     #[must_use]
     pub fn address(&self) -> usize {
         self.base as usize
     }
 
-    /// Makes it longer.
+    /// Makes the mapping longer.
     ///
     /// # Errors
     /// The kernel refuses.
     pub fn grow(&self, len: usize) -> Result<()> {
-        // SAFETY: (place) not to be moved, so that the mapping stays where it is; what is beyond it is never touched.
+        // SAFETY: (place) the kernel must not move the mapping, so it stays in place; nothing touches the memory beyond
+        // `len`.
         unsafe { mremap(self.base, self.len, len, MremapFlags::empty()) }.map(drop)
     }
 
-    /// Puts its pages themselves into a pipe.
+    /// Puts the pages of the mapping into a pipe, without a copy.
     ///
     /// # Errors
     /// The kernel refuses.
     pub fn splice(&self, pipe: impl AsFd) -> Result<usize> {
-        // SAFETY: (valid) within the mapping; nobody looks at the bytes.
+        // SAFETY: (valid) the range is within the mapping; nothing in this program reads the bytes.
         let pages = IoSliceRaw::from_slice(unsafe { slice::from_raw_parts(self.base.cast(), self.len) });
-        // SAFETY: (kept) the caller reads nothing from the pipe that it could change.
+        // SAFETY: (kept) the caller reads nothing from the pipe that a change of the pages could affect.
         unsafe { vmsplice(pipe, &[pages], SpliceFlags::empty()) }
     }
 
-    /// Makes whoever touches what is not there of the mapping wait for `pager`.
+    /// Makes every access to a missing page of the mapping wait for `pager`.
     ///
     /// # Errors
     /// The kernel refuses.
     pub fn page_by(&self, pager: &OwnedFd) -> Result<()> {
         let argument = [self.base as u64, self.len as u64, UFFD_MISSING, 0];
         let register = Call { opcode: (3 << 30 | 32 << 16 | 0xaa << 8) as Opcode, argument };
-        // SAFETY: (opcode) UFFDIO_REGISTER with its four words.
+        // SAFETY: (opcode) this is UFFDIO_REGISTER with its four words.
         unsafe { ioctl(pager, register) }.map(drop)
     }
 
@@ -447,18 +452,18 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: (ours) mapped by `new`, and nobody keeps an address of it.
+        // SAFETY: (ours) `new` mapped it, and nothing keeps an address in it.
         _ = unsafe { munmap(self.base, self.len) };
     }
 }
 
-/// A page that whoever touches waits for until its [`pager`] is dropped.
+/// Page at which every access waits until its [`pager`] is dropped.
 #[derive(Debug)]
 pub struct Stalling {
     memory: Mapping,
 }
 
-// SAFETY: (shared) nothing here uses the memory but the kernel, by its address.
+// SAFETY: (shared) only the kernel uses the memory, by its address.
 unsafe impl Sync for Stalling {}
 
 /// `UFFD_API`
@@ -467,7 +472,7 @@ const UFFD_API: u64 = 0xaa;
 const UFFD_MISSING: u64 = 1;
 
 impl Stalling {
-    /// The page, and what is readable once somebody waits for it.
+    /// Returns the page, and a descriptor that becomes readable once an access waits for the page.
     ///
     /// # Errors
     /// The kernel has no userfaultfd.
@@ -482,39 +487,40 @@ impl Stalling {
     }
 }
 
-/// `TOMBOLO_IOC_INFO` as a 32-bit program calls it.
+/// Makes `TOMBOLO_IOC_INFO` as a 32-bit program would.
 ///
 /// # Errors
-/// The module's; the kernel has no 32-bit calls.
+/// Those of the module; the kernel has no 32-bit calls.
 pub fn info_of_32_bit(node: impl AsFd) -> Result<Info> {
     let (prot, below) = (ProtFlags::READ | ProtFlags::WRITE, ptr::without_provenance_mut(1 << 28));
-    // SAFETY: (address) only a wish: the kernel picks another if there is something already.
+    // SAFETY: (address) it is only a wish: the kernel picks another address if something is there already.
     let base = unsafe { mmap_anonymous(below, 4096, prot, MapFlags::PRIVATE)? };
     let memory = Mapping { base, len: 4096 };
     let address = u32::try_from(memory.address()).map_err(|_| Errno::NOMEM)?;
     let (node, mut result) = (node.as_fd().as_raw_fd(), 54_u32); // ioctl
-    // SAFETY: (registers) the kernel changes eax and, entered like this, r8 to r11, and ebx is put back; (memory) the call
-    // writes an `Info` to the page, which is ours.
+    // SAFETY: (registers) the kernel changes eax and, on this entry, r8 to r11, and the code restores ebx; (memory) the
+    // call writes an `Info` to the page, which belongs to this function.
     unsafe {
         asm!("push rbx", "mov ebx, {node:e}", "int 0x80", "pop rbx", node = in(reg) node, inout("eax") result,
             in("ecx") opcode::<Info>(READ, 0) as u32, in("edx") address,
             out("r8") _, out("r9") _, out("r10") _, out("r11") _);
     }
     match result.cast_signed() {
-        // SAFETY: (valid) the page begins with one, and any bytes are one.
+        // SAFETY: (valid) the page begins with an `Info`, and any bytes are a valid `Info`.
         0 => Ok(unsafe { memory.base.cast::<Info>().read_volatile() }),
         error => Err(Errno::from_raw_os_error(-error)),
     }
 }
 
-/// Makes a process that is a copy of this one, of which it is told the number. Both must have one thread alone, and the copy must not
-/// use what other threads could have held.
+/// Forks this process and returns the child's number in the parent, nothing in the child. Both must have a single
+/// thread, and the child must not use what other threads could have held.
 ///
 /// # Errors
-/// No process is left.
+/// The kernel has no process left.
 pub fn fork() -> Result<Option<Pid>> {
     let mut result = 57_isize; // fork
-    // SAFETY: (memory) the copy's is its own, but for mappings that are shared; (registers) those that a call changes.
+    // SAFETY: (memory) the child's memory is its own, except for shared mappings; (registers) the code names those that
+    // the call changes.
     unsafe { asm!("syscall", inout("rax") result, out("rcx") _, out("r11") _) };
     match i32::try_from(result) {
         Ok(number @ 0..) => Ok(Pid::from_raw(number)),
@@ -522,20 +528,20 @@ pub fn fork() -> Result<Option<Pid>> {
     }
 }
 
-/// A userfaultfd.
+/// Makes a userfaultfd.
 ///
 /// # Errors
 /// The kernel has none.
 pub fn pager() -> Result<OwnedFd> {
-    // SAFETY: (new) a descriptor of its own; what it does is up to the calls below.
+    // SAFETY: (new) the descriptor is new; the calls below decide what it does.
     let pager = unsafe { userfaultfd(UserfaultfdFlags::CLOEXEC)? };
     let begin = Call { opcode: (3 << 30 | 24 << 16 | 0xaa << 8 | 0x3f) as Opcode, argument: [UFFD_API, 0, 0] };
-    // SAFETY: (opcode) UFFDIO_API with its three words.
+    // SAFETY: (opcode) this is UFFDIO_API with its three words.
     unsafe { ioctl(&pager, begin)? };
     Ok(pager)
 }
 
-/// The error, if there is one.
+/// Returns the error, if there is one.
 pub fn errno<T>(result: Result<T>) -> Option<Errno> {
     result.err()
 }

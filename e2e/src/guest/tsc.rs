@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How fast the processor's time stamp counter runs.
+//! Measures the rate of the processor's time stamp counter.
 //!
-//! An emulated guest reads the host's counter, and on a loaded host it measures its speed badly wrong; so it is told.
-//! Unsafe, because reading the counter is.
+//! An emulated guest reads the host's counter. On a loaded host the guest measures the rate badly wrong, so the host
+//! passes the rate to it. The module is unsafe because reading the counter is.
 #![allow(unsafe_code)]
 
 use crate::error::Result;
@@ -10,10 +10,10 @@ use rustix::event::poll;
 use rustix::time::Timespec;
 use std::time::Instant;
 
-/// Kilohertz, measured in a tenth of a second.
+/// Returns the rate in kilohertz, measured in a tenth of a second.
 ///
 /// # Errors
-/// None that is known.
+/// No error is known.
 pub fn khz() -> Result<u64> {
     let (start, from) = (Instant::now(), read());
     poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: 100_000_000 }))?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The host's half: a Xen machine and the domUs in it.
+//! The host half: a Xen machine and its domUs.
 
 use super::images;
 use super::init;
@@ -18,23 +18,23 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-/// Seconds for what xl does on a loaded machine.
+/// Seconds that an xl command may take on a loaded machine.
 const XL: u64 = 120;
-/// Seconds that a domU may take to boot, and how often that is tried: under emulation a PVH domU hangs now and then.
+/// Seconds that a domU may take to boot, and the number of attempts: under emulation a PVH domU sometimes hangs.
 const BOOT: u64 = 90;
 const TRIES: u32 = 3;
 
-/// How a domU runs.
+/// Mode in which a domU runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Paravirtualized.
     Pv,
-    /// With hardware's virtualization, which QEMU emulates.
+    /// With hardware virtualization, which QEMU emulates.
     Pvh,
 }
 
 impl Kind {
-    /// As xl.cfg and reports call it.
+    /// Returns the name that xl.cfg and reports use.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -44,7 +44,7 @@ impl Kind {
     }
 }
 
-/// What a machine is made of: from Debian, from us. Several machines can be booted from it.
+/// The parts of a machine, from Debian and from this project. Several machines can boot from them.
 #[derive(Debug)]
 pub struct Parts {
     /// Xen and the kernel.
@@ -57,20 +57,20 @@ impl Parts {
     /// Packs the images, with more programs for all domains.
     ///
     /// # Errors
-    /// Something cannot be read.
+    /// A file cannot be read.
     pub fn new(packages: Packages, extra: &[Extra]) -> Result<Self> {
         let (dom0, domu) = (images::dom0(&packages, extra)?, images::domu(&packages, extra)?);
         Ok(Self { packages, dom0, domu })
     }
 }
 
-/// A Xen machine that runs.
+/// A running Xen machine.
 pub struct Host {
     /// dom0, and with it the machine.
     pub dom0: Vm,
-    /// The places for domUs.
+    /// Slots for domUs.
     pub domus: [Domain; 2],
-    /// A folder that dom0 sees too.
+    /// Folder that dom0 sees too.
     share: Scratch,
 }
 
@@ -107,16 +107,16 @@ impl Host {
         self.await_or_again(1, kind, "")
     }
 
-    /// Starts a domU in its place, with more lines for its xl.cfg, and waits until it is up.
+    /// Starts a domU in its slot, with more lines for its xl.cfg, and waits until it is up.
     ///
     /// # Errors
-    /// xl says why not, or it does not come up.
+    /// The message of xl, or the domU does not come up.
     pub fn create(&mut self, place: usize, kind: Kind, more: &str) -> Result<()> {
         self.start(place, kind, more)?;
         self.await_or_again(place, kind, more)
     }
 
-    /// Waits until a domU is up; one that does not boot is made anew, and that is said.
+    /// Waits until a domU is up. Recreates a domU that does not boot, and prints a message about it.
     fn await_or_again(&mut self, place: usize, kind: Kind, more: &str) -> Result<()> {
         for _ in 1..TRIES {
             match self.await_up(place) {
@@ -132,8 +132,8 @@ impl Host {
     fn start(&mut self, place: usize, kind: Kind, more: &str) -> Result<()> {
         let domain = &mut self.domus[place];
         let (name, number) = (domain.name, place + 1);
-        // Under QEMU 7.2 a PVH domU on a processor that dom0 has too dies of a triple fault in most boots, once with Xen's own
-        // registers for its own; on another it did not.
+        // Under QEMU 7.2 a PVH domU that shares a processor with dom0 dies of a triple fault in most boots, once with
+        // Xen's registers in place of its own. On another processor it did not.
         let cpu = if kind == Kind::Pvh { 1 } else { place };
         let (kind, address, bridge) = (kind.name(), init::address_of(&number.to_string()), init::BRIDGE);
         let config = format!(
@@ -155,7 +155,7 @@ impl Host {
         let domain = &mut self.domus[place];
         let name = domain.name;
         domain.open().context(format!("{name} does not boot")).map_err(|why| {
-            // Its kernel may hang, or run and not be reached: Xen and dom0 tell which.
+            // The domU's kernel may hang, or run and be unreachable: Xen and dom0 show which.
             let look = format!(
                 "tail -n 20 {}; xl vcpu-list; ip link; brctl showmacs {}; arp -an; netstat -tn; \
                  xenstore-ls -f /local/domain | grep vif; dmesg | tail -n 20; xl dmesg | tail -n 20",
@@ -170,16 +170,16 @@ impl Host {
     /// Destroys a domU, as if it had crashed.
     ///
     /// # Errors
-    /// xl says why not.
+    /// The message of xl.
     pub fn destroy(&mut self, place: usize) -> Result<()> {
         self.dom0.run(&["xl", "destroy", self.domus[place].name], within(XL))?;
         Ok(())
     }
 
-    /// Puts a file of ours into a domain: `dom0`, `A` or `B`. A program loses its symbols on the way.
+    /// Copies a file of the host into a domain: `dom0`, `A` or `B`. A program loses its symbols on the way.
     ///
     /// # Errors
-    /// There is no such file or domain.
+    /// The file or the domain does not exist.
     pub fn push(&mut self, to: &str, from: &Path, path: &str) -> Result<()> {
         let shared = self.share.path().join("pushed");
         let stripped = std::process::Command::new("strip").arg("-o").arg(&shared).arg(from).output();
@@ -196,10 +196,10 @@ impl Host {
         Ok(fs::remove_file(shared)?)
     }
 
-    /// Takes a file of dom0 away, and gives it to `read` on the host.
+    /// Moves a file out of dom0 and passes it to `read` on the host.
     ///
     /// # Errors
-    /// There is no such file, or `read` fails.
+    /// The file does not exist, or `read` fails.
     pub fn read_file_of<T>(&mut self, path: &str, read: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
         let script = format!("cp {path} /share/taken && rm {path}");
         self.dom0.run(&["sh", "-c", &script], within(XL))?;
@@ -209,10 +209,10 @@ impl Host {
         result
     }
 
-    /// How commands get to a domain.
+    /// Returns the connection that carries commands to a domain.
     ///
     /// # Errors
-    /// There is none of that name.
+    /// No domain has that name.
     pub fn control(&mut self, name: &str) -> Result<&mut Control> {
         if name == "dom0" {
             return Ok(&mut self.dom0.control);
@@ -221,7 +221,7 @@ impl Host {
         domain.ok_or_else(|| Error::new(format!("no domain {name}")))?.control()
     }
 
-    /// What a domU said on its console, since it was first started.
+    /// Returns the console output of a domU since its first start.
     ///
     /// # Errors
     /// dom0 does not answer.
@@ -233,10 +233,10 @@ impl Host {
         Ok(console)
     }
 
-    /// Fails if a domU's console tells of a fault.
+    /// Fails if the console of a domU shows a fault.
     ///
     /// # Errors
-    /// The fault.
+    /// The fault on the console.
     pub fn check(&mut self) -> Result<()> {
         for name in self.domus.each_ref().map(|domain| domain.name) {
             let mut console = self.console(name)?;
@@ -246,10 +246,10 @@ impl Host {
         Ok(())
     }
 
-    /// Ends the machine; fails if a console tells of a fault.
+    /// Ends the machine. Fails if a console shows a fault.
     ///
     /// # Errors
-    /// The fault.
+    /// The fault on the console.
     pub fn finish(mut self) -> Result<()> {
         self.check()?;
         self.dom0.finish()
@@ -260,11 +260,11 @@ fn log_of(name: &str) -> String {
     format!("/var/log/xen/console/guest-{name}.log")
 }
 
-/// A place for a domU.
+/// A slot for a domU.
 pub struct Domain {
-    /// Its name.
+    /// Name of the domU.
     pub name: &'static str,
-    /// Its number, while it runs.
+    /// Number of the domain, while it runs.
     pub domid: u16,
     line: UnixStream,
     control: Option<Control>,
@@ -275,7 +275,7 @@ impl Domain {
         Self { name, domid: 0, line, control: None }
     }
 
-    /// Waits for its agent.
+    /// Waits for the domU's agent.
     fn open(&mut self) -> Result<()> {
         match &mut self.control {
             Some(control) => control.again(within(BOOT)),
@@ -286,10 +286,10 @@ impl Domain {
         }
     }
 
-    /// How commands get there.
+    /// Returns the connection that carries commands to the domU.
     ///
     /// # Errors
-    /// It was never started.
+    /// The domU was never started.
     pub fn control(&mut self) -> Result<&mut Control> {
         self.control.as_mut().ok_or_else(|| Error::new(format!("{} does not run", self.name)))
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The images of dom0 and of domUs.
+//! Builds the images of dom0 and of domUs.
 
 use super::packages::Packages;
 use crate::error::Result;
@@ -8,26 +8,26 @@ use crate::modules;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-/// What every domain loads for channels.
+/// Modules that every domain loads for channels.
 const CHANNELS: [&str; 4] = ["xen-evtchn", "xen-gntdev", "xen-gntalloc", "xenfs"];
-/// What dom0 loads besides: the other ends of domUs' networks, and its ways to the host.
+/// More modules that dom0 loads: the backends of domUs' networks, and its connections to the host.
 const DOM0: [&str; 6] = ["xen-netback", "bridge", "virtio_pci", "virtio_console", "9pnet_virtio", "9p"];
 const DOMU: [&str; 1] = ["xen-netfront"];
 /// Xen's tools in every domain, and in dom0.
 const EVERYWHERE: [&str; 2] = ["xenstore", "lsevtchn"];
 const TOOLS: [&str; 7] =
     ["xl", "xenstored", "xenconsoled", "xen-init-dom0", "libxl-save-helper", "xentrace", "xentrace_setsize"];
-/// The names under which one of the tools goes.
+/// Names under which one of the tools is installed.
 const XENSTORE: [&str; 7] = ["ls", "read", "write", "rm", "list", "chmod", "watch"];
 
-/// What no program may ask for beforehand: the C library loads the first when a thread is cancelled, as those of
-/// XenStore's library are, and programs that are pushed later want both.
+/// Libraries that possibly no program in the image lists. The C library loads the first when a thread is cancelled, as
+/// those of XenStore's library are; and programs that are pushed later need both.
 const ALWAYS: [&str; 2] = ["libgcc_s.so.1", "libm.so.6"];
 
-/// The image of dom0.
+/// Builds the image of dom0.
 ///
 /// # Errors
-/// Something is missing.
+/// A file is missing.
 pub fn dom0(packages: &Packages, extra: &[Extra]) -> Result<OwnedFd> {
     let mut image = domain(packages, &[&CHANNELS[..], &DOM0].concat(), extra)?;
     for tool in TOOLS {
@@ -41,10 +41,10 @@ pub fn dom0(packages: &Packages, extra: &[Extra]) -> Result<OwnedFd> {
     image.seal()
 }
 
-/// The image of domUs.
+/// Builds the image of domUs.
 ///
 /// # Errors
-/// Something is missing.
+/// A file is missing.
 pub fn domu(packages: &Packages, extra: &[Extra]) -> Result<OwnedFd> {
     domain(packages, &[&CHANNELS[..], &DOMU].concat(), extra)?.seal()
 }

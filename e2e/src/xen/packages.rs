@@ -9,24 +9,24 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What a Xen host is made of.
+/// Parts of a Xen host.
 #[derive(Debug)]
 pub struct Packages {
-    /// Xen's packages, unpacked together.
+    /// Folder with Xen's packages, unpacked together.
     pub root: PathBuf,
-    /// The hypervisor, as QEMU boots it.
+    /// Hypervisor, in the form that QEMU boots.
     pub hypervisor: PathBuf,
-    /// The kernel of all domains, with its modules.
+    /// Kernel of all domains, with its modules.
     pub kernel: Kernel,
-    /// The same kernel, not compressed: emulation is slow at that.
+    /// The same kernel uncompressed, because emulation is slow at unpacking.
     pub vmlinux: PathBuf,
 }
 
 impl Packages {
-    /// Fetches what is not in the cache.
+    /// Fetches what is missing in the cache.
     ///
     /// # Errors
-    /// No network, or this Debian has no Xen.
+    /// The network is missing, or this Debian has no Xen.
     pub fn get(archive: &Archive) -> Result<Self> {
         let roots = ["xen-system-amd64", "xenstore-utils", "libxen-dev", "busybox-static"];
         let wanted = |name: &str| ["xen", "libxen", "libyajl"].iter().any(|start| name.starts_with(start));
@@ -46,10 +46,10 @@ impl Packages {
         Ok(Self { root, hypervisor, kernel, vmlinux })
     }
 
-    /// A program of Xen's: one of the tools that all commands stand for, else a command.
+    /// Returns the path of a Xen program: one of the tools that all commands stand for, or else a command.
     ///
     /// # Errors
-    /// There is none of that name.
+    /// No program has that name.
     pub fn program(&self, name: &str) -> Result<PathBuf> {
         let tools = find(&self.root.join("usr/lib"), |name| name.starts_with("xen-"))?.join("bin");
         let places = [tools, self.root.join("usr/bin"), self.root.join("usr/sbin"), self.root.join("bin")];
@@ -58,7 +58,7 @@ impl Packages {
     }
 }
 
-/// The first entry of a folder whose name is right.
+/// Returns the first entry of a folder whose name `right` accepts.
 fn find(folder: &Path, right: impl Fn(&str) -> bool) -> Result<PathBuf> {
     let entries = fs::read_dir(folder).context(folder.display())?.flatten().map(|entry| entry.path());
     let is_right = |path: &PathBuf| path.file_name().is_some_and(|name| right(&name.to_string_lossy()));
@@ -66,7 +66,7 @@ fn find(folder: &Path, right: impl Fn(&str) -> bool) -> Result<PathBuf> {
     found.ok_or_else(|| Error::new(format!("{} has not what it should", folder.display())))
 }
 
-/// The compressed kernel in an image that boots by itself; its header says where.
+/// Returns the compressed kernel in a bootable image, at the place that the image's header names.
 fn payload(image: &[u8]) -> Option<&[u8]> {
     let number = |at: usize| image.get(at..at + 4)?.try_into().ok().map(u32::from_le_bytes);
     let setup = (usize::from(*image.get(0x1f1)?) + 1) * 512;
@@ -74,13 +74,13 @@ fn payload(image: &[u8]) -> Option<&[u8]> {
     image.get(start..start + usize::try_from(number(0x24c)?).ok()?)
 }
 
-/// Unpacks bytes into a file, which is there when it is whole.
+/// Unpacks bytes into a file, which appears only once it is complete.
 fn unpack(tool: &str, args: &[&str], bytes: &[u8], to: &Path) -> Result<()> {
     let part = to.with_extension(format!("part-{}", std::process::id()));
     let mut command = Command::new(tool);
     command.args(args).stdin(Stdio::piped()).stdout(File::create(&part)?);
     let mut child = command.spawn().context(format!("no {tool}"))?;
-    // A tool that stops before the end has what it wanted.
+    // A tool that stops before the end has read what it needed.
     _ = child.stdin.take().map(|mut stdin| stdin.write_all(bytes));
     let status = child.wait()?;
     ensure!(status.success(), "{tool} into {}: {status}", to.display());

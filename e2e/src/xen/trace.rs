@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What `xentrace` recorded, as `xenalyze` sums it up.
+//! Reads what `xentrace` recorded, from the summary of `xenalyze`.
 
 use super::packages::Packages;
 use crate::ensure;
@@ -9,31 +9,31 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-/// Exits that are hypercalls.
+/// Reason of an exit that is a hypercall.
 pub const VMMCALL: &str = "VMEXIT_VMMCALL";
 
-/// What one domain did in a trace.
+/// What one domain did during a trace.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Share {
-    /// Its hypercalls by kind; of one with hardware's virtualization the exits to Xen by reason, of which [`VMMCALL`] are
+    /// Hypercalls by kind. For a domain with hardware virtualization: exits to Xen by reason, of which [`VMMCALL`] are
     /// hypercalls.
     pub hypercalls: BTreeMap<String, u64>,
-    /// How often one of its CPUs was given a real one.
+    /// Number of times that Xen gave a real CPU to one of its CPUs.
     pub switches: u64,
 }
 
 impl Share {
-    /// All its hypercalls, or exits.
+    /// Returns the number of all hypercalls, or exits.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.hypercalls.values().sum()
     }
 }
 
-/// Sums a trace up, by the domains' numbers.
+/// Summarises a trace, by the domains' numbers.
 ///
 /// # Errors
-/// It is none.
+/// The file is not a trace.
 pub fn analyze(packages: &Packages, trace: &Path) -> Result<BTreeMap<u16, Share>> {
     let mut command = Command::new(packages.program("xenalyze")?);
     command.env("LD_LIBRARY_PATH", packages.root.join(LIBRARIES)).args(["--svm-mode", "--summary"]).arg(trace);
@@ -58,7 +58,7 @@ fn parse(text: &str) -> BTreeMap<u16, Share> {
         match words[..] {
             ["running:", times, ..] if in_cpu => share.switches += times.parse().unwrap_or(0),
             ["hypercall", _] => in_calls = true,
-            // ` VMEXIT_HLT    56  2.25s …`; what an exit was about stands below, further in.
+            // ` VMEXIT_HLT    56  2.25s …`; lines below it, indented further, have the details of an exit.
             [reason, count, ..] if line.starts_with(" VMEXIT_") => {
                 *share.hypercalls.entry(reason.to_owned()).or_default() += count.parse::<u64>().unwrap_or(0);
             }

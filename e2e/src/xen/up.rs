@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A pair of domUs for somebody who types.
+//! Keeps a pair of domUs for interactive use.
 
 use super::host::{Host, Kind, Parts};
 use super::packages::Packages;
@@ -9,16 +9,16 @@ use crate::error::Result;
 use crate::up::{self, Machines};
 use std::path::Path;
 
-/// The pair.
+/// The running pair.
 pub struct RunningPair {
     host: Host,
     kind: Kind,
 }
 
-/// Boots a pair and serves it until it is told to go.
+/// Boots a pair and serves it until a client asks to end it.
 ///
 /// # Errors
-/// It does not come up, or a console tells of a fault at the end.
+/// The pair does not come up, or a console shows a fault at the end.
 pub fn up(kind: Kind) -> Result<()> {
     let parts = Parts::new(Packages::get(&Archive::open()?)?, &[])?;
     let mut host = Host::boot(&parts)?;

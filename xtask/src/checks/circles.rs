@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Files of one crate import each other in one direction: no circles.
+//! Checks that files of one crate import each other in one direction, without circles.
 //!
-//! An import is a `use` or a path in code, followed through re-exports to the file that defines the name. A file below
-//! another in the module tree may use what that one has: it is a part of it, and Rust's privacy says so as well.
+//! An import is a `use` or a path in code, followed through re-exports to the file that defines the name. A file may
+//! use names of the files above it in the module tree: it is a part of them, and Rust's privacy rules allow this as
+//! well.
 
 use crate::report::Report;
 use crate::rust::words;
@@ -10,10 +11,10 @@ use crate::tree::Tree;
 use std::collections::{BTreeMap, BTreeSet};
 use syn::visit::Visit;
 
-/// As long as a chain of re-exports may be.
+/// Largest length of a chain of re-exports that is followed.
 const REEXPORTS: usize = 8;
 
-/// No circle of files in any crate.
+/// Checks that no crate has a circle of files.
 pub fn check(tree: &Tree) -> Report {
     let mut report = Report::default();
     let mut crates: BTreeMap<&str, Crate> = BTreeMap::new();
@@ -37,8 +38,8 @@ pub fn check(tree: &Tree) -> Report {
     report
 }
 
-/// The root folder of the crate that a source file belongs to, and its module path there. None for tests, examples and
-/// build scripts.
+/// Returns the root folder of the crate that a source file belongs to, and the file's module path there. Returns none
+/// for tests, examples and build scripts.
 pub(super) fn module_of(path: &str) -> Option<(&str, Vec<String>)> {
     let at = path.find("/src/")? + "/src".len();
     let mut root = &path[..at];
@@ -55,7 +56,7 @@ pub(super) fn module_of(path: &str) -> Option<(&str, Vec<String>)> {
     Some((root, segments))
 }
 
-/// The files of one crate, and what each takes from where.
+/// Files of one crate, and the names that each imports.
 #[derive(Default)]
 struct Crate {
     files: BTreeMap<Vec<String>, File>,
@@ -64,9 +65,9 @@ struct Crate {
 #[derive(Default)]
 struct File {
     path: String,
-    /// What `use` brings into each module of the file, by module and name.
+    /// Paths that `use` brings into each module of the file, by module and name.
     names: BTreeMap<(Vec<String>, String), Vec<String>>,
-    /// Paths that the file names, each with the module that it stands in.
+    /// Paths in the file's code, each with the module that contains it.
     paths: BTreeSet<(Vec<String>, Vec<String>)>,
 }
 
@@ -77,7 +78,7 @@ impl Crate {
         self.files.insert(module, reader.file);
     }
 
-    /// The module of the file that stands for `path`, as `module` of `file` names it.
+    /// Returns the module of the file that defines `path`, as `module` names it.
     fn resolve(&self, module: &[String], path: &[String], depth: usize) -> Option<Vec<String>> {
         let mut at: Vec<String> = module.to_vec();
         let mut rest = path;
@@ -116,7 +117,7 @@ impl Crate {
         }
     }
 
-    /// Who imports whom, and the names.
+    /// Returns each pair of importing and imported file, with the imported names.
     fn arrows(&self) -> BTreeMap<(&[String], &[String]), BTreeSet<&str>> {
         let mut arrows: BTreeMap<_, BTreeSet<&str>> = BTreeMap::new();
         for (module, file) in &self.files {
@@ -132,7 +133,7 @@ impl Crate {
         arrows
     }
 
-    /// Each circle as text: its files, and what ties them.
+    /// Returns each circle as text: its files, and the imports that connect them.
     fn circles(&self) -> Vec<String> {
         let arrows = self.arrows();
         let mut reach: BTreeMap<&[String], BTreeSet<&[String]>> = BTreeMap::new();
@@ -163,7 +164,7 @@ impl Crate {
     }
 }
 
-/// Collects what a file names, tests left out.
+/// Collects the names that a file defines and uses, except in tests.
 struct Reader {
     module: Vec<String>,
     file: File,
@@ -201,7 +202,7 @@ impl Reader {
     }
 }
 
-/// Whether an item is there for tests alone.
+/// Returns whether an item is compiled for tests only.
 pub(super) fn is_for_tests(attributes: &[syn::Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         attribute.path().is_ident("cfg")

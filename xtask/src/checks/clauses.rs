@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Every clause of the specification has a test, and every test that names a clause names one that exists.
+//! Checks that every clause of the specification has a test, and that every clause that a test names exists.
 //!
-//! A clause is a paragraph of `spec/*.md` that begins with its id in bold: `**R-7.** The reader …`. A test cites
-//! it by name: `fn r7_reader_rejects_…`; several ids may be chained: `fn r7_m3_…`. This check reads names only;
-//! that the tests were run and passed is for the test runner to see (`proven_by`).
+//! A clause is a paragraph of `spec/*.md` that begins with its id in bold: `**R-7.** The reader …`. A test cites it by
+//! name: `fn r7_reader_rejects_…`; several ids may be chained: `fn r7_m3_…`. This check reads names only. The test
+//! runner checks that the tests were run and passed (`proven_by`).
 
 use crate::report::Report;
 use crate::rust::code_only;
@@ -11,7 +11,7 @@ use crate::tree::Tree;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// The letters of the ids and the part of the specification that each one numbers.
+/// Letters of the ids, each with the part of the specification that it numbers.
 const PARTS: &[(&str, &str)] = &[
     ("M", "memory"),
     ("R", "ring"),
@@ -28,7 +28,7 @@ const PARTS: &[(&str, &str)] = &[
 ];
 const RESERVED: &str = "*(reserved)*";
 
-/// The id of a clause.
+/// Id of a clause.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Clause {
     letters: String,
@@ -71,13 +71,13 @@ pub fn check(tree: &Tree) -> Report {
     report
 }
 
-/// The clauses that need a test.
+/// Returns the clauses that need a test.
 pub fn known_clauses(tree: &Tree) -> BTreeSet<Clause> {
     let spec = read_spec(tree, &mut Report::default());
     spec.into_iter().filter(|(_, place)| !place.reserved).map(|(clause, _)| clause).collect()
 }
 
-/// The clauses that the test `name`, as libtest prints it (`module::r7_subject`), cites.
+/// Returns the clauses that the test `name`, as libtest prints it (`module::r7_subject`), cites.
 pub fn proven_by(name: &str) -> Vec<Clause> {
     cited(name.split(' ').next().unwrap_or_default().rsplit("::").next().unwrap_or_default())
 }
@@ -114,8 +114,8 @@ fn read_spec(tree: &Tree, report: &mut Report) -> BTreeMap<Clause, Place> {
     found
 }
 
-/// The clause that a line of the specification begins, with what follows the id. A line that looks as if it
-/// began one, and does not, is an error: a misspelt clause would silently bind nobody.
+/// Returns the clause that begins on a line of the specification, with the text after its id. A line that resembles the
+/// beginning of a clause and is none is an error: otherwise a misspelt clause would silently have no effect.
 fn heading(line: &str) -> Option<Result<(Clause, &str), String>> {
     let bare = line.trim_start_matches(|c: char| c.is_whitespace() || "-*>#|+".contains(c));
     let id_end = bare.find(|c: char| !c.is_ascii_alphanumeric() && c != '-').unwrap_or(bare.len());
@@ -139,8 +139,8 @@ fn heading(line: &str) -> Option<Result<(Clause, &str), String>> {
     })
 }
 
-/// Names of the test functions of a file, with their lines: those with an attribute that says `test`, and every
-/// function in a `tests` folder or in a file of a conformance suite (which macros turn into tests).
+/// Returns the names of a file's test functions, with their lines. These are the functions with a test attribute, and
+/// every function in a `tests` folder or in a file of a conformance suite (which macros turn into tests).
 fn test_names(path: &str, source: &str) -> Vec<(usize, String)> {
     let all = path.contains("/tests/") || path.contains("conformance");
     let code = code_only(source);
@@ -170,7 +170,7 @@ fn function_name(line: &str) -> Option<&str> {
     Some(&rest[..end]).filter(|name| !name.is_empty())
 }
 
-/// The clauses at the head of a test's name: R-7 and M-3 of `r7_m3_writer_stops`.
+/// Returns the clauses at the beginning of a test's name: R-7 and M-3 of `r7_m3_writer_stops`.
 fn cited(name: &str) -> Vec<Clause> {
     name.split('_').map_while(clause_of).collect()
 }

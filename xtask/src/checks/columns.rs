@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Prose in Markdown is wrapped, so that a change of it shows as lines.
+//! Checks that prose in Markdown is wrapped, so that a change of it shows as changed lines.
 //!
-//! Tables, code blocks, headings, comments and targets of links keep their lines, and so does a word without a space.
+//! Tables, code blocks, headings, comments and targets of links may be longer, and so may a word without a space.
 
 use crate::report::Report;
 use crate::tree::Tree;
 
-/// Columns that a line of prose may fill.
+/// Largest number of columns of a line of prose.
 const WIDTH: usize = 100;
 
-/// No line of prose in `*.md` has more than `WIDTH` columns.
+/// Checks that no line of prose in `*.md` has more than `WIDTH` columns.
 pub fn check(tree: &Tree) -> Report {
     let mut report = Report::default();
     let (mut files, mut lines) = (0, 0);
@@ -30,7 +30,7 @@ pub fn check(tree: &Tree) -> Report {
     report
 }
 
-/// The lines that can be wrapped, each with its number from 1.
+/// Returns the lines that can be wrapped, each with its number, counted from 1.
 fn prose_of(page: &str) -> impl Iterator<Item = (usize, &str)> {
     let (mut fence, mut comment, mut blank) = (None, false, true);
     (1..).zip(page.lines()).filter(move |(_, line)| {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A link in the documentation leads somewhere.
+//! Checks that the target of each link in the documentation exists.
 
 use crate::report::Report;
 use crate::tree::Tree;
 
-/// Relative links in `*.md` point to files or folders of the project.
+/// Checks that relative links in `*.md` point to files or folders of the project.
 pub fn check(tree: &Tree) -> Report {
     let mut report = Report::default();
     let (mut pages, mut links) = (0, 0);
@@ -25,7 +25,7 @@ pub fn check(tree: &Tree) -> Report {
     report
 }
 
-/// The path from the root that a link on a page means; none if it climbs out.
+/// Returns the path from the root that a link on a page refers to, or none if it leads out of the tree.
 fn resolve(page: &str, link: &str) -> Option<String> {
     let folder = page.rsplit_once('/').map_or("", |(folder, _)| folder);
     let mut parts: Vec<&str> = Vec::new();
@@ -39,7 +39,7 @@ fn resolve(page: &str, link: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// Targets of `[text](target)` and `[name]: target` outside of code, without `#fragment`, with their lines.
+/// Returns the targets of `[text](target)` and `[name]: target` outside of code, without `#fragment`, with their lines.
 fn relative_links(text: &str) -> Vec<(usize, &str)> {
     let mut found = Vec::new();
     let mut fenced = false;

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The C header is what its generator makes of the crate `capi`.
+//! Checks that the C header equals the output of its generator for the crate `capi`.
 
 use crate::report::Report;
 use crate::tree::Tree;
 use std::fs;
 use std::path::Path;
 
-/// What C programs include.
+/// Header that C programs include.
 const HEADER: &str = "include/tombolo.h";
 const SOURCES: &str = "crates/capi/src/";
 const CONFIG: &str = "crates/capi/cbindgen.toml";
-/// The modules in the order in which a C programmer wants to read them.
+/// Modules in an order that suits C programmers.
 const MODULES: [&str; 10] =
     ["border", "options", "half", "halves", "channel", "stream", "messages", "listener", "structs", "pointers"];
 const REMEDY: &str = "`cargo xtask header --write` makes it anew";
 
-/// The committed header is the generated one, to the letter.
+/// Checks that the committed header is the generated one, character for character.
 pub fn check(root: &Path, tree: &Tree) -> Report {
     let mut report = compare(tree.text(HEADER), generate(root));
     for module in forgotten(tree) {
@@ -46,7 +46,7 @@ fn compare(committed: Option<&str>, generated: Result<String, String>) -> Report
     report
 }
 
-/// Modules of the crate that the generator is not shown.
+/// Returns the modules of the crate that the generator does not read.
 fn forgotten(tree: &Tree) -> impl Iterator<Item = &str> {
     let modules = tree.files(&[".rs"]).filter_map(|(path, _)| path.strip_prefix(SOURCES)?.strip_suffix(".rs"));
     modules.filter(|module| *module != "lib" && !MODULES.contains(module))
@@ -63,8 +63,8 @@ fn generate(root: &Path) -> Result<String, String> {
     Ok(unfold(&String::from_utf8_lossy(&header)))
 }
 
-/// cbindgen gives each type of `pointers.rs` a typedef. A C programmer wants to see the pointer: the typedefs go, and
-/// what they stand for takes their place.
+/// Replaces the typedefs that cbindgen makes for the types of `pointers.rs` by the pointers that they stand for. A C
+/// programmer should see the pointer.
 fn unfold(header: &str) -> String {
     let mut blocks: Vec<String> = header.split("\n\n").map(str::to_owned).collect();
     while let Some(at) = blocks.iter().position(|block| pointer_typedef(block).is_some()) {
@@ -77,13 +77,13 @@ fn unfold(header: &str) -> String {
     blocks.join("\n\n")
 }
 
-/// Target and name of `typedef TARGET *NAME;`, the last line of its block.
+/// Returns target and name of `typedef TARGET *NAME;`, the last line of its block.
 fn pointer_typedef(block: &str) -> Option<(&str, &str)> {
     let line = block.lines().last()?.strip_prefix("typedef ")?.strip_suffix(';')?;
     Some(line.split_at(line.rfind('*')? + 1))
 }
 
-/// Puts `target`, which ends with `*`, in the place of the type `name` in a line of code.
+/// Replaces the type `name` by `target`, which ends with `*`, in a line of code.
 fn substitute(line: &str, name: &str, target: &str) -> String {
     if line.trim_start().starts_with('*') {
         return line.to_owned(); // A comment.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Imports go one way. `[workspace.metadata.layers]` in the root manifest says which way.
+//! Checks that imports go in one direction, as `[workspace.metadata.layers]` in the root manifest lists it.
 
 use crate::report::Report;
 use crate::tree::Tree;
@@ -7,16 +7,17 @@ use crate::workspace::{DOUBLES, Package, Workspace};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// In no layer: nobody depends on it and it depends on no member.
+/// Member that is in no layer: nothing depends on it and it depends on no member.
 const OUTSIDE: &str = "xtask";
-/// What a backend's name begins with.
+/// Prefix of a backend's name.
 const BACKEND: &str = "tombolo-domain-";
-/// Besides the layer that registers them, the broker alone may name backends.
+/// The only crate that may name backends besides the layer that registers them.
 const BROKER: &str = "tombolo-broker";
 const REGISTRY: &str = "backends";
 
-/// Normal and build dependencies go to a strictly lower layer or along a listed edge. Backends are named by the
-/// layer `backends` and the broker only, what is for tests does not ship, and each crate's doc begins with its layer and what it uses.
+/// Checks that normal and build dependencies lead to a strictly lower layer or along a listed edge, and that only the
+/// layer `backends` and the broker name backends. Also checks that test support does not ship, and that each crate's
+/// doc begins with its layer and the crates it uses.
 pub fn check(workspace: &Workspace, tree: &Tree) -> Report {
     let mut report = Report::default();
     let layers = Layers::parse(&workspace.layers, &mut report);
@@ -45,9 +46,9 @@ pub fn check(workspace: &Workspace, tree: &Tree) -> Report {
 
 #[derive(Default)]
 struct Layers<'a> {
-    /// Lowest first.
+    /// Layers, the lowest first.
     order: Vec<&'a str>,
-    /// Place in `order` by crate.
+    /// Index in `order`, by crate.
     place: BTreeMap<&'a str, usize>,
     edges: BTreeSet<(&'a str, &'a str)>,
     forbidden: BTreeSet<(&'a str, &'a str)>,
@@ -79,7 +80,7 @@ impl<'a> Layers<'a> {
         layers
     }
 
-    /// The table names members only, and every member.
+    /// Checks that the table names all members and nothing else.
     fn check_names(&self, members: &BTreeSet<&str>, report: &mut Report) {
         for name in members.iter().filter(|name| **name != OUTSIDE && !self.place.contains_key(*name)) {
             report.fail(format!("{name} is in no layer: add it to [workspace.metadata.layers]"));
@@ -104,7 +105,7 @@ impl<'a> Layers<'a> {
             return Err("forbidden by name".into());
         }
         let (Some(&above), Some(&below)) = (self.place.get(from), self.place.get(to)) else {
-            return Ok(()); // Reported by check_names.
+            return Ok(()); // check_names reports this.
         };
         if to.starts_with(BACKEND) && from != BROKER && self.order[above] != REGISTRY {
             return Err("only the layer `backends` and the broker name a backend".into());
@@ -137,8 +138,8 @@ fn arrows<'a>(json: &'a Value, report: &mut Report) -> BTreeSet<(&'a str, &'a st
     found
 }
 
-/// `//! Layer 1. Uses: layout, mem.` begins the crate doc. The number and the names must be true: a library's
-/// names are compared with its dependencies, words that are no member's short name are free.
+/// Checks that the crate doc begins `//! Layer 1. Uses: layout, mem.` with the true number and names. A library's names
+/// are compared with its dependencies; words that are not the short name of a member are ignored.
 fn check_crate_docs(
     package: &Package,
     layers: &Layers<'_>,
@@ -180,7 +181,7 @@ fn short(name: &str) -> &str {
     name.strip_prefix("tombolo-").unwrap_or(name)
 }
 
-/// The first paragraph of the crate doc, on one line.
+/// Returns the first paragraph of the crate doc, on one line.
 fn crate_doc(source: &str) -> String {
     let lines = source.lines().map(str::trim).skip_while(|line| !line.starts_with("//!"));
     let first = lines.map_while(|line| line.strip_prefix("//!")).map(str::trim);
@@ -219,7 +220,7 @@ mod tests {
         Workspace { packages, layers, ..Workspace::default() }
     }
 
-    /// The whole workspace, right but for the dependencies of one crate.
+    /// Makes the whole workspace, correct except for the dependencies of one crate.
     fn sound(but: &str, dependencies: &[&str]) -> Workspace {
         let mut all = vec![
             package("tombolo-mem", &["libc"]),
@@ -247,7 +248,7 @@ mod tests {
         ("tombolo-cli/lib.rs", "//! Layer 4. Uses: tombolo.\n"),
     ];
 
-    /// Checks the workspace with docs that cannot be wrong about what is used.
+    /// Checks the workspace with crate docs that do not state what is used, so that they cannot be wrong.
     fn check_arrows(workspace: &Workspace) -> Report {
         let mut docs = DOCS;
         for (_, text) in &mut docs {

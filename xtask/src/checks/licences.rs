@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What we link comes under licences that go with ours.
+//! Checks that the licences of dependencies are compatible with this project's.
 
 use crate::report::Report;
 use crate::workspace::Workspace;
 
-/// Licences under which a dependency may come. A new one is a decision: does it bind those who ship Tombolo?
+/// Licences that a dependency may have. Before you add one, decide whether it binds those who ship Tombolo.
 const ALLOWED: [&str; 3] = ["Apache-2.0", "MIT", "Unicode-3.0"];
-/// Others for what only xtask is built from: they bind who changes the tool, not what it makes or checks.
+/// Further licences for dependencies of xtask alone. They bind those who change the tool, not what it makes or checks.
 const ALLOWED_IN_TOOLS: [&str; 1] = ["MPL-2.0"];
 
-/// Every dependency, of whatever depth, may be used under allowed licences alone.
+/// Checks that every dependency, direct or indirect, may be used under allowed licences alone.
 pub fn check(workspace: &Workspace) -> Report {
     let mut report = Report::default();
     for foreign in &workspace.foreign {
@@ -23,14 +23,15 @@ pub fn check(workspace: &Workspace) -> Report {
     report
 }
 
-/// True if an SPDX expression can be met with allowed licences; false if it cannot be read.
+/// Returns whether allowed licences satisfy an SPDX expression; false if the expression cannot be read.
 fn may_use(expression: &str) -> bool {
     let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
     let mut words: Vec<&str> = spaced.split_whitespace().rev().collect();
     either(&mut words).is_some_and(|good| good && words.is_empty())
 }
 
-// Each takes its words from the end of the list, where the next word is; none if they make no sense.
+// Each function pops its words from the end of the list, which holds the next word. It returns none if the words make
+// no sense.
 
 fn either(words: &mut Vec<&str>) -> Option<bool> {
     let mut good = both(words)?;
@@ -58,7 +59,7 @@ fn one(words: &mut Vec<&str>) -> Option<bool> {
             let mut good = ALLOWED.contains(&licence);
             if words.pop_if(|word| *word == "WITH").is_some() {
                 words.pop()?;
-                good = false; // An exception makes another licence of it; none is allowed so far.
+                good = false; // With an exception it is another licence; none of these is allowed so far.
             }
             Some(good)
         }

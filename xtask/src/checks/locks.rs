@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What is built outside of the workspace (fuzzers, comparisons) has lock files of its own. They know what our crates need: with
-//! one that does not, `--locked` fails where somebody only wants to see a demonstration.
+//! Checks the lock files of workspaces outside the main one (fuzzers, comparisons): they must contain what this
+//! project's crates need. Otherwise `--locked` fails for a user who only wants to see a demonstration.
 
 use crate::report::Report;
 use crate::tree::Tree;
 use crate::workspace::Workspace;
 
-/// Each lock file names, for each of our crates in it, everything that this crate needs.
+/// Checks that each lock file lists, for each of this project's crates in it, everything that the crate needs.
 pub fn check(workspace: &Workspace, tree: &Tree) -> Report {
     let mut report = Report::default();
     let mut locks = 0;
@@ -27,13 +27,13 @@ pub fn check(workspace: &Workspace, tree: &Tree) -> Report {
     report
 }
 
-/// The text behind `name = `.
+/// Returns the text after `name = `.
 fn field<'a>(entry: &'a str, name: &str) -> &'a str {
     let line = entry.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(" = "));
     line.unwrap_or_default().trim_matches('"')
 }
 
-/// Whether an entry lists a dependency, with its version behind it or without.
+/// Returns whether an entry lists a dependency, with or without a version after it.
 fn lists(entry: &str, dependency: &str) -> bool {
     let listed = entry.lines().filter_map(|line| line.strip_prefix(" \""));
     listed.filter_map(|line| line.split(['"', ' ']).next()).any(|name| name == dependency)

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Names that say too little may not come back: what a function does has a verb and an object, and a type is called by
-//! the field's word for it, as in the glossary of `spec/README.md`.
+//! Refuses names that say too little. A function's name needs a verb and an object, and a type is named by the standard
+//! term, as in the glossary of `spec/README.md`.
 
 use crate::report::Report;
 use crate::rust::code_only;
 use crate::tree::Tree;
 
-/// Functions called by a bare verb that fits anything, and so finds nothing.
+/// Bare verbs that fit any function, so that a search for them finds nothing.
 const FUNCTIONS: [&str; 8] = ["hear", "keep", "look", "note", "say", "settle", "take", "tell"];
-/// Words that the project once used for a thing that has a name elsewhere, and the name.
+/// Words that the project once used for things that have a standard term, and that term.
 const TYPES: [(&str, &str); 30] = [
     ("Bell", "Doorbell"),
     ("Bells", "Doorbells"),
@@ -42,8 +42,8 @@ const TYPES: [(&str, &str); 30] = [
     ("Turns", "a lock"),
 ];
 
-/// Words that the glossary replaced, and the word of today. No name in the code has one of them any more, locals and
-/// fields as little as functions and types.
+/// Words that the glossary replaced, and their replacements. No name in the code may contain one of them, be it a
+/// function, type, local or field.
 const REPLACED: [(&str, &str); 8] = [
     ("bell", "doorbell"),
     ("bells", "doorbells"),
@@ -54,17 +54,18 @@ const REPLACED: [(&str, &str); 8] = [
     ("sleeper", "waiter"),
     ("sleepers", "waiters"),
 ];
-/// Words that mean something else in other crates.
+/// Further such words in the broker's crates, which mean something else in other crates.
 const REPLACED_IN_BROKER: [(&str, &str); 4] =
     [("book", "state"), ("calls", "connections"), ("holder", "descriptor store"), ("told", "what was sent")];
 const BROKER: [&str; 2] = ["crates/broker/", "crates/core/control/"];
-/// Names of messages, which are those of the specification.
+/// Names of messages, as the specification has them.
 const GIVEN: [&str; 4] = ["Bell", "Call", "CallRow", "Calls"];
-/// Names of more words than this are sentences, as those of tests, and may have all words of the language.
+/// Largest number of words of a name that is checked. Longer names, as those of tests, are sentences and may contain
+/// any word.
 const WORDS_MAX: usize = 3;
 
-/// No function of a crate or of its tests has such a name, nor a type or module of a crate. Where a crate was renamed
-/// altogether, nothing has.
+/// Checks that no function of a crate or of its tests has such a name, nor a type or module of a crate. Words that were
+/// replaced everywhere may be in no name at all.
 pub fn check(tree: &Tree) -> Report {
     let mut report = Report::default();
     let mut named = 0;
@@ -94,19 +95,19 @@ pub fn check(tree: &Tree) -> Report {
     report
 }
 
-/// The name of a module as a type would have it: `descriptor_store` is `DescriptorStore`.
+/// Returns the name of a module in the form of a type: `DescriptorStore` for `descriptor_store`.
 fn capitalised(name: &str) -> String {
     let capital = |part: &str| part[..1].to_uppercase() + &part[1..];
     name.split('_').filter(|part| part.is_ascii() && !part.is_empty()).map(capital).collect()
 }
 
-/// The words that no name in a file may have.
+/// Returns the words that no name in a file may contain.
 fn words_for(path: &str) -> Vec<(&'static str, &'static str)> {
     let is_in = |folders: &[&str]| folders.iter().any(|folder| path.starts_with(folder));
     REPLACED.iter().chain(REPLACED_IN_BROKER.iter().filter(|_| is_in(&BROKER))).copied().collect()
 }
 
-/// Names in a line of blanked code that have one of these words, and the word instead of it.
+/// Returns the names in a line of blanked code that contain one of these words, with its replacement.
 fn replaced<'a>(
     line: &'a str,
     known: &'a [(&'static str, &'static str)],
@@ -119,7 +120,7 @@ fn replaced<'a>(
     })
 }
 
-/// The words of a name, in small letters: those of `TOLD_AT`, of `told_at` and of `ToldAt` are the same.
+/// Returns the words of a name in lower case: the same for `TOLD_AT`, `told_at` and `ToldAt`.
 fn words_of(name: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     let mut was_small = false;
@@ -134,7 +135,7 @@ fn words_of(name: &str) -> Vec<String> {
     words
 }
 
-/// What a line of blanked code defines: the keyword and the name.
+/// Returns what a line of blanked code defines: the keyword and the name.
 fn definition(line: &str) -> Option<(&str, &str)> {
     let line = line.trim_start();
     let line = line.strip_prefix("pub(").and_then(|rest| rest.split_once(')')).map_or(line, |(_, rest)| rest);
@@ -144,7 +145,7 @@ fn definition(line: &str) -> Option<(&str, &str)> {
         .then(|| words.next().map(|name| (kind, name)))?
 }
 
-/// What may stand before the keyword of a definition.
+/// Returns whether a word may stand before the keyword of a definition.
 fn is_qualifier(word: &str) -> bool {
     matches!(word, "pub" | "const" | "async" | "unsafe" | "extern" | "default")
 }

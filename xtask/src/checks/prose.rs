@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! No sentence is longer than a reader can hold in the head.
+//! Checks that no sentence is too long for its reader.
 //!
-//! Code blocks, link targets and comments are no prose. A cell of a table, an item of a list and a heading end a
-//! sentence; inline code counts as one word. A colon or semicolon ends nothing.
+//! Code blocks, link targets and comments are not prose. A table cell, a list item and a heading each end a sentence;
+//! inline code counts as one word. A colon or semicolon does not end a sentence.
 
 use crate::report::Report;
 use crate::tree::Tree;
 
-/// Words in a sentence beyond which it fails.
+/// Largest number of words in a sentence.
 const LIMIT: usize = 40;
-/// Words with a full stop that end no sentence.
+/// Words whose full stop does not end a sentence.
 const ABBREVIATIONS: [&str; 3] = ["e.g.", "i.e.", "cf."];
 
-/// Every sentence in `*.md` and in a doc comment of Rust has at most `LIMIT` words.
+/// Checks that every sentence in `*.md` and in a doc comment of Rust has at most `LIMIT` words.
 pub fn check(tree: &Tree) -> Report {
     let pages = tree.files(&[".md"]).map(|(path, text)| (path, text.to_owned()));
     let pages = pages.chain(tree.files(&[".rs"]).map(|(path, text)| (path, doc_comments(text))));
@@ -37,14 +37,14 @@ pub fn check(tree: &Tree) -> Report {
 }
 
 struct Sentence {
-    /// Where it begins, from 1.
+    /// Line on which the sentence begins, counted from 1.
     line: usize,
     words: usize,
-    /// The first few words.
+    /// Its first few words.
     begin: String,
 }
 
-/// The doc comments of a Rust source as Markdown, each on the line where it stands; all else is blank.
+/// Returns the doc comments of a Rust source as Markdown, each on its own line; all other lines are blank.
 fn doc_comments(source: &str) -> String {
     let text = |line: &str| {
         let line = line.trim_start();
@@ -54,7 +54,7 @@ fn doc_comments(source: &str) -> String {
     source.lines().map(|line| text(line) + "\n").collect()
 }
 
-/// The sentences of a page of Markdown.
+/// Returns the sentences of a page of Markdown.
 fn sentences_of(page: &str) -> Vec<Sentence> {
     let mut found = Vec::new();
     let mut paragraph: Vec<(usize, &str)> = Vec::new();
@@ -103,14 +103,14 @@ fn sentences_of(page: &str) -> Vec<Sentence> {
     found
 }
 
-/// What follows the mark of a list.
+/// Returns the text after the mark of a list item.
 fn item_of(text: &str) -> Option<&str> {
     let (mark, item) = text.split_once(' ')?;
     let number = mark.strip_suffix(['.', ')']).is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()));
     (number || ["*", "-", "+"].contains(&mark)).then_some(item)
 }
 
-/// Takes the paragraph apart into sentences, and empties it.
+/// Splits the paragraph into sentences, and empties it.
 fn split(paragraph: &mut Vec<(usize, &str)>, found: &mut Vec<Sentence>) {
     let Some((top, _)) = paragraph.first().copied() else { return };
     let text: Vec<&str> = paragraph.drain(..).map(|(_, text)| text).collect();
@@ -131,13 +131,14 @@ fn split(paragraph: &mut Vec<(usize, &str)>, found: &mut Vec<Sentence>) {
     }
 }
 
-/// True if `word` ends a sentence. What follows may begin small: a sentence may begin with the name of a program.
+/// Returns whether `word` ends a sentence. The next word may begin with a small letter: it may be the name of a
+/// program.
 fn ends(word: &str) -> bool {
     let bare = word.trim_end_matches([')', ']', '*', '_', '"', '\'', '”']);
     bare.ends_with(['.', '!', '?']) && !ABBREVIATIONS.contains(&bare.trim_start_matches('('))
 }
 
-/// A paragraph with each inline code as one word, and without the targets of links; it keeps its lines.
+/// Returns a paragraph with each inline code as one word, and without the targets of links. The lines stay as they are.
 fn without_marks(paragraph: &str) -> String {
     let mut text = String::new();
     for (at, part) in paragraph.split('`').enumerate() {

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! No file is longer than a reader can hold in the head.
+//! Checks that no file is too long for its reader.
 
 use crate::report::Report;
 use crate::tree::Tree;
 
-/// Lines of one file without its tests, beyond which it is worth asking whether it has one subject.
+/// Number of lines of one file without its tests beyond which an author should ask whether it has one subject.
 const ASK: usize = 600;
-/// Lines beyond which it fails.
+/// Largest number of lines that passes.
 const LIMIT: usize = 900;
 const LARGEST: usize = 10;
 const SOURCES: [&str; 5] = [".rs", ".c", ".h", ".py", ".sh"];
 
-/// No source file has more than `LIMIT` lines before its tests; those beyond `ASK` are counted. `tests.rs` and files in a `tests` folder are
-/// all tests; the header in `include` is generated from sources that count.
+/// Checks that no source file has more than `LIMIT` lines before its tests, and counts the files beyond `ASK`.
+/// `tests.rs` and files in a `tests` folder consist of tests only. The header in `include` is generated from sources
+/// that count.
 pub fn check(tree: &Tree) -> Report {
     let mut report = Report::default();
     let all_tests = |path: &str| path.contains("/tests/") || path.ends_with("/tests.rs");
@@ -32,7 +33,8 @@ pub fn check(tree: &Tree) -> Report {
     report
 }
 
-/// Lines before the test module. Clippy (`items_after_test_module`) sees to it that nothing follows one.
+/// Returns the number of lines before the test module. Clippy (`items_after_test_module`) ensures that nothing follows
+/// one.
 fn lines_before_tests(text: &str) -> usize {
     let lines: Vec<&str> = text.lines().collect();
     let is_tests = |at: &usize| {

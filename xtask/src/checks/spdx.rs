@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Each source file says under which licence it comes, and the text of that licence is here.
+//! Checks that each source file states its licence, and that the tree contains the text of that licence.
 
 use crate::report::Report;
 use crate::tree::Tree;
@@ -8,10 +8,10 @@ use std::collections::BTreeSet;
 const SOURCES: [&str; 8] = [".rs", ".c", ".h", ".py", ".sh", "Makefile", "Kbuild", ".ci/run"];
 const TAG: &str = "SPDX-License-Identifier: ";
 const OURS: &str = "Apache-2.0 OR MIT";
-/// The kernel module alone is under the kernel's licence.
+/// Folder and licence of the kernel module, the only part under the kernel's licence.
 const KERNEL: (&str, &str) = ("kernel/", "GPL-2.0");
 
-/// The first line of each source file, after `#!` if there is one, is its SPDX line.
+/// Checks that the first line of each source file, after `#!` if there is one, is its SPDX line.
 pub fn check(tree: &Tree) -> Report {
     let mut report = Report::default();
     let mut files = 0;
@@ -39,7 +39,7 @@ pub fn check(tree: &Tree) -> Report {
     report
 }
 
-/// The licences and exceptions in an expression: `GPL-2.0 WITH Linux-syscall-note OR MIT`.
+/// Returns the licences and exceptions in an expression: `GPL-2.0 WITH Linux-syscall-note OR MIT`.
 fn names(licence: &str) -> impl Iterator<Item = &str> {
     licence.split([' ', '(', ')']).filter(|word| !matches!(*word, "" | "OR" | "AND" | "WITH"))
 }

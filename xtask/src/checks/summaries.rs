@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What is said of a public item begins with what it does: its first line is what overviews show. The clause of the
-//! specification comes last, in every comment of Rust and C and in every paragraph of a page.
+//! Checks that the first line of each public item's documentation states what the item does, because overviews show
+//! that line. Also checks that no comment of Rust or C and no paragraph of a page begins with a clause of the
+//! specification: the clause comes last.
 
 use crate::api::Sources;
 use crate::report::Report;
 use crate::tree::Tree;
 use crate::workspace::Workspace;
 
-/// The crate whose items are all looked at, wherever they are defined.
+/// Crate all of whose public items are checked, wherever they are defined.
 const FACADE: &str = "tombolo";
-/// What to do about a clause that comes first.
+/// Advice for a clause that comes first.
 const INSTEAD: &str = "say first what it is, and the clause in brackets at the end";
 
-/// Each item of the facade has a summary, and no comment or paragraph begins with a clause.
+/// Checks that each item of the facade has a summary, and that no comment or paragraph begins with a clause.
 pub fn check(workspace: &Workspace, tree: &Tree) -> Report {
     let mut report = Report::default();
     let mut looked = 0;
@@ -36,7 +37,8 @@ pub fn check(workspace: &Workspace, tree: &Tree) -> Report {
     report
 }
 
-/// No comment, of whatever kind, and no paragraph of a page begins with a clause. How many of each were looked at.
+/// Checks that no comment of any kind and no paragraph of a page begins with a clause. Returns the numbers of comments
+/// and paragraphs.
 fn judge_prose(tree: &Tree, report: &mut Report) -> (usize, usize) {
     let (mut comments, mut paragraphs) = (0, 0);
     for (path, text) in tree.files(&[".rs", ".c", ".h"]) {
@@ -55,7 +57,7 @@ fn judge_prose(tree: &Tree, report: &mut Report) -> (usize, usize) {
             goes_on = !text.is_empty() && !text.starts_with("SPDX");
         }
     }
-    // The specification's own paragraphs begin with the clauses that they are.
+    // Paragraphs of the specification are clauses and begin with their numbers.
     for (path, text) in tree.files(&[".md"]).filter(|(path, _)| !path.starts_with("spec/")) {
         for (row, text) in paragraphs_of(text) {
             paragraphs += 1;
@@ -67,14 +69,14 @@ fn judge_prose(tree: &Tree, report: &mut Report) -> (usize, usize) {
     (comments, paragraphs)
 }
 
-/// The words of a line that is a comment as a whole.
+/// Returns the text of a line that is entirely a comment.
 fn comment(line: &str) -> Option<&str> {
     let line = line.trim();
     let text = ["///", "//!", "//", "/**", "/*", "*/", "*"].iter().find_map(|mark| line.strip_prefix(mark))?;
     Some(text.trim_end_matches("*/").trim())
 }
 
-/// The first lines of a page's paragraphs, items and cells.
+/// Returns the first line of each paragraph, item and cell of a page.
 fn paragraphs_of(page: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut before = "";
     (1..).zip(page.lines()).flat_map(move |(row, line)| {
@@ -93,8 +95,8 @@ fn paragraphs_of(page: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// A clause as a label, with something after it: `**S-3.** …`, `B-12: …`, `(S-3) …`. As a subject it may stand first,
-/// and a list of clauses may stand alone.
+/// Returns whether the text begins with a clause as a label, followed by more text: `**S-3.** …`, `B-12: …`, `(S-3) …`.
+/// A clause as the subject of a sentence may come first, and a list of clauses may stand alone.
 fn labels_with_clause(text: &str) -> bool {
     let mut words = text.split_whitespace().map(|word| word.trim_matches('*')).peekable();
     let mut label = "";
@@ -105,7 +107,7 @@ fn labels_with_clause(text: &str) -> bool {
     begins_with_clause(label) && label.ends_with(['.', ':', ')', ';']) && words.next().is_some()
 }
 
-/// `R-12: …`, `C-2 to C-7, C-11. …`.
+/// Returns whether the text begins with a clause: `R-12: …`, `C-2 to C-7, C-11. …`.
 fn begins_with_clause(summary: &str) -> bool {
     let word = summary.split_whitespace().next().unwrap_or_default();
     let word = word.trim_start_matches('(').trim_end_matches(|c: char| c.is_ascii_punctuation());

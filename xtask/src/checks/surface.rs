@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What users can name, in Rust and in C, is what the committed listings say: a change of it is seen in review.
+//! Checks that the committed listings contain exactly the names that users of Rust and C can use, so that a review sees
+//! each change.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,17 +12,17 @@ use crate::report::Report;
 use crate::tree::Tree;
 use crate::workspace::Workspace;
 
-/// The crate whose interface it is.
+/// Crate whose interface is listed.
 const FACADE: &str = "tombolo";
-/// What C programs include.
+/// Header that C programs include.
 const HEADER: &str = "include/tombolo.h";
-/// The listing of Rust, and that of C.
+/// Listings of the Rust interface and of the C interface.
 const RUST: &str = "docs/surface/rust.txt";
 const C: &str = "docs/surface/c.txt";
 const REMEDY: &str =
     "If users shall see that, `cargo xtask surface --write` renews the listing, and the changelog says it";
 
-/// Both listings say what there is.
+/// Checks that both listings are up to date.
 pub fn check(workspace: &Workspace, tree: &Tree) -> Report {
     let mut report = Report::default();
     let mut sizes = Vec::new();
@@ -68,7 +69,7 @@ fn list_rust(workspace: &Workspace, tree: &Tree) -> Result<Vec<String>, String> 
     Ok(lines.into_iter().collect())
 }
 
-/// The declarations of the header, each on one line, without their comments.
+/// Returns the declarations of the header, each on one line, without their comments.
 fn list_c(tree: &Tree) -> Result<Vec<String>, String> {
     let header = tree.text(HEADER).ok_or_else(|| format!("{HEADER} is missing"))?;
     let mut lines = Vec::new();

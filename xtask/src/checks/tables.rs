@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The figures in a page's tables are those of recorded runs.
+//! Checks that the figures in a page's tables are those of recorded runs.
 //!
-//! A table that is made from a file stands between two marks, `<!-- table KIND SIZE...: FILE -->` and `<!-- /table -->`:
-//! `throughput` and `round-trip` have a column for each size in bytes, `gib` has one for each transport.
+//! A table that is made from a file stands between two marks, `<!-- table KIND SIZE...: FILE -->` and
+//! `<!-- /table -->`. `throughput` and `round-trip` have a column for each size in bytes; `gib` has one for each
+//! transport.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +15,7 @@ use crate::tree::Tree;
 
 const BEGIN: &str = "<!-- table ";
 const END: &str = "<!-- /table -->";
-/// Transports in the order of rows and columns: name and mode in the results, name for people.
+/// Transports in the order of rows and columns: name and mode in the results, and name shown to people.
 const TRANSPORTS: [(&str, &str, &str); 10] = [
     ("tombolo", "stream", "Tombolo stream"),
     ("tombolo", "message", "Tombolo messages"),
@@ -28,7 +29,7 @@ const TRANSPORTS: [(&str, &str, &str); 10] = [
     ("line", "message", "one cache line"),
 ];
 
-/// Every table that says that it is made from a file holds what the file does.
+/// Checks that every table with such marks has the values of its file.
 pub fn check(tree: &Tree) -> Report {
     let mut report = Report::default();
     let mut tables = 0;
@@ -54,7 +55,7 @@ pub fn check(tree: &Tree) -> Report {
     report
 }
 
-/// Makes all tables again, in place; true if that went well.
+/// Remakes all tables in place. Returns whether all could be made.
 pub fn write_all(root: &Path, tree: &Tree) -> Result<bool, String> {
     let mut well = true;
     for (path, text) in tree.files(&[".md"]) {
@@ -73,7 +74,8 @@ pub fn write_all(root: &Path, tree: &Tree) -> Result<bool, String> {
     Ok(well)
 }
 
-/// The page with its tables made anew, and how many they are; or the line that is wrong, and why.
+/// Returns the page with its tables remade, and the number of tables. If a line is wrong, returns its number and the
+/// reason.
 fn remake(text: &str, tree: &Tree) -> Result<(String, usize), (usize, String)> {
     let (mut page, mut tables) = (String::with_capacity(text.len()), 0);
     let mut fenced = false;
@@ -93,7 +95,7 @@ fn remake(text: &str, tree: &Tree) -> Result<(String, usize), (usize, String)> {
     Ok((page, tables))
 }
 
-/// The table for `KIND SIZE...: FILE`.
+/// Returns the table for `KIND SIZE...: FILE`.
 fn make(order: &str, tree: &Tree) -> Result<String, String> {
     let (words, file) = order.split_once(": ").ok_or("write `KIND SIZE...: FILE`")?;
     let (kind, sizes) = words.split_once(' ').unwrap_or((words, ""));
@@ -111,7 +113,7 @@ fn make(order: &str, tree: &Tree) -> Result<String, String> {
     }
 }
 
-/// The lines of a file that are results.
+/// Lines of a file that are results.
 struct Results(Vec<Value>);
 
 impl Results {
@@ -121,17 +123,17 @@ impl Results {
         Ok(Self(lines.into_iter().filter(|line| line["test"].is_string()).collect()))
     }
 
-    /// The first that fits.
+    /// Returns the first result that fits.
     fn find(&self, test: &str, transport: (&str, &str), size: Option<u64>) -> Option<&Value> {
         self.0.iter().find(|m| {
             let waits = m["wait"].is_null() || m["wait"] == "spin";
             let is = m["test"] == test && m["transport"] == transport.0 && m["mode"] == transport.1;
-            // What knows but one size stands for all.
+            // A transport with a single size stands for all sizes.
             is && waits && m["cpu"] == "cross" && (size.is_none_or(|size| m["size"] == size) || transport.0 == "line")
         })
     }
 
-    /// A row for each transport, a column for each size.
+    /// Returns a table with a row for each transport and a column for each size.
     fn by_size(
         &self,
         corner: &str,
@@ -153,7 +155,7 @@ impl Results {
         table(&rows)
     }
 
-    /// What the kernel had to do for a GiB: a column for each transport.
+    /// Returns a table of the kernel's work for one GiB, with a column for each transport.
     fn by_count(&self) -> Result<String, String> {
         let there = |(transport, mode, name)| Some((self.find("switches", (transport, mode), None)?, name));
         let found: Vec<(&Value, &str)> = TRANSPORTS.into_iter().filter_map(there).collect();
@@ -170,7 +172,7 @@ impl Results {
     }
 }
 
-/// Rows as Markdown, the first as the head.
+/// Formats rows as Markdown, the first as the head.
 fn table(rows: &[Vec<String>]) -> Result<String, String> {
     if rows.len() < 2 || rows[0].len() < 2 {
         return Err("the file has no such results".into());
@@ -185,7 +187,7 @@ fn table(rows: &[Vec<String>]) -> Result<String, String> {
     Ok(text)
 }
 
-/// Three digits; two below 1.
+/// Formats a value with three digits, or with two if it is below 1.
 fn three(value: f64) -> String {
     let digits = match value {
         v if v >= 99.95 => 0,
@@ -197,7 +199,7 @@ fn three(value: f64) -> String {
     if digits == 0 { count(value) } else { text }
 }
 
-/// A whole number in groups of three digits.
+/// Formats a whole number in groups of three digits.
 fn count(value: f64) -> String {
     let digits = format!("{value:.0}");
     let group = |(i, digit)| if i > 0 && (digits.len() - i) % 3 == 0 { vec![',', digit] } else { vec![digit] };

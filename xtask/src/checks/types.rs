@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! No type does more than a reader can hold in the head, over however many files its methods are spread.
+//! Checks that no type has too many methods for its reader, over all files that contain its methods.
 
 use super::circles::{is_for_tests, module_of};
 use crate::report::Report;
@@ -7,17 +7,17 @@ use crate::tree::Tree;
 use std::collections::{BTreeMap, BTreeSet};
 use syn::visit::Visit;
 
-/// Methods of one type, associated functions among them. Those of traits are the traits' and do not count.
+/// Largest number of methods of one type, associated functions included. Methods of traits do not count.
 const MOST: usize = 25;
 const LARGEST: usize = 10;
 
-/// Types that are still to be split. One that has few enough has to leave this list.
+/// Types that are still to be split. A type that has few enough methods must be removed from this list.
 const PENDING: [&str; 0] = [];
 
 /// A type: the root folder of its crate, the module that defines it, and its name.
 type Type = (String, Vec<String>, String);
 
-/// No type of a crate has more than [`MOST`] methods but those of [`PENDING`].
+/// Checks that no type of a crate has more than [`MOST`] methods, except those of [`PENDING`].
 pub fn check(tree: &Tree) -> Report {
     check_but(tree, &PENDING)
 }
@@ -58,7 +58,7 @@ fn check_but(tree: &Tree, pending: &[&str]) -> Report {
     report
 }
 
-/// Collects types and the methods of `impl` blocks, tests left out.
+/// Collects types and the methods of `impl` blocks, except in tests.
 #[derive(Default)]
 struct Reader {
     root: String,
@@ -72,17 +72,17 @@ impl Reader {
         (self.root.clone(), self.module.clone(), name.to_string())
     }
 
-    /// How many each type has, with the methods of all `impl` blocks of one crate that are meant for it.
+    /// Returns each type with the number of its methods, from all `impl` blocks of one crate that belong to it.
     fn methods_of_types(&self) -> BTreeSet<(usize, String)> {
         let mut sums: BTreeMap<&Type, usize> = BTreeMap::new();
         for (block, methods) in &self.methods {
-            // Of several types of that name it is the one whose module is nearest.
+            // Of several types with that name, the block belongs to the one whose module is nearest.
             let same = self.defined.iter().filter(|defined| (&defined.0, &defined.2) == (&block.0, &block.2));
             let common = |defined: &&Type| defined.1.iter().zip(&block.1).take_while(|(a, b)| a == b).count();
             let nearest = same.max_by_key(|defined| (common(defined), usize::MAX - defined.1.len()));
             *sums.entry(nearest.unwrap_or(block)).or_default() += methods;
         }
-        // By the folder of the crate, wherever that is.
+        // Shows the crate by the name of its folder, wherever that folder is.
         let crate_of = |root: &str| root.trim_end_matches("/src").rsplit('/').next().unwrap_or_default().to_owned();
         let shown = |(root, module, name): &Type| {
             [&[crate_of(root)], &module[..], std::slice::from_ref(name)].concat().join("::")
@@ -127,7 +127,7 @@ impl<'a> Visit<'a> for Reader {
 mod tests {
     use super::*;
 
-    /// A crate with a type in `a.rs` and `impl` blocks for it there and below, with so many methods.
+    /// Makes a crate with a type in `a.rs` and `impl` blocks for it there and below, with the given numbers of methods.
     fn with(here: usize, below: usize, tail: &str) -> Tree {
         let methods =
             |from: usize, many: usize| (from..from + many).map(|n| format!("fn f{n}() {{}}\n")).collect::<String>();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Unsafe code lives in a few files, and `docs/unsafe.md` lists them. The compiler holds the rest.
+//! Checks that unsafe code is confined to the files that `docs/unsafe.md` lists. The compiler refuses it elsewhere.
 
 use crate::report::Report;
 use crate::rust::{code_only, words};
@@ -10,8 +10,8 @@ use std::collections::BTreeSet;
 const LIST: &str = "docs/unsafe.md";
 const ROOT_LINES: [&str; 2] = ["#![forbid(unsafe_code)]", "#![deny(unsafe_code)]"];
 
-/// Every crate root that ships forbids or denies unsafe code; every file that allows or holds some is in the list;
-/// every file in the list holds some.
+/// Checks that every crate root that ships forbids or denies unsafe code, that every file that allows or contains
+/// unsafe code is in the list, and that every file in the list contains some.
 pub fn check(workspace: &Workspace, tree: &Tree) -> Report {
     let mut report = Report::default();
     let roots = workspace.packages.iter().flat_map(|package| &package.targets).filter(|target| target.ships);
@@ -37,20 +37,20 @@ pub fn check(workspace: &Workspace, tree: &Tree) -> Report {
     report
 }
 
-/// The head of a crate root: comments, blank lines and inner attributes.
+/// Returns the head of a crate root: comments, blank lines and inner attributes.
 fn head(source: &str) -> Vec<&str> {
     let head = |line: &&str| line.is_empty() || line.starts_with("//") || line.starts_with("#![");
     source.lines().map(str::trim).take_while(head).collect()
 }
 
-/// Files in the first column of a table: `| `path.rs` | why |`.
+/// Returns the files in the first column of a table: `| `path.rs` | why |`.
 fn listed(page: &str) -> BTreeSet<&str> {
     let cells = page.lines().filter_map(|line| line.trim().strip_prefix('|')?.split('|').next());
     let names = cells.filter_map(|cell| cell.trim().strip_prefix('`')?.strip_suffix('`'));
     names.filter(|name| name.ends_with(".rs")).collect()
 }
 
-/// The first place where a file allows or uses unsafe code.
+/// Returns the first place where a file allows or uses unsafe code.
 fn first_unsafe(source: &str) -> Option<(usize, &'static str)> {
     let code = code_only(source);
     let mut before = "";

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What is known of mutants: in which form a file was tried, what survived, and why it may.
+//! Reads and writes the known results of mutants: the content of each file that was tried, the survivors, and why they
+//! may survive.
 
 use std::{collections::BTreeMap, fmt};
 
-/// What a survivor has for a reason until somebody gives it one.
+/// Reason of a survivor until a person gives it one.
 const NO_REASON: &str = "TODO";
 
-/// What is known of a file.
+/// Known results of a file.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct File {
     form: String,
-    /// How many mutants were tried.
+    /// Number of mutants that were tried.
     count: usize,
-    /// Survivors by name: how many of it, and why they may survive.
+    /// Survivors by name: the number of mutants with that name, and why they may survive.
     survivors: BTreeMap<String, (usize, String)>,
 }
 
@@ -29,7 +30,7 @@ pub struct Baseline {
     files: BTreeMap<String, File>,
 }
 
-/// A mutant's name without the place where it stands, which changes with every line above it.
+/// Returns a mutant's name without its position in the file, which changes with every line above it.
 pub fn name_of(line: &str) -> String {
     let numeric = |part: &&str| part.chars().all(|c| c.is_ascii_digit());
     let mut parts = line.splitn(4, ':');
@@ -82,19 +83,19 @@ impl Baseline {
         self.files.keys()
     }
 
-    /// In which form it was tried.
+    /// Returns the hash of the content in which a file was tried.
     pub fn form(&self, file: &str) -> Option<&String> {
         self.files.get(file).map(|file| &file.form)
     }
 
-    /// Those that are known, or as many as are known, and did not survive.
+    /// Returns the known survivors that did not survive this time, or fewer of which survived than are known.
     pub fn gone(&self, file: &str, survived: &[String]) -> Vec<&String> {
         let known = self.files.get(file).into_iter().flat_map(|file| &file.survivors);
         let now = |name: &String| survived.iter().filter(|one| *one == name).count();
         known.filter(|(name, (count, _))| now(name) < *count).map(|(name, _)| name).collect()
     }
 
-    /// Those of `survived` of which nothing is known, or more than are known.
+    /// Returns the mutants of `survived` that are not known, or that are more than are known.
     pub fn unknown<'a>(&self, file: &str, survived: &'a [String]) -> Vec<&'a String> {
         let mut left: BTreeMap<&str, usize> = BTreeMap::new();
         let known = self.files.get(file).into_iter().flat_map(|file| &file.survivors);
@@ -109,7 +110,7 @@ impl Baseline {
         survived.iter().filter(|name| is_unknown(name)).collect()
     }
 
-    /// Takes down what survived; what is new has no reason yet, and is refused until it gets one.
+    /// Records the survivors. A new survivor has no reason yet, and is refused until it gets one.
     pub fn set(&mut self, file: &str, form: &str, count: usize, survived: &[String]) {
         let before = self.files.remove(file).unwrap_or_default();
         let mut now = File { form: form.to_owned(), count, ..File::default() };

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Our descendants: all that a tier started, whatever group or session it moved to and whoever started it.
+//! Finds and kills the descendants of this process: all processes that a tier started, directly or not, whatever group
+//! or session they moved to.
 //!
-//! Killing a process group misses children that left the group, as tests of crashes and namespaces do. So this
-//! process adopts orphans (a "child subreaper"), and every descendant stays reachable by its parents in /proc.
+//! Killing a process group misses children that left the group, as tests of crashes and namespaces do. So this process
+//! adopts orphans (as a "child subreaper"), and every descendant stays reachable through its parents in /proc.
 
 use rustix::process::{Pid, Signal, getpid, kill_process, set_child_subreaper};
 use std::collections::BTreeMap;
@@ -27,12 +28,12 @@ impl fmt::Display for Kin {
     }
 }
 
-/// From now on orphaned descendants become children of this process.
+/// Makes this process the parent of descendants that become orphans from now on.
 pub fn adopt() -> rustix::io::Result<()> {
     set_child_subreaper(Some(getpid()))
 }
 
-/// All live descendants.
+/// Returns all live descendants.
 pub fn all() -> Vec<Kin> {
     let mut children: BTreeMap<i32, Vec<Kin>> = BTreeMap::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
@@ -52,7 +53,7 @@ pub fn all() -> Vec<Kin> {
     found
 }
 
-/// Waits until no descendant is left, `grace` at most; those that are.
+/// Waits until no descendant is left, for `grace` at most. Returns those that are left.
 pub fn outlasting(grace: Duration) -> Vec<Kin> {
     let deadline = Instant::now() + grace;
     loop {
@@ -64,7 +65,7 @@ pub fn outlasting(grace: Duration) -> Vec<Kin> {
     }
 }
 
-/// Kills all descendants, also those born meanwhile.
+/// Kills all descendants, also those that start meanwhile.
 pub fn end_all() {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
@@ -79,13 +80,13 @@ pub fn end_all() {
     }
 }
 
-/// A moment, between two looks at what others do.
+/// Pauses briefly between two looks at other processes.
 #[expect(clippy::disallowed_methods, reason = "nothing tells when somebody else's child ends")]
 pub fn pause() {
     std::thread::sleep(TICK);
 }
 
-/// Name and parent from `pid (name) state parent …`; none for a process that has ended.
+/// Returns name and parent from `pid (name) state parent …`, or none for a process that has ended.
 fn parse_stat(stat: &str) -> Option<(&str, i32)> {
     let (head, tail) = stat.rsplit_once(')')?;
     let (_, name) = head.split_once('(')?;

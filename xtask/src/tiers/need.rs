@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a tier or a test needs beyond a Rust toolchain, and what happens without it.
+//! Describes what a tier or a test needs beyond a Rust toolchain, and what happens without it.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::process::{Command, Stdio};
 
-/// What a whole tier needs.
+/// Need of a whole tier.
 #[derive(Debug, Clone, Copy)]
 pub enum Need {
     Rustfmt,
@@ -19,7 +19,7 @@ pub enum Need {
 }
 
 impl Need {
-    /// The name in `TOMBOLO_REQUIRE`.
+    /// Returns the name in `TOMBOLO_REQUIRE`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Rustfmt => "rustfmt",
@@ -33,7 +33,7 @@ impl Need {
         }
     }
 
-    /// What is missing and how to get it; none if all is there.
+    /// Returns what is missing and how to get it, or none if nothing is.
     pub fn missing(self) -> Option<String> {
         let (found, advice) = match self {
             Self::Rustfmt => (answers(&["fmt", "--version"]), "no rustfmt: `rustup component add rustfmt`"),
@@ -82,22 +82,23 @@ fn asan_runtime() -> bool {
     names.into_iter().any(|name| name.to_string_lossy().ends_with("rt.asan.a"))
 }
 
-/// `TOMBOLO_REQUIRE=asan,userns`: what this machine is known to have. To skip for want of it is a failure.
+/// Needs that this machine is known to meet, as in `TOMBOLO_REQUIRE=asan,userns`. A skip for lack of one of them is a
+/// failure.
 #[derive(Debug, Clone, Default)]
 pub struct Required(BTreeSet<String>);
 
 impl Required {
-    /// Reads the environment.
+    /// Reads the needs from the environment.
     pub fn from_env() -> Self {
         Self::parse(&std::env::var("TOMBOLO_REQUIRE").unwrap_or_default())
     }
 
-    /// Names with commas between them; `all` stands for every name.
+    /// Parses names separated by commas; `all` stands for every name.
     pub fn parse(names: &str) -> Self {
         Self(names.split(',').map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()).collect())
     }
 
-    /// True if this need must be met.
+    /// Returns whether this need must be met.
     pub fn contains(&self, need: &str) -> bool {
         self.0.contains(need) || self.0.contains("all")
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Runs one command under a time limit, shows its output and hands each line of it to the caller.
+//! Runs one command under a time limit, shows its output and passes each line of it to the caller.
 
 use super::kin;
 use std::io::{self, BufRead, BufReader, IsTerminal, Read, Write};
@@ -8,24 +8,24 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How often to look whether the command has ended or its time is up.
+/// Interval between looks at whether the command has ended or its time is up.
 const TICK: Duration = Duration::from_millis(50);
-/// How long descendants may take to end after the command has.
+/// Time that descendants may take to end after the command has.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// How a command ended.
 #[derive(Debug)]
 pub enum End {
     Exited(ExitStatus),
-    /// It and all its descendants were killed at the limit.
+    /// The time limit was reached; the command and all its descendants were killed.
     TimedOut,
 }
 
-/// What became of a command.
+/// Result of a command.
 #[derive(Debug)]
 pub struct Ran {
     pub end: End,
-    /// Descendants that outlived it. They were killed.
+    /// Descendants that outlived the command. They were killed.
     pub strays: Vec<String>,
 }
 
@@ -34,10 +34,10 @@ enum Line {
     Err(String),
 }
 
-/// Runs the command. Its output goes to ours; each line of either stream also goes to `on_line`.
+/// Runs the command. Its output goes to this process's streams; each line of either stream also goes to `on_line`.
 pub fn run(command: &mut Command, limit: Duration, mut on_line: impl FnMut(&str)) -> io::Result<Ran> {
     if io::stderr().is_terminal() && std::env::var_os("CARGO_TERM_COLOR").is_none() {
-        command.env("CARGO_TERM_COLOR", "always"); // It sees a pipe, a person sees the terminal.
+        command.env("CARGO_TERM_COLOR", "always"); // It writes to a pipe, but a person reads a terminal.
     }
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let (sender, lines) = channel();
@@ -55,7 +55,7 @@ pub fn run(command: &mut Command, limit: Duration, mut on_line: impl FnMut(&str)
     })
 }
 
-/// Passes lines on until the command has ended and nobody holds its pipes any more.
+/// Passes lines on until the command has ended and no process holds its pipes any more.
 fn supervise(
     child: &mut Child,
     deadline: Instant,
@@ -72,7 +72,7 @@ fn supervise(
                     io::stdout().flush()?;
                     return Ok(ran);
                 }
-                None => kin::pause(), // It closed its streams and runs on.
+                None => kin::pause(), // It closed its streams and still runs.
             },
         }
         if ran.is_some() {
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
     use std::sync::{Mutex, MutexGuard, PoisonError};
 
-    /// The runner takes every descendant of this process for its own, so one test at a time.
+    /// Lets one test run at a time, because the runner counts every descendant of this process as its own.
     fn alone() -> MutexGuard<'static, ()> {
         static ALONE: Mutex<()> = Mutex::new(());
         let guard = ALONE.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,29 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The tiers, fastest first. `docs/testing.md` says the same in words.
+//! Lists the tiers, the fastest first. `docs/testing.md` describes them in words.
 
 use super::need::Need;
 
-/// One tier: a command under a time limit.
+/// A tier: a command under a time limit.
 pub struct Tier {
     pub name: &'static str,
-    /// What its tests may assume.
+    /// Assumptions that its tests may make.
     pub assumes: &'static str,
-    /// Split at blanks; no shell.
+    /// The command's words, separated by blanks. No shell runs it.
     pub command: &'static str,
     pub env: &'static [(&'static str, &'static str)],
-    /// The limit in minutes, builds included: far beyond the usual time, against a hang.
+    /// Time limit in minutes, builds included. It is far above the usual time and only ends a hang.
     pub limit: u64,
-    /// The limit of the long form, if there is one. A tier without one runs in a long run as in a short one.
+    /// Time limit of the long form in minutes, if there is one. A tier without one runs in a long run as in a short
+    /// run.
     pub long: Option<u64>,
     pub gate: Gate,
     pub runs: Runs,
     pub needs: Option<Need>,
-    /// What stands between the command and the names of the tests that failed, where they are run once more, alone. Not where
-    /// what is looked for may be rare.
+    /// Words between the command and the names of the failed tests, if these are run once more, alone. None for tiers
+    /// that look for faults that may be rare.
     pub again: Option<&'static str>,
 }
 
-/// What a tier must show besides a good exit code.
+/// What a tier must show besides a successful exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gate {
     /// Nothing.
@@ -38,9 +39,9 @@ pub enum Gate {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Runs {
     Always,
-    /// In a long run, and if it is named.
+    /// In a long run, and when named.
     Long,
-    /// Only if it is named: another tier covers it, or it has no natural end.
+    /// Only when named: another tier covers it, or it never ends by itself.
     Asked,
 }
 
@@ -257,7 +258,7 @@ mod tests {
                 "{}",
                 tier.name
             );
-            // What comes after the first failure would never run.
+            // Tests after the first failure would never run.
             let stops = tier.command.contains(" test ") && !tier.command.contains("--no-fail-fast");
             assert!(!stops, "{} stops at the first failure", tier.name);
         }

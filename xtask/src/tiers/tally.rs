@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Adds up what tests print.
+//! Adds up the results that tests print.
 
 use super::need::Required;
 use std::fmt;
 
-/// More failed tests than this are not run once more: that many do not depend on chance.
+/// Largest number of failed tests that are run once more. More failures than that are no matter of chance.
 const REPEATED: usize = 3;
 
-/// What a tier's tests said, read line by line from libtest's output.
+/// Results of a tier's tests, read line by line from libtest's output.
 ///
-/// A test that cannot run here prints `SKIP name (needs thing): why` on standard error and returns. libtest takes
-/// it for passed; the tally counts it as skipped, or as failed if the thing is required.
+/// A test that cannot run here prints `SKIP name (needs thing): why` on standard error and returns. libtest counts it
+/// as passed; the tally counts it as skipped, or as failed if the thing is required.
 #[derive(Debug, Default)]
 pub struct Tally {
-    /// As libtest counts, so with the tests that skipped themselves.
+    /// Number of passed tests as libtest counts, including the tests that skipped themselves.
     passed: u64,
     failed: u64,
     ignored: u64,
@@ -24,27 +24,27 @@ pub struct Tally {
     failures: Vec<String>,
     /// Names of the tests that failed at first and passed when they ran once more, alone.
     repeated: Vec<String>,
-    /// Programs that began to test, and that said how it went. One that crashed has not.
+    /// Number of programs that began to test, and that reported a result. A program that crashed reports none.
     begun: u64,
     ended: u64,
-    /// The program whose tests run, and the seconds that each program's tests took.
+    /// The program whose tests run now, and the seconds that each program's tests took.
     program: String,
     seconds: Vec<(String, f64)>,
     required: Required,
 }
 
 impl Tally {
-    /// An empty tally under `TOMBOLO_REQUIRE`.
+    /// Makes an empty tally with the needs of `TOMBOLO_REQUIRE`.
     pub fn new(required: Required) -> Self {
         Self { required, ..Self::default() }
     }
 
-    /// The tally of a tier that was skipped as a whole: one skip, or one failure.
+    /// Makes the tally of a tier that was skipped as a whole: one skip, or one failure.
     pub fn of_skipped_tier(failed: bool) -> Self {
         Self { failed: u64::from(failed), ignored: u64::from(!failed), ..Self::default() }
     }
 
-    /// Takes in one line of output.
+    /// Adds one line of output.
     pub fn line(&mut self, line: &str) {
         if let Some(result) = line.strip_prefix("test result: ") {
             self.ended += 1;
@@ -61,7 +61,7 @@ impl Tally {
         }
     }
 
-    /// `ok. 2 passed; 0 failed; 1 ignored; …`
+    /// Adds the totals of a line `ok. 2 passed; 0 failed; 1 ignored; …`.
     fn add_totals(&mut self, result: &str) {
         for part in result.split(['.', ';']) {
             let Some((count, what)) = part.trim().split_once(' ') else { continue };
@@ -75,7 +75,7 @@ impl Tally {
         }
     }
 
-    /// `…; finished in 0.12s`
+    /// Adds the seconds of a line `…; finished in 0.12s`.
     fn add_seconds(&mut self, result: &str) {
         let took = result.rsplit_once("finished in ").and_then(|(_, took)| took.trim_end_matches('s').parse().ok());
         self.seconds.extend(took.map(|took| (self.program.clone(), took)));
@@ -92,7 +92,7 @@ impl Tally {
         }
     }
 
-    /// `name (needs thing): why`
+    /// Adds a skip: `name (needs thing): why`.
     fn add_skip(&mut self, skip: &str) {
         let need = skip.split_once("(needs ").and_then(|(_, rest)| rest.split_once(')')).map_or("", |(need, _)| need);
         self.skips.push(skip.split([' ', ':']).next().unwrap_or_default().to_owned());
@@ -101,34 +101,35 @@ impl Tally {
         }
     }
 
-    /// Tests that ran and passed.
+    /// Returns the number of tests that ran and passed.
     pub fn passed(&self) -> u64 {
         self.passed.saturating_sub(self.skips.len() as u64)
     }
 
-    /// Tests that failed, and those that skipped themselves for want of what is required.
+    /// Returns the number of tests that failed, including those that skipped themselves for lack of a required need.
     pub fn failed(&self) -> u64 {
         self.failed + self.skips_refused()
     }
 
-    /// Tests that were ignored or skipped themselves with good reason.
+    /// Returns the number of tests that were ignored or skipped themselves with good reason.
     pub fn skipped(&self) -> u64 {
         self.ignored + self.skips.len() as u64 - self.skips_refused()
     }
 
-    /// All that was counted.
+    /// Returns the number of all tests counted.
     pub fn total(&self) -> u64 {
         self.passed() + self.failed() + self.skipped()
     }
 
-    /// Names of the tests that failed, if they are few enough to be run once more, and nothing else failed.
+    /// Returns the names of the tests that failed, if they are few enough to be run once more, and nothing else failed.
     pub fn repeatable(&self) -> Option<Vec<&str>> {
         let few = (1..=REPEATED).contains(&self.failures.len()) && self.failed == self.failures.len() as u64;
         (few && self.begun <= self.ended)
             .then(|| self.failures.iter().map(|name| name.split(" - ").next().unwrap_or(name)).collect())
     }
 
-    /// Takes in what became of the failed tests when they ran once more: if each has passed now, none has failed. True if so.
+    /// Adds the results of the failed tests when they ran once more: if each has passed now, none counts as failed.
+    /// Returns whether each has passed.
     pub fn repeat(&mut self, again: &Self) -> bool {
         let passed: Vec<&str> = again.proofs().collect();
         let all = again.failed() == 0 && self.failures.iter().all(|name| passed.contains(&name.as_str()));
@@ -142,17 +143,17 @@ impl Tally {
         all
     }
 
-    /// Names of the tests that passed only when they ran once more.
+    /// Returns the names of the tests that passed only when they ran once more.
     pub fn repeated(&self) -> &[String] {
         &self.repeated
     }
 
-    /// Passed tests with `canary` in their name.
+    /// Returns the number of passed tests with `canary` in their name.
     pub fn canaries(&self) -> u64 {
         self.canaries
     }
 
-    /// Names of the tests that ran and passed.
+    /// Returns the names of the tests that ran and passed.
     pub fn proofs(&self) -> impl Iterator<Item = &str> {
         let skipped = |name: &str| self.skips.iter().any(|skip| name.rsplit("::").next() == Some(skip));
         self.names.iter().map(String::as_str).filter(move |name| !skipped(name))
@@ -163,14 +164,14 @@ impl Tally {
         &self.skips
     }
 
-    /// The programs whose tests took `least` seconds or more, the slowest first.
+    /// Returns the programs whose tests took `least` seconds or more, the slowest first.
     pub fn slow(&self, least: f64) -> Vec<(&str, f64)> {
         let mut slow: Vec<_> = self.seconds.iter().filter(|(_, took)| *took >= least).collect();
         slow.sort_by(|(_, a), (_, b)| b.total_cmp(a));
         slow.into_iter().map(|(program, took)| (program.as_str(), *took)).collect()
     }
 
-    /// Names of the tests that failed, and the skips that were refused.
+    /// Returns the names of the tests that failed, and the skips that were refused.
     pub fn failures(&self) -> &[String] {
         &self.failures
     }
@@ -259,7 +260,7 @@ test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; fini
         }
         let skipped = tally("SKIP wrong (needs root): no\ntest wrong ... ok\n");
         assert!(!read("").repeat(&skipped));
-        // What is required and missing, a failure without a name, a crash, and many failures are not matters of chance.
+        // A missing requirement, a failure without a name, a crash, and many failures are not matters of chance.
         assert_eq!(read("userns").repeatable(), None);
         assert_eq!(tally("test result: FAILED. 0 passed; 1 failed\n").repeatable(), None);
         let crashed = "running 1 test\ntest a ... FAILED\ntest result: FAILED. 0 passed; 1 failed\nrunning 2 tests\n";

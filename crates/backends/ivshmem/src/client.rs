@@ -347,7 +347,7 @@ mod tests {
 
     use super::*;
 
-    /// A broker that refuses as many questions in each conversation as is said, and then ends it.
+    /// Plays a broker that refuses the given number of questions in each conversation, and then ends it.
     fn refuse_all(listener: &OwnedFd, conversations: &[u32]) {
         for questions in conversations {
             let program = rustix::net::accept_with(listener, SocketFlags::CLOEXEC).unwrap();
@@ -398,7 +398,8 @@ mod tests {
                 assert!(matches!(error, Error::NotFound(_)), "{error}");
             }
         });
-        // Another broker is not asked in it, and who is somebody else by now does not ask in it.
+        // Another broker is not asked in this conversation, and a process with another identity by now does not ask in
+        // it.
         let elsewhere = folder.path().join("none");
         assert!(matches!(ask(&elsewhere), Error::Os { call: "connect", .. }) && idle.take_idle(&path).is_none());
         let client = |who| {
@@ -416,7 +417,7 @@ mod tests {
         }
     }
 
-    /// A broker of a test: where programs connect, and what is said to whom.
+    /// A broker of a test: the socket where programs connect, and the messages to each.
     struct TestBroker(tempfile::TempDir, OwnedFd);
 
     impl TestBroker {
@@ -455,7 +456,7 @@ mod tests {
         ours.into()
     }
 
-    /// One thread plays both: who waits for the broker here waits in vain.
+    /// One thread plays both sides: a wait for the broker here would be in vain.
     #[test]
     fn v2_call_that_is_begun_waits_for_the_broker_in_no_step_and_is_there_once_it_was_stated() {
         let (broker, idle, began) = (TestBroker::new(), Arc::default(), std::time::Instant::now());
@@ -473,7 +474,7 @@ mod tests {
         let mut link = call.finish_connect().unwrap().expect("a call");
         link.send(b"hello", None).expect("room for what is said before the peer accepted");
         nothing(&mut call);
-        // The next one asks in the same conversation, until the broker ends that.
+        // The next call asks in the same conversation, until the broker ends it.
         let mut call = broker.begin(&idle).unwrap();
         assert!(matches!(hear().unwrap().message, Message::Connect { .. }));
         nothing(&mut call);
@@ -533,7 +534,8 @@ mod tests {
         memory
     }
 
-    /// A call that was stated with as many eventfds and by this channel, and the broker's end of its socket.
+    /// Returns a connection that was stated with so many eventfds and this channel, and the broker's side of its
+    /// socket.
     fn call(events: usize, channel: u16) -> Result<(VmEndpoint, OwnedFd)> {
         call_in(memory(), events, channel)
     }
@@ -559,7 +561,7 @@ mod tests {
         for events in [1, 5, 7, 12] {
             assert!(matches!(call(events, 4), Err(Error::Malformed { clause: "V-2", .. })), "{events}");
         }
-        // A window alone is the kernel module's, which this is not: nobody can wait for it.
+        // A window without eventfds comes from the kernel module, which this is not: nobody can wait for it.
         let (link, _broker) = call(0, 4).unwrap();
         assert!(matches!(
             link.wait_accepted(Deadline::after(PATIENCE)),
@@ -587,12 +589,12 @@ mod tests {
         send_as_broker(&broker, Message::Refuse { code: code::NOT_FOUND, reason: "nobody".into() }, &[]);
         let error = link.wait_accepted(Deadline::after(PATIENCE)).unwrap_err();
         assert!(matches!(&error, Error::NotFound(address) if address == "vm:a/s"), "{error}");
-        // Of a limit it says which one.
+        // For a limit the error names it.
         let (link, broker) = call(6, 4).unwrap();
         send_as_broker(&broker, Message::Refuse { code: code::QUOTA, reason: "the link has 64 calls".into() }, &[]);
         let error = link.wait_accepted(Deadline::after(PATIENCE)).unwrap_err();
         assert_eq!(error.to_string(), "vm:a/s is not to be had: the link has 64 calls");
-        // And so is the death of the broker before anybody accepted: nobody will.
+        // So is the death of the broker before the connection was accepted: it never will be.
         let (mut link, broker) = call(6, 4).unwrap();
         drop(broker);
         assert!(matches!(link.recv(0), Err(Error::PeerGone)));

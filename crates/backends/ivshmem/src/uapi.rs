@@ -306,7 +306,7 @@ mod tests {
         found
     }
 
-    /// What `#define NAME` says, without its comment.
+    /// Returns the value of `#define NAME`, without its comment.
     fn defined(header: &str, name: &str) -> String {
         let lines = header.lines().filter_map(|line| line.strip_prefix("#define ")?.split_once(char::is_whitespace));
         let (_, value) = lines.into_iter().find(|(it, _)| *it == name).unwrap_or_else(|| panic!("no {name}"));

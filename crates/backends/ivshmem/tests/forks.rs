@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Memory that a child made by fork may have mapped as well: it is used for nothing else, on either side (V-6). A test program
-//! of its own, as a fork counts for all of a process.
+//! Memory that a child made by fork may have mapped as well is used for nothing else, on either side (V-6). The test
+//! has a program of its own, because a fork concerns the whole process.
 
 mod support;
 
@@ -13,7 +13,7 @@ use tombolo_testing::conformance;
 
 const LEN: usize = 8192;
 
-/// The two ends of a connection, and what the end in `b` writes.
+/// Returns the two endpoints of a connection, and the memory that the endpoint in `b` writes.
 fn pair(world: &World) -> (Box<dyn Endpoint>, Box<dyn Endpoint>, OwnedFd) {
     let service = world.service();
     let mut listener = world.a.listen(&service).unwrap();
@@ -23,7 +23,7 @@ fn pair(world: &World) -> (Box<dyn Endpoint>, Box<dyn Endpoint>, OwnedFd) {
     (a, b, memory)
 }
 
-/// The serial of the segment that the end in `b` has let go last under the first handle.
+/// Returns the serial of the segment that the endpoint in `b` has released last under the first handle.
 fn let_go(memory: &OwnedFd) -> u64 {
     let mut word = [0; 8];
     assert_eq!(rustix::io::pread(memory, &mut word[..], WINDOWS_AT + 0x200), Ok(8));
@@ -39,7 +39,7 @@ fn v6_what_a_child_may_look_at_is_neither_let_go_nor_used_again() {
         got.segment.expect("it came with the message")
     };
 
-    // A reader that was copied while it had the segment does not know when its child has let it go.
+    // A reader that was copied while it had the segment does not know when its child has released it.
     let (own, offer) = a.allocate(LEN).unwrap();
     a.send(b"", Some(&offer)).unwrap();
     let segment = receive(&mut *b);
@@ -49,7 +49,8 @@ fn v6_what_a_child_may_look_at_is_neither_let_go_nor_used_again() {
     a.retire(Some(own), offer);
     assert_eq!(a.quarantined(), LEN as u64);
 
-    // A writer that was copied while it had the segment does not know when its child writes no more, whatever the reader says.
+    // A writer that was copied while it had the segment does not know when its child writes no more, whatever the
+    // reader reports.
     let (mut a, mut b, memory) = pair(&world);
     let (own, offer) = a.allocate(LEN).unwrap();
     a.send(b"", Some(&offer)).unwrap();
@@ -59,7 +60,7 @@ fn v6_what_a_child_may_look_at_is_neither_let_go_nor_used_again() {
     a.retire(Some(own), offer);
     assert_eq!(a.quarantined(), LEN as u64, "the child may write to it still");
 
-    // What was made since is used again.
+    // Memory allocated since then is used again.
     let (own, offer) = a.allocate(LEN).unwrap();
     a.retire(Some(own), offer);
     assert_eq!(a.quarantined(), LEN as u64);

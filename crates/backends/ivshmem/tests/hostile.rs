@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A peer that writes what it likes into its window, memory that goes, a broker that goes.
+//! A peer that writes arbitrary values into its window, memory that goes, and a broker that goes.
 
 mod support;
 
@@ -14,11 +14,11 @@ use tombolo_testing::{
     waits::wait_at_both_slots,
 };
 
-/// A good end in `a`, and the window of its peer in `b`, to be written at will.
+/// An honest endpoint in `a`, and the window of its peer in `b`, to be written at will.
 struct Victim {
     world: World,
     link: Box<dyn Endpoint>,
-    /// Keeps the call.
+    /// Keeps the connection.
     peer: Box<dyn Endpoint>,
     memory: OwnedFd,
 }

@@ -172,7 +172,7 @@ mod tests {
 
     use super::*;
 
-    /// Files that are not closed before the test says so.
+    /// Files that close only when the test allows it.
     struct Stuck(Receiver<()>);
 
     impl Drop for Stuck {
@@ -191,13 +191,13 @@ mod tests {
         names.filter(|name| name == "tombolo-discard\n").count()
     }
 
-    /// The tests share what they test.
+    /// The tests share global state, so they run one at a time.
     fn alone() -> MutexGuard<'static, ()> {
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
         lock(&ONE_AT_A_TIME)
     }
 
-    /// Discards of `source` that take until the test lets go of what this gives.
+    /// Starts discards of `source` that last until the test drops the returned value.
     fn discard_stuck(source: Source) -> Sender<()> {
         let (end, wait) = channel();
         discard(source, Stuck(wait));
@@ -255,7 +255,7 @@ mod tests {
         let _alone = alone();
         let end = discard_stuck(of(1));
         while threads() != 1 {
-            thread::yield_now(); // It has not said its name yet.
+            thread::yield_now(); // The thread has not set its name yet.
         }
         let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
         // Threads of other tests come and go.

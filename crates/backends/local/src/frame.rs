@@ -249,7 +249,7 @@ mod tests {
 
     use super::*;
 
-    /// A socket, and one by which each element of `came` was sent: so many descriptors.
+    /// Returns a socket, and one by which each element of `came` was sent: so many descriptors.
     fn sent(came: &[usize]) -> (OwnedFd, OwnedFd) {
         let flags = rustix::net::SocketFlags::CLOEXEC;
         let kind = rustix::net::SocketType::SEQPACKET;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The conformance suite on this backend, with peers in processes of their own that are stopped and killed.
+//! The conformance suite on this backend, with peers in separate processes that are stopped and killed.
 
 mod support;
 

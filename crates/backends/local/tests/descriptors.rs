@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A listener whose process has no descriptor left. In a program of its own: the limit is the whole process's.
+//! A listener whose process has no descriptor left. The limit is the whole process's, so the test has a program of its
+//! own.
 
 use std::fs::File;
 

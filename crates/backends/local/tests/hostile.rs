@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A peer that truncates, lies, sends what nobody asked for, and meddles with what both ends hold (L-4 to L-7).
+//! A peer that truncates, violates the protocol, sends unexpected messages, and interferes with what both endpoints
+//! hold (L-4 to L-7).
 //!
 //! The tests count this process's open files, so they run one at a time.
 
@@ -41,7 +42,7 @@ fn open_files() -> usize {
     fs::read_dir("/proc/self/fd").expect("/proc is mounted").count()
 }
 
-/// Runs `attack` and sees that no descriptor of it is left over.
+/// Runs `attack` and checks that it leaves no descriptor behind.
 fn without_leak(attack: impl FnOnce()) {
     let before = open_files();
     attack();
@@ -120,10 +121,10 @@ fn l4_random_datagrams_are_refused_or_understood() {
                 Err(Error::Malformed { .. }) => {
                     malformed += 1;
                     if few > 0 {
-                        raw = Raw::introduced(&folder); // What came may have been left where it is.
+                        raw = Raw::introduced(&folder); // The datagram may have been left unread.
                     }
                 }
-                // The files that it sent before are being closed.
+                // The files that the peer sent before are being closed.
                 Err(Error::Quota(_)) => raw = Raw::introduced(&folder),
                 other => panic!("{datagram:x?}: {other:?}"),
             }
@@ -152,7 +153,8 @@ fn l4_l8_empty_datagram_is_refused_and_no_end_and_its_descriptors_are_closed() {
     });
 }
 
-/// As one refuses who looked at a datagram and took nothing of it: the kernel says once that the connection was reset.
+/// An endpoint that looked at a datagram and took nothing of it closes like this: the kernel reports once that the
+/// connection was reset.
 #[test]
 fn l8_last_words_of_a_peer_that_left_something_unread_are_received_before_its_end() {
     let _alone = alone();
@@ -309,7 +311,7 @@ fn l6_segment_that_is_no_sealed_and_present_memory_is_refused() {
                 other => panic!("{name}: {other:?}"),
             }
         }
-        // Canary: a good one passes, one larger than agreed does not.
+        // Canary: a valid segment passes, one larger than agreed does not.
         let good = memfd(8192, none, ALL_SEALS);
         let mut raw = Raw::introduced(&folder);
         raw.send_message(WITH_SEGMENT, b"x", &[good.as_fd()]);
@@ -352,7 +354,7 @@ fn l7_doorbell_that_is_no_eventfd_is_refused() {
     });
 }
 
-/// Lets every call on such a descriptor block.
+/// Makes every call on such a descriptor block.
 fn make_blocking(fd: BorrowedFd<'_>) {
     rustix::fs::fcntl_setfl(fd, OFlags::empty()).unwrap();
 }
@@ -409,7 +411,7 @@ fn l7_d6_waiter_whose_bell_the_ringer_spoils_ends_at_its_deadline() {
     assert_eq!(wait_a_little(&waiter), Woken::TimedOut);
     ring().unwrap();
     assert_eq!(wait_a_little(&waiter), Woken::Notified, "the flag changes nothing");
-    // To the brim: one more would block the hostile peer itself.
+    // Full: one more would block the hostile peer itself.
     fill(2).unwrap();
     wait_a_little(&waiter);
     ring().unwrap();
@@ -430,7 +432,7 @@ fn l7_d7_ring_is_kept_between_wait_and_drain_for_whoever_polls() {
     let waiter = raw.link.doorbell().unwrap();
     let now = || Deadline::at(Instant::now());
     let ring = || rustix::io::read(&data, &mut [0; 8]).map(drop).unwrap();
-    // Nobody has asked for the descriptor before the wait; it is readable all the same.
+    // The descriptor was not requested before the wait; it is readable all the same.
     ring();
     assert_eq!(waiter.wait(Slot::Data, now()).unwrap(), Woken::Notified);
     assert!(tombolo_domain::wait_readable(waiter.fd(Slot::Data), now()).unwrap());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Callers whose descriptors take long to close (L-5): TCP connections that linger, because they have bytes for
-//! somebody who does not read, and whose last holder is who received them. Files of a FUSE server that answers nothing
-//! are left out. They close no sooner than their server goes, and neither do the processes that close them.
+//! Callers whose descriptors take long to close (L-5): TCP connections that linger because they have bytes for a peer
+//! that does not read, and whose last holder is their receiver. Files of a FUSE server that answers nothing are left
+//! out: they close only when their server goes, and so do the processes that close them.
 
 mod support;
 
@@ -18,11 +18,11 @@ use support::{Child, Folder, eventually, raw::send_to};
 use tombolo_domain::{Deadline, Endpoint, Error, Rendezvous};
 use tombolo_layout::local::Head;
 
-/// Long enough to see that nobody waits for it.
+/// Long enough that a wait for it would be noticed.
 const LINGER: Duration = Duration::from_secs(30);
 const CALLS: usize = 60;
 
-/// A connection that is not closed before its peer, which does not read, is.
+/// Returns a connection that closes only after its peer, which does not read, is closed.
 fn lingering(to: &TcpListener) -> (OwnedFd, TcpStream) {
     let mut stream = TcpStream::connect(to.local_addr().unwrap()).unwrap();
     let (other, _) = to.accept().unwrap();
@@ -60,7 +60,7 @@ fn l5_descriptors_that_do_not_close_cost_a_listener_few_threads_and_descriptors_
             _ => (Head { doorbells: false, single: false, segment: false, len: 1 }, 50),
         };
         let caller = call(&service, head, &vec![stuck.as_fd(); times]);
-        drop(stuck); // What is in flight is the last.
+        drop(stuck); // The last holder is the message in flight.
         readers.push(reader);
         let began = Instant::now();
         let mut link = support::accept(&mut *listener);
@@ -72,7 +72,8 @@ fn l5_descriptors_that_do_not_close_cost_a_listener_few_threads_and_descriptors_
         drop((link, caller));
         longest = longest.max(began.elapsed());
     }
-    // Each call left one open on this side: what lingers in a thread. The rest are the readers' and this test's own.
+    // Each connection left one file open on this side: the one that lingers in a thread. The rest belong to the readers
+    // and to this test.
     let (files, threads) = (count("/proc/self/fd") - CALLS, count("/proc/self/task"));
     assert!(longest < LINGER / 3, "{longest:?} for one call");
     assert!(files < 200 && threads < 40, "{files} files, {threads} threads");

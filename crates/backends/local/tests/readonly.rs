@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Whoever holds a segment's descriptor, or maps it, cannot write it, shrink it or punch holes into it, by any road
-//! there is (D-2, D-3, L-6).
+//! A process that holds a segment's descriptor, or maps it, cannot write it, shrink it or punch holes into it, in any
+//! way (D-2, D-3, L-6).
 //!
 //! # Safety
 //! The tests map memory and change its protection by hand, because that is what they are about.
@@ -27,7 +27,7 @@ use tombolo_testing::conformance;
 
 const LEN: usize = 8192;
 
-/// A segment of which a hostile receiver holds the very descriptor.
+/// Returns a segment whose very descriptor a hostile receiver holds.
 fn held(folder: &Folder) -> (Raw, OwnSegment, Offer, OwnedFd) {
     let mut raw = Raw::introduced(folder);
     let (own, offer) = raw.link.allocate(LEN).unwrap();
@@ -36,7 +36,7 @@ fn held(folder: &Folder) -> (Raw, OwnSegment, Offer, OwnedFd) {
     (raw, own, offer, fd)
 }
 
-/// Two ends and a segment mapped by the proper means.
+/// Returns two endpoints and a segment mapped by the proper calls.
 fn mapped(folder: &Folder) -> ([Box<dyn Endpoint>; 2], OwnSegment, PeerSegment) {
     let mut listener = folder.domain.listen("a").unwrap();
     let mut a = folder.domain.connect("a", patience()).unwrap();
@@ -98,7 +98,7 @@ fn d2_l6_descriptor_opened_anew_for_writing_gives_no_more() {
         [format!("/proc/self/fd/{}", fd.as_raw_fd()), format!("/proc/self/map_files/{second:x}-{:x}", second + LEN)];
     for road in roads {
         let Ok(file) = File::options().read(true).write(true).open(&road) else {
-            // Not even that: as good.
+            // The file cannot even be opened, which is as good.
             continue;
         };
         assert_eq!(map(file.as_fd(), ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED), Err(Errno::PERM), "{road}");
@@ -131,7 +131,7 @@ fn d3_l6_not_even_the_owner_can_punch_a_hole_under_its_reader() {
     drop(own);
 }
 
-/// The one writable mapping of a memfd of this name and length, which is not `peer`.
+/// Returns the one writable mapping of a memfd of this name and length, which is not `peer`.
 fn own_address(len: usize, peer: &PeerSegment) -> *mut u8 {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let inode = |line: &str| line.split_whitespace().nth(4).map(str::to_owned);

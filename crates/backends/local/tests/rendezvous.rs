@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How two ends meet, who they are and how they fare (L-1 to L-3, L-8 to L-10, L-12).
+//! How two endpoints meet, their identity and their liveness (L-1 to L-3, L-8 to L-10, L-12).
 
 mod support;
 
@@ -225,13 +225,13 @@ fn l9_l10_peer_in_a_pid_namespace_of_its_own_is_known_from_above_and_unknown_fro
         let _ = writeln!(std::io::stderr(), "SKIP {test} (needs userns): the kernel refuses user namespaces");
         return;
     }
-    // From above: the child has a number here.
+    // From above: the child has a process id here.
     let folder = Folder::new();
     let (_child, link) = folder.mortal(&LAUNCHER);
     assert!(link.peer().pid.is_some());
     assert_eq!(link.liveness(), Liveness::Running);
 
-    // From below: a process in the namespace meets this one, which has no number there, and says what it sees.
+    // From below: a process in the namespace meets this one, which has no process id there, and prints what it sees.
     let service = folder.service();
     let mut listener = folder.domain.listen(&service).unwrap();
     let _child = Child::start(&LAUNCHER, "witness", &service);
@@ -316,7 +316,7 @@ fn l12_full_backlog_costs_the_caller_its_deadline_and_no_more() {
     let refused = folder.domain.connect(&service, Deadline::at(before));
     assert!(matches!(refused, Err(Error::TimedOut)), "{refused:?}");
 
-    // Room wakes who waits for it.
+    // Room wakes a caller that waits for it.
     thread::scope(|scope| {
         let late = scope.spawn(|| LocalDomain::new().connect(&service, Deadline::NEVER).map(|_| ()));
         drop(accept(&mut *listener));
@@ -337,7 +337,7 @@ fn l12_backlog_holds_128_callers() {
     }
 }
 
-/// What the kernel shows of the memory that `link` makes.
+/// Returns what the kernel shows of the memory that `link` allocates.
 fn shown(link: &mut dyn tombolo_domain::Endpoint) -> String {
     let (_segment, offer) = link.allocate(4096).unwrap();
     let memory: &std::os::fd::OwnedFd = offer.token().unwrap();

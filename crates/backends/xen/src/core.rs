@@ -441,7 +441,7 @@ mod tests {
         let mut rounds = 0;
         let without_end = || {
             rounds += 1;
-            // Whoever asks on and on is stopped here, so that the test ends.
+            // A thread that asks without end is stopped here, so that the test ends.
             if rounds > 1000 { Err(Error::PeerGone) } else { Ok(vec!["/written/again".to_owned()]) }
         };
         let mut seen = 0;

@@ -366,7 +366,7 @@ mod tests {
             ReaperListing::ask_at(&self.path()).unwrap()
         }
 
-        /// What is kept once it is what `is` wants.
+        /// Returns the listing once `is` holds for it.
         fn until(&self, what: &str, is: impl Fn(&ReaperListing) -> bool) -> ReaperListing {
             let deadline = Deadline::after(Duration::from_secs(30));
             loop {
@@ -379,7 +379,8 @@ mod tests {
             }
         }
 
-        /// What is kept once all that was said before was heard: a question may be answered before what came with it.
+        /// Returns the listing after all earlier messages were handled: a question may be answered before a message
+        /// that came with it.
         fn heard(&self) -> ReaperListing {
             self.reaper_listing();
             self.reaper_listing()
@@ -421,7 +422,7 @@ mod tests {
     }
 
     const PAGES: usize = 30;
-    /// What is granted for a segment: its pages and one for their list.
+    /// Number of pages granted for a segment: its pages and one for their list.
     const KEPT: u64 = PAGES as u64 + 1;
 
     impl OrphanFixture {
@@ -440,7 +441,7 @@ mod tests {
             Self { five, here: Some((here, segment, offer)), there: Some(there), mapped, _seven: seven }
         }
 
-        /// The program calls, and sends its segment before it knows whom it will reach.
+        /// The program calls, and sends its segment before it knows which listener it will reach.
         fn calling(xen: &FakeXen) -> Self {
             let (five, seven) = (xen.domain(5), xen.domain(7));
             let mut listener = seven.listen("5/a").unwrap();
@@ -455,7 +456,7 @@ mod tests {
             Self { five, here: Some((here, segment, offer)), there: Some(there), mapped, _seven: seven }
         }
 
-        /// The program dies: its end of the grant reaper's socket closes, and what it had granted goes.
+        /// The program dies: its side of the grant reaper's socket closes, and its grants go.
         fn die(&mut self) {
             self.hang_up();
             drop(self.here.take());
@@ -562,7 +563,7 @@ mod tests {
     fn x13_dead_take_their_share_of_the_pages_and_no_more() {
         let five = ReaperFixture::new();
         let mut met = [(); 2].map(|()| OrphanFixture::new(&five.xen));
-        // What is left of this is four times what one of them has, and some pages.
+        // The rest is four times what one of them has, and some pages.
         five.xen.limit_grants(400);
         let room = five.xen.domain(5).xen.room();
         five.xen.limit_grants(400 - room + SHARE * (KEPT as usize + 2));
@@ -600,7 +601,7 @@ mod tests {
         let met = OrphanFixture::new(&five.xen);
         let core = met.five.core().unwrap();
         let (pipe, _other) = rustix::pipe::pipe().unwrap();
-        // That of the peer as it is, one that was made at another time, and one that is no mailbox.
+        // The peer's own mailbox, one that was made at another time, and one that is no mailbox.
         let (seven, its_five) = (five.xen.domain(7), PeerDomain::new(5, &Arc::new(Names::new(&core.xen, 7))));
         let port = seven.xen.offer_port(5).unwrap();
         let end = End::new(&*seven.xen, &Arc::new(its_five), port, "a").unwrap();

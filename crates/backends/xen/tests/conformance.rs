@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The conformance suite on this backend, between two domains over the Xen of tests.
+//! The conformance suite on this backend, between two domains over the simulated Xen.
 
 #[path = "support/pair.rs"]
 mod pair;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The conformance suite on this backend, between two domains that know each other's names, over the Xen of tests.
+//! The conformance suite on this backend, between two domains that know each other's names, over the simulated Xen.
 
 #[path = "support/pair.rs"]
 mod pair;
@@ -21,7 +21,8 @@ use self::pair::{Pair, Side};
 
 tombolo_testing::conformance!(pair());
 
-/// The broker listens until this is dropped, as one does: XenStore's thread waits for who does not.
+/// A broker that watches XenStore until this is dropped, as a real one does: XenStore's thread waits for clients that
+/// do not.
 struct Broker(Arc<AtomicBool>);
 
 impl Drop for Broker {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! How processes of two domains find each other for connections that they have, over the Xen of tests, and the doorbell
-//! that these connections share.
+//! How processes of two domains find each other for existing connections, over the simulated Xen, and the
+//! doorbell that these connections share.
 
 use std::{
     collections::BTreeMap,
@@ -24,7 +24,7 @@ fn address(domain: u16) -> [u8; 16] {
     address
 }
 
-/// Lets others work: for what is not to happen there is no condition to wait for.
+/// Lets other threads work, where there is no condition to wait for because something must not happen.
 #[expect(clippy::disallowed_methods, reason = "what must not come about is looked for after a while")]
 fn rest(millis: u64) {
     std::thread::sleep(Duration::from_millis(millis));
@@ -38,7 +38,7 @@ fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Left and right may reach each other's `service`; of the third nobody is told.
+/// Left and right may reach each other's `service`; the third domain is not named to anyone.
 fn views(service: &str) -> Views {
     let rules = || vec![service.parse().unwrap()];
     let view = |name: &str| View { name: name.parse().unwrap(), state: State::Running, ours: rules(), theirs: rules() };
@@ -63,7 +63,7 @@ fn world(service: &str) -> World {
 }
 
 impl World {
-    /// What a process of each has to do with the other.
+    /// Returns the finder of one process in each domain.
     fn finders(&self) -> [Box<dyn PeerFinder>; 2] {
         let left = self.left.peer_finder(SERVICE[0]).expect("a finder");
         let right = self.right.peer_finder(SERVICE[1]).expect("a finder");
@@ -71,7 +71,7 @@ impl World {
     }
 }
 
-/// Reaches who waits for `key` at `address`.
+/// Connects to the process that waits for `key` at `address`.
 fn reach(from: &XenNeighbours, finder: &mut dyn PeerFinder, key: u32, address: [u8; 16]) -> Box<dyn Endpoint> {
     let mut at = Sought::Nobody;
     eventually("who waits is found", || {
@@ -97,7 +97,7 @@ fn hear_message(link: &mut dyn Endpoint) -> Vec<u8> {
     heard.expect("a message").message
 }
 
-/// Both ends of a session.
+/// Returns both endpoints of a session.
 fn join(world: &World, [left, right]: &mut [Box<dyn PeerFinder>; 2]) -> [Box<dyn Endpoint>; 2] {
     right.claim_key(77);
     let mut called = reach(&world.left, &mut **left, 77, address(RIGHT));
@@ -137,7 +137,7 @@ fn x23_process_is_found_by_its_address_and_what_it_waits_for() {
     drop(left);
     let nodes = [LEFT, RIGHT].map(|it| world.xen.nodes(it)).concat();
     assert!(!nodes.iter().any(|node| node.contains("sockets-")), "and left nothing behind: {nodes:?}");
-    eventually("nor any grant", || world.xen.grants() <= 3); // What dom0 shows each domain of its life.
+    eventually("nor any grant", || world.xen.grants() <= 3); // Grants by which dom0 shows each domain its liveness.
 }
 
 #[test]
@@ -159,7 +159,8 @@ fn x23_liars_nodes_cost_only_what_they_lie_about() {
     let world = world("sockets-*");
     let folder = format!("/local/domain/{RIGHT}/data/tombolo/{LEFT}");
     let (mut left, mut right) = (world.left.peer_finder(SERVICE[0]).unwrap(), None);
-    // More than are looked at, which lead nowhere, to what is no page of ours, and to what is no number.
+    // More nodes than are looked at: they lead nowhere, to a page that is not this domain's, and to a value that is no
+    // number.
     eventually("it was looked for", || left.is_near(address(RIGHT)).is_some());
     let right = right.get_or_insert_with(|| world.right.peer_finder(SERVICE[1]).unwrap());
     eventually("the neighbour's address is known", || left.is_near(address(RIGHT)) == Some(true));
@@ -200,7 +201,7 @@ fn x23_hostile_hints_hide_no_honest_process() {
         let mut right = world.right.peer_finder(SERVICE[1]).expect("a finder");
         right.claim_key(77);
         eventually(&format!("the honest process is reached while another {act}"), || {
-            // dom0 hears of what the hostile domain writes too.
+            // dom0 is notified of what the hostile domain writes too.
             world.host.changed().expect("dom0 may");
             let Sought::At(service) = left.seek_key(77, address(RIGHT)) else { return false };
             let Ok(mut connecting) = world.left.begin_connect(&service) else { return false };
@@ -242,7 +243,7 @@ fn x23_domain_that_is_destroyed_ends_its_sessions_and_is_forgotten_once_dom0_say
     let mut finders = world.finders();
     let [mut called, _accepted] = join(&world, &mut finders);
     world.xen.destroy(RIGHT);
-    // Its processes live on in this test, and show that they do.
+    // Its processes live on in this test, and show liveness.
     eventually("the session ends", || {
         let _ = called.recv(0);
         called.liveness() == Liveness::DomainGone
@@ -275,7 +276,7 @@ fn x24_each_notification_wakes_all_connections_and_so_does_the_end() {
     };
     woken(0);
     for round in 0..3 {
-        // Whoever is woken hears the control path before it sleeps again (S-17).
+        // A process that is woken reads the control path before it sleeps again (S-17).
         assert!(called.recv(0).unwrap().is_none());
         woken(0);
         assert!(woken(20).is_empty(), "nobody rang in round {round}");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Peers that write garbage into XenStore, leave, or are destroyed, over the Xen of tests.
+//! Peers that write garbage into XenStore, leave, or are destroyed, over the simulated Xen.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -25,7 +25,7 @@ fn message(link: &mut dyn Endpoint) -> Result<Vec<u8>> {
     conformance::receive(link, patience()).map(|received| received.message)
 }
 
-/// Domain 5's and domain 7's end.
+/// Returns the endpoints of domain 5 and of domain 7.
 fn pair(xen: &FakeXen) -> [Box<dyn Endpoint>; 2] {
     let (five, seven) = (xen.domain(5), xen.domain(7));
     let mut listener = five.listen("7/service").expect("free");
@@ -47,7 +47,7 @@ fn x5_knocks_that_are_garbage_disturb_nobody() {
     {
         xen.write_node(7, &format!("/local/domain/7/data/tombolo/5/{name}"), "garbage");
     }
-    // References of pages that are there, and no mailboxes of a caller's.
+    // References of pages that exist, and that are no mailboxes of a caller.
     for reference in 1..40 {
         xen.write_node(7, &format!("/local/domain/7/data/tombolo/5/door@{reference}"), "");
     }
@@ -85,7 +85,7 @@ fn x5_door_that_the_node_of_a_dead_listener_leads_to_hears_knocks() {
     for round in 0..200 {
         let xen = FakeXen::new();
         drop(pair(&xen));
-        // References are used again: the next listener's listener page has the one that the last one's had.
+        // References are reused: the next listener's listener page has the reference of the last one's.
         xen.write_node(5, "/local/domain/5/data/tombolo/7/door", &xen.next_reference().to_string());
         let seven = xen.domain(7);
         let caller = std::thread::spawn(move || {
@@ -115,7 +115,7 @@ fn x1_x4_nothing_but_the_folders_is_left_when_all_are_gone() {
     }
     assert_eq!(xen.nodes(5), ["/local/domain/5/data/tombolo/7"]);
     assert_eq!(xen.nodes(7), ["/local/domain/7/data/tombolo/5"]);
-    // A domain's thread may be the one that lets go of the last.
+    // A domain's thread may be the one that releases the last.
     let until = patience();
     while xen.grants() > 0 && !until.expired() {
         std::thread::park_timeout(Duration::from_millis(1));
@@ -130,7 +130,7 @@ fn x1_knock_that_the_dead_left_is_removed_by_the_next_process() {
     let [_accepted, called] = pair(&xen);
     xen.write_node(7, left, "4711-the-token-of-one-who-died");
     let alive = xen.domain(7);
-    // A process that lives has asked to connect, and nobody has answered yet.
+    // A live process has sent a connect request, which is not answered yet.
     let _listener = xen.domain(5).listen("7/other").expect("free");
     let _knocking = alive.connect("5/other", patience()).expect("somebody listens");
     drop(called);
@@ -217,7 +217,7 @@ fn d13_retired_before_the_answer_was_heard_is_kept_while_mapped() {
 fn x10_segment_that_nobody_sized_takes_an_eighth_of_what_is_left() {
     let xen = FakeXen::new();
     let [mut link, _peer] = pair(&xen);
-    // An end has one page, and the listener had its listener page.
+    // An endpoint has one page, and the listener had its listener page.
     xen.limit_grants(1025);
     assert_eq!(link.affordable(1 << 20), 128 * 4096);
     assert_eq!(link.affordable(8192), 8192, "more than was wanted");
@@ -235,7 +235,7 @@ fn x9_peers_that_come_and_go_do_not_use_up_what_xenstore_watches() {
     for id in 10..300 {
         five.listen(&format!("{id}/service")).unwrap_or_else(|error| panic!("domain {id}: {error}"));
     }
-    // Those that stayed are watched on.
+    // The remaining ones are still watched.
     let seven = xen.domain(7);
     let mut called = seven.connect("5/service", patience()).expect("somebody listens");
     called.send(b"hello", None).expect("there is room");
@@ -268,7 +268,7 @@ fn x5_nodes_that_are_written_without_end_keep_nobody_from_all_else() {
                 }
             });
         }
-        // Whether it was answered is looked for by the thread that hears of the nodes.
+        // The thread that watches the nodes checks whether it was answered.
         let met = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             for _ in 0..5 {
                 let mut called = five.connect("7/back", patience()).expect("somebody listens");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A peer domain that means ill, over the Xen of tests: every act of `hostile`, and nothing is left of it afterwards.
+//! A hostile peer domain, over the simulated Xen: every act of `hostile`, and nothing of it is left afterwards.
 
 #[path = "support/victim.rs"]
 mod victim;
@@ -38,7 +38,7 @@ impl victim::Other for Seven {
         let (end, ended) = std::sync::mpsc::channel();
         let thread = thread::spawn(move || {
             it.act(&act, &service, until).expect("the act succeeds");
-            // It holds what it holds until it is told to go.
+            // It keeps what it holds until it is told to end.
             let _ = ended.recv();
         });
         Box::new(Running(Some((end, thread))))
@@ -78,7 +78,7 @@ fn x5_x6_hostile_listener_costs_its_own_channels_only() {
     }
 }
 
-/// Whether all grants go, now or once a domain's thread has ended.
+/// Returns whether all grants go, now or once a domain's thread has ended.
 fn left(xen: &FakeXen) -> bool {
     let until = Deadline::after(Duration::from_secs(10));
     while xen.grants() > 0 && !until.expired() {

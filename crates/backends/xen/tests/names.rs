@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Names that the broker of dom0 tells, over the Xen of tests: who may reach whom by them, and what becomes of what is
-//! stale, foreign or garbage.
+//! Names that the broker of dom0 publishes, over the simulated Xen: which domains may reach which by them, and the
+//! handling of stale, foreign or garbage entries.
 
 use std::{
     collections::BTreeMap,
@@ -27,7 +27,7 @@ fn accept(listener: &mut dyn Listener) -> Box<dyn Endpoint> {
     conformance::wait_for(listener, patience(), |it| it.fd(), |it| it.accept()).expect("somebody asks")
 }
 
-/// Everybody's view of everybody: `rules` has who may connect to which service of whom.
+/// Returns every domain's view of every other: `rules` lists who may connect to which service of whom.
 fn views(domains: &[(u16, &str, State)], rules: &[(&str, &str, &str)]) -> Views {
     let may = |from: &str, to: &str| {
         let allowed = rules.iter().filter(|rule| (rule.0, rule.1) == (from, to));
@@ -46,7 +46,7 @@ fn views(domains: &[(u16, &str, State)], rules: &[(&str, &str, &str)]) -> Views 
 const BOTH: [(u16, &str, State); 2] = [(5, "left", State::Running), (7, "right", State::Running)];
 const RULES: [(&str, &str, &str); 1] = [("left", "right", "file*")];
 
-/// Domains 5, `left`, and 7, `right`, of which the first may connect to the other's files, and the broker that says so.
+/// Returns domains 5, `left`, and 7, `right`, and their broker. The first may connect to the other's files.
 fn world() -> (FakeXen, XenHost) {
     let xen = FakeXen::new();
     BOTH.iter().for_each(|(id, name, _)| xen.name(*id, name));
@@ -55,7 +55,7 @@ fn world() -> (FakeXen, XenHost) {
     (xen, host)
 }
 
-/// A link from domain 5 to the service `file` of domain 7, both ends.
+/// Returns both endpoints of a connection from domain 5 to the service `file` of domain 7.
 fn join(xen: &FakeXen) -> [Box<dyn Endpoint>; 2] {
     let (left, right) = (xen.domain(5).names(), xen.domain(7).names());
     let mut listener = right.listen("right/file").expect("free");
@@ -94,7 +94,7 @@ fn x20_what_no_rule_allows_has_no_door_and_an_error_that_says_so() {
     // The other way round no rule allows anything.
     let _back = left.listen("file").expect("free");
     assert!(matches!(refused(right.connect("left/file", patience())), Error::Denied(_)));
-    // Who is told nothing hears what to do.
+    // A domain without published names gets an error that says what to do.
     let nothing = refused(xen.domain(9).names().connect("right/file", patience()));
     let why = std::error::Error::source(&nothing).expect("a reason").to_string();
     assert!(why.contains("[xen]") && why.contains("xen:DOMID"), "{why}");
@@ -155,7 +155,7 @@ fn x20_records_that_make_no_sense_are_passed_over_and_cleaned_up() {
     let _listener = xen.domain(7).names().listen("file").expect("free");
     let link = left.connect("right/file", patience()).expect("the one record that is sound is believed");
     assert_eq!(link.liveness(), Liveness::Unknown, "no broker lives");
-    // Of two with one name neither is meant.
+    // Where two domains have one name, it stands for neither.
     xen.write_node(0, "/local/domain/5/tombolo/8", &record);
     eventually("the name is nobody's", || matches!(left.connect("right/file", patience()), Err(Error::NotFound(_))));
     let mut host = xen.host().expect("dom0");
@@ -169,7 +169,7 @@ fn x20_records_that_make_no_sense_are_passed_over_and_cleaned_up() {
 #[test]
 fn x21_number_that_another_domain_has_by_now_leads_nowhere() {
     let (xen, host) = world();
-    // Nobody tells of the end of the one, nor of the other that has its number.
+    // No broker reports the end of the one, nor that another has its number.
     drop(host);
     xen.destroy(7);
     xen.name(7, "impostor");
@@ -177,7 +177,7 @@ fn x21_number_that_another_domain_has_by_now_leads_nowhere() {
     assert!(xen.node(5, "/local/domain/5/tombolo/7").is_some(), "the record is stale, as it should be here");
     assert!(matches!(refused(xen.domain(5).names().connect("right/file", patience())), Error::NotFound(_)));
     assert!(xen.domain(5).connect("7/file", patience()).is_ok(), "by its number it is reached");
-    // The other way round: a listener that was told of `left` has no ear for another that has its number.
+    // The other way round: a listener that knows of `left` does not listen to another domain that has its number.
     let (xen, host) = world();
     let mut listener = xen.domain(7).names().listen("file").expect("free");
     drop(host);
@@ -185,7 +185,7 @@ fn x21_number_that_another_domain_has_by_now_leads_nowhere() {
     xen.name(5, "impostor");
     assert!(matches!(refused(xen.domain(5).connect("7/file", patience())), Error::NotFound(_)));
     assert!(listener.accept().expect("it listens").is_none());
-    // A broker that begins tells it right.
+    // A broker that begins publishes the right names.
     let mut host = xen.host().expect("dom0");
     let domains = host.domains().expect("XenStore answers");
     assert_eq!(domains, [(5, "impostor".to_owned()), (7, "right".to_owned())].into());
@@ -213,7 +213,7 @@ fn x21_numbers_outlive_the_broker_and_change_with_a_domain() {
     let mut host = xen.host().expect("dom0");
     host.publish_views(&views(&BOTH, &RULES)).expect("dom0 may");
     assert_eq!(told(&xen), first, "a broker that begins anew makes others of them");
-    // The same number and the same name, and another domain, between two looks.
+    // The same number and the same name, but another domain, between two looks.
     xen.destroy(7);
     xen.name(7, "right");
     assert!(host.changed().expect("XenStore answers"));
@@ -273,7 +273,7 @@ fn x22_broker_leaves_no_page_and_nothing_of_a_domain_that_went() {
     assert_eq!(host.domains().expect("XenStore answers").keys().copied().collect::<Vec<_>>(), [5]);
     host.publish_views(&views(&BOTH[..1], &[])).expect("dom0 may");
     assert_eq!((xen.grants(), xen.node(5, "/local/domain/5/tombolo/7")), (1, None));
-    // It went while it was told something: what was written made its folder anew.
+    // The domain went while its names were being written, and the write made its folder anew.
     xen.name(7, "right");
     host.domains().expect("XenStore answers");
     xen.destroy(7);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Lines, over the Xen of tests: who connect requests once more does it without XenStore, and who has no line still gets in.
+//! Reconnect pages, over the simulated Xen: a caller that connects again does so without XenStore, and a caller without
+//! a reconnect page still gets in.
 
 use std::time::Duration;
 
@@ -12,12 +13,12 @@ fn patience() -> Deadline {
     Deadline::after(Duration::from_secs(20))
 }
 
-/// Whether a connect request stands in XenStore.
+/// Returns the number of connect requests in XenStore.
 fn requests(xen: &FakeXen) -> usize {
     xen.nodes(7).iter().filter(|node| node.contains('@')).count()
 }
 
-/// Domain 7 calls, and both say a word.
+/// Domain 7 connects, and both sides send a word.
 fn call(seven: &XenDomain, listener: &mut dyn Listener) -> [Box<dyn Endpoint>; 2] {
     let called = seven.connect("5/door", patience()).expect("somebody listens");
     greet(called, listener)
@@ -54,7 +55,7 @@ fn x11_knocks_that_come_together_are_all_answered() {
     let (five, seven) = (xen.domain(5), xen.domain(7));
     let mut listener = five.listen("7/door").expect("free");
     let _first = call(&seven, &mut *listener);
-    // Those who gave up before they were heard are passed over.
+    // Callers that gave up before they were read are skipped.
     for _ in 0..50 {
         drop(seven.connect("5/door", patience()).expect("somebody listens"));
     }
@@ -88,7 +89,7 @@ fn x11_processes_beyond_the_lines_knock_through_xenstore() {
     let (last, rest) = processes.split_last().expect("25");
     assert!(rest.iter().all(|(_, seven)| request(seven, &mut *listener) == 0));
     assert_eq!(request(&last.1, &mut *listener), 1, "a page beyond those that a listener page listens to");
-    // One of them goes, and its place is free for the next who comes.
+    // One of them goes, and its place is free for the next.
     drop(processes.remove(0));
     let until = patience();
     let next = xen.domain(7);

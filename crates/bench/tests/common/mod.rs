@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 
-/// The example, built beside the tests: `cargo test --test processes` alone does not build it. Where all crates are tested,
-/// `TOMBOLO_TEST_BUILD` says with what they were built, so that they are not built again without that.
+/// Returns the example, built beside the tests, because `cargo test --test processes` alone does not build it. Where
+/// all crates are tested, `TOMBOLO_TEST_BUILD` gives the options with which they were built, so that they are not built
+/// again without these.
 pub fn program() -> &'static Path {
     static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
         let tests = std::env::current_exe().unwrap();
@@ -28,7 +29,7 @@ pub fn program() -> &'static Path {
     &PROGRAM
 }
 
-/// A directory for the scratch files of one test, so that no other test's are taken for its own.
+/// A directory for the scratch files of one test, so that it does not take another test's files for its own.
 pub struct Place(pub PathBuf, #[expect(dead_code, reason = "held, not looked at")] MutexGuard<'static, ()>);
 
 impl Place {
@@ -51,7 +52,7 @@ impl Place {
         self.start(options).wait_with_output().unwrap()
     }
 
-    /// Workers whose scratch directory is here.
+    /// Returns the workers whose scratch directory is here.
     pub fn workers(&self) -> HashSet<Pid> {
         let here = self.0.to_str().unwrap();
         let is_ours = |pid: &i32| {
@@ -75,7 +76,7 @@ impl Place {
         }
     }
 
-    /// The two workers, once both have the line mapped and so are in their first sample.
+    /// Returns the two workers, once both have the line mapped and so are in their first sample.
     pub fn await_sampling(&self) -> HashSet<Pid> {
         let sampling = |pid: &Pid| {
             let maps = fs::read_to_string(format!("/proc/{}/maps", pid.as_raw_pid())).unwrap_or_default();

@@ -510,7 +510,7 @@ mod tests {
     use super::*;
     use crate::endpoint::devices::Pages;
 
-    /// Memory of a link of which nothing is kept but whose end was told.
+    /// Memory of a link that keeps nothing but the ends that were reported.
     #[derive(Debug, Default)]
     struct Nothing(Vec<u32>);
 
@@ -628,7 +628,7 @@ mod tests {
             ends.remove(&serial);
             link.read_connection_socket(serial);
         };
-        // Nobody told this one.
+        // The program of 2 was not told.
         end(&mut link, 2);
         drain(&mut link, 1000, &mut BTreeMap::new());
         [4, 8].into_iter().for_each(|serial| end(&mut link, serial));
@@ -665,7 +665,7 @@ mod tests {
         link.understand(connect_request(), &mut programs).unwrap();
         link.understand(PeerRequest::Close(2), &mut programs).unwrap();
         assert!(!link.tell_programs(&mut programs), "the peer knows");
-        // What comes with it is not received here.
+        // Its descriptors are not received here.
         let next = || {
             let mut bytes = [0; MESSAGE_MAX];
             let len = rustix::io::read(&heard, &mut bytes).unwrap();

@@ -259,7 +259,7 @@ mod tests {
             assert!(receive(ours.as_fd()).is_err());
             discard::end(ours.as_fd());
             drop(ours);
-            // Soon, and by nobody else.
+            // The descriptor is closed soon, and nobody else holds it.
             let mut polled = [PollFd::new(&reads, PollFlags::empty())];
             rustix::event::poll(&mut polled, Some(&Timespec { tv_sec: 20, tv_nsec: 0 })).unwrap();
             assert!(polled[0].revents().contains(PollFlags::HUP), "somebody has it still");

@@ -305,7 +305,7 @@ mod tests {
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
         std::thread::scope(|scope| {
             let finds = scope.spawn(|| DescriptorStore::find(folder.path(), false));
-            // Time enough to give up in, for one that does.
+            // Enough time for a search that gives up.
             let until = Instant::now() + Duration::from_millis(200);
             while !finds.is_finished() && Instant::now() < until {
                 let _ = poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: 1_000_000 }));

@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(rustix::fs::fstat(&regions.own[0]).unwrap().st_mode & 0o777, 0o644);
         assert!(fcntl_add_seals(&regions.own[0], SealFlags::WRITE).is_err());
         assert_eq!(regions.descriptors().len(), 2);
-        // A program keeps it for ever: its pages go all the same.
+        // A program keeps the descriptor for ever: the memory's pages are freed all the same.
         let kept = regions.own[0].try_clone().unwrap();
         free(&regions.own[0]).unwrap();
         assert_eq!(rustix::fs::fstat(&kept).unwrap().st_blocks, 0);

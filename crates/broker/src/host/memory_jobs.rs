@@ -166,7 +166,7 @@ mod tests {
     fn b10_where_nobody_does_what_is_asked_somebody_else_begins() {
         let (events, mut heard) = mpsc::channel(4);
         let mut chores = Chores::new(events);
-        // Whoever had this queue is gone.
+        // The worker of this queue is gone.
         chores.queues.insert("a".into(), sync_channel(MOST).0);
         let memory = Arc::new(memory::create("test", 4096).unwrap());
         assert!(chores.ask("a", Chore { what: What::Seal, memory, region: Some((1, 2, 0)) }));

@@ -111,7 +111,7 @@ mod tests {
     use super::*;
     use crate::host::eventfd::{drain, event};
 
-    /// Makes an eventfd as a hostile holder would.
+    /// Fills an eventfd and makes it blocking, as a hostile holder would.
     fn jam(event: &OwnedFd) {
         rustix::io::write(event, &(u64::MAX - 1 - drain(event)).to_ne_bytes()).unwrap();
         rustix::io::ioctl_fionbio(event, false).unwrap();

@@ -384,7 +384,7 @@ mod tests {
         assert_eq!(state.link_number(), Some(1));
         state.last_link = u32::MAX;
         assert_eq!(state.link_number(), None);
-        // The state of an earlier broker knows the last of all numbers alone.
+        // The state of an earlier broker has only the last of all numbers.
         let folder = tempfile::tempdir().unwrap();
         BrokerState { last: 7, ..BrokerState::default() }.save(folder.path()).unwrap();
         assert_eq!(BrokerState::read(folder.path()).unwrap().link_number(), Some(8));

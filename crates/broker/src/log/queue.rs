@@ -123,7 +123,7 @@ mod tests {
 
     use super::*;
 
-    /// Writes a line whenever somebody takes it.
+    /// Writes a line whenever the test takes one.
     struct Reader(mpsc::SyncSender<Vec<u8>>);
 
     impl Write for Reader {
@@ -145,7 +145,7 @@ mod tests {
         (0..1000).for_each(|nth| queue.push(&line(nth)));
         let room = WAITING_MAX >> 10;
         assert!(queue.state().bytes <= WAITING_MAX);
-        queue.finish(Duration::ZERO); // Nobody waits here either.
+        queue.finish(Duration::ZERO); // This does not wait either.
         let next = || reads.recv_timeout(Duration::from_secs(20)).unwrap();
         let (mut came, mut last) = (0, None);
         let left_out = loop {
@@ -154,7 +154,7 @@ mod tests {
             assert!(last.is_none_or(|last| last < nth), "{nth} after {last:?}");
             (came, last) = (came + 1, Some(nth));
         };
-        // The thread may have taken one, for which another found room.
+        // The thread may have taken a line, which made room for another.
         assert!((room..=room + 1).contains(&came), "{came}");
         assert!(left_out.starts_with(&format!("tombolod: {} lines were left out", 1000 - came)), "{left_out}");
         queue.push(b"once more\n");

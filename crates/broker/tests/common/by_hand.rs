@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A program of the host that speaks with the broker by hand, so that it has what it is given.
+//! A program of the host that talks to the broker without the library, and so keeps all descriptors that it gets.
 
 use std::{os::fd::OwnedFd, path::Path};
 
@@ -10,7 +10,7 @@ use tombolo_control::{Envelope, MESSAGE_MAX, Message, Path as Way};
 pub struct ByHand(OwnedFd);
 
 impl ByHand {
-    /// One that listens.
+    /// Makes a program that listens.
     pub fn listen(socket: &Path, service: &str) -> Self {
         let program = Self(fd_passing::connect(socket, SocketType::SEQPACKET).unwrap());
         program.send_message(0, super::hello());
@@ -28,7 +28,7 @@ impl ByHand {
         receive_message(&self.0)
     }
 
-    /// What it is told of a caller: the connection's socket, its memory, its files and its doorbells.
+    /// Takes what the broker sends about a caller: the connection's socket, its memory, its files and its doorbells.
     pub fn accept(&self) -> Vec<OwnedFd> {
         let (stated, descriptors) = self.receive_message().unwrap();
         assert!(matches!(stated, Message::Connect { .. }) && descriptors.len() == 8, "{stated:?}");
@@ -36,7 +36,7 @@ impl ByHand {
     }
 }
 
-/// The next message; none at the end.
+/// Returns the next message; `None` at the end.
 pub fn receive_message(socket: &OwnedFd) -> Option<(Message, Vec<OwnedFd>)> {
     let mut buffer = [0; MESSAGE_MAX];
     rustix::io::ioctl_fionbio(socket, false).unwrap();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Two machines in this process, each with its broker in a thread, and the host between them. Devices are memfds, and
-//! interrupts eventfds.
+//! interrupts are eventfds.
 
 use std::{
     collections::BTreeMap,
@@ -30,7 +30,7 @@ use tombolo_domain::{Deadline, Endpoint, Listener, Rendezvous, wait_readable};
 use tombolo_domain_ivshmem::{CLOSED, DOORBELLS, STATE_AT, VmDomain};
 use tombolo_testing::conformance::{self, Actor, eventually};
 
-/// Bytes of a region of the link: sparse, so that they cost nothing before they are used.
+/// Bytes of a region of the link: sparse, so that unused ones take no memory.
 pub const REGION: u64 = 512 << 20;
 pub const WINDOW: u64 = 2 << 20;
 pub const LINK: u32 = 7;
@@ -65,7 +65,7 @@ pub struct FakePages {
     pub peer: Arc<OwnedFd>,
     rings: Arc<OwnedFd>,
     pub heard: Arc<OwnedFd>,
-    /// The device was taken away.
+    /// Whether the device was taken away.
     lost: Arc<AtomicBool>,
 }
 
@@ -103,19 +103,19 @@ impl Pages for FakePages {
     }
 }
 
-/// The eventfds of connections, by serial, that one side has fetched and the other is to fetch.
+/// Eventfds of connections, by serial, that one side has fetched and the other has not fetched yet.
 type Wires = Arc<Mutex<BTreeMap<u32, [Vec<Arc<OwnedFd>>; 2]>>>;
 
-/// A link as one of its machines has it.
+/// A link as one of its machines sees it.
 #[derive(Clone, Debug)]
 pub struct FakeRegion {
     pub pages: FakePages,
     side: usize,
     wires: Wires,
     rings: BTreeMap<u32, Vec<Arc<OwnedFd>>>,
-    /// Connections that programs of an earlier broker have.
+    /// Connections that programs of an earlier broker hold.
     pub held: Arc<Mutex<Vec<Agreement>>>,
-    /// Rung when the peer rings without end.
+    /// Eventfd that is notified when the peer notifies without end.
     pub storm: Arc<OwnedFd>,
 }
 
@@ -153,7 +153,7 @@ impl Region for FakeRegion {
         Ok(())
     }
 
-    /// As a host's holder does: programs here have eventfds as those of a host.
+    /// As a host's descriptor store does: programs here have eventfds like those of a host.
     fn store_connection(&mut self, _made: &Agreement, socket: BorrowedFd<'_>) -> io::Result<()> {
         static STORE: Mutex<Vec<OwnedFd>> = Mutex::new(Vec::new());
         lock(&STORE).push(socket.try_clone_to_owned()?);
@@ -211,7 +211,7 @@ impl Region for FakeRegion {
     fn hang_up(&mut self) {}
 }
 
-/// A machine's devices.
+/// Devices of a machine.
 #[derive(Debug)]
 pub struct FakeDevices {
     host: FakePages,
@@ -219,7 +219,7 @@ pub struct FakeDevices {
     next: NextDevices,
 }
 
-/// What is plugged into a machine whose devices were taken away.
+/// Devices that are plugged into a machine whose devices were taken away.
 type NextDevices = Arc<Mutex<Option<(FakePages, FakeRegion)>>>;
 
 impl Devices for FakeDevices {
@@ -259,12 +259,12 @@ pub struct FakeHost {
 }
 
 impl FakeHost {
-    /// Tells `links` to whoever begins.
+    /// Makes a host that sends `links` to each broker that begins.
     fn new(pages: FakePages, links: Vec<Message>) -> Self {
         Self::of_boot(pages, links, 0)
     }
 
-    /// One that is in this boot.
+    /// As `new`, for a host in the boot `boot`.
     fn of_boot(mut pages: FakePages, links: Vec<Message>, boot: u8) -> Self {
         static EPOCHS: AtomicU32 = AtomicU32::new(1);
         let epoch = EPOCHS.fetch_add(1, Ordering::Relaxed).into();
@@ -297,12 +297,12 @@ impl FakeHost {
         pump(&mut conversation, &[], 0);
     }
 
-    /// Whether the machine said this.
+    /// Returns whether the machine sent this message.
     pub fn heard(&self, wanted: &Message) -> bool {
         self.heard_like(|said| said == wanted)
     }
 
-    /// Whether it said something like this.
+    /// Returns whether the machine sent a message for which `like` holds.
     pub fn heard_like(&self, like: impl Fn(&Message) -> bool) -> bool {
         lock(&self.conversation).2.iter().any(like)
     }
@@ -346,7 +346,7 @@ fn lock<T>(it: &Mutex<T>) -> MutexGuard<'_, T> {
 /// An address that each of these machines has.
 pub const OWN: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 198, 51, 100, 9];
 
-/// What the host tells of the link to a machine whose peer is `peer`.
+/// Returns the host's messages about the link to a machine whose peer is `peer`.
 pub fn link_messages(peer: &str, side: u8, doorbell: u16, rules: &[(Way, &str)]) -> Vec<Message> {
     let (own, theirs) = ("04.0".parse().expect("a place"), "05.0".parse().expect("a place"));
     let allows = rules.len() as u16;
@@ -369,7 +369,7 @@ pub struct Machine {
     pub socket: PathBuf,
     says: Vec<Message>,
     doorbell: FakePages,
-    /// The host's side of it.
+    /// The host's side of the machine's pages.
     hosts: FakePages,
     next: NextDevices,
     stop: Arc<OwnedFd>,
@@ -377,13 +377,13 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// All its devices are taken away.
+    /// Takes away all devices of the machine.
     pub fn lose_devices(&self) {
         self.doorbell.lost.store(true, Ordering::SeqCst);
         ring(&self.doorbell.heard);
     }
 
-    /// Others are plugged, by another host.
+    /// Plugs other devices, which another host serves.
     pub fn plug_devices(&mut self, link: FakeRegion) {
         let [hosts, host] = FakePages::pair(BOX_LEN as u64);
         self.host = FakeHost::new(hosts.clone(), self.says.clone());
@@ -391,10 +391,10 @@ impl Machine {
         *lock(&self.next) = Some((host, link));
     }
 
-    /// The host's broker begins anew, in this boot.
+    /// Starts the host's broker anew, in this boot.
     pub fn renew_host(&mut self, boot: u8) {
         let unused = FakePages::pair(BOX_LEN as u64);
-        // The one of before ends first: two would take each other's messages.
+        // The previous one ends first: two would take each other's messages.
         self.host = FakeHost::new(unused[0].clone(), Vec::new());
         self.host = FakeHost::of_boot(self.hosts.clone(), self.says.clone(), boot);
     }
@@ -405,7 +405,7 @@ impl Machine {
         Self::begin_with(folder, own, link, says)
     }
 
-    /// One to which the host says nothing but Hello.
+    /// Starts a machine to which the host sends nothing but Hello.
     pub fn unnamed(folder: &File, own: &str, link: FakeRegion) -> Self {
         Self::begin_with(folder, own, link, Vec::new())
     }
@@ -440,10 +440,10 @@ impl Drop for Machine {
     }
 }
 
-/// Anything goes.
+/// Rules that allow everything.
 pub const ALL: [(Way, &str); 2] = [(Way::In, "*"), (Way::Out, "*")];
 
-/// Two machines, `a` and `b`, that may do all to each other.
+/// Two machines, `a` and `b`, that may connect to any service of each other.
 pub struct World {
     pub a: Machine,
     pub b: Machine,
@@ -458,7 +458,7 @@ impl World {
         Self::under(&ALL)
     }
 
-    /// `b` may do less: what these rules say.
+    /// Makes a world in which `b` is limited to these rules.
     pub fn under(rules_of_b: &[(Way, &str)]) -> Self {
         let folder = tempfile::tempdir().expect("there is a place for temporary files");
         let [to_b, to_a] = FakeRegion::pair();
@@ -470,7 +470,7 @@ impl World {
         world
     }
 
-    /// Waits until the brokers have met, which is when a connection gets through.
+    /// Waits until the brokers have met: only then a connection succeeds.
     fn meet(&self) {
         let mut listener = self.a.domain.listen("meet").expect("it is free");
         eventually("the brokers meet", || self.b.domain.connect("a/meet", patience()).is_ok());
@@ -483,7 +483,7 @@ impl World {
         format!("a/service{}", self.made.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// What programs have of the link reads as zeros from now on, as that of a device that was unplugged.
+    /// Replaces the link's memory by zeros for the programs that have it, as after an unplugged device.
     pub fn take_memory(&self) {
         let zeros = vec![0; 16 << 20];
         for memory in &self.memory {
@@ -491,12 +491,12 @@ impl World {
         }
     }
 
-    /// The host says how a machine fares, to the other.
+    /// The host reports the liveness of one machine to the other.
     pub fn live(&self, life: Life) {
         self.a.host.send_message(Message::Life { link: LINK, generation: 1, life });
     }
 
-    /// A peer in another process, and this side's link to it.
+    /// Returns a peer in another process, and this side's connection to it.
     pub fn mortal(&self) -> (Actor, Box<dyn Endpoint>) {
         let service = self.service();
         let mut listener = self.a.domain.listen(&service).expect("a fresh service is free");
@@ -504,7 +504,7 @@ impl World {
         (actor, accept(&mut *listener))
     }
 
-    /// A peer in another process that writes without end.
+    /// Starts a peer in another process that writes without end.
     pub fn streaming(&self, service: &str) -> Actor {
         Actor::start("stream", &self.b.socket, service)
     }
@@ -520,7 +520,7 @@ impl World {
     }
 }
 
-/// What a child does; nothing in the parent. Call it from the test `child_process`.
+/// Plays the part of a child process; does nothing in the parent. Must be called from the test `child_process`.
 pub fn play() {
     let Some(part) = conformance::part() else { return };
     let domain = VmDomain::through(&part.place);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-/* Holds the lock of the file at its standard input, as a stranger who has it open can: it writes from memory whose page never
- * comes. Says "held" once it does, and holds it until its standard output is closed or it is killed, for a minute at most. */
+/* Holds the lock of the file at its standard input, as any process that has the file open can: it writes from memory
+ * whose page never comes. Prints "held" once it holds the lock, and keeps it until its standard output is closed or it
+ * is killed, for a minute at most. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <linux/userfaultfd.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A stranger who holds the lock of a file that it shares with the broker, or with a peer. It is a process of its own, which a kill ends.
+//! A hostile process that holds the lock of a file which it shares with the broker, or with a peer. It is a separate
+//! process, and a kill ends it.
 
 use std::{
     io::{Read, Write},
@@ -12,7 +13,7 @@ use std::{
 pub struct Hold(Child);
 
 impl Hold {
-    /// Writes to `file` without end.
+    /// Starts a process that writes to `file` without end.
     pub fn lock_file(file: &OwnedFd) -> Self {
         let mut child = spawn(file);
         let mut said = [0; 5];
@@ -42,7 +43,7 @@ fn spawn(file: &OwnedFd) -> Child {
     Command::new(program).stdin(file.try_clone().unwrap()).stdout(Stdio::piped()).spawn().unwrap()
 }
 
-/// Whether a test must be left out, and says so.
+/// Returns whether a test must be skipped, and reports the skip.
 pub fn is_missing(test: &str) -> bool {
     let file = rustix::fs::memfd_create("hold", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     let mut child = spawn(&file);

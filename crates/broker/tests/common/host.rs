@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A machine without a machine that talks to programs of its host. The broker of the host is a process, as it ships; that
-//! of the guest is a thread of this one, over what a QEMU was given. The host's own relay plays the kernel module.
+//! A simulated machine that talks to programs of its host. The host's broker is a process, as it ships; the guest's
+//! broker is a thread of this process, on the devices that a QEMU would get. The host's own relay plays the kernel
+//! module.
 
 use std::{
     io,
@@ -36,7 +37,7 @@ use tombolo_testing::conformance;
 
 use super::{Daemon, VECTORS, Vm, until};
 
-/// One machine that may do everything with the host.
+/// One machine that may connect to any service of the host, and the host to any of its services.
 pub const PAIR: &str = r#"
 [host]
 number = 0
@@ -63,12 +64,12 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Begins in the device of `vm`.
+    /// Starts the broker on the device of `vm`.
     pub fn start(daemon: &Daemon, vm: &Vm, boot: u8) -> Self {
         Self::start_at(daemon, vm, boot, None)
     }
 
-    /// The same in a machine that may be reached at these addresses.
+    /// As `start`, in a machine that can be reached at these addresses.
     pub fn start_at(daemon: &Daemon, vm: &Vm, boot: u8, addresses: Option<Vec<[u8; 16]>>) -> Self {
         let socket = daemon.file(&format!("{}.guest", vm.name));
         let listener = fd_passing::listen(&socket, SocketType::SEQPACKET, 0o600, None, None).unwrap();
@@ -118,7 +119,7 @@ impl Guest {
 }
 
 impl Guest {
-    /// Ends it, however that goes.
+    /// Ends the broker, whatever its result.
     pub fn forget(&mut self) {
         notify_event(&self.stop);
         let _ = self.thread.take().map(JoinHandle::join);
@@ -149,12 +150,12 @@ impl World {
         Self::start(PAIR, |_| {})
     }
 
-    /// One of a configuration; `link` makes a link where that has none.
+    /// Makes a world with a configuration; `link` makes a link where the configuration has none.
     pub fn start(config: &str, link: impl FnOnce(&Daemon)) -> Self {
         Self::start_at(Daemon::start(config), None, link)
     }
 
-    /// One of a broker that runs, with a machine that may be reached at these addresses.
+    /// Makes a world with a running broker, and a machine that can be reached at these addresses.
     pub fn start_at(daemon: Daemon, addresses: Option<Vec<[u8; 16]>>, link: impl FnOnce(&Daemon)) -> Self {
         let vm = Vm::start(&daemon, "a");
         vm.qmp.state().unsealed = true;
@@ -167,7 +168,7 @@ impl World {
         world
     }
 
-    /// Waits until the brokers have met, which is when a connection gets through.
+    /// Waits until the brokers have met: only then a connection succeeds.
     pub fn meet(&self) {
         use tombolo_domain::Rendezvous;
         let service = format!("meet{}", self.made.fetch_add(1, Ordering::Relaxed));
@@ -181,19 +182,19 @@ impl World {
         format!("{domain}/service{}", self.made.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Where programs of the host find their broker.
+    /// Returns the socket at which programs of the host find their broker.
     pub fn socket(&self) -> PathBuf {
         program_socket(self.daemon.path())
     }
 }
 
-/// What a child does; nothing in the parent. Call it from the test `child_process`.
+/// Plays the part of a child process; does nothing in the parent. Must be called from the test `child_process`.
 pub fn play() {
     let Some(part) = conformance::part() else { return };
     let domain = VmDomain::through(&part.place);
     match &*part.role {
         "stream" => stream(domain, &part.service),
-        // A QEMU that only connects: its broker's folder, and its name.
+        // A QEMU that only connects: the arguments are its broker's folder, and its name.
         "qemu" => {
             let device = super::Device::connect(&part.place, &part.service);
             while device.next(super::LIMIT).is_some_and(|(number, _)| number != i64::MIN) {}

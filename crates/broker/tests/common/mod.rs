@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The broker as a process, and QEMUs that are none: one socket to the broker's server, one that speaks QMP.
+//! The broker as a process, and simulated QEMUs: one socket to the broker's server, and one that speaks QMP.
 #![allow(dead_code, reason = "each test program uses its part of this")]
 
 pub mod by_hand;
@@ -29,10 +29,10 @@ use tombolo_broker::{
 use tombolo_channel::{Backends, Messages, Options};
 use tombolo_control::{Boxes, Envelope, Event, MESSAGE_MAX, Message, Path as Way, Session};
 
-/// Nothing here takes this long.
+/// Longer than anything here takes.
 pub const LIMIT: Duration = Duration::from_secs(20);
 
-/// Waits until `done` says so.
+/// Waits until `done` returns a value.
 #[track_caller]
 pub fn until<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
     let began = Instant::now();
@@ -49,9 +49,9 @@ pub fn until<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
 pub struct Daemon {
     folder: tempfile::TempDir,
     child: Option<Child>,
-    /// What else the broker is started with.
+    /// Further options of the broker.
     pub options: Vec<&'static str>,
-    /// A command that becomes the broker.
+    /// A command that executes the broker.
     pub under: Vec<&'static str>,
 }
 
@@ -62,7 +62,7 @@ impl Daemon {
         daemon
     }
 
-    /// One that is still to be started.
+    /// Makes a broker that is still to be started.
     pub fn new(config: &str) -> Self {
         let daemon = Self { folder: tempfile::tempdir().unwrap(), child: None, options: Vec::new(), under: Vec::new() };
         daemon.configure(config);
@@ -81,7 +81,7 @@ impl Daemon {
         fs::write(self.file("tombolod.toml"), config).unwrap();
     }
 
-    /// Starts the broker, which is not running.
+    /// Starts the broker, which must not be running.
     pub fn restart(&mut self) {
         let errors = fs::OpenOptions::new().create(true).append(true).open(self.file("log")).unwrap();
         let whole = [&self.under[..], &[env!("CARGO_BIN_EXE_tombolod")]].concat();
@@ -115,13 +115,13 @@ impl Daemon {
         kill_process(pid, signal).unwrap();
     }
 
-    /// SIGKILL, and gone.
+    /// Kills the broker with SIGKILL, and waits for its end.
     pub fn kill(&mut self) {
         self.signal(Signal::KILL);
         self.child.take().unwrap().wait().unwrap();
     }
 
-    /// SIGTERM, and gone.
+    /// Ends the broker with SIGTERM, and waits for its end.
     pub fn stop(&mut self) {
         self.signal(Signal::TERM);
         let status = self.child.take().unwrap().wait().unwrap();
@@ -136,7 +136,7 @@ impl Daemon {
         until("the broker answers", || Client::try_connect(self.path()))
     }
 
-    /// Bytes of memory that the broker uses.
+    /// Returns the number of bytes of memory that the broker uses.
     pub fn resident(&self) -> u64 {
         let pid = self.child.as_ref().unwrap().id();
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
@@ -144,18 +144,18 @@ impl Daemon {
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
     }
 
-    /// Descriptors that the broker has open.
+    /// Returns the number of descriptors that the broker has open.
     pub fn open_files(&self) -> usize {
         let pid = self.child.as_ref().unwrap().id();
         fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
     }
 
-    /// How many the broker may have.
+    /// Limits the number of files that the broker may have open.
     pub fn allow_files(&self, most: u64) {
         allow_files(Pid::from_child(self.child.as_ref().unwrap()).as_raw_nonzero().get(), most);
     }
 
-    /// The process that is the descriptor store: who has the lock.
+    /// Returns the process that is the descriptor store: the one that holds the lock.
     pub fn store(&self) -> i32 {
         let holds = |pid: &i32| {
             let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -166,13 +166,13 @@ impl Daemon {
         pids.filter_map(|it| it.file_name().to_str()?.parse().ok()).find(holds).expect("the descriptor store runs")
     }
 
-    /// What the descriptor store keeps.
+    /// Returns the keys of what the descriptor store keeps.
     pub fn kept(&self) -> Vec<String> {
         DescriptorStore::find(self.path(), false).and_then(|store| store.all()).unwrap().into_keys().collect()
     }
 }
 
-/// How many files a process may have open.
+/// Limits the number of files that a process may have open.
 pub fn allow_files(pid: i32, most: u64) {
     use rustix::process::{Resource, Rlimit, prlimit};
     let limit = Rlimit { current: Some(most), maximum: Some(4096) };
@@ -182,7 +182,7 @@ pub fn allow_files(pid: i32, most: u64) {
 impl Drop for Daemon {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // What a broker ends for is said after its sockets closed.
+            // The broker logs the reason of its end after its sockets closed.
             let _ = poll(&mut [], Some(&Timespec { tv_sec: 1, tv_nsec: 0 }));
             eprintln!("--- the broker's log:\n{}", self.log());
         }
@@ -199,7 +199,7 @@ impl Drop for Daemon {
     }
 }
 
-/// A tool that asks the broker.
+/// A tool that sends requests to the broker.
 pub struct Client {
     pub socket: OwnedFd,
 }
@@ -213,7 +213,7 @@ impl Client {
         Self::connect_raw(folder)?.greet()
     }
 
-    /// A program of the broker whose socket this is, greeted.
+    /// Connects to the broker with this program socket, and greets it.
     #[track_caller]
     pub fn of_socket(socket: &Path) -> Self {
         Self::connect_to(socket).and_then(Self::greet).expect("the broker lets it in")
@@ -234,7 +234,7 @@ impl Client {
         let _ = fd_passing::send(&self.socket, &Envelope { serial, message }.encode(), &[]);
     }
 
-    /// The next message; none at the end.
+    /// Returns the next message; `None` at the end.
     pub fn receive_message(&self) -> Option<Envelope> {
         let mut buffer = [0; MESSAGE_MAX];
         match fd_passing::receive(&self.socket, &mut buffer) {
@@ -245,7 +245,7 @@ impl Client {
         }
     }
 
-    /// All that the broker answers.
+    /// Returns all answers of the broker.
     pub fn ask(&self, message: Message) -> Vec<Message> {
         self.send_message(7, message);
         let mut answers = Vec::new();
@@ -266,7 +266,7 @@ impl Client {
         assert_eq!(answers, [], "{a} and {b}");
     }
 
-    /// Why a link is refused.
+    /// Returns the code and the reason with which the broker refuses a link.
     #[track_caller]
     pub fn refusal(&self, message: Message) -> (u16, String) {
         match &self.ask(message)[..] {
@@ -281,7 +281,7 @@ impl Client {
         rows
     }
 
-    /// The ends of all links.
+    /// Returns the endpoints of all links.
     pub fn ends(&self) -> Vec<Message> {
         let mut rows = self.ask(Message::List { what: tombolo_control::What::Links });
         rows.retain(|row| matches!(row, Message::EndRow { .. }));
@@ -305,7 +305,7 @@ pub fn hello() -> Message {
     Message::Hello { version_min: 1, version_max: 1, epoch: 0, boot: [0; 16], name: "test".parse().unwrap() }
 }
 
-/// What a QEMU hears from the ivshmem server.
+/// The connection of a QEMU to the ivshmem server.
 pub struct Device {
     pub socket: OwnedFd,
 }
@@ -317,7 +317,7 @@ impl Device {
         Self { socket }
     }
 
-    /// The next message within a while; none if the server says nothing.
+    /// Returns the next message within `wait`; `None` if the server sends nothing.
     pub fn next(&self, wait: Duration) -> Option<(i64, Option<OwnedFd>)> {
         sockopt::set_socket_timeout(&self.socket, sockopt::Timeout::Recv, Some(wait)).unwrap();
         let mut bytes = [0; 8];
@@ -337,7 +337,7 @@ impl Device {
         self.next(LIMIT).expect("a message")
     }
 
-    /// Whether the server closed.
+    /// Returns whether the server closed the connection.
     pub fn is_closed(&self) -> bool {
         matches!(self.next(LIMIT), Some((i64::MIN, None)) | None)
     }
@@ -347,7 +347,7 @@ fn hello_of_guest(name: &str, version: u16, epoch: u64, boot: u8) -> Message {
     Message::Hello { version_min: 1, version_max: version, epoch, boot: [boot; 16], name: name.parse().unwrap() }
 }
 
-/// Begins a session with the host in the memory of a machine's device, where `hello` comes first.
+/// Begins a session with the host in the memory of a machine's device, with `hello` as its first message.
 fn say_hello(memory: &OwnedFd, epoch: u64, hello: Message, ring: impl Fn()) -> Session {
     let mut session = Session::begin(Way::Host, epoch, &mut GuestBoxes(memory)).unwrap();
     until("the host's box", || {
@@ -361,7 +361,7 @@ fn say_hello(memory: &OwnedFd, epoch: u64, hello: Message, ring: impl Fn()) -> S
     session
 }
 
-/// The first broker of a guest says Hello in its device's memory, and nothing more once it was heard.
+/// Sends the Hello of a guest's first broker in its device's memory, and nothing more once it was taken.
 pub fn greet(memory: &OwnedFd, name: &str, ring: impl Fn()) {
     let epoch = u64::MAX;
     let mut session = say_hello(memory, epoch, hello_of_guest(name, 1, epoch, 1), &ring);
@@ -374,40 +374,40 @@ pub fn greet(memory: &OwnedFd, name: &str, ring: impl Fn()) {
     });
 }
 
-/// A virtual machine without a machine: its device, its control socket, and a broker in its guest.
+/// A simulated virtual machine: its device, its control socket, and a broker in its guest.
 pub struct Vm {
     pub name: String,
     pub device: Device,
     pub memory: OwnedFd,
-    /// Rings the host.
+    /// Eventfd that notifies the host.
     pub host: OwnedFd,
     pub own: Vec<OwnedFd>,
     pub qmp: qmp::Fake,
     pub guest: Option<Session>,
-    /// What the host said.
+    /// Messages from the host.
     pub heard: Vec<Message>,
-    /// The newest version that its broker speaks.
+    /// Newest version that its broker speaks.
     pub version: u16,
 }
 
 pub const VECTORS: usize = 8;
 
 impl Vm {
-    /// One whose guest's broker said Hello, and says nothing more.
+    /// Starts a machine whose guest's broker has sent Hello, and sends nothing more.
     pub fn start(daemon: &Daemon, name: &str) -> Self {
         let vm = Self::without_broker(daemon, name);
         vm.greet();
         vm
     }
 
-    /// One whose guest is not there yet.
+    /// Starts a machine whose guest is not there yet.
     pub fn without_broker(daemon: &Daemon, name: &str) -> Self {
         let qmp = qmp::Fake::start(&daemon.file(&format!("{name}.qmp")));
         let device = Device::connect(daemon.path(), name);
         Self::with(name, qmp, device)
     }
 
-    /// One whose doorbell was plugged at run time.
+    /// Takes the machine whose doorbell was plugged at run time.
     pub fn arrived(name: &str, qmp: qmp::Fake) -> Self {
         let socket = until("a doorbell is plugged", || {
             let mut state = qmp.state();
@@ -432,12 +432,13 @@ impl Vm {
         Self { name: name.into(), device, memory, host, own, qmp, guest: None, heard: Vec::new(), version: 1 }
     }
 
-    /// What `boot` does of the guest's broker that runs first, until the host has heard it; then it says nothing more.
+    /// Does what `boot` does for the guest's first broker, until the host has taken its Hello; after that it sends
+    /// nothing more.
     pub fn greet(&self) {
         greet(&self.memory, &self.name, || self.ring_host());
     }
 
-    /// A broker begins in the guest and says Hello.
+    /// Starts a broker in the guest, which sends Hello.
     pub fn boot(&mut self, epoch: u64, boot: u8) {
         self.heard.clear();
         let hello = hello_of_guest(&self.name, self.version, epoch, boot);
@@ -464,7 +465,7 @@ impl Vm {
             Some(Event::Said(said)) => self.heard.push(said.message),
             Some(Event::Broke(fault)) => panic!("the host broke {fault}"),
             Some(Event::Began) => {
-                // The host's broker began anew: so does the conversation.
+                // The host's broker began anew, and so does the conversation.
                 let hello = hello_of_guest(&self.name, 1, session.epoch(), 1);
                 session.queue_message(&Envelope::statement(hello));
             }
@@ -472,12 +473,12 @@ impl Vm {
         }
     }
 
-    /// Lets the guest's broker say and hear what there is now.
+    /// Lets the guest's broker send and receive once.
     pub fn listen_once(&mut self) {
         self.turn();
     }
 
-    /// Lets the guest's broker listen until the host said something like this.
+    /// Lets the guest's broker listen until the host sent a message for which `like` holds.
     #[track_caller]
     pub fn listen_until(&mut self, what: &str, like: impl Fn(&Message) -> bool) -> Message {
         until(what, || {
@@ -486,7 +487,7 @@ impl Vm {
         })
     }
 
-    /// The doorbell that the server gives next: its number and eventfd.
+    /// Returns the next doorbell of the server: its number and eventfd.
     #[track_caller]
     pub fn doorbell(&self) -> (i64, OwnedFd) {
         let (number, doorbell) = self.device.must();
@@ -494,7 +495,7 @@ impl Vm {
     }
 }
 
-/// How often an eventfd was rung since it was asked last.
+/// Returns how often an eventfd was notified since the last call.
 pub fn rung(doorbell: &OwnedFd) -> u64 {
     let mut polled = [PollFd::new(doorbell, PollFlags::IN)];
     poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap();
@@ -520,7 +521,7 @@ impl Boxes for GuestBoxes<'_> {
     }
 }
 
-/// Any of two machines may have a link with the other and with the host.
+/// Two machines that may each have a link with the other and with the host.
 pub const TWO: &str = r#"
 [host]
 region = "1MiB"
@@ -549,7 +550,7 @@ to = "host"
 service = "time"
 "#;
 
-/// Questions and answers between two ends that sleep whenever they wait.
+/// Exchanges questions and answers between two endpoints that sleep whenever they wait.
 pub fn wake_each_other(listens: &Backends, connects: &Backends, service: &str) {
     let address = format!("vm:{service}").parse().unwrap();
     let options = Options::new().spin(Duration::ZERO);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A QEMU's control socket without a QEMU: it has devices and memories, and tells events.
+//! A simulated control socket of QEMU: it has devices and memories, and sends events.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,7 +19,7 @@ use rustix::fs::SealFlags;
 use serde_json::{Value, json};
 use tombolo_broker::fd_passing;
 
-/// What it has. Everything can be changed from outside.
+/// State of the simulated QEMU. Tests may change all of it.
 #[derive(Default)]
 pub struct State {
     /// Devices by name: memory, slot.
@@ -27,60 +27,61 @@ pub struct State {
     /// Memories by name.
     pub memories: BTreeMap<String, Memory>,
     passed: BTreeMap<u64, OwnedFd>,
-    /// `query-status`.
+    /// Answer to `query-status`.
     pub status: &'static str,
-    /// The guest does not let go of devices.
+    /// Whether the guest releases no devices.
     pub stubborn: bool,
-    /// Its own regions stay writable to all, as this process has no mapping from before the seal that it could lend.
+    /// Whether its own regions stay writable to all: this process has no mapping from before the seal that it could
+    /// lend.
     pub unsealed: bool,
-    /// Its guest's memory is shared with other processes.
+    /// Whether its guest's memory is shared with other processes.
     pub shared: bool,
-    /// A network card's other end is a vhost-user backend.
+    /// Whether a network card has a vhost-user backend.
     pub backend: bool,
     /// Slots that other devices have.
     pub foreign: Vec<u64>,
-    /// A device that the guest ejects when somebody looks where it is.
+    /// A device that the guest ejects when its place is queried.
     pub shy: Option<String>,
     /// Memories that got a second device, at which QEMU 7.2 would have ended itself.
     pub plugged_twice: Vec<String>,
     had: BTreeSet<String>,
-    /// Its doorbell, and the chardev of that.
+    /// Its doorbell, and the doorbell's chardev.
     pub doorbell: Option<(String, String)>,
     /// Chardevs, and where they connect to.
     pub chardevs: BTreeMap<String, String>,
-    /// The connection of a doorbell that was plugged at run time, until a machine takes it.
+    /// Connection of a doorbell that was plugged at run time, until a machine takes it.
     pub connected: Option<OwnedFd>,
-    /// What goes with the doorbell.
+    /// Descriptors that go with the doorbell.
     pub of_doorbell: Vec<OwnedFd>,
-    /// What was passed to fill the numbers that this left.
+    /// Descriptors that were passed to fill the numbers which the doorbell left.
     pub fillers: Vec<OwnedFd>,
-    /// It takes no descriptor that fills a number.
+    /// Whether it takes no descriptor that fills a number.
     pub takes_no_fillers: bool,
-    /// Why it does not take its doorbell away.
+    /// Reason for which it does not take its doorbell away.
     pub keeps_doorbell: Option<&'static str>,
-    /// Why it takes no doorbell at run time.
+    /// Reason for which it takes no doorbell at run time.
     pub refuses_doorbell: Option<&'static str>,
-    /// Marks and the like.
+    /// Marks and similar objects.
     pub marks: BTreeSet<String>,
-    /// What it was asked, but for questions.
+    /// Commands that it got, except queries.
     pub done: Vec<String>,
-    /// How often somebody came to talk with it.
+    /// Number of conversations that clients began.
     pub conversations: u64,
-    /// The last command that it answered.
+    /// Last command that it answered.
     pub last: String,
-    /// Done with its own regions once it has them and before it says so.
+    /// Run on its own regions once it has them and before it reports them.
     pub on_own: Option<OnOwn>,
     client: Option<UnixStream>,
     count: u64,
 }
 
-/// What is done with a QEMU's own region.
+/// Action on a QEMU's own region.
 type OnOwn = Box<dyn FnMut(&OwnedFd) + Send>;
 
 pub struct Memory {
     pub fd: OwnedFd,
     pub readonly: bool,
-    /// The seals that it had when it was mapped.
+    /// Seals that the memory had when it was mapped.
     pub seals: SealFlags,
 }
 
@@ -96,7 +97,7 @@ impl Fake {
         let doorbell = Some((doorbell.clone(), doorbell));
         let fake = Self(Arc::new(Mutex::new(State { status: "running", doorbell, chardevs, ..State::default() })));
         let weak = Arc::downgrade(&fake.0);
-        // The thread ends with the listener's last client; the listener itself is the test's process's.
+        // The thread ends with the listener's last client; the listener itself belongs to the test's process.
         thread::spawn(move || {
             for client in listener.incoming() {
                 let (Ok(client), Some(state)) = (client, weak.upgrade()) else { return };
@@ -110,29 +111,29 @@ impl Fake {
         self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// The broker is gone, and has not come again.
+    /// Drops the connection of a broker that is gone and has not come again.
     pub fn forget_client(&self) {
         self.state().client = None;
     }
 
-    /// The conversation breaks off, as when QEMU is too slow to answer.
+    /// Breaks off the conversation, as when QEMU is too slow to answer.
     pub fn hang_up(state: &mut State) {
         if let Some(client) = state.client.take() {
             let _ = client.shutdown(Shutdown::Both);
         }
     }
 
-    /// Whether somebody is there to be told of events.
+    /// Returns whether a client is connected that gets events.
     pub fn is_asked(&self) -> bool {
         self.state().client.is_some()
     }
 
-    /// Tells an event.
+    /// Sends an event.
     pub fn event(&self, name: &str) {
         self.event_of(name, Duration::ZERO);
     }
 
-    /// Tells an event that happened a while ago.
+    /// Sends an event that happened a while ago.
     pub fn event_of(&self, name: &str, ago: Duration) {
         let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap() - ago;
         let timestamp = json!({ "seconds": at.as_secs(), "microseconds": at.subsec_micros() });
@@ -142,7 +143,7 @@ impl Fake {
         let _ = client.write_all(format!("{event}\r\n").as_bytes());
     }
 
-    /// The guest lets go of a device.
+    /// The guest releases a device.
     pub fn delete(state: &mut State, id: &str) {
         state.devices.remove(id);
         if state.doorbell.as_ref().is_some_and(|(name, _)| name == id) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Programs with TCP connections between two kernels, of which kernel and network are played: both ends look for each other by the
-//! brokers that they are given.
+//! Programs with TCP connections between two kernels. Kernels and network are simulated; both sides find each other
+//! through the brokers that they are given.
 
 use std::{
     collections::VecDeque,
@@ -30,14 +30,14 @@ pub fn address(text: &str) -> [u8; 16] {
     text.parse::<std::net::Ipv4Addr>().unwrap().to_ipv6_mapped().octets()
 }
 
-/// One direction of a TCP connection that is played.
+/// One direction of a simulated TCP connection.
 #[derive(Debug, Default)]
 struct Wire {
     bytes: VecDeque<u8>,
     sent: u64,
 }
 
-/// One end of it, as its kernel sees it.
+/// One side of the connection, as its kernel sees it.
 pub struct End {
     tuple: Tuple,
     out: Arc<Mutex<Wire>>,
@@ -45,7 +45,7 @@ pub struct End {
     numbers: Option<[u32; 2]>,
 }
 
-/// The ends of a program, as its kernel sees them: the first is number -1, the next -2.
+/// Connections of a program, as its kernel sees them: the first has number -1, the next -2.
 struct Ends(Vec<End>);
 
 impl Ends {
@@ -94,7 +94,7 @@ impl Kernel for Ends {
     fn reset(&self, _: RawFd) {}
 }
 
-/// A program that knows nothing of all this.
+/// A program that knows nothing of the library.
 pub struct Program {
     pub process: Arc<Process>,
     pub connection: Arc<Connection>,
@@ -102,7 +102,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// One for each of its connections.
+    /// Makes a program for each connection.
     pub fn all(ends: Vec<End>, dialled: bool, machines: Option<VmDomain>) -> Vec<Self> {
         let count = ends.len();
         let folder = tempfile::Builder::new().permissions(PermissionsExt::from_mode(0o700)).tempdir().unwrap();
@@ -113,7 +113,7 @@ impl Program {
             first_ring: 64 << 10,
             after: Some(0),
             memory: u64::MAX,
-            // What is in one network namespace stays on TCP; two kernels' are never one.
+            // A connection within one network namespace stays on TCP; connections of two kernels are never within one.
             loopback: false,
             flip: None,
             log: None,
@@ -141,7 +141,7 @@ impl Program {
         self.process.kernel()
     }
 
-    /// A call that sends.
+    /// Makes a call that sends.
     pub fn send(&mut self, bytes: &[u8]) -> usize {
         self.process.advance(&self.connection);
         if let Some(plain) = self.connection.plain(Direction::Out) {
@@ -156,7 +156,7 @@ impl Program {
         }
     }
 
-    /// A call that receives.
+    /// Makes a call that receives.
     pub fn receive(&mut self, to: &mut [u8]) -> usize {
         self.process.advance(&self.connection);
         if let Some(plain) = self.connection.plain(Direction::In) {
@@ -171,7 +171,7 @@ impl Program {
         }
     }
 
-    /// It is about to sleep, after the path to its peer became readable.
+    /// Prepares a sleep, after the control path to the peer became readable.
     pub fn sleep(&self) {
         self.process.exchange.mark_notified();
         self.process.before_sleep();
@@ -182,7 +182,7 @@ impl Program {
     }
 }
 
-/// A client and a server with a connection for each pair of numbers, each with its broker.
+/// Makes a client and a server with a connection for each pair of numbers, each side with its broker.
 pub fn pairs_between(
     domains: [&VmDomain; 2],
     numbers: &[[Option<[u32; 2]>; 2]],
@@ -204,8 +204,8 @@ pub fn mirrored([own, peer]: [u32; 2]) -> [Option<[u32; 2]>; 2] {
     [Some([own, peer]), Some([peer, own])]
 }
 
-/// Waits until a broker knows that a neighbour may have an address. What was answered before is believed for a while, so each time
-/// somebody else asks.
+/// Waits until a broker knows that a peer domain may have an address. Programs reuse an answer for a while, so another
+/// program asks each time.
 pub fn until_near(domain: &VmDomain, address: [u8; 16]) {
     let deadline = Instant::now() + SOON;
     loop {
@@ -227,7 +227,7 @@ pub fn byte_at(position: u64) -> u8 {
     (position.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
 
-/// Questions and answers of 100 bytes, each checked, until `done` or so many of them.
+/// Exchanges questions and answers of 100 bytes, each checked, until `done` holds or so many were exchanged.
 pub fn talk(
     client: &mut Program,
     server: &mut Program,
@@ -246,7 +246,7 @@ pub fn talk(
                 let mut room = [0; 64];
                 let n = to.receive(&mut room);
                 came.extend(&room[..n]);
-                // Who sent looks for what the other end asks.
+                // The sender checks for requests of its peer.
                 from.connection.for_call(&from.process, from.fd()).send_recalled();
                 assert!(Instant::now() < deadline, "{} of 100 bytes came", came.len());
             }
@@ -267,7 +267,7 @@ pub fn until_joined(client: &mut Program, server: &mut Program, at: &mut u64) {
     talk(client, server, at, u32::MAX, both_joined);
 }
 
-/// A hundred bytes one way.
+/// Sends a hundred bytes in one direction.
 pub fn stream(from: &mut Program, to: &mut Program, at: &mut u64) {
     let bytes: Vec<u8> = (*at..*at + 100).map(byte_at).collect();
     let (mut sent, mut came, deadline) = (0, Vec::<u8>::new(), Instant::now() + SOON);
@@ -275,7 +275,7 @@ pub fn stream(from: &mut Program, to: &mut Program, at: &mut u64) {
         let mut room = [0; 64];
         match sent < 100 {
             true => sent += from.send(&bytes[sent..]),
-            // What was recalled of these goes with its next call, whatever that is.
+            // If some of these bytes are recalled, they go with its next call, whatever that is.
             false => assert_eq!(from.receive(&mut room), 0),
         }
         let n = to.receive(&mut room);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
-/* What each call does and what it refuses, two ends in one process. Its argument is an address that is free. */
+/* What each call does and what it refuses, with two ends in one process. The argument is a free address. */
 #include "test.h"
 
 #include <poll.h>
@@ -41,7 +41,8 @@ static void bad_places(const char *address)
 
 static void bad_options(const char *address)
 {
-    /* A caller built against a later header: all that this library does not know is zero, or it says so. */
+    /* A caller built against a later header: everything that this library does not know must be zero, or the call
+       fails. */
     struct {
         struct tombolo_options known;
         uint64_t later;
@@ -111,7 +112,7 @@ static void streams(const char *address)
     CLAIM(tombolo_stream_readv(ends[0], parts, 2, SOON) == 7 && memcmp(buffer, "hello", 5) == 0);
     CLAIM(tombolo_stream_read_all(ends[0], buffer, 9, SOON) == 9 && memcmp(buffer, "neighbour", 9) == 0);
 
-    /* Holding: nothing is published or handed back that was not held. */
+    /* Holding: only held bytes can be published or handed back. */
     REFUSES(EINVAL, "nothing is held", tombolo_channel_commit(ends[0], 1));
     REFUSES(EINVAL, "nothing is held", tombolo_stream_consume(ends[1], 1));
     REFUSES(EMSGSIZE, "4096", tombolo_channel_reserve(ends[0], 4097, 0, parts));
@@ -127,7 +128,7 @@ static void streams(const char *address)
     REFUSES(EINVAL, "nothing is held", tombolo_stream_consume(ends[1], 1));
     CLAIM(tombolo_stream_read(ends[1], buffer, sizeof buffer, 0) == 1 && buffer[0] == 'b');
 
-    /* A full ring, and what the writing half's descriptor says of it. */
+    /* A full ring, and the state of the writing half's descriptor. */
     int room = tombolo_channel_poll_fd(ends[0], TOMBOLO_WRITE);
     CLAIM(room >= 0);
     REFUSES(EINVAL, "no such half", tombolo_channel_poll_fd(ends[0], TOMBOLO_BOTH));
@@ -144,10 +145,10 @@ static void streams(const char *address)
     CLAIM(polls(room, 30000) == 1);
     CLAIM(tombolo_stream_write(ends[0], buffer, 1, 0) == 1);
     CLAIM(tombolo_stream_read(ends[1], buffer, sizeof buffer, SOON) == 1);
-    REFUSES(EAGAIN, "not now", tombolo_stream_read(ends[1], buffer, 1, 0)); /* by which the writer learns of it */
+    REFUSES(EAGAIN, "not now", tombolo_stream_read(ends[1], buffer, 1, 0)); /* this call tells the writer of room */
     CLAIM(tombolo_channel_drain(ends[0], SOON) == 0);
 
-    /* Ends of file, and what becomes of writing to who reads no more. */
+    /* Ends of file, and writing to a peer that reads no more. */
     REFUSES(EINVAL, "no such half", tombolo_channel_shutdown(ends[0], 0));
     CLAIM(tombolo_channel_ending(ends[1]) == TOMBOLO_ENDING_NONE);
     CLAIM(tombolo_channel_shutdown(ends[0], TOMBOLO_WRITE) == 0);
@@ -184,7 +185,7 @@ static void messages(const char *address)
     REFUSES(EAGAIN, "not now", tombolo_messages_recv(ends[1], buffer, sizeof buffer, 0));
     REFUSES(ETIMEDOUT, "timed out", tombolo_messages_peek(ends[1], 1000, parts));
 
-    /* Kept apart, empty ones too, and never cut. */
+    /* Messages stay separate, empty ones too, and are never cut. */
     parts[0] = (struct iovec){.iov_base = "one ", .iov_len = 4};
     parts[1] = (struct iovec){.iov_base = "message", .iov_len = 7};
     CLAIM(tombolo_messages_sendv(ends[0], parts, 2, 0) == 0);
@@ -201,13 +202,13 @@ static void messages(const char *address)
     CLAIM(tombolo_channel_commit(ends[0], 5) == 0);
     CLAIM(tombolo_messages_recv(ends[1], buffer, sizeof buffer, SOON) == 5 && memcmp(buffer, "short", 5) == 0);
 
-    /* Full is -EAGAIN, at once or by poll. */
-    REFUSES(EAGAIN, "not now", tombolo_messages_recv(ends[1], buffer, 1, 0)); /* by which the sender learns of it */
+    /* A full ring gives -EAGAIN, at once or by poll. */
+    REFUSES(EAGAIN, "not now", tombolo_messages_recv(ends[1], buffer, 1, 0)); /* this call tells the sender of room */
     CLAIM(tombolo_messages_send(ends[0], buffer, 4088, 0) == 0);
     REFUSES(EAGAIN, "not now", tombolo_messages_send(ends[0], buffer, 1, 0));
     CLAIM(polls(tombolo_channel_poll_fd(ends[1], TOMBOLO_READ), 30000) == 1);
     CLAIM(tombolo_messages_recv(ends[1], buffer, sizeof buffer, 0) == 4088);
-    REFUSES(EAGAIN, "not now", tombolo_messages_recv(ends[1], buffer, 1, 0)); /* by which the sender learns of it */
+    REFUSES(EAGAIN, "not now", tombolo_messages_recv(ends[1], buffer, 1, 0)); /* this call tells the sender of room */
     CLAIM(tombolo_channel_flush(ends[0]) == 0 && tombolo_channel_drain(ends[0], SOON) == 0);
 
     CLAIM(tombolo_channel_shutdown(ends[0], TOMBOLO_BOTH) == 0);
@@ -225,7 +226,8 @@ static void messages(const char *address)
     CLAIM(tombolo_channel_ending(ends[1]) == TOMBOLO_ENDING_ABORTED);
     CLAIM(tombolo_channel_close(ends[0]) == 0 && tombolo_channel_close(ends[1]) == 0);
 
-    /* Who wants a stream of one who has messages is refused in words, once the listener looks at it. */
+    /* A caller that asks for a stream at a listener for messages is refused with a text, once the listener looks at it.
+       */
     CLAIM(tombolo_messages_listen(address, NULL, &listener) == 0);
     struct tombolo_options hasty = {.size = sizeof hasty, .handshake_timeout_ns = 1000000};
     REFUSES(ETIMEDOUT, "timed out", tombolo_stream_connect(address, &hasty, &stream));
@@ -241,7 +243,7 @@ static void *answer(void *arg)
     return NULL;
 }
 
-/* What flush_bytes holds back goes before this end waits for an answer to it. */
+/* Bytes that flush_bytes holds back are published before this end waits for an answer to them. */
 static void nothing_is_held_back_by_who_waits(const char *address)
 {
     struct tombolo_options options = {
@@ -266,7 +268,7 @@ static void nothing_is_held_back_by_who_waits(const char *address)
     CLAIM(tombolo_channel_close(ends[0]) == 0 && tombolo_channel_close(ends[1]) == 0);
 }
 
-/* A ring changes its size under way, and what was on the way arrives; a spin and a flush policy change too. */
+/* A ring changes its size in use, and unread bytes arrive; a spin and a flush policy change too. */
 static void knobs_under_way(const char *address)
 {
     struct tombolo_options options = {.size = sizeof options, .ring_size = 4096, .largest_peer_ring = 1 << 20};
@@ -288,12 +290,13 @@ static void knobs_under_way(const char *address)
         CLAIM(steps < 10 && (written > 0 || written == -EAGAIN));
         if (written > 0)
             CLAIM(tombolo_stream_read_all(ends[1], in, (size_t)written, SOON) == written && in[0] == 'x');
-        REFUSES(EAGAIN, "not now", tombolo_stream_read(ends[1], in, 1, 0)); /* by which it follows */
+        REFUSES(EAGAIN, "not now", tombolo_stream_read(ends[1], in, 1, 0)); /* this call makes the reader follow */
     }
     CLAIM(tombolo_channel_statistics(ends[0], TOMBOLO_WRITE, &sent) == 0 && sent.ring_size == 1 << 16);
     REFUSES(EMSGSIZE, "", tombolo_channel_resize(ends[0], 1 << 21));
 
-    /* Looked for at each write, then at none, then for what was held back as soon as that ends. */
+    /* The reader is checked for at each write, then at none, and then for the held-back bytes as soon as the holding
+       ends. */
     CLAIM(tombolo_channel_set_flush(ends[1], 1 << 20, 3600 * (uint64_t)SECONDS) == 0);
     CLAIM(tombolo_channel_set_flush(ends[1], 0, 0) == 0);
     CLAIM(tombolo_channel_set_spin(ends[0], TOMBOLO_READ, 0) == 0);
@@ -345,7 +348,7 @@ static void growth(const char *address)
     for (int steps = 0; sent.ring_size == 1 << 16; steps++) {
         CLAIM(steps < 1000);
         REFUSES(ETIMEDOUT, "timed out", tombolo_stream_read(ends[0], in, 1, SECONDS / 20));
-        REFUSES(EAGAIN, "not now", tombolo_stream_read(ends[1], in, 1, 0)); /* by which it follows */
+        REFUSES(EAGAIN, "not now", tombolo_stream_read(ends[1], in, 1, 0)); /* this call makes the reader follow */
         CLAIM(tombolo_channel_statistics(ends[0], TOMBOLO_WRITE, &sent) == 0);
     }
     CLAIM(tombolo_channel_close(ends[0]) == 0 && tombolo_channel_close(ends[1]) == 0);
@@ -367,7 +370,7 @@ static void what_it_tells(const char *address)
     CLAIM(tombolo_stream_write(ends[0], &byte, 1, 0) == 1);
     CLAIM(tombolo_channel_statistics(ends[0], TOMBOLO_WRITE, &sent) == 0);
     CLAIM(sent.size == sizeof sent && sent.bytes == 1 && sent.messages == 1 && sent.ring_size == 1 << 20);
-    /* A caller that knows less gets less. */
+    /* A caller that knows fewer fields gets fewer. */
     CLAIM(tombolo_channel_statistics(ends[0], TOMBOLO_WRITE, &short_) == 0);
     CLAIM(short_.size == 16 && short_.bytes == 1 && short_.messages == 77);
     REFUSES(EINVAL, "no such half", tombolo_channel_statistics(ends[0], 7, &sent));

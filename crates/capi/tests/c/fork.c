@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
 /*
- * A stream whose ring grows, one end of which a child inherits by fork: while the parent goes on, and after it went. The
- * child uses nothing of it, as the header says. Its argument is an address that is free.
+ * A stream whose ring grows. A child inherits one end by fork: while the parent continues, and after it has ended. The
+ * child uses nothing of it, as the header requires. The argument is a free address.
  */
 #include "test.h"
 
@@ -13,7 +13,7 @@ enum { PART = 900000, SMALL_RING = 8 << 10 };
 
 static unsigned char bytes[PART], in[PART];
 
-/* A process that has what this one has, and waits until the pipe is closed. */
+/* Starts a process that has everything that this one has, and waits until the pipe is closed. */
 static pid_t start_heir(int until[2])
 {
     pid_t heir = fork();
@@ -108,8 +108,8 @@ static void parent_goes_on(const char *address)
     await_success(writer);
 }
 
-/* The parent goes ahead to a ring that nobody has taken, and ends without a word. What it wrote is read, and the end is
- * told once the child is gone as well. */
+/* The parent goes ahead to a ring that nobody has taken, and ends without a close. The bytes that it wrote are read,
+ * and the end is reported once the child is gone as well. */
 static void parent_ends(const char *address)
 {
     tombolo_channel *channel;

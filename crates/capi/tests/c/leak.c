@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
-/* A canary: forgets a handle, which every memory checker must tell. */
+/* A canary: loses a handle, which every memory checker must report. */
 #include "test.h"
 
 __attribute__((noinline)) static void forget(const char *address)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
-/* What the test programs share: a claim, and two ends in one process. */
+/* Shared by the test programs: a claim, and two ends in one process. */
 #ifndef TEST_H
 #define TEST_H
 
@@ -24,7 +24,7 @@
         } \
     } while (0)
 
-/* A call that must fail with a number, and leave words that contain others. */
+/* Checks that a call fails with this number, and that its message contains these words. */
 #define REFUSES(number, words, call) \
     do { \
         intmax_t got = (call); \

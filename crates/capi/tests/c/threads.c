@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
 /*
- * One handle, two threads: each end reads in one and writes in another, all four at once. Its arguments are an address
- * that is free and how many bytes each way.
+ * One handle, two threads: each end reads in one and writes in another, all four at once. The arguments are a free
+ * address and the number of bytes in each direction.
  */
 #include "test.h"
 
@@ -51,7 +51,7 @@ static void *read_all(void *arg)
     return NULL;
 }
 
-/* Reads one byte, once nobody else is in the half. */
+/* Reads one byte, once no other thread is in the half. */
 static void *wait_for_a_byte(void *arg)
 {
     char byte = 0;
@@ -63,7 +63,7 @@ static void *wait_for_a_byte(void *arg)
     return NULL;
 }
 
-/* A thread that waits in a half keeps others out of it, and of nothing else. */
+/* A thread that waits in a half keeps others out of that half only. */
 static void one_call_at_a_time(const char *address)
 {
     tombolo_channel *ends[2];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! An installed libtombolo, C programs built against it as a stranger would, and the examples run in pairs.
+//! An installed libtombolo, C programs built against it as a user would build them, and the examples run in pairs.
 #![allow(dead_code, reason = "each test program uses its part of this")]
 
 pub mod pairs;
@@ -16,12 +16,12 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// No program here takes this long, under whatever checker.
+/// Longer than any program here takes, under any checker.
 const LIMIT: Duration = Duration::from_secs(120);
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 
-/// The folder where this test program installs, once: `make install` of the whole thing.
+/// Returns the folder where this test program installs, once: by a complete `make install`.
 pub fn prefix() -> &'static Path {
     static PREFIX: OnceLock<PathBuf> = OnceLock::new();
     PREFIX.get_or_init(|| {
@@ -29,14 +29,14 @@ pub fn prefix() -> &'static Path {
         let _ = fs::remove_dir_all(&prefix);
         let mut make = Command::new("make");
         make.current_dir(ROOT).arg("install").arg(format!("PREFIX={}", prefix.display()));
-        // What cargo says to a test is not for the cargo that builds the library.
+        // Settings that cargo makes for a test must not reach the cargo that builds the library.
         make.env_remove("CARGO_TARGET_DIR").env_remove("RUSTFLAGS").env_remove("DESTDIR");
         must(&mut make);
         prefix
     })
 }
 
-/// Runs a command to its end; what it says is shown if it fails.
+/// Runs a command to its end; its output is shown if it fails.
 pub fn must(command: &mut Command) -> String {
     let Output { status, stdout, stderr } = command.stdin(Stdio::null()).output().unwrap();
     let (out, said) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
@@ -44,21 +44,21 @@ pub fn must(command: &mut Command) -> String {
     out.into_owned()
 }
 
-/// What pkg-config says of the installed library.
+/// Returns the output of pkg-config for the installed library.
 pub fn pkg_config(words: &str) -> Vec<String> {
     let mut command = Command::new("pkg-config");
     command.args(words.split(' ')).arg("tombolo").env("PKG_CONFIG_PATH", prefix().join("lib/pkgconfig"));
     must(&mut command).split_whitespace().map(String::from).collect()
 }
 
-/// Says that a test cannot run here, and where it can.
+/// Reports that a test cannot run here, and where it can.
 pub fn skip(test: &str, need: &str, why: &str) {
-    // In one piece: the runner reads it between the lines of other tests.
+    // In one piece: the runner reads the line between those of other tests.
     let line = format!("SKIP {test} (needs {need}): {why}\n");
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
-/// Whether a program can be run; if not, the test is skipped.
+/// Returns whether a program can be run; if not, the test is skipped.
 pub fn has(test: &str, program: &str) -> bool {
     let quiet = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     let there = quiet.is_ok_and(|status| status.success());
@@ -72,11 +72,11 @@ pub fn has(test: &str, program: &str) -> bool {
 pub struct Kit {
     name: &'static str,
     flags: &'static str,
-    /// What runs the programs, with its options.
+    /// Command that runs the programs, with its options.
     under: &'static [&'static str],
-    /// How much the long programs move.
+    /// Number of bytes that the long programs move.
     pub bytes: usize,
-    /// Where the examples are, once they are built.
+    /// Folder of the examples, once they are built.
     examples: OnceLock<PathBuf>,
 }
 
@@ -92,7 +92,7 @@ pub static SANITIZED: Kit = Kit {
 pub static VALGRIND: Kit = Kit {
     name: "valgrind",
     flags: "-O1 -g",
-    // "Possibly lost" is what is only reached by a pointer into its middle, as Rust's reference counts are.
+    // "Possibly lost" memory is reached only by a pointer into its middle, as Rust's reference counts are.
     under: &[
         "valgrind",
         "--quiet",
@@ -112,7 +112,7 @@ impl Kit {
         folder
     }
 
-    /// The folder of the examples, built once with their own Makefile.
+    /// Returns the folder of the examples, built once with their own Makefile.
     pub fn examples(&self) -> &Path {
         self.examples.get_or_init(|| {
             let folder = self.folder();
@@ -124,7 +124,7 @@ impl Kit {
         })
     }
 
-    /// A program of `tests/c`; each is built by one test only.
+    /// Builds a program of `tests/c`; each is built by one test only.
     pub fn program(&self, source: &str) -> PathBuf {
         let path = self.folder().join(source.split('.').next().unwrap());
         let (compiler, standard) = if source.ends_with(".cc") { ("c++", "-std=c++17") } else { ("cc", "-std=c11") };
@@ -143,7 +143,7 @@ impl Kit {
         Running::start(&line, words)
     }
 
-    /// Runs a program that is to succeed.
+    /// Runs a program that must succeed.
     pub fn run(&self, program: &Path, words: &[&str]) -> String {
         self.start(program, words).succeeds()
     }
@@ -166,7 +166,7 @@ impl Place {
     }
 }
 
-/// Waits for a condition, which nobody tells of.
+/// Waits for a condition without a notification, by polling.
 pub fn wait_until(what: &str, mut there: impl FnMut() -> bool) {
     let deadline = Instant::now() + LIMIT;
     while !there() {
@@ -182,7 +182,7 @@ pub struct Running {
     said: Heard,
 }
 
-/// What comes out of a pipe, taken by a thread so that nobody has to wait for the test.
+/// Output of a pipe, taken by a thread so that the program need not wait for the test.
 struct Heard(Arc<Mutex<Vec<u8>>>, JoinHandle<()>);
 
 impl Heard {
@@ -223,7 +223,7 @@ impl Running {
         self.child.stdin.as_mut().unwrap().write_all(bytes).unwrap();
     }
 
-    /// Says nothing more to it.
+    /// Closes its standard input.
     pub fn hush(&mut self) {
         drop(self.child.stdin.take());
     }
@@ -232,7 +232,7 @@ impl Running {
         kill_process(Pid::from_child(&self.child), Signal::KILL).unwrap();
     }
 
-    /// Waits for its end: exit code, standard output and standard error.
+    /// Waits for the end of the program. Returns exit code, standard output and standard error.
     pub fn ends(mut self) -> (Option<i32>, String, String) {
         let mut status = None;
         wait_until("the program ends", || {
@@ -240,7 +240,7 @@ impl Running {
             status.is_some()
         });
         wait_until("its pipes are closed", || self.out.1.is_finished() && self.said.1.is_finished());
-        // Valgrind says so where it does not know a call of the kernel, which then fails for the program.
+        // Valgrind prints this where it does not know a call of the kernel, which then fails for the program.
         let own = format!("--{}--", self.child.id());
         let said = self
             .said
@@ -252,14 +252,14 @@ impl Running {
         (status.unwrap().code(), self.out.text(), said)
     }
 
-    /// Waits for its end, which is to be a good one: its standard output.
+    /// Waits for the end of the program, which must be successful. Returns its standard output.
     pub fn succeeds(self) -> String {
         let (code, out, said) = self.ends();
         assert_eq!(code, Some(0), "{said}");
         out
     }
 
-    /// Waits for its end, which is to be a failure with one line of text: that line.
+    /// Waits for the end of the program, which must fail with one line of text. Returns that line.
     pub fn fails(self, code: i32) -> String {
         let (found, _, said) = self.ends();
         assert_eq!(found, Some(code), "{said}");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The examples, each end a process, and what must come of it.
+//! Runs the examples, each end as a process, and checks their results.
 
 use std::{fs, io::Write, thread};
 
@@ -68,7 +68,7 @@ pub fn chat(kit: &Kit) {
     assert_eq!(host.succeeds(), "ann is here\nben is here\nann left\nben left\n");
 }
 
-/// The sender is killed in mid-transfer: what it wrote arrives, and nobody takes that for all of it.
+/// The sender is killed in mid-transfer: the bytes that it wrote arrive, and the receiver does not take them for all.
 pub fn killed_sender(kit: &Kit) {
     let (place, copy) = (Place::new(), kit.examples().join("copy"));
     let to = place.path("to");
@@ -82,7 +82,7 @@ pub fn killed_sender(kit: &Kit) {
     assert!(fs::read(to).unwrap() == noise(100_000));
 }
 
-/// The receiver is killed in mid-transfer: the sender is told and ends.
+/// The receiver is killed in mid-transfer: the sender gets an error and ends.
 pub fn killed_receiver(kit: &Kit) {
     let (place, copy) = (Place::new(), kit.examples().join("copy"));
     let to = place.path("to");
@@ -93,7 +93,7 @@ pub fn killed_receiver(kit: &Kit) {
     receiver.kill();
     receiver.ends();
     let input = sender.child.stdin.take();
-    // More than the ring holds; who reads no more of it closes.
+    // More than the ring holds; the receiver then reads no more and closes.
     thread::spawn(move || input.map(|mut input| input.write_all(&noise(8 << 20))));
     let said = sender.fails(1);
     assert!(said.contains("peer is gone") || said.contains("does not read"), "{said}");

@@ -332,7 +332,7 @@ mod tests {
 
     use super::*;
 
-    /// What a broker says of a link of web with db, whose ends are so far.
+    /// Returns a broker's rows of a link of web with db, whose endpoints have got so far.
     fn rows(state: LinkState, note: &str, ends: [(Stage, Life); 2]) -> Vec<Message> {
         let [a, b]: [Name; 2] = ["web", "db"].map(|name| name.parse().unwrap());
         let end = |name: &Name, (stage, life)| Message::EndRow {

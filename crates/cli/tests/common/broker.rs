@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a broker tells tools of a channel to a machine and of a listener for machines, without a machine.
+//! A broker's reports to tools about a channel to a machine and a listener for machines, without a machine.
 
 use std::{io::IoSlice, os::fd::OwnedFd, path::PathBuf, thread};
 
@@ -8,7 +8,8 @@ use tombolo_control::{ConnectionEnd, Envelope, Life, MESSAGE_MAX, Message, Path,
 
 use super::Place;
 
-/// A broker of the machine `web`, at a socket of its own: with a channel to `db`, and a listener. It answers until the test ends.
+/// Starts a broker of the machine `web`, at a socket of its own: with a channel to `db`, and a listener. It answers
+/// until the test ends.
 pub fn of_web(place: &Place) -> PathBuf {
     let path = place.path("broker.sock");
     let kind = SocketType::SEQPACKET;

@@ -46,7 +46,7 @@ impl Place {
         self.path("socket").exists()
     }
 
-    /// `tombolo cat --listen`, which listens once this returns.
+    /// Starts `tombolo cat --listen`, and returns once it listens.
     pub fn listen(&self, options: &str) -> Running {
         let running = self.cat("--listen", options);
         wait_until("the listener is there", || self.socket_is_there());
@@ -114,7 +114,7 @@ impl Running {
         self
     }
 
-    /// Reads its output on a thread from now on, so that a full pipe never stops it.
+    /// Reads the program's output on a thread from now on, so that a full pipe never stops it.
     pub fn heard(mut self) -> Self {
         let gather = |pipe: Option<Box<dyn Read + Send>>| {
             thread::spawn(move || {
@@ -140,7 +140,7 @@ impl Running {
         self.hush().end_with_open_input()
     }
 
-    /// Waits for its end, standard input open if it was.
+    /// Waits for the program's end, with its standard input left open if it was.
     pub fn end_with_open_input(self) -> Ended {
         let mut running = self.heard();
         let mut status = None;
@@ -160,7 +160,7 @@ impl Drop for Running {
     }
 }
 
-/// How it ended.
+/// Result of a program that has ended.
 #[derive(Debug)]
 pub struct Ended {
     pub status: ExitStatus,
@@ -175,7 +175,7 @@ impl Ended {
         self
     }
 
-    /// Expects that it failed, with one line that has all of these words.
+    /// Asserts that the program failed, with one line that has all of these words.
     #[track_caller]
     pub fn expect_failure(self, code: i32, words: &[&str]) -> Self {
         let ended = self.expect(code);

@@ -21,16 +21,16 @@ use serde_json::Value;
 
 use super::common::{Place, Running, wait_until};
 
-/// No single answer takes this long.
+/// Longer than any single answer takes.
 pub const PATIENCE: Duration = Duration::from_secs(30);
-/// From a peer's end to another way to it: what all of this takes where nobody waits for a time to pass (N-13).
+/// From a peer's end to another path to it: time that all of this takes if no side waits for a timer (N-13).
 const AT_ONCE: Duration = Duration::from_millis(50);
 /// The addresses of the two interfaces.
 pub const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
 
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
-/// Says why a test cannot run here; `true` if it can.
+/// Returns whether a test can run here; if not, prints the reason.
 pub fn can_run(test: &str) -> bool {
     let why = if !rustix::process::geteuid().is_root() {
         "it is not root"
@@ -45,9 +45,10 @@ pub fn can_run(test: &str) -> bool {
     false
 }
 
-/// Runs a command, and returns whether it succeeded and what it said.
+/// Runs a command. Returns whether it succeeded, and its output.
 pub fn run(words: &[&str]) -> (bool, String) {
-    // What the kernel, or a lock of another program's, holds up for longer than this fails, and does not hang the test.
+    // A command that the kernel, or another program's lock, delays for longer than this fails instead of hanging the
+    // test.
     let output = Command::new("timeout").args(["-k", "1", "60"]).args(words).stdin(Stdio::null()).output();
     let Ok(output) = output else { return (false, String::new()) };
     let text = [output.stdout, output.stderr].concat();
@@ -61,7 +62,7 @@ fn must(words: &[&str]) -> String {
     said
 }
 
-/// A namespace, and what is in it.
+/// A namespace, removed at the end with everything in it.
 pub struct Netns(pub String);
 
 impl Netns {
@@ -73,7 +74,7 @@ impl Netns {
         Self(name)
     }
 
-    /// Has the kernel send nothing here of its own accord, but for what the test sends.
+    /// Keeps the kernel from sending anything here of its own accord: only the test sends.
     pub fn be_quiet(&self) {
         self.enter(|| {
             for which in ["all", "default"] {
@@ -82,7 +83,7 @@ impl Netns {
         });
     }
 
-    /// `ip` in this namespace.
+    /// Runs `ip` in this namespace.
     #[track_caller]
     pub fn ip(&self, words: &[&str]) -> String {
         must(&[&["ip", "-n", &self.0], words].concat())
@@ -99,7 +100,7 @@ impl Netns {
         inside.join().expect("what runs in a namespace does not panic")
     }
 
-    /// What the kernel says of the interface.
+    /// Returns what the kernel shows of the interface.
     pub fn shown(&self) -> String {
         self.ip(&["-o", "link", "show", "tmb0"])
     }
@@ -116,7 +117,7 @@ impl Netns {
         run(&["ip", "-n", &self.0, "link", "show", "tmb0"]).0
     }
 
-    /// A socket at the interface's address, once the kernel lets it have one.
+    /// Returns a socket at the interface's address, once the kernel allows it.
     pub fn udp(&self, end: usize) -> UdpSocket {
         let socket = self.enter(move || UdpSocket::bind((ADDRESSES[end], 0))).unwrap();
         socket.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
@@ -130,7 +131,7 @@ impl Drop for Netns {
     }
 }
 
-/// Two namespaces with a folder for the channel's socket and one for what runs.
+/// Two namespaces with a folder for the channel's socket and one for the running interfaces.
 pub struct Wires {
     pub place: Place,
     pub netns: [Netns; 2],
@@ -141,25 +142,25 @@ impl Wires {
         Self { place: Place::new(), netns: [Netns::new(), Netns::new()] }
     }
 
-    /// The folder where interfaces are found.
+    /// Returns the folder where interfaces are found.
     pub fn folder(&self) -> String {
         self.place.path("net").display().to_string()
     }
 
-    /// `tombolo net` with words, in the folder of this test.
+    /// Runs `tombolo net` with these words, in the folder of this test.
     pub fn tombolo(&self, words: &[&str]) -> Running {
         let folder = self.folder();
         let words = [&["net", "--folder", folder.as_str()], words].concat();
         Running::start(&words, |_| {})
     }
 
-    /// `tombolo net up tmb0` in a namespace: the first listens, the second connects.
+    /// Runs `tombolo net up tmb0` in a namespace: the first listens, the second connects.
     pub fn up(&self, end: usize, more: &[&str]) -> Running {
         let (role, address) = (["--listen", "--connect"][end], self.place.address());
         self.tombolo(&[&["up", "tmb0", role, &address, "--netns", &self.netns[end].0], more].concat()).hush()
     }
 
-    /// Both, linked, with addresses.
+    /// Starts both, linked, with addresses.
     pub fn pair(&self, more: [&[&str]; 2]) -> [Running; 2] {
         let running = [self.up(0, more[0]), self.up(1, more[1])];
         for end in [0, 1] {
@@ -173,7 +174,7 @@ impl Wires {
         self.netns[end].ip(&["addr", "add", &format!("{}/24", ADDRESSES[end]), "dev", "tmb0"]);
     }
 
-    /// What the interface in a namespace says of itself, once it answers.
+    /// Returns the status of the interface in a namespace, once it answers.
     #[track_caller]
     pub fn status(&self, end: usize) -> Value {
         self.wait_for(end, "an answer", |_| true)
@@ -186,7 +187,7 @@ impl Wires {
         statuses.find(|status| status["netns"] == *self.netns[end].0)
     }
 
-    /// Waits until what it says is as wanted.
+    /// Waits until the status is as wanted.
     #[track_caller]
     pub fn wait_for(&self, end: usize, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
         let until = Instant::now() + PATIENCE;
@@ -199,15 +200,15 @@ impl Wires {
         }
     }
 
-    /// A datagram goes from the second to the first and comes back.
+    /// Asserts that a datagram goes from the second to the first and back.
     #[track_caller]
     pub fn assert_joined(&self) {
         echo_udp(&self.netns[0].udp(0), &self.netns[1].udp(1), b"are you there?");
     }
 }
 
-/// A connection from one namespace to an address of the other, at which neither side waits for longer than its patience: what stops
-/// fails its test, and does not hang it.
+/// Makes a connection from one namespace to an address of the other. Neither side waits longer than its time limit: a
+/// stalled connection fails its test instead of hanging it.
 #[track_caller]
 pub fn connect_tcp(from: &Netns, to: &Netns, address: IpAddr) -> [TcpStream; 2] {
     let listener = to.enter(move || TcpListener::bind((address, 0))).unwrap();
@@ -228,7 +229,7 @@ pub fn connect_tcp(from: &Netns, to: &Netns, address: IpAddr) -> [TcpStream; 2] 
     streams
 }
 
-/// Sends a datagram there and back until it has arrived: neither ARP nor UDP promise anything.
+/// Sends a datagram there and back until it has arrived: neither ARP nor UDP guarantees delivery.
 #[track_caller]
 pub fn echo_udp(there: &UdpSocket, here: &UdpSocket, bytes: &[u8]) {
     let mut buffer = vec![0; 70_000];
@@ -251,7 +252,7 @@ pub fn echo_udp(there: &UdpSocket, here: &UdpSocket, bytes: &[u8]) {
 fn arrived(socket: &UdpSocket, bytes: &[u8], buffer: &mut [u8]) -> bool {
     loop {
         match socket.recv_from(buffer) {
-            // One that was sent once more before.
+            // A datagram that was sent again before.
             Ok((len, _)) if buffer[..len] != *bytes => {}
             Ok(_) => return true,
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => return false,
@@ -265,8 +266,8 @@ pub fn wait_carrier(netns: &Netns, on: bool) {
     wait_until(if on { "the carrier comes" } else { "the carrier goes" }, || netns.has_carrier() == on);
 }
 
-/// The shortest times of several tries. A busy machine makes any of them long; a wait of ours, or of the kernel's for its next look
-/// at carriers, makes all of them long.
+/// Checks the shortest times of several tries. A busy machine makes any of them long; a wait in this program, or the
+/// kernel's wait for its next check of carriers, makes all of them long.
 #[track_caller]
 pub fn assert_no_wait(best: &[Duration], of: &str) {
     assert!(best.iter().all(|best| *best < AT_ONCE), "another way was taken after {best:?} at best ({of})");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Which way the kernel would send a packet, asked of its routes alone. `ip route get` asks about the interface too, to say its
-//! name, and by that has the kernel act on a carrier that it had put off.
+//! The route that the kernel would take for a packet, queried from its routes alone. `ip route get` queries the
+//! interface too, for its name, and thereby makes the kernel act on a carrier change that it had put off.
 
 use std::{net::Ipv4Addr, os::fd::OwnedFd};
 
@@ -11,7 +11,7 @@ use super::{Netns, PATIENCE};
 const GET_ROUTE: u16 = 26;
 const NEW_ROUTE: u16 = 24;
 const REQUEST: u16 = 1;
-/// Attributes of a route: where to, and by which interface.
+/// Attributes of a route: destination and interface.
 const DESTINATION: u16 = 1;
 const INTERFACE: u16 = 4;
 
@@ -28,7 +28,7 @@ impl Routes {
         }))
     }
 
-    /// The number of the interface by which an address is reached; `None` where it is not.
+    /// Returns the number of the interface by which an address is reached; `None` if it is not.
     pub fn way_to(&self, to: Ipv4Addr) -> Option<u32> {
         let mut request = vec![36, 0, 0, 0];
         request.extend([GET_ROUTE, REQUEST].map(u16::to_ne_bytes).concat());
@@ -55,7 +55,7 @@ impl Routes {
 }
 
 impl Netns {
-    /// The number of an interface.
+    /// Returns the number of an interface.
     pub fn index(&self, name: &str) -> u32 {
         let shown = self.ip(&["-o", "link", "show", name]);
         shown.split(':').next().and_then(|index| index.parse().ok()).unwrap_or_else(|| panic!("{shown}"))

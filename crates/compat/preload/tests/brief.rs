@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Connections that end soon: to join them costs more than it brings, so a service that has many of them is joined only where one
-//! lasts.
+//! Connections that end soon. To join them costs more than it saves, so the short connections of a busy service stay on
+//! TCP and only its lasting ones are joined.
 
 mod place;
 
@@ -11,7 +11,7 @@ use std::{
 
 use place::{Place, has, output, python};
 
-/// `brief.py`, which answers.
+/// `brief.py` as a server that answers.
 struct Server {
     child: Child,
     port: String,
@@ -24,7 +24,7 @@ impl Drop for Server {
     }
 }
 
-/// A command of `brief.py` that joins connections `after` so many bytes, or as it comes.
+/// Returns a command of `brief.py` that joins connections `after` so many bytes, or by default.
 fn dressed(place: &Place, words: &[&str], after: Option<&str>) -> Command {
     let mut command = python("brief.py");
     place.dress(command.args(words).envs(after.map(|after| ("TOMBOLO_SOCKETS_AFTER", after))));
@@ -38,7 +38,8 @@ fn serve(place: &Place, words: &[&str], after: Option<&str>) -> Server {
     Server { child, port: port.trim().into() }
 }
 
-/// Makes a connection for each number, with so many requests. Says of each whether it was joined, as the client logs it.
+/// Makes a connection for each number, with so many requests. Returns for each whether it was joined, according to the
+/// client's log.
 fn ask(place: &Place, server: &Server, requests: &[&str], after: Option<&str>) -> Vec<bool> {
     let before = place.log().lines().count();
     let words = [&["ask", &server.port], requests].concat();
@@ -58,8 +59,8 @@ fn count(joined: &[bool]) -> usize {
     joined.iter().filter(|joined| **joined).count()
 }
 
-/// Of a server and a client that learn, 16 short connections are joined on credit, and then those alone that last; each of these pays
-/// for a short one.
+/// Where the server and the client both learn, 16 short connections are joined on credit, and after that only those
+/// that last; each lasting one pays for a short one.
 #[test]
 fn short_connections_of_a_service_are_joined_sixteen_times_and_long_ones_always() {
     if !has("short_connections_of_a_service_are_joined_sixteen_times_and_long_ones_always", &["python3"]) {
@@ -73,12 +74,12 @@ fn short_connections_of_a_service_are_joined_sixteen_times_and_long_ones_always(
     assert_eq!(count(&joined[44..]), 4, "each that lasted pays for one: {joined:?}");
     let brief = "always on TCP (it ended before enough had passed to look for the other end)";
     assert_eq!(place.log().matches(brief).count(), 2 * (24 + 6), "{}", place.log());
-    // Canary: who says how much is enough has every one joined.
+    // Canary: with a set threshold every connection is joined.
     let server = serve(&place, &["serve"], Some("0"));
     assert_eq!(count(&ask(&place, &server, &["12"; 30], Some("0"))), 30, "{}", place.log());
 }
 
-/// Either end is enough: here the client alone learns, of the port that it connects to.
+/// One endpoint that learns is enough: here only the client learns, for the port that it connects to.
 #[test]
 fn client_that_learns_leaves_short_connections_to_an_eager_server_on_tcp() {
     if !has("client_that_learns_leaves_short_connections_to_an_eager_server_on_tcp", &["python3"]) {
@@ -91,7 +92,7 @@ fn client_that_learns_leaves_short_connections_to_an_eager_server_on_tcp() {
     assert_eq!(count(&joined), 16, "{joined:?}");
 }
 
-/// A server that makes a process for each connection learns as well, by memory that all of them have.
+/// A server that makes a process for each connection learns as well, through memory that all its processes share.
 #[test]
 fn processes_of_a_server_learn_together_that_its_connections_are_short() {
     if !has("processes_of_a_server_learn_together_that_its_connections_are_short", &["python3"]) {
@@ -99,7 +100,7 @@ fn processes_of_a_server_learn_together_that_its_connections_are_short() {
     }
     let place = Place::new();
     let server = serve(&place, &["serve", "forks"], None);
-    // Each client is new, and knows nothing.
+    // Each client is new, and has learnt nothing.
     let joined: Vec<bool> = (0..20).flat_map(|_| ask(&place, &server, &["12"], None)).collect();
     assert_eq!(count(&joined), 16, "{joined:?}\n{}", place.log());
     assert_eq!(ask(&place, &server, &["300"], None), [true], "{}", place.log());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Calls that programs seldom make: the same behaviour as without the library.
+//! Calls that programs seldom make behave as without the library.
 
 mod place;
 
@@ -21,7 +21,7 @@ fn seldom_calls_give_what_they_give_without_the_library() {
     place.assert_none_reset();
 }
 
-/// What `calls.c` prints, built with `options`, without the library and with it.
+/// Returns what `calls.c`, built with `options`, prints without the library and with it.
 fn in_c(options: &[&str], words: &[&str]) -> (String, String, Place) {
     let place = Place::new();
     let program = built_with(&place, "calls.c", options);
@@ -51,7 +51,7 @@ fn checked_and_wide_forms_of_calls_standard_io_and_signals_are_those_without() {
     }
 }
 
-/// What `edges.c` prints with the library, and without it.
+/// Returns what `edges.c` prints with the library, and without it.
 fn edges(words: &[&str]) -> (String, String, Place) {
     let place = Place::new();
     let program = built_with(&place, "edges.c", &["-Wno-nonnull", "-Wno-stringop-overflow", "-Wno-stringop-overread"]);
@@ -74,7 +74,8 @@ fn program_that_may_make_few_calls_makes_no_others() {
     }
 }
 
-/// What a line of the log says of an end: that it was joined, that it ended back on TCP, or otherwise.
+/// Returns what a line of the log reports of an endpoint: that it was joined, that it ended back on TCP, or that it
+/// ended otherwise.
 fn step(line: &str) -> Option<char> {
     let step = |text, step| line.contains(text).then_some(step);
     step(" joined", 'j').or_else(|| step(" ended, back on TCP", 'b')).or_else(|| step(" ended", 'e'))
@@ -92,15 +93,16 @@ fn numbers_that_standard_io_or_the_kernel_close_and_calls_that_come_later_are_th
     place.dress(command.env("TOMBOLO_SOCKETS_AFTER", "0"));
     assert_eq!(output(&mut command, &place.path("with")), plain, "{}", place.log());
     let log = place.log();
-    // One that is standard I/O's from before it was connected is none of the library's.
+    // A socket that standard I/O held before it was connected does not belong to the library.
     assert_eq!(log.matches("joined").count(), 2 * 10, "{log}");
     assert!(!log.contains("broken"), "{log}");
-    // What standard I/O closes is let go there and then, and not when its number is found to be another file.
+    // A socket that standard I/O closes is released immediately, not only when its number turns out to be another file.
     let steps: String = log.lines().filter_map(step).collect();
     assert!(steps.starts_with("jjbejjbejjbejjbe"), "{steps}: {log}");
 }
 
-/// Calls of the program's are in it, and handlers of signals, when whoever loaded it lets go of it.
+/// Calls of the program, and signal handlers, may still run in the library when the program that loaded it calls
+/// `dlclose`.
 #[test]
 fn library_that_is_closed_stays_loaded() {
     if !has("library_that_is_closed_stays_loaded", &["readelf"]) {

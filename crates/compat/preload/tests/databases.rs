@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The tests that Redis and PostgreSQL have of themselves, from Debian's sources and against the installed servers, with the
-//! library and without: each of them gives the same result. In the short form some of them; the sources are fetched once.
+//! Runs the test suites of Redis and PostgreSQL, from Debian's sources and against the installed servers, with the
+//! library and without it: each test gives the same result. The short form runs a part of them. The sources are fetched
+//! once.
 
 mod place;
 
@@ -17,16 +18,17 @@ use place::{
     suite::{self, Results, Use, is_long},
 };
 
-/// A user without rights: PostgreSQL refuses to run with all of them.
+/// A user without rights: PostgreSQL refuses to run as root.
 const NOBODY: u32 = 65534;
 
-/// Units of Redis' tests that take seconds. They look at what one connection did after another has.
+/// Units of Redis' tests that take seconds. They check on one connection the effects of another.
 const SHORT: [&str; 4] = ["unit/pubsub", "unit/multi", "unit/client-eviction", "unit/type/incr"];
 
-/// Units that are left out: what they try is the machine (its rights, its memory, certificates), not connections.
+/// Units that are left out: they test the machine (its rights, its memory, certificates), not connections.
 const LEFT_OUT: [&str; 4] = ["unit/printver", "unit/tls", "unit/oom-score-adj", "unit/violations"];
 
-/// A package's sources, fetched once and kept; `None`, and a skip that is said aloud, where they cannot be had.
+/// Returns a package's sources, fetched once and kept. Returns `None`, and reports a skip, where they cannot be
+/// fetched.
 fn source(test: &str, package: &str) -> Option<PathBuf> {
     let home = || env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
     let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home).unwrap_or_else(env::temp_dir);
@@ -39,7 +41,7 @@ fn source(test: &str, package: &str) -> Option<PathBuf> {
     let folder = tempfile::tempdir_in(&cache).unwrap();
     let fetch = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../tools/debian-source.sh"));
     let fetched = Command::new(fetch).arg(package).arg(folder.path()).output().unwrap();
-    // Another run may have been quicker.
+    // Another run may have fetched them first.
     if fetched.status.success() && (fs::rename(folder.path().join(package), &kept).is_ok() || kept.is_dir()) {
         return Some(kept);
     }
@@ -48,7 +50,7 @@ fn source(test: &str, package: &str) -> Option<PathBuf> {
     None
 }
 
-/// Tests whose results are not the same, in both.
+/// Returns the tests whose results differ, with both results.
 fn differing<'a>(plain: &'a Results, with: &'a Results) -> impl Iterator<Item = String> + use<'a> {
     let of = |results: &Results, test: &str| results.get(test).cloned().unwrap_or_else(|| "not run".to_owned());
     let tests = plain.keys().chain(with.keys().filter(|test| !plain.contains_key(*test)));
@@ -60,7 +62,7 @@ fn differing<'a>(plain: &'a Results, with: &'a Results) -> impl Iterator<Item = 
 
 // ---- Redis
 
-/// Its tests, where they can write.
+/// Redis' tests, in a place that they can write to.
 struct Redis {
     place: Place,
     folder: PathBuf,
@@ -88,7 +90,7 @@ impl Redis {
         Some(Self { place, folder, namespaces })
     }
 
-    /// The units there are.
+    /// Returns the names of the units.
     fn units(&self) -> Vec<String> {
         let said =
             output(Command::new("./runtest").arg("--list-tests").current_dir(&self.folder), &self.place.path("units"));
@@ -105,10 +107,10 @@ impl Redis {
         of_redis(&suite::run(&mut command, &self.place.path("said")))
     }
 
-    /// That a unit gives the same with the library. Some of its tests want that a server has done by now what they asked for by
-    /// another connection, which a busy machine does not always grant, without the library either. So what differs in the
-    /// first run, and in the same way, fails only if it does so in two further runs as well. What differs in those alone is
-    /// shown and does not fail.
+    /// Asserts that a unit gives the same results with the library. Some of its tests expect that a server has already
+    /// handled a request that they sent over another connection, which a busy machine does not always grant, even
+    /// without the library. A test that differs in the first run therefore fails only if it differs in the same way in
+    /// two further runs. Tests that differ only in those runs are shown and do not fail.
     fn assert_same(&self, unit: &str) {
         let mut differ = Vec::new();
         for _ in 0..3 {
@@ -126,7 +128,7 @@ impl Redis {
     }
 }
 
-/// Lines as `[ok]: SADD and SREM (3 ms)`, `[err]: why in FILE`; the same name may come more than once.
+/// Parses lines such as `[ok]: SADD and SREM (3 ms)` and `[err]: why in FILE`; the same name may occur more than once.
 fn of_redis(said: &str) -> Results {
     let mut results = Results::new();
     for line in said.lines() {
@@ -146,7 +148,7 @@ fn of_redis(said: &str) -> Results {
     results
 }
 
-/// What stands between two changes of colour.
+/// Returns the text between two changes of colour.
 fn without_colour(at: usize, part: &str) -> &str {
     if at == 0 { part } else { part.split_once('m').map_or(part, |(_, text)| text) }
 }
@@ -164,7 +166,7 @@ fn redis_own_tests_are_the_same() {
 
 // ---- PostgreSQL
 
-/// The beginning of its schedule, and a few that move much.
+/// The beginning of PostgreSQL's schedule, and a few tests that move much data.
 const SCHEDULE: &str = "test: test_setup\n\
     test: boolean char name varchar text int2 int4 int8 oid float4 float8 bit numeric txid uuid enum money\n\
     test: strings numerology point lseg line box path polygon circle date time timetz timestamp timestamptz interval\n\
@@ -178,7 +180,7 @@ fn as_nobody(program: &Path) -> Command {
     command
 }
 
-/// A server and its tests' driver, with the library or without.
+/// Runs a server and the driver of its tests, with the library or without.
 fn run_postgres(source: &Path, namespaces: &Namespaces, place: &Place, dress: bool) -> Results {
     let folder = place.path(if dress { "pg-with" } else { "pg-plain" });
     fs::create_dir_all(folder.join("out")).unwrap();
@@ -187,7 +189,7 @@ fn run_postgres(source: &Path, namespaces: &Namespaces, place: &Place, dress: bo
     let mut cc = Command::new("cc");
     cc.args(["-shared", "-fPIC", "-O1", "-w", "-I", headers.trim(), "-o"]).arg(folder.join("regress.so"));
     output(cc.arg(regress.join("regress.c")), &place.path("made"));
-    // Where they have to be seen by a user without rights.
+    // Copies into a place where a user without rights sees them.
     output(Command::new("cp").arg("-a").arg(&regress).arg(folder.join("in")), &place.path("copied"));
     fs::write(folder.join("short"), SCHEDULE).unwrap();
     output(Command::new("chown").args(["-R", "65534:65534"]).arg(place.path("")), &place.path("given"));
@@ -212,7 +214,7 @@ fn run_postgres(source: &Path, namespaces: &Namespaces, place: &Place, dress: bo
         command
     };
     let mut server = as_nobody(&programs.join("postgres"));
-    // What vacuums by itself, some time, changes plans and the order of rows that tests print.
+    // An automatic vacuum at an arbitrary time changes plans, and the order of rows that the tests print.
     server
         .args(["-h", "127.0.0.1", "-p", "5432", "-F", "-c", "autovacuum=off", "-k"])
         .arg(&folder)
@@ -238,7 +240,7 @@ fn run_postgres(source: &Path, namespaces: &Namespaces, place: &Place, dress: bo
     of_postgres(&said)
 }
 
-/// Lines as `test boolean  ... ok  12 ms` and `  char  ... FAILED  3 ms`.
+/// Parses lines such as `test boolean  ... ok  12 ms` and `  char  ... FAILED  3 ms`.
 fn of_postgres(said: &str) -> Results {
     let one = |line: &str| {
         let (test, result) = line.split_once(" ... ")?;

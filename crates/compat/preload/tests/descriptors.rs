@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A program's descriptors are its own: the library takes none of them away, and loses none of its own to the program.
+//! A program's descriptors are its own: the library takes none of them away, and does not lose its own to the program.
 
 mod place;
 
@@ -7,7 +7,8 @@ use std::process::Command;
 
 use place::{Place, built, has, output, python};
 
-/// How many connections fit into a limit of 58 descriptors, with `more` as the script's last words.
+/// Returns the number of connections that fit into a limit of 58 descriptors, with `more` as the script's last
+/// arguments.
 fn limited(mut command: Command, dress: bool, more: &[&str], place: &Place) -> String {
     command.args(["limited", "58"]).args(more).env("TOMBOLO_SOCKETS_AFTER", "0");
     if dress {
@@ -58,7 +59,7 @@ fn program_that_closes_every_descriptor_it_does_not_know_closes_none_of_the_libr
         let mut command = python("descriptors.py");
         place.dress(command.args(["closed", how]).env("TOMBOLO_SOCKETS_AFTER", "0"));
         assert_eq!(output(&mut command, &place.path("out")), "whole\n", "{how}: {}", place.log());
-        // Both connections: what goes after the closing goes through shared memory.
+        // Both connections: bytes sent after the close go through shared memory.
         assert!(!place.log().contains("goes back"), "{how}: {}", place.log());
         place.shared(2_000_000, 95).unwrap_or_else(|why| panic!("{how}: {why}"));
     }

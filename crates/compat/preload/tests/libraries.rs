@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The tests that libuv and libevent have of themselves, from Debian's sources, with the library and without: each of them gives
+//! Runs the test suites of libuv and libevent, from Debian's sources, with the library and without it: each test gives
 //! the same result. The sources are fetched and built when the test runs.
 
 mod place;
@@ -16,13 +16,13 @@ use place::{
     suite::{self, Results, Use, at_length},
 };
 
-/// A user without rights: libuv refuses to be tested with all of them.
+/// A user without rights: libuv refuses to run its tests as root.
 const NOBODY: u32 = 65534;
 
-/// Those that call an address outside of this machine, and depend on what the network says to that.
+/// Tests that connect to an address outside of this machine, and depend on the network's answer.
 const OUTSIDE: [&str; 2] = ["tcp_close_while_connecting", "tcp_connect_timeout"];
 
-/// A project's sources and the program that its tests are, built; they go with the folder.
+/// A project's sources and its test program, built. They are deleted with the folder.
 struct Built {
     _folder: tempfile::TempDir,
     source: PathBuf,
@@ -30,7 +30,7 @@ struct Built {
 }
 
 impl Built {
-    /// `None`, and a skip that is said aloud, in the short form or where something is missing.
+    /// Returns `None`, and reports a skip, in the short form or where something is missing.
     fn new(test: &str, package: &str, options: &[&str], target: &str, program: &str) -> Option<Self> {
         if !at_length(test) || !has(test, &["apt-get", "dpkg-source", "cmake", "make", "cc", "setpriv"]) {
             return None;
@@ -55,7 +55,7 @@ impl Built {
         Some(Self { _folder: folder, source, program })
     }
 
-    /// Runs all of its tests; what they printed.
+    /// Runs all tests. Returns what they printed.
     fn run(&self, place: &Place, dress: bool) -> String {
         let mut command = Command::new("setpriv");
         if rustix::process::geteuid().is_root() {
@@ -83,7 +83,7 @@ fn libuvs_own_tests_are_the_same() {
 
 #[test]
 fn libevents_own_tests_are_the_same() {
-    // They call functions that its shared libraries keep to themselves.
+    // The tests call functions that libevent's shared libraries do not export.
     let options = ["-DCMAKE_BUILD_TYPE=Release", "-DEVENT__LIBRARY_TYPE=STATIC", "-DEVENT__DISABLE_SAMPLES=ON"];
     let built = Built::new("libevents_own_tests_are_the_same", "libevent", &options, "regress", "bin/regress");
     if let Some(built) = built {
@@ -91,7 +91,7 @@ fn libevents_own_tests_are_the_same() {
     }
 }
 
-/// Lines as `not ok 205 - poll_oob` and `ok 7 - fs_poll # SKIP why`.
+/// Parses lines such as `not ok 205 - poll_oob` and `ok 7 - fs_poll # SKIP why`.
 fn of_libuv(said: &str) -> Results {
     let one = |line: &str| {
         let (result, test) = line.split_once(" - ")?;
@@ -104,7 +104,7 @@ fn of_libuv(said: &str) -> Results {
     said.lines().filter_map(one).collect()
 }
 
-/// Lines as `http/put: [forking] OK`; where a test fails, what is wrong comes on the next.
+/// Parses lines such as `http/put: [forking] OK`; the reason of a failure comes on the next line.
 fn of_libevent(said: &str) -> Results {
     let one = |line: &str| {
         let (test, result) = line.split_once(": ")?;

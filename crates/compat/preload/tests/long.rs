@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Programs that give all that they have to one call (`programs/long.c`): it is joined while the call lasts, and the call answers
-//! what it answers without the library.
+//! Programs that move all their data in one call (`programs/long.c`): the connection is joined during the call, which
+//! returns the same as without the library.
 
 mod place;
 
@@ -8,11 +8,11 @@ use std::process::Command;
 
 use place::{Place, built_with, has, output};
 
-/// What `long.c` moves.
+/// Number of bytes that `long.c` moves.
 const ALL: u64 = 64 << 20;
 
-/// Runs a case without the library and with it, with large rings and with small ones. Of what was received so many in a hundred came
-/// through shared memory.
+/// Runs a case without the library and with it, with large rings and with small ones. At least `percent` per cent of
+/// the received bytes came through shared memory.
 fn same(case: &str, percent: u64) {
     if !has(case, &["cc"]) {
         return;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Memory that is used up: what the user allows, and a memory cgroup that kills who asks too much of it. Connections for
-//! which there is none stay on TCP, and the program notices nothing.
+//! Memory that is used up: the user's quota, and a memory cgroup that kills a process which uses too much. Connections
+//! for which there is no memory stay on TCP, and the program notices nothing.
 
 mod place;
 
@@ -16,8 +16,8 @@ use place::{Place, has, output, python};
 
 const COUNT: u64 = 200;
 
-/// Many connections at once, whose rings would take 100 MiB; gives how many were joined and how many were not for want of
-/// memory.
+/// Makes many connections at once, whose rings would take 100 MiB. Returns how many endpoints were joined, and how many
+/// were not for lack of memory.
 fn many(mut command: Command, place: &Place) -> (usize, usize) {
     command.args(["many", &COUNT.to_string()]).env("TOMBOLO_SOCKETS_AFTER", "0");
     place.dress(&mut command);
@@ -37,12 +37,12 @@ fn connections_beyond_the_quota_stay_on_tcp() {
     let mut command = python("crowd.py");
     command.env("TOMBOLO_SOCKETS_MEMORY", (4 << 20).to_string());
     let (joined, refused) = many(command, &place);
-    // A ring of 256 KiB and a page: fifteen in 4 MiB, at each end.
+    // A ring of 256 KiB and a page: fifteen of these fit into 4 MiB, at each endpoint.
     assert_eq!(joined, 2 * 15, "{}", place.log());
     assert!(refused > 0 && joined < COUNT as usize, "{joined} joined, {refused} refused");
 }
 
-/// The same quota, where rings begin small: all fit.
+/// With the same quota, where rings begin small, all connections fit.
 #[test]
 fn small_rings_leave_room_for_all() {
     if !has("small_rings_leave_room_for_all", &["python3"]) {
@@ -58,11 +58,12 @@ fn small_rings_leave_room_for_all() {
 
 static COUNTED: AtomicU32 = AtomicU32::new(0);
 
-/// A memory cgroup of its own, which goes with it.
+/// A memory cgroup for one test, removed when it is dropped.
 struct Group(PathBuf);
 
 impl Group {
-    /// With far less than the rings would take; `None`, and a skip that is said aloud, where there can be none.
+    /// Makes a cgroup with far less memory than the rings would take. Returns `None`, and reports a skip, where it
+    /// cannot be made.
     fn for_test(test: &str) -> Option<Self> {
         let made = Self::new(96 << 20);
         if let Err(error) = &made {
@@ -71,7 +72,7 @@ impl Group {
         made.ok()
     }
 
-    /// Begins a command line: what comes after it runs in this cgroup.
+    /// Returns the beginning of a command line: the program named after it runs in this cgroup.
     fn command(&self) -> Command {
         let mut command = Command::new("sh");
         command.args(["-c", "echo $$ > \"$0/cgroup.procs\" && exec \"$@\""]).arg(&self.0);
@@ -102,7 +103,7 @@ impl Group {
         Ok(group)
     }
 
-    /// How often the kernel killed somebody here.
+    /// Returns how many processes the kernel killed in this cgroup.
     fn kills(&self) -> u64 {
         let text = ["memory.oom_control", "memory.events"].map(|name| fs::read_to_string(self.0.join(name)));
         let text = text.into_iter().flatten().collect::<String>();
@@ -113,7 +114,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // It is empty when the last of its processes is reaped.
+        // The cgroup is empty once the last of its processes is reaped.
         let _ = fs::remove_dir(&self.0);
     }
 }

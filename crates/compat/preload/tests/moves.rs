@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Waits and moves of one connection by several threads, processes and handlers (`programs/moves.c`, `leaves.c`,
-//! `absent.c`, `lent.c`, `frugal.c`, `spawns.c`, `awake.c`): what the calls give is what they give without the library.
+//! `absent.c`, `lent.c`, `frugal.c`, `spawns.c`, `awake.c`): the calls return the same as without the library.
 
 mod place;
 
@@ -8,7 +8,7 @@ use std::{fs, process::Command};
 
 use place::{Place, built, built_with, has, output, python};
 
-/// That a case of a program gives the same with the library, under which its connection is joined.
+/// Asserts that a case of a program prints the same with the library, and that its connection is joined there.
 fn same(source: &str, case: &str) -> Option<Place> {
     if !has(case, &["cc"]) {
         return None;
@@ -95,7 +95,7 @@ fn program_that_starts_another_one_reads_what_its_peer_sent_before_it_ended() {
     }
 }
 
-/// Runs `lent HOW WHAT`, each way to start a program, which says this.
+/// Runs `lent HOW WHAT` for each way to start a program; the started program must print `says`.
 fn lends(what: &str, says: &str) {
     if !has(what, &["cc"]) {
         return;
@@ -121,7 +121,8 @@ fn program_that_was_started_reads_what_the_other_one_has_left_unread() {
     lends("given", "29993\n");
 }
 
-/// What it leaves unread the other one cannot read, and hears so: the end would be one that is none.
+/// The started program cannot read the bytes that its parent left unread, and gets an error: an end of the stream here
+/// would be a false one.
 #[test]
 fn program_that_was_started_hears_that_bytes_were_left_unread() {
     if !has("bytes left unread", &["cc"]) {
@@ -221,7 +222,8 @@ fn urgent_byte_comes_after_what_is_in_shared_memory() {
     same("awake.c", "mark");
 }
 
-/// Not as without the library, where the call goes on until something comes: the number may be another file's by then.
+/// This differs from a run without the library, where the call continues until bytes come: the number may be another
+/// file's by then.
 #[test]
 fn call_that_waits_for_a_socket_that_another_thread_closes_fails() {
     if !has("call_that_waits_for_a_socket_that_another_thread_closes_fails", &["cc"]) {

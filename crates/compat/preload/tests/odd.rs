@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Flags, lengths, errors and limits that few programs meet (`programs/odd.c`): each gives with the library what it gives without.
+//! Flags, lengths, errors and limits that few programs meet (`programs/odd.c`): each gives the same result with the
+//! library as without.
 
 mod place;
 
@@ -7,13 +8,13 @@ use std::process::Command;
 
 use place::{Place, built_with, has, output};
 
-/// That a case prints the same with the library, under which its connections are joined, as it does without: with small rings, with
-/// first rings that are smaller, and with directions that move to and fro.
+/// Asserts that a case prints the same with the library, where its connections are joined, as without it: with small
+/// rings, with smaller first rings, and with directions that move between TCP and shared memory.
 fn same(case: &str) {
     same_of(case, |_| {});
 }
 
-/// As [`same`]; `look` is at the library's log.
+/// As [`same`]; `look` also checks the library's log.
 fn same_of(case: &str, look: impl Fn(&str)) {
     if !has(case, &["cc"]) {
         return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The path that packets take: one that drops them, one that translates their addresses, one with a proxy in it, one of IPv6.
+//! The path of the packets: one that drops them, one that translates their addresses, one with a proxy, and IPv6.
 
 #[macro_use]
 mod place;
@@ -11,7 +11,7 @@ use place::{
     world::{CLIENTS, SERVERS, World, echo_at, interpreter, script},
 };
 
-/// What ends hear whose packets are dropped, with the library or without.
+/// Returns what the programs report when their packets are dropped, with the library or without.
 fn cut(test: &str, dress: bool) -> Option<(Vec<String>, Place)> {
     let world = World::new(test, &[], Place::new)?;
     let mut command = world.namespaces.bare(CLIENTS, &interpreter());
@@ -28,7 +28,7 @@ fn s12_ends_whose_packets_are_dropped_hear_what_tcp_says_when_it_gives_up() {
     let test = "s12_ends_whose_packets_are_dropped_hear_what_tcp_says_when_it_gives_up";
     let Some(((mut plain, _), (mut with, place))) = cut(test, false).zip(cut(test, true)) else { return };
     assert_eq!(plain.len(), 13, "{plain:?}");
-    // What is in shared memory is no packet.
+    // Bytes in shared memory are not packets, so they are not dropped.
     assert_eq!((plain.pop().unwrap(), with.pop().unwrap()), ("crosses 0".into(), "crosses 20000".into()));
     for (plain, with) in plain.iter().zip(&with) {
         assert_eq!(with, plain, "{}", place.log());
@@ -38,7 +38,7 @@ fn s12_ends_whose_packets_are_dropped_hear_what_tcp_says_when_it_gives_up() {
     place.assert_none_reset();
 }
 
-/// Streams over IPv6.
+/// Moves streams over IPv6.
 fn ipv6(world: &World) -> u64 {
     let words = [interpreter(), script("streams.py")];
     let words = [&words[0][..], &words[1]];
@@ -49,9 +49,9 @@ accelerated! {
     ipv6_goes_through_shared_memory, [], ipv6;
 }
 
-// ---- other addresses at one end than at the other
+// ---- addresses that differ between the two endpoints
 
-/// What a server gets at its port 9000 that is sent to `address`; both programs have the library.
+/// Checks what a server receives at its port 9000 of bytes sent to `address`; both programs have the library.
 fn sent_to(world: &World, address: &str) {
     let sent = random_file(&world.place.path("from"), 24 << 20);
     let (from, to) = (world.text("from"), world.text("to"));
@@ -84,7 +84,7 @@ fn s5_addresses_that_are_translated_leave_the_connection_on_tcp() {
 fn s5_proxy_in_between_leaves_both_connections_on_tcp() {
     let test = "s5_proxy_in_between_leaves_both_connections_on_tcp";
     let Some(world) = World::new(test, &["socat"], Place::new) else { return };
-    // It has no library, and sends on from another address than those of both ends.
+    // The proxy has no library, and sends from an address that differs from those of both endpoints.
     let to = format!("TCP:{SERVER}:9000");
     let mut proxy = world.namespaces.bare(SERVERS, "socat");
     let _proxy = Started::new(proxy.args(["-u", "TCP-LISTEN:8000", &to]));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Ends that are several processes: servers that fork, programs that are executed, processes that are killed.
+//! Endpoints that consist of several processes: servers that fork, programs that are executed, processes that are
+//! killed.
 
 mod place;
 
@@ -9,7 +10,8 @@ use place::{PATIENCE, Place, built, has, output, output_within, python};
 
 const SIZE: u64 = 3_000_000;
 
-/// Runs one part of `forks.py` with the library, and gives what was received: over TCP, through shared memory.
+/// Runs one part of `forks.py` with the library. Returns the numbers of bytes received over TCP and through shared
+/// memory.
 fn forks(part: &str, seed: u64) -> (u64, u64) {
     let place = Place::new();
     let mut command = python("forks.py");
@@ -21,7 +23,7 @@ fn forks(part: &str, seed: u64) -> (u64, u64) {
     place.received()
 }
 
-/// That at least 95 of 100 of `payload` bytes went through shared memory, in all three runs.
+/// Asserts that at least 95 % of `payload` bytes went through shared memory, in all three runs.
 fn shared(part: &str, payload: u64) {
     if !has(part, &["python3"]) {
         return;
@@ -82,7 +84,7 @@ fn process_whose_threads_serve_and_call_while_it_forks_waits_for_nobody() {
     }
 }
 
-/// Where a fork does not hold the table while nothing is in it, a child waits for ever within five rounds.
+/// If a fork did not lock the table while it is empty, a child would wait for ever within five rounds.
 #[test]
 fn process_that_forks_while_its_thread_begins_has_children_that_wait_for_nobody() {
     if !has("process_that_forks_while_its_thread_begins_has_children_that_wait_for_nobody", &["cc"]) {
@@ -128,7 +130,7 @@ fn program_without_the_library_gets_the_socket_on_tcp() {
     }
 }
 
-/// A program that could not be executed: its process still has what it had.
+/// Checks that a process still has its connections after it failed to execute a program.
 fn shared_after(part: &str) {
     let (_, shared) = forks(part, 0);
     assert!(shared >= 2 * SIZE * 95 / 100, "{shared} bytes shared");
@@ -148,7 +150,7 @@ fn program_that_is_interrupted_all_the_time_goes_on_and_ends_from_its_handler() 
     for run in 0..runs(20, 400) {
         for what in ["exit", "all"] {
             let mut command = Command::new(&program);
-            // A different moment each time.
+            // At a different moment in each run.
             place.dress(command.args([what, &(40 + run * 37 % 400).to_string()]).env("TOMBOLO_SOCKETS_AFTER", "0"));
             let status = place::Started::new(&mut command).finish();
             assert_eq!(status.code(), Some(7), "{what}, run {run}: {status}");
@@ -174,7 +176,8 @@ fn program_that_ends_from_a_handler_that_interrupted_whoever_has_a_lock_ends() {
     assert!(place.log().contains("joined"), "{}", place.log());
 }
 
-/// Runs one part of `crowd.py` with the library, and gives what was received: over TCP, through shared memory.
+/// Runs one part of `crowd.py` with the library. Returns the numbers of bytes received over TCP and through shared
+/// memory.
 fn crowd(part: &str, count: u64, seed: u64) -> (u64, u64) {
     crowd_in(&Place::new(), part, count, seed)
 }
@@ -197,7 +200,8 @@ fn crowd_in(place: &Place, part: &str, count: u64, seed: u64) -> (u64, u64) {
 fn thousand_connections_at_once_are_joined_and_leave_nothing_behind() {
     if has("thousand_connections_at_once_are_joined_and_leave_nothing_behind", &["python3"]) {
         let (tcp, shared) = crowd("many", 1000, 0);
-        // Both ways, in each turn; the first turns, two or three of twenty, find the other end.
+        // Bytes go in both directions in each turn; in the first two or three turns of twenty, the endpoints find each
+        // other.
         assert!(shared > 5 * tcp, "{shared} bytes shared, {tcp} over TCP");
     }
 }
@@ -205,7 +209,8 @@ fn thousand_connections_at_once_are_joined_and_leave_nothing_behind() {
 #[test]
 fn short_connections_one_after_the_other_arrive_whole_and_leave_nothing_behind() {
     if has("short_connections_one_after_the_other_arrive_whole_and_leave_nothing_behind", &["python3"]) {
-        // Descriptors, files and memory of both processes are counted after a tenth, and are no more at the end.
+        // Descriptors, files and memory of both processes are counted after a tenth of the connections, and have not
+        // grown at the end.
         let (tcp, shared) = crowd("short", runs(10_000, 100_000), 0);
         assert!(tcp > 0 && shared > 0, "{shared} bytes shared, {tcp} over TCP");
     }
@@ -227,7 +232,7 @@ fn s10_streams_whose_link_is_cut_under_load_arrive_whole_over_tcp() {
         for seed in 0..runs(3, 100) {
             let place = Place::new();
             let (tcp, shared) = crowd_in(&place, "revoked", 4, seed);
-            // A link that was cut keeps no other connection from a new one.
+            // A session that was cut does not keep other connections from using a new one.
             assert_eq!(place.log().matches(" joined: ").count(), 8, "seed {seed}: {}", place.log());
             assert!(shared > 1_000_000 && tcp > 1_000_000, "{shared} bytes shared, {tcp} over TCP");
         }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Real programs from Debian's packages between two network namespaces, unmodified: their data is right, and where a
-//! program is said to be accelerated, at least 95 % of what it received came through shared memory. The canary runs
-//! them all with a library that does nothing: right data, and every one fails that share.
+//! Real programs from Debian's packages between two network namespaces, unmodified. Their data is right, and where a
+//! program is listed as accelerated, at least 95 % of its received bytes came through shared memory. The canary runs
+//! all of them with a library that does nothing: the data is right, and each misses that share.
 
 #[macro_use]
 mod place;
@@ -13,7 +13,7 @@ use place::{
     world::{CLIENTS, SERVERS, World, echo, interpreter, number_after, script},
 };
 
-// ---- each asserts that the data is right, and says how many bytes must have been received
+// ---- each asserts that the data is right, and returns how many bytes must have been received
 
 fn redis(world: &World) -> u64 {
     let folder = world.text("");
@@ -48,7 +48,7 @@ fn nginx(world: &World) -> u64 {
         let said = world.ask(&words);
         assert_eq!(number_after(&said, "wrong answers:"), 0, "{said}");
         let answers = number_after(&said, "right answers:");
-        // Not nothing; how many there are in a time is the machine's business.
+        // More than none; the rate depends on the machine.
         assert!(answers > 20, "{said}");
         payload += answers * len;
     }
@@ -71,7 +71,7 @@ fn memcached(world: &World) -> u64 {
     number_after(&checked, "bytes:")
 }
 
-/// Twenty sensors in one domain, a broker in another, and there a subscriber as well.
+/// Twenty sensors in one domain; a broker and a subscriber in the other.
 fn mosquitto(world: &World) -> u64 {
     const SENSORS: usize = 20;
     const READINGS: usize = 1000;
@@ -81,7 +81,7 @@ fn mosquitto(world: &World) -> u64 {
     let heard = world.place.path("heard");
     let count = (SENSORS * READINGS).to_string();
     let words = ["mosquitto_sub", "-h", SERVER, "-t", "sensors/#", "-q", "1", "-i", "hub", "-c"];
-    // The broker knows of the subscription before anybody publishes.
+    // The broker has the subscription before any sensor publishes.
     assert!(Started::new(world.command(SERVERS, &words).arg("-E")).finish().success());
     let mut subscriber = world.command(SERVERS, &words);
     subscriber.args(["-C", &count]).stdout(fs::File::create(&heard).unwrap());
@@ -115,7 +115,7 @@ fn mosquitto(world: &World) -> u64 {
 fn sockperf(world: &World) -> u64 {
     let mut server = world.serve(11111, &["sockperf", "server", "--tcp", "-i", SERVER, "-p", "11111"]);
     let words = ["sockperf", "ping-pong", "--tcp", "-i", SERVER, "-p", "11111", "-t", "4", "-m", "1000"];
-    // It loses its count beyond 600,000 round trips a second.
+    // Beyond 600,000 round trips a second sockperf loses its count.
     let said = world.ask(&[&words[..], &["--mps=100000", "--data-integrity"]].concat());
     assert!(!said.contains("ailed"), "{said}");
     server.terminate();
@@ -137,15 +137,15 @@ fn iperf3(world: &World) -> u64 {
     payload
 }
 
-/// A client that leaves what the server says first unread until it ends. Beside other work it takes a while until all are
-/// joined, in which TCP carries a hundred megabytes and more: each stream is long beside that.
+/// The client leaves the server's first message unread until it ends. On a busy machine it takes a while until all
+/// streams are joined, and TCP carries a hundred megabytes or more meanwhile; each stream is long compared with that.
 fn iperf2(world: &World) -> u64 {
     let mut payload = 0;
     for streams in ["1", "4"] {
         let mut server = world.serve(5001, &["iperf", "-s"]);
         let said = world.ask(&["iperf", "-c", SERVER, "-n", "2G", "-P", streams, "-y", "C"]);
         server.terminate();
-        // The last line sums up; the field before the last is its bytes.
+        // The last line is the total; its last field but one is the number of bytes.
         let sum = said.lines().last().and_then(|line| line.split(',').nth(7)?.parse::<u64>().ok());
         payload += sum.unwrap_or_else(|| panic!("{said}"));
     }
@@ -170,7 +170,7 @@ fn grpc(world: &World) -> u64 {
     2 * number_after(&said, "bytes:")
 }
 
-// ---- right data is enough
+// ---- programs that must only deliver the right data
 
 fn curl_of_nginx(world: &World) {
     let www = world.place.path("www");
@@ -185,7 +185,7 @@ fn curl_of_nginx(world: &World) {
     let mut server = world.serve(8443, &["nginx", "-c", &configuration, "-p", &world.text("")]);
     for url in [format!("http://{SERVER}:8080/file"), format!("https://{SERVER}:8443/file")] {
         let to = world.text("fetched");
-        // Twice over one connection, then many short ones.
+        // Twice over one connection, then over many short ones.
         world.ask(&["curl", "-sfk", "--http1.1", &url, &url, "-o", &to, "-o", &to]);
         assert!(fs::read(&to).unwrap() == whole, "{url} differs");
         for _ in 0..20 {

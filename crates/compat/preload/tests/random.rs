@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Calls at random on both ends of a connection (`programs/random.c`): a seed gives with the library what it gives without.
+//! Random calls on both endpoints of a connection (`programs/random.c`): a seed gives the same output with the library
+//! as without.
 
 mod place;
 
@@ -7,10 +8,10 @@ use std::{env, fs, path::Path, process::Command};
 
 use place::{Place, Started, built_with, has};
 
-/// Calls of a seed, beside those after which its connections are joined.
+/// Number of calls of a seed, besides those after which its connections are joined.
 const STEPS: &str = "180";
 
-/// What a seed gives without the library and with it, which joins its connections.
+/// Returns the output of a seed without the library and with it; the library joins its connections.
 fn both(place: &Place, program: &Path, seed: u32, words: &[&str]) -> [String; 2] {
     let run = |name: &str, dress: &dyn Fn(&mut Command)| {
         let mut command = Command::new(program);
@@ -36,7 +37,7 @@ fn program(test: &str) -> Option<(Place, std::path::PathBuf)> {
     Some((place, program))
 }
 
-/// Where two texts part, with what came before.
+/// Returns where two texts begin to differ, with the lines before.
 fn difference(texts: &[String; 2]) -> String {
     let [plain, with] = texts.each_ref().map(|text| text.lines().collect::<Vec<_>>());
     let at = plain.iter().zip(&with).take_while(|(plain, with)| plain == with).count();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Orders of calls that few programs make (`programs/rare.c`): each gives with the library what it gives without.
+//! Orders of calls that few programs make (`programs/rare.c`): each gives the same result with the library as without.
 
 mod place;
 
@@ -7,12 +7,12 @@ use std::process::Command;
 
 use place::{Place, built_with, has, output};
 
-/// That a case prints the same with the library, under which its connections are joined, as it does without.
+/// Asserts that a case prints the same with the library, where its connections are joined, as without it.
 fn same(case: &str, settings: &[(&str, &str)]) -> Option<Place> {
     same_with(case, &[], settings)
 }
 
-/// The same for a case that is told more.
+/// As [`same`], for a case with further arguments.
 fn same_with(case: &str, words: &[&str], settings: &[(&str, &str)]) -> Option<Place> {
     if !has(case, &["cc"]) {
         return None;
@@ -32,11 +32,11 @@ fn same_with(case: &str, words: &[&str], settings: &[(&str, &str)]) -> Option<Pl
 
 #[test]
 fn s15_read_where_a_carrier_was_left_gives_what_is_on_the_other_one_too() {
-    // Each direction moves to and fro.
+    // Each direction moves between TCP and shared memory.
     same("short", &[("TOMBOLO_SOCKETS_FLIP_US", "300")]);
 }
 
-/// How the four cases look at what is there: by `poll`, by edges, for all of it, by how much there is.
+/// Ways in which the four cases look at received bytes: by `poll`, by edges, for all of them, by their number.
 const LOOKS: [&str; 4] = ["poll", "edge", "all", "count"];
 
 #[test]
@@ -83,8 +83,9 @@ fn socket_that_is_disconnected_and_connected_anew_is_the_kernels() {
 #[test]
 fn what_the_kernel_says_beside_bytes_it_says() {
     let Some(place) = same("beside", &[]) else { return };
-    // Twice each: an option that is set once the ends are joined, or before. Who asks how much is left stays joined, and who asks
-    // when it came goes back to TCP with the first call that has room for the answer.
+    // Each case occurs twice: the option is set after the endpoints are joined, or before. A program that asks for the
+    // number of bytes left stays joined. One that asks for their time of arrival returns to TCP with the first call
+    // that has room for the answer.
     let log = place.log();
     assert_eq!(log.matches("goes back to TCP: the socket is used").count(), 2, "{log}");
     assert_eq!(log.matches("joined: shared memory").count(), 8, "{log}");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Sockets that somebody waits for since before they were connected, or by ways that are not seen: a wait gives what it gives
-//! without the library.
+//! Sockets that a program waits for since before they were connected, or in ways that the library does not see: a wait
+//! gives the same result as without the library.
 
 #[macro_use]
 mod place;
@@ -12,7 +12,8 @@ use place::{
     world::{World, interpreter, number_after, script},
 };
 
-/// That a case of `registrations.c` gives the same with the library, as does the log of both ends being joined or not.
+/// Asserts that a case of `registrations.c` prints the same with the library, and that the log shows both endpoints as
+/// joined, or not.
 fn same(case: &str, joined: bool) {
     if !has(case, &["cc"]) {
         return;
@@ -106,8 +107,8 @@ fn set_with_a_number_beyond_the_table_gives_its_events() {
     same("far", true);
 }
 
-/// nginx in front of two servers: over HTTP and over FastCGI, with connections that are kept and put into its set before they
-/// are connected. All of it is in one network namespace but the client.
+/// nginx in front of two servers, over HTTP and over FastCGI, with kept connections that it adds to its epoll set
+/// before they are connected. Everything but the client is in one network namespace.
 fn proxy(world: &World) -> u64 {
     const UPSTREAM: &str = "9001";
     const FASTCGI: &str = "9002";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Programs between a client and a server, all three with the library: bytes that they move by `splice` go through shared memory
-//! to them and from them.
+//! Programs between a client and a server, all three with the library: bytes that they move by `splice` reach them and
+//! leave them through shared memory.
 
 mod place;
 
@@ -11,14 +11,15 @@ use place::{
     world::{CLIENTS, SERVERS, World, interpreter, script},
 };
 
-/// All the proxy's connections were joined, and nearly all bytes went through shared memory: to the proxy and from it.
+/// Asserts that all of the proxy's connections were joined, and that nearly all bytes to and from the proxy went
+/// through shared memory.
 fn assert_shared(world: &World, payload: usize) {
     let (tcp, shared) = world.place.received();
     assert!(tcp + shared >= 2 * payload as u64, "{tcp} and {shared} of {payload}: {}", world.place.log());
     world.place.shared(tcp + shared, 80).unwrap();
 }
 
-/// `size` bytes each way through the proxy in C.
+/// Moves `size` bytes in each direction through the proxy in C.
 fn relay(test: &str, mode: &str, size: usize) {
     let Some(world) = World::new(test, &["cc"], Place::new) else { return };
     let proxy = built(&world.place, "splice.c");

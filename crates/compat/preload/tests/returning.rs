@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Programs whose connections leave their memory because that is taken away, and are joined again (S-22). All of it is on one kernel:
-//! the broker by which the two ends meet, and the machines between which they are, are doubles.
+//! Programs whose connections leave their memory because it is taken away, and are joined again (S-22). Everything runs
+//! on one kernel: the broker through which the two endpoints meet, and the machines, are test doubles.
 
 #[path = "../../../backends/ivshmem/tests/support/mod.rs"]
 mod support;
@@ -22,7 +22,7 @@ use place::{
 };
 use tombolo_sockets::hook;
 
-/// A group of processes whose sockets' sequence numbers the kernel tells.
+/// A group of processes whose sockets' sequence numbers the kernel reports.
 struct Group(PathBuf);
 
 impl Group {
@@ -43,18 +43,19 @@ impl Drop for Group {
     }
 }
 
-/// A port for each way, as tests run side by side.
+/// Returns a port for each way, because tests run in parallel.
 fn port(way: &str) -> u16 {
     7300 + u16::from(way.as_bytes()[0]) + u16::from(way.as_bytes()[1])
 }
 
-/// How many lines of the log say that a connection was joined, for the first time or again, of who has this port.
+/// Returns the number of log lines that report a connection as joined, for the first time and again.
 fn joined(place: &Place) -> [usize; 2] {
     let log = place.log();
     [" joined: ", " joined again: "].map(|words| log.matches(words).count())
 }
 
-/// That `count` connections of programs that wait in this `way` leave their memory twice, and are joined again with every byte.
+/// Asserts that `count` connections of programs that wait in this `way` leave their memory twice, and are joined again
+/// with every byte intact.
 fn returns(way: &str, count: usize) {
     let Some(world) = World::new(way, &[], Place::new) else { return };
     let Some(group) = Group::new(way) else { return };
@@ -88,12 +89,12 @@ fn returns(way: &str, count: usize) {
     };
     until("joined", &|| joined(&world.place)[0] == 2 * count);
     for round in 1..=2 {
-        // All that is in memory by now is in the rings of a stream.
+        // By now the only bytes in memory are those in the rings of a stream.
         std::thread::park_timeout(Duration::from_millis(200));
         brokers.leave();
         until("joined again", &|| joined(&world.place)[1] == 2 * count * round);
     }
-    // And bytes go there.
+    // And bytes go through memory again.
     let before = world.place.received().1;
     until("in memory again", &|| world.place.received().1 > before + (1 << 20));
     fs::write(&stop, "").unwrap();
@@ -101,7 +102,7 @@ fn returns(way: &str, count: usize) {
     let [mut asked, mut served] =
         ["connect", "serve"].map(|role| read(role).lines().map(str::to_owned).collect::<Vec<_>>());
     assert_eq!(ends, [true; 2], "{way}: {asked:?} {served:?}: {}", told());
-    // What one sent the other received.
+    // Each side received what the other sent.
     let turned = |line: &String| line.split(' ').rev().collect::<Vec<_>>().join(" ");
     served = served.iter().map(turned).collect();
     asked.sort();
@@ -109,7 +110,7 @@ fn returns(way: &str, count: usize) {
     assert_eq!(asked, served, "{way}");
     assert_eq!(asked.len(), count);
     world.place.assert_none_reset();
-    // No call was on the one while another took its place.
+    // No call used a connection while another took its place.
     assert!(!world.place.log().contains("bytes went past"), "{way}: {}", world.place.log());
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! More real programs between two network namespaces, those that need more around them: a data base, ranks that compute
-//! together, a virtual machine's sockets, a server that shuts itself in.
+//! More real programs between two network namespaces, which need a larger setup: a database, ranks that compute
+//! together, the sockets of a virtual machine, a server that confines itself.
 
 #[macro_use]
 mod place;
@@ -21,7 +21,8 @@ fn program(name: &str) -> String {
 
 // ---- PostgreSQL
 
-/// PostgreSQL does not run as root, and ends that meet in one folder are of one user.
+/// Returns a command line that runs as a user without rights. PostgreSQL does not run as root, and all endpoints that
+/// meet in one folder belong to one user.
 fn as_nobody(words: &[&str]) -> Vec<String> {
     let mut all: Vec<String> = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"].map(Into::into).into();
     all.push(program(words[0]));
@@ -29,11 +30,11 @@ fn as_nobody(words: &[&str]) -> Vec<String> {
     all
 }
 
-/// PostgreSQL keeps memory under names that outlive it where it is killed; here they go with its processes.
+/// Namespaces for PostgreSQL: a killed server leaves named memory behind, which here is freed with its processes.
 const APART: [&str; 6] =
     ["unshare", "--ipc", "--mount", "sh", "-c", "mount -t tmpfs none /dev/shm && exec \"$0\" \"$@\""];
 
-/// Memory of PostgreSQL's that all would see.
+/// Returns the number of PostgreSQL's memory objects that are visible to all.
 fn left_in_memory() -> usize {
     let names = fs::read_dir("/dev/shm").unwrap().map(|entry| entry.unwrap().file_name());
     let segments = fs::read_to_string("/proc/sysvipc/shm").unwrap_or_default();
@@ -45,11 +46,12 @@ fn sql(world: &World, client: &str, more: &[&str]) -> String {
     world.ask(&words.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-/// A process for each caller; transactions whose sums must agree, large answers, a table in and out.
+/// PostgreSQL has a process for each client: transactions whose sums must agree, large answers, a table copied in and
+/// out.
 fn postgres(world: &World) -> u64 {
     let folder = world.text("base");
     world.give(NOBODY);
-    // Without the library: what makes the base speaks to nobody.
+    // Without the library, because `initdb` makes no connections.
     let made = as_nobody(&["initdb", "-D", &folder, "-U", "keeper", "-A", "trust", "-N", "--no-locale", "-E", "UTF8"]);
     let made = Command::new(APART[0]).args(&APART[1..]).args(&made).current_dir("/").output().unwrap();
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
@@ -59,7 +61,7 @@ fn postgres(world: &World) -> u64 {
     let before = left_in_memory();
     let mut server = world.serve(5432, &APART.into_iter().chain(server.iter().map(String::as_str)).collect::<Vec<_>>());
     assert_eq!(left_in_memory(), before, "memory of PostgreSQL's that outlives it");
-    // It listens before it lets anybody in.
+    // The server listens before it accepts clients.
     wait_until("the base is ready", || {
         fs::read_to_string(world.place.path("server-5432"))
             .is_ok_and(|said| said.contains("ready to accept connections"))
@@ -88,7 +90,7 @@ fn postgres(world: &World) -> u64 {
 
 // ---- Open MPI
 
-/// Two hosts, as far as it knows: what it would start by ssh starts in the other namespace.
+/// Open MPI assumes two hosts: what it would start by ssh is started in the other namespace.
 fn mpi(world: &World) -> u64 {
     let ranks = world.text("ranks");
     let made = Command::new("mpicc").args(["-O2", "-o", &ranks, &script("ranks.c")]).status().unwrap();
@@ -100,7 +102,7 @@ fn mpi(world: &World) -> u64 {
     let mut words = vec!["mpirun", "--allow-run-as-root", "--host", &hosts, "-np", "2"];
     let tcp = [["btl", "tcp,self"], ["pml", "ob1"], ["btl_tcp_if_include", "10.77.0.0/24"]];
     let start = [["plm", "rsh"], ["plm_rsh_agent", &agent], ["oob_tcp_if_include", "10.77.0.0/24"]];
-    // Ranks poll without end: where there are few CPUs they must let others have them.
+    // Ranks poll without pause, so they must yield where there are few CPUs.
     for [name, value] in tcp.into_iter().chain(start).chain([["mpi_yield_when_idle", "1"]]) {
         words.extend(["--mca", name, value]);
     }
@@ -120,7 +122,8 @@ fn java(world: &World) -> u64 {
 
 // ---- OpenSSH
 
-/// Files there and back. The server's processes share a socket and shut themselves in; they must not notice anything.
+/// Copies files in both directions. The server's processes share a socket and confine themselves; they must not notice
+/// anything.
 fn scp(world: &World) {
     let sent = random_file(&world.place.path("file"), LONG);
     for key in ["key", "host"] {
@@ -139,7 +142,7 @@ fn scp(world: &World) {
         world.text("known")
     );
     let (server, client) = (world.file("server.conf", &server), world.file("client.conf", &client));
-    // The folder that it wants; what is mounted in a namespace's /run is seen there alone.
+    // The folder that sshd requires; a mount on /run in a namespace is visible only there.
     let run = format!("mount -t tmpfs none /run && mkdir /run/sshd && exec {} -D -e -f {server}", program("sshd"));
     let mut server = world.serve(2222, &["sh", "-c", &run]);
     let (file, copy) = (world.text("file"), world.text("copy"));
@@ -149,7 +152,7 @@ fn scp(world: &World) {
         assert!(fs::read(&copy).unwrap() == sent, "{from} to {to}: the file differs");
         fs::remove_file(&copy).unwrap();
     }
-    // A program behind it.
+    // A program whose output comes over the connection.
     let out = fs::File::create(&copy).unwrap();
     let mut cat = world.command(CLIENTS, &["ssh", "-F", &client, "there", &format!("cat {file}")]);
     assert!(Started::new(cat.stdout(out)).finish().success());
@@ -159,8 +162,8 @@ fn scp(world: &World) {
 
 // ---- systemd
 
-/// What systemd says of the guide's drop-in, changed by `change`; a unit that nothing is wrong with is no news to it. It also says
-/// what is wrong with others of this machine.
+/// Returns systemd's messages about the guide's drop-in, changed by `change`. systemd prints nothing for a correct
+/// unit, but may report faults of other units of this machine.
 fn verdict(change: impl Fn(&str) -> String) -> String {
     let guide = include_str!("../../../../docs/guide/sockets.md");
     let drop_in = guide.split("```").find(|block| block.contains("tombolo.conf")).unwrap();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Unmodified programs with and without the library: the same behaviour, the same bytes, and from the library's own
-//! counters that the bytes went through shared memory.
+//! Unmodified programs with and without the library: the same behaviour, the same bytes, and, by the library's own
+//! counters, bytes that went through shared memory.
 
 mod place;
 
@@ -72,9 +72,9 @@ fn program_that_waits_takes_no_cpu() {
     for way in ways {
         let [name, wakes, cpu] = way[..] else { panic!("{said}") };
         let (wakes, cpu): (u64, u64) = (wakes.parse().unwrap(), cpu.parse().unwrap());
-        // Within a second: thousandths of a CPU, the beginning and the end of the wait included.
+        // Milliseconds within a second are thousandths of a CPU; the beginning and the end of the wait are included.
         let sleeps = wakes <= 100 && cpu <= 50;
-        // Canary: the last one looks again each millisecond.
+        // Canary: the last program polls each millisecond.
         assert_eq!(sleeps, name != "polls", "{name}: woke {wakes} times, {cpu} ms of CPU time; {}", place.log());
     }
 }
@@ -88,7 +88,7 @@ fn echoes_inside_one_process_go_through_shared_memory() {
     let mut command = python("echo.py");
     place.dress(command.arg("level").arg("200000000"));
     assert_eq!(output(&mut command, &place.path("out")), "4 of 4\n");
-    // What was under way in socket buffers when it joined went over TCP.
+    // Bytes that were in socket buffers at the join went over TCP.
     place.shared(1_600_000_000, 90).unwrap();
 }
 
@@ -121,7 +121,7 @@ fn loopback_that_is_switched_off_stays_on_tcp() {
 
 const LEN: usize = 200 << 20;
 
-/// A file from one namespace to the other by socat; `dress` prepares the two commands.
+/// Sends a file from one namespace to the other by socat; `dress` selects which of the two commands has the library.
 fn socat(place: &Place, namespaces: &Namespaces, dress: [bool; 2]) {
     let (from, to) = (place.path("from"), place.path("to"));
     let bytes = random_file(&from, LEN);
@@ -224,7 +224,7 @@ fn s7_twin_connections_of_isolated_namespaces_keep_their_bytes_apart() {
     let place = Place::new();
     let twins = [twins.0, twins.1];
     let payloads = [0, 1].map(|n| random_file(&place.path(&format!("from{n}")), LEN / 4 + n * 8));
-    // The same addresses and ports in both, and one folder.
+    // Both pairs have the same addresses and ports, and one folder.
     let mut servers: Vec<_> = (0..2)
         .map(|n| {
             let to = place.path(&format!("to{n}"));

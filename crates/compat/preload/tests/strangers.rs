@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Members of the folder who are no end of the connection that they claim (S-6): in a network namespace without
+//! Members of the folder that are not an endpoint of the connection they claim (S-6): in a network namespace without
 //! interfaces, or of another user. The victims are an unmodified program under the library and its peer; the strangers
-//! speak the real messages.
+//! send the real messages.
 
 #[macro_use]
 mod place;
@@ -36,10 +36,10 @@ const CLIENT: &str = "10.77.0.2";
 const QUESTION: &[u8] = b"what is the state of things?\n";
 const ANSWER: &[u8] = b"all of it is well, as it was.\n";
 
-/// What a stranger says to have seen.
+/// What a stranger claims to have seen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Knows {
-    /// Nothing: a proof over nothing, and counts of nothing where its peer's cannot be had.
+    /// Nothing: a proof over no bytes, and counts of zero where its peer's are not known.
     Nothing,
     /// All bytes, which are easily guessed, and the counts that its peer names.
     Bytes,
@@ -47,7 +47,7 @@ enum Knows {
 
 // ---- the stranger's own process
 
-/// The tests start this again, as the stranger, by these variables.
+/// Environment variable by which the tests start this program again, as the stranger.
 const ROLE: &str = "TOMBOLO_STRANGER";
 const SERVICE: &str = "sockets-0123456789abcdef";
 
@@ -66,14 +66,14 @@ fn stranger() {
 }
 
 fn claim(tuple: Tuple, theirs: Option<&Claim>, history: &History, knows: Knows) -> Claim {
-    // Who speaks second has heard the first one's counts, and says what fits them.
+    // The side that speaks second has received the other's counts, and sends counts that match them.
     let counts = theirs.map_or_else(Counts::default, |theirs| Counts {
         written: theirs.counts.received,
         acked: theirs.counts.received,
         received: theirs.counts.acked,
     });
     let counts = match (theirs, knows) {
-        // More than when the victim claimed, and less than it has moved since.
+        // More than at the victim's claim, and less than the victim has moved since.
         (None, Knows::Bytes) => Counts { written: 2048, acked: 0, received: 2048 },
         _ => counts,
     };
@@ -96,7 +96,7 @@ fn history(knows: Knows, sends: &[u8], receives: &[u8]) -> History {
     history
 }
 
-/// A proof over as much as it says to know, and as its peer says to know of that.
+/// Makes a proof over as many bytes as both the stranger and its peer claim to know.
 fn forge(side: ProofSide, history: &History, [proposal, answer]: [&Claim; 2]) -> Proof {
     let covered = [proposal.known[0].min(answer.known[1]), proposal.known[1].min(answer.known[0])].map(u32::from);
     proof::prove(side, history, None, [proposal, answer], covered).expect("it knows what it says to know")
@@ -121,17 +121,17 @@ fn send(link: &mut dyn Endpoint, message: &Message) {
     control.write_header(&header.encode());
     let doorbell = SingleDoorbell::new().unwrap();
     let _ = link.send_with_doorbell(&message.encode(), Some(&offer), &doorbell);
-    // They are there for the peer as long as this process lives.
+    // They stay in place for the peer as long as this process lives.
     std::mem::forget((control, _data, doorbell));
 }
 
-/// Claims the end of the connection that waits; says how far it came.
+/// Claims the side of the connection that waits. Returns how far it came.
 fn wait(folder: &std::path::Path, tuple: Tuple, knows: Knows) -> String {
     let mut listener = LocalDomain::in_folder(folder).listen(SERVICE).unwrap();
     let open = |path: PathBuf, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     open(folder.join(format!("{SERVICE}.sock")), 0o666);
     if fs::create_dir(folder.join("claims")).is_ok() {
-        // As the victim makes it, or as another user needs it.
+        // With the mode that the victim would use, or the one that another user needs.
         let own = rustix::process::geteuid().is_root();
         open(folder.join("claims"), if own { 0o700 } else { 0o1777 });
     }
@@ -154,7 +154,7 @@ fn wait(folder: &std::path::Path, tuple: Tuple, knows: Knows) -> String {
     format!("{:?}", receive(&mut *link))
 }
 
-/// Claims the end that seeks.
+/// Claims the side that seeks. Returns how far it came.
 fn seek(folder: &std::path::Path, tuple: Tuple, knows: Knows) -> String {
     let file = folder.join("claims").join(format!("{}.waiting", tuple.key()));
     let deadline = Instant::now() + Duration::from_secs(20);
@@ -166,7 +166,7 @@ fn seek(folder: &std::path::Path, tuple: Tuple, knows: Knows) -> String {
         }
     };
     let mut link = LocalDomain::in_folder(folder).connect(&service, Deadline::after(Duration::from_secs(5))).unwrap();
-    // Until enough has passed that counts can be guessed.
+    // Until enough bytes have passed that counts can be guessed.
     while !folder.with_file_name("warm").exists() && Instant::now() < deadline {
         std::thread::park_timeout(Duration::from_millis(1));
     }
@@ -182,11 +182,11 @@ fn seek(folder: &std::path::Path, tuple: Tuple, knows: Knows) -> String {
 
 // ---- the victims
 
-/// A group of processes whose sockets' sequence numbers the kernel tells.
+/// A group of processes whose sockets' sequence numbers the kernel reports.
 struct Group(PathBuf);
 
 impl Group {
-    /// None, and a skip that is said aloud, where there is no second version of cgroups, or no right to attach programs.
+    /// Returns `None`, and reports a skip, where there is no cgroup v2, or no right to attach programs.
     fn new(test: &str) -> Option<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let made = (|| {
@@ -209,20 +209,20 @@ impl Drop for Group {
     }
 }
 
-/// How a test is set up.
+/// Setup of a test.
 #[derive(Clone, Copy, Default)]
 struct Way<'a> {
-    /// Where all processes are.
+    /// Group that all processes are in.
     group: Option<&'a Group>,
-    /// Whose the stranger, or each of the two ends, is.
+    /// User of the stranger, or of each of the two endpoints.
     users: [Option<u32>; 2],
-    /// Both ends are in the server's namespace, at its loopback address.
+    /// Whether both endpoints are in the server's namespace, at its loopback address.
     near: bool,
 }
 
-/// A command in one of the world's namespaces, or another, as a test is set up.
+/// Returns a command in one of the world's namespaces, or in another one, with a test's setup.
 fn within(namespace: &str, group: Option<&Group>, user: Option<u32>, words: &[&str]) -> Command {
-    // Outside: what `ip` mounts anew there has no groups.
+    // The group is entered outside of the namespace: `ip` mounts /sys anew there, without the cgroups.
     let enter = group.map(|Group(path)| format!("echo $$ > {}/cgroup.procs && exec \"$0\" \"$@\"", path.display()));
     let mut command = match &enter {
         Some(enter) => {
@@ -241,7 +241,8 @@ fn within(namespace: &str, group: Option<&Group>, user: Option<u32>, words: &[&s
     command
 }
 
-/// A server and a client that asks it until `tried` is there; which of them have the library. The client is first to be dropped.
+/// Starts a server, and a client that sends requests until the file `tried` exists; those in `dressed` have the
+/// library. The client comes first, so that it is dropped first.
 fn victims(world: &World, dressed: &[usize], way: Way<'_>) -> [Started; 2] {
     let (python, asks) = (interpreter(), script("asks.py"));
     let user = |end: usize| way.users[end].filter(|_| dressed.len() == 2);
@@ -262,20 +263,20 @@ fn victims(world: &World, dressed: &[usize], way: Way<'_>) -> [Started; 2] {
     [client, server]
 }
 
-/// A stranger claims the connection of a client, or of a server. Gives what the stranger came to.
+/// Lets a stranger claim the connection of a client, or of a server. Returns the stranger's result.
 fn attack(world: &World, victim: usize, knows: Knows, way: Way<'_>) -> String {
     let place = &world.place;
     let nowhere = format!("{}n", world.namespaces.name(SERVERS));
     assert!(Command::new("ip").args(["netns", "add", &nowhere]).status().unwrap().success());
     let folder = place.path("meet");
     let role = format!("{} {knows:?} {}", if victim == CLIENTS { "client" } else { "server" }, folder.display());
-    // A copy, as what cargo builds may be for one user to read.
+    // A copy, because only one user may be able to read cargo's files.
     fs::copy(env::current_exe().unwrap(), place.path("stranger")).unwrap();
     let words = [&world.text("stranger")[..], "--ignored", "--exact", "stranger"];
     let said = fs::File::create(place.path("stranger.out")).unwrap();
     let mut stranger = within(&nowhere, way.group, way.users[0], &words);
     stranger.env(ROLE, role).stdout(said.try_clone().unwrap()).stderr(said);
-    // One that waits must have claimed before the connection is due.
+    // A stranger that waits must have made its claim before the connection exists.
     let early = (victim == CLIENTS).then(|| {
         let runs = Started::new(&mut stranger);
         place::wait_until("the stranger claims", || {
@@ -287,7 +288,7 @@ fn attack(world: &World, victim: usize, knows: Knows, way: Way<'_>) -> String {
     early.unwrap_or_else(|| Started::new(&mut stranger)).finish();
     let came_to = fs::read_to_string(place.path("tried")).unwrap_or_default();
     assert!(!came_to.is_empty(), "{}", fs::read_to_string(place.path("stranger.out")).unwrap());
-    // One that the stranger has taken over does not end by itself.
+    // A victim that the stranger has taken over does not end by itself.
     if !place.log().contains("joined") {
         victims.iter_mut().for_each(|victim| assert!(victim.finish().success()));
     }
@@ -296,7 +297,8 @@ fn attack(world: &World, victim: usize, knows: Knows, way: Way<'_>) -> String {
     came_to
 }
 
-/// Whether a stranger is an end of a connection of each of these victims now, after it got to try.
+/// Returns for each of these victims whether a stranger has become an endpoint of its connection, after the stranger
+/// could try.
 fn gets_in(world: &World, victims: &[usize], knows: Knows, way: Way<'_>) -> Vec<bool> {
     let tries = victims.iter().map(|&victim| {
         let _ = fs::remove_dir_all(world.place.path("meet/claims"));
@@ -334,7 +336,7 @@ fn another_user(world: &World) {
     let way = Way { users: [Some(NOBODY); 2], ..Way::default() };
     assert_eq!(gets_in(world, &[CLIENTS], Knows::Bytes, way), [false]);
     assert!(world.place.log().contains("written to by others"), "{}", world.place.log());
-    // Named by the folder's owner, it is a member like others; one that is not named is none.
+    // A user whom the folder's owner names is a member; one who is not named is not.
     configure(world, "users = 1");
     assert_eq!(gets_in(world, &[CLIENTS], Knows::Bytes, way), [false]);
 }
@@ -346,7 +348,7 @@ fn everything_known(world: &World) {
     assert!(world.place.log().contains("sequence numbers"), "{}", world.place.log());
 }
 
-/// What the threat model says of kernels that tell no sequence numbers.
+/// The case that the threat model describes for kernels that report no sequence numbers.
 fn everything_known_and_no_numbers(world: &World) {
     if hook::find_root().is_some_and(|root| hook::is_attached(&root).unwrap_or(false)) {
         let test = "canary_stranger_who_knows_every_byte_gets_in_where_no_sequence_numbers_are_told";
@@ -356,9 +358,9 @@ fn everything_known_and_no_numbers(world: &World) {
     assert_eq!(gets_in(world, &[CLIENTS, SERVERS], Knows::Bytes, Way::default()), [true, true]);
 }
 
-/// Whether two ends join, and what they say.
+/// Returns whether two endpoints join, and what they print.
 fn join(world: &World, way: Way<'_>) -> (bool, String) {
-    // Both write to it, whoever comes first.
+    // Both write to the log, whichever comes first.
     fs::write(world.place.path("log"), "").unwrap();
     fs::set_permissions(world.place.path("log"), fs::Permissions::from_mode(0o666)).unwrap();
     let mut ends = victims(world, &[CLIENTS, SERVERS], way);
@@ -376,7 +378,7 @@ fn join(world: &World, way: Way<'_>) -> (bool, String) {
     (said.matches("joined").count() == 2, said)
 }
 
-/// No end has a right that any user has not.
+/// No endpoint has a right that an ordinary user lacks.
 fn numbers_required(world: &World) {
     let Some(group) = Group::new("s6_ends_without_rights_prove_sequence_numbers") else { return };
     configure(world, "sequence-numbers = required\n");
@@ -392,7 +394,7 @@ fn numbers_required(world: &World) {
     assert!(!joined && log.contains("`tombolo hook attach`"), "{log}");
 }
 
-/// Two users in a folder of a third one.
+/// Two users in the folder of a third one.
 fn two_users(world: &World) {
     open_to_all(world);
     let way = Way { users: [None, Some(NOBODY)], ..Way::default() };

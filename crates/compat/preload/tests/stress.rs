@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Everything at once on some connections (`programs/stress.c`): each byte comes, once and in order.
+//! All kinds of calls at once on several connections (`programs/stress.c`): each byte arrives exactly once and in
+//! order.
 
 mod place;
 
@@ -7,7 +8,7 @@ use std::{env, path::PathBuf, process::Command};
 
 use place::{Place, built_with, has, output};
 
-/// Bytes that a stream has at most.
+/// Largest number of bytes of a stream.
 const LEN: &str = "8000000";
 
 fn program(options: &[&str]) -> Option<(Place, PathBuf)> {
@@ -19,7 +20,7 @@ fn program(options: &[&str]) -> Option<(Place, PathBuf)> {
     Some((place, program))
 }
 
-/// Runs some seeds, whose connections are joined, where `ring` is the size of the first ring.
+/// Runs some seeds, whose connections are joined; `ring` is the size of the first ring.
 fn run(ring: &str) {
     let Some((place, program)) = program(&[]) else { return };
     let seeds = if env::var_os("TOMBOLO_LONG").is_some() { 1000 } else { 15 };

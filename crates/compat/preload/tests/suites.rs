@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! CPython's own tests of its networking, with the library and without: each of them gives the same result.
+//! Runs CPython's own networking tests, with the library and without: each test gives the same result.
 
 mod place;
 
@@ -14,14 +14,14 @@ use place::{
     suite::{self, Results, Use, at_length},
 };
 
-/// One that differs now and then: it wants a peer that closes to be met in the middle of a `sendfile`. The guide says so.
+/// A test that differs at times: it requires that a peer closes in the middle of a `sendfile`. The guide states this.
 const DIFFER: &str = "*sendfile_close_peer_in_the_middle_of_receiving";
 
 fn python() -> Command {
     Command::new("/usr/bin/python3")
 }
 
-/// Whether a suite is here; if not, it is skipped aloud.
+/// Returns whether a suite is installed; if not, reports that it is skipped.
 fn has(suite: &str) -> bool {
     let import = python().args(["-c", &format!("import test.{suite}")]).stderr(Stdio::null()).status();
     let there = import.is_ok_and(|status| status.success());
@@ -31,13 +31,13 @@ fn has(suite: &str) -> bool {
     there
 }
 
-/// Runs a suite; the result of each of its tests by name.
+/// Runs a suite. Returns the result of each test by its name.
 fn run(place: &Place, suite: &str, dress: bool) -> Results {
     let name = if dress { "with" } else { "plain" };
     let (folder, table) = (place.path(&format!("in-{name}")), place.path(&format!("{name}.xml")));
     fs::create_dir(&folder).unwrap();
     let mut command = python();
-    // Sockets of virtual machines hang in some of them, whoever looks.
+    // Tests of VSOCK sockets hang, with the library or without.
     command.args(["-m", "test", "-u", "network", "-i", "*VSOCK*"]);
     command.args(["-i", DIFFER, "--junit-xml"]).arg(&table).arg(suite);
     if dress {
@@ -48,7 +48,8 @@ fn run(place: &Place, suite: &str, dress: bool) -> Results {
     results(&fs::read_to_string(table).unwrap())
 }
 
-/// What each test came to, from the table that the suites write: what stands inside its element, without the times.
+/// Returns the result of each test from the table that the suites write: the contents of its element, without the
+/// times.
 fn results(table: &str) -> Results {
     let cases = table.split("<testcase ").skip(1);
     let result = |case: &str| {
@@ -86,7 +87,7 @@ suites! {
     always cpythons_test_poll_is_the_same, "test_poll", 0, 0;
     always cpythons_test_select_is_the_same, "test_select", 0, 0;
     always cpythons_test_smtplib_is_the_same, "test_smtplib", 40, 5;
-    // Nearly all that it moves is one call: whether both ends have joined before, or meanwhile, is chance.
+    // Nearly all its bytes go in one call: whether the endpoints join before or during it is random.
     always cpythons_test_socketserver_is_the_same, "test_socketserver", 2, 0;
     at_length cpythons_test_asyncio_is_the_same, "test_asyncio", 2, 20;
     at_length cpythons_test_selectors_is_the_same, "test_selectors", 0, 0;

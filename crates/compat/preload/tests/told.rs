@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What programs' processes say of themselves: a line for each connection at its end, what is wrong with the folder where ends
-//! meet, and why connections that were not to be joined are not.
+//! Reports of programs' processes: a line for each connection at its end, faults of the folder where endpoints meet,
+//! and the reasons why connections are not joined.
 
 mod place;
 
@@ -15,7 +15,7 @@ use std::{
 use place::{Place, has, python};
 use tombolo_sockets::switched::{self, Name};
 
-/// `steps.py`, which makes a connection when it is told.
+/// `steps.py`, which makes a connection on request.
 struct Steps {
     child: Child,
     said: BufReader<ChildStdout>,
@@ -57,7 +57,7 @@ fn dressed(place: &Place, more: &[(&str, &str)]) -> Steps {
     Steps::start(command)
 }
 
-/// Lines of the log that have `what` in them.
+/// Returns the lines of the log that contain `what`.
 fn lines(place: &Place, what: &str) -> Vec<String> {
     place.log().lines().filter(|line| line.contains(what)).map(str::to_owned).collect()
 }
@@ -85,7 +85,7 @@ fn each_connection_has_a_line_at_its_end_that_says_how_it_was_carried() {
     let told = lines(&place, "always on TCP (it ended before enough had passed");
     assert_eq!((told.len(), ended(&place)), (2, 4), "{}", place.log());
     assert!(told.iter().all(|line| line.ends_with("sent 0, received 0")), "{}", place.log());
-    // Nobody there who has the library.
+    // A peer without the library.
     let server = Command::new("/usr/bin/python3")
         .args(["-uc", ECHO])
         .stdin(Stdio::piped())
@@ -103,7 +103,7 @@ fn each_connection_has_a_line_at_its_end_that_says_how_it_was_carried() {
     assert_eq!(ended(&place), 5, "{}", place.log());
 }
 
-/// One caller gets back what it sends.
+/// Echoes the bytes of one client.
 const ECHO: &str = "
 import socket
 listener = socket.create_server(('127.0.0.1', 0))
@@ -128,7 +128,7 @@ fn s7_folder_that_cannot_be_used_is_named_once_with_the_error() {
     if !has(test, &["python3", "setpriv", "unshare", "mount"]) || !rustix::process::geteuid().is_root() {
         return;
     }
-    // What is done to the folder, what stands before the program, what is said.
+    // The name, the change to the folder, the words before the program, and the expected message.
     let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
     type Change = fn(&Path);
     let cases: [(&str, Change, &[&str], &str); 5] = [
@@ -140,7 +140,7 @@ fn s7_folder_that_cannot_be_used_is_named_once_with_the_error() {
     ];
     for (name, change, before, wanted) in cases {
         let place = Place::new();
-        // The log may be written by whoever runs there, and the folder is below one that can be closed.
+        // The log is writable by any user that runs there, and the folder is below one that can be closed.
         let (closed, log) = (place.path("closed"), place.path("log"));
         let folder = closed.join("meet");
         fs::create_dir_all(&folder).unwrap();
@@ -169,7 +169,7 @@ fn s7_folder_that_cannot_be_used_is_named_once_with_the_error() {
     }
 }
 
-/// Runs what comes after it where the folder can only be read.
+/// Runs a command where the folder is read-only.
 const READ_ONLY: &str = "exec unshare -m sh -c 'mount --bind \"$MEET\" \"$MEET\" && mount -o remount,bind,ro \"$MEET\" && \
                          exec \"$0\" \"$@\"' \"$0\" \"$@\"";
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Programs whose waits are system calls of their own, past libc, while their other calls are libc's (`programs/unseen.c`): they are
-//! told of what comes as without the library (ADR 0096).
+//! Programs that wait by system calls of their own, past libc, while their other calls are libc's
+//! (`programs/unseen.c`): they are notified of bytes as without the library (ADR 0096).
 
 mod place;
 
@@ -8,8 +8,8 @@ use std::process::Command;
 
 use place::{Place, built, has, output};
 
-/// What the two ends received over TCP, and through shared memory, while a program waited in this `way`. It prints the same as without
-/// the library, and its connection is joined.
+/// Returns how many bytes the two endpoints received over TCP, and through shared memory, while a program waited in
+/// this `way`. The program prints the same as without the library, and its connection is joined.
 fn received(way: &str) -> Option<(u64, u64)> {
     if !has(way, &["cc"]) {
         return None;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Who is woken by what, and in which order it is seen.
+//! Which threads are woken by what, and in which order events are seen.
 
 #[macro_use]
 mod place;
@@ -11,7 +11,7 @@ use place::{
     world::{CLIENTS, SERVERS, World, number_after},
 };
 
-/// What is counted here depends on what else runs: one test at a time.
+/// The counts depend on what else runs, so the tests run one at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn world(test: &str, source: &str) -> Option<(World, String, MutexGuard<'static, ()>)> {
@@ -21,7 +21,7 @@ fn world(test: &str, source: &str) -> Option<(World, String, MutexGuard<'static,
     Some((world, program.to_str().unwrap().to_owned(), alone))
 }
 
-/// Runs both ends of a program to their end; what the server and the client printed.
+/// Runs both programs to their end. Returns what the server and the client printed.
 fn both(world: &World, server: &[&str], client: &[&str]) -> (String, String) {
     let mut serving = world.serve(7000, server);
     let said = world.ask(client);
@@ -52,8 +52,8 @@ fn s14_what_was_written_before_is_seen_before_or_together() {
     }
 }
 
-/// What both print, of a run in which so many ends joined. Of many that begin at once some have not found each other after
-/// their first turns; how many that is depends on what else runs.
+/// Returns what both print in a run in which at least `ends` endpoints joined. Of many that begin at once, some have
+/// not found each other after their first turns; their number depends on what else runs.
 fn both_joined(world: &World, ends: usize, server: &[&str], client: &[&str]) -> (String, String) {
     let joined = || world.place.log().matches("joined:").count();
     let mut most = 0;
@@ -76,7 +76,7 @@ fn s13_ring_wakes_one_thread_however_many_wait() {
     let client = [&program, "ask", place::SERVER, "7000", "64", "1000", "1", "300"];
     let (server, client) = both_joined(&world, 48, &server, &client);
     let (sleeps, turns) = (number_after(&server, "sleeps"), number_after(&client, "all"));
-    // 400 turns of each come first, of which each side may sleep for each; and a few for what is set up.
+    // 400 turns of each connection come first, and each side may sleep in each of them; a few more belong to the setup.
     let first = 64 * 400;
     assert!(sleeps <= first + 3 * turns + 1000, "{sleeps} sleeps for {turns} turns of one connection");
 }
@@ -88,7 +88,7 @@ fn s13_threads_and_sets_beyond_a_hundred_sleep_while_nothing_comes() {
     for sets in [false, true] {
         let server = [&program, "serve", place::SERVER, "7000", "150", "sets"];
         let client = [&program, "ask", place::SERVER, "7000", "150", "2000", "1", "2000", "3000"];
-        // Enough of 300 for the bound that the kernel has.
+        // Enough of the 300 endpoints for the bound that the kernel meets.
         let (server, client) = both_joined(&world, 210, &server[..if sets { 6 } else { 5 }], &client);
         let (sleeps, turns) = (number_after(&server, "sleeps"), number_after(&client, "all"));
         // As above.
@@ -109,7 +109,7 @@ fn threads_that_each_serve_a_connection_lose_nothing() {
     assert!(number_after(&client, "all") > 0);
 }
 
-/// What a server and a client with so many threads each did in a while: round trips, and CPU time of both.
+/// Returns the round trips, and the CPU time of both programs, of a server and a client with so many threads each.
 fn turns(world: &World, program: &str, with: bool, connections: u64) -> (u64, u64) {
     let number = connections.to_string();
     let log = world.place.path("turns");
@@ -127,7 +127,7 @@ fn turns(world: &World, program: &str, with: bool, connections: u64) -> (u64, u6
     assert!(start(CLIENTS, &["ask", place::SERVER, "7000", &number, "400"], &said).finish().success());
     assert!(server.finish().success());
     let [server, client] = [log, said].map(|path| std::fs::read_to_string(path).unwrap());
-    // The first turns, before both have found each other, take CPU time too.
+    // The first turns, before the endpoints have found each other, also take CPU time.
     (number_after(&client, "all"), number_after(&client, "cpu") + number_after(&server, "cpu"))
 }
 
@@ -138,16 +138,16 @@ fn threads_beside_burners_are_no_slower_than_over_tcp() {
     let long = std::env::var_os("TOMBOLO_LONG").is_some();
     let (burners, connections, rounds): (&[usize], &[u64], usize) =
         if long { (&[0, 1, 4, 16], &[1, 4, 32, 128], 7) } else { (&[1], &[32], 5) };
-    // Of a machine that does other things too; without optimization this library is slow, and the kernel is not.
+    // Allows for other work of the machine; without optimization the library is slow, and the kernel is not.
     let least = if cfg!(debug_assertions) { 30 } else { 75 };
     for (burners, connections) in burners.iter().flat_map(|burners| connections.iter().map(move |n| (*burners, *n))) {
         let burn = || Started::new(std::process::Command::new("sh").args(["-c", "while :; do :; done"]));
         let _burning: Vec<_> = (0..burners).map(|_| burn()).collect();
-        // One after the other, so that both meet the same neighbours.
+        // One after the other, so that both compete with the same processes.
         let mut shares: Vec<_> = (0..rounds)
             .map(|_| {
                 let [plain, shared] = [false, true].map(|with| turns(&world, &program, with, connections));
-                // Turns, and CPU time for each, in hundredths of TCP's.
+                // Turns, and CPU time for each turn, in percent of TCP's.
                 (shared.0 * 100 / plain.0, shared.1 * plain.0 * 100 / (plain.1 * shared.0))
             })
             .collect();

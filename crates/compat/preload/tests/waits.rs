@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Random waits (`programs/waits.c`): threads, sets, registrations, copies and closings in every order give with the library what
-//! they give without. A difference is printed as the few calls that make it.
+//! Random waits (`programs/waits.c`): threads, sets, registrations, copies and closes in every order give the same
+//! results with the library as without. A difference is reduced to the few calls that cause it, and printed.
 
 #[macro_use]
 mod place;
@@ -9,21 +9,22 @@ use std::{collections::BTreeSet, path::PathBuf, process::Command, time::Duration
 
 use place::{Place, built_with, has, output_within};
 
-/// Calls of an episode.
+/// Number of calls of an episode.
 const STEPS: usize = 40;
-/// Episodes that are compared at a time.
+/// Number of episodes that are compared at a time.
 const CHUNK: u64 = 250;
 
 /// The program, and how it is run.
 struct Model {
     place: Place,
     program: PathBuf,
-    /// Directions move to and fro at this pace, in microseconds.
+    /// Time in microseconds after which directions move between TCP and shared memory.
     flip: Option<&'static str>,
 }
 
 impl Model {
-    /// What a run prints without and with the library: `count` episodes from `first` on, without the steps that are left out.
+    /// Returns what a run prints without and with the library: `count` episodes from `first` on, without the steps that
+    /// are left out.
     fn both(&self, first: u64, count: u64, without: &BTreeSet<usize>) -> [String; 2] {
         [false, true].map(|with| {
             let mut command = Command::new(&self.program);
@@ -38,7 +39,7 @@ impl Model {
         })
     }
 
-    /// Compares all, in chunks: long ones where that is asked for.
+    /// Compares all episodes in chunks; more of them in the long form.
     fn compare(test: &str, flip: Option<&'static str>, chunks: u64) {
         if !has(test, &["cc"]) {
             return;
@@ -46,7 +47,7 @@ impl Model {
         let place = Place::new();
         let options: &[&str] = if flip.is_some() { &["-O1", "-DEXCLUSIVE=0"] } else { &["-O1"] };
         let model = Self { program: built_with(&place, "waits.c", options), place, flip };
-        // Millions of calls, or hundreds of thousands.
+        // Millions of calls in the long form, or hundreds of thousands.
         let chunks = if std::env::var_os("TOMBOLO_LONG").is_some() { chunks * 20 } else { chunks };
         for first in (0..chunks).map(|chunk| 1 + chunk * CHUNK) {
             let said = model.both(first, CHUNK, &BTreeSet::new());
@@ -59,7 +60,7 @@ impl Model {
         assert!(joined >= chunks * CHUNK * 2, "{joined} ends were joined");
     }
 
-    /// The calls of an episode that are enough for it to differ, and what they give.
+    /// Returns a minimal set of calls of an episode for which it still differs, and their results.
     fn least(&self, episode: u64) -> String {
         let mut without = BTreeSet::new();
         for step in 0..STEPS {
@@ -75,7 +76,7 @@ impl Model {
     }
 }
 
-/// The number of the first episode in which the two differ.
+/// Returns the number of the first episode in which the two differ.
 fn differs([plain, with]: &[String; 2]) -> Option<u64> {
     let (one, other) = plain.lines().zip(with.lines()).find(|(one, other)| one != other)?;
     let episode = |line: &str| line.split('.').next().and_then(|number| number.parse().ok());

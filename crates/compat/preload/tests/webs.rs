@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Servers of the web in front of others, with connections that are kept, and a data base with a thread for each caller: all with
-//! the library, the same answers as without it.
+//! Web servers in front of others, with kept connections, and a database with a thread for each client: all with the
+//! library, and with the same answers as without it.
 
 mod place;
 
@@ -14,14 +14,15 @@ use place::{
 /// A user without rights.
 const NOBODY: u32 = 65534;
 
-/// Asks for the page of each number below `count`, eight at a time over kept connections, and for a long one: each answer must be right.
+/// Requests the page of each number below `count`, eight at a time over kept connections, and a long page: each answer
+/// must be right.
 fn ask_for_pages(world: &World, port: u16, count: usize) {
     let (port, count) = (port.to_string(), count.to_string());
     let said = world.ask(&[&interpreter(), &script("pages.py"), SERVER, &port, &count]);
     assert_eq!(said, format!("right: {count} of {count}\n"), "{}", world.place.log());
 }
 
-/// At least so many hundredths of all bytes went through shared memory.
+/// Asserts that at least `percent` per cent of all bytes went through shared memory.
 fn assert_shared(world: &World, percent: u64) {
     let (tcp, shared) = world.place.received();
     world.place.shared(tcp + shared, percent).unwrap();
@@ -80,7 +81,7 @@ fn apache_event_before_gunicorn_gives_each_answer() {
          {modules}User nobody\nGroup nogroup\nKeepAlive On\nMaxKeepAliveRequests 0\nMutex posixsem\n\
          ProxyPass / http://{SERVER}:9000/ keepalive=On\n"
     );
-    // Its children are nobody's, and so is the other server's folder: one for all users.
+    // Its children run as nobody, and so does the other server: the folder must be open to all users.
     fs::write(world.place.path("meet/tombolo.conf"), format!("users = 0 {NOBODY}\n")).unwrap();
     for name in ["meet", "reports"] {
         fs::set_permissions(world.place.path(name), std::os::unix::fs::PermissionsExt::from_mode(0o1777)).unwrap();
@@ -96,14 +97,14 @@ fn apache_event_before_gunicorn_gives_each_answer() {
     assert_shared(&world, 50);
 }
 
-/// Queries whose answers are checked, with a thread of the server's for each connection or with its pool.
+/// Runs queries whose answers are checked, with one server thread for each connection or with its thread pool.
 fn mariadb(test: &str, handling: &str, threads: &str) {
     if !has(test, &["sysbench", "mariadb-install-db"]) {
         return;
     }
     let Some(world) = World::new(test, &["mariadbd", "mariadb"], Place::new) else { return };
     let (folder, socket) = (world.text("base"), world.text("socket"));
-    // A server that begins empties it of what others have there.
+    // A folder of its own: a server that starts deletes what others have there.
     let scratch = world.text("scratch");
     fs::create_dir(&folder).unwrap();
     fs::create_dir(&scratch).unwrap();
@@ -141,7 +142,7 @@ fn mariadb(test: &str, handling: &str, threads: &str) {
         let said = bench(threads, &["--events=1000", "--time=0", "--skip-trx=on", "--delete-inserts=0", "run"]);
         assert!(said.contains("transactions:                        1000 "), "{said}");
     }
-    // Each event updates two rows of one table; the number of rows is what it was.
+    // Each event updates two rows of one table; the number of rows does not change.
     let sums = "select count(*), sum(id) from sbtest1; select count(*), sum(id) from sbtest2";
     let said = world.ask(&["mariadb", "--no-defaults", "-ubench", "-h", SERVER, "-N", "-e", sums, "sbtest"]);
     assert_eq!(said, "2000\t2001000\n2000\t2001000\n");
@@ -149,7 +150,7 @@ fn mariadb(test: &str, handling: &str, threads: &str) {
     assert_shared(&world, 80);
 }
 
-/// Numbers of connections.
+/// Returns the numbers of connections.
 fn threads() -> &'static str {
     if std::env::var_os("TOMBOLO_LONG").is_some() { "4 16 32 64 96" } else { "4 32" }
 }

@@ -128,7 +128,8 @@ mod tests {
 
     const WEB: Service = Service { port: 80, dialled: false };
 
-    /// Joins connections on credit for as long as there is some, and says how many; each of them ends as `end` has it.
+    /// Joins connections on credit for as long as there is some, each of which ends as `end` determines. Returns their
+    /// number.
     fn spend_all(credits: &Credits, end: impl Fn(&Credits)) -> usize {
         (0..1000).take_while(|_| credits.spend(WEB)).inspect(|_| end(credits)).count()
     }

@@ -324,7 +324,7 @@ mod tests {
         std::os::unix::fs::symlink("/etc/hostname", &file).unwrap();
         assert!(Folder::check(writable.path(), own()).unwrap_err().to_string().contains("symbolic link"));
         fs::remove_file(&file).unwrap();
-        // Nobody writes to it: to open it must not wait for that.
+        // The pipe has no writer, and an open must not wait for one.
         rustix::fs::mknodat(CWD, &file, rustix::fs::FileType::Fifo, Mode::RUSR, 0).unwrap();
         assert!(Folder::check(writable.path(), own()).is_err());
     }

@@ -375,7 +375,7 @@ mod tests {
         group.word(PIDS + brief.0.unwrap()).store(member(child.id()), Ordering::SeqCst);
         child.wait().unwrap();
         group.remove_dead();
-        // Whose parent is another one: it is made before the first is named, or after it.
+        // Children of another parent: one is made before the first is named, one after it.
         let next = group.reserve_slot();
         group.record_birth(brief, Birth::Child(child.id()));
         let last = group.reserve_slot();
@@ -396,13 +396,13 @@ mod tests {
     #[test]
     fn r26_record_of_a_holder_who_died_is_not_believed() {
         let group = ForkGroup::new([0, 0]).unwrap();
-        // A writer's, at the beginning.
+        // The record of a writer at the beginning.
         let mut bytes = [0; private::LEN];
         bytes[..8].copy_from_slice(&0x1_0001_u64.to_le_bytes());
         let left = Record::decode(&bytes).unwrap();
         group.turn(Direction::Out).unwrap().leave(&left);
         assert!(group.turn(Direction::Out).unwrap().record().is_some());
-        // A thread that ends within its turn leaves the lock as a process does that is killed.
+        // A thread that ends within its turn leaves the lock as a killed process does.
         std::thread::scope(|scope| _ = scope.spawn(|| std::mem::forget(group.turn(Direction::Out))).join());
         assert!(group.turn(Direction::Out).unwrap().record().is_none());
         assert!(
@@ -420,7 +420,8 @@ mod tests {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let id = child.id();
         child.wait().unwrap();
-        // In another namespace there may be one with the number that nobody has here, or this process's own number.
+        // In another namespace there may be a process with a number that no process has here, or with this process's
+        // own number.
         let elsewhere = (namespace() + 1) << 32;
         for number in [id, std::process::id()] {
             group.word(PIDS + place.0.unwrap()).store(elsewhere | u64::from(number), Ordering::SeqCst);
@@ -429,7 +430,7 @@ mod tests {
         }
         assert!(!group.depart(), "the other one is left");
         assert!(group.is_alone());
-        // As its parent sees it, it can be told.
+        // With the number that its parent sees, its end can be determined.
         let group = ForkGroup::new([0, 0]).unwrap();
         let place = group.reserve_slot();
         group.word(PIDS + place.0.unwrap()).store(elsewhere | 1, Ordering::SeqCst);

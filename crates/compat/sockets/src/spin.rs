@@ -110,11 +110,11 @@ mod tests {
         looking(*CPUS / 2);
         assert!(!looks(), "one more than there are CPUs for");
         assert_eq!(LOOKING.load(Ordering::Relaxed), *CPUS / 2);
-        // A child made by fork while all of them looked.
+        // In a child made by fork while all of them looked.
         begin_anew();
         assert_eq!(looks(), *CPUS > 1);
         assert_eq!(LOOKING.load(Ordering::Relaxed), 0);
-        // One made by a handler that interrupts the look: it goes on in both processes.
+        // In a child made by a handler that interrupts the look: the look continues in both processes.
         until(|| {
             begin_anew();
             true

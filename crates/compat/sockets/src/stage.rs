@@ -107,12 +107,12 @@ fn is_candidate(word: u32) -> bool {
 mod tests {
     use super::*;
 
-    /// What is to be seen of a word.
+    /// Returns what can be read from a word.
     fn seen(word: &StageWord) -> (Stage, bool, Reason) {
         (word.stage(), word.is_leaving(), word.reason())
     }
 
-    /// All states that a connection can be in, by each order of events that leads there.
+    /// Goes through all states that a connection can have, by each order of events that leads there.
     #[test]
     fn each_event_in_each_state_does_what_the_table_says() {
         use Reason::{Bypassed, NoPeer, TakenAway, Unknown};

@@ -349,7 +349,7 @@ mod tests {
         assert_eq!(fs::metadata(place(folder.path())).unwrap().mode() & 0o7777, 0o1777);
         assert_eq!(fs::metadata(users(folder.path())).unwrap().mode() & 0o7777, 0o755);
         if geteuid().is_root() {
-            // Whose the place is does not count.
+            // The owner of the place does not count.
             std::os::unix::fs::chown(place(folder.path()), Some(9), None).unwrap();
             assert!(Switch::default().is_off(folder.path(), 8, 8));
             std::os::unix::fs::chown(users(folder.path()), Some(9), None).unwrap();
@@ -369,11 +369,11 @@ mod tests {
         let (folder, name, nobody) = (tempfile::tempdir().unwrap(), own().0, 65534);
         fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o1777)).unwrap();
         put_file(at(folder.path()), &name).unwrap();
-        // More than are looked at, before and after it in the folder's order.
+        // More entries than are looked at, before and after it in the folder's order.
         for other in 0..300 {
             let other = place(folder.path()).join(format!("other-{other}"));
             fs::create_dir(&other).unwrap();
-            // What is in the way of removing it is another's.
+            // The entry that prevents its removal belongs to another user.
             fs::create_dir(other.join(name.file())).unwrap();
             std::os::unix::fs::chown(&other, Some(nobody), None).unwrap();
         }

@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn s18_both_ends_make_one_key_of_their_numbers_and_other_numbers_another() {
-        // SHA-256 of "tombolo key" and the words 7 and 9, its first four bytes.
+        // The first four bytes of the SHA-256 of "tombolo key" and the words 7 and 9.
         assert_eq!(key_of_sequences([7, 9]), Some(0x4f19_f9d7));
         assert_eq!(key_of_sequences([7, 9]), key_of_sequences([9, 7]));
         assert_ne!(key_of_sequences([7, 9]), key_of_sequences([7, 8]));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Paths that are full and links that take their time: a call waits for neither, and nothing stays on TCP for that (S-4).
+//! Control paths that are full and sessions that are established late. A call waits for neither, and no connection
+//! stays on TCP because of them (S-4).
 
 mod victim;
 
@@ -16,7 +17,7 @@ use tombolo_layout::sockets::Message;
 use tombolo_sockets::connection::Stage;
 use victim::{Liar, Play, SERVICE, SOON, Victim};
 
-/// What the other end hears of the victim, which makes calls until then.
+/// Returns the victim's next message to the peer; the victim makes calls until it comes.
 fn hear_soon(victim: &Victim, liar: &mut Liar) -> Message {
     let deadline = Instant::now() + SOON;
     loop {
@@ -33,7 +34,7 @@ fn hear_soon(victim: &Victim, liar: &mut Liar) -> Message {
     }
 }
 
-/// Calls, until the victim found no room for what it has to say or has joined.
+/// Makes calls until the victim found no room for a message or has joined.
 fn call_until_refused(victim: &Victim, refused: &AtomicU32) {
     let (before, deadline) = (refused.load(Ordering::SeqCst), Instant::now() + SOON);
     while victim.connection.stage() == Stage::Candidate && refused.load(Ordering::SeqCst) == before {
@@ -42,7 +43,7 @@ fn call_until_refused(victim: &Victim, refused: &AtomicU32) {
     }
 }
 
-/// The path is full each time that the victim has something to say.
+/// The control path is full each time that the victim has a message to send.
 #[test]
 fn s4_path_that_is_full_means_later_in_each_step() {
     for waits in [true, false] {
@@ -70,18 +71,20 @@ fn s4_path_that_is_full_means_later_in_each_step() {
             say = liar.reply(&heard);
             steps += 1;
         }
-        // Who waits has its answer to say, and joins when that is confirmed. Who seeks proposes, and confirms before it joins.
+        // A victim that waits sends its answer, and joins when that is confirmed. A victim that seeks sends a proposal,
+        // and a confirmation before it joins.
         assert_eq!(steps, if waits { 1 } else { 2 }, "waits: {waits}");
     }
 }
 
-/// More messages than the path of a session has room for: the kernel counts more than this for each.
+/// Returns a number of messages that exceeds the room of a session's control path: the kernel counts more bytes than
+/// this for each.
 fn burst() -> usize {
     let room = fs::read_to_string("/proc/sys/net/core/wmem_default").unwrap().trim().parse::<usize>().unwrap();
     (room / 512 + 100).min(20_000)
 }
 
-/// A peer that makes no calls for a while is told of more connections than its path has room for.
+/// A peer that makes no calls for a while is sent messages about more connections than its control path has room for.
 #[test]
 fn s4_burst_beyond_the_room_of_a_path_arrives_whole_once_the_peer_reads() {
     let connections = burst();
@@ -128,7 +131,8 @@ fn s4_link_that_takes_its_time_is_asked_for_in_later_calls_and_made_once() {
     assert!(liar.is_called_once(), "a second link was made");
 }
 
-/// Where threads get into each other's way no memory is made by who holds what all have in common; alone nothing is put off.
+/// Where threads contend, no thread allocates memory while it holds the state that all share. A thread that is alone
+/// puts nothing off.
 #[test]
 fn s4_memory_is_made_apart_where_other_threads_begin_too() {
     for (waits, crowded) in [(true, true), (false, true), (true, false), (false, false)] {

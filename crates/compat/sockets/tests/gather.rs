@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The shipping code that gathers what a wait reports (S-13, S-14), among all interleavings with a peer that writes on
-//! A and then on B. Each may be in shared memory, looked at or resting until its doorbell is notified, or with the
-//! kernel. Canaries weaken one rule each; the model must refute every one.
+//! Runs the shipping code that gathers the events that a wait reports (S-13, S-14), through all interleavings with a
+//! peer that writes on A and then on B. Each of the two may be in shared memory, where it is looked at or rests until
+//! its doorbell is notified, or with the kernel. Canaries weaken one rule each; the model must refute every one.
 
 use tombolo_sockets::gather::{KernelReply, Sources, gather};
 
@@ -9,24 +9,24 @@ use tombolo_sockets::gather::{KernelReply, Sources, gather};
 enum Kind {
     /// In shared memory, and looked at.
     Awake,
-    /// In shared memory; nobody looks until its doorbell was heard.
+    /// In shared memory; not looked at until its doorbell was notified.
     Resting,
-    /// An event of the kernel's.
+    /// An event of the kernel.
     Plain,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Mutant {
     None,
-    /// Reports what the first look has found.
+    /// Reports what the first look found.
     OneLook,
-    /// Looks at shared memory until it finds nothing more, and asks the kernel of nothing.
+    /// Looks at shared memory until it finds nothing more, and never asks the kernel.
     NoAsk,
-    /// Asks the kernel first and looks then, once.
+    /// Asks the kernel first, and then looks once.
     KernelFirst,
 }
 
-/// Depth first through all sequences of choices, by running again.
+/// Walks depth-first through all sequences of choices, by running the model again for each.
 #[derive(Default)]
 struct Choices {
     path: Vec<(usize, usize)>,
@@ -54,7 +54,7 @@ impl Choices {
     }
 }
 
-/// What the one who writes does, one step after the other.
+/// Steps of the writer.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Publish(usize),
@@ -69,12 +69,12 @@ struct World<'a> {
     notified: Vec<bool>,
     awake: Vec<bool>,
     reported: Vec<bool>,
-    /// Where a look begins.
+    /// Index at which a look begins.
     turn: usize,
 }
 
 impl World<'_> {
-    /// Whoever writes gets on by any number of steps.
+    /// Lets the writer advance by any number of steps.
     fn others_run(&mut self) {
         for _ in 0..self.choices.choose(self.steps.len() + 1) {
             match self.steps.remove(0) {
@@ -122,7 +122,7 @@ impl Sources for World<'_> {
     }
 }
 
-/// One wait. Says what was reported, in the order in which it was written.
+/// Runs one wait. Returns what was reported, in the order in which it was written.
 fn run(choices: &mut Choices, kinds: &[Kind], mutant: Mutant, slept: bool) -> Vec<bool> {
     let mut steps = Vec::new();
     for (at, kind) in kinds.iter().enumerate() {
@@ -158,13 +158,13 @@ fn run(choices: &mut Choices, kinds: &[Kind], mutant: Mutant, slept: bool) -> Ve
     world.reported
 }
 
-/// Whether some wait reports one and not what was written before it.
+/// Returns whether some wait reports an event without one that was written before it.
 fn is_refuted(kinds: &[Kind], mutant: Mutant) -> bool {
     [false, true].into_iter().any(|slept| {
         let mut choices = Choices::default();
         loop {
             let reported = run(&mut choices, kinds, mutant, slept);
-            // Reported ones are a beginning of what was written.
+            // The reported events must be a prefix of the written ones.
             if reported.windows(2).any(|pair| pair[1] && !pair[0]) {
                 return true;
             }
@@ -186,8 +186,8 @@ fn s14_what_was_written_before_is_reported_too() {
     }
 }
 
-/// The limit that the specification names: the kernel is not asked again after it gave an event, so what comes later in the same
-/// look may lack what came before it, where that is the kernel's too.
+/// The limit that the specification names: the kernel is not asked again after it gave an event. A later event of the
+/// same look may therefore be reported without an earlier one, where the earlier one is the kernel's as well.
 #[test]
 fn s14_third_one_may_be_reported_without_one_that_the_kernel_has_only_after_the_kernel_gave_another() {
     for first in ALL {
@@ -205,7 +205,7 @@ fn s14_third_one_may_be_reported_without_one_that_the_kernel_has_only_after_the_
 fn s13_connection_whose_bell_rang_is_reported() {
     let mut choices = Choices::default();
     loop {
-        // All is written before the kernel is asked: the choice to run all is among those that are tried.
+        // Everything is written before the kernel is asked: the choice to run all steps is among those that are tried.
         let reported = run(&mut choices, &[Kind::Resting], Mutant::None, true);
         if reported == [true] {
             return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The ring of a connection follows its load, and no byte is lost, comes twice or changes places meanwhile (S-20).
+//! The ring of a connection follows its load. Meanwhile no byte is lost, duplicated or reordered (S-20).
 
 mod pair;
 
@@ -18,12 +18,12 @@ impl Random {
     }
 }
 
-/// The byte at `position` of a stream that never repeats itself soon.
+/// Returns the byte at `position` of a stream that repeats itself only after a long time.
 fn byte(position: u64) -> u8 {
     (position.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u8
 }
 
-/// One direction of a stream: what was sent, and what was received.
+/// One direction of a stream: the numbers of bytes sent and received.
 #[derive(Default)]
 struct Flow {
     sent: u64,
@@ -51,7 +51,7 @@ impl Flow {
     }
 }
 
-/// Bulk, until the ring of who sends has `size` bytes.
+/// Sends in bulk until the sender's ring has `size` bytes.
 fn be_busy(ends: &[End; 2], flow: &mut Flow, size: u64) {
     let deadline = Instant::now() + SOON;
     while ends[0].sends_by() != size || ends[1].connection.ring_sizes().unwrap()[1] != size {
@@ -68,7 +68,7 @@ fn s20_ring_begins_small_grows_for_bulk_and_shrinks_once_idle() {
     let mut flow = Flow::default();
     be_busy(&ends, &mut flow, 1 << 20);
     assert_eq!(ends[1].sends_by(), FIRST, "the other direction has nothing to carry");
-    // One who sleeps looks after what is idle, and the peer follows in its own calls.
+    // An endpoint that sleeps checks for idle rings, and the peer follows in its own calls.
     let (idle, deadline) = (Instant::now(), Instant::now() + SOON);
     while ends.each_ref().map(|end| end.connection.ring_sizes()) != [Some([FIRST; 2]); 2] {
         ends.iter().for_each(|end| end.prepare_sleep(true, false));
@@ -76,11 +76,11 @@ fn s20_ring_begins_small_grows_for_bulk_and_shrinks_once_idle() {
         std::thread::yield_now();
     }
     assert!(idle.elapsed() >= Duration::from_millis(1500), "after {:?}", idle.elapsed());
-    // And again.
+    // Once more.
     be_busy(&ends, &mut flow, 1 << 20);
 }
 
-/// A stream in one direction that is as fast as this build can be: its bytes repeat themselves after a prime number of them.
+/// A stream in one direction, as fast as this build allows. Its bytes repeat after a prime number of them.
 struct Bulk {
     bytes: Vec<u8>,
     to: Vec<u8>,
@@ -98,7 +98,7 @@ impl Bulk {
 
     /// Fills the ring, and empties it.
     fn go_round(&mut self, ends: &[End; 2]) {
-        // TCP takes all that comes.
+        // TCP takes everything that is sent.
         for _ in 0..16 {
             let from = self.sent % Self::PERIOD;
             let n = ends[0].send(&self.bytes[from..from + Self::PERIOD]);
@@ -107,7 +107,7 @@ impl Bulk {
                 break;
             }
         }
-        // To the end, and once more in vain: who finds nothing looks for another ring.
+        // Reads to the end, and once more in vain: a reader that finds nothing looks for another ring.
         loop {
             let n = ends[1].receive(&mut self.to, Read::Take);
             let from = self.received % Self::PERIOD;
@@ -120,7 +120,8 @@ impl Bulk {
         assert_eq!(self.received, self.sent, "nothing is on its way");
     }
 
-    /// Until the sender's ring has `size` bytes, each round with so many times its own time after it.
+    /// Sends until the sender's ring has `size` bytes. Each round is followed by a pause of `slower` times its own
+    /// duration.
     fn be_busy_until(&mut self, ends: &[End; 2], size: u64, slower: u32) {
         let deadline = Instant::now() + SOON;
         while ends[0].sends_by() != size {
@@ -141,7 +142,7 @@ fn s20_busy_end_tries_a_larger_ring_and_goes_back_where_that_is_slower() {
     if tried > 1 << 20 {
         bulk.be_busy_until(&ends, tried, 0);
         bulk.be_busy_until(&ends, 1 << 20, 4);
-        // It tries again after a while, and stays.
+        // It tries again after a while, and keeps the larger ring.
         bulk.be_busy_until(&ends, tried, 4);
     } else {
         let line = "SKIP s20_busy_end_tries_a_larger_ring_and_goes_back_where_that_is_slower (needs caches): their sizes are hidden\n";
@@ -152,7 +153,7 @@ fn s20_busy_end_tries_a_larger_ring_and_goes_back_where_that_is_slower() {
         bulk.go_round(&ends);
     }
     assert_eq!(ends[0].sends_by(), size, "nothing was slower");
-    // Idle, it has its first ring again.
+    // Once idle, it has its first ring again.
     let deadline = Instant::now() + SOON;
     while ends[0].sends_by() != FIRST {
         ends.iter().for_each(|end| end.prepare_sleep(true, false));
@@ -181,7 +182,7 @@ fn s20_who_polls_and_never_sleeps_hears_of_the_first_bytes_in_another_ring() {
     let deadline = Instant::now() + SOON;
     while ends[1].connection.ring_sizes().unwrap()[1] != 1 << 20 {
         flow.send(&ends[0], 64 << 10);
-        // To the end, and once more in vain: from now on nothing but the hint is looked at.
+        // Reads to the end, and once more in vain: from now on only the hint is looked at.
         while flow.receive(&ends[1], 64 << 10, Read::Take) > 0 {}
         assert_eq!(flow.receive(&ends[1], 1, Read::Look), 0);
         assert!(!ends[1].connection.pipes.has_unread());
@@ -206,7 +207,7 @@ fn s20_nothing_grows_where_it_is_switched_off_or_too_little() {
 
 #[test]
 fn s20_quota_without_room_for_a_large_ring_leaves_the_small_one() {
-    // The first rings and their pages, and a little.
+    // Memory for the first rings and their pages, and a little more.
     let (ends, _folder) = joined(|settings| settings.memory = 100 << 10);
     let mut flow = Flow::default();
     for _ in 0..1000 {
@@ -220,7 +221,7 @@ fn s20_quota_without_room_for_a_large_ring_leaves_the_small_one() {
     }
 }
 
-/// Calls of both ends in any order, and moves to TCP and back amid them.
+/// Both endpoints make calls in any order, with moves to TCP and back between them.
 #[test]
 fn s20_every_byte_arrives_in_order_whatever_both_do_meanwhile() {
     for seed in 0..if std::env::var_os("TOMBOLO_LONG").is_some() { 400 } else { 12 } {
@@ -244,7 +245,7 @@ fn s20_every_byte_arrives_in_order_whatever_both_do_meanwhile() {
         while flows.iter().any(|flow| flow.received < flow.sent) {
             for at in 0..2 {
                 flows[1 - at].receive(&ends[at], 64 << 10, Read::Take);
-                // What was recalled is paid by calls of who sent it.
+                // Recalled bytes are sent by calls of their sender.
                 ends[at].connection.for_call(&ends[at].process, -1).send_recalled();
             }
             assert!(Instant::now() < deadline, "seed {seed}: bytes are missing");
@@ -252,13 +253,13 @@ fn s20_every_byte_arrives_in_order_whatever_both_do_meanwhile() {
     }
 }
 
-/// Both send much before either reads: an end that waits for room takes the ring that it is offered.
+/// Both send much before either reads. An endpoint that waits for room takes the ring that it is offered.
 #[test]
 fn s20_ends_that_both_wait_for_room_get_it() {
     let (ends, _folder) = joined(|_| {});
     let mut flows = [Flow::default(), Flow::default()];
     for (end, at) in [(1, 1), (0, 0)] {
-        // So that both directions are in the pipe.
+        // Until both directions are in the pipe.
         let deadline = Instant::now() + SOON;
         let before = flows[at].sent;
         while ends[end].connection.transports()[0] != tombolo_sockets::switch::Transport::Pipe {

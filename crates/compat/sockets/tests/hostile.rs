@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A member of the folder who lies: in every field of every message, in their order, in the segments that come with them,
-//! and in every word after it was joined. The victim never panics or waits, and is joined by nobody who does not know its
-//! bytes; what a liar spoils is its own connection.
+//! A hostile member of the folder: it alters every field of every message, their order, the segments that come with
+//! them, and every word after it was joined. The victim never panics or waits, and no peer that does not know its bytes
+//! joins it; a hostile peer spoils only its own connection.
 
 mod victim;
 
@@ -47,7 +47,7 @@ fn s4_s6_end_that_tells_the_truth_is_joined() {
     }
 }
 
-/// The peer takes the proposal and hangs up, four times and once more.
+/// The peer takes the proposal and closes the session, four times and once more.
 #[test]
 fn s6_end_whose_sessions_end_before_an_answer_proposes_a_few_times_and_no_more() {
     let victim = Victim::new(false);
@@ -58,7 +58,7 @@ fn s6_end_whose_sessions_end_before_an_answer_proposes_a_few_times_and_no_more()
         victim.call();
     }
     assert_eq!(victim.connection.reason(), Some(Reason::PeerGone));
-    // One that answers the last is joined.
+    // A peer that answers the last proposal is joined.
     let victim = Victim::new(false);
     for _ in 0..3 {
         assert!(Liar::meet(&victim, false, true).receive_message().is_some());
@@ -66,11 +66,11 @@ fn s6_end_whose_sessions_end_before_an_answer_proposes_a_few_times_and_no_more()
     assert!(talk(&victim, false, true, None).1);
 }
 
-/// One proposes, hangs up before it can be answered, and so keeps nobody from the connection.
+/// A peer that proposes, and closes its session before the answer, does not keep others from the connection.
 #[test]
 fn s6_end_that_waits_is_joined_by_the_next_where_a_session_ends_before_its_answer() {
     let play = Play::new(true);
-    // Its program has not read yet all that its kernel has received.
+    // The victim's program has not yet read everything that its kernel received.
     play.counts.lock().unwrap().received += 1;
     let victim = Victim::playing(play);
     let propose = || {
@@ -126,7 +126,7 @@ fn s4_message_that_brings_what_its_kind_does_not_carry_ends_the_link() {
     }
 }
 
-/// In the copy that a fork makes nobody is left to let go of a lock of the backend's.
+/// In the copy that a fork makes, no thread is left to release a lock of the backend.
 #[test]
 fn r26_backend_is_held_still_while_the_process_forks() {
     let victim = Victim::new(true);
@@ -145,7 +145,7 @@ fn r26_backend_is_held_still_while_the_process_forks() {
     other.join().unwrap();
 }
 
-/// A fork takes a claim back; the process may be off by the time at which the connection is one process's again.
+/// A fork withdraws a claim. The process may be switched off by the time the connection belongs to one process again.
 #[test]
 fn s7_process_that_is_off_claims_nothing_after_a_fork_either() {
     for off in [false, true] {
@@ -223,7 +223,7 @@ fn s2_s3_words_that_lie_after_joining_end_the_stream_and_nothing_else() {
             let mut room = [0; 9000];
             let connection = &victim.connection;
             let call = connection.for_call(&victim.process, -1);
-            // Half of them go back to TCP at some time, after which little is left to lie about.
+            // Half of the victims return to TCP at some time, after which little is left to violate.
             let got = match random.below(if seed % 4 < 2 { 7 } else { 11 }) {
                 0 => call.recv(&mut [IoSliceMut::new(&mut room)], Read::Take),
                 1 => call.recv(&mut [IoSliceMut::new(&mut room)], Read::Peek),
@@ -281,11 +281,11 @@ fn s3_end_turns_back_alone_and_not_before_its_peer_has_followed_whatever_that_sa
     say(0, true, false);
     let sent = victim.connection.for_call(&victim.process, -1).send(&[IoSlice::new(b"into the pipe")]);
     assert_eq!((sent, victim.connection.transports()[0]), (Ok(13), Transport::Pipe));
-    // One that says nothing more, and one that asks for TCP and says that it has followed less than it has.
+    // A peer that sends nothing more, and one that asks for TCP and reports fewer moves than it has followed.
     assert_eq!(turns_back(), (false, Transport::Pipe));
     say(0, false, true);
     assert_eq!(turns_back(), (false, Transport::Pipe));
-    // One that has followed what never was.
+    // A peer that reports moves that never happened.
     say(7, false, true);
     assert_eq!(turns_back(), (false, Transport::Pipe));
     say(1, false, false);
@@ -303,7 +303,7 @@ fn s20_rings_that_lie_end_the_stream_and_nothing_else() {
         let (mut liar, joined) = talk(&victim, waits, true, None);
         assert!(joined);
         let (connection, mut random) = (&victim.connection, Random(seed));
-        // What an honest end would say, most of the time: it gets further.
+        // Mostly the words of an honest peer, because the test gets further with them.
         let lies = [5, 80, 80, 1000][seed as usize / 2 % 4];
         let (mut ready, mut sent, mut offered) = (0_u64, 0_u64, 0_u64);
         for _ in 0..150 {
@@ -376,7 +376,7 @@ fn s20_rings_that_lie_end_the_stream_and_nothing_else() {
     );
 }
 
-/// A victim that is joined and whose rings grow, and the other end, which knows its number.
+/// Returns a joined victim whose rings grow, and its peer, which knows the victim's number.
 fn joined_with_rings() -> (Victim, Liar) {
     let mut play = Play::new(true);
     play.grows_to = Some(64 << 10);
@@ -386,7 +386,7 @@ fn joined_with_rings() -> (Victim, Liar) {
     (victim, liar)
 }
 
-/// Sends a segment of `len` bytes as a ring for `to`; false if the path has no room or is no more.
+/// Sends a segment of `len` bytes as a ring for `to`. Returns false if the control path has no room or is closed.
 fn offer_ring(liar: &mut Liar, to: u64, len: usize) -> bool {
     let (segment, offer) = liar.link.allocate(len).unwrap();
     let sent = liar.link.send(&Message::Ring { to, generation: 1 }.encode(), Some(&offer)).is_ok();
@@ -394,7 +394,7 @@ fn offer_ring(liar: &mut Liar, to: u64, len: usize) -> bool {
     sent
 }
 
-/// Whether the victim has ended the link.
+/// Returns whether the victim has ended the session.
 fn is_ended(liar: &mut Liar) -> bool {
     loop {
         match liar.link.recv(1 << 20) {
@@ -405,7 +405,7 @@ fn is_ended(liar: &mut Liar) -> bool {
     }
 }
 
-/// The victim hears what came.
+/// Lets the victim take the messages that have arrived.
 fn listen(victim: &Victim) {
     victim.process.exchange.mark_notified();
     victim.process.before_sleep();
@@ -415,7 +415,7 @@ fn listen(victim: &Victim) {
 fn h2_s20_ring_that_comes_before_it_is_announced_is_followed_once_it_is() {
     let (victim, mut liar) = joined_with_rings();
     let generation = 1;
-    // A ring comes without one.
+    // A ring arrives without a doorbell.
     liar.doorbell = None;
     let header = SegmentHeader::new(8192, generation, 0, Features::HANDOVER, liar.claim.id);
     let message = Message::Ring { to: liar.to, generation };
@@ -473,7 +473,7 @@ fn s20_one_call_maps_no_more_of_a_peer_than_64_mib() {
     let (victim, mut liar) = joined_with_rings();
     let to = liar.to.wrapping_add(1);
     assert!((0..8).all(|_| offer_ring(&mut liar, to, 32 << 20)), "there is room for all");
-    // What ends the link when it is heard shows that all before it was.
+    // This message ends the session once it is read, which shows that everything before it was read.
     let (segment, offer) = liar.link.allocate(8192).unwrap();
     liar.link.send(&Message::Refuse { to: 1, reason: 1 }.encode(), Some(&offer)).unwrap();
     liar.link.retire(Some(segment), offer);
@@ -485,7 +485,7 @@ fn s20_one_call_maps_no_more_of_a_peer_than_64_mib() {
     assert!(is_ended(&mut liar), "who heard a part looks again before it sleeps");
 }
 
-/// Copies of the doorbells in this process that another has as well.
+/// Returns copies, in this process, of the doorbells that another process holds as well.
 fn shared_doorbells() -> Vec<OwnedFd> {
     let own = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
     let all =
@@ -497,9 +497,9 @@ fn shared_doorbells() -> Vec<OwnedFd> {
     shared.filter_map(|fd| pidfd_getfd(&own, fd, PidfdGetfdFlags::empty()).ok()).collect()
 }
 
-/// Leaves a doorbell as a liar likes it: full or not, and blocking who calls it without care.
+/// Leaves a doorbell as a hostile peer would: full or not, and blocking for a careless caller.
 fn spoil(doorbell: &OwnedFd, random: &mut Random) {
-    // What is set here is set for all who have it.
+    // The flags set here apply to all holders of the descriptor.
     fcntl_setfl(doorbell, OFlags::NONBLOCK).unwrap();
     for _ in 0..random.below(4) {
         let value = [u64::MAX - 1, 1, 0, random.next()][random.below(4)];
@@ -537,7 +537,7 @@ fn bells_that_a_liar_fills_and_empties_block_nobody_and_silence_no_other() {
             let mut one = [PollFd::new(&instance, PollFlags::IN)];
             poll(&mut one, Some(&limit(patience))) == Ok(1)
         };
-        // What the liar rang is heard, and forgotten.
+        // The hostile peer's notifications are taken, and forgotten.
         while notified(Duration::ZERO) {
             waiter.forget(&victim.process.exchange);
             victim.process.before_sleep();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Calls at random on a connection between two machines whose link is taken away meanwhile: whatever the programs did before and do
-//! then, it leaves its memory by calls that read nothing, and every byte arrives, once (S-19).
+//! Random calls on a connection between two machines whose link is taken away meanwhile. Whatever the programs do
+//! before and after that, the connection leaves its memory by calls that read nothing, and every byte arrives exactly
+//! once (S-19).
 
 mod machine_pair;
 
@@ -15,7 +16,7 @@ use machine_pair::{Ends, PAGE, Programs, WINDOW, done, of};
 use rustix::io::Errno;
 use tombolo_sockets::{Read, Reason, connection::ReturnStage, kernel::Kernel};
 
-/// Numbers that look like chance, the same ones for a seed.
+/// Pseudo-random numbers, the same for the same seed.
 struct Chance(u64);
 
 impl Chance {
@@ -24,14 +25,14 @@ impl Chance {
         ((self.0 >> 33) as usize) % bound
     }
 
-    /// Some bytes mostly, and sometimes many.
+    /// Returns a small number of bytes mostly, and sometimes a large one.
     fn len(&mut self) -> usize {
         let most = [200, 9000, 70_000][self.below(3)];
         1 + self.below(most)
     }
 }
 
-/// How an end ends.
+/// Ways in which an endpoint ends.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Ending {
     ShutsDown,
@@ -40,7 +41,7 @@ enum Ending {
 }
 
 impl Ends<'_> {
-    /// What a program may do that reads nothing, with which it hears what there is to hear.
+    /// Makes the calls of a program that read nothing, and that notice everything there is to notice.
     fn call_and_read_nothing(&self, at: usize) {
         self.programs.processes[at].advance(&self.ends[at]);
         self.call(at).send_recalled();
@@ -48,7 +49,7 @@ impl Ends<'_> {
         self.call(at).arm(true, true);
     }
 
-    /// A call of an end that is not `gone`. Says which is then.
+    /// Makes a call of an endpoint that is not `gone`. Returns the endpoint that is gone afterwards.
     fn call_at_random(&mut self, chance: &mut Chance, gone: Option<usize>) -> Option<usize> {
         let (at, len) = (gone.map_or_else(|| chance.below(2), |gone| 1 - gone), chance.len());
         let is_over = self.ends[at].ending.has_ended_sending();
@@ -68,14 +69,14 @@ impl Ends<'_> {
                     wire.out.lock().unwrap().is_full = chance.below(4) == 0;
                 }
             },
-            // It leaves what lies there to be read there.
+            // The bytes in the pipe stay there to be read.
             6 if chance.below(10) == 0 => _ = self.call(at).turn_back(),
             _ => self.call_and_read_nothing(at),
         }
         gone
     }
 
-    /// Whether TCP would not reset, and nothing is owed over it.
+    /// Returns whether a close would not make TCP reset, and no recalled bytes are left to send.
     fn may_close(&mut self, at: usize) -> bool {
         self.programs.kernels[at].of(self.fd).out.lock().unwrap().is_full = false;
         while self.receive(1 - at, 70_000) > 0 {}
@@ -98,7 +99,7 @@ impl Ends<'_> {
         }
     }
 
-    /// These ends call, and read nothing, until those have left.
+    /// The endpoints `these` make calls that read nothing, until `those` have left the memory.
     fn call_until_left(&self, these: Range<usize>, those: Range<usize>) {
         let deadline = Instant::now() + Duration::from_secs(10);
         while !self.ends[those.clone()].iter().all(|end| end.pipes.have_left_memory()) {
@@ -107,7 +108,7 @@ impl Ends<'_> {
         }
     }
 
-    /// Looks at what comes from an end, and leaves it.
+    /// Peeks at bytes from an endpoint, without taking them.
     fn peek(&self, from: usize, most: usize) -> usize {
         let mut to = [vec![0; most / 2], vec![0; most - most / 2]];
         let [first, second] = &mut to;
@@ -119,7 +120,7 @@ impl Ends<'_> {
     }
 }
 
-/// One life of a connection.
+/// Runs one connection from its beginning to its end.
 fn leave_at_random(seed: u64) {
     let mut chance = Chance(seed);
     let programs = Programs::new(of(WINDOW));
@@ -136,7 +137,7 @@ fn leave_at_random(seed: u64) {
     (0..steps[1]).for_each(|_| gone = ends.call_at_random(&mut chance, gone));
     programs.world.leave_in(if first == "a" { "b" } else { "a" });
     (0..steps[2]).for_each(|_| gone = ends.call_at_random(&mut chance, gone));
-    // They hear some milliseconds later (S-19).
+    // They learn of it some milliseconds later (S-19).
     let relief = Instant::now() + Duration::from_millis([0, 30][chance.below(2)]);
     let deadline = Instant::now() + Duration::from_secs(10);
     let there: Vec<_> = (0..2).filter(|at| Some(*at) != gone).collect();
@@ -149,7 +150,7 @@ fn leave_at_random(seed: u64) {
         let transports = ends.ends.each_ref().map(|end| end.transports());
         assert!(Instant::now() < deadline, "seed {seed}: it does not leave: {unread:?} bytes unread, {transports:?}");
     }
-    // Nobody looks there any more.
+    // No endpoint looks into the memory any more.
     for memory in programs.world.memories() {
         rustix::fs::ftruncate(&memory, PAGE).unwrap();
     }
@@ -167,7 +168,8 @@ fn s19_connection_leaves_at_any_moment_by_calls_that_read_nothing_and_every_byte
     (0..if std::env::var_os("TOMBOLO_LONG").is_some() { 3000 } else { 100 }).for_each(leave_at_random);
 }
 
-/// Who is asked for TCP goes there from where it is; what it left in the pipe cannot be recalled after that, and is to be read there.
+/// A sender that is asked for TCP moves there from where it is. The bytes that it left in the pipe cannot be recalled
+/// after that, and must be read there.
 #[test]
 fn s2_what_a_sender_left_before_it_was_recalled_is_still_in_the_pipe() {
     for (is_over, stage) in [(false, ReturnStage::Long), (true, ReturnStage::Lost)] {
@@ -189,8 +191,8 @@ fn s2_what_a_sender_left_before_it_was_recalled_is_still_in_the_pipe() {
     }
 }
 
-/// What lies in memory cannot go over TCP after its end, and is not lost with the memory. The reader's program hears of it as before.
-/// The last of it may have gone over TCP.
+/// Bytes in memory cannot go over TCP after their sender has ended, and must not be lost with the memory. The reader's
+/// program is notified of them as before. The last bytes may have gone over TCP.
 #[test]
 fn s19_what_a_sender_left_that_has_ended_is_read_after_its_memory_went() {
     let endings = [Ending::ShutsDown, Ending::Closes, Ending::Dies];
@@ -224,7 +226,8 @@ fn s19_what_a_sender_left_that_has_ended_is_read_after_its_memory_went() {
     }
 }
 
-/// What it owes over TCP, where there is no room, an end owes to a peer that has left and sends no more as well.
+/// An endpoint that has recalled bytes to send, and no room in TCP, must send them also to a peer that has left and
+/// sends no more.
 #[test]
 fn s19_end_that_owes_what_was_recalled_has_not_left_before_it_is_sent() {
     let programs = Programs::new(of(WINDOW));
@@ -244,7 +247,8 @@ fn s19_end_that_owes_what_was_recalled_has_not_left_before_it_is_sent() {
     assert_eq!(ends.receive(0, 100_000), 12_000);
 }
 
-/// Bytes that a program sent past the library are there before what was recalled: its peer must not take them for that.
+/// Bytes that a program sent past the library arrive before the recalled bytes: the peer must not take the former for
+/// the latter.
 #[test]
 fn s5_what_is_recalled_does_not_come_behind_bytes_that_went_past_the_library() {
     let programs = Programs::new(of(WINDOW));
@@ -261,8 +265,9 @@ fn s5_what_is_recalled_does_not_come_behind_bytes_that_went_past_the_library() {
     assert_eq!(ends.call(0).send(&[IoSlice::new(b"more")]), Err(Errno::CONNRESET), "{}", programs.log());
 }
 
-/// Who has gone on over TCP before it was asked has left bytes in memory that cannot be recalled; who reads them makes no call that
-/// reads before the memory goes. They are in front of what comes over TCP, also for another program, which cannot have them.
+/// A sender that moved to TCP before it was asked has left bytes in memory that cannot be recalled. Their reader makes
+/// no call that reads before the memory is taken away. They precede the bytes that come over TCP, also for another
+/// program, which cannot have them.
 #[test]
 fn s19_what_a_sender_left_that_went_on_over_tcp_is_read_after_its_memory_went() {
     let programs = Programs::new(of(WINDOW));

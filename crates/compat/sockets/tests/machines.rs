@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Connections between two machines: what the memory of their link has room for, whose rings grow there, and what comes back once
-//! they are idle (S-18, S-19, S-20). The backend is that of virtual machines; its broker and devices are doubles.
+//! Connections between two machines: how many the memory of their link has room for, whose rings grow there, and which
+//! memory comes back once they are idle (S-18, S-19, S-20). The backend is that of virtual machines; its broker and
+//! devices are test doubles.
 
 mod machine_pair;
 
@@ -25,7 +26,7 @@ fn s20_ring_between_machines_begins_small_grows_for_bulk_and_gives_the_memory_ba
     let programs = Programs::new(of(WINDOW));
     let mut ends = programs.join(0).unwrap();
     assert_eq!(ends.rings(), [FIRST; 2]);
-    // More often than the link has memory for, if any stayed.
+    // More rounds than the link has memory for, if any memory stayed in use.
     for round in 0..4 {
         assert_eq!(ends.be_busy(1), MOST, "round {round}");
         assert_eq!(ends.rings()[0], FIRST, "the other direction has nothing to carry");
@@ -41,7 +42,7 @@ fn s20_what_grows_leaves_room_for_first_rings_and_what_finds_none_stays_small() 
     assert_eq!(sizes, [MOST, MOST / 2, MOST / 4], "each has what is left");
     let rest: Vec<_> = (3..11).map(|number| programs.join(number).unwrap()).collect();
     assert!(rest.iter().all(|ends| ends.rings() == [FIRST; 2]));
-    // What is idle makes room.
+    // An idle connection makes room.
     all[0].be_idle();
     let deadline = Instant::now() + SOON;
     while all[2].be_busy(1) <= MOST / 4 {
@@ -49,7 +50,7 @@ fn s20_what_grows_leaves_room_for_first_rings_and_what_finds_none_stays_small() 
     }
 }
 
-/// What a region of 16 MiB gives, as V-8 says.
+/// Returns the windows of a region of 16 MiB (V-8).
 fn region() -> Windows {
     let mut left = (16 << 20) - PAGE;
     Box::new(move || {
@@ -73,7 +74,7 @@ fn s18_a_thousand_connections_have_room_in_a_link_of_32_mib_and_what_has_none_sa
     assert!(all.len() >= 1000, "{} connections over {} sessions", all.len(), programs.world.calls());
     assert_eq!(why, Reason::Resources);
     assert!(programs.log().contains("no memory or descriptors left"), "{}", programs.log());
-    // All are of use, the last as well, and one that has gone makes room for another.
+    // All of them work, the last one as well, and one that is gone makes room for another.
     for ends in &mut all {
         assert!(ends.send(0, 1000) > 0 && ends.receive(0, 1000) > 0);
     }
@@ -86,12 +87,12 @@ fn s19_connection_leaves_a_ring_that_grew_and_one_that_was_offered_with_every_by
     for takes in [true, false] {
         let programs = Programs::new(of(WINDOW));
         let mut ends = programs.join(0).unwrap();
-        // Once the ring has grown, and once one was offered that nobody has taken.
+        // Once the ring has grown; and once a ring was offered that nobody has taken.
         let deadline = Instant::now() + SOON;
         while ends.rings()[1] == FIRST && (takes || ends.sent[1] < 64 * FIRST) {
             ends.send(1, 64 << 10);
             ends.receive(1, 8 << 10);
-            // Who finds something each time takes no other ring.
+            // A reader that finds bytes each time takes no other ring.
             while takes && ends.receive(1, 8 << 10) > 0 {}
             assert!(Instant::now() < deadline);
         }
@@ -99,7 +100,7 @@ fn s19_connection_leaves_a_ring_that_grew_and_one_that_was_offered_with_every_by
         assert!(ends.sent[1] > ends.received[1]);
         programs.world.leave();
         let deadline = Instant::now() + SOON;
-        // Who hears of the peer's end first takes that for the reason.
+        // An endpoint that notices its peer's end first takes that for the reason.
         let is_left = |end: &Arc<Connection>| matches!(end.reason(), Some(Reason::TakenAway | Reason::PeerGone));
         while ends.received[1] < ends.sent[1] || !ends.ends.iter().all(is_left) {
             ends.advance();
@@ -113,17 +114,18 @@ fn s19_connection_leaves_a_ring_that_grew_and_one_that_was_offered_with_every_by
                 ends.ends.each_ref().map(|end| end.reason())
             );
         }
-        // And on, over TCP.
+        // And it continues over TCP.
         assert!(ends.send(1, 100_000) == 100_000 && ends.receive(1, 200_000) == 100_000);
     }
 }
 
-/// The end that seeks heard so, then the one that waits: neither has another connection in memory that will be taken away.
+/// The endpoint that seeks gets the message first, or the one that waits. Neither has another connection in memory that
+/// will be taken away.
 #[test]
 fn s19_connection_that_begins_after_a_session_is_left_is_joined_over_another() {
     for told in ["b", "a"] {
         let programs = Programs::new(of(WINDOW));
-        // Its other end makes no call, so it cannot leave, and the session stays.
+        // The peer makes no call, so the first connection cannot leave, and the session stays.
         let mut first = programs.join(0).unwrap();
         first.move_into_memory();
         programs.world.leave_in(told);
@@ -144,7 +146,7 @@ fn s19_connection_that_begins_after_a_session_is_left_is_joined_over_another() {
     }
 }
 
-/// The session ends before anybody has answered.
+/// The session ends before an answer was sent.
 #[test]
 fn s6_connection_whose_session_ends_before_an_answer_is_joined_over_another() {
     let programs = Programs::new(of(WINDOW));
@@ -163,7 +165,7 @@ fn s6_connection_whose_session_ends_before_an_answer_is_joined_over_another() {
     }
 }
 
-/// How many messages the end in `a` has put into its mailbox (V-4).
+/// Returns the number of messages that the endpoint in `a` has put into its mailbox (V-4).
 fn count_messages(programs: &Programs) -> u64 {
     let mut word = [0; 8];
     rustix::io::pread(&programs.world.memories()[1], &mut word, WINDOWS_AT + 0x100).unwrap();
@@ -197,7 +199,7 @@ fn s19_large_ring_that_is_idle_is_not_made_smaller_once_its_session_is_left() {
     }
 }
 
-/// It was offered before the receiver heard so, and nobody had taken it.
+/// The ring was offered before the receiver learnt that the session is left, and it was not taken.
 #[test]
 fn s19_ring_that_was_offered_is_not_taken_once_its_session_is_left() {
     for leaves in [false, true] {
@@ -216,7 +218,7 @@ fn s19_ring_that_was_offered_is_not_taken_once_its_session_is_left() {
                 assert!(Instant::now() < deadline, "nobody heard");
             }
         }
-        // The sender's program makes no call meanwhile, so nothing is done with a ring that was taken.
+        // The sender's program makes no call meanwhile, so a ring that was taken would not be used.
         let began = Instant::now();
         while began.elapsed() < Duration::from_millis(500) {
             ends.receive(1, 64 << 10);
@@ -227,7 +229,7 @@ fn s19_ring_that_was_offered_is_not_taken_once_its_session_is_left() {
     }
 }
 
-/// Whether the end in `a` has let go of a segment of its peer's (V-6).
+/// Returns whether the endpoint in `a` has released a segment of its peer (V-6).
 fn has_let_go(programs: &Programs) -> bool {
     let mut words = [0; 64 * 8];
     rustix::io::pread(&programs.world.memories()[1], &mut words, WINDOWS_AT + 0x200).unwrap();
@@ -248,7 +250,7 @@ fn d3_what_was_recalled_from_a_ring_whose_memory_went_is_not_sent() {
         ends.advance();
         assert!(Instant::now() < deadline, "nothing was recalled");
     }
-    // What lies in the second ring is gone; nothing else has been looked at since.
+    // The bytes in the second ring are gone; nothing else has been looked at since.
     rustix::fs::ftruncate(&programs.world.memories()[0], 0).unwrap();
     wire.out.lock().unwrap().is_full = false;
     for _ in 0..10 {
@@ -261,7 +263,7 @@ fn d3_what_was_recalled_from_a_ring_whose_memory_went_is_not_sent() {
     assert_eq!(came, Err(Errno::AGAIN), "zeros went to the peer");
 }
 
-/// Each kernel has these, so they name no peer in another.
+/// Every kernel has these addresses, so they name no peer in another.
 #[test]
 fn s18_addresses_that_each_kernel_has_are_looked_for_at_no_broker() {
     for (number, hosts) in
@@ -290,7 +292,7 @@ fn s18_service_where_nobody_listens_is_asked_for_anew() {
         programs.processes[1].advance(&ends.ends[1]);
         assert!(Instant::now() < deadline, "what the broker said is believed on: {:?}", ends.ends[1].reason());
     }
-    // Once the other end waits, and is told of, both are joined.
+    // Once the other endpoint waits, and its peer has found it, both are joined.
     let deadline = Instant::now() + SOON;
     while ends.ends.iter().any(|end| end.stage() != Stage::Joined) {
         ends.advance();

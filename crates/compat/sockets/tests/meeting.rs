@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Two ends that find each other while their programs' calls are under way.
+//! Two endpoints that find each other while calls of their programs are in progress.
 
 mod pair;
 
@@ -11,19 +11,19 @@ use tombolo_sockets::{
     proof::HISTORY,
 };
 
-/// Looks of both ends for each other.
+/// Number of times that both endpoints look for each other.
 const LOOKS: usize = 200;
 
 #[test]
 fn s6_end_in_whose_program_a_thread_sends_proves_nothing_until_that_is_counted() {
-    // Of the end that waits, and of the one that seeks.
+    // For the endpoint that waits, and for the one that seeks.
     for at in [0, 1] {
         let (ends, _folder) = met(|_| {});
         let end = &ends[at];
         let sent = end.connection.plain(Direction::Out).unwrap();
         let text = b"what the kernel has sent, and nobody has counted yet";
         assert_eq!(end.process.kernel().send(-1, &[IoSlice::new(text)]), Ok(text.len()));
-        // Another thread of it gets on with all connections.
+        // Another thread of the program advances all connections.
         for _ in 0..LOOKS {
             ends.iter().for_each(|end| end.process.advance(&end.connection));
         }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The shipping switch code (S-1 to S-3), among all interleavings of a short run, and among very many of long ones. At
-//! each thing that the receiver touches, the sender gets on by any number of steps; its stores are steps of their own.
+//! Runs the shipping switch code (S-1 to S-3) through all interleavings of a short run, and through very many of long
+//! runs. At each access of the receiver, the sender advances by any number of steps; each of its stores is a step.
 //! Canaries weaken one rule each; the model must refute every one.
 //!
-//! The directions of a connection share nothing, so one is enough.
+//! The two directions of a connection share nothing, so the model has one.
 
 use std::{
     collections::VecDeque,
@@ -13,11 +13,11 @@ use std::{
 use tombolo_layout::sockets::Followed;
 use tombolo_sockets::switch::{Fault, Found, Incoming, LeftTcp, Outgoing, Receiver, Sender, Transport};
 
-/// What is weakened.
+/// The rule that is weakened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Mutant {
     None,
-    /// The sender does not wait until its last move was followed.
+    /// The sender does not wait until the receiver has followed its last move.
     ManyMoves,
     /// The sender does not wait until the receiver is ready.
     NeverReady,
@@ -25,33 +25,33 @@ enum Mutant {
     BoundaryLate,
     /// The receiver declares itself ready while another thread reads in the kernel.
     ReadyBesideReader,
-    /// A byte that another thread is sending is not counted.
+    /// The receiver does not count a byte that another thread is sending.
     UncountedByte,
-    /// The receiver does not look into the pipe again after it saw the move.
+    /// The receiver does not look into the pipe again after it has seen the move.
     NoSecondLook,
-    /// The receiver follows before it has read what lies before the boundary.
+    /// The receiver follows before it has read the bytes before the boundary.
     FollowsEarly,
-    /// The next process believes what it knew itself, not what the dead one left in the segment.
+    /// The next process trusts its own memory instead of the dead process's state in the segment.
     OwnMemory,
-    /// The next process believes the dead one's count, and not the kernel's.
+    /// The next process trusts the dead process's count instead of the kernel's.
     NoRecount,
-    /// What was recalled does not come over TCP (S-2).
+    /// Recalled bytes are not sent over TCP (S-2).
     KeepsRecalled,
-    /// What was recalled comes after what is sent anew (S-2).
+    /// Recalled bytes are sent after new bytes (S-2).
     RecalledLate,
-    /// A receiver that recalls before it has read what came over TCP before does not read that (S-3).
+    /// A receiver that recalls before it has read all earlier TCP bytes never reads these (S-3).
     ForgetsTcp,
-    /// One that recalls reads TCP up to what it takes for the boundary, and has not looked whether that was there before the
-    /// sender moved again (S-3).
+    /// A receiver that recalls reads TCP up to its assumed boundary, without a check whether all of that was there
+    /// before the sender moved again (S-3).
     ReadsUnseen,
 }
 
-/// Where choices come from: all sequences one after the other, or random ones.
+/// Source of choices: all sequences one after the other, or random ones.
 trait Chooser {
     fn choose(&mut self, of: usize) -> usize;
 }
 
-/// Depth first through all sequences of choices, by running again.
+/// Walks depth-first through all sequences of choices, by running the model again for each.
 #[derive(Default)]
 struct Exhaustive {
     path: Vec<(usize, usize)>,
@@ -59,7 +59,7 @@ struct Exhaustive {
 }
 
 impl Exhaustive {
-    /// Whether there is another sequence.
+    /// Moves to the next sequence. Returns whether there is one.
     fn next(&mut self) -> bool {
         self.at = 0;
         while let Some((taken, of)) = self.path.pop() {
@@ -91,12 +91,12 @@ impl Chooser for Random {
     }
 }
 
-/// A step of the sender that others can come between.
+/// A step of the sender; the other actors may run between two steps.
 #[derive(Clone, Copy)]
 enum Step {
     Boundary(u64),
     Moves(u64),
-    /// What is left in the pipe goes over TCP.
+    /// The bytes left in the pipe go over TCP.
     Recalled,
     Write(Transport),
 }
@@ -108,7 +108,7 @@ struct World<'a, C> {
     moves: u64,
     boundary: u64,
     followed: u64,
-    // Carriers.
+    // Transports.
     tcp: VecDeque<u32>,
     pipe: VecDeque<u32>,
     fin: bool,
@@ -123,24 +123,25 @@ struct World<'a, C> {
     received: u64,
     position: u64,
     output: Vec<u32>,
-    /// What a reader that looks only once would have seen in the pipe.
+    /// Bytes that a reader that looks only once would have seen in the pipe.
     seen: usize,
-    /// Another thread of the receiver sleeps in a kernel read.
+    /// Whether another thread of the receiver sleeps in a kernel read.
     kernel_reader: bool,
-    /// Processes of both ends die at any step, and others of their end go on.
+    /// Whether processes of both endpoints may die at any step, while other processes of their endpoint continue
+    ///
     mortal: bool,
     deaths: u64,
-    /// What the kernel has handed out.
+    /// Number of bytes that the kernel has handed out.
     handed_out: u64,
-    /// The receiver wants to be on TCP at once, from some time on; the sender has seen it.
+    /// `recalls`: the receiver may ask for an immediate return to TCP from some step on. `leaves`: it has asked.
     recalls: bool,
     leaves: bool,
     recalled: bool,
-    /// How often that was before it had read all of TCP.
+    /// Number of recalls that came before the receiver had read all of TCP.
     early: u64,
 }
 
-/// What a process that dies leaves its call with.
+/// Panic payload of a process that dies within a call.
 struct Died;
 
 #[derive(Debug, PartialEq, Eq)]
@@ -157,7 +158,7 @@ impl From<Fault> for Wrong {
     }
 }
 
-/// The sender's side while it decides: its stores become steps.
+/// The sender's side during a decision: its stores become steps.
 struct Deciding<'a> {
     mutant: Mutant,
     followed: u64,
@@ -203,7 +204,7 @@ impl Outgoing for Deciding<'_> {
 }
 
 impl<C: Chooser> World<'_, C> {
-    /// The receiving process may die here.
+    /// The receiving process may die at this point.
     fn live(&mut self) {
         if self.mortal && self.choices.choose(24) == 1 {
             self.deaths += 1;
@@ -211,15 +212,15 @@ impl<C: Chooser> World<'_, C> {
         }
     }
 
-    /// Others read next, who know nothing of the pipe: what it holds is to come over TCP.
+    /// The processes that read next know nothing of the pipe, so its contents must come over TCP.
     fn recall(&mut self, receiver: &mut Receiver) {
-        // Seldom does the sender go to the pipe while it has something on TCP that was not read.
+        // The sender seldom moves to the pipe while the receiver has unread bytes on TCP.
         let is_behind = !self.tcp.is_empty() && self.moves % 2 == 1;
         if self.recalls && !self.fin && self.choices.choose(if is_behind { 2 } else { 16 }) == 1 {
             self.recalls = false;
             self.leaves = true;
         }
-        // From one who is gone nothing can be recalled.
+        // Nothing can be recalled from a sender that has closed.
         if self.leaves && !self.fin {
             let (moves, boundary, received) = (self.moves, self.boundary, self.received);
             let left = LeftTcp { moves, boundary, received };
@@ -233,7 +234,8 @@ impl<C: Chooser> World<'_, C> {
         }
     }
 
-    /// One call of a receiving process, and where it dies in it, what the next process makes of that.
+    /// Runs one call of a receiving process. If the process dies in the call, the next process continues from what it
+    /// left.
     fn call(&mut self, receiver: &mut Receiver) -> Result<Option<Found>, Wrong> {
         let call = || {
             self.recall(receiver);
@@ -253,7 +255,7 @@ impl<C: Chooser> World<'_, C> {
         }
     }
 
-    /// The sender decides what carries the next byte.
+    /// The sender decides which transport carries the next byte.
     fn decide(&mut self, wanted: Transport) -> Transport {
         let mut sender = self.sender.clone();
         let own = self.moves;
@@ -272,13 +274,13 @@ impl<C: Chooser> World<'_, C> {
         transport
     }
 
-    /// Before the sender ends it sees to what was recalled.
+    /// The sender handles a recall before it ends.
     fn finish_sender(&mut self) {
-        // One that has ended its sending moves no more: then the pipe is read, after TCP.
+        // A sender that has shut down its direction moves no more. The receiver then reads the pipe after TCP.
         if self.leaves && !self.recalled && self.choices.choose(4) == 1 {
             return;
         }
-        // Again where a process of its end died over it.
+        // Repeated where a process of the sender died during it.
         for _ in 0..100 {
             if self.leaves && self.decide(Transport::Tcp) == Transport::Tcp && self.recalled {
                 self.steps.push_back(Step::Recalled);
@@ -287,10 +289,10 @@ impl<C: Chooser> World<'_, C> {
         }
     }
 
-    /// One step of the sender; false where it has none left.
+    /// Runs one step of the sender. Returns false if no step is left.
     fn step(&mut self) -> bool {
         if self.mortal && !self.steps.is_empty() && self.choices.choose(24) == 1 {
-            // It dies between two stores; the next process of its end sends what it had not.
+            // The process dies between two stores; the next process of its endpoint sends what is unsent.
             self.deaths += 1;
             self.steps.clear();
             self.sender = Sender::at(self.moves);
@@ -336,7 +338,7 @@ impl<C: Chooser> World<'_, C> {
         true
     }
 
-    /// Others get on before the receiver touches the next thing.
+    /// Lets the other actors run before the receiver's next access.
     fn others(&mut self) {
         loop {
             if self.kernel_reader && !self.tcp.is_empty() && self.choices.choose(2) == 1 {
@@ -350,7 +352,7 @@ impl<C: Chooser> World<'_, C> {
         }
     }
 
-    /// The other thread's read ends; it reads no more.
+    /// The other thread's read returns; that thread reads no more.
     fn kernel_reads(&mut self) {
         self.kernel_reader = false;
         self.received += self.tcp.len() as u64;
@@ -389,7 +391,7 @@ impl<C: Chooser> Incoming for World<'_, C> {
         !self.kernel_reader || self.mutant == Mutant::ReadyBesideReader
     }
 
-    /// As much as there is when it happens: a long read, begun when it was last decided.
+    /// Reads all bytes present at this moment: a long read that began at the last decision.
     fn read_tcp(&mut self) -> Result<Found, Wrong> {
         self.others();
         if self.tcp.is_empty() {
@@ -397,7 +399,7 @@ impl<C: Chooser> Incoming for World<'_, C> {
         }
         let n = self.tcp.len();
         self.handed_out += n as u64;
-        // What a process that dies now has taken is lost with it, as ever; nothing else may be.
+        // Bytes taken by a process that dies now are lost with it, as on plain TCP; no other bytes may be lost.
         self.output.extend(self.tcp.drain(..));
         self.live();
         self.received += n as u64;
@@ -419,7 +421,7 @@ impl<C: Chooser> Incoming for World<'_, C> {
         let stale = self.seen;
         self.others();
         self.live();
-        // The position of one who believes that he has read all that there is.
+        // The position of a receiver that assumes that it has read everything.
         if self.mutant == Mutant::NoSecondLook && self.moves % 2 == 0 && stale == 0 {
             self.position = self.pipe_sent;
             self.pipe.clear();
@@ -439,7 +441,7 @@ impl<C: Chooser> Incoming for World<'_, C> {
     }
 }
 
-/// One run: the sender sends `bytes` and ends; the receiver reads all.
+/// Runs once: the sender sends `bytes` bytes and ends; the receiver reads everything.
 fn run(choices: &mut impl Chooser, bytes: u32, mutant: Mutant, kernel_reader: bool) -> Result<(usize, u64), Wrong> {
     let world = run_with(choices, bytes, mutant, kernel_reader, [false; 2])?;
     Ok((world.output.len(), world.moves))
@@ -481,7 +483,7 @@ fn run_with<C: Chooser>(
         early: 0,
     };
     let mut receiver = Receiver::default();
-    // A call while the sender is at it, or more.
+    // A call while the sender has steps or bytes left, and at least one more.
     loop {
         let before = world.output.len();
         world.call(&mut receiver)?;
@@ -489,12 +491,12 @@ fn run_with<C: Chooser>(
         if world.next == world.last && world.steps.is_empty() && world.output.len() == before {
             break;
         }
-        // Nothing there and nobody chose to send: the sender's turn.
+        // The call found nothing, and no choice let the sender run: the sender takes a step.
         if world.output.len() == before {
             world.step();
         }
         if world.kernel_reader {
-            // Only the thread in the kernel reads from now on, until it returns.
+            // From now on only the thread in the kernel reads, until its read returns.
             while world.step() {}
             if world.tcp.is_empty() && !world.pipe.is_empty() {
                 return Err(Wrong::Hang);
@@ -526,12 +528,12 @@ fn check(output: &[u32]) -> Result<(), Wrong> {
     Err(Wrong::Order(output.to_vec()))
 }
 
-/// The first thing that goes wrong in random runs.
+/// Returns the first failure in random runs.
 fn refuted(mutant: Mutant, kernel_reader: bool) -> Option<Wrong> {
     (0..20_000).find_map(|seed| run(&mut Random(seed), 12, mutant, kernel_reader).err())
 }
 
-/// Random runs of each kind: a million in the long form.
+/// Seeds of random runs of each kind: a million in the long form.
 fn seeds() -> std::ops::Range<u64> {
     0..if std::env::var_os("TOMBOLO_LONG").is_some() { 1_000_000 } else { 20_000 }
 }
@@ -619,7 +621,7 @@ fn s9_s3_processes_that_die_at_any_step_leave_a_stream_that_others_of_their_end_
     assert!(early > 100, "only {early} times what is in the pipe was recalled before all of TCP was read");
 }
 
-/// The first thing that goes wrong in random runs in which processes die.
+/// Returns whether any random run in which processes die fails.
 fn refuted_by_death(mutant: Mutant) -> bool {
     (0..2_000).any(|seed| run_with(&mut Random(seed), 60, mutant, false, [true, false]).is_err())
 }
@@ -634,7 +636,7 @@ fn r26_canary_process_that_believes_a_dead_ones_count_is_refuted() {
     assert!(refuted_by_death(Mutant::NoRecount));
 }
 
-/// In a short stream the sender has often ended by the time.
+/// Number of bytes of a run with recalls. In the short stream the sender has often ended before the recall.
 fn recalled_bytes(seed: u64) -> u32 {
     if seed.is_multiple_of(2) { 60 } else { 5 }
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What an end asks before it believes another: each rule alone decides a case here, in which all else is as it should be.
+//! Checks that an endpoint makes before it trusts another. In each case here one rule alone decides, and all else is in
+//! order.
 
 mod victim;
 
@@ -31,7 +32,7 @@ const MIRRORED: Secret = Some([0xa0b0_c0d0, 0x0102_0304]);
 
 fn honest(_: &mut Claim) {}
 
-/// Whether a victim believes one whose claim is changed so; and why it stays on TCP.
+/// Returns whether a victim trusts a peer whose claim `lie` has changed, and the reason why the victim stays on TCP.
 fn tried(play: Play, secret: Secret, lie: impl Fn(&mut Claim)) -> (bool, Option<Reason>) {
     let victim = Victim::playing(play);
     let joined = convince(&victim, secret, lie);
@@ -59,7 +60,7 @@ fn s5_counts_that_do_not_fit_both_samples_are_refused() {
 
 #[test]
 fn s5_counts_from_before_the_peer_spoke_are_compared() {
-    // By now the kernel has counted more; what the peer says must be no less than what was counted when the victim claimed.
+    // The kernel has counted more by now. The peer must claim at least what was counted when the victim made its claim.
     for (received, joins) in [(SENT.len() as u64 - 1, false), (SENT.len() as u64, true)] {
         let play = Play::new(true);
         let victim = Victim::playing(play.clone());
@@ -111,14 +112,15 @@ fn s6_sequence_numbers_that_the_kernel_tells_are_asked_for() {
     }
 }
 
-/// What passed can be guessed, and of a peer in another kernel the own one knows nothing.
+/// The bytes that passed can be guessed, and the victim's own kernel knows nothing of a peer in another kernel.
 #[test]
 fn s6_end_in_another_kernel_proves_itself_by_sequence_numbers_or_not_at_all() {
     let elsewhere = |waits| Play { elsewhere: true, ..Play::new(waits) };
     for waits in BOTH {
         let (joined, reason) = tried(elsewhere(waits), None, honest);
         assert_eq!((joined, reason), (false, Some(Reason::Sequences)), "waits: {waits}");
-        // Numbers prove the connection, and not where its addresses are: each kernel has these.
+        // Sequence numbers prove the connection, but not where its addresses are: these addresses exist in every
+        // kernel.
         for addresses in
             [["127.0.0.1:80", "127.0.0.1:4000"], ["169.254.1.1:80", "169.254.1.2:4000"], ["[::1]:80", "[::1]:4000"]]
         {
@@ -129,7 +131,7 @@ fn s6_end_in_another_kernel_proves_itself_by_sequence_numbers_or_not_at_all() {
     }
 }
 
-/// What the proposer and the answerer of one connection have, and what they say.
+/// Returns the histories and the claims of the proposer and of the answerer of one connection.
 fn two_ends() -> ([History; 2], [Claim; 2]) {
     let mut histories = [History::default(), History::default()];
     histories[0].sent(0, SENT);
@@ -149,7 +151,7 @@ fn two_ends() -> ([History; 2], [Claim; 2]) {
     (histories, claims)
 }
 
-/// A tag of which the same bit is turned in some bytes.
+/// Returns `tag` with the same bit inverted in the bytes `at`.
 fn flipped(mut tag: [u8; 32], at: &[usize]) -> [u8; 32] {
     at.iter().for_each(|at| tag[*at] ^= 4);
     tag
@@ -168,14 +170,15 @@ fn s6_confirmation_that_differs_anywhere_is_refused() {
         Proof { answerer: right.answerer - 1, ..right },
         Proof { proposer: 0, answerer: 0, ..right },
         Proof { tag: flipped(right.tag, &[0]), ..right },
-        // The same bit twice: the one does not make up for the other.
+        // The same bit is inverted twice: one change does not compensate for the other.
         Proof { tag: flipped(right.tag, &[3, 17]), ..right },
     ] {
         assert_eq!(proof::check(&theirs, None, claims, &answered, &wrong), Err(Reason::Hash), "{wrong:?}");
     }
 }
 
-/// Both ends of this library would agree upon any order of the fields; those of another only upon this one.
+/// Two endpoints of this library would agree on any order of the fields; another implementation agrees only on this
+/// one.
 #[test]
 fn s6_tag_is_the_hash_of_what_the_specification_says_in_its_order() {
     let ([mine, theirs], [proposal, answer]) = two_ends();
@@ -189,7 +192,8 @@ fn s6_tag_is_the_hash_of_what_the_specification_says_in_its_order() {
                 text.extend(claim.id.to_le_bytes());
             }
             text.push(u8::from(numbers.is_some()));
-            // The proposer's, whoever makes the tag; each end knows its own first.
+            // The proposer's number comes first, whichever side makes the tag. Each endpoint holds its own number
+            // first.
             numbers.unwrap_or_default().into_iter().for_each(|number| text.extend(number.to_le_bytes()));
             for bytes in [SENT, RECEIVED] {
                 text.extend((bytes.len() as u64).to_le_bytes());
@@ -216,7 +220,7 @@ fn s6_folder_may_ask_for_sequence_numbers() {
 
 #[test]
 fn s7_ends_whose_addresses_are_translated_meet_by_sequence_numbers_only_where_the_folder_says_so() {
-    // Either is the end that waits.
+    // Either endpoint may be the one that waits.
     for [own, peer] in [[7, 9], [9, 7]] {
         let numbers = Some([own, peer]);
         let play = |configuration, sequences| Play { configuration, sequences, ..Play::new(true) };
@@ -224,7 +228,7 @@ fn s7_ends_whose_addresses_are_translated_meet_by_sequence_numbers_only_where_th
         let mut victim = Victim::playing(play("translated = yes", numbers));
         victim.tuple = met;
         assert!(convince(&victim, Some([peer, own]), honest), "{own} and {peer}");
-        // They say that they know the numbers; that is to be proved.
+        // The claims say that both know the numbers; the numbers still have to be proved.
         let mut victim = Victim::playing(play("translated = yes", numbers));
         victim.tuple = met;
         assert!(!convince(&victim, None, honest), "{own} and {peer}");
@@ -310,7 +314,7 @@ fn s6_end_vouches_for_what_its_kernel_received_and_its_program_has_not_read() {
             liar.receive_message()
                 .map(|heard| if let Message::Propose(claim) = heard { claim } else { panic!("{heard:?}") })
         };
-        // What another thread read while the library looked may stand further on.
+        // If another thread read while the library looked, the position may be further on.
         let known = (!read_meanwhile).then_some(all);
         assert_eq!(claim.map(|claim| claim.known[1]), known, "waits: {waits}, read meanwhile: {read_meanwhile}");
     }
@@ -387,7 +391,7 @@ fn s6_end_that_never_reads_what_its_kernel_received_gives_up() {
     let victim = Victim::playing(play);
     let mut liar = Liar::meet(&victim, true, true);
     liar.send_message(&Message::Propose(liar.claim), None, &mut None);
-    // Later calls look more and more seldom.
+    // Later calls check less and less often.
     let waited = (0..600_000).find(|_| {
         victim.process.advance(&victim.connection);
         victim.connection.reason().is_some()
@@ -526,7 +530,7 @@ fn s7_process_that_becomes_another_user_is_asked_anew_whether_the_folder_is_its_
     victim.call();
     assert_eq!(victim.connection.reason(), None, "canary");
     victim.next();
-    // This thread alone, and for good: it ends with the test.
+    // Changes the user of this thread alone, and permanently: the thread ends with the test.
     let [root, nobody] = [0, 65534].map(rustix::fs::Uid::from_raw);
     rustix::thread::set_thread_res_uid(root, nobody, root).unwrap();
     victim.call();
@@ -549,7 +553,7 @@ fn s7_contested_connection_is_nobodys() {
     fs::write(victim.claim_file("contested"), "").unwrap();
     assert!(!convince(&victim, None, honest));
     assert_eq!(victim.connection.reason(), Some(Reason::Ambiguous));
-    // Whoever finds a claim of somebody who lives contests it.
+    // An endpoint that finds the claim of a live process contests it.
     let victim = Victim::new(true);
     let _lives = LocalDomain::in_folder(victim.folder.path()).listen(victim::SERVICE).unwrap();
     fs::create_dir(victim.folder.path().join("claims")).unwrap();
@@ -584,13 +588,13 @@ fn s7_knocks_and_messages_without_end_cost_a_bounded_time_and_number() {
     let domain = LocalDomain::in_folder(victim.folder.path());
     let files = || fs::read_dir("/proc/self/fd").unwrap().count();
     let before = files();
-    // Ends of ours, which are descriptors of this process too: they are closed at once, or kept by the victim.
+    // The callers' sides are descriptors of this process as well. They are closed at once, or kept by the victim.
     for _ in 0..600 {
         drop(domain.connect(&service, Deadline::after(SOON)));
     }
-    // Few calls, as one that has made many looks less often.
+    // Few calls, because a connection that has made many calls checks less often.
     (0..20).for_each(|_| victim.call());
-    // Other tests open descriptors of this process meanwhile, and close them.
+    // Other tests of this process open and close descriptors meanwhile.
     let deadline = Instant::now() + Duration::from_secs(20);
     while files() >= before + 20 {
         assert!(Instant::now() < deadline, "who has gone is kept");
@@ -606,7 +610,7 @@ fn s7_knocks_and_messages_without_end_cost_a_bounded_time_and_number() {
     (0..10).for_each(|_| victim.call());
     let gone = callers.iter().filter(|link| link.liveness() == tombolo_domain::Liveness::ProcessGone).count();
     assert!((100..400).contains(&gone), "{gone} of 400 who say nothing had to go");
-    // One that speaks without end is heard for a while in each call, and then no more.
+    // The victim reads a limited number of messages per call from a peer that sends without end, and later drops it.
     let mut liar = callers.pop().unwrap();
     let nothing = Message::Refuse { to: 7, reason: 1 }.encode();
     let deadline = Instant::now() + Duration::from_secs(30);
@@ -619,12 +623,12 @@ fn s7_knocks_and_messages_without_end_cost_a_bounded_time_and_number() {
         }
     }
     assert!(sent < 2000, "{sent}");
-    // An honest end finds its way in all the same.
+    // An honest peer is joined all the same.
     victim.next();
     assert!(convince(&victim, None, honest));
 }
 
-/// No call of a connection that is joined, or on TCP for good, hears of them.
+/// No call of a connection that is joined, or on TCP permanently, notices such strangers.
 #[test]
 fn s7_strangers_that_have_gone_are_forgotten_by_a_program_that_only_waits() {
     let victim = Victim::new(true);
@@ -634,7 +638,7 @@ fn s7_strangers_that_have_gone_are_forgotten_by_a_program_that_only_waits() {
     let callers: Vec<_> = (0..20).map(|_| domain.connect(&service, Deadline::after(SOON)).unwrap()).collect();
     victim.call();
     let kept = || callers.iter().filter(|link| link.liveness() != tombolo_domain::Liveness::ProcessGone).count();
-    // They go, but for an ear.
+    // They close only their sending direction.
     callers.iter().for_each(|link| rustix::net::shutdown(link.fd(), rustix::net::Shutdown::Write).unwrap());
     assert_eq!(kept(), 20);
     let deadline = Instant::now() + SOON;
@@ -652,7 +656,7 @@ fn s7_one_call_takes_64_knocks_and_64_messages_and_the_rest_comes_in_later_ones(
     victim.call();
     let service = fs::read_to_string(victim.claim_file("waiting")).unwrap();
     let domain = LocalDomain::in_folder(victim.folder.path());
-    // All that a call takes more than the one before.
+    // Returns how much each call took, until the sum reaches `all`.
     let calls_until = |kind: usize, all: u32| {
         let (mut each, deadline) = (Vec::new(), Instant::now() + SOON);
         while each.iter().sum::<u32>() < all {
@@ -684,7 +688,7 @@ fn s7_lock_that_a_member_holds_stops_nobody() {
     assert!(victim.claim_file("waiting").exists());
 }
 
-/// A victim whose socket another process has as well, as if made by fork; and that process.
+/// Returns a victim whose socket is shared with another process, as after a fork, and that process.
 fn shared() -> (Victim, std::process::Child) {
     let victim = Victim::new(true);
     let other = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
@@ -708,7 +712,7 @@ fn r26_connection_whose_other_process_was_killed_is_claimed_by_the_one_that_is_l
     assert!(!victim.claim_file("waiting").exists(), "not each call looks for the dead");
     calls(40);
     assert!(victim.claim_file("waiting").exists());
-    // However late it dies.
+    // However late the other process dies.
     for before in [80, 100, 2000] {
         let (victim, other) = shared();
         (0..before).for_each(|_| victim.call());
@@ -721,7 +725,7 @@ fn r26_connection_whose_other_process_was_killed_is_claimed_by_the_one_that_is_l
 
 // ---- joined
 
-/// A victim that is joined, and the other end's words.
+/// Returns a victim that is joined, its peer, and the play that both follow.
 fn joined() -> (Victim, Liar, Play) {
     let play = Play::new(true);
     let victim = Victim::playing(play.clone());
@@ -735,7 +739,7 @@ fn s5_bytes_that_went_past_the_library_keep_both_directions_on_tcp() {
     let receive = |victim: &Victim| {
         let _ = victim.connection.for_call(&victim.process, -1).recv(&mut [IoSliceMut::new(&mut [0; 9])], Read::Take);
     };
-    // What is received: the library has counted less than the kernel handed out.
+    // Receiving: the library has counted fewer bytes than the kernel handed out.
     for (more, ready) in [(0, true), (1, false)] {
         let (victim, _liar, play) = joined();
         play.counts.lock().unwrap().received += more;
@@ -743,7 +747,7 @@ fn s5_bytes_that_went_past_the_library_keep_both_directions_on_tcp() {
         let left = victim.connection.reason() == Some(Reason::Bypassed);
         assert_eq!(!left, ready, "{more}");
     }
-    // What is sent: the peer is ready, and the library has counted less than the kernel took.
+    // Sending: the peer is ready, and the library has counted fewer bytes than the kernel took.
     for (more, moves) in [(0, true), (1, false)] {
         let (victim, liar, play) = joined();
         play.counts.lock().unwrap().written += more;
@@ -773,12 +777,12 @@ fn s3_boundary_behind_what_was_read_ends_the_stream() {
     }
 }
 
-/// What follows in the pipe would be sent a second time, over TCP.
+/// Bytes that follow in the pipe would be sent a second time, over TCP.
 #[test]
 fn s2_sender_of_whom_bytes_were_recalled_never_goes_back_to_the_pipe() {
     for recalls in [false, true] {
         let (victim, liar, _) = joined();
-        // TCP has no room for anything.
+        // TCP has no room for any byte.
         let send_after = |moves, ready, leave| {
             let word = Followed { moves, ready, leave }.encode();
             liar.control.as_ref().unwrap().word(FOLLOWED).store_release(word);
@@ -791,7 +795,7 @@ fn s2_sender_of_whom_bytes_were_recalled_never_goes_back_to_the_pipe() {
     }
 }
 
-/// Says whether the doorbell of `liar` was rung since it was asked last.
+/// Returns a function that reports whether `liar`'s doorbell was notified since the function was last called.
 fn watch_doorbell(liar: &Liar) -> impl Fn() -> bool {
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
     let edges = epoll::EventFlags::OUT | epoll::EventFlags::ET;
@@ -804,7 +808,7 @@ fn watch_doorbell(liar: &Liar) -> impl Fn() -> bool {
     is_rung
 }
 
-/// Who sleeps for this connection at the other end looks again, and moves.
+/// A waiter of the peer process for this connection wakes, looks again and moves.
 #[test]
 fn s2_s13_receiver_that_asks_for_tcp_in_a_read_notifies_its_peer_once() {
     let (victim, liar, _) = joined();
@@ -820,7 +824,8 @@ fn s2_s13_receiver_that_asks_for_tcp_in_a_read_notifies_its_peer_once() {
     assert!(!read_and_is_rung(), "it was asked for");
 }
 
-/// A victim both of whose directions are in pipes, and whose peer then left with what it sends, at the end of all that it sent.
+/// Returns a victim that has both directions in pipes. Its peer has then moved its sending direction to TCP, at the end
+/// of all that it sent.
 fn left_in_pipes() -> (Victim, Liar) {
     let (victim, liar, _) = joined();
     let control = liar.control.as_ref().unwrap();
@@ -841,7 +846,8 @@ fn left_in_pipes() -> (Victim, Liar) {
     (victim, liar)
 }
 
-/// Who wakes without anything to read or to say follows all the same: the peer may wait for that.
+/// An endpoint that wakes with nothing to read or send follows its peer all the same, because the peer may wait for
+/// that.
 #[test]
 fn s19_end_that_wakes_follows_its_peer_out_of_the_pipe() {
     let (victim, _liar) = left_in_pipes();
@@ -849,7 +855,7 @@ fn s19_end_that_wakes_follows_its_peer_out_of_the_pipe() {
     assert_eq!(victim.connection.transports(), [Transport::Pipe, Transport::Tcp]);
 }
 
-/// Who sleeps at the other end follows then. It is told of nothing else, where this end has followed it already.
+/// A waiter of the peer follows then. The victim sends no further notification once it has followed the peer itself.
 #[test]
 fn s19_end_that_leaves_after_its_peer_notifies_it_of_its_move_once() {
     let (victim, liar) = left_in_pipes();

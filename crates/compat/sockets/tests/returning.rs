@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Connections between two machines that have left their memory (S-19) and are joined anew (S-22).
+//! Connections between two machines that have left their memory (S-19) and are joined again (S-22).
 
 mod machine_pair;
 
@@ -23,7 +23,7 @@ use tombolo_sockets::{
     switch::Transport,
 };
 
-/// Both directions carry something, and what their programs' calls begin with is done.
+/// Sends in both directions, and does what the programs' calls begin with.
 fn go_on(ends: &mut Ends<'_>, most: usize) {
     for from in 0..2 {
         ends.renew(from);
@@ -33,7 +33,7 @@ fn go_on(ends: &mut Ends<'_>, most: usize) {
     }
 }
 
-/// Goes on until `there` is true of both ends.
+/// Continues until `there` is true of both endpoints.
 fn until(ends: &mut Ends<'_>, most: usize, what: &str, there: impl Fn(&Ends<'_>, usize) -> bool) {
     let deadline = Instant::now() + SOON;
     while !(0..2).all(|at| there(ends, at)) {
@@ -51,14 +51,14 @@ fn is_in_memory(ends: &Ends<'_>, at: usize) -> bool {
         && end.transports() == [Transport::Pipe; 2]
 }
 
-/// Joined, and then back on TCP: as both ends are before one takes its place.
+/// Returns a connection that was joined and is back on TCP: the state before a new connection takes its place.
 fn left(programs: &Programs) -> Ends<'_> {
     let mut ends = programs.join(0).unwrap();
     leave(&mut ends);
     ends
 }
 
-/// Both go into memory, and back to TCP as that is taken away.
+/// Both endpoints move into memory, and back to TCP when the memory is taken away.
 fn leave(ends: &mut Ends<'_>) {
     until(ends, 1000, "in memory", is_in_memory);
     ends.programs.world.leave();
@@ -70,7 +70,7 @@ fn leave(ends: &mut Ends<'_>) {
     }
 }
 
-/// Goes on for longer than the first pause.
+/// Continues for longer than the first pause.
 fn go_on_for_a_while(ends: &mut Ends<'_>, renew: &[usize]) {
     let begun = Instant::now();
     let before = ends.received;
@@ -85,7 +85,7 @@ fn go_on_for_a_while(ends: &mut Ends<'_>, renew: &[usize]) {
     assert!((0..2).all(|from| ends.received[from] > before[from]), "bytes go on, over TCP");
 }
 
-/// All that was sent arrives, and nothing after it.
+/// Checks that every byte that was sent arrives, and nothing after it.
 fn read_out(ends: &mut Ends<'_>) {
     let deadline = Instant::now() + SOON;
     while ends.received != ends.sent {
@@ -95,7 +95,8 @@ fn read_out(ends: &mut Ends<'_>) {
     }
 }
 
-/// What wakes a program that sleeps for these connections: their doorbells, and the paths to their peers.
+/// Watches what wakes a program that sleeps for these connections: their doorbells, and the control paths to their
+/// peers.
 fn watch_notifications(all: &[Ends<'_>], at: usize) -> OwnedFd {
     use epoll::{EventData, EventFlags};
     let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
@@ -112,7 +113,7 @@ fn watch_notifications(all: &[Ends<'_>], at: usize) -> OwnedFd {
     set
 }
 
-/// Nobody sends anything, and nobody makes a call: each is asleep until it is notified.
+/// No program sends anything or makes a call: each is asleep until it is notified.
 #[test]
 fn s19_idle_connections_leave_where_each_end_acts_only_when_it_is_notified() {
     for first in 0..2 {
@@ -149,7 +150,8 @@ fn s19_idle_connections_leave_where_each_end_acts_only_when_it_is_notified() {
     }
 }
 
-/// Much comes over TCP before its sender goes to the pipe, and a program that is busy with something else reads none of it.
+/// Many bytes come over TCP before their sender moves to the pipe, and the receiver's program is busy with something
+/// else and reads none of them.
 #[test]
 fn s3_s19_end_whose_program_does_not_read_leaves_before_it_has_read_what_came_over_tcp() {
     for (ends_sending, forks) in [(false, false), (true, false), (false, true), (true, true)] {
@@ -172,7 +174,7 @@ fn s3_s19_end_whose_program_does_not_read_leaves_before_it_has_read_what_came_ov
             ends.ends[0].end_sending();
         }
         programs.world.leave();
-        // Another process of its end knows of the words in memory alone.
+        // Another process of the endpoint knows only of the words in memory.
         let mut other = forks.then(|| {
             ends.advance();
             let other = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
@@ -193,7 +195,7 @@ fn s3_s19_end_whose_program_does_not_read_leaves_before_it_has_read_what_came_ov
 
 #[test]
 fn s22_connection_that_has_left_is_joined_again_and_each_byte_arrives_once() {
-    // With less and with more than a proof covers before it is joined for the first time.
+    // With fewer and with more bytes than a proof covers before it is joined for the first time.
     for before in [0, 3000] {
         let programs = Programs::new(of(WINDOW));
         let mut ends = programs.join(before);
@@ -235,7 +237,7 @@ fn s22_connection_whose_program_needs_the_kernel_since_it_left_is_not_joined_aga
     assert_eq!(ends.ends[0].reason(), Some(Reason::Usage));
     go_on_for_a_while(&mut ends, &[0, 1]);
     assert_eq!(ends.ends[0].stage(), Stage::Joined, "nothing takes its place");
-    // Nor one that is about to end.
+    // Nor does one that is about to end.
     let mut ends = left(&programs);
     ends.ends[0].end_sending();
     let begun = Instant::now();
@@ -244,8 +246,8 @@ fn s22_connection_whose_program_needs_the_kernel_since_it_left_is_not_joined_aga
     }
 }
 
-/// Who seeks first may find the claim that the other end had before. What it proposes there is older than the claim that the other
-/// end makes later, and must not use that up: its counts would not fit, which is final.
+/// The endpoint that seeks first may find its peer's previous claim. Its proposal to that claim is older than the claim
+/// that the peer makes later, and must not use that one up: its counts would not fit, and that is final.
 #[test]
 fn s22_proposal_that_is_older_than_the_claim_is_refused_with_no_peer_and_the_end_goes_on_waiting() {
     const WAITS: usize = 0;
@@ -261,14 +263,14 @@ fn s22_proposal_that_is_older_than_the_claim_is_refused_with_no_peer_and_the_end
     leave(&mut ends);
     let _beside = programs.join(1).unwrap();
     *programs.keys.lock().unwrap() = claims;
-    // It finds that claim, and proposes over the session that is there. The other program makes no call meanwhile.
+    // It finds that claim, and proposes over the existing session. The other program makes no call meanwhile.
     let deadline = Instant::now() + SOON;
     while !ends.renew(SEEKS) {
         assert!(Instant::now() < deadline, "it may not return");
         std::thread::yield_now();
     }
     (0..10).for_each(|_| programs.processes[SEEKS].advance(&ends.ends[SEEKS]));
-    // More bytes are there by the time at which the other end claims anew.
+    // More bytes have passed by the time at which the other endpoint makes its new claim.
     assert_eq!(ends.carry(SEEKS, 100), 100);
     while !ends.renew(WAITS) {
         assert!(Instant::now() < deadline, "it may not return");
@@ -292,10 +294,10 @@ fn s22_nothing_is_tried_while_the_peer_is_no_neighbour() {
     read_out(&mut ends);
 }
 
-/// What a call sends over TCP is remembered for another join, and a fork holds both still.
+/// Bytes that a call sends over TCP are remembered for another join, and a fork locks both.
 #[test]
 fn s22_who_forks_waits_for_nobody_who_sends_over_tcp() {
-    // Threads that wait for each other for ever have it for as long.
+    // Threads that deadlock keep these for ever, so they are leaked.
     let programs: &'static Programs = Box::leak(Box::new(Programs::new(of(WINDOW))));
     for number in 0..20 {
         let ends: &'static Ends<'static> = Box::leak(Box::new(programs.join(number).unwrap()));

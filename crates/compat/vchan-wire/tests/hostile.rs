@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A peer that writes what it likes into the page, at any time. It spoils its own stream and nothing else: no panic, no
-//! access out of bounds (the memory of the tests asserts), no call that does not return.
+//! A peer that writes arbitrary values into the page, at any time. It spoils its own stream and nothing else: no panic,
+//! no access out of bounds (the memory of the tests asserts this), no call that does not return.
 
 mod common;
 
@@ -19,7 +19,7 @@ use tombolo_vchan_wire::{Error, Server, client, ground::Shared};
 
 const PATH: &str = "data/vchan/2/42";
 
-/// How many vchans it is done to. Each takes until both halves were lied to: a lie is remembered.
+/// Number of vchans that are attacked. Each takes until both halves found a violation: a violation is remembered.
 fn vchans() -> u64 {
     if std::env::var_os("TOMBOLO_LONG").is_some() { 50_000 } else { 300 }
 }
@@ -127,7 +127,7 @@ fn w5_w7_one_who_waits_is_told_of_a_lie_instead_of_waiting_for_ever() {
             assert!(matches!(told, Err(Error::Corrupt { clause: "W-5", found: 5000, .. })), "{told:?}");
         }
     });
-    // The original would say that there is nothing, for ever.
+    // The original would report for ever that there is nothing.
     page.store32(4, 1);
     assert!(matches!(reader.read(&mut [0; 4]), Err(Error::Corrupt { .. })), "who lied once is not listened to again");
     drop(server);
@@ -158,7 +158,7 @@ fn w7_storm_of_events_wakes_nobody_all_the_time() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
-    /// A client of a server that says anything: it joins rings that lie where they may, or is refused.
+    /// A client of a server with arbitrary contents: it joins rings that are at permitted places, or is refused.
     #[test]
     fn w4_client_takes_any_page_without_harm(head in prop::collection::vec(any::<u32>(), 32), orders in 8u32..24, more in 8u32..24) {
         let world = World::new();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Both ends of this crate, and each of them with a model of the original.
+//! Both sides of this crate, and each of them with a model of the original.
 
 mod common;
 
@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use tombolo_vchan_wire::{Error, Live, Reader, Server, Writer, client};
 
 const PATH: &str = "data/vchan/2/42";
-/// Of both rings: within the page, one page, 1 MiB and mixtures.
+/// Sizes of both rings: within the page, one page, 1 MiB and mixtures.
 const SIZES: [(usize, usize); 6] =
     [(0, 0), (2048, 1000), (4096, 4096), (65_536, 2048), (1, 1 << 20), (1 << 20, 1 << 20)];
 
@@ -125,7 +125,7 @@ fn w8_what_was_written_before_the_client_came_and_before_the_end_is_read() {
     assert_eq!(server.live(), Live::Gone);
     assert_eq!(read_all(&mut reader, 10), b"last words");
     assert_eq!(reader.wait_for(1).unwrap(), 0);
-    // The next client goes on where the rings stand.
+    // The next client continues at the rings' present positions.
     let peer = Original::join(&world, PATH);
     assert_eq!(server.live(), Live::Here);
     assert!(peer.write(b"again") && writer.write(b"welcome").unwrap() == 7);
@@ -144,7 +144,7 @@ fn w6_no_event_is_sent_that_nobody_asked_for() {
     let (_server, mut reader, mut writer) = serve(&world, 65_536, 65_536);
     let peer = Original::join(&world, PATH);
     let before = peer.channel.sent.load(std::sync::atomic::Ordering::SeqCst);
-    // The server asked once from the beginning, and not again.
+    // The server asked for one event at the beginning, and not again.
     for _ in 0..100 {
         assert!(peer.write(&[7; 64]));
     }
@@ -197,7 +197,7 @@ enum Step {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
-    /// Whatever the order of calls, what comes out is what went in, and positions wrap around 2^32.
+    /// Whatever the order of calls, the bytes come out as they went in, and positions wrap around 2^32.
     #[test]
     fn w5_bytes_come_out_as_they_went_in_across_the_end_of_the_count(
         steps in prop::collection::vec(

@@ -274,8 +274,9 @@ mod tests {
         assert_eq!(turns.favourite.load(Ordering::Relaxed), if may_favour() { me() } else { NOBODY });
     }
 
-    /// Two threads add: one comes all the time and is the favourite; the other takes that away again and again, at any moment,
-    /// and waits for its turn or only tries. Says how many additions were made and how many there are.
+    /// Two threads add. One locks all the time and is the favourite; the other takes that role away again and again, at
+    /// any moment, and waits for its turn or only tries. Returns how many additions were made and how many are in the
+    /// sum.
     fn additions<const FENCED: bool>(tries: bool) -> (u64, u64) {
         let (turns, begin) = (&BiasedMutex::<u64, FENCED>::new(0), &Barrier::new(2));
         let turn_by_trying =
@@ -309,8 +310,8 @@ mod tests {
         }
     }
 
-    /// Two that are inside at once lose additions: the test above would see it. Without the fence one who waits for its turn
-    /// might wait for ever.
+    /// Two threads inside at once lose additions, which the test above would see. Without the fence a thread that waits
+    /// for its turn might wait for ever.
     #[test]
     fn canary_turns_without_the_kernels_fence_overlap() {
         if !may_favour() || thread::available_parallelism().map_or(1, usize::from) < 2 {

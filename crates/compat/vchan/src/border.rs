@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(Errno::last(), Errno::EAGAIN);
     }
 
-    /// Exports whose body is not inside the guard.
+    /// Returns the exports whose body is not inside the guard.
     fn unguarded(source: &str) -> Vec<&str> {
         let exports = source.split("#[unsafe(no_mangle)]\n").skip(1);
         let body =

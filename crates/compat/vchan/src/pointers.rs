@@ -231,7 +231,7 @@ mod tests {
     use super::*;
     use std::mem::{offset_of, size_of};
 
-    /// As Xen's public header has it, on a machine of 64 bits.
+    /// Offsets as in Xen's public header, on a 64-bit machine.
     #[test]
     fn fields_that_programs_know_have_their_places() {
         assert_eq!(offset_of!(Public, ring), 8);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What `make install` installs: the symbols, and a program built as a stranger builds one.
+//! Files that `make install` installs: the symbols, and a program built as a user builds one.
 
 mod common;
 
@@ -28,7 +28,8 @@ fn prefix() -> &'static Path {
     })
 }
 
-/// Functions that a header declares: each declaration begins at the start of a line, and has the name before its bracket.
+/// Returns the functions that a header declares: each declaration begins at the start of a line, and has the name
+/// before its bracket.
 fn declared(header: &str) -> BTreeSet<&str> {
     let code = header.lines().filter(|line| !line.starts_with([' ', '/', '#', '}', '*']) && line.contains('('));
     code.filter_map(|line| line.split('(').next()?.rsplit([' ', '*']).next()).collect()
@@ -38,7 +39,7 @@ fn mapped(map: &str) -> BTreeSet<&str> {
     map.lines().filter_map(|line| line.trim().strip_suffix(';')).filter(|name| *name != "*" && *name != "}").collect()
 }
 
-/// What is wrong with the symbols that `nm -D --defined-only` shows.
+/// Returns the faults of the symbols that `nm -D --defined-only` shows.
 fn faults(headers: &[&str], map: &str, nm: &str) -> Vec<String> {
     let declared: BTreeSet<&str> = headers.iter().flat_map(|header| declared(header)).collect();
     let mapped = mapped(map);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! C programs that try what the headers say: between processes' ends on one kernel, and on the harsh double.
+//! C programs that try what the headers describe: between the ends of processes on one kernel, and on the harsh double.
 
 mod common;
 
@@ -36,7 +36,7 @@ fn w3_w8_both_spellings_work_by_the_layout_of_the_original() {
     tries(&PLAIN, "original.c", "original", &Map::original());
 }
 
-/// The program that the tiers with virtual machines run between two of them.
+/// Runs the program that the tiers with virtual machines run between two of them.
 fn tries_apart(flags: &'static str, test: &str) {
     let (map, kit) = (Map::local(), Kit { flags, ..PLAIN });
     let program = kit.program("apart.c", test);
@@ -59,7 +59,7 @@ fn functions_of_qubes_spelling_do_what_their_header_says_between_two_processes()
     tries_apart("-O2 -DQUBES", "apart-qubes");
 }
 
-/// Sizes around those at which a call takes another way: what is short work, and what comes in steps.
+/// Sizes around those at which a call changes its method: short work, and work in steps.
 #[test]
 fn calls_of_every_size_bring_what_was_sent_and_tell_of_the_end() {
     let program = PLAIN.program("calls.c", "calls");

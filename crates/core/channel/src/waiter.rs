@@ -390,7 +390,7 @@ mod tests {
             fruitless.count_one(beside);
             assert!(fruitless.count < 4, "{at}: {}", fruitless.count);
         }
-        // What is more than that is one.
+        // More notifications than that are a storm.
         let mut count = 0;
         while fruitless.count < STORM {
             count += 1;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Streams whose rings begin small, and whose writers go ahead (H-9, ADR 0066): whoever counts on room has it.
+//! Streams whose rings begin small, and whose writers go ahead (H-9, ADR 0066): a program that relies on the default
+//! room has it.
 
 mod common;
 
@@ -23,7 +24,7 @@ use tombolo_layout::{
 use tombolo_mem::{OwnControl, OwnWord, PeerSegment, PeerWord};
 
 const FIRST: u64 = 8 << 10;
-/// What a ring had from the beginning before rings followed their load.
+/// Size of a ring before rings followed their load.
 const ROOM: usize = CAPACITY_DEFAULT as usize;
 
 fn soon() -> Deadline {
@@ -58,7 +59,7 @@ fn h9_ring_of_one_end_grows_beside_a_fixed_one_of_the_other() {
     assert_eq!((ring(&server).0, client.statistics().sent.ring_size), (FIRST, CAPACITY_DEFAULT));
     let data = noise(ROOM, 11);
     let mut got = vec![0; ROOM];
-    // Each writes all that a ring had, before the other reads.
+    // Each endpoint writes as much as a ring used to hold, before the other reads.
     server.split().1.write_all_until(&data, soon()).unwrap();
     client.split().1.write_all_until(&data, soon()).unwrap();
     server.read_exact(&mut got).unwrap();
@@ -79,7 +80,7 @@ fn h9_two_ends_that_each_write_a_mebibyte_before_either_reads_are_done() {
         assert!(got == there);
         client.read_exact(&mut got).unwrap();
         assert!(got == back);
-        // In pieces, by calls that never block, and told by what polls.
+        // In pieces, by calls that never block, and with the reader notified by its poll descriptor.
         let mut sent = 0;
         for piece in there.chunks(10_000) {
             sent += client.split().1.try_write(piece).unwrap().expect("there is room");
@@ -181,14 +182,14 @@ fn h9_reserve_takes_as_much_as_the_ring_may_have_and_no_more() {
     let mut got = vec![0; most];
     server2.read_exact(&mut got).unwrap();
     assert!(got.iter().all(|&byte| byte == 5));
-    // After a few bytes that nobody has read.
+    // After a few bytes that are still unread.
     let (mut server3, mut client3) = pair();
     client3.write_all(b"before").unwrap();
     assert!(client3.split().1.try_reserve(ROOM).unwrap().is_some());
     client3.split().1.commit(ROOM).unwrap();
     server3.read_exact(&mut got[..6 + ROOM]).unwrap();
     assert_eq!(&got[..6], b"before");
-    // And room is told as it can be had.
+    // And the writer reports the room that it can get.
     assert!(server.split().1.room(ROOM).unwrap() >= ROOM as u64);
 }
 
@@ -204,7 +205,7 @@ fn h9_r10_reader_that_waits_for_more_than_the_ring_of_the_moment_gets_it() {
     let mut got = vec![0; ROOM];
     assert_eq!(server.split().0.try_read(&mut got).unwrap(), Some(ROOM), "in one call");
     assert!(got == data);
-    // Told by a descriptor, once all of it is there.
+    // Notified by a descriptor, until all of it is there.
     let (reader, _) = server.split();
     let fd = reader.poll_fd().unwrap().try_clone_to_owned().unwrap();
     client.split().1.write_all_until(&data[..ROOM / 2], soon()).unwrap();
@@ -216,7 +217,7 @@ fn h9_r10_reader_that_waits_for_more_than_the_ring_of_the_moment_gets_it() {
         last = reader.available(ROOM).unwrap();
         last == ROOM as u64
     });
-    // And the end is one for who waits for more than there is.
+    // The end of the stream also ends a wait for more bytes than there are.
     client.write_all(b"rest").unwrap();
     drop(client);
     assert_eq!(reader.wait_for(2 * ROOM, soon()).unwrap(), ROOM as u64 + 4);
@@ -261,7 +262,8 @@ fn h9_idle_ring_shrinks_and_whoever_counts_on_room_after_that_has_it() {
         let mut got = vec![0; ROOM];
         server.read_exact(&mut got).unwrap();
         assert!(got == data);
-        // What was read is handed back. The reader gets ready for the small ring, and does not enter it before there is something.
+        // The bytes that were read are handed back. The reader gets ready for the small ring, and does not enter it
+        // before there is something in it.
         assert_eq!(server.split().0.try_read(&mut got).unwrap(), None);
         eventually("it shrinks", || {
             client.split().1.follow_load().unwrap();
@@ -304,7 +306,7 @@ fn c4_listener_that_knows_no_writer_that_goes_ahead_is_asked_anew_for_a_channel_
         let (hello, segment) = receive_hello(&mut *link);
         let required = Features::HANDOVER.or(Features::AHEAD);
         assert_eq!((hello.required, segment.len() as u64), (required, CONTROL_LEN + FIRST));
-        // What one of before says, who has not told its program of anybody.
+        // The answer of an earlier version, which has not yet told its program of a caller.
         link.send(&Message::Refuse(Refusal::Feature, "features 0x10 are required".into()).encode(), None).unwrap();
         drop(link);
         let mut link = raw::open(&mut *listener);
@@ -313,7 +315,7 @@ fn c4_listener_that_knows_no_writer_that_goes_ahead_is_asked_anew_for_a_channel_
         let _kept = raw::send_with_segment(&mut *link, &Message::Welcome(raw::greeting()).encode(), 0);
         let mut stream = client.join().unwrap().unwrap();
         let sent = stream.statistics().sent;
-        // Whether it would try a larger one depends on this machine's caches.
+        // Whether the stream would try a larger ring depends on this machine's caches.
         assert!(sent.ring_growth.is_none_or(|growth| growth.reason == RingReason::First));
         assert_eq!(sent.ring_size, CAPACITY_DEFAULT);
         assert_eq!(stream.split().1.try_write(&noise(2 * ROOM, 1)).unwrap(), Some(ROOM));
@@ -322,7 +324,7 @@ fn c4_listener_that_knows_no_writer_that_goes_ahead_is_asked_anew_for_a_channel_
 
 #[test]
 fn c4_caller_is_refused_for_good_by_who_refuses_it_as_ever_or_for_another_reason() {
-    // The second answer is what the program is told; of another reason the first is.
+    // The program gets the second answer; where the reason is another one, it gets the first.
     for (codes, knocks) in [(vec![Refusal::Feature, Refusal::Feature], 2), (vec![Refusal::Quota], 1)] {
         let world = World::local();
         let mut listener = world.domain_listener();
@@ -359,7 +361,7 @@ fn c4_welcome_that_offers_less_than_the_small_ring_requires_is_refused() {
     }
 }
 
-/// What one who knocks says first, with its segment.
+/// Returns a caller's first message, with its segment.
 fn receive_hello(link: &mut dyn Endpoint) -> (Greeting, PeerSegment) {
     loop {
         if let Some(Received { message, segment }) = link.recv(1 << 31).unwrap() {
@@ -370,7 +372,7 @@ fn receive_hello(link: &mut dyn Endpoint) -> (Greeting, PeerSegment) {
     }
 }
 
-/// A stream whose peer is the test, which reads on ahead by what it says.
+/// Returns a stream whose peer is the test; the peer's greeting says that it reads on where its peer goes ahead.
 fn with_raw_peer(options: &Options) -> (Stream, Box<dyn Endpoint>, OwnControl, PeerSegment) {
     let world = World::local();
     let mut listener = world.listening.listen::<Stream>(&world.address, options).unwrap();
@@ -392,7 +394,7 @@ fn h9_peer_that_never_takes_the_ring_costs_one_and_nobody_waits_for_it_beyond_it
     let tail = || theirs.word(words::TAIL).load_acquire().check(Ok::<_, ()>).unwrap();
     assert_eq!((tail(), stream.statistics().sent.in_flight), (FIRST, FIRST + (256 << 10)));
     assert_eq!(budget.used(), (256 << 10) + CONTROL_LEN);
-    // It reads the first ring, and is never ready for the other.
+    // The peer reads the first ring, and is never ready for the other.
     control.word(words::HEAD).store_release(FIRST);
     assert_eq!(stream.split().1.try_write(&[1; 100]).unwrap(), None);
     let mut offers = 0;
@@ -405,7 +407,7 @@ fn h9_peer_that_never_takes_the_ring_costs_one_and_nobody_waits_for_it_beyond_it
     assert_eq!(budget.used(), 0);
 }
 
-/// Says that the writer is in ring `generation`, which its reader has not taken.
+/// Stores a state by which the writer is in ring `generation`, which its reader has not taken.
 fn go_ahead(control: &OwnControl, generation: u16) {
     let state = State { phase: Phase::Open, ready: generation, current: generation };
     control.word(words::WRITER_STATE).store_release(state.encode());
@@ -440,7 +442,7 @@ fn h9_peer_that_goes_ahead_without_end_keeps_no_call_busy_and_costs_two_mappings
         let message = Message::Ring { generation, epoch: raw::EPOCH }.encode();
         let _kept = raw::send_with_segment(&mut *link, &message, generation);
         go_ahead(&control, generation);
-        // Each call takes one ring at most, finds nothing in it, and is done.
+        // Each call takes one ring at most, finds nothing in it, and returns.
         assert_eq!(stream.split().0.try_read(&mut [0; 8]).unwrap(), None, "{generation}");
     }
     let mapped = std::fs::read_to_string("/proc/self/maps").unwrap();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A waiter whose barrier fails does not rely on being rung: it looks again by itself, and not all the time.
-//! The barrier is forbidden here after the channel was agreed upon, to one thread.
+//! A waiter whose barrier fails does not rely on a notification: it looks again by itself, at intervals. Here
+//! the barrier is forbidden to one thread after the channel was agreed upon.
 //!
-//! Where the barrier works it may have missed the peer all the same: one look for each wait is late. A peer that is played
-//! by hand publishes and never rings, as one does who was missed.
+//! Even where the barrier works it may have missed the peer: each wait therefore has one late look. The test plays a
+//! peer that publishes and never notifies, like a peer that was missed.
 
 mod common;
 
@@ -27,9 +27,10 @@ use tombolo_layout::{
 };
 use tombolo_mem::{OwnControl, OwnWord};
 
-/// How long nothing comes.
+/// Time in which nothing comes.
 const QUIET: Duration = Duration::from_millis(300);
-/// Looks in that time of one who looks every two milliseconds: on a busy machine fewer, never many more.
+/// Number of looks in that time by a waiter that looks every two milliseconds: fewer on a busy machine, never many
+/// more.
 const LOOKS: std::ops::RangeInclusive<u64> = 10..=160;
 
 const EPERM: u32 = 1;
@@ -41,7 +42,7 @@ const MEMBARRIER: i64 = 283;
 fn has_barrier(test: &str) -> bool {
     let has = membarrier(MembarrierCommand::RegisterGlobalExpedited).is_ok();
     if !has {
-        // Around the capture of the test's output.
+        // Written past the capture of the test's output.
         let skip = format!("SKIP {test} (needs membarrier): the kernel has none\n");
         std::io::stderr().write_all(skip.as_bytes()).unwrap();
     }
@@ -58,7 +59,7 @@ fn forbid_barrier() {
     assert!(membarrier(MembarrierCommand::GlobalExpedited).is_err());
 }
 
-/// Runs `wait` on a thread of its own, with or without a barrier.
+/// Runs `wait` on a thread of its own, with the barrier or without it.
 fn waits<T: Send>(forbidden: bool, wait: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let job = scope.spawn(|| {
@@ -138,7 +139,7 @@ fn r13_poller_whose_barrier_failed_looks_again_by_itself() {
     }
 }
 
-/// The clock that stood in for the barrier does not go on once there is one again.
+/// The timer that replaced the barrier stops once the barrier works again.
 #[test]
 fn r13_poller_is_quiet_again_once_its_barrier_works() {
     if !has_barrier("r13_poller_is_quiet_again_once_its_barrier_works") {
@@ -159,7 +160,7 @@ fn r13_poller_is_quiet_again_once_its_barrier_works() {
     assert!(wakes <= 2, "{wakes} wake-ups");
 }
 
-/// A stream whose peer is played by hand, and what the peer publishes with.
+/// A stream whose peer is played by the test, and the words by which the peer publishes.
 struct Silent {
     stream: Stream,
     control: OwnControl,
@@ -179,12 +180,13 @@ impl Silent {
         Self { stream, control, _link: link }
     }
 
-    /// Publishes bytes up to `tail`, and rings nobody.
+    /// Publishes bytes up to `tail`, and notifies nobody.
     fn publish(&self, tail: u64) {
         self.control.word(words::TAIL).store_release(tail);
     }
 
-    /// Publishes a byte about when the stream has fallen asleep. Says whether it was found; nothing where it came sooner.
+    /// Publishes a byte at about the time when the stream has fallen asleep. Returns whether the byte was found during
+    /// the sleep; `None` if it came earlier.
     fn is_found_asleep(features: Features) -> Option<bool> {
         let silent = Self::new(features);
         thread::scope(|scope| {
@@ -199,7 +201,7 @@ impl Silent {
             control.word(words::TAIL).store_release(1);
             match reader.join().unwrap() {
                 (0, ..) => None,
-                // Who gives up looks a last time.
+                // A wait that times out looks a last time.
                 (_, got, waited) => {
                     assert_eq!(got, 1);
                     Some(waited < QUIET)
@@ -214,10 +216,10 @@ fn r13_what_the_barrier_missed_is_found_by_a_late_look() {
     if !has_barrier("r13_what_the_barrier_missed_is_found_by_a_late_look") {
         return;
     }
-    // On a busy machine the byte may come after the look; then the peer would have seen that it was asked to ring.
+    // On a busy machine the byte may come after the look; a real peer would then have seen that it must notify.
     let mut rounds = (0..40).map(|_| Silent::is_found_asleep(Features::MEMBARRIER));
     assert!(rounds.any(|found| found == Some(true)), "never found");
-    // Canary: where both ends fence nobody looks late.
+    // Canary: where both sides fence there is no late look.
     let fenced: Vec<_> = (0..40).filter_map(|_| Silent::is_found_asleep(Features::NONE)).take(2).collect();
     assert_eq!(fenced, [false; 2]);
 }
@@ -237,7 +239,7 @@ fn r13_who_polls_is_woken_for_a_late_look() {
     let mut was_quiet = false;
     for tail in 1..=3 {
         assert_eq!(try_read(&mut silent), None);
-        // The look of the wait before is over; on a busy machine that of this one may be due already.
+        // The late look of the previous wait is over; on a busy machine that of this wait may be due already.
         was_quiet |= tail > 1 && !is_readable(&mut silent, Duration::ZERO);
         silent.publish(tail);
         assert!(is_readable(&mut silent, SOON), "what was published right after the arming");
@@ -245,14 +247,14 @@ fn r13_who_polls_is_woken_for_a_late_look() {
     }
     assert!(was_quiet, "readable all the time");
     assert_eq!(try_read(&mut silent), None);
-    // The clock of an arming before this one may run down first.
+    // The timer of an earlier arming may expire first.
     let mut looks = 0;
     while is_readable(&mut silent, QUIET) {
         assert_eq!(try_read(&mut silent), None);
         looks += 1;
     }
     assert!((1..=2).contains(&looks), "{looks} looks");
-    // After that look the peer would ring.
+    // After that look the peer would notify.
     silent.publish(4);
     assert!(!is_readable(&mut silent, QUIET), "looks on and on");
 }

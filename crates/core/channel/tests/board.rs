@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The stats page: what an end tells of itself, read as a tool reads it, from its segment alone (C-12).
+//! The stats page: what an endpoint publishes about itself, read as a tool reads it, from its segment alone (C-12).
 
 mod common;
 
@@ -11,7 +11,7 @@ use tombolo_domain::{Endpoint, Offer, wait_readable};
 use tombolo_layout::{Features, SegmentHeader, handshake::Message, words};
 use tombolo_mem::{OwnControl, OwnWord, PeerSegment, PeerWord};
 
-/// A stream, the segment of its end, and the peer that speaks by hand.
+/// A stream, the segment of its endpoint, and the peer, which the test plays.
 struct Watched {
     stream: Stream,
     segment: PeerSegment,
@@ -30,7 +30,7 @@ fn watched(world: &World, options: &Options) -> Watched {
     Watched { stream, segment, link, own, _offer: offer }
 }
 
-/// What stands on the board.
+/// Returns the words of the stats page.
 fn board(segment: &PeerSegment, at: usize) -> [u64; 9] {
     std::array::from_fn(|index| segment.word(at + 8 * index).load_relaxed().hint())
 }

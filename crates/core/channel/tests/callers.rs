@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What callers on one kernel are told that break the rules of the backend (C-3, C-7). Once nobody is let in any more,
-//! those who are in already go on.
+//! Answers to callers on one kernel that break the rules of the backend (C-3, C-7). Once no further caller is let in,
+//! connected callers continue.
 
 mod common;
 
@@ -37,7 +37,7 @@ use tombolo_layout::{
 };
 use tombolo_mem::OwnWord;
 
-/// What a caller is refused with who sends `datagram` with `files`.
+/// Returns the refusal that a caller gets for `datagram` with `files`.
 fn refusal(world: &World, listener: &mut Listener<Stream>, datagram: &[u8], files: &[BorrowedFd<'_>]) -> Refusal {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
@@ -112,7 +112,7 @@ fn c3_l4_l5_l7_what_breaks_the_backends_rules_is_refused_as_not_understood_and_l
     ] {
         assert_eq!(refusal(&world, &mut listener, &datagram, &files), code, "{what}");
     }
-    // An honest one is served after all that.
+    // An honest caller is served after all that.
     thread::scope(|scope| {
         let client = scope.spawn(|| world.connect::<Stream>());
         listener.accept_until(Deadline::after(SOON)).unwrap();
@@ -173,7 +173,7 @@ fn c2_bell_that_comes_with_a_message_of_a_channel_is_refused() {
     assert!(matches!(&told, Err(Error::Malformed { clause: "C-2", .. })), "{told:?}");
 }
 
-/// A backend at whose listeners nobody is let in while it is told so.
+/// A backend whose listeners let nobody in while the flag is set.
 #[derive(Debug)]
 struct Crowding {
     local: LocalDomain,
@@ -240,7 +240,7 @@ fn c7_where_nobody_is_let_in_those_who_are_in_stay_and_are_served() {
     listener.accept_until(Deadline::after(SOON)).unwrap();
     assert!(matches!(raw::receive_message(&mut *early[1]), Ok(Message::Welcome(_))));
 
-    // Whoever waits when it is over lets the next one in, without anybody else who knocks.
+    // A listener that waits when the flag is cleared lets the next caller in, without a further connect request.
     let _kept = raw::send_with_segment(&mut *late, &Message::Hello(raw::greeting()).encode(), 0);
     thread::scope(|scope| {
         let waiting = scope.spawn(|| listener.accept_until(Deadline::after(SOON)).map(drop));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a channel promises, on every backend.
+//! Guarantees of a channel, on every backend.
 
 mod common;
 
@@ -19,7 +19,7 @@ on_every_backend! {
         let (mut server, mut client) = world.streams();
         let write = server.split().1;
         write.write_all_until(&[7; 100], Deadline::after(SOON)).unwrap();
-        // It reads just what there is, and never looks whether there is more.
+        // The peer reads exactly the bytes there are, and never checks for more.
         client.split().0.read_until(&mut [0; 100], Deadline::after(SOON)).unwrap();
         drop(client);
         write.drained_until(Deadline::after(SOON)).unwrap();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Ends that share a CPU do not spin for each other. A file of its own, for it changes where its threads run.
+//! Endpoints that share a CPU do not spin for each other. The test has a file of its own because it changes
+//! where its threads run.
 
 mod common;
 
@@ -22,14 +23,15 @@ fn run_on(cpu: usize) {
     assert_eq!(sched_getcpu(), cpu);
 }
 
-/// A ping-pong between an end on one CPU and an end on another; how often the two span, and had to wait.
+/// Runs a ping-pong between an endpoint on one CPU and an endpoint on another. Returns how often the two spun, and had
+/// to wait.
 fn ping_pong(world: &World, cpus: [usize; 2], from: u64) -> (u64, u64) {
     // Long enough that spinning is not given up on a busy machine.
     let options = Options::new().spin(Duration::from_millis(20));
     let (mut server, mut client) = world.pair_with::<Stream>(&options);
     let play = |end: &mut Stream, cpu, begins: bool| {
         run_on(cpu);
-        // The first reads tell each where the other runs; what was learnt before that does not count.
+        // The first reads tell each endpoint where the other runs; earlier results do not count.
         let mut before = None;
         for round in 0..ROUNDS {
             if begins {
@@ -80,7 +82,7 @@ fn r14_ends_on_one_cpu_never_spin_and_ends_on_two_do() {
 fn r14_ends_on_two_kernels_spin_though_their_cpus_have_one_number() {
     let allowed = sched_getaffinity(None).unwrap();
     let cpu = (0..CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).unwrap();
-    // At first: they learn that it is in vain here, where the two are one.
+    // Counted from the beginning: the endpoints learn that spinning is in vain here, where the two CPUs are one.
     let (spins, _) = ping_pong(&World::harsh(), [cpu; 2], 0);
     assert!(spins > 0, "the first processor of another machine is another processor");
 }

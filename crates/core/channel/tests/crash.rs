@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! SIGKILL, SIGSTOP and SIGCONT at random moments. The victim is this binary, started again.
 //!
-//! A victim writes a sequence that anybody can check, and notes in a file, after each call returned, how far it got:
-//! all that it noted must arrive, in order.
+//! A victim writes a sequence that can be checked, and notes in a file, after each call has returned, how far it got.
+//! Everything that it noted must arrive, in order.
 
 mod common;
 
@@ -29,9 +29,9 @@ use tombolo_channel::{
 use tombolo_domain_local::LocalDomain;
 
 const ROLE: &str = "TOMBOLO_TEST_VICTIM";
-/// Death is to be seen within this time.
+/// Time within which a death must be detected.
 const SEEN: Duration = Duration::from_millis(100);
-/// A victim that finds its peer wrong leaves with this code.
+/// Exit code of a victim whose peer sent something wrong.
 const WRONG: i32 = 77;
 
 fn backends() -> Backends {
@@ -42,7 +42,7 @@ fn options() -> Options {
     Options::new().ring_size(16 << 10).wait_for_listener(Duration::from_millis(200))
 }
 
-/// Numbers that look random and can be had again.
+/// Pseudo-random numbers that are the same for the same seed.
 #[derive(Clone)]
 struct Dice(u64);
 
@@ -57,19 +57,19 @@ impl Dice {
     }
 }
 
-/// The bytes that stand at `position` of every stream here.
+/// Returns the bytes at `position` of every stream here.
 fn sequence(position: u64, len: usize) -> Vec<u8> {
     let skip = (position % 8) as usize;
     let words = (position / 8..).flat_map(|word| word.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
     words.skip(skip).take(len).collect()
 }
 
-/// How long the message with this number is.
+/// Returns the length of the message with this number.
 fn message_len(number: u64) -> usize {
     Dice(number).roll(4000) as usize
 }
 
-/// A reading half that knows what must come; a position is a byte's or a message's number.
+/// A reading half that knows which data must come; a position is a byte's or a message's number.
 enum Source {
     Bytes(ReadHalf),
     Records(MessageReceiver),
@@ -82,7 +82,7 @@ enum Sink {
 }
 
 impl Source {
-    /// Takes what comes next; false at the end.
+    /// Takes the next data. Returns false at the end.
     fn next(&mut self, position: &mut u64) -> Result<bool, Error> {
         let mut buffer = [0; 5000];
         match self {
@@ -127,7 +127,7 @@ impl Sink {
         Ok(())
     }
 
-    /// Now and then goes on in another ring, or pauses so that the other falls asleep.
+    /// At times moves to another ring, or pauses so that the peer falls asleep.
     fn vary(&mut self, dice: &mut Dice) -> Result<(), Error> {
         match dice.roll(60) {
             0..3 => {
@@ -149,7 +149,7 @@ impl Sink {
     }
 }
 
-/// Both kinds of channel, taken apart alike.
+/// Both kinds of channel, split alike.
 trait Apart: Channel + Send {
     const ROLE: &str;
     fn apart(self) -> (Source, Sink);
@@ -171,7 +171,7 @@ impl Apart for Messages {
     }
 }
 
-/// What a child does; nothing in the parent.
+/// Plays the part of a child process; does nothing in the parent.
 #[test]
 fn child_process() {
     let Ok(told) = env::var(ROLE) else { return };
@@ -211,7 +211,7 @@ fn victim(channel: impl Apart, address: &Address, mut dice: Dice) {
     let mut other = dice.clone();
     let reader = thread::spawn(move || {
         let mut position = 0;
-        // The peer outlives this process, so no end is right.
+        // The peer outlives this process, so an end of the stream would be wrong.
         while let Ok(Ok(true)) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| source.next(&mut position))) {
             if other.roll(40) == 0 {
                 other.pause(Duration::from_millis(2));
@@ -231,7 +231,8 @@ fn note_of(address: &Address) -> PathBuf {
     PathBuf::from(format!("{}.note", address.service()))
 }
 
-/// A place to meet and what must not be more afterwards than it was. One test at a time, as descriptors are counted.
+/// A place to meet, and the resources that must not have grown afterwards. One test runs at a time, because descriptors
+/// are counted.
 struct Scene {
     folder: tempfile::TempDir,
     address: Address,
@@ -239,7 +240,7 @@ struct Scene {
     _alone: MutexGuard<'static, ()>,
 }
 
-/// Descriptors and mapped segments of this process.
+/// Returns the numbers of descriptors and mapped segments of this process.
 fn belongings() -> [usize; 2] {
     let entries = |path| fs::read_dir(path).unwrap().count();
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
@@ -268,9 +269,9 @@ impl Scene {
         Victim { child: child.unwrap(), note: note_of(&self.address) }
     }
 
-    /// Nothing is left: no descriptor, no memory, no file.
+    /// Checks that nothing is left: no descriptor, no memory, no file.
     fn leave(self) {
-        // What a killed listener left is taken over by the next, which leaves nothing.
+        // The next listener takes over what a killed listener left, and leaves nothing.
         drop(backends().listen::<Stream>(&self.address, &options()).unwrap());
         let _ = fs::remove_file(note_of(&self.address));
         let left: Vec<_> = fs::read_dir(self.folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -289,14 +290,14 @@ impl Victim {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Kills it and says when that began.
+    /// Kills the process. Returns when the kill began.
     fn kill(&mut self) -> Instant {
         let at = Instant::now();
         self.signal(Signal::KILL);
         at
     }
 
-    /// How far it got, once it is dead; it must not have found its peer wrong.
+    /// Returns how far the dead process got; its peer must not have sent anything wrong.
     fn noted(&mut self) -> u64 {
         let status = self.child.wait().unwrap();
         assert_ne!(status.code(), Some(WRONG), "the victim was sent something wrong");
@@ -312,22 +313,24 @@ impl Drop for Victim {
     }
 }
 
-/// How a death was seen.
+/// How a death was detected.
 struct Sight {
-    /// After this time the last of two halves had seen it.
+    /// Time after which both halves had detected it.
     took: Duration,
-    /// What this machine, busy with something else, added to that. It is how long the dying, the reader and the writer waited for a
-    /// CPU as the kernel counts it, and thrice how late a thread was that only wanted to run a millisecond later.
+    /// Part of it that was due to other work of this machine. It is the time that the dying process, the reader and the
+    /// writer waited for a CPU, as the kernel counts it, plus three times the lateness of a thread that only wanted to
+    /// run a millisecond later.
     stall: Duration,
 }
 
-/// How long a thread, by its folder under /proc, has waited for a CPU so far, where the kernel counts that.
+/// Returns how long a thread, given by its folder under /proc, has waited for a CPU so far, where the kernel counts
+/// that.
 fn queued(thread: &str) -> Duration {
     let counted = fs::read_to_string(format!("/proc/{thread}/schedstat")).unwrap_or_default();
     Duration::from_nanos(counted.split(' ').nth(1).and_then(|it| it.parse().ok()).unwrap_or_default())
 }
 
-/// Ticks once a millisecond until told to stop; says how late the latest tick was.
+/// Ticks once a millisecond until it is stopped. Returns the lateness of the latest tick.
 fn metronome(stop: &AtomicBool) -> Duration {
     const TICK: Duration = Duration::from_millis(1);
     let mut latest = Duration::ZERO;
@@ -339,7 +342,7 @@ fn metronome(stop: &AtomicBool) -> Duration {
     latest
 }
 
-/// Lives through the death of `victim`, which comes after `when`.
+/// Continues until `victim` has died, which happens after `when`.
 fn survive(channel: impl Apart, victim: &mut Victim, mut dice: Dice, when: Duration) -> Sight {
     let (mut source, mut sink) = channel.apart();
     let over = AtomicBool::new(false);
@@ -367,7 +370,7 @@ fn survive(channel: impl Apart, victim: &mut Victim, mut dice: Dice, when: Durat
         over.store(true, Ordering::Relaxed);
         let stall = 3 * stalls.join().unwrap();
         let ((wrote, error, writer), (read, arrived, ending, reader)) = (wrote.unwrap(), read.unwrap());
-        // It is dead, and not waited for yet.
+        // The process is dead, and not waited for yet.
         let stall = stall + writer + reader + queued(&dying).saturating_sub(before);
         assert!(matches!(error, Error::PeerGone | Error::Closed), "{error:?}");
         assert_eq!(ending, Some(Ending::ProcessGone));
@@ -377,14 +380,14 @@ fn survive(channel: impl Apart, victim: &mut Victim, mut dice: Dice, when: Durat
     })
 }
 
-/// One life and death. `None` where it came before there was a channel.
+/// Runs one victim until its death. Returns `None` if it died before there was a channel.
 fn one_kill<C: Apart>(scene: &Scene, mut dice: Dice) -> Option<Sight> {
     let listens = dice.roll(2) == 0;
     let early = dice.roll(8) == 0;
     let listener = (!listens).then(|| backends().listen::<C>(&scene.address, &options()).unwrap());
     let mut victim = scene.victim(C::ROLE, if listens { "listens" } else { "connects" }, dice.roll(1 << 30));
     if early {
-        // Somewhere between its start and its first words; what it got done is drained, and the rest refused.
+        // At a moment between its start and its first words; what it has sent is drained, and the rest refused.
         dice.pause(Duration::from_millis(8));
         victim.kill();
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Rings that follow load (ADR 0055): no byte is lost or swapped, budgets hold, a peer that does not go along costs one ring.
+//! Rings that follow load (ADR 0055): no byte is lost or reordered, budgets hold, and a peer that does not follow costs
+//! one ring.
 
 mod common;
 
@@ -60,7 +61,7 @@ fn grow(writer: &mut Stream, reader: &mut Stream) {
     turns(writer, reader, |writer| ring(writer) == (MOST, RingReason::Bulk));
 }
 
-/// What one does who is idle and asks now and then, until the ring is small.
+/// Makes the calls of an idle writer that checks now and then, until the ring is small.
 fn shrink(writer: &mut Stream, reader: &mut Stream) {
     eventually("the idle ring shrinks", || {
         writer.split().1.follow_load().unwrap();
@@ -91,7 +92,8 @@ on_every_backend! {
         let (mut server, mut client) = world.pair_with::<Stream>(&growing(&RingBudget::unwatched(1 << 30)));
         let data = &noise(16 << 20, 7)[..];
         thread::scope(|scope| {
-            // How much goes before the ring has grown is a matter of speed: once at least, and until it has.
+            // The number of bytes sent before the ring has grown depends on speed: one round at least, and more until
+            // it has grown.
             let writing = scope.spawn(|| {
                 let mut rounds = 0;
                 eventually("the ring grows", || {
@@ -150,7 +152,7 @@ on_every_backend! {
         let (mut server, mut client) = world.pair_with::<Stream>(&growing(&RingBudget::unwatched(1 << 30)));
         let mut buffer = vec![0; MOST as usize];
         eventually("the ring grows", || {
-            // There is room each time, for less than this.
+            // There is room each time, but for less than this.
             assert!(client.split().1.try_write(&buffer[..MOST as usize - 1]).unwrap().is_some());
             while server.split().0.try_read(&mut buffer).unwrap().is_some() {}
             ring(&client) == (MOST, RingReason::Bulk)
@@ -164,7 +166,7 @@ on_every_backend! {
             let reading = scope.spawn(move || std::io::copy(&mut server, &mut std::io::sink()).unwrap());
             eventually("the ring of one who hardly writes shrinks", || {
                 client.write_all(b"tick").unwrap();
-                // The reader falls asleep: who writes to it rings.
+                // The reader falls asleep: a writer notifies it.
                 let_pass(Duration::from_millis(1));
                 ring(&client) == (4096, RingReason::Idle)
             });
@@ -183,7 +185,8 @@ on_every_backend! {
             }
             server.read_exact(&mut buffer).unwrap();
         }
-        // The reader does nothing now, and so the writer stays where it is, or has gone ahead and fills that ring (H-9).
+        // The reader does nothing now. The writer therefore stays where it is, or has gone ahead and fills that ring
+        // (H-9).
         let ahead = world.hypervisor.is_none();
         assert_eq!(ring(&client).0, if ahead { MOST } else { FIRST });
         assert_eq!(client.statistics().sent.in_flight, if ahead { MOST + FIRST } else { FIRST });
@@ -208,7 +211,7 @@ on_every_backend! {
                 server.read_exact(&mut got).unwrap();
                 assert!(got == noise(8 << 20, 9));
             });
-            // Where copies are quick, all of that had gone before the ring could follow.
+            // Where copies are quick, all of that was sent before the ring could follow.
             turns(&mut client, &mut server, |writer| ring(writer) == (maps, reason));
             assert_eq!(client.statistics().sent.ring_growth.unwrap().target, maps);
         }
@@ -232,7 +235,7 @@ on_every_backend! {
         let budget = RingBudget::unwatched(MOST + CONTROL_LEN + (MOST / 2));
         let (mut server, mut client) = world.pair_with::<Stream>(&growing(&budget));
         grow(&mut client, &mut server);
-        // One that goes ahead asks for more at once, and is told that there is none.
+        // A writer that goes ahead asks for more at once, and gets the answer that there is none.
         let reason = if world.hypervisor.is_none() { RingReason::Budget } else { RingReason::Bulk };
         turns(&mut server, &mut client, |writer| ring(writer) == (MOST / 4, reason));
         assert!(budget.used() <= budget.limit());
@@ -248,7 +251,7 @@ on_every_backend! {
         let theirs = welcome.segment.unwrap();
         let mut moved = 0;
         while moved < 32 << 20 {
-            // Whoever says nothing of being ready reads on in the first ring.
+            // A reader that does not report that it is ready reads on in the first ring.
             let tail = theirs.word(words::TAIL).load_acquire().check(Ok::<_, ()>).unwrap();
             control.word(words::HEAD).store_release(tail);
             while let Some(n) = stream.split().1.try_write(&[3; 10_000]).unwrap() {
@@ -284,7 +287,7 @@ on_every_backend! {
 
     fn budget_that_was_full_is_the_next_streams_once_the_first_is_idle(world) {
         let budget = RingBudget::unwatched(MOST + CONTROL_LEN);
-        // Of an idle time so long a quarter is enough once another stream could not grow.
+        // Once another stream could not grow, a quarter of so long an idle time is enough.
         let options = growing(&budget).ring_idle_time(Duration::from_millis(400));
         let (mut server, mut client) = world.pair_with::<Stream>(&options);
         grow(&mut client, &mut server);
@@ -323,7 +326,8 @@ on_every_backend! {
     }
 }
 
-/// Memory that the listener at `place` made and this process maps: each once as its owner and once as the peer.
+/// Returns the bytes that the listener at `place` allocated and this process maps: each once as its owner and once as
+/// the peer.
 fn mapped(place: &str) -> u64 {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let of = |line: &str| {
@@ -358,7 +362,7 @@ fn h5_peer_that_grows_without_end_makes_nobody_map_more_than_three_rings() {
         client.read_exact(&mut [0; 1]).unwrap();
         most = most.max(mapped(&place));
     }
-    // Each end: the first segment, the ring that is read and the one that comes next.
+    // For each endpoint: the first segment, the ring that is read and the next one.
     assert!(most <= 2 * (8192 + 2 * (MOST + CONTROL_LEN)), "{most} bytes were mapped");
     assert!(most > MOST, "nothing was seen");
 }
@@ -384,7 +388,7 @@ fn h7_shrunk_rings_leave_at_most_48_kib_where_both_directions_were_busy() {
     assert!(2 * one <= 48 << 10, "{one}");
 }
 
-/// What one of two ends does next.
+/// The next action of one of two endpoints.
 #[derive(Clone, Debug)]
 enum Step {
     Write(usize),
@@ -447,7 +451,8 @@ proptest! {
     }
 }
 
-/// Figures, not a test: memory, time to full speed, latency beside a stream that grows. Run with `--ignored --nocapture`.
+/// Prints figures, and tests nothing: memory, time to full speed, latency beside a stream that grows. Run with
+/// `--ignored --nocapture`.
 #[test]
 #[ignore = "measures; run it alone, in a release build"]
 fn figures() {
@@ -569,7 +574,7 @@ fn figures() {
     }
 }
 
-/// Keeps this thread to one of this process's CPUs: ends that share one try no larger ring.
+/// Keeps this thread on one of this process's CPUs: endpoints that share one try no larger ring.
 fn keep_to_cpu(nth: usize) {
     let all = sched_getaffinity(None).unwrap();
     let numbers: Vec<_> = (0..CpuSet::MAX_CPU).filter(|number| all.is_set(*number)).collect();
@@ -578,7 +583,8 @@ fn keep_to_cpu(nth: usize) {
     sched_setaffinity(None, &one).unwrap();
 }
 
-/// What a busy stream tries on this machine, if it tries anything: more than suits any stream, by the caches, and no more than 4 MiB.
+/// Returns the size that a busy stream tries on this machine, if it tries any: by the caches larger than suits any
+/// stream, and at most 4 MiB.
 fn tried(stream: &Stream) -> Option<u64> {
     let growth = stream.statistics().sent.ring_growth?;
     let most = 2 * RingChoice::of_this_machine().bytes().max(2 << 20);
@@ -593,7 +599,7 @@ fn busy_stream_that_nobody_gave_a_ring_tries_a_larger_one_and_loses_nothing() {
     let piece = noise((1 << 20) + 13, 7);
     let target = tried(&writer);
     assert_eq!(target.is_none(), RingChoice::of_this_machine().bytes() == CAPACITY_DEFAULT, "{target:?}");
-    // Where the caches say nothing, or there is one CPU, so much goes through that it would have tried.
+    // Where the caches are unknown, or there is one CPU, so many bytes are sent that a stream would have tried.
     let least = 2 << 30;
     let over = AtomicBool::new(false);
     let cpus = sched_getaffinity(None).unwrap().count();
@@ -669,7 +675,7 @@ fn busy_sender_of_messages_tries_a_larger_ring_and_they_become_no_longer() {
         assert!(matches!(refused, Err(Error::TooLarge { max, .. }) if max == most), "{refused:?}");
         half.close();
     });
-    // One who asks for a ring gets what goes with it.
+    // A program that asks for a size of ring also gets what goes with it.
     let world = World::local();
     let (mut receiver, mut sender) = world.pair_with::<Messages>(&Options::new());
     sender.split().0.resize(4 << 20).unwrap();
@@ -685,7 +691,7 @@ fn ring_that_somebody_chose_tries_nothing() {
     let world = World::local();
     let (_reader, writer) = world.pair_with::<Stream>(&Options::new().ring_size(CAPACITY_DEFAULT));
     assert_eq!(writer.statistics().sent.ring_growth, None);
-    // Memory that others may lack, as between machines, is nothing to try with.
+    // Memory that others may lack, as between machines, is not used for a trial.
     let world = World::harsh();
     let (_reader, writer) = world.pair_with::<Stream>(&Options::new());
     assert_eq!(writer.statistics().sent.ring_growth, None);

@@ -22,7 +22,7 @@ use tombolo_layout::{
 };
 use tombolo_mem::{OwnWord, PeerWord};
 
-/// What `listener` answers to `message`, sent with a segment of `len` bytes that begins with `header`.
+/// Returns the answer of `listener` to `message`, sent with a segment of `len` bytes that begins with `header`.
 fn answer_with(
     world: &World,
     listener: &mut Listener<Stream>,
@@ -52,7 +52,7 @@ fn code(answer: Result<Message, DomainError>) -> Refusal {
     }
 }
 
-/// An honest peer is served.
+/// Checks that an honest peer is served.
 fn meet(world: &World, listener: &mut Listener<Stream>) {
     thread::scope(|scope| {
         let client = scope.spawn(|| world.connecting.connect::<Stream>(&world.address, &Options::new()).unwrap());
@@ -61,8 +61,8 @@ fn meet(world: &World, listener: &mut Listener<Stream>) {
     });
 }
 
-/// What a connecting end says when the other answers its greeting as `answer` does.
-/// What `answer` returns is kept until then.
+/// Returns the error of a connecting endpoint whose peer answers its greeting as `answer` does. The value that `answer`
+/// returns is kept until then.
 fn connect_to<K>(world: &World, answer: impl FnOnce(&mut dyn Endpoint, Greeting) -> K) -> Error {
     let mut listener = world.domain_listener();
     let options = Options::new().handshake_timeout(Duration::from_millis(500)).largest_peer_ring(1 << 20);
@@ -75,7 +75,8 @@ fn connect_to<K>(world: &World, answer: impl FnOnce(&mut dyn Endpoint, Greeting)
     })
 }
 
-/// A channel whose other end is played by hand: the listener's stream, the link, and the words of its one segment.
+/// Returns a channel whose peer the test plays: the listener's stream, the connection, and the words of its one
+/// segment.
 fn half_raw(world: &World) -> (Stream, Box<dyn Endpoint>, tombolo_mem::OwnControl) {
     let mut listener = world.listen::<Stream>();
     let mut link = world.knock();
@@ -101,7 +102,7 @@ fn clause(error: &Error) -> &'static str {
     }
 }
 
-/// CPU time of this process so far.
+/// Returns the CPU time of this process so far.
 fn cpu() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
@@ -406,7 +407,7 @@ on_every_backend! {
 
     fn c7_listener_that_hangs_up_is_gone_at_once(world) {
         let since = Instant::now();
-        // The link is dropped when the closure returns.
+        // The connection is dropped when the closure returns.
         let mut listener = world.domain_listener();
         let error = thread::scope(|scope| {
             let client =
@@ -428,7 +429,7 @@ on_every_backend! {
         let since = Instant::now();
         meet(&world, &mut listener);
         assert!(since.elapsed() < Duration::from_secs(1), "{:?}", since.elapsed());
-        // Who came first has gone first; the latest may still speak.
+        // The caller that came first was dropped first; the latest may still send.
         assert!(matches!(silent[0].recv(0), Err(DomainError::PeerGone)));
         assert!(matches!(silent[199].recv(0), Ok(None)));
     }
@@ -502,7 +503,7 @@ on_every_backend! {
                 let other = thread::spawn(move || reads.read_until(&mut [0; 64], waits).unwrap_err());
                 eventually("the reader sleeps", is_armed);
                 control.word(lie).store_release(1 << 40);
-                // It looks at the head once it needs to.
+                // The writer reads the head only when it needs to.
                 let caught = std::iter::repeat_with(|| writes.write_until(&[0; 4096], waits)).find_map(Result::err);
                 (caught.unwrap(), other.join().unwrap())
             } else {
@@ -602,7 +603,7 @@ fn r25_storm_of_rings_costs_a_waiting_reader_little_and_no_data() {
         server.read_exact(&mut got).unwrap();
         assert!(got == data);
     });
-    // Only the waiter's own time counts: it looks at the clock of its thread.
+    // Only the waiter's own time counts: it reads the clock of its thread.
     let own = |id| {
         let time = clock_gettime(id);
         Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
@@ -687,7 +688,8 @@ fn c10_revoked_memory_ends_the_channel_cleanly() {
     assert_eq!(server.write_all(&vec![0; 4 << 20]).unwrap_err().kind(), ErrorKind::BrokenPipe);
 }
 
-/// Runs a pair of ends while `lie` is told the number of each round and forges the client's words. Says how they ended.
+/// Runs a pair of endpoints, while `lie` gets the number of each round and forges the client's words. Returns how they
+/// ended.
 fn among_lies(
     limit: Duration,
     rounds: u64,
@@ -699,7 +701,7 @@ fn among_lies(
     let data = &noise(1 << 20, 9)[..];
     let over = std::sync::atomic::AtomicBool::new(false);
     thread::scope(|scope| {
-        // The liar's own end may find anything; the victim's two halves must end.
+        // The hostile side's own halves may find anything; the victim's two halves must end.
         let (mut liar_reads, mut liar_writes) = client.into_split();
         let (mut reads, mut writes) = server.into_split();
         let short = || Deadline::after(Duration::from_millis(5));
@@ -809,7 +811,7 @@ fn c7_broken_handshakes_leave_no_descriptor_and_no_memory() {
         let _ = answer_with(&world, &mut listener, &bad[..10], honest());
         let _ = answer_with(&world, &mut listener, &Message::Hello(raw::greeting()).encode(), Some((8192, [1; LEN])));
     }
-    // Other tests of this process come and go; a leak would be of hundreds.
+    // Other tests of this process open and close descriptors; a leak would be of hundreds.
     eventually("descriptors are closed", || descriptors() < before + 150);
     eprintln!("600 broken handshakes cost {:?}", cpu() - used);
 }

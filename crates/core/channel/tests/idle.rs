@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What many idle channels cost, both ends and both directions, after each direction was busy (ADR 0055). Alone in its
-//! program, as it counts the memory of whole processes; 10,000 channels at once in the long form.
+//! The cost of many idle channels, with both endpoints and both directions, after each direction was busy (ADR 0055).
+//! The test is alone in its program because it counts the memory of whole processes; the long form has 10,000 channels
+//! at once.
 
 mod common;
 
@@ -16,9 +17,9 @@ use std::{
 use common::{World, eventually};
 use tombolo_channel::{Options, RingBudget, RingReason, Stream};
 
-/// What one idle channel may hold.
+/// Largest number of bytes that one idle channel may hold.
 const MOST: u64 = 48 << 10;
-/// Says to a child that it is one, and how many channels it is to have.
+/// Environment variable that makes this program a child, and gives its number of channels.
 const CHANNELS: &str = "TOMBOLO_TEST_IDLE_CHANNELS";
 
 #[test]
@@ -30,7 +31,7 @@ fn idle_channels_hold_at_most_48_kib_each_for_both_directions() {
     let long = std::env::var_os("TOMBOLO_LONG").is_some();
     let (children, channels) = if long { (100, 100) } else { (2, 100) };
     let mut holders: Vec<Holder> = (0..children).map(|_| Holder::start(channels)).collect();
-    // All of them at once: nobody ends before all have told.
+    // All of them at once: no child ends before all have reported.
     let (mut fresh, mut idle) = (0, 0);
     for holder in &mut holders {
         fresh += holder.told("fresh ");
@@ -50,7 +51,7 @@ fn kib(bytes: u64) -> f64 {
     bytes as f64 / 1024.0
 }
 
-/// A process with both ends of many channels.
+/// A process with both endpoints of many channels.
 struct Holder {
     child: Child,
     lines: BufReader<std::process::ChildStdout>,
@@ -66,7 +67,7 @@ impl Holder {
         Self { child, lines }
     }
 
-    /// The number in the next line that begins so.
+    /// Returns the number in the next line that contains `what`.
     fn told(&mut self, what: &str) -> u64 {
         let mut line = String::new();
         loop {
@@ -87,7 +88,7 @@ impl Drop for Holder {
     }
 }
 
-/// Makes channels, tells what they cost when new and what once all were busy and became idle, and holds them.
+/// Makes channels, prints what they cost when new, and once all were busy and became idle, and holds them.
 fn hold(channels: u64) {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let most = rustix::process::Rlimit { current: limit.maximum, ..limit };
@@ -97,7 +98,7 @@ fn hold(channels: u64) {
     let idle_time = Duration::from_millis(20);
     let options = Options::new().ring_size(64 << 10).ring_growth(&budget).ring_idle_time(idle_time);
     let mut buffers = [vec![7; 64 << 10], vec![0; 64 << 10]];
-    // What the first channel of a process costs it once is not the channels'.
+    // Costs that the first channel of a process causes once are not counted.
     let mut warm = world.pair_with::<Stream>(&options);
     use_both_ways(&mut warm, &mut buffers);
     let before = memory();
@@ -126,7 +127,7 @@ fn use_both_ways((a, b): &mut (Stream, Stream), buffers: &mut [Vec<u8>; 2]) {
             assert_eq!(to.split().0.try_read(buffer).unwrap(), None);
             reason(from) == RingReason::Idle
         });
-        // The reader lets the last ring go when it next reads.
+        // The reader releases the last ring at its next read.
         from.write_all(b"x").unwrap();
         to.read_exact(&mut buffer[..1]).unwrap();
         assert_eq!(to.split().0.try_read(buffer).unwrap(), None);
@@ -135,7 +136,7 @@ fn use_both_ways((a, b): &mut (Stream, Stream), buffers: &mut [Vec<u8>; 2]) {
     one_way(b, a);
 }
 
-/// Bytes of memory of this process's own, and of all memory that it shares, each piece once, mapped or not.
+/// Returns the bytes of this process's own memory, and of all memory that it shares, each piece once, mapped or not.
 fn memory() -> u64 {
     let rollup = fs::read_to_string("/proc/self/smaps_rollup").unwrap();
     let anonymous = rollup.lines().find_map(|line| line.strip_prefix("Anonymous:")).unwrap();

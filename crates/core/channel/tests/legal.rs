@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A peer that does what the specification allows and this implementation never does itself: it is served like any other.
+//! A peer that does what the specification allows and this implementation never does: it is served like any other.
 
 mod common;
 
@@ -16,13 +16,13 @@ use tombolo_layout::{
 };
 use tombolo_mem::{OwnBytes, OwnControl, OwnWord, PeerData, PeerSegment, PeerWord};
 
-/// The ring of the peer, and where it begins: behind pages that are nobody's yet (M-4, R-30).
+/// Size of the peer's ring, and its beginning: behind pages that have no use yet (M-4, R-30).
 const CAPACITY: u64 = 4096;
 const DATA_AT: u64 = 3 * 4096;
 /// Bits that no version knows yet, beside the one that is known.
 const UNKNOWN: Features = Features(1 << 63 | 1 << 40 | 1 << 10 | 1 << 9 | 1 << 8);
 
-/// A segment as no end of this implementation makes it.
+/// Makes a segment such as no endpoint of this implementation makes.
 fn segment(link: &mut dyn Endpoint, generation: u16, start: u64, features: Features) -> (OwnControl, OwnBytes, Offer) {
     let header = SegmentHeader {
         generation,
@@ -42,7 +42,7 @@ fn segment(link: &mut dyn Endpoint, generation: u16, start: u64, features: Featu
     (control, data, offer)
 }
 
-/// The peer: what it writes, and what it sees of the other end.
+/// The peer: what it writes, and what it sees of the other endpoint.
 struct Odd {
     link: Box<dyn Endpoint>,
     control: OwnControl,
@@ -77,7 +77,7 @@ impl Odd {
         self.doorbell().notify(Slot::Data);
     }
 
-    /// Bytes of the other end's first ring.
+    /// Returns bytes of the other endpoint's first ring.
     fn read_ring(&self, from: u64, len: usize) -> Vec<u8> {
         let header = self.theirs.header::<{ tombolo_layout::header::LEN }>();
         let header = SegmentHeader::decode(&header, self.theirs.len() as u64).unwrap();
@@ -97,18 +97,19 @@ fn greeting(messages: bool) -> Greeting {
     Greeting {
         version_min: 0,
         offered: UNKNOWN.or(Features::HANDOVER).or(mode),
-        // Just what the other's first segment has.
+        // Exactly the size of the other's first segment.
         map_limit: 4096 + (1 << 18),
         ..raw::greeting()
     }
 }
 
-/// A channel of which the peer connected, its positions beginning at `start`. It has not said *open* yet.
+/// Makes a channel to which the peer connected, with positions that begin at `start`. The peer has not stored *open*
+/// yet.
 fn pair<C: Channel + Send>(world: &World, messages: bool, start: u64) -> (C, Odd) {
     let options = tombolo_channel::Options::new().ring_size(1 << 18);
     let mut listener = world.listening.listen::<C>(&world.address, &options).unwrap();
     let mut link = world.knock();
-    // In the header other features than in the greeting: nobody compares them (M-4).
+    // The header has other features than the greeting: they are not compared (M-4).
     let (control, data, offer) = segment(&mut *link, 0, start, Features(1 << 50));
     link.send(&Message::Hello(greeting(messages)).encode(), Some(&offer)).unwrap();
     let end = listener.accept_until(Deadline::after(SOON)).unwrap();
@@ -157,7 +158,7 @@ on_every_backend! {
     fn r10_r12_peer_that_sleeps_for_as_much_as_may_be_is_rung_once_and_then(world) {
         let (mut stream, peer) = pair::<Stream>(&world, false, 0);
         let ring: u64 = 1 << 18;
-        // As much as there can be, and a head that is behind by up to an eighth.
+        // The largest possible amount, and a head that lags by up to an eighth.
         let doorbell = peer.doorbell();
         doorbell.drain(Slot::Data);
         peer.set(words::WANT_DATA, words::armed(ring));
@@ -171,7 +172,7 @@ on_every_backend! {
         }
         assert_eq!(rung, 1);
         assert!(peer.read_ring(0, ring as usize) == vec![5; ring as usize]);
-        // It begins only now, and says first that it closes: nothing was read.
+        // The peer begins only now, and first stores that it closes: nothing was read.
         peer.set(words::HEAD, 0);
         peer.set(words::READER_STATE, State { phase: Phase::Closed, ready: 0, current: 0 }.encode());
         doorbell.notify(Slot::Space);
@@ -186,7 +187,7 @@ on_every_backend! {
         peer.set(words::WRITER_STATE, OPEN);
         let mut record = vec![20, 0, 0, 0, 0, 0, 0, 0];
         record.extend(0..20u8);
-        // Padding has no meaning, and is not looked at.
+        // Padding has no meaning, and is not checked.
         record.extend([0xee; 4]);
         let mut buffer = [0; 64];
         for round in 0..200 {
@@ -209,14 +210,15 @@ on_every_backend! {
         let mut kept = Vec::new();
         for generation in 1..=5u16 {
             let mut ring = Message::Ring { generation, epoch: raw::EPOCH }.encode();
-            // Other versions than were agreed on, which say what it speaks, and fields that a Ring does not use (C-2).
+            // Versions other than the agreed ones, which only state what the peer speaks, and fields that a Ring does
+            // not use (C-2).
             ring[0x0a..0x0e].copy_from_slice(&[0, 0, 9, 0]);
             ring[0x10..0x20].fill(0xff);
             ring[0x28..0x30].fill(0xff);
-            // A start means nothing here, nor do its features (M-4).
+            // The start has no meaning here, nor have its features (M-4).
             let (control, mut data, offer) = segment(&mut *peer.link, generation, 12345, Features(u64::MAX));
             peer.link.send(&ring, Some(&offer)).unwrap();
-            // The message may be there before the word: nobody says that it is ready (H-2).
+            // The message may be there before the word: the reader does not yet report that it is ready (H-2).
             let mut byte = [0];
             std::io::Read::read_exact(&mut stream, &mut byte).unwrap();
             assert_eq!(peer.sees(words::READER_STATE) >> 16, u64::from(generation) - 1);
@@ -226,14 +228,14 @@ on_every_backend! {
             };
             say(generation, generation - 1);
             eventually("it is ready for the next ring", || {
-                // All that is in this ring stays to be read from it.
+                // Everything in this ring stays to be read from it.
                 let _ = stream.split().0.available(1 << 20).unwrap();
                 peer.sees(words::READER_STATE) >> 16 == u64::from(generation)
             });
             let switch = peer.tail;
             control.word(words::TAIL).store_release(switch);
             say(generation, generation);
-            // What comes now is in the new ring alone.
+            // Bytes that come now are in the new ring alone.
             for _ in 0..500 {
                 data.slice_mut((peer.tail % CAPACITY) as usize, 1)[0] = 1 + generation as u8;
                 peer.tail = peer.tail.wrapping_add(1);
@@ -266,7 +268,7 @@ on_every_backend! {
             let counts = !link.same_kernel() || tombolo_mem::counts_pages();
             assert_eq!(hello.map_limit, 4096 + if counts { 1 << 30 } else { 16 << 20 }, "the largest that it maps (C-2)");
             let (control, _data, offer) = segment(&mut *link, 0, 77, Features(1 << 50));
-            // It maps no more than this from now on: what it has mapped it has.
+            // From now on the peer maps no more than this; existing mappings stay.
             let welcome = Greeting { map_limit: 8192, ..greeting(false) };
             link.send(&Message::Welcome(welcome).encode(), Some(&offer)).unwrap();
             let mut stream = client.join().unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A listener at the limit of open files, which is the process's (C-7): alone in its binary.
+//! A listener at the limit of open files (C-7). The limit is the process's, so the test is alone in its binary.
 
 mod common;
 

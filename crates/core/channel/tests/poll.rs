@@ -24,7 +24,7 @@ use tombolo_domain::wait_readable;
 
 const EDGE: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
 const LEVEL: epoll::EventFlags = epoll::EventFlags::IN;
-/// Bytes sent one by one into the moments in which a call says would-block.
+/// Number of bytes that are sent one by one at moments when a call would block.
 const ROUNDS: u64 = 20_000;
 
 fn readable(fd: impl AsFd) -> bool {
@@ -35,7 +35,7 @@ fn await_readable(fd: impl AsFd, what: &str) {
     assert!(wait_readable(fd.as_fd(), Deadline::after(SOON)).unwrap(), "lost: {what}");
 }
 
-/// An epoll set that tells numbers.
+/// An epoll set that reports numbers.
 struct Set(OwnedFd);
 
 impl Set {
@@ -47,7 +47,7 @@ impl Set {
         epoll::add(&self.0, fd.as_fd(), epoll::EventData::new_u64(number), flags).unwrap();
     }
 
-    /// The numbers that are ready within `patience`.
+    /// Returns the numbers that are ready within `patience`.
     fn wait(&self, patience: Duration) -> Vec<u64> {
         let mut events = [MaybeUninit::uninit(); 64];
         let timeout = Timespec::try_from(patience).unwrap();
@@ -68,7 +68,7 @@ impl Dice {
         (self.0 >> 33) % sides
     }
 
-    /// Mostly none, sometimes long enough for the other side to fall asleep.
+    /// Mostly no pause, sometimes one long enough for the other side to fall asleep.
     fn gap(&mut self) {
         match self.roll(8) {
             0 => let_pass(Duration::from_micros(self.roll(300))),
@@ -117,7 +117,7 @@ fn polled_reader_gets_all(world: &World, flags: epoll::EventFlags) {
                     Some(n) => got.extend_from_slice(&buffer[..n]),
                     None => break,
                 }
-                // Level-triggered, one need not read everything.
+                // A level-triggered reader need not read everything.
                 if flags == LEVEL && dice.roll(3) == 0 {
                     break;
                 }
@@ -196,7 +196,7 @@ on_every_backend! {
                 let mut dice = Dice(3);
                 for number in 0..ROUNDS {
                     eventually("the byte before is taken", || taken.load(Ordering::Acquire) == number);
-                    // Hits the call of the reader now here, now there.
+                    // Meets the reader's call at different points.
                     (0..dice.roll(1000)).for_each(|_| std::hint::spin_loop());
                     write.write_all_until(&[1], Deadline::after(SOON)).unwrap();
                 }
@@ -371,7 +371,8 @@ on_every_backend! {
             expected[number] += 10;
             read_all(&mut pairs, &set.wait(Duration::ZERO), &mut seen);
         }
-        // Where one doorbell serves all channels, who was rung for the others' sake may nap; else all is there at once.
+        // Where one doorbell serves all channels, a waiter that was notified for other channels may nap.
+        // Elsewhere everything is there at once.
         let since = Instant::now();
         while world.hypervisor.is_some() && seen != expected && since.elapsed() < SOON {
             read_all(&mut pairs, &set.wait(SOON), &mut seen);
@@ -389,7 +390,7 @@ fn r12_idle_polled_channel_costs_no_cpu() {
     assert_eq!(server.split().0.try_read(&mut [0; 8]).unwrap(), None);
     let own = || clock_gettime(ClockId::ThreadCPUTime);
     let before = own();
-    // For the late look.
+    // Allows for the late look.
     if !set.wait(Duration::from_millis(100)).is_empty() {
         assert_eq!(server.split().0.try_read(&mut [0; 8]).unwrap(), None);
     }
@@ -430,7 +431,7 @@ fn r12_channel_is_read_by_blocking_calls_before_and_after_it_is_polled() {
     for round in 0..3u8 {
         client.write_all(&[round; 10]).unwrap();
         server.read_exact(&mut [0; 10]).unwrap();
-        // The first look at a fresh descriptor sends to look for oneself.
+        // A fresh descriptor is readable at first, so that its program looks.
         assert!(round > 0 || readable(&server));
         assert_eq!(server.split().0.try_read(&mut [0; 1]).unwrap(), None);
         assert!(!readable(&server));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A memory control group that shrinks under load (ADR 0065): rings are given up, nothing is lost, nobody is killed, and
-//! once there is memory again they grow. For root, with a control group to make groups in; else it says that it was skipped.
+//! A memory control group that shrinks under load (ADR 0065): rings are given up, nothing is lost, no process is
+//! killed, and the rings grow once there is memory again. The test needs root, and a control group to make groups in;
+//! otherwise it reports that it was skipped.
 
 mod common;
 
@@ -16,14 +17,14 @@ use common::{World, noise};
 use tombolo_channel::{Options, RingBudget, RingReason, Stream};
 
 const MIB: u64 = 1 << 20;
-/// What the group may have at first.
+/// Limit of the group at first.
 const AMPLE: u64 = 512 * MIB;
-/// Memory that the program has besides its rings.
+/// Bytes of memory that the program has besides its rings.
 const BALLAST: usize = 128 << 20;
 const RING: u64 = MIB;
-/// The child's control group.
+/// Environment variable that names the child's control group.
 const GROUP: &str = "TOMBOLO_TEST_GROUP";
-/// A program that has to notice, look twice and wait for others to be idle takes its time, on a busy machine more.
+/// The program has to notice, look twice and wait until others are idle, which takes longer on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[test]
@@ -41,7 +42,7 @@ fn group_that_shrinks_under_load_takes_rings_and_loses_nothing() {
     group.set_limit(AMPLE);
     let mut loaded = Loaded::start(&group);
     loaded.expect("large");
-    // So little is left that memory is scarce, and enough for the small rings.
+    // So little is left that memory is scarce, but enough for the small rings.
     let used = group.used() - group.droppable();
     group.set_limit(used + used / 128);
     loaded.expect("small");
@@ -51,7 +52,7 @@ fn group_that_shrinks_under_load_takes_rings_and_loses_nothing() {
     loaded.finish();
 }
 
-/// A memory control group of our own, gone in the end.
+/// A memory control group of this test, removed at the end.
 struct Group {
     path: PathBuf,
     limit: &'static str,
@@ -71,7 +72,7 @@ impl Group {
             let path = parent.join(format!("tombolo-test-{}", std::process::id()));
             fs::create_dir(&path).ok()?;
             let group = Self { path, limit, usage };
-            // Where the controller is not handed down there are no such files.
+            // Where the controller is not delegated there are no such files.
             (group.path.join(limit).exists() && group.path.join(usage).exists()).then_some(group)
         };
         first
@@ -86,7 +87,7 @@ impl Group {
         });
     }
 
-    /// Pages of files, which the kernel can drop.
+    /// Returns the bytes of file pages, which the kernel can drop.
     fn droppable(&self) -> u64 {
         let text = fs::read_to_string(self.path.join("memory.stat")).unwrap();
         let of = |name| text.lines().find_map(|line| line.strip_prefix(name)).map_or(0, |n| n.trim().parse().unwrap());
@@ -97,7 +98,7 @@ impl Group {
         fs::read_to_string(self.path.join(self.usage)).unwrap().trim().parse().unwrap()
     }
 
-    /// How many processes the kernel killed there, where it says so.
+    /// Returns how many processes the kernel killed in the group, where it counts that.
     fn kills(&self) -> Option<u64> {
         let text = ["memory.oom_control", "memory.events"]
             .iter()
@@ -108,7 +109,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // A process that ended may be in it for a moment.
+        // A process that ended may stay in it for a moment.
         let until = Instant::now() + Duration::from_secs(5);
         while fs::remove_dir(&self.path).is_err() && Instant::now() < until {
             std::thread::yield_now();
@@ -155,7 +156,7 @@ impl Drop for Loaded {
     }
 }
 
-/// What the child does: streams that are busy all the time, and that say when all rings are large, small and large again.
+/// Runs the child: its streams are busy all the time, and it reports when all rings are large, small and large again.
 fn load(group: &Path) {
     fs::write(group.join("cgroup.procs"), std::process::id().to_string()).unwrap();
     let ballast = noise(BALLAST, 3);
@@ -176,7 +177,7 @@ fn load(group: &Path) {
     }
 }
 
-/// Both ends of a stream whose bytes are checked.
+/// Both endpoints of a stream whose bytes are checked.
 struct Pair {
     ends: (Stream, Stream),
     wrote: usize,

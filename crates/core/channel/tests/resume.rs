@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! An end that moves to another process: the one that takes over offers memory of its own, and both pipes resume.
+//! An endpoint that moves to another process: the process that takes over offers memory of its own, and both pipes
+//! resume.
 
 use std::os::fd::AsFd;
 
@@ -9,7 +10,7 @@ use tombolo_ring::{FenceMode, Fresh, Halves, Mode, Writer, halves};
 
 const RING: u64 = 4096;
 
-/// A sealed segment, as its owner has it and as the peer maps it. Its pipe goes on at `start`.
+/// Returns a sealed segment, as its owner has it and as the peer maps it. Its pipe continues at `start`.
 fn segment(start: u64, epoch: u64) -> (Fresh, PeerSegment) {
     let header = SegmentHeader::new(RING, 0, start, Features::HANDOVER, epoch);
     let (own, memory) = create_sealed("tombolo-test", header.segment_len as usize).unwrap();
@@ -17,7 +18,7 @@ fn segment(start: u64, epoch: u64) -> (Fresh, PeerSegment) {
     (Fresh::new(own, &header), theirs)
 }
 
-/// Two ends; each writes from the position that is its own.
+/// Returns two endpoints; each writes from its own position.
 fn ends(starts: [u64; 2], epochs: [u64; 2]) -> [Halves; 2] {
     let [(a, a_mapped), (b, b_mapped)] = [0, 1].map(|end| segment(starts[end], epochs[end]));
     let mode = Mode { messages: false, ordering: FenceMode::Fences };
@@ -31,14 +32,14 @@ fn byte(position: u64) -> u8 {
     (position * 31 % 251) as u8
 }
 
-/// Goes on with the sequence, `len` bytes from where this writer is.
+/// Continues the sequence with `len` bytes from this writer's position.
 fn write(writer: &mut Writer<tombolo_mem::Mapped>, len: u64) {
     let begin = writer.position();
     let bytes: Vec<u8> = (begin..begin + len).map(byte).collect();
     assert_eq!(writer.write(&bytes), Ok(Some(bytes.len())));
 }
 
-/// Takes `len` bytes, which must go on with the sequence.
+/// Takes `len` bytes, which must continue the sequence.
 fn read(reader: &mut tombolo_ring::Reader<tombolo_mem::Mapped>, len: usize) {
     let (begin, mut bytes) = (reader.position(), vec![0; len]);
     assert_eq!(reader.read(&mut bytes), Ok(Some(len)));
@@ -48,7 +49,7 @@ fn read(reader: &mut tombolo_ring::Reader<tombolo_mem::Mapped>, len: usize) {
 #[test]
 fn h8_h6_end_that_moves_takes_both_pipes_along_at_their_positions() {
     let [mut leaves, mut stays] = ends([0, 0], [11, 22]);
-    // Both directions are in the middle of something, and past the first round of their rings.
+    // Both directions have unread bytes, and are past the first round of their rings.
     for _ in 0..3 {
         write(&mut leaves.writer, 2500);
         write(&mut stays.writer, 2000);
@@ -60,14 +61,14 @@ fn h8_h6_end_that_moves_takes_both_pipes_along_at_their_positions() {
     read(&mut stays.reader, 1234);
     read(&mut leaves.reader, 777);
 
-    // The record: where this end reads, and what the other has not taken of what it wrote.
+    // The record: this endpoint's reading position, and the bytes that it wrote and the other has not taken.
     let (reads_from, stated) = (leaves.reader.position(), stays.reader.position());
     let mut unread = Vec::new();
     leaves.writer.handover().unread_from(stated, &mut unread).unwrap();
     assert_eq!(unread.len(), 3000 - 1234);
     drop(leaves);
 
-    // The end that stays sends again what the one that left had not delivered.
+    // The endpoint that stays sends again what the leaving one had not delivered.
     let mut again = Vec::new();
     stays.writer.handover().unread_from(reads_from, &mut again).unwrap();
     let reader_was_at = stays.reader.position();

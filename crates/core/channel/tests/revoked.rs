@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Memory that is taken away is told as that, and not as a lie of the peer: zeros stand in its place, which break half
-//! of the specification (D-3).
+//! Revoked memory is reported as such, and not as a protocol violation of the peer: zeros take its place, which break
+//! half of the specification (D-3).
 
 mod common;
 #[path = "../../../backends/ivshmem/tests/support/mod.rs"]
@@ -16,8 +16,8 @@ use tombolo_channel::{
 use tombolo_domain::Error as DomainError;
 use tombolo_layout::words;
 
-/// A channel between two machines whose memory can be taken away: the listener's end, the caller's, and their memories, the
-/// caller's first.
+/// A channel between two machines whose memory can be taken away: the listener's endpoint, the caller's, and their
+/// memories, the caller's first.
 struct Machines {
     _world: machines::World,
     memories: [OwnedFd; 2],
@@ -37,7 +37,7 @@ impl Machines {
         (server, client, Self { _world: world, memories })
     }
 
-    /// Takes all memory from both ends, and says nothing.
+    /// Takes all memory from both endpoints, without a message.
     fn take_memory(&self) {
         self.memories.iter().for_each(|memory| rustix::fs::ftruncate(memory, 0).unwrap());
     }
@@ -69,7 +69,7 @@ fn d3_writer_to_memory_taken_away_is_told_that_the_peer_is_gone() {
     let write = server.split().1;
     write.write_all_until(&[7; 100], soon()).unwrap();
     machines.take_memory();
-    // Both looks at the peer's words: at its position, and whether it still reads.
+    // Both checks of the peer's words: its position, and whether it still reads.
     let drained = write.drained_until(soon());
     assert!(matches!(drained, Err(Error::PeerGone)), "{drained:?}");
     let written = write.write_until(&[7; 100], soon());
@@ -123,7 +123,7 @@ fn d3_polls_for_so_many_bytes_end_where_memory_is_taken_away() {
     assert_eq!(read.ending(), Some(Ending::Revoked));
 }
 
-/// The backend knows, although the memory is still there: what stands in it does not count.
+/// The backend knows of the revocation, although the memory is still there: its contents do not count.
 #[test]
 fn d3_lie_in_memory_that_was_revoked_is_no_lie() {
     let world = World::harsh();
@@ -141,7 +141,7 @@ fn d3_lie_in_memory_that_was_revoked_is_no_lie() {
     assert!(matches!(drained, Err(Error::PeerGone)), "{drained:?}");
 }
 
-/// Where nothing was taken away, a lie is one, also if the peer goes right after it.
+/// Where nothing was taken away, a violation is reported as one, even if the peer goes right after it.
 #[test]
 fn canary_d3_lie_of_a_peer_that_goes_is_still_a_lie() {
     let world = World::harsh();

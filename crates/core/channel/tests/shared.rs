@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Where one event stands for both halves of an end, honest traffic of one half is no storm for the other.
+//! Where one event stands for both halves of an endpoint, honest traffic of one half is no storm for the other (R-25,
+//!
 
 mod common;
 
@@ -16,13 +17,14 @@ use tombolo_channel::{Address, Backends, Deadline, Listener, Options, Stream};
 use tombolo_domain::wait_readable;
 use tombolo_domain_xen::FakeXen;
 
-/// Wake-ups of one who polls for what does not come; at a nap of 16 ms after each but the first 64 they take five seconds.
+/// Number of wake-ups of a poller whose data do not come; with a nap of 16 ms after each but the first 64 they take
+/// five seconds.
 const WAKES: u32 = 400;
 
 #[test]
 fn r25_x8_reader_that_polls_does_not_nap_for_what_its_writer_is_rung_for() {
     let xen = FakeXen::new();
-    // Who does not spin sleeps whenever its ring is full, and is rung for each time.
+    // A writer that does not spin sleeps whenever its ring is full, and is notified each time.
     let options = Options::new().ring_size(4096).spin(Duration::ZERO);
     let address = |text: &str| text.parse::<Address>().unwrap();
     let mut listener: Listener<Stream> =

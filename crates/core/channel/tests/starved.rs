@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A reader at the limit of open files, which is the process's: alone in its binary (H-9).
+//! A reader at the limit of open files (H-9). The limit is the process's, so the test is alone in its binary.
 
 mod common;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Rings for nothing, at full rate, cost one who polls no more than one who waits: so many wake-ups, then a nap after
+//! Notifications for nothing, at full rate, cost a poller no more than a waiter: a number of wake-ups, then a nap after
 //! each. Nothing is lost meanwhile.
 
 mod common;
@@ -17,25 +17,28 @@ use tombolo_channel::{Deadline, Error, Options, Stream};
 use tombolo_domain::wait_readable;
 use tombolo_testing::harsh::{HarshDomain, Hypervisor, Storm};
 
-/// How long a storm is endured at least. Where others use the machine it goes on until it has rung often enough to be one.
+/// Least duration of a storm. On a machine with other load it continues until there were enough notifications for a
+/// storm.
 const ENDURED: Duration = Duration::from_millis(500);
 
 /// Wake-ups before the first nap and those of the short naps.
 const BEFORE_LONG_NAPS: usize = 64 + 5;
 
-/// Wake-ups of a storm that goes on for so long: those, and one for each of the long naps; twice that.
+/// Returns the largest number of wake-ups in a storm of this duration: those, and one for each of the long naps; twice
+/// that.
 fn most_wakes(endured: Duration) -> usize {
     2 * (BEFORE_LONG_NAPS + endured.as_millis() as usize / 16)
 }
 
-/// A storm that is endured by one who polls.
+/// A storm that a poller endures.
 struct Endured<'a> {
     storm: &'a Storm,
     begun: Instant,
-    /// Rings by the time at which it began, and by the last look.
+    /// Number of notifications by its beginning, and by the last look.
     rings: [u64; 2],
     wakes: usize,
-    /// Looks before which nobody had rung, as others used the machine: the bell is believed again, and the storm begins anew.
+    /// Looks without a notification before them, because of other load on the machine: the doorbell is trusted again,
+    /// and the storm begins anew.
     pauses: usize,
 }
 
@@ -44,7 +47,7 @@ impl<'a> Endured<'a> {
         Self { storm, begun: Instant::now(), rings: [storm.rings(), u64::MAX], wakes: 0, pauses: 0 }
     }
 
-    /// Was sent to look, and does.
+    /// Counts a look that the descriptor asked for, and does it.
     fn count_look<T>(&mut self, look: impl FnOnce() -> T) -> T {
         self.wakes += 1;
         self.pauses += usize::from(self.storm.rings() == self.rings[1]);
@@ -57,7 +60,7 @@ impl<'a> Endured<'a> {
         most_wakes(self.begun.elapsed()) + 2 * BEFORE_LONG_NAPS * self.pauses
     }
 
-    /// Whether it was long enough, and a storm: without a pause it would send one to look far oftener than it may.
+    /// Returns whether it was long enough, and a storm: without a pause it would cause far more looks than are allowed.
     fn is_over(&self) -> bool {
         let (endured, rings) = (self.begun.elapsed(), self.storm.rings() - self.rings[0]);
         assert!(endured < 6 * SOON, "no storm: {rings} rings, {} pauses", self.pauses);
@@ -83,7 +86,7 @@ fn hypervisor(world: &World) -> (&Hypervisor, &HarshDomain) {
     (hypervisor, a)
 }
 
-/// Whoever polls `fd` is sent to look for nothing seldom.
+/// Checks that a poller of `fd` is seldom made to look for nothing.
 fn endure(fd: impl AsFd, storm: &Storm, mut look: impl FnMut()) {
     let mut endured = Endured::new(storm);
     while !endured.is_over() {
@@ -113,7 +116,7 @@ fn r25_storm_of_rings_wakes_a_polling_reader_seldom() {
         assert!(since.elapsed() < Duration::from_secs(2), "found after {:?}", since.elapsed());
     }
     drop(storm);
-    // What was drained late may wake it a few times more, then it is quiet and listens again.
+    // A late drain may wake it a few times more; then it is quiet and waits again.
     while wait_readable(fd.as_fd(), Deadline::after(Duration::from_millis(100))).unwrap() {
         assert!(matches!(read.try_read(&mut [0; 8]), Ok(None)));
     }
@@ -156,7 +159,7 @@ fn r25_storm_of_rings_wakes_a_polling_writer_seldom() {
     }
 }
 
-/// One who waits in a call naps as well: neither too seldom nor for too long.
+/// A waiter in a call naps as well: neither too seldom nor for too long.
 #[test]
 fn r25_storm_of_rings_wakes_a_waiting_reader_seldom_and_not_too_seldom() {
     let (world, server, mut client) = pair();
@@ -164,7 +167,7 @@ fn r25_storm_of_rings_wakes_a_waiting_reader_seldom_and_not_too_seldom() {
     let (hypervisor, a) = hypervisor(&world);
     let storm = hypervisor.storm(a);
     let sleeps = |read: &tombolo_channel::ReadHalf| read.statistics().counters.sleeps as usize;
-    // Where the machine is busy this one sleeps less often than it would: then once more.
+    // On a busy machine the waiter sleeps less often than otherwise: then the test repeats.
     let begun = Instant::now();
     loop {
         let (before, since) = (sleeps(&read), Instant::now());
@@ -177,7 +180,7 @@ fn r25_storm_of_rings_wakes_a_waiting_reader_seldom_and_not_too_seldom() {
         }
         assert!(begun.elapsed() < SOON, "{slept} sleeps in {ENDURED:?}");
     }
-    // A nap is over in time.
+    // A nap ends in time.
     let (mut best, begun) = (Duration::MAX, Instant::now());
     while best >= Duration::from_millis(100) {
         assert!(begun.elapsed() < SOON, "{best:?}");
@@ -207,7 +210,7 @@ fn r25_poller_in_a_storm_gets_every_byte() {
         let (mut got, mut buffer) = (Vec::new(), [0; 300]);
         while got.len() < data.len() {
             assert!(wait_readable(fd.as_fd(), Deadline::after(SOON)).unwrap(), "lost after {} bytes", got.len());
-            // Part of what is there, so that the rest has to be told as well.
+            // A part of what is there, so that the rest must be reported as well.
             if let Some(len) = read.try_read(&mut buffer).unwrap() {
                 got.extend_from_slice(&buffer[..len]);
             }
@@ -216,7 +219,8 @@ fn r25_poller_in_a_storm_gets_every_byte() {
     });
 }
 
-/// One who tries again and again by himself is not one who is rung for nothing: the next ring wakes him at once.
+/// Repeated tries by the program itself do not count as notifications for nothing: the next notification wakes it at
+/// once.
 #[test]
 fn r25_tries_that_nobody_rang_for_are_not_held_against_the_bell() {
     let (_world, server, mut client) = pair();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! More channels than CPUs, idle channels, and what a channel costs: figures on standard error, bounds that hold on a
-//! machine that has other things to do as well.
+//! More channels than CPUs, idle channels, and the cost of a channel: figures on standard error, and bounds that also
+//! hold on a machine with other load.
 
 mod common;
 
@@ -25,7 +25,7 @@ use tombolo_channel::{Deadline, Messages, Options, Stream};
 
 const CHUNK: usize = 32 << 10;
 
-/// These measure the machine: one at a time.
+/// These tests measure the machine, so they run one at a time.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -35,13 +35,13 @@ fn long() -> bool {
     std::env::var_os("TOMBOLO_LONG").is_some()
 }
 
-/// What this process has used of the CPUs.
+/// Returns the CPU time that this process has used.
 fn used() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// What all have used of them.
+/// Returns the CPU time that all processes have used.
 fn used_by_all() -> Duration {
     let stat = fs::read_to_string("/proc/stat").unwrap();
     let fields: Vec<u64> = stat.split_whitespace().skip(1).take(8).map(|word| word.parse().unwrap()).collect();
@@ -50,7 +50,7 @@ fn used_by_all() -> Duration {
     Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
 }
 
-/// Looks at what others have of the CPUs.
+/// Measures the CPU time of other processes.
 struct Watch {
     since: Instant,
     ours: Duration,
@@ -62,14 +62,14 @@ impl Watch {
         Self { since: Instant::now(), ours: used(), alls: used_by_all() }
     }
 
-    /// How many CPUs others had since then.
+    /// Returns how many CPUs other processes had since then.
     fn others(&self) -> f64 {
         let others = (used_by_all() - self.alls).saturating_sub(used() - self.ours);
         others.as_secs_f64() / self.since.elapsed().as_secs_f64()
     }
 }
 
-/// Beside others that compute more than this the measure is what they leave.
+/// Number of CPUs of other processes above which the measurement would only show what these leave.
 const ALONE: f64 = 0.1;
 
 fn skip_beside_others(test: &str) {
@@ -77,8 +77,8 @@ fn skip_beside_others(test: &str) {
     std::io::stderr().write_all(skip.as_bytes()).unwrap();
 }
 
-/// Keeps `count` channels busy for `time`. Says how many bytes came through each, and which part of the time others had a
-/// CPU.
+/// Keeps `count` channels busy for `time`. Returns how many bytes came through each, and for which part of the time
+/// others had a CPU.
 fn busy(count: usize, time: Duration) -> (Vec<u64>, f64) {
     let world = World::local();
     let options = Options::new().ring_size(256 << 10);
@@ -154,7 +154,8 @@ fn crowd_of_64_busy_channels_keeps_half_of_what_one_moves_and_nobody_starves() {
 fn r12_busy_stream_sends_almost_no_notifications() {
     let _alone = alone();
     let world = World::local();
-    // Whoever is preempted for long makes the other sleep: the best of a few, and more where others load the machine.
+    // A process that is preempted for long makes the other sleep. The best of a few runs counts, and more are allowed
+    // under load.
     let load = fs::read_to_string("/proc/loadavg").unwrap();
     let load: f64 = load.split(' ').next().unwrap().parse().unwrap();
     let share = |options: &Options| {
@@ -178,7 +179,7 @@ fn r12_busy_stream_sends_almost_no_notifications() {
         eprintln!("{} writes: {rings} rings, {} sleeps", sent.messages, sent.sleeps + received.sleeps);
         rings as f64 / sent.messages as f64
     };
-    // To try a larger ring costs a few of its own (ADR 0092).
+    // A trial of a larger ring has a small cost of its own (ADR 0092).
     for (options, quiet) in [(Options::new().ring_size(1 << 20), 0.001), (Options::new(), 0.002)] {
         let least = (0..5).map(|_| share(&options)).fold(f64::MAX, f64::min);
         let bound = if load < 2.0 { quiet } else { 0.25 };
@@ -186,7 +187,7 @@ fn r12_busy_stream_sends_almost_no_notifications() {
     }
 }
 
-/// One thread asks, another answers, on a CPU each where there are two. Says the median of a round trip.
+/// Lets one thread ask and another answer, on a CPU each where there are two. Returns the median of a round trip.
 fn ping_pong(mut ask: impl FnMut() + Send, mut answer: impl FnMut() + Send, cpus: [CpuSet; 2]) -> Duration {
     const ROUNDS: usize = 2000;
     thread::scope(|scope| {
@@ -209,7 +210,7 @@ fn ping_pong(mut ask: impl FnMut() + Send, mut answer: impl FnMut() + Send, cpus
     })
 }
 
-/// A thread that computes gets no time slice as a present from one that waits (ADR 0011).
+/// A thread that computes does not get a waiting thread's time slice (ADR 0011).
 #[test]
 fn r12_sleepers_beside_threads_that_compute_are_as_quick_as_others() {
     let _alone = alone();
@@ -233,7 +234,7 @@ fn r12_sleepers_beside_threads_that_compute_are_as_quick_as_others() {
     skip_beside_others("r12_sleepers_beside_threads_that_compute");
 }
 
-/// Round trips of waiters, over a channel and over a UNIX socket.
+/// Returns the round trips of waiters, over a channel and over a UNIX socket.
 fn asked_beside_threads_that_compute(cpus: [CpuSet; 2]) -> (Duration, Duration) {
     let over = &AtomicBool::new(false);
     let (ours, sockets) = thread::scope(|scope| {
@@ -270,7 +271,7 @@ fn r12_idle_channels_use_no_cpu() {
     let world = World::local();
     let options = Options::new().ring_size(4096);
     let mut pairs: Vec<(Stream, Stream)> = (0..100).map(|_| world.pair_with(&options)).collect();
-    // Readers go to sleep on both ends of each.
+    // Readers sleep at both endpoints of each.
     let wait = Duration::from_millis(2500);
     let until = Deadline::after(wait);
     let spent = thread::scope(|scope| {
@@ -347,7 +348,7 @@ fn r13_tight_gaps_around_a_sleep_lose_no_wake_up() {
             });
             let (sender, receiver) = client.split();
             for round in 0..rounds {
-                // A gap of about as long as the other takes to fall asleep, a little different each time.
+                // A gap of about the time that the other takes to fall asleep, slightly different each time.
                 (0..round * 7 % 4000).for_each(|_| std::hint::spin_loop());
                 sender.send_until(&round.to_le_bytes(), deadline()).unwrap();
                 let mut number = [0; 8];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What is at hand in a stream, and pollers who want no less than they said.
+//! Bytes at hand in a stream, and pollers that want at least a stated number.
 
 mod common;
 
@@ -94,7 +94,7 @@ fn h3_room_in_a_smaller_ring_is_told_while_the_larger_one_is_still_read() {
         assert_eq!(writer.try_write(&[1; 40_000]).unwrap(), Some(40_000));
         writer.resize(4096).unwrap();
         eventually("the reader is ready for the smaller ring", || {
-            // One byte at a time: nearly all stays in the larger ring.
+            // One byte at a time: nearly all bytes stay in the larger ring.
             reader.available(64 << 10).unwrap();
             writer.room(1).unwrap();
             writer.statistics().ring_size == 4096

@@ -137,7 +137,8 @@ on_every_backend! {
             let (mut client, mut server) = (AsyncMessages::new(client).unwrap(), AsyncMessages::new(server).unwrap());
             client.send(b"first").await.unwrap();
             assert_eq!(server.recv(&mut [0; 8]).await.unwrap(), Some(5));
-            // Each sends before it receives, as a bidirectional program may: the client waits for all of its ring.
+            // Each sends before it receives, as a bidirectional program may: the client waits for the room of its whole
+            // ring.
             server.send(&whole).await.unwrap();
             let sent = spawn(async move {
                 client.send(&whole).await.unwrap();

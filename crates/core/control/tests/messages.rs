@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The golden vectors of `spec/vectors/broker-message.json`, and bytes that nobody chose.
+//! The golden vectors of `spec/vectors/broker-message.json`, and random bytes.
 
 use proptest::prelude::*;
 use serde_json::Value;
@@ -28,7 +28,7 @@ fn path(vector: &Value) -> Path {
     }
 }
 
-/// The message that the vector of this kind holds, field by field.
+/// Returns the message in the vector of this kind, field by field.
 fn expected(kind: u16) -> (u32, Message) {
     let name = |text: &str| text.parse().unwrap();
     let boot = std::array::from_fn(|at| at as u8);
@@ -238,7 +238,7 @@ fn b1_canary_vector_with_one_bit_changed_is_noticed() {
     assert_eq!(Envelope::decode(path(vector), &raw), Ok(Envelope { serial, message }));
 }
 
-/// The fuzzer begins with what is known to matter: `TOMBOLO_SEEDS=fuzz/corpus cargo test … seeds` writes it there.
+/// The fuzzer begins with known cases: `TOMBOLO_SEEDS=fuzz/corpus cargo test … seeds` writes them there.
 #[test]
 fn seeds_of_the_fuzzer_are_the_vectors() {
     let folder = std::env::var("TOMBOLO_SEEDS").unwrap_or_else(|_| env!("CARGO_TARGET_TMPDIR").into());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Two sessions over two pages, and a peer that writes what it likes into its own.
+//! Two sessions over two pages, and a peer that writes arbitrary bytes into its own.
 
 use std::{cell::RefCell, io, rc::Rc};
 
@@ -24,7 +24,7 @@ impl Boxes for Pages {
     }
 }
 
-/// Two sides.
+/// Returns the pages of two sides.
 fn pages() -> (Pages, Pages) {
     let (a, b): (Page, Page) = (Rc::new(RefCell::new([0; BOX_LEN])), Rc::new(RefCell::new([0; BOX_LEN])));
     (Pages { own: Rc::clone(&a), theirs: Rc::clone(&b) }, Pages { own: b, theirs: a })
@@ -34,7 +34,7 @@ fn storm(link: u32) -> Envelope {
     Envelope::statement(Message::Storm { link })
 }
 
-/// Lets both sides take turns until nothing changes; what each heard.
+/// Lets both sides take turns until nothing changes. Returns the events of each.
 fn run_until_idle(a: &mut Session, at_a: &mut Pages, b: &mut Session, at_b: &mut Pages) -> (Vec<Event>, Vec<Event>) {
     let (mut heard_a, mut heard_b) = (Vec::new(), Vec::new());
     for _ in 0..10_000 {
@@ -68,7 +68,7 @@ fn b5_messages_arrive_once_and_in_order() {
     let (mut a, mut b) = (begin(1, &mut at_a), begin(2, &mut at_b));
     let (heard_a, heard_b) = run_until_idle(&mut a, &mut at_a, &mut b, &mut at_b);
     assert_eq!((heard_a, heard_b), (vec![Event::Began], vec![Event::Began]));
-    // More than there are numbers.
+    // More messages than there are numbers.
     for hundred in (0..700).step_by(100) {
         for link in hundred..hundred + 100 {
             assert!(a.queue_message(&storm(link)) && b.queue_message(&storm(1000 + link)));
@@ -85,7 +85,7 @@ fn b4_side_that_begins_anew_gets_nothing_of_the_time_before() {
     let (mut at_a, mut at_b) = pages();
     let (mut a, mut b) = (begin(1, &mut at_a), begin(2, &mut at_b));
     run_until_idle(&mut a, &mut at_a, &mut b, &mut at_b);
-    // Three are said before, of which one lies in the box; at most that one was taken.
+    // Three are sent before, of which one is in the box; at most that one was taken.
     (1..=3).for_each(|link| assert!(b.queue_message(&storm(link))));
     b.turn(&mut at_b).unwrap();
     let mut a = begin(3, &mut at_a);
@@ -105,7 +105,7 @@ fn b5_peer_that_takes_nothing_costs_a_bounded_queue_and_is_given_up() {
     assert_eq!(room, QUEUE_MAX);
     assert!(a.is_broken() && !a.queue_message(&storm(0)));
     assert_eq!(a.turn(&mut at_a).unwrap(), (None, false));
-    // It is heard again once it begins anew.
+    // Its messages are read again once it begins anew.
     let mut b = begin(7, &mut at_b);
     run_until_idle(&mut a, &mut at_a, &mut b, &mut at_b);
     assert!(a.queue_message(&storm(9)));

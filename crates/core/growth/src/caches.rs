@@ -141,7 +141,7 @@ mod tests {
 
     use super::*;
 
-    /// A folder like `/sys/devices/system/cpu`, gone in the end.
+    /// A folder like `/sys/devices/system/cpu`, removed at the end.
     struct Tree(PathBuf);
 
     impl Tree {
@@ -160,7 +160,7 @@ mod tests {
             self
         }
 
-        /// The caches of an x86 CPU.
+        /// Adds the caches of an x86 CPU.
         fn usual(self, l1: &str, l2: &str, l3: &str) -> Self {
             self.cache(0, 0, "1", "Data", l1)
                 .cache(0, 1, "1", "Instruction", "32K")
@@ -231,7 +231,7 @@ mod tests {
         }
         let instructions = Tree::new("instructions").cache(0, 0, "2", "Instruction", "1024K");
         assert_eq!(instructions.choice(), RingChoice::by(None));
-        // A pipe that nobody writes, a folder, and bytes that are no text.
+        // A pipe without a writer, a folder, and bytes that are no text.
         let tree = Tree::new("kinds").usual("32K", "1024K", "32768K");
         let size = tree.0.join("cpu0/cache/index2/size");
         fs::remove_file(&size).unwrap();

@@ -398,7 +398,7 @@ mod tests {
     const STREAM: GrowthRule = GrowthRule::STREAM;
     const MS: Duration = Duration::from_millis(1);
 
-    /// One whose machine says nothing of its memory.
+    /// Returns a policy whose machine reports nothing of its memory.
     fn growth(budget: u64, most: u64) -> Growth {
         growth_in("/nowhere", budget, most)
     }
@@ -411,7 +411,7 @@ mod tests {
     #[test]
     fn ring_grows_for_bulk_alone() {
         let mut policy = growth(1 << 30, 1 << 20);
-        // Full and moving: the eighth look within the window says so.
+        // Full and moving: the eighth look within the window reports bulk.
         let looks: Vec<bool> = (0..8).map(|at| policy.is_bulk(STREAM.first, at * 2 * STREAM.first, MS)).collect();
         assert_eq!(looks, [[false; 7].as_slice(), &[true]].concat());
         // Full, and hardly moving.
@@ -420,7 +420,7 @@ mod tests {
         // Moving, and full seldom.
         let mut policy = growth(1 << 30, 1 << 20);
         assert!(!(0..100u32).any(|at| policy.is_bulk(STREAM.first, u64::from(at) << 20, MS * 60 * at)));
-        // Full, and hardly moving, where somebody counts on room.
+        // Full, and hardly moving, where a program relies on room.
         let budget = RingBudget::unwatched(1 << 30);
         let mut policy = Growth::new(GrowthRule::connection(16 << 10), budget, 1 << 20, 1 << 31, Duration::ZERO);
         assert!(!(0..100).any(|_| policy.is_bulk(16 << 10, 5, MS)) && policy.is_bulk(16 << 10, 5, 9 * MS));
@@ -438,7 +438,7 @@ mod tests {
         let mut policy = growth(1 << 30, 1 << 20);
         assert!(!(1..100u32).any(|at| policy.is_lively(STREAM.first, u64::from(at) * much, MS * 101 * at)));
         assert!(policy.is_lively(STREAM.first, 100 * much, MS * 101 * 99 + MS), "and then in a short one");
-        // As large as it may be, tried in vain a moment ago, and one whose programs count on a first ring that is large.
+        // As large as it may be; tried in vain a moment ago; and a stream whose programs rely on a large first ring.
         let mut policy = growth(0, 1 << 20);
         assert!(!policy.is_lively(1 << 20, much, MS));
         assert_eq!(policy.choose_ring(STREAM.first, u64::MAX, MS), None);
@@ -549,7 +549,7 @@ mod tests {
         assert_eq!((kept.state().reason, weigh(&mut kept, &mut at, base, 10)), (RingReason::Offered, None));
         kept.settle_move(at.0, at.1);
         assert_eq!((weigh(&mut kept, &mut at, most, 10), kept.state().reason), (None, RingReason::Bulk));
-        // Another finds the budget used up, tries again after a pause, and finds the ring slower.
+        // Another stream finds the budget used up, tries again after a pause, and finds the ring slower.
         let (mut other, mut then) = (of(), (0, MS));
         assert_eq!(
             (weigh(&mut other, &mut then, base, 10), other.state().reason),
@@ -569,7 +569,7 @@ mod tests {
         // A peer that maps no larger one is offered none.
         let mut small = maps(base + CONTROL_LEN);
         assert_eq!((weigh(&mut small, &mut (0, MS), base, 10), small.state().reason), (None, RingReason::Peer));
-        // One that is idle in a ring that it kept goes back as well.
+        // A stream that is idle in a ring that it kept goes back as well.
         let (mut idle, mut at) = (of(), (0, MS));
         weigh(&mut idle, &mut at, base, 10);
         idle.settle_move(at.0, at.1);
@@ -594,7 +594,7 @@ mod tests {
         assert_eq!(weigh(&mut policy, &mut at, most, 9), Some(base));
         policy.settle_move(at.0, at.1);
         assert_eq!((own.used(), trials.used()), (base + CONTROL_LEN, 0));
-        // What cannot be offered is tried again later, and the way back as well.
+        // A ring that cannot be offered is tried again later, and so is the way back.
         while weigh(&mut policy, &mut at, base, 10).is_none() {}
         policy.settle_move(at.0, at.1);
         assert_eq!(weigh(&mut policy, &mut at, most, 9), Some(base));

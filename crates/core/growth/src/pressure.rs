@@ -231,7 +231,7 @@ pub(crate) mod tests {
     const MIB: u64 = 1 << 20;
     const NOTHING: Seen = Seen { room: u64::MAX, scarce: false };
 
-    /// A file system of its own, gone in the end.
+    /// A file system of its own, removed at the end.
     pub(crate) struct Tree(pub PathBuf);
 
     impl Tree {
@@ -248,7 +248,7 @@ pub(crate) mod tests {
             self
         }
 
-        /// A machine of 1024 MiB with so many free.
+        /// Makes a machine of 1024 MiB with so many free.
         pub(crate) fn machine(&self, free: u64) -> &Self {
             self.write(
                 "proc/meminfo",
@@ -256,7 +256,7 @@ pub(crate) mod tests {
             )
         }
 
-        /// The group `path` of the second version.
+        /// Makes the group `path` of cgroup v2.
         fn group(&self, path: &str, limit: &str, used: u64) -> &Self {
             let place = format!("sys/fs/cgroup/{path}");
             self.write(&format!("{place}/memory.max"), limit)
@@ -282,7 +282,7 @@ pub(crate) mod tests {
             .write("proc/pressure/memory", "some avg10=x\nfull");
         tree.write("proc/self/cgroup", "0:\n::\nx\n0::/a\n").group("a", "-5\n", 7);
         assert_eq!(tree.seen(), NOTHING);
-        // A pipe that nobody writes is not waited for.
+        // A pipe without a writer is not waited for.
         let fifo = tree.0.join("sys/fs/cgroup/memory.max");
         rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
         assert_eq!(tree.seen(), NOTHING);
@@ -332,7 +332,7 @@ pub(crate) mod tests {
         assert_eq!(tree.seen().room, 960 * MIB);
         group("x/y", 16 * MIB, 12 * MIB);
         assert_eq!(tree.seen(), Seen { room: 4 * MIB, scarce: false });
-        // One whose path cannot be seen here is known by its mount alone.
+        // A group whose path cannot be seen here is known by its mount alone.
         tree.write("proc/self/cgroup", "4:memory:/../y\n");
         assert_eq!(tree.seen().room, 960 * MIB);
     }

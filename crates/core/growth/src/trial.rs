@@ -129,7 +129,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
     const MIB: u64 = 1 << 20;
 
-    /// A stream of so many bytes a millisecond, which is looked at every millisecond, and what is said of it when.
+    /// A stream of so many bytes a millisecond, which is looked at every millisecond, and the result of each look.
     struct Busy {
         trial: Trial,
         moved: u64,
@@ -186,7 +186,7 @@ mod tests {
     fn stream_that_is_not_busy_tries_nothing() {
         let mut busy = Busy::new();
         assert_eq!(busy.next(MUCH / 21, 10_000), None);
-        // Much at once, and then nothing for long.
+        // Much at once, and then nothing for a long time.
         for _ in 0..100 {
             assert_eq!(busy.next(10 * MIB, 15), None);
             busy.now += Duration::from_secs(1);

@@ -118,7 +118,7 @@ mod tests {
         memory[at as usize..][..bytes.len()].copy_from_slice(bytes);
     }
 
-    /// A slice with rings of these generations, one behind the other, of which the last is the current one.
+    /// Returns a slice with rings of these generations, one behind the other; the last is the current one.
     fn slice(generations: &[u16]) -> Vec<u8> {
         let (mut memory, mut at) = (vec![0; SLICE as usize], BEGIN);
         for generation in generations {
@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn b20_slice_of_a_liar_is_read_within_its_bounds_and_not_without_end() {
         assert!(pages(&read(&vec![0; SLICE as usize])).iter().all(Option::is_none), "nothing is there yet");
-        // A current ring that nobody has, a ring that is longer than the slice, one of another end.
+        // A current ring that nobody has, a ring that is longer than the slice, and one of another endpoint.
         let mut memory = slice(&[0, 1]);
         let state = State { current: 5, ..State::OPEN };
         put(&mut memory, BEGIN + WRITER_STATE as u64, &state.encode().to_le_bytes());

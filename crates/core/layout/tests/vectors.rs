@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The golden vectors of `spec/vectors`, both ways: what they say is read as they say, and written byte for byte.
+//! The golden vectors of `spec/vectors`, in both directions: they are decoded to the stated values, and encoded byte
+//! for byte.
 
 use serde_json::Value;
 use tombolo_layout::{
@@ -192,7 +193,7 @@ fn m1_canary_vector_with_one_bit_changed_is_noticed() {
     assert_eq!(header.epoch, number(&all[0]["fields"]["epoch"]));
 }
 
-/// The fuzzer begins with what is known to matter: `TOMBOLO_SEEDS=fuzz/corpus cargo test … seeds` writes it there.
+/// The fuzzer begins with known cases: `TOMBOLO_SEEDS=fuzz/corpus cargo test … seeds` writes them there.
 #[test]
 fn seeds_of_the_fuzzer_are_the_vectors() {
     let folder = std::env::var("TOMBOLO_SEEDS").unwrap_or_else(|_| env!("CARGO_TARGET_TMPDIR").into());

@@ -192,7 +192,7 @@ mod tests {
     #[test]
     fn r26_lock_whose_holder_died_says_so_once() {
         let common = Common::new().unwrap();
-        // A thread that ends with a robust lock is a holder that died.
+        // A thread that ends with a robust lock counts as a holder that died.
         std::thread::scope(|scope| {
             scope.spawn(|| std::mem::forget(common.lock(0).unwrap())).join().unwrap();
         });

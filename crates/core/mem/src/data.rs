@@ -337,7 +337,7 @@ mod tests {
         data.copy_in(4090, b"hello,");
         let (mut reader, writer) = UnixStream::pair().unwrap();
         for at in 0..=6 {
-            // As a ring shows what lies across its end.
+            // As a ring shows bytes that lie across its end.
             let (skipped, first) = peer.slice(4090, 6).split_at(at);
             let (second, rest) = peer.slice(0, 6).split_at(5);
             assert_eq!((skipped.len(), rest.len(), rest.is_empty()), (at, 1, false));
@@ -346,7 +346,7 @@ mod tests {
             reader.read_exact(&mut came).unwrap();
             assert_eq!(came, [b"head ", &b"hello,"[at..], b"world"].concat());
         }
-        // Not closed: a process forked by another test may hold the other end for a moment.
+        // Shut down rather than closed: a process forked by another test may hold the other end for a moment.
         reader.shutdown(Shutdown::Both).unwrap();
         let refused = SharedSlice::write_with_head(&writer, b"x", [peer.slice(0, 1), peer.slice(0, 0)]).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::BrokenPipe);

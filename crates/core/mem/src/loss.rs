@@ -384,7 +384,7 @@ mod tests {
 
     const ROLE: &str = "TOMBOLO_TEST_BUS_ERROR";
 
-    /// Memory of a device, its mapping, and other memory that is already gone.
+    /// Returns the memory of a device, its mapping, and other memory that is already gone.
     fn device() -> (std::os::fd::OwnedFd, PeerSegment, PeerSegment) {
         let make = || {
             let memory = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
@@ -409,12 +409,12 @@ mod tests {
         assert_eq!(unsafe { libc::raise(libc::SIGBUS) }, 0);
     }
 
-    /// Sends a `SIGBUS` that says it is about this address, as a process may to itself and to others of its user.
+    /// Sends a `SIGBUS` that claims to concern this address, as a process may to itself and to others of its user.
     fn queue_about(address: usize) {
         // SAFETY: (initialised) all zeros are a valid one.
         let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
         (info.si_signo, info.si_code) = (libc::SIGBUS, libc::SI_QUEUE);
-        // What a signal says about itself follows its number, error and code, at a multiple of 8.
+        // The address in a signal's information follows its number, error and code, at a multiple of 8.
         let about = (&raw mut info).cast::<usize>().wrapping_add(2);
         // SAFETY: (range) it is within `info`, which is larger.
         unsafe { about.write(address) };
@@ -430,7 +430,7 @@ mod tests {
         match std::env::var(ROLE).as_deref() {
             Ok("once") => {
                 let (memory, watched, _) = device();
-                raise(); // Rust's handler lets the first one pass.
+                raise(); // Rust's handler lets the first signal pass.
                 return unplug(&memory, &watched);
             }
             Ok("twice") => {
@@ -452,7 +452,7 @@ mod tests {
         assert_eq!(again(test, "twice").signal(), Some(libc::SIGBUS), "the usual end");
     }
 
-    /// What a later handler found in its place.
+    /// The handler that a later handler found in its place.
     static FOUND: AtomicUsize = AtomicUsize::new(0);
 
     extern "C" fn later(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
@@ -468,7 +468,7 @@ mod tests {
         }
     }
 
-    /// Installs `later` as a program would; it passes on, or ends the process.
+    /// Installs `later` as a program would; it passes the signal on, or ends the process.
     fn install_later(passes_on: bool) {
         // SAFETY: (initialised) all zeros is an action.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -503,7 +503,7 @@ mod tests {
         assert_eq!(status.signal(), Some(libc::SIGBUS), "the usual end, without a circle: {status}");
     }
 
-    /// A bus error elsewhere is still one: the child that makes one dies of it.
+    /// A bus error elsewhere is still one: a child that causes one dies of it.
     #[test]
     fn canary_bus_error_of_other_memory_still_kills() {
         let memory = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).unwrap();

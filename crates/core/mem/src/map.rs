@@ -241,7 +241,7 @@ mod tests {
 
     use super::*;
 
-    /// Does `child` in a child made by fork, and says whether that was well.
+    /// Runs `child` in a child made by fork. Returns whether it returned true.
     fn forked(child: impl FnOnce() -> bool) -> bool {
         // SAFETY: (child) calls nothing but what `child` does, which takes no lock and allocates nothing, and `_exit`.
         let process = unsafe { libc::fork() };
@@ -296,8 +296,8 @@ mod tests {
 
 #[cfg(miri)]
 pub(crate) mod alone {
-    //! Memory of this process alone in the place of what two map: Miri knows no shared memory. What is done with it is what
-    //! is done with a mapping.
+    //! Memory of this process alone instead of memory that two processes map, because Miri knows no shared memory. It
+    //! is used like a mapping.
 
     use std::{
         alloc::{Layout, alloc_zeroed, dealloc},
@@ -325,7 +325,7 @@ pub(crate) mod alone {
         }
     }
 
-    /// Two views of `len` zeroed bytes.
+    /// Returns two views of `len` zeroed bytes.
     pub(crate) fn twice(len: usize) -> [Mapping; 2] {
         let layout = Layout::from_size_align(len, 4096).expect("a segment's length");
         assert!(len > 0);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Whether pages can be counted is what the kernel says now, and nothing else (M-7, L-6). One test, as it takes this
-//! process's last descriptor.
+//! Whether pages can be counted is the kernel's present answer, and nothing else (M-7, L-6). A single test, because it
+//! takes this process's last descriptor.
 
 use std::{
     fs::File,
@@ -18,7 +18,7 @@ use tombolo_mem::{SealError, check_sealed, counts_pages, create_sealed};
 const CACHESTAT: i64 = 451;
 const EPERM: u32 = 1;
 
-/// Makes `cachestat` fail for this thread where `rules` say so.
+/// Makes `cachestat` fail for this thread where `rules` match.
 fn forbid_counting(rules: Vec<SeccompRule>) {
     let arch = std::env::consts::ARCH.try_into().unwrap();
     let rules = [(CACHESTAT, rules)].into_iter().collect();
@@ -27,7 +27,7 @@ fn forbid_counting(rules: Vec<SeccompRule>) {
     seccompiler::apply_filter(&program).unwrap();
 }
 
-/// Whether the call is there and nothing filters it, by other words than those that are tested.
+/// Returns whether the call exists and nothing filters it, by other means than the tested ones.
 fn kernel_counts() -> bool {
     let name = rustix::system::uname();
     let mut numbers = name.release().to_str().unwrap().split(|other: char| !other.is_ascii_digit());
@@ -38,7 +38,7 @@ fn kernel_counts() -> bool {
 
 #[test]
 fn m7_whether_pages_can_be_counted_is_asked_anew_and_not_guessed_from_something_else() {
-    // Before anything else: the first answer counts.
+    // Before anything else, because the first answer counts.
     let before = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: Some(64), ..before }).unwrap();
     let full: Vec<_> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A library that has this crate in it stays where it is once it handles `SIGBUS`, though its program lets go of it.
+//! A library that contains this crate stays loaded once it handles `SIGBUS`, even if its program closes it.
 
 use std::{
     fs,
@@ -25,7 +25,8 @@ pub extern "C" fn map(revocable: i32) -> i32 {
 }
 "#;
 
-/// Says what is left of the library. A thread that has used it may keep it, so that has ended by then.
+/// Prints what is left of the library. A thread that has used the library may keep it loaded, so that thread has ended
+/// by then.
 const PROGRAM: &str = r#"
 #include <dlfcn.h>
 #include <pthread.h>
@@ -54,7 +55,7 @@ int main(int count, char **words) {
 }
 "#;
 
-/// The crate as cargo built it for this test, which was last.
+/// Returns the crate as cargo built it for this test: the latest build.
 fn built(deps: &Path) -> PathBuf {
     let is_it = |path: &PathBuf| {
         let name = path.file_name().unwrap().to_string_lossy().into_owned();

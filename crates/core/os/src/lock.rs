@@ -44,7 +44,7 @@ mod tests {
     #[test]
     fn file_is_locked_by_one_open_file_at_a_time() {
         let folder = std::env::temp_dir();
-        // The executable of this test: nobody else locks it.
+        // The executable of this test: nothing else locks it.
         let path = std::env::current_exe().unwrap_or(folder);
         let (one, other) = (File::open(&path).unwrap(), File::open(&path).unwrap());
         assert!(try_lock_file(&one).unwrap());

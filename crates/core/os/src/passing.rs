@@ -148,7 +148,7 @@ mod tests {
     #[test]
     fn peer_that_is_gone_is_an_error_and_no_signal() {
         let (ours, theirs) = pair();
-        // Not closed: a process forked by another test may hold it for a moment.
+        // Shut down rather than closed: a process forked by another test may hold it for a moment.
         rustix::net::shutdown(&theirs, rustix::net::Shutdown::Both).unwrap();
         let gone = send(&ours, &[IoSlice::new(b"x")], &[], SendFlags::empty()).unwrap_err();
         assert_eq!(gone.kind(), io::ErrorKind::BrokenPipe);

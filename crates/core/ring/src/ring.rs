@@ -165,7 +165,7 @@ mod tests {
         let seen = PeerRing::<Mapped>::new(peer.word(words::TAIL), peer.data(CONTROL_LEN as usize));
         let bytes: Vec<u8> = (0..CAPACITY as u32).map(|at| ((at * 31) >> 3) as u8 | 1).collect();
         let mut read = vec![0; CAPACITY];
-        // Around lines, and around the end of the ring, in its second and its last time round.
+        // Around cache lines, and around the end of the ring, in its second and its last round.
         let starts = [0, 1, 63, 64, 2047, 4032, 4095]
             .into_iter()
             .flat_map(|at| [CAPACITY as u64, 0_u64.wrapping_sub(CAPACITY as u64)].map(|lap| lap + at));

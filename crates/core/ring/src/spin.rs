@@ -447,25 +447,26 @@ mod tests {
 
     #[test]
     fn looks_at_the_clock_are_as_rare_as_they_are_dear() {
-        // As long as 32 looks take with a clock that is cheap, and the same with one that is not.
+        // As long as 32 looks take with a cheap clock, and the same with an expensive one.
         let (took, cheap, dear) = (Duration::from_micros(1), Duration::from_nanos(25), Duration::from_micros(14));
         let mut spin = Spin::new(Spin::ALWAYS);
         (0..20).for_each(|_| spin.pace(took, cheap));
         assert_eq!(spin.looks, FIRST_LOOKS);
         (0..20).for_each(|_| spin.pace(took, dear));
         assert_eq!(spin.looks, LOOKS.1);
-        // Who spins for a little while looks in time whether that is over.
+        // A waiter that spins for a short time checks in time whether that is over.
         let mut spin = Spin::default();
         (0..20).for_each(|_| spin.pace(BEGIN / 2, dear));
         assert_eq!(spin.looks, FIRST_LOOKS);
     }
 
-    /// A machine on which time passes by what is done. Who has run for a slice is stopped while another computes.
+    /// A machine on which time passes by actions. A thread that has run for a slice is stopped while another computes.
     struct Simulated {
         now: Instant,
-        /// What a moment of a spin takes.
+        /// Duration of a moment of a spin.
         moment: Duration,
-        /// How much longer it runs until it is stopped, if somebody computes, and for how long it is then.
+        /// Time that the thread runs until it is stopped, if another computes, and the time for which it is stopped
+        /// then.
         share: Duration,
         slice: Option<Duration>,
         spun: Duration,
@@ -510,7 +511,7 @@ mod tests {
         }
     }
 
-    /// Waits `turns` times for an answer that takes `answer`, sleeps included; gives how long all took, by length.
+    /// Waits `turns` times for an answer that takes `answer`, sleeps included. Returns the times of all, sorted.
     fn turns(machine: &mut Simulated, spin: &mut Spin, turns: usize, answer: Duration) -> Vec<Duration> {
         let wake = Duration::from_micros(20);
         let mut all: Vec<_> = (0..turns)
@@ -526,7 +527,7 @@ mod tests {
                 if !found {
                     let since = machine.now;
                     machine.now = machine.now.max(there) + wake;
-                    // A waiter gains on those who compute.
+                    // A waiter gains on threads that compute.
                     machine.share = machine.slice.unwrap_or_default().min(machine.share + (machine.now - since) / 2);
                     let slept = machine.now - since;
                     spin.in_vain = 0;

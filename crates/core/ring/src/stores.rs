@@ -136,7 +136,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A writer with so many MiB a millisecond by plain stores, and by others.
+    /// A writer of so many MiB a millisecond by plain stores, and by the others.
     struct Busy {
         stores: Stores,
         rates: [u64; 2],
@@ -149,7 +149,7 @@ mod tests {
             Self { stores: Stores::new(true, 7), rates, position: 7, now: Instant::now() }
         }
 
-        /// Milliseconds with the stores past the caches, of so many.
+        /// Returns in how many of the next milliseconds the stores went past the caches.
         fn go_on(&mut self, most: u32) -> u32 {
             (0..most)
                 .map(|_| {
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn writer_uses_what_is_faster_and_pays_a_hundredth_for_the_knowledge() {
-        // Far away, and near in rings of two sizes. What has less than half of the rate is soon given up.
+        // Far away, and near in rings of two sizes. Stores with less than half of the rate are soon given up.
         let (whole, short) = (80..=130, 15..=40);
         for (rates, is_past, cost) in
             [([3, 15], true, &short), ([12, 13], false, &whole), ([30, 12], false, &short), ([2, 3], true, &whole)]

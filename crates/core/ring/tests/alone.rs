@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What Miri can run: pipes over memory of one process, where every access is checked for its bounds, its alignment, its
+//! Tests for Miri: pipes over memory of one process. Miri checks every access for its bounds, its alignment, its
 //! aliases and its order among threads, with the stale values that weak memory allows.
 //!
 //! ```text
 //! cargo xtask test miri
 //! ```
 //!
-//! Where there is no Miri they run over a memfd, so that what does not compile is noticed.
+//! Without Miri they run over a memfd, so that code which does not compile is noticed.
 
 use std::{io::IoSlice, thread};
 
@@ -40,7 +40,7 @@ fn pipe(messages: bool, start: u64) -> (Writer<Mapped>, Reader<Mapped>) {
     (a.writer, b.reader)
 }
 
-/// Bytes that tell where they stand.
+/// Returns bytes derived from their positions.
 fn bytes(from: usize, len: usize) -> Vec<u8> {
     (from..from + len).map(|at| (at * 7 % 251) as u8).collect()
 }
@@ -91,7 +91,7 @@ fn r22_records_cross_the_wrap_in_place_and_copied() {
     }
 }
 
-/// The data are no atomics: that they are never accessed by both at once is what positions are for.
+/// The data are not atomics: positions must keep both sides from accessing the same bytes at once.
 #[test]
 fn r5_two_threads_never_access_the_same_bytes_at_once() {
     let (mut writer, mut reader) = pipe(false, 0);
@@ -151,7 +151,8 @@ fn c12_board_and_words_stand_where_they_should() {
     assert!(!seen.word(words::CPU).is_lost());
 }
 
-/// One who reads what was not published yet: Miri must refute it. Runs when asked for, for it ends the whole program.
+/// A reader that reads unpublished bytes: Miri must refute it. The test runs only on request, because it ends the whole
+/// program.
 #[test]
 #[ignore = "undefined behaviour, to see that it is found"]
 fn canary_bytes_read_before_they_were_published() {

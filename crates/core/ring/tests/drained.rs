@@ -10,7 +10,7 @@ use tombolo_layout::state::{Phase, State};
 use tombolo_mem::{Mem, OwnData, OwnWord, PeerData, PeerWord, Untrusted};
 use tombolo_ring::{Error, FenceMode, OwnRing, Writer, WriterParts};
 
-/// Memory of one thread, in which something may happen before a word is loaded.
+/// Memory of one thread, in which stores may happen before a word is loaded.
 #[derive(Debug)]
 enum Staged {}
 
@@ -63,7 +63,7 @@ impl PeerWord for Word {
     }
 }
 
-/// Data that nobody looks at.
+/// Data that nothing reads.
 #[derive(Debug)]
 struct Bytes(usize);
 
@@ -83,7 +83,7 @@ impl PeerData for Bytes {
     fn prefetch(&self, _: usize, _: usize) {}
 }
 
-/// A writer that wrote eight bytes, and its reader's head and state.
+/// Returns a writer that wrote eight bytes, and its reader's head and state.
 fn written() -> (Writer<Staged>, Word, Word) {
     let (head, reader_state) = (Word::default(), Word::default());
     reader_state.value.set(State::OPEN.encode());
@@ -109,7 +109,7 @@ fn r33_reader_that_reads_the_rest_and_closes_between_two_looks_has_read_everythi
     for phase in [Phase::Closed, Phase::Aborted] {
         for (last, is_all) in [(8, Ok(true)), (7, Err(Error::Closed))] {
             let (mut writer, head, reader_state) = written();
-            // After the writer's look at the head, and before that at the state.
+            // After the writer's look at the head, and before its look at the state.
             let meanwhile = [(head, last), (reader_state.clone(), over(phase))];
             reader_state.before.borrow_mut().extend(meanwhile);
             assert_eq!(writer.reader().has_read_all(), is_all, "{phase:?} at {last}");

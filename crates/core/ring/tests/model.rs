@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Random sequences of everything a pipe can do, next to a model made of plain collections.
+//! Random sequences of all operations of a pipe, compared with a model made of plain collections.
 #![cfg(not(loom))]
 
 mod common;
@@ -19,7 +19,7 @@ use tombolo_ring::{
     halves, wait,
 };
 
-/// How long a piece is: a number, or so much off what fits exactly.
+/// Length of a piece: a number, or a difference from the largest that fits.
 #[derive(Clone, Copy, Debug)]
 enum Size {
     Bytes(usize),
@@ -40,7 +40,7 @@ enum Op {
     Move(u64),
     /// The writer goes ahead to a ring of so many bytes, and the reader takes it.
     Ahead(u64),
-    /// Resume from so far behind the reader's position.
+    /// Resumes from so far behind the reader's position.
     Resume,
     Flush,
     Batch(u64),
@@ -73,13 +73,13 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Where positions begin: also right before they wrap, as words, as wait words, and as numbers of 32 bits.
+/// Returns where positions begin: also right before they wrap, as words, as wait words, and as numbers of 32 bits.
 fn start() -> impl Strategy<Value = u64> {
     let near = [0, 1 << 32, 1 << 62, 1 << 63, 0u64];
     (select(near.to_vec()), 0u64..9000).prop_map(|(edge, before)| edge.wrapping_sub(before))
 }
 
-/// A pipe, what is in it, and where it stands on its way to another ring.
+/// A pipe, its contents, and the progress of its move to another ring.
 struct Model {
     writer: Writer<Mapped>,
     reader: Reader<Mapped>,
@@ -87,9 +87,9 @@ struct Model {
     stream: VecDeque<u8>,
     records: VecDeque<Vec<u8>>,
     next: u8,
-    /// Announced, not switched to yet.
+    /// A ring that was announced, and not switched to yet.
     offered: Option<OwnRing<Mapped>>,
-    /// Where the present ring began (H-3).
+    /// Position at which the present ring began (H-3).
     switch_point: u64,
 }
 
@@ -109,7 +109,7 @@ impl Model {
         }
     }
 
-    /// Bytes that were never the same before.
+    /// Returns bytes that were never the same before.
     fn bytes(&mut self, size: Size) -> Vec<u8> {
         let len = self.len(size);
         let bytes = (0..len).map(|at| self.next.wrapping_add((at * 7 + at / 251) as u8)).collect();
@@ -136,7 +136,7 @@ impl Model {
                 self.write_at_once(&bytes);
             }
             Op::ReadAtOnce(size, whole) if !self.messages => self.read_at_once(self.len(*size), *whole),
-            // Records have no such way.
+            // Records have no such operation.
             Op::WriteAtOnce(_) | Op::ReadAtOnce(..) => {}
             Op::WriteVectored(sizes) => {
                 let parts: Vec<Vec<u8>> = sizes.iter().map(|size| self.bytes(*size)).collect();
@@ -159,7 +159,7 @@ impl Model {
         self.check();
     }
 
-    /// Checks what each ring shows by itself, and that both sides and the model agree on what is under way.
+    /// Checks what each ring shows by itself, and that both sides and the model agree on the unread bytes.
     fn check(&self) {
         let (tail, head) = (self.writer.position(), self.reader.position());
         let begins = if (self.switch_point.wrapping_sub(head) as i64) > 0 { self.switch_point } else { head };
@@ -207,7 +207,7 @@ impl Model {
 
     fn write_at_once(&mut self, bytes: &[u8]) {
         let room = self.writer.capacity().saturating_sub(self.writer.in_flight());
-        // The long way has to have seen what the reader says of itself.
+        // The regular call must have seen the reader's state before.
         self.writer.write(&[]).unwrap();
         if self.writer.write_at_once(bytes) {
             self.written(bytes);
@@ -223,7 +223,7 @@ impl Model {
         assert_eq!(buffer[..done], self.stream.drain(..done).collect::<Vec<_>>());
     }
 
-    /// The reader read more than it handed back, so the writer knows less room than there is.
+    /// Returns whether the reader has read more than it handed back: the writer then knows of less room than there is.
     fn unread_head(&self) -> bool {
         self.writer.in_flight() != 0
     }
@@ -317,7 +317,7 @@ impl Model {
         }
     }
 
-    /// The writer goes on in a ring at once, and the reader takes it then (H-9).
+    /// The writer continues in a ring at once, and the reader takes it then (H-9).
     fn go_ahead(&mut self, capacity: u64) {
         if self.offered.is_none() && self.writer.handover().can_offer().unwrap() {
             let generation = self.writer.handover().next_generation();
@@ -346,7 +346,7 @@ impl Model {
         assert_eq!(at, unread.len());
     }
 
-    /// What is left comes out, then the end; and a drained ring takes whatever fits into it.
+    /// Checks that the rest comes out, then the end; and that a drained ring takes whatever fits into it.
     fn finish(mut self, abort: bool) {
         while !(self.stream.is_empty() && self.records.is_empty()) {
             self.peek(usize::MAX);
@@ -422,7 +422,7 @@ fn r18_writer_learns_that_the_reader_closed_at_its_next_write() {
 
 #[test]
 fn r19_r22_record_cut_off_in_the_middle_ends_as_aborted() {
-    // A writer that dies between two steps of a record, as its peer sees it: hand-made pages.
+    // Hand-made pages show a writer that died between two steps of a record, as its peer sees it.
     let (mut halves, mut pages) = common::victim(4096, true, 0);
     pages.put_header(0, 100);
     pages.set_tail(48);
@@ -577,7 +577,7 @@ fn h5_next_ring_is_taken_also_by_a_reader_that_stopped_at_the_switch_point() {
         assert_eq!(writer.handover().reader_ready(), Ok(true));
         assert_eq!(writer.write(&[3; 4096]), Ok(Some(4096)));
         writer.handover().switch_to(own);
-        // Reads, and hands back, exactly up to the switch point; has no reason to look further.
+        // The reader reads, and hands back, exactly up to the switch point, and has no reason to look further.
         assert_eq!(reader.read(&mut [0; 4096]), Ok(Some(4096)));
     }
 }
@@ -593,7 +593,7 @@ fn h9_writer_that_goes_ahead_writes_on_and_its_reader_finds_all_once_it_has_the_
     assert_eq!(writer.write(&[2; 9000]), Ok(Some(8192)), "nobody has read yet");
     assert_eq!(writer.handover().can_offer(), Ok(false), "H-5");
     writer.close();
-    // Before it has the ring it reads what is in its own, and that is not the end.
+    // Before the reader has the new ring it reads what is in its own, and that is not the end.
     let mut got = vec![0; 20_000];
     assert_eq!(reader.ready(4097), Ok(true), "something to tell");
     assert_eq!(reader.read(&mut got), Ok(Some(4096)));
@@ -671,7 +671,7 @@ fn h6_resume_outside_what_is_unread_is_refused() {
     assert_eq!(to.len(), 40, "nothing is unread at the tail");
 }
 
-/// One who never sleeps longer than it takes to be told that nothing came.
+/// A waiter that sleeps only until it learns that nothing came.
 #[derive(Default)]
 struct Dozer {
     barriers: u32,

@@ -82,7 +82,7 @@ fn record_that_is_sent_at_once_is_sent_whole_or_left_to_the_long_way() {
         assert_eq!(out[..record.len()], *record);
     }
     assert_eq!((writer.counters().messages, writer.counters().bytes), (3, 40));
-    // 40 bytes are behind it as far as it knows.
+    // As far as the writer knows, 40 bytes are unread.
     assert!(!writer.send_at_once(&[1; 4049]), "one byte too many, with its header");
     assert!(writer.send_at_once(&[1; 4048]) && !writer.send_at_once(b""), "no room, and the reader is not looked at");
     assert_eq!(reader.recv(&mut out), Ok(Some(4048)));

@@ -2,9 +2,9 @@
 //! Processes made by fork use one half of a pipe in turns, and die at any step of a turn (R-26, H-8).
 //!
 //! # Safety
-//! The tests fork, because that is what they are about. A child has the forking thread alone, while locks that other
-//! threads held stay taken for ever. So it takes none that they use (it prints nothing, and glibc's allocator sees to
-//! forks itself) and leaves without coming back into the test runner.
+//! The tests fork, because that is what they test. A child has only the forking thread, while locks that other threads
+//! held stay locked for ever. It therefore takes none of these locks (it prints nothing, and glibc's allocator handles
+//! forks itself), and it exits without a return into the test runner.
 #![cfg(not(loom))]
 #![allow(unsafe_code)]
 
@@ -37,7 +37,7 @@ use tombolo_mem::{
 use tombolo_ring::{Error, FenceMode, OwnRing, PeerRing, Reader, ReaderParts, Record, Side, Writer, WriterParts};
 
 const TURNS: u64 = 1000;
-/// A child that finds something wrong leaves with this code.
+/// Exit code of a child that finds something wrong.
 const WRONG: i32 = 77;
 
 struct Child(Pid);
@@ -60,7 +60,7 @@ impl Child {
         }
     }
 
-    /// Waits for its end and says whether it was killed.
+    /// Waits for the end of the process. Returns whether it was killed.
     fn was_killed(self) -> bool {
         match waitpid(self.0, None).unwrap() {
             WaitStatus::Signaled(_, nix::sys::signal::Signal::SIGKILL, _) => true,
@@ -70,7 +70,7 @@ impl Child {
     }
 }
 
-/// Passes a record from process to process: whoever has it has the lock.
+/// Passes a record from process to process: its holder has the lock.
 struct Baton(PipeReader, PipeWriter);
 
 fn batons() -> (Baton, Baton) {
@@ -96,13 +96,13 @@ impl Baton {
     }
 }
 
-/// The bytes that stand at `position` of every pipe here.
+/// Returns the bytes at `position` of every pipe here.
 fn sequence(position: u64, len: usize) -> Vec<u8> {
     let byte = |offset| (position.wrapping_add(offset).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8;
     (0..len as u64).map(byte).collect()
 }
 
-/// Continues the sequence; says whether there was room.
+/// Continues the sequence. Returns whether there was room.
 fn put<M: Mem>(writer: &mut Writer<M>, messages: bool, len: usize) -> bool {
     let bytes = sequence(writer.position(), len);
     if messages {
@@ -111,13 +111,13 @@ fn put<M: Mem>(writer: &mut Writer<M>, messages: bool, len: usize) -> bool {
     writer.write(&bytes).unwrap().is_some()
 }
 
-/// As [`put`], of a length from 1 to 700 that the position decides.
+/// As [`put`], with a length from 1 to 700 derived from the position.
 fn put_some<M: Mem>(writer: &mut Writer<M>, messages: bool) -> bool {
     let len = 1 + (writer.position().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as usize % 700;
     put(writer, messages, len)
 }
 
-/// Reads some of the sequence; says whether there was any.
+/// Reads some of the sequence. Returns whether there was any.
 fn get<M: Mem>(reader: &mut Reader<M>, messages: bool) -> bool {
     let (at, mut bytes) = (reader.position(), vec![0; 1 << 16]);
     let got = if messages { reader.recv(&mut bytes) } else { reader.read(&mut bytes[..300]) };
@@ -203,7 +203,7 @@ struct MortalBytes(OwnBytes);
 #[derive(Debug)]
 struct MortalView(PeerBytes);
 
-/// Steps still to live.
+/// Number of steps until the process dies.
 static STEPS: AtomicU32 = AtomicU32::new(u32::MAX);
 
 fn step() {
@@ -318,7 +318,8 @@ fn mortal_pair(capacity: u64, messages: bool) -> (Writer<Mortal>, Reader<Mortal>
     (writer, reader)
 }
 
-/// How the pipe fared where a process that held its writer died: whole and aborted, over all steps to die at.
+/// Returns how often the pipe ended whole, and how often aborted, where a process that held its writer died, over all
+/// steps to die at.
 fn writers_deaths(messages: bool, go_on: impl Fn(&mut Writer<Mortal>, &Record)) -> (u32, u32) {
     let (mut whole, mut aborted) = (0, 0);
     for steps in 0.. {
@@ -411,7 +412,7 @@ fn r26_reader_that_died_at_any_step_is_continued_from_what_it_handed_back() {
             assert!(reader.take_ring(), "the dead process may have owed a ring");
             again += u32::from(reader.position() < delivered);
             handed_back += u32::from(reader.position() > record.position);
-            // It may have died after it handed one more back, and before it could say so.
+            // It may have died after it handed one more back, and before it could report that.
             let latest = delivered + span(300);
             assert!((record.position..=latest).contains(&reader.position()), "what nobody read is lost");
             while get(&mut reader, messages) {}
@@ -493,11 +494,11 @@ fn r26_lies_that_a_rebuilding_process_meets_are_caught() {
                 while put(&mut victim.writer, messages, 504) {}
                 pages.set(words::HEAD, handed_back);
             }
-            // As one who has seen nothing of this.
+            // Continues as a process that has seen nothing of this.
             victim.writer.load(&first).unwrap();
             pages.set(words::HEAD, head);
             match victim.writer.rebuild() {
-                // Between two records there is no position but a multiple of eight.
+                // Between two records, every position is a multiple of eight.
                 Err(Error::Corrupt(corrupt)) => {
                     assert!(
                         corrupt.clause == "R-8" || messages && head % 8 != 0 && corrupt.clause == "R-20",
@@ -527,7 +528,7 @@ fn r26_end_that_was_seen_in_one_turn_is_known_in_the_next() {
     reader.close();
     assert_eq!(writer.write(b"to nobody"), Err(Error::Closed));
     let writing_closed = writer.save();
-    // Back to before; then, as another process would, to after.
+    // Back to the state before; then, as another process would, to the state after.
     writer.load(&writing).unwrap();
     writer.load(&writing_closed).unwrap();
     assert_eq!(writer.write(b"to nobody"), Err(Error::Closed));
@@ -547,7 +548,7 @@ fn h6_h8_pipe_goes_on_over_memory_of_another_process_from_where_the_reader_stopp
         for _ in 0..3 {
             assert!(get(&mut reader, messages));
         }
-        // The reader's word decides, the writer's memory supplies.
+        // The reader's word is decisive; the writer's memory supplies the bytes.
         let resume = reader.position();
         let mut unread = Vec::new();
         writer.handover().unread_from(resume, &mut unread).unwrap();

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Real threads on real memory. Looks for what a model checker cannot see: the mode in which the waiter's barrier
-//! stands in for the notifier's fence rests on the kernel's word; and it looks whether the CPU agrees with the model.
+//! Real threads on real memory, for what a model checker cannot see: the mode in which the waiter's barrier replaces
+//! the notifier's fence relies on the kernel's promise, and the CPU must agree with the model.
 //!
-//! A wake-up is lost where, in one race, the waiter says "I sleep" and the notifier says "nobody to ring". The races are
-//! run one by one with gaps of a few nanoseconds, so nobody needs to sleep for it and a loss needs no time-out to be
-//! seen. Each search has a canary with the fence or the barrier taken out, which must find losses.
-//! `TOMBOLO_LONG=1` searches ten times as long.
+//! A wake-up is lost if, in one race, the waiter decides to sleep and the notifier finds nobody to notify. The races
+//! are run one by one with gaps of a few nanoseconds, so that no thread needs to sleep and a loss is seen without a
+//! time-out. Each search has a canary without the fence or the barrier, which must find losses. `TOMBOLO_LONG=1`
+//! searches ten times as long.
 #![cfg(not(loom))]
 #![forbid(unsafe_code)]
 
@@ -105,7 +105,7 @@ fn pipe<M: Real>(messages: bool, ordering: FenceMode) -> (Writer<M>, Reader<M>) 
     (writer, reader)
 }
 
-/// One test at a time: each wants both CPUs. Says loudly why not, where it cannot have them.
+/// Runs one test at a time, because each needs both CPUs. Reports the reason if it cannot have them.
 fn two_cpus(test: &str) -> Option<(MutexGuard<'static, ()>, [usize; 2])> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
@@ -127,8 +127,9 @@ fn run_on(cpu: usize) {
     sched_setaffinity(None, &set).unwrap();
 }
 
-/// As [`run_on`], and the kernel's barrier reaches that CPU: another process runs there for a moment. Without one the barrier
-/// leaves out a CPU on which a thread of this process has ended (ADR 0086), as those of the test before have.
+/// As [`run_on`], with a barrier of the kernel that reaches that CPU: another process runs there for a moment.
+/// Otherwise the barrier omits a CPU on which a thread of this process has ended (ADR 0086), as the threads of the
+/// previous test have.
 fn run_noted_on(cpu: usize) {
     run_on(cpu);
     assert!(std::process::Command::new("true").status().unwrap().success());
@@ -149,7 +150,7 @@ impl Dice {
         self.0 % bound
     }
 
-    /// Mostly a few nanoseconds, now and then a microsecond.
+    /// Mostly a few nanoseconds, at times a microsecond.
     fn gap(&mut self) {
         let most = if self.below(4) == 0 { 4096 } else { 64 };
         for i in 0..self.below(most) {
@@ -157,7 +158,8 @@ impl Dice {
         }
     }
 
-    /// Up to `about`, give or take what a busy machine may have made of its measurement, then a few nanoseconds.
+    /// Waits up to `about`, within the error that a busy machine may have caused in its measurement, and then a few
+    /// nanoseconds.
     fn gap_up_to(&mut self, about: Duration) {
         let most = about * (1 << self.below(7)) / 8;
         if !most.is_zero() {
@@ -206,17 +208,17 @@ impl WaitContext for Sleepless {
     }
 }
 
-/// Two threads meet here at each step: what one says, the other hears.
+/// A meeting point of two threads at each step: each reads what the other stored.
 #[derive(Default)]
 struct Meeting([Said; 2]);
 
-/// What one of them says, at even and at odd steps: by the time it says more, the other has heard it.
+/// Values of one thread, at even and at odd steps: by the time it stores the next, the other has read it.
 #[derive(Default)]
 #[repr(align(128))]
 struct Said([AtomicU64; 2]);
 
 impl Meeting {
-    /// Says `yes` at `step` and waits for what the other says at the same step.
+    /// Stores `yes` for `step`, and waits for the other's value of the same step.
     fn at(&self, me: usize, step: u64, yes: bool) -> bool {
         let slot = (step % 2) as usize;
         self.0[me].0[slot].store(step << 1 | u64::from(yes), Release);
@@ -232,7 +234,7 @@ impl Meeting {
     }
 }
 
-/// What a search found.
+/// Result of a search.
 #[derive(Debug, Default)]
 struct Found {
     races: u64,
@@ -240,8 +242,8 @@ struct Found {
     lost: u64,
 }
 
-/// Races for `time`, or until a wake-up is lost if that is enough. `notifier` says whether it rang. It waits a moment before
-/// it acts, so that it acts before, in the middle and after of what a waiter does who issues `barrier`.
+/// Runs races for `time`, or until a wake-up is lost if that is enough. `notifier` returns whether it notified. It
+/// waits a moment before it acts, so that it acts before, within and after the steps of a waiter that issues `barrier`.
 fn race(
     cpus: [usize; 2],
     barrier: fn(),
@@ -285,8 +287,8 @@ fn race(
     found
 }
 
-/// What `barrier` takes while the other CPU runs us: the middle one of the calls during which it did. Less than a clock can
-/// tell is nothing.
+/// Returns the cost of `barrier` while the other CPU runs this process: the median of the calls during which it did.
+/// Less than a clock can measure counts as zero.
 fn cost(cpus: [usize; 2], barrier: fn()) -> Duration {
     let (beats, over) = (AtomicU64::new(0), AtomicBool::new(false));
     let mut costs = thread::scope(|scope| {
@@ -315,19 +317,19 @@ fn cost(cpus: [usize; 2], barrier: fn()) -> Duration {
     costs.sort_unstable();
     match costs.get(costs.len() / 2) {
         Some(cost) if *cost > Duration::from_micros(1) => *cost,
-        // A system call that never met the other CPU at work: what it usually takes when it does.
+        // A system call that never met the other CPU at work: its usual cost when it does.
         Some(cost) if *cost > Duration::from_nanos(200) => Duration::from_micros(10),
         None => Duration::from_micros(10),
         Some(_) => Duration::ZERO,
     }
 }
 
-/// What a waiter is asked to do.
+/// Tasks of a waiter.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Waiter {
-    /// Arm; say whether it would sleep.
+    /// Arms, and reports whether it would sleep.
     Race,
-    /// Make the condition false again.
+    /// Makes the condition false again.
     Clear,
 }
 
@@ -387,7 +389,7 @@ fn race_for_space<M: Real>(
     })
 }
 
-/// Long enough to find thousands of losses if there were a way to lose.
+/// Long enough to find thousands of losses if losses were possible.
 fn search(test: &str, find: impl FnOnce([usize; 2], Duration) -> Found) {
     let Some((_alone, cpus)) = two_cpus(test) else { return };
     let found = find(cpus, Duration::from_secs(if is_long() { 30 } else { 3 }));
@@ -397,10 +399,10 @@ fn search(test: &str, find: impl FnOnce([usize; 2], Duration) -> Found) {
     assert!(sleeps > 100 && races - sleeps > 100, "both must happen often: {found:?}");
 }
 
-/// The same with the fence or barrier taken out: ends with the first loss.
+/// As `search`, without the fence or barrier: ends with the first loss.
 fn search_of_mutant(test: &str, find: impl FnOnce([usize; 2], Duration) -> Found) {
     let Some((_alone, cpus)) = two_cpus(test) else { return };
-    // Found within a second on two idle CPUs; the rest is for busy ones.
+    // On two idle CPUs a loss is found within a second; the rest is for busy ones.
     let found = find(cpus, Duration::from_secs(60));
     eprintln!("{test}: {found:?}");
     assert!(found.lost > 0, "the search is blind: {found:?}");
@@ -475,7 +477,7 @@ fn canary_r13_race_for_space_without_the_sleepers_barrier_loses_wake_ups() {
     }
 }
 
-/// Two eventfds, and patience with the peer: who is not rung for so long never will be.
+/// Two eventfds, and a limit on the wait for the peer: a notification that has not come by then never will.
 struct Doorbells {
     own: OwnedFd,
     peer: OwnedFd,
@@ -527,12 +529,12 @@ impl WaitContext for Doorbells {
     }
 }
 
-/// The bytes of a pipe by position, so that order and content are one check.
+/// Returns the bytes of a pipe by position, so that order and content are one check.
 fn byte_at(position: u64) -> u8 {
     (position ^ position >> 8 ^ position >> 16) as u8
 }
 
-/// What sleeping and waking looks like for `time`: bursts with gaps, so that now one end waits and now the other.
+/// Sleeps and wakes for `time`: bursts with gaps, so that both endpoints wait at times.
 fn soak(test: &str, ordering: FenceMode, messages: bool) {
     let Some((_alone, cpus)) = two_cpus(test) else { return };
     let time = Duration::from_secs(if is_long() { 20 } else { 2 });

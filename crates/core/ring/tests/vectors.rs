@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The golden traces of `spec/vectors`: every step's words and bytes, as they stand in memory.
+//! The golden traces of `spec/vectors`: the words and bytes of every step, as they are in memory.
 #![cfg(not(loom))]
 
 mod common;
@@ -28,7 +28,7 @@ fn bytes(value: &Value) -> Vec<u8> {
     (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
 }
 
-/// A pipe, and both its ends' memory as anybody may look at it.
+/// A pipe, and the memory of both its endpoints as any process may read it.
 struct Traced {
     writer: Writer<Mapped>,
     reader: Reader<Mapped>,
@@ -92,7 +92,7 @@ impl Traced {
         Ok(())
     }
 
-    /// The word `name` of this pipe, at the offset that the vectors give it.
+    /// Returns the word `name` of this pipe, at the offset that the vectors give it.
     fn word(&self, name: &str) -> u64 {
         let of_reader = ["head", "want_data", "reader_state"].contains(&name);
         let segment = if of_reader { &self.readers } else { &self.writers };

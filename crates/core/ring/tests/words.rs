@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What stands in the segments after everything was done that can be (M-5), and who fences, and how often.
+//! The contents of the segments after every possible operation (M-5), and which side fences, and how often.
 #![cfg(not(loom))]
 #![forbid(unsafe_code)]
 
@@ -19,7 +19,7 @@ use tombolo_ring::{
 
 const CONTROL: usize = limits::CONTROL_LEN as usize;
 
-/// Offsets of the words behind the header that are not zero.
+/// Returns the offsets of the words behind the header that are not zero.
 fn live(segment: &PeerSegment) -> BTreeSet<usize> {
     let mut control = [0; CONTROL];
     segment.data(0).copy_out(0, &mut control);
@@ -39,13 +39,13 @@ fn move_on(from: &mut Writer<Mapped>, to: &mut Reader<Mapped>, generation: u16) 
 
 #[test]
 fn m5_only_the_words_of_the_table_change_each_by_its_owner_and_the_rest_stays_zero() {
-    // Far from zero, so that no byte of a word is zero by chance and a word torn or misplaced shows.
+    // Far from zero, so that no byte of a word is zero by chance and a torn or misplaced word shows.
     let start = 0x0123_4567_89ab_cdef & !7;
     let ((a_own, a_seen), (b_own, b_seen)) = (fresh(4096, 0, start), fresh(4096, 0, start));
     let mode = Mode { messages: false, ordering: FenceMode::Fences };
     let (mut a, mut b): (Halves, Halves) =
         (halves(a_own, &b_seen, mode).unwrap().0, halves(b_own, &a_seen, mode).unwrap().0);
-    // B only listens; so each word that A writes in a role must show in A's segment, and none in B's.
+    // B only listens, so each word that A writes in a role must show in A's segment, and none in B's.
     let run = |writer: &mut Writer<Mapped>, reader: &mut Reader<Mapped>| {
         for round in 0..100 {
             reader.arm(1);
@@ -58,7 +58,7 @@ fn m5_only_the_words_of_the_table_change_each_by_its_owner_and_the_rest_stays_ze
     a.own_cpu.store_relaxed(words::encode_cpu(0));
     let as_writer = [words::TAIL, words::WANT_SPACE, words::WRITER_STATE];
     let as_reader = [words::HEAD, words::WANT_DATA, words::READER_STATE];
-    // Both began both halves: the positions and states of the idle pipe stand at their beginning.
+    // Both began both halves: the positions and states of the idle pipe have their first values.
     let began = [words::TAIL, words::HEAD, words::WRITER_STATE, words::READER_STATE];
     assert_eq!(live(&a_seen), BTreeSet::from_iter(as_writer.into_iter().chain(began).chain([words::CPU])));
     assert_eq!(live(&b_seen), BTreeSet::from_iter(as_reader.into_iter().chain(began)));
@@ -84,7 +84,7 @@ thread_local! {
     static LIGHT: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Full fences and light ones of this thread since the last question.
+/// Returns the full fences and the light ones of this thread since the last call.
 fn fences() -> (u32, u32) {
     (FENCES.take(), LIGHT.take())
 }
@@ -142,7 +142,7 @@ fn counted(ordering: FenceMode) -> (Writer<Counted>, Reader<Counted>) {
     (writer, reader)
 }
 
-/// One who is woken twice for nothing, then not at all.
+/// A waiter that is woken twice for nothing, then not at all.
 #[derive(Default)]
 struct Sleepless {
     barriers: u32,

@@ -11,7 +11,7 @@ fn limits(features: Features) -> Limits {
     Limits::new(&receiver, Some(SENDER))
 }
 
-/// The beginning of a message: a header of these fields, and a frame of the sender's.
+/// Returns the beginning of a message: a header of these fields, and a frame of the sender's.
 fn head(flags: u8, kind: u8, fields: [u16; 5]) -> [u8; HEAD] {
     let mut head = [0; HEAD];
     (head[0], head[1]) = (flags, kind);
@@ -84,7 +84,7 @@ fn n4_what_was_not_offered_is_dropped() {
     }
     let sum = head(1, PLAIN, [0, 0, 34, 16, 0]);
     assert_eq!(check(Features::none(), 112, sum), Err(DropReason::Feature));
-    // That a sum was verified needs nothing.
+    // A verified checksum needs no feature.
     assert!(check(Features::none(), 112, head(2, PLAIN, [0; 5])).is_ok());
 }
 
@@ -99,7 +99,7 @@ fn n6_frame_from_another_address_is_dropped() {
 
 #[test]
 fn n8_header_that_goes_on_holds_what_was_checked_and_nothing_else() {
-    // A plain frame has no use for the other fields, whatever stands there.
+    // A plain frame ignores the other fields, whatever they hold.
     let mut plain = head(0, PLAIN, [0xffff, 0xffff, 0xffff, 0xffff, 0]);
     limits(Features::all()).check(112, &mut plain).unwrap();
     assert_eq!(plain, head(0, PLAIN, [0; 5]));
@@ -108,7 +108,7 @@ fn n8_header_that_goes_on_holds_what_was_checked_and_nothing_else() {
     assert_eq!(sum, head(1, PLAIN, [0, 0, 34, 16, 0]));
 }
 
-/// What a header that passed must be like, said once more and in other words than `check` does.
+/// Asserts the properties of a header that passed, independently of how `check` computes them.
 fn assert_sound(features: Features, len: usize, before: [u8; HEAD], after: [u8; HEAD]) {
     let frame = len - 12;
     let u16_at = |at: usize| usize::from(after[at]) | usize::from(after[at + 1]) << 8;
@@ -134,7 +134,7 @@ fn assert_sound(features: Features, len: usize, before: [u8; HEAD], after: [u8; 
     }
 }
 
-/// Headers without a pattern: a million in the short form, a hundred in the long one.
+/// Random headers: a million in the short form, a hundred million in the long one.
 #[test]
 fn n8_hostile_headers_never_pass_unsound() {
     let rounds = if std::env::var_os("TOMBOLO_LONG").is_some() { 100_000_000 } else { 1_000_000 };
@@ -148,7 +148,7 @@ fn n8_hostile_headers_never_pass_unsound() {
     let mut passed = [0_u64; 2];
     for _ in 0..rounds {
         let [choice, low, high, sizes] = [next(), next(), next(), next()];
-        // Half of the fields are small, so that some headers make sense.
+        // Half of the fields are small, so that some headers are valid.
         let field = |word: u64, at: u32| match choice >> at & 3 {
             0 => 0,
             1 => (word >> at) as u16 & 0x7f,
@@ -174,7 +174,7 @@ fn n8_hostile_headers_never_pass_unsound() {
             Err(_) => assert_eq!(before, after, "a header that is dropped is left alone"),
         }
     }
-    // Else nothing was tried.
+    // Otherwise nothing would have been tested.
     assert!(passed.iter().all(|count| *count > rounds / 1000), "{passed:?} of {rounds} passed");
 }
 

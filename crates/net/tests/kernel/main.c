@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 /*
- * Has frame.c judge headers: 24 bytes come for each, the header, the frame's
- * length, and the features of both ends. 14 bytes go: why it is dropped, or -1;
- * whether it could be sent; the header as it was left.
+ * Has frame.c judge headers. 24 bytes come in for each: the header, the frame's length, and the
+ * features of both ends. 14 bytes go out: the reason why it is dropped, or -1; whether it could be
+ * sent; the header as frame.c left it.
  */
 #include <stdio.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
-/* What frame.c knows of a port. */
+/* The part of a port that frame.c uses. */
 #include "tombolo_ivshmem.h"
 
 #define TOMBOLO_GSO_UDP	5

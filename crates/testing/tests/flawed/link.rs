@@ -28,7 +28,7 @@ impl FlawedLink {
         Self { inner, shared: shared.clone(), retired: false, stash: Vec::new(), first_segment: None }
     }
 
-    /// A mapping of something else that looks alike at first: writable, and not the peer's.
+    /// Returns a mapping of other memory with equal contents at first: writable, and not the peer's.
     fn copy(&self, contents: &[u8]) -> PeerSegment {
         let (_, memory) = create_forgeable("flawed", contents.len()).unwrap();
         rustix::io::pwrite(&memory, contents, 0).unwrap();

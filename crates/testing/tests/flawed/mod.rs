@@ -18,7 +18,7 @@ use tombolo_testing::conformance::{Fixture, Mortal, set_patience};
 
 use crate::support::Harsh;
 
-/// What is wrong with a backend.
+/// The flaw of a backend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Flaw {
     None,
@@ -53,7 +53,7 @@ pub enum Flaw {
     EndBeforeMessages,
     IgnoresMax,
     AlwaysMemory,
-    // Life.
+    // Liveness.
     LifeIsEternal,
     DeadWhileAlive,
     PausedIsGone,
@@ -69,19 +69,19 @@ pub enum Flaw {
     RestlessDescriptors,
 }
 
-/// What all parts of one flawed backend share.
+/// State that all parts of one flawed backend share.
 #[derive(Clone)]
 pub struct Shared {
     pub flaw: Flaw,
-    /// Never readable, or always: with its other end, or without.
+    /// A descriptor that is never readable, or always: with its other end, or without.
     stuck: Arc<(io::PipeReader, Option<io::PipeWriter>)>,
-    /// The memory behind the last mapping that is a copy.
+    /// Memory behind the last mapping that is a copy.
     pub copy: Arc<Mutex<Option<OwnedFd>>>,
     pub doorbells: Arc<Mutex<Vec<Arc<dyn Doorbell>>>>,
 }
 
 impl Shared {
-    /// `fd`, or one that is always or never readable.
+    /// Returns `fd`, or a descriptor that is always or never readable.
     pub fn fd<'a>(&'a self, fd: BorrowedFd<'a>) -> BorrowedFd<'a> {
         let stuck = matches!(self.flaw, Flaw::SilentDescriptors | Flaw::RestlessDescriptors);
         if stuck { self.stuck.0.as_fd() } else { fd }
@@ -110,7 +110,7 @@ pub struct Flawed {
 
 impl Flawed {
     pub fn new(flaw: Flaw) -> Self {
-        // What the flaw prevents is waited for in vain.
+        // The flaw prevents what the suite waits for, so the wait is short.
         set_patience(Duration::from_secs(1));
         let (reader, writer) = io::pipe().expect("there are descriptors");
         let stuck = Arc::new((reader, (flaw != Flaw::RestlessDescriptors).then_some(writer)));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Flaws of meeting.
+//! Flaws of the rendezvous.
 
 use std::os::fd::BorrowedFd;
 

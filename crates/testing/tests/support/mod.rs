@@ -27,7 +27,7 @@ impl Harsh {
         Self { hypervisor, a, b, services: AtomicU32::new(0) }
     }
 
-    /// A mortal peer, at the other end of a link that `wrap` may have its way with.
+    /// Returns a peer that can be killed, on the other side of a connection that `wrap` may alter.
     pub fn mortal_behind(&self, wrap: impl FnOnce(Box<dyn Endpoint>) -> Box<dyn Endpoint>) -> Box<dyn Mortal> {
         let (victim, service) = (self.hypervisor.domain("b"), self.service());
         let mut listener = self.a.listen(&service).expect("a fresh service is free");
@@ -55,7 +55,7 @@ impl Fixture for Harsh {
         let (victim, service) = (self.hypervisor.domain("a"), self.service());
         let listener = victim.listen(&service).expect("a fresh service is free");
         self.hypervisor.kill_process(&victim);
-        // The dead clean nothing up.
+        // A dead process cleans nothing up.
         std::mem::forget(listener);
         Some(service)
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The benchmark that knows libxenvchan: a workspace of its own, built against Debian's package.
+//! Builds the benchmark that knows libxenvchan: it is a workspace of its own, built against Debian's package.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -9,10 +9,10 @@ use tombolo_e2e::image::Extra;
 use tombolo_e2e::xen::packages::Packages;
 use tombolo_e2e::xen::vchan;
 
-/// The program in the domUs: the benchmark with libxenvchan.
+/// Name of that benchmark in the domUs.
 pub const BENCH: &str = "bench-libxenvchan";
 
-/// The benchmark, and the library that it loads.
+/// Returns the benchmark, and the library that it loads.
 pub fn programs(packages: &Packages) -> Result<Vec<Extra>> {
     Ok(vec![(format!("bin/{BENCH}"), build(packages)?), vchan::shared()?])
 }

@@ -22,8 +22,8 @@ pub use tombolo_e2e::xen::host::Kind;
 /// A case.
 pub type Case = runner::Case<Rig>;
 
-/// All cases in the order in which they run: those of one kind of domains together, as domains of another kind have to
-/// boot. What leaves them odd comes last.
+/// Returns all cases in the order in which they run. Cases with one kind of domains are together, because domains of
+/// another kind have to boot first. Cases that leave the domains odd come last.
 pub fn all() -> impl Iterator<Item = &'static Case> {
     let (deaths, more, kept) =
         if long() { (death::LONG, suite::PVH_LONG, orphans::PVH_LONG) } else { Default::default() };
@@ -32,7 +32,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
     pv.chain([transfer::PVH, suite::PVH, more, kept, vchan::PVH, faults::CASES]).flatten()
 }
 
-/// Whether there is time for what takes long.
+/// Returns whether there is time for long cases.
 pub fn long() -> bool {
     std::env::var_os("TOMBOLO_LONG").is_some_and(|long| long == "1")
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `xen vchan`: libtombolo-vchan beside the original, over channels and by the layout of the original, between the same two
-//! domUs, with rings of the same size, in one run.
+//! `xen vchan`: compares libtombolo-vchan, over channels and in the original's layout, with the original. The
+//! comparison is between the same two domUs, with rings of the same size, in one run.
 
 use crate::demo::{self, Serving};
 use crate::rig::Rig;
@@ -11,17 +11,17 @@ use tombolo_e2e::error::Result;
 use tombolo_e2e::runner;
 use tombolo_e2e::xen::host::Kind;
 
-/// The original, its functions over channels, and its layout by ours.
+/// The original, its functions over channels, and Tombolo's implementation of its layout.
 pub const TRANSPORTS: [&str; 3] = ["libxenvchan", "tombolo-vchan", "tombolo-wire"];
 const TABLES: [(&str, &str); 2] = [
     ("throughput", "--size 64,1KiB,4KiB,16KiB,64KiB,1MiB --seconds 0.25 --runs 5"),
     ("latency", "--size 64,1KiB,4KiB --wait sleep --think 300 --seconds 0.25 --runs 5"),
 ];
-/// How many messages go over while Xen counts what they cost, and their sizes.
+/// Number of messages that are sent while Xen counts their cost, and their sizes.
 const MESSAGES: usize = 20_000;
 const COUNTED: [usize; 3] = [64, 1024, 4096];
 
-/// All of it; lines of JSON, the text and charts go to the folder `to`.
+/// Runs the whole comparison. Lines of JSON, the text and charts are written to the folder `to`.
 pub fn run(to: &Path) -> Result<()> {
     let mut rig = Rig::for_results(to, "vchan.txt", Kind::Pv)?;
     let mut server = Serving::start(rig.pair(Kind::Pv)?)?;
@@ -34,7 +34,7 @@ pub fn run(to: &Path) -> Result<()> {
             lines += &server.measure(rig.pair(Kind::Pv)?, &options)?;
         }
         text += &demo::tables(&rig, to, ring, &lines)?;
-        // Kept also if something later fails.
+        // Keeps the results even if a later part fails.
         fs::write(to.join("so-far.txt"), &text)?;
     }
     text += &events(&mut rig, &mut server)?;
@@ -47,7 +47,8 @@ pub fn run(to: &Path) -> Result<()> {
     runner::Rig::finish(rig)
 }
 
-/// What messages cost of event channels, by Xen's own count: events sent and unmasked, of both domUs.
+/// Measures the event channel operations that messages cost, by Xen's own count: events sent and unmasked, of both
+/// domUs.
 fn events(rig: &mut Rig, server: &mut Serving) -> Result<String> {
     let mut text = format!("event channel operations for each of {MESSAGES} messages, rings of 64 KiB\n");
     writeln!(text, "{:<16}{:>10}{:>10}{:>10}", "", COUNTED[0], COUNTED[1], COUNTED[2])?;

@@ -187,7 +187,8 @@ fn bulk(pair: &mut Pair, server: &mut Serving) -> Result<String> {
 }
 
 /// Counts the hypercalls and CPU switches for 1 GiB in writes of 32 KiB, beyond those of the same run without these
-/// bytes, in which its processes start, map their memory and end. The lines report the guests' context switches.
+/// bytes. In that run the processes only start, map their memory and end. The lines report the guests' context
+/// switches.
 fn volume(rig: &mut Rig, kind: Kind, server: &mut Serving, lines: &mut String) -> Result<String> {
     let what = if kind == Kind::Pv { "hypercalls" } else { "exits" };
     let mut text = format!(
@@ -200,8 +201,8 @@ fn volume(rig: &mut Rig, kind: Kind, server: &mut Serving, lines: &mut String) -
             format!("--test switches --volume {volume} --size 32KiB --runs 1 --ring 1MiB --transport {transport}")
         };
         *lines += &server.measure(rig.pair(kind)?, &options("1GiB"))?;
-        // The benchmark runs a stream and messages, or TCP with Nagle's algorithm and without: it makes both runs, so
-        // each gets half.
+        // The benchmark makes two runs, as a stream and as messages, or with Nagle's algorithm and without, so each run
+        // gets half.
         let half = options(if transport == "libxenvchan" { "1GiB" } else { "512MiB" });
         let whole = trace(rig, |pair| server.measure(pair, &half).map(drop))?;
         let none = trace(rig, |pair| server.measure(pair, &options("32KiB")).map(drop))?;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Programs that die while numbered lines flow, and the one in the other domain that outlives all of them.
+//! Programs that die while numbered lines flow, and a program in the other domain that outlives all of them.
 //!
-//! Who sends notes after each call that returned how many bytes it has published: what is noted must arrive, whatever
-//! becomes of the sender. `/agent flow` is one sender; `/agent reap` starts one program after the other and kills each at
-//! another moment, and `/agent outlive` is their other end.
+//! After each call that returned, the sender notes how many bytes it has published: the noted bytes must arrive,
+//! whatever happens to the sender. `/agent flow` is one sender. `/agent reap` starts one program after the other and
+//! kills each at another moment, and `/agent outlive` is the other endpoint of all of them.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -16,7 +16,7 @@ use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::guest::until;
 
-/// Bytes of a write, and a line more.
+/// Bytes of a write; a line more may follow.
 const CHUNK: usize = 4 << 10;
 const WAIT: Duration = Duration::from_secs(60);
 
@@ -25,7 +25,7 @@ const WAIT: Duration = Duration::from_secs(60);
 struct NumberedLines(u64);
 
 impl NumberedLines {
-    /// The next of them.
+    /// Returns the next lines.
     fn chunk(&mut self) -> Vec<u8> {
         let mut text = Vec::with_capacity(CHUNK + 24);
         while text.len() < CHUNK {
@@ -36,7 +36,7 @@ impl NumberedLines {
     }
 }
 
-/// A file in which a program keeps how far it got.
+/// A file in which a program notes its progress.
 struct Note(File);
 
 impl Note {
@@ -57,7 +57,7 @@ fn connect(address: &str) -> Result<Stream> {
     tombolo::connect_with(address, &Options::new().wait_for_listener(WAIT)).context(address)
 }
 
-/// Sends until that fails, and then says why.
+/// Sends until that fails, and then returns the reason.
 fn pour(mut stream: Stream, mut published: impl FnMut(u64) -> Result<()>) -> Result<Error> {
     let (mut lines, mut sent) = (NumberedLines::default(), 0);
     loop {
@@ -70,7 +70,8 @@ fn pour(mut stream: Stream, mut published: impl FnMut(u64) -> Result<()>) -> Res
     }
 }
 
-/// Receives until the end, and checks each byte; how many there were is told to `received`.
+/// Receives until the end, checks each byte, and passes the number of bytes so far to `received`. Returns the reason of
+/// the end.
 fn drain(mut stream: Stream, mut received: impl FnMut(u64) -> Result<()>) -> Result<Error> {
     let (half, _) = stream.split();
     let (mut lines, mut expected, mut all) = (NumberedLines::default(), Vec::new(), 0);
@@ -92,20 +93,20 @@ fn drain(mut stream: Stream, mut received: impl FnMut(u64) -> Result<()>) -> Res
     }
 }
 
-/// `flow ADDRESS NOTE`: sends as long as somebody takes it.
+/// `flow ADDRESS NOTE`: sends as long as the peer receives.
 pub fn send(address: &str, note: &str) -> Result<()> {
     let note = Note::new(note)?;
     Err(pour(connect(address)?, |bytes| note.write_note(bytes))?)
 }
 
-/// `sip ADDRESS NOTE`: takes what somebody sends.
+/// `sip ADDRESS NOTE`: receives what the peer sends.
 pub fn receive_flow(address: &str, note: &str) -> Result<()> {
     let note = Note::new(note)?;
     Err(drain(connect(address)?, |bytes| note.write_note(bytes))?)
 }
 
-/// `reap ROLE ADDRESS COUNT`: starts a program, kills it when bytes flow and some time more has passed, and prints what it
-/// noted; again and again.
+/// `reap ROLE ADDRESS COUNT`: COUNT times, starts a program, kills it once bytes flow and some more time has passed,
+/// and prints what the program noted.
 pub fn reap(role: &str, address: &str, count: &str) -> Result<()> {
     let note = "/tmp/reaped";
     for round in 0..count.parse()? {
@@ -126,8 +127,8 @@ pub fn reap(role: &str, address: &str, count: &str) -> Result<()> {
     Ok(())
 }
 
-/// `outlive ROLE ADDRESS COUNT`: the other end of so many; prints the bytes and for how many microseconds nothing more had
-/// come, or gone, when it heard of the end.
+/// `outlive ROLE ADDRESS COUNT`: is the other endpoint of COUNT programs. Prints the bytes, and for how many
+/// microseconds nothing more had come, or been sent, when it learned of the end.
 pub fn outlive(role: &str, address: &str, count: &str) -> Result<()> {
     let mut listener = tombolo::listen(address)?;
     for _ in 0..count.parse()? {
@@ -143,7 +144,7 @@ pub fn outlive(role: &str, address: &str, count: &str) -> Result<()> {
     Ok(())
 }
 
-/// Numbers that look random, the same in each run.
+/// Returns a pseudo-random pause, the same in each run.
 pub fn pause_of(round: u32) -> Duration {
     let mixed = (round + 1).wrapping_mul(2_654_435_761) >> 16;
     Duration::from_millis(u64::from(mixed % 700))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What one end of a channel is told of the other's life.
+//! Prints what one endpoint of a channel learns of the other's liveness.
 
 use std::thread;
 use std::time::Duration;
@@ -7,10 +7,10 @@ use tombolo::{Options, Stream};
 use tombolo_e2e::error::{Context, Result};
 
 const WAIT: Duration = Duration::from_secs(60);
-/// Between two looks.
+/// Interval between two checks.
 const EVERY: Duration = Duration::from_millis(20);
 
-/// Connects and prints each change, until the other end is gone.
+/// Connects and prints each change of liveness, until the other endpoint is gone.
 pub fn print_liveness(address: &str) -> Result<()> {
     let options = Options::new().wait_for_listener(WAIT).handshake_timeout(WAIT);
     let stream: Stream = tombolo::connect_with(address, &options).context(address)?;

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer 4. The cases that need two domains of a Xen host, and that pair for who types. This binary is host, dom0's and the domUs' process 1 at once.
+//! Layer 4. The cases that need two domains of a Xen host, and the same pair for interactive use. This binary is the
+//! host's program and process 1 of dom0 and of the domUs at once.
 //!
-//! `xen [NAME...]` runs the cases whose names contain one of the words, `xen --list` names them all. It prints what
+//! `xen [NAME...]` runs the cases whose names contain one of the words, `xen --list` lists them all. It prints what
 //! libtest would.
 //!
-//! `xen demo FOLDER [--pvh] [PART...]` moves a file, compares with TCP and libxenvchan, and leaves results, a text and charts in the
-//! folder; its parts are `file`, `speed`, `setup`, `cpu` and `volume`.
+//! `xen demo FOLDER [--pvh] [PART...]` moves a file, compares with TCP and libxenvchan, and leaves results, a text and
+//! charts in the folder. Its parts are `file`, `speed`, `setup`, `cpu` and `volume`.
 //!
 //! `xen vchan FOLDER` compares libtombolo-vchan with the original in the same way.
 //!

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Many channels between two domUs at once, from one program to another: how fast they open, that all of them work together,
-//! and how fast they close.
+//! Many channels between two domUs at once, from one program to another: measures how fast they open and close, and
+//! checks that all of them work together.
 
 use crate::rig::Pair;
 use std::io::{Read, Write};
@@ -9,14 +9,14 @@ use tombolo::{Options, Stream};
 use tombolo_e2e::error::{Context, Result};
 use tombolo_e2e::line_reader::within;
 
-/// What a channel's rings are, where many are wanted.
+/// Ring size of a channel where many are needed.
 const RING: u64 = 16 << 10;
-/// For one that takes its time on a loaded machine.
+/// Time that one channel may need on a loaded machine.
 const WAIT: Duration = Duration::from_secs(60);
-/// Seconds for all of them.
+/// Seconds for all channels.
 const ALL: u64 = 600;
 
-/// Opens so many from A to B; what A says of it.
+/// Opens `count` channels from A to B. Returns A's output.
 pub fn show(pair: &mut Pair, count: usize) -> Result<String> {
     pair.grant_more()?;
     let [a, b] = ["A", "B"].map(|name| pair.number(name));
@@ -32,7 +32,7 @@ fn options() -> Options {
     Options::new().ring_size(RING).wait_for_listener(WAIT).handshake_timeout(WAIT)
 }
 
-/// A's half.
+/// Runs A's half.
 pub fn open(address: &str, count: &str) -> Result<()> {
     let count: u16 = count.parse()?;
     let start = Instant::now();
@@ -57,7 +57,7 @@ pub fn open(address: &str, count: &str) -> Result<()> {
     Ok(())
 }
 
-/// B's half.
+/// Runs B's half.
 pub fn hold(address: &str, count: &str) -> Result<()> {
     let mut listener = tombolo::listen_with::<Stream>(address, &options())?;
     let mut streams = (0..count.parse()?).map(|_| listener.accept()).collect::<tombolo::Result<Vec<Stream>>>()?;
@@ -66,7 +66,7 @@ pub fn hold(address: &str, count: &str) -> Result<()> {
         stream.read_exact(&mut number)?;
         stream.write_all(&number)?;
     }
-    // They are A's to close.
+    // A closes the channels.
     for mut stream in streams {
         let _end = stream.read(&mut [0; 1])?;
     }

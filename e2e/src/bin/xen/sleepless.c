@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-// A client that never sleeps: one of its two connections has room, and its set says so each time. What comes over the other one
-// has to be told all the same.
+// A client that never sleeps: one of its two connections has room, and its epoll set reports that each time. The set
+// must report what comes over the other connection all the same.
 //
-// sleepless ADDRESS COUNT     asks the Redis server at ADDRESS so often, and says how often it was told of room meanwhile
+// sleepless ADDRESS COUNT     asks the Redis server at ADDRESS COUNT times, and prints how often its set reported room
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-// An answer takes no longer, however little time the machine has.
+// Seconds within which an answer must come, however little time the machine has.
 enum { PATIENCE = 30, PORT = 6379 };
 
 static const char request[] = "PING\r\n", answer[] = "+PONG\r\n";
@@ -59,7 +59,7 @@ int main(int argc, char **argv)
     int with_room = dial(argv[1]), asking = dial(argv[1]), set = epoll_create1(EPOLL_CLOEXEC);
     watch(set, with_room, EPOLLOUT);
     watch(set, asking, EPOLLIN);
-    // As much on both as it takes to join them.
+    // Sends enough requests on both connections to join them.
     for (int asked = 0; asked < 200; asked++) {
         ask(with_room), hear(with_room);
         ask(asking), hear(asking);
@@ -81,7 +81,7 @@ int main(int argc, char **argv)
         }
         hear(asking);
     }
-    // Else it may have slept, and shows nothing.
+    // Otherwise the client may have slept, and the test shows nothing.
     need(told >= count, "a wait did not tell of room");
     printf("answered; told of room %ld times\n", told);
     return 0;

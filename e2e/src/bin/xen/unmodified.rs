@@ -7,21 +7,21 @@ use tombolo_e2e::image::Extra;
 use tombolo_e2e::programs::Programs;
 use tombolo_e2e::vchan;
 
-/// What the case of sockets runs.
+/// Programs that the case of sockets runs.
 const PROGRAMS: [&str; 3] = ["/usr/bin/iperf3", "/usr/bin/redis-server", "/usr/bin/redis-benchmark"];
 
-/// The program that forks while it has a connection.
+/// Program that forks while it has a connection.
 pub const FORKS: &str = "/bin/forks";
 
-/// The client that never sleeps.
+/// Client that never sleeps.
 pub const SLEEPLESS: &str = "/bin/sleepless";
 
-/// The first of them that this host lacks.
+/// Returns the first of these programs that this host lacks.
 pub fn missing() -> Option<&'static str> {
     PROGRAMS.into_iter().find(|program| !Path::new(program).exists())
 }
 
-/// The library that `tombolo run` puts before libc, the programs of our own, and those of the others that this host has.
+/// Returns the library that `tombolo run` preloads, Tombolo's own programs, and those of the others that this host has.
 ///
 /// # Errors
 /// The library or a program does not build.

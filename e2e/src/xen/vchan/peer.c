@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
 /*
- * An end of a vchan, in the spelling of Xen's library. Compiled twice, this file is both programs of the cases: linked with
- * Debian's libxenvchan, and with libtombolo-vchan.
+ * One end of a vchan, with the function names of Xen's library. The file is compiled twice, for both programs of the
+ * cases: linked with Debian's libxenvchan, and with libtombolo-vchan.
  *
  *   peer serve DOMAIN PATH RING WORK...     peer join DOMAIN PATH RING WORK...
  *
- * WORK is one of
- *   both BYTES    sends so many bytes and checks as many that come, without blocking; says "verified"
- *   turns BYTES   likewise, the client first and then the server, by calls that block
- *   packets COUNT sends and checks packets of many sizes there and back, by the calls that take all or nothing
- *   flow          sends and checks until the other end is gone; says "flows" once bytes have come, and then how it ended
- *   await         waits for a client or for the end of all hope, by the descriptor, and says which
- *   cross BYTES   likewise as `both`, and spoils what it sends: the canary of the other end's check
+ * WORK is one of:
+ *   both BYTES    sends and checks BYTES bytes in each direction, without blocking; prints "verified"
+ *   turns BYTES   the same, first from the client and then from the server, with calls that block
+ *   packets COUNT sends and checks packets of many sizes there and back, with the calls that move all or nothing
+ *   flow          sends and checks until the other end is gone; prints "flows" once bytes have come, then how it ended
+ *   await         waits on the descriptor until a client comes or can come no more, and prints which
+ *   cross BYTES   like `both`, but spoils what it sends: the canary of the other end's check
  */
 #include <errno.h>
 #include <libxenvchan.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Two domains and the broker of each, in this process: what the kernel module and QEMU would bring are memfds and
-//! eventfds, which is also what a host's broker gives. The broker here keeps no policy and believes its clients.
+//! Two domains and the broker of each, in this process. Memfds and eventfds replace the memory and events of the kernel
+//! module and QEMU; a host's broker gives such files as well. The broker here has no policy and trusts its clients.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::{
@@ -26,17 +26,17 @@ use tombolo_domain_ivshmem::{CLOSED, DOORBELLS, STATE_AT, VmDomain};
 use tombolo_os::{lock::lock, passing, poll};
 use tombolo_testing::conformance::{self, Actor, eventually};
 
-/// Bytes of a window unless told otherwise: sparse, so that they cost nothing before they are used.
+/// Length of a window in bytes by default: sparse, so that unused bytes take no memory.
 pub const WINDOW: u64 = 8 << 20;
-/// How long the windows of the next call are; none where there is no more memory.
+/// Returns the length of the windows of the next connection; `None` if there is no more memory.
 pub type Windows = Box<dyn FnMut() -> Option<u64> + Send>;
-/// Descriptors beside the two windows and the socket.
+/// Number of descriptors besides the two windows and the socket.
 const EVENTS: usize = DOORBELLS;
 
-/// One end of a call, as its broker sees it.
+/// One endpoint of a connection, as its broker sees it.
 struct End {
     domain: &'static str,
-    /// The broker's side of the call's socket.
+    /// The broker's side of the connection's socket.
     socket: OwnedFd,
     memory: OwnedFd,
     events: Vec<OwnedFd>,
@@ -70,11 +70,11 @@ struct State {
     serial: u32,
     windows: Windows,
     lives: BTreeMap<&'static str, Life>,
-    /// Who waits for the other end of a TCP connection, by its key: at which service of `a`.
+    /// Services of `a` that wait for the other endpoint of a TCP connection, by its key.
     keys: BTreeMap<u32, Name>,
 }
 
-/// The two brokers, `a` and `b`, which share what they know.
+/// The two brokers, `a` and `b`, which share their state.
 pub struct World {
     folder: tempfile::TempDir,
     state: Arc<Mutex<State>>,
@@ -89,7 +89,7 @@ impl World {
         Self::with_windows(Box::new(|| Some(WINDOW)))
     }
 
-    /// The same, with other windows.
+    /// As `new`, with other windows.
     pub fn with_windows(windows: Windows) -> Self {
         let folder = tempfile::tempdir().expect("there is a place for temporary files");
         let state = State {
@@ -131,7 +131,7 @@ impl World {
         format!("a/service{}", self.made.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Says of a domain how it fares, to all who talk with it.
+    /// Reports the liveness of a domain to all its peers.
     pub fn live(&self, domain: &'static str, life: Life) {
         let mut state = self.state();
         state.lives.insert(domain, life);
@@ -144,38 +144,39 @@ impl World {
         }
     }
 
-    /// Says of all calls that their memory will be taken away (V-9).
+    /// Tells all connections that their memory will be taken away (V-9).
     pub fn leave(&self) {
         for call in &self.state().calls {
             call.iter().for_each(|end| end.send_message(Message::Leave { link: 0, generation: 0, wait: 1000 }));
         }
     }
 
-    /// Says so to the ends in `domain` alone.
+    /// Tells only the endpoints in `domain`.
     pub fn leave_in(&self, domain: &'static str) {
         for end in self.state().calls.iter().flat_map(|call| call.iter()).filter(|end| end.domain == domain) {
             end.send_message(Message::Leave { link: 0, generation: 0, wait: 1000 });
         }
     }
 
-    /// How many calls there were.
+    /// Returns the number of connections so far.
     pub fn calls(&self) -> usize {
         self.state().calls.len()
     }
 
-    /// What the two ends of the last call write: the caller's in `b`, then the other's in `a`.
+    /// Returns the memory that the two endpoints of the last connection write: the caller's in `b`, then the other's in
+    /// `a`.
     pub fn memories(&self) -> [OwnedFd; 2] {
         let state = self.state();
         let call = state.calls.last().expect("there was a call");
         call.each_ref().map(|end| end.memory.try_clone().expect("a descriptor"))
     }
 
-    /// Rings all that the end in `a` of the last call listens to.
+    /// Notifies all doorbells of the endpoint in `a` of the last connection.
     pub fn ring_a(&self) {
         self.state().calls.last().expect("there was a call")[1].ring();
     }
 
-    /// The broker dies: nobody hears from it any more.
+    /// The broker dies: it sends nothing more to anyone.
     pub fn lose_broker(&self) {
         for call in self.state().calls.drain(..) {
             for end in call.iter() {
@@ -184,7 +185,7 @@ impl World {
         }
     }
 
-    /// Where the broker of `a` or `b` is reached.
+    /// Returns the socket of the broker of `a` or `b`.
     pub fn socket(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -201,7 +202,7 @@ impl World {
         service
     }
 
-    /// A peer in another process, and this side's link to it.
+    /// Returns a peer in another process, and this side's connection to it.
     pub fn mortal(&self) -> (Actor, Box<dyn Endpoint>) {
         let service = self.service();
         let mut listener = self.a.listen(&service).expect("a fresh service is free");
@@ -240,7 +241,7 @@ fn converse(domain: &'static str, client: OwnedFd, state: &Arc<Mutex<State>>) ->
         Message::Listen { service } => {
             let key = format!("{domain}/{service}");
             let listener = Arc::new(client.try_clone().expect("a descriptor"));
-            // One that has hung up is gone, though its own thread has not said so yet.
+            // A listener that has hung up is gone, though its own thread has not reported it yet.
             let listens = |other: &Arc<OwnedFd>| !poll::polls_as(other, PollFlags::HUP);
             match lock(state).listeners.entry(key.clone()) {
                 Entry::Occupied(place) if listens(place.get()) => return refuse(code::EXISTS),
@@ -261,7 +262,7 @@ fn converse(domain: &'static str, client: OwnedFd, state: &Arc<Mutex<State>>) ->
         Message::Connect { peer, service, .. } => {
             let found = lock(state).listeners.get(&format!("{peer}/{service}")).cloned();
             let Some(listener) = found else { return refuse(code::NOT_FOUND) };
-            // A listener that cannot be told has gone, and its own thread has not said so yet.
+            // A listener that cannot be reached is gone, though its own thread has not reported it yet.
             let Some(window) = (lock(state).windows)() else { return refuse(code::QUOTA) };
             call(&client, domain, serial, &listener, (service, window), state)
                 .or_else(|_| refuse(code::NOT_FOUND).ok_or(()))
@@ -272,7 +273,7 @@ fn converse(domain: &'static str, client: OwnedFd, state: &Arc<Mutex<State>>) ->
     Some(())
 }
 
-/// What a program hears that listens at `service`, and finds or is found. Each address is a peer domain's.
+/// Returns the answer to a program that listens at `service`, and finds or is found. Every address is a peer domain's.
 fn find(state: &Arc<Mutex<State>>, service: &Name, message: Message) -> Option<Message> {
     let mut state = lock(state);
     match message {
@@ -290,7 +291,7 @@ fn find(state: &Arc<Mutex<State>>, service: &Name, message: Message) -> Option<M
     None
 }
 
-/// States a call to both sides (V-2).
+/// Announces a connection to both sides (V-2).
 fn call(
     client: &OwnedFd,
     domain: &'static str,
@@ -331,7 +332,7 @@ fn call(
             if !lock(&state).calls.iter().any(|it| Arc::ptr_eq(it, &ends)) {
                 return;
             }
-            // What the kernel module does when nobody has a window any more.
+            // Does what the kernel module does when no process has a window any more.
             let at = WINDOWS_AT + u64::from(STATE_AT);
             let _ = rustix::io::pwrite(&ends[end].memory, &[CLOSED], at);
             ends[other].ring();
@@ -341,7 +342,7 @@ fn call(
     Ok(())
 }
 
-/// What a child does; nothing in the parent. Call it from the test `child_process`.
+/// Plays the part of a child process; does nothing in the parent. Must be called from the test `child_process`.
 pub fn play() {
     let Some(part) = conformance::part() else { return };
     part.play(&VmDomain::through(&part.place));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Peers in processes of their own: the test binary starts itself again. Each binary that uses this has a test
+//! Peers in separate processes: the test binary starts itself again. Each binary that uses this has a test
 //! `child_process`, which is what the child runs.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
@@ -65,13 +65,13 @@ impl Drop for Child {
     }
 }
 
-/// What this process is to play, and at which service; nothing in the parent.
+/// Returns the role of this process, and its service; `None` in the parent.
 pub fn role() -> Option<(String, String)> {
     let told = env::var(ROLE).ok()?;
     told.split_once(' ').map(|(role, service)| (role.into(), service.into()))
 }
 
-/// What a child does; nothing in the parent. Call it from the test `child_process`.
+/// Plays the part of a child process; does nothing in the parent. Must be called from the test `child_process`.
 pub fn play() {
     let Ok(told) = env::var(ROLE) else { return };
     let (role, service) = told.split_once(' ').expect("a role and a service");
@@ -113,13 +113,13 @@ impl Folder {
         self.path.path().join(name)
     }
 
-    /// A service that nobody has used, as an absolute path.
+    /// Returns an unused service, as an absolute path.
     pub fn service(&self) -> String {
         let number = self.made.fetch_add(1, Ordering::Relaxed);
         self.file(&format!("service{number}")).to_str().expect("it is UTF-8").into()
     }
 
-    /// What a listener leaves behind that is killed.
+    /// Returns a service whose listener was killed, with the files that it left.
     pub fn stale(&self) -> String {
         let service = self.service();
         let mut child = Child::start(&[], "listen", &service);
@@ -130,7 +130,7 @@ impl Folder {
         service
     }
 
-    /// A peer in another process, started by `launcher`, and this side's link to it.
+    /// Returns a peer in another process, started by `launcher`, and this side's connection to it.
     pub fn mortal(&self, launcher: &[&str]) -> (Child, Box<dyn Endpoint>) {
         let service = self.service();
         let mut listener = self.domain.listen(&service).expect("a fresh service is free");
@@ -147,7 +147,7 @@ pub fn accept(listener: &mut dyn Listener) -> Box<dyn Endpoint> {
     conformance::wait_for(listener, patience(), |it| it.fd(), |it| it.accept()).expect("somebody knocks")
 }
 
-/// Waits for a condition that nothing tells of.
+/// Waits for a condition without a notification, by polling.
 pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = patience();
     while !condition() {
@@ -156,7 +156,7 @@ pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Runs `call`, which must not block, and gives what it returns.
+/// Runs `call`, which must not block, and returns its result.
 pub fn unblocked<T: Send + 'static>(what: &str, call: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, wait) = std::sync::mpsc::channel();
     std::thread::spawn(move || done.send(call()));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A peer that speaks to the socket itself and follows no rules.
+//! A hostile peer that uses the socket itself.
 
 use std::{
     io::IoSlice,
@@ -17,14 +17,14 @@ use tombolo_os::passing::{self, SCM_MAX_FD};
 
 use super::{Folder, accept};
 
-/// A peer without rules, and the link of the one it talks to.
+/// A hostile peer, and the endpoint that it talks to.
 pub struct Raw {
     pub socket: OwnedFd,
     pub link: Box<dyn Endpoint>,
 }
 
 impl Raw {
-    /// Meets a link that has heard nothing yet.
+    /// Connects to an endpoint that has received nothing yet.
     pub fn meet(folder: &Folder) -> Self {
         let service = folder.service();
         let mut listener = folder.domain.listen(&service).expect("a fresh service is free");
@@ -34,7 +34,7 @@ impl Raw {
         Self { socket, link: accept(&mut *listener) }
     }
 
-    /// Meets a link and introduces itself properly.
+    /// Connects to an endpoint and introduces itself correctly.
     pub fn introduced(folder: &Folder) -> Self {
         let mut raw = Self::meet(folder);
         let doorbells = [eventfd(), eventfd()];
@@ -43,7 +43,7 @@ impl Raw {
             b"hello",
             &[doorbells[0].as_fd(), doorbells[1].as_fd()],
         );
-        // What this process sent before, as a peer, may still have to be closed by it, as a listener.
+        // Files that this process sent before, as a peer, may still have to be closed by it, as a listener.
         let heard = loop {
             match raw.link.recv(0) {
                 Err(Error::Quota(_)) => std::thread::yield_now(),
@@ -64,7 +64,7 @@ impl Raw {
         send_to(&self.socket, datagram, fds);
     }
 
-    /// What the link sent: the datagram and its descriptors.
+    /// Returns what the endpoint sent: the datagram and its descriptors.
     pub fn receive_datagram(&self) -> (Vec<u8>, Vec<OwnedFd>) {
         let mut datagram = vec![0; 4096];
         let received = passing::receive(&self.socket, &mut datagram, SCM_MAX_FD, RecvFlags::empty()).unwrap();
@@ -72,14 +72,14 @@ impl Raw {
         (datagram, received.descriptors)
     }
 
-    /// The link's two doorbells.
+    /// Returns the endpoint's two doorbells.
     pub fn doorbells(&mut self) -> [OwnedFd; 2] {
         self.link.send(b"", None).expect("the path has room");
         self.receive_datagram().1.try_into().expect("two doorbells come with the first datagram")
     }
 }
 
-/// Sends any datagram, once there are fewer descriptors in flight than this user may have there.
+/// Sends any datagram, once fewer descriptors are in flight than this user may have there.
 pub fn send_to(socket: &OwnedFd, datagram: &[u8], fds: &[BorrowedFd<'_>]) {
     super::eventually("descriptors in flight arrive", || {
         match passing::send(socket, &[IoSlice::new(datagram)], fds, SendFlags::empty()) {
@@ -89,7 +89,7 @@ pub fn send_to(socket: &OwnedFd, datagram: &[u8], fds: &[BorrowedFd<'_>]) {
     });
 }
 
-/// A doorbell that is well formed.
+/// Returns a well-formed doorbell.
 pub fn eventfd() -> OwnedFd {
     rustix::event::eventfd(1 << 20, EventfdFlags::SEMAPHORE | EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap()
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Two sides of the conformance suite, which has one text for a service at both: each side puts before it what leads there.
+//! Two sides of the conformance suite. The suite has one text for a service at both sides: each side puts its own
+//! address before it.
 
 use std::{
     any::Any,
@@ -10,7 +11,7 @@ use std::{
 use tombolo_domain::{Deadline, Endpoint, Listener, Rendezvous, Result};
 use tombolo_testing::conformance::Fixture;
 
-/// A domain, and what it puts before a service to listen there and to connect.
+/// A domain, and the texts that it puts before a service to listen there and to connect.
 #[derive(Debug)]
 pub struct Side<D> {
     pub domain: D,
@@ -32,7 +33,7 @@ impl<D: Rendezvous + Debug> Rendezvous for Side<D> {
     }
 }
 
-/// Both of them.
+/// The two sides.
 pub struct Pair<D> {
     listening: Side<D>,
     connecting: Side<D>,
@@ -41,7 +42,7 @@ pub struct Pair<D> {
 }
 
 impl<D> Pair<D> {
-    /// A pair that keeps something as long as it is there.
+    /// Makes a pair that keeps a value for as long as it exists.
     pub fn of(listening: Side<D>, connecting: Side<D>, keeps: impl Any + Send + Sync) -> Self {
         Self { listening, connecting, made: 0.into(), _keeps: Box::new(keeps) }
     }

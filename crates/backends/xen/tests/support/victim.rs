@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Who has a hostile peer, over any Xen: each call returns in time and with an error that has a name, and an honest process
-//! of the same domain is served during all this and afterwards.
+//! A domain with a hostile peer, over any Xen: each call returns in time and with a typed error, and an honest process
+//! of the same peer domain is served during and after the attack.
 
 use std::time::{Duration, Instant};
 
 use tombolo_domain::{Deadline, Endpoint, Error, Listener, Rendezvous, Slot};
 
-/// How long a call may take that waits for nobody, on a busy machine.
+/// Largest time of a call that waits for no peer, on a busy machine.
 const AT_ONCE: Duration = Duration::from_secs(2);
-/// What the victim takes from anybody.
+/// Largest message that the victim takes from any peer.
 const LARGEST: u64 = 1 << 20;
 
-/// What the other side is asked for.
+/// The operations that the other domain offers.
 pub trait Other {
-    /// A hostile process of that domain that does `act` to `service`, until the value is dropped.
+    /// Runs a hostile process of that domain that does `act` to `service`, until the value is dropped.
     fn hostile(&self, act: &str, service: &str, until: Deadline) -> Box<dyn std::any::Any>;
 
-    /// That domain as an honest process sees it.
+    /// Returns that domain as an honest process sees it.
     fn honest(&self) -> &dyn Rendezvous;
 }
 
@@ -27,7 +27,7 @@ fn at_once<T>(what: &str, call: impl FnOnce() -> T) -> T {
     done
 }
 
-/// An error that says what was wrong with the peer, and not that something here broke.
+/// Checks that an error describes a fault of the peer, and not a failure here.
 fn named<T>(what: &str, result: Result<T, Error>) -> Option<T> {
     match result {
         Ok(value) => Some(value),
@@ -38,7 +38,7 @@ fn named<T>(what: &str, result: Result<T, Error>) -> Option<T> {
     }
 }
 
-/// Uses a link as somebody would who believes in it. Says whether there is any more to be had of it.
+/// Uses a connection as a trusting program would. Returns whether the connection is still of use.
 fn use_up(link: &mut dyn Endpoint, spoken: &mut bool) -> bool {
     let received = named("recv", at_once("recv", || link.recv(LARGEST)));
     if !std::mem::replace(spoken, true) {
@@ -60,7 +60,7 @@ fn use_up(link: &mut dyn Endpoint, spoken: &mut bool) -> bool {
     received.is_some()
 }
 
-/// Somebody honest calls, and is heard among all the others.
+/// Checks that an honest caller is served among all the others.
 fn serves(listener: &mut dyn Listener, other: &dyn Other, service: &str) {
     let until = Deadline::after(Duration::from_secs(20));
     let mut caller = other.honest().connect(service, until).expect("somebody listens");
@@ -81,8 +81,8 @@ fn serves(listener: &mut dyn Listener, other: &dyn Other, service: &str) {
     panic!("the honest caller was not heard");
 }
 
-/// Listens, while somebody does `act` to it for `time`. The service is named as the hostile, the victim and the honest
-/// name it.
+/// Listens, while a process does `act` to it for `time`. The service is given as the hostile, the victim and the honest
+/// process name it.
 pub fn bears_a_caller(here: &dyn Rendezvous, other: &dyn Other, act: &str, services: [&str; 3], time: Duration) {
     let [theirs, mine, honest] = services;
     let mut listener = here.listen(mine).expect("a fresh service is free");
@@ -95,14 +95,14 @@ pub fn bears_a_caller(here: &dyn Rendezvous, other: &dyn Other, act: &str, servi
         links.iter_mut().for_each(|(link, spoken)| while use_up(&mut **link, spoken) && !until.expired() {});
         std::thread::park_timeout(Duration::from_millis(1));
     }
-    // While it still holds what it holds.
+    // While the hostile process still keeps what it holds.
     serves(&mut *listener, other, honest);
     drop(hostile);
     serves(&mut *listener, other, honest);
     at_once("drop", || drop(links));
 }
 
-/// Connects, while somebody who listens does `act` to it for `time`.
+/// Connects, while a listener does `act` to it for `time`.
 pub fn bears_a_listener(here: &dyn Rendezvous, other: &dyn Other, act: &str, services: [&str; 4], time: Duration) {
     let [theirs, mine, honest_theirs, honest_mine] = services;
     let until = Deadline::after(time);

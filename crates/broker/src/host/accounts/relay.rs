@@ -359,7 +359,7 @@ mod tests {
         drain(event) != 0
     }
 
-    /// A relay and the machine at its other end.
+    /// A relay and the machine on its other side.
     struct World {
         relay: Relay,
         line: Arc<RelayedLink>,
@@ -383,7 +383,7 @@ mod tests {
             Self { relay, line, broker, storms, words: [0; 512] }
         }
 
-        /// A program's eventfds: those that it rings, and those that ring it.
+        /// Returns a program's eventfds: those that it notifies, and those that notify it.
         fn open_connection(&self, channel: u16) -> [[OwnedFd; 3]; 2] {
             let events = || [(); 3].map(|()| event().unwrap());
             let (to, from) = (events(), events());
@@ -420,7 +420,7 @@ mod tests {
         world.relay.notify_channels([0]);
         assert!(wait(&world.line.rings));
         assert_eq!(read_sequence(&world.line.own).unwrap()[0], 1);
-        // A connection that is over is heard no more, though its program goes on.
+        // Notifications of a connection that is over are ignored, though its program continues.
         world.relay.disconnect(4);
         notify_event(&rings[0]);
         world.machine_rings(4);
@@ -454,7 +454,7 @@ mod tests {
         assert!((0..BUDGET / WASTE).all(|_| !account.charge(1, 0, now)));
         assert!(account.charge(1, 0, now) && !account.charge(1, 0, now));
         assert!(Account::new().charge(u64::MAX, 1, now), "one that fills its eventfd");
-        // What it rings before its doorbell is back belongs to this storm.
+        // Notifications before its doorbell is back belong to this storm.
         assert!(!account.charge(BUDGET, 0, now + CALM));
         assert!(account.charge(BUDGET, 0, now + CALM + 2 * WINDOW));
     }

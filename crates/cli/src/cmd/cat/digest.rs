@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(digest.hash_next(bytes.len()).unwrap(), bytes);
     }
 
-    /// One that hashes at once, one that has it done.
+    /// Returns a digest that hashes at once, and one that leaves it to a thread.
     fn both(size: usize) -> [Digest; 2] {
         [Digest::begin(size, usize::MAX / THREADS).unwrap(), Digest::begin(size, 0).unwrap()]
     }

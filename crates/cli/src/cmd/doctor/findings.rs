@@ -281,7 +281,7 @@ mod tests {
         facts.xen.as_mut().unwrap()
     }
 
-    /// What is wrong, who notices, how bad it is, and a word of the remedy.
+    /// Each fault, the check that notices it, its grade, and a word of the remedy.
     const CANARIES: &[(Spoil, &str, Grade, &str)] = &[
         (|facts| facts.kernel = "5.7.19".into(), "kernel", Grade::Failure, "linux-image"),
         (|facts| facts.kernel = "4.19".into(), "kernel", Grade::Failure, "linux-image"),

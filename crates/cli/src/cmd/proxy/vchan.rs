@@ -400,7 +400,7 @@ mod tests {
         assert_eq!((Number::lowest(&used).0, b.0), (0, 1));
     }
 
-    /// A vchan between two domains of a test, one end in the hands of the test.
+    /// Returns a vchan between two domains of a test; the test holds one end.
     async fn pair() -> (Ends, (Reader, Writer), FakeXen) {
         let xen = FakeXen::new();
         let (here, there) = (xen.domain(5), xen.domain(7));
@@ -434,7 +434,7 @@ mod tests {
         assert_eq!(source.read(&mut buffer[..4]).await.unwrap(), 4);
         assert_eq!(source.read(&mut buffer[4..]).await.unwrap(), 2);
         assert_eq!(&buffer[..6], b"answer");
-        // All was said: the vchan goes on, for it ends as a whole.
+        // Everything was sent, but the vchan continues, because it ends only as a whole.
         sink.finish();
         assert_eq!(reader.available(1).unwrap(), 0);
         assert_eq!(reader.live(), Live::Here);

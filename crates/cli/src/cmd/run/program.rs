@@ -135,7 +135,7 @@ pub fn obstacle(path: &Path, library: &Path) -> Option<Obstacle> {
 mod tests {
     use super::*;
 
-    /// As if the program itself were the library.
+    /// Judges a program as if this one were the library.
     fn judge(path: &Path) -> Option<Obstacle> {
         obstacle(path, &env::current_exe().unwrap())
     }

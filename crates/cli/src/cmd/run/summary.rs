@@ -242,7 +242,7 @@ mod tests {
                  \"joined\":{joined},{again}\"stayed\":0,\"reasons\":{reasons}}}   \n"
             )
         };
-        // Numbers that no process has.
+        // Process ids that no process has.
         for (name, text) in [
             ("4194301.json", report(6, "\"joined_again\":4,", "[0,3,0,1]")),
             ("4194302.json", report(1, "", "[0,4]")),

@@ -105,7 +105,7 @@ mod tests {
         let _living = listen(&socket(&living));
         let _other = listen("other.sock");
         drop(listen(&socket(&dead)));
-        // What members put there to be followed.
+        // Files that members put there to be followed.
         std::os::unix::fs::symlink("other.sock", at(&socket(&claim::service_name(4)))).unwrap();
         for (file, text) in [
             ("a.waiting", &living[..]),

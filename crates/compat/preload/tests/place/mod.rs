@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What tests of unmodified programs have in common: where they run, what they are started with, what they leave behind.
+//! Common parts of the tests of unmodified programs: the folder and namespaces they run in, how they are started, and
+//! what they leave behind.
 #![allow(dead_code, reason = "each test uses its part")]
 
 pub mod suite;
@@ -15,23 +16,24 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Far beyond what anything here takes.
+/// Longer than anything here takes, by far.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Bytes of what a program said that are shown where a test failed.
+/// Largest number of bytes of a program's output that are shown after a failure.
 const LAST: usize = 16 << 10;
 
-/// Bytes of a long stream.
+/// Length of a long stream in bytes.
 pub const LONG: usize = if cfg!(debug_assertions) { 24 << 20 } else { 96 << 20 };
 
-/// Where ends meet and what they leave behind.
+/// Folder in which endpoints meet and leave their files.
 pub struct Place {
     folder: tempfile::TempDir,
     library: PathBuf,
 }
 
 impl Place {
-    /// With the library that cargo has built; a copy, as what cargo builds may be for one user to read.
+    /// Makes a place with the library that cargo has built. It is copied, because only one user may be able to read
+    /// cargo's files.
     pub fn new() -> Self {
         let built = env::current_exe().unwrap().with_file_name("libtombolo_preload.so");
         assert!(built.is_file(), "{} is not built", built.display());
@@ -42,7 +44,7 @@ impl Place {
         })
     }
 
-    /// With a library that does nothing in its place.
+    /// Makes a place with a library that does nothing.
     pub fn idle() -> Self {
         Self::with(|folder| {
             let library = folder.join("idle.so");
@@ -69,13 +71,13 @@ impl Place {
         fs::read_to_string(self.path("log")).unwrap_or_default()
     }
 
-    /// Bytes that programs received: over TCP, through shared memory.
+    /// Returns the numbers of bytes that programs received over TCP and through shared memory.
     pub fn received(&self) -> (u64, u64) {
         let mut total = (0, 0);
         for report in fs::read_dir(self.path("reports")).unwrap() {
             let text = fs::read_to_string(report.unwrap().path()).unwrap();
             if text.is_empty() {
-                continue; // Of a process that was killed before it could write its first.
+                continue; // The report of a process that was killed before it wrote its first one.
             }
             let report: serde_json::Value = serde_json::from_str(&text).unwrap();
             total.0 += report["received_tcp"].as_u64().unwrap();
@@ -84,7 +86,7 @@ impl Place {
         total
     }
 
-    /// Whether at least so many hundredths of `payload` bytes crossed shared memory.
+    /// Checks that at least `percent` per cent of `payload` bytes went through shared memory.
     pub fn shared(&self, payload: u64, percent: u64) -> Result<(), String> {
         let (tcp, shared) = self.received();
         if shared * 100 >= payload * percent {
@@ -93,7 +95,7 @@ impl Place {
         Err(format!("{shared} of {payload} bytes through shared memory, {tcp} over TCP; the log:\n{}", self.log()))
     }
 
-    /// Whether programs received `payload` bytes at least, and nearly all through shared memory.
+    /// Checks that programs received at least `payload` bytes, and nearly all of them through shared memory.
     pub fn accelerated(&self, payload: u64) -> Result<(), String> {
         let (tcp, shared) = self.received();
         if tcp + shared < payload {
@@ -105,18 +107,18 @@ impl Place {
         self.shared(tcp + shared, 95)
     }
 
-    /// `command` as `tombolo run` starts it.
+    /// Sets up `command` as `tombolo run` starts it.
     pub fn dress(&self, command: &mut Command) {
         command.env("LD_PRELOAD", &self.library).env("TOMBOLO_SOCKETS", self.path("meet"));
         command.env("TOMBOLO_SOCKETS_LOG", self.path("log")).env("TOMBOLO_SOCKETS_REPORT", self.path("reports"));
     }
 
-    /// Each connection that had to go back to TCP did so in time.
+    /// Asserts that no connection was reset: each one that had to return to TCP did so in time.
     pub fn assert_none_reset(&self) {
         assert!(!self.log().contains(tombolo_sockets::RESET_LINE), "{}", self.log());
     }
 
-    /// Nothing stays in the folder where ends meet.
+    /// Asserts that no file is left in the folder where endpoints meet.
     pub fn assert_tidy(&self) {
         let claims = self.path("meet").join("claims");
         let left: Vec<_> = [self.path("meet"), claims.clone()]
@@ -130,7 +132,7 @@ impl Place {
 }
 
 impl Drop for Place {
-    /// Where a test failed: what the library and the servers said, which would go with the folder.
+    /// After a failure, shows the output of the library and of the servers, which is deleted with the folder.
     fn drop(&mut self) {
         if !std::thread::panicking() {
             return;
@@ -138,7 +140,7 @@ impl Drop for Place {
         let all = fs::read_dir(self.path("")).into_iter().flatten().flatten().map(|entry| entry.path());
         let name = |path: &PathBuf| path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
         for path in all.filter(|path| name(path) == "log" || name(path).starts_with("server-")) {
-            // Not all of what may be much.
+            // Only the end, because the output may be long.
             let said = fs::read(&path).unwrap_or_default();
             let end = String::from_utf8_lossy(&said[said.len().saturating_sub(LAST)..]).into_owned();
             let _ = writeln!(std::io::stderr(), "---- the end of {}:\n{end}", name(&path));
@@ -146,7 +148,7 @@ impl Drop for Place {
     }
 }
 
-/// A child that does not outlive its test.
+/// A child process that is killed at the latest when its test ends.
 pub struct Started(Child);
 
 impl Started {
@@ -154,7 +156,7 @@ impl Started {
         Self(command.stdin(Stdio::null()).spawn().unwrap_or_else(|error| panic!("{command:?}: {error}")))
     }
 
-    /// With a file to read.
+    /// Starts a command with a file as its input.
     pub fn with_input(command: &mut Command, file: &str) -> Self {
         Self(
             command.stdin(fs::File::open(file).unwrap()).spawn().unwrap_or_else(|error| panic!("{command:?}: {error}")),
@@ -178,7 +180,7 @@ impl Started {
         self.0.try_wait().unwrap().is_some()
     }
 
-    /// Asks it to end.
+    /// Sends the process SIGTERM.
     pub fn terminate(&mut self) {
         let pid = rustix::process::Pid::from_child(&self.0);
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
@@ -205,7 +207,7 @@ fn wait_within(patience: Duration, what: &str, mut holds: impl FnMut() -> bool) 
     }
 }
 
-/// Where a program is: in the path, with the system's daemons, or where Debian keeps PostgreSQL's.
+/// Looks for a program in the path, among the system's daemons, and where Debian keeps PostgreSQL's.
 pub fn find(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
@@ -214,7 +216,7 @@ pub fn find(program: &str) -> Option<PathBuf> {
     folders.into_iter().map(|folder| folder.join(program)).find(|file| file.is_file())
 }
 
-/// Whether the programs are here; if not, the test is skipped aloud.
+/// Returns whether the programs are installed. If not, reports that the test is skipped.
 pub fn has(test: &str, programs: &[&str]) -> bool {
     let missing = programs.iter().find(|program| find(program).is_none());
     if let Some(program) = missing {
@@ -224,19 +226,19 @@ pub fn has(test: &str, programs: &[&str]) -> bool {
 }
 
 pub fn python(script: &str) -> Command {
-    // Debian's own: what stands before it in the path may be a wrapper that is not it.
+    // Debian's interpreter: one earlier in the path may be a wrapper around another program.
     let debian = Path::new("/usr/bin/python3");
     let mut command = Command::new(if debian.is_file() { debian } else { Path::new("python3") });
     command.arg("-uB").arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(script));
     command
 }
 
-/// A program in C, built where the test is.
+/// Builds a program in C in the test's folder.
 pub fn built(place: &Place, source: &str) -> PathBuf {
     built_with(place, source, &[])
 }
 
-/// The same, as the compiler's `options` make it.
+/// As [`built`], with further `options` for the compiler.
 pub fn built_with(place: &Place, source: &str, options: &[&str]) -> PathBuf {
     let program = place.path(source.trim_end_matches(".c"));
     let source = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs")).join(source);
@@ -270,7 +272,7 @@ pub const SERVER: &str = "10.77.0.1";
 pub const SERVER_6: &str = "fd77::1";
 
 impl Namespaces {
-    /// `None`, and a skip that is said aloud, where they cannot be made.
+    /// Returns `None`, and reports a skip, where they cannot be made.
     pub fn new(test: &str) -> Option<Self> {
         static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -306,7 +308,7 @@ impl Namespaces {
         command
     }
 
-    /// `program` in one of the two, without arguments.
+    /// Returns a command for `program` in one of the two namespaces, without arguments.
     pub fn bare(&self, end: usize, program: &str) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.0[end]]).arg(program);
@@ -317,7 +319,7 @@ impl Namespaces {
         &self.0[end]
     }
 
-    /// Sockets of one of the two in a state of `/proc/net/tcp`, at their own `port`.
+    /// Returns the number of sockets in one namespace that are in a state of `/proc/net/tcp`, at their own `port`.
     fn count(&self, end: usize, port: u16, state: &str) -> usize {
         let mut look = Command::new("ip");
         let seen = look.args(["netns", "exec", &self.0[end], "cat", "/proc/net/tcp", "/proc/net/tcp6"]).output();
@@ -330,7 +332,7 @@ impl Namespaces {
         text.lines().filter(is_wanted).count()
     }
 
-    /// Waits until somebody listens at `port` of the first.
+    /// Waits until a program listens at `port` in the first namespace.
     pub fn wait_for(&self, port: u16) {
         wait_until("the server listens", || self.count(0, port, "0A") > 0);
     }
@@ -339,7 +341,7 @@ impl Namespaces {
 impl Drop for Namespaces {
     fn drop(&mut self) {
         for name in &self.0 {
-            // What a failed test left in it.
+            // Processes that a failed test left in the namespace.
             let inside = Command::new("ip").args(["netns", "pids", name]).output().map(|said| said.stdout);
             let inside = String::from_utf8(inside.unwrap_or_default()).unwrap_or_default();
             for pid in inside.lines().filter_map(|line| rustix::process::Pid::from_raw(line.parse().ok()?)) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Whole suites of other projects, with the library and without: each of their tests gives the same result.
+//! Whole test suites of other projects, with the library and without: each test gives the same result.
 
 use std::{
     collections::BTreeMap,
@@ -13,13 +13,13 @@ use std::{
 
 use super::Place;
 
-/// What each test of a suite came to, by its name.
+/// Result of each test of a suite, by its name.
 pub type Results = BTreeMap<String, String>;
 
-/// The slowest takes a minute and a half on an idle machine.
+/// Largest time for a suite. The slowest takes a minute and a half on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Runs a suite to its end, good or bad; what it printed.
+/// Runs a suite to its end, whatever its exit status. Returns what it printed.
 pub fn run(command: &mut Command, out: &Path) -> String {
     let file = fs::File::create(out).unwrap();
     command.stdin(Stdio::null()).stderr(file.try_clone().unwrap()).stdout(file);
@@ -36,19 +36,20 @@ pub fn run(command: &mut Command, out: &Path) -> String {
     String::from_utf8_lossy(&fs::read(out).unwrap()).into_owned()
 }
 
-/// What a suite is to do with the library, in the best of five runs. Most connections of such tests end before both ends have
-/// found each other, and a call that began on TCP is the kernel's until it returns. How many bytes are shared is chance where
-/// they are few or in one call. That ends join is not, or less so.
+/// Use that a suite must make of the library, in the best of five runs. Most connections of such tests end before the
+/// two endpoints have found each other, and a call that began on TCP stays with the kernel until it returns. Where few
+/// bytes are moved, or all in one call, the shared number of bytes is random. Whether endpoints join is not random, or
+/// less so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
 pub struct Use {
-    /// Ends that join.
+    /// Number of endpoints that join.
     pub ends: usize,
-    /// Hundredths of all bytes that go through shared memory.
+    /// Percentage of all bytes that go through shared memory.
     pub percent: u64,
 }
 
 impl Use {
-    /// By what its processes wrote into the log and their reports.
+    /// Computes the use from the log and the reports of the suite's processes.
     pub fn of(place: &Place) -> Self {
         let (tcp, shared) = place.received();
         Self { ends: place.log().matches("joined:").count(), percent: shared * 100 / (tcp + shared).max(1) }
@@ -59,8 +60,8 @@ impl Use {
     }
 }
 
-/// That a suite gives the same with the library, each time, and makes at least as much use of it as is `wanted`, once. `run`
-/// runs it, with or without.
+/// Asserts that a suite gives the same results with the library in each run, and makes at least the use `wanted` of it
+/// in one run. `run` runs it, with the library or without.
 pub fn same(suite: &str, wanted: Use, run: impl Fn(&Place, bool) -> Results) {
     let seen: Vec<_> = (0..5)
         .map(|_| use_of_same(suite, &Place::new(), &run))
@@ -70,7 +71,7 @@ pub fn same(suite: &str, wanted: Use, run: impl Fn(&Place, bool) -> Results) {
     assert!(seen.len() < 5, "{suite}: {wanted:?} is wanted once in {seen:?}");
 }
 
-/// That a suite gives the same with the library; how much use it made of it.
+/// Asserts that a suite gives the same results with the library. Returns the use that it made of it.
 fn use_of_same(suite: &str, place: &Place, run: impl Fn(&Place, bool) -> Results) -> Use {
     let plain = run(place, false);
     let with = run(place, true);
@@ -85,7 +86,7 @@ pub fn is_long() -> bool {
     std::env::var_os("TOMBOLO_LONG").is_some()
 }
 
-/// What takes minutes runs in the long form alone.
+/// Returns whether the tests run in the long form. Tests that take minutes run only there.
 pub fn at_length(test: &str) -> bool {
     let long = is_long();
     if !long {

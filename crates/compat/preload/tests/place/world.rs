@@ -6,7 +6,7 @@ use std::{fs, os::unix::fs::chown, path::PathBuf, process::Command};
 
 use super::{Namespaces, Place, SERVER, Started, has, output, python};
 
-/// Two namespaces, and what programs there are started with.
+/// Two namespaces, and the place that programs there are started with.
 pub struct World {
     pub place: Place,
     pub namespaces: Namespaces,
@@ -16,7 +16,7 @@ pub const SERVERS: usize = 0;
 pub const CLIENTS: usize = 1;
 
 impl World {
-    /// `None`, and a skip that is said aloud, where something is missing.
+    /// Returns `None`, and reports a skip, where something is missing.
     pub fn new(test: &str, needs: &[&str], place: fn() -> Place) -> Option<Self> {
         let namespaces = has(test, &[needs, &["ip", "python3"]].concat()).then(|| Namespaces::new(test)).flatten()?;
         Some(Self { place: place(), namespaces })
@@ -29,7 +29,7 @@ impl World {
         command
     }
 
-    /// A server, once somebody listens at `port`.
+    /// Starts a server, and returns once it listens at `port`.
     pub fn serve(&self, port: u16, words: &[&str]) -> Started {
         let log = fs::File::create(self.place.path(&format!("server-{port}"))).unwrap();
         let server = Started::new(self.command(SERVERS, words).stderr(log.try_clone().unwrap()).stdout(log));
@@ -37,18 +37,18 @@ impl World {
         server
     }
 
-    /// Runs a client to its end, which must be a good one; what it printed.
+    /// Runs a client to its end, which must be successful. Returns what it printed.
     pub fn ask(&self, words: &[&str]) -> String {
         output(&mut self.command(CLIENTS, words), &self.place.path("client"))
     }
 
-    /// A file with these words in it.
+    /// Writes a file with this text. Returns its path.
     pub fn file(&self, name: &str, text: &str) -> String {
         fs::write(self.place.path(name), text).unwrap();
         self.text(name)
     }
 
-    /// Gives all that is there to a user without rights, for programs that do not run as root.
+    /// Gives all files of the place to a user without rights, for programs that do not run as root.
     pub fn give(&self, user: u32) {
         let all = fs::read_dir(self.place.path("")).unwrap().map(|entry| entry.unwrap().path());
         for path in all.chain([self.place.path("")]) {
@@ -61,7 +61,7 @@ impl World {
     }
 }
 
-/// A script that stands beside this file.
+/// Returns the path of a script in `programs`.
 pub fn script(name: &str) -> String {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(name).to_str().unwrap().to_owned()
 }
@@ -70,14 +70,14 @@ pub fn interpreter() -> String {
     python("").get_program().to_str().unwrap().to_owned()
 }
 
-/// What a program prints after `label`.
+/// Returns the number that a program printed after `label`.
 pub fn number_after(text: &str, label: &str) -> u64 {
     let rest = text.split_once(label).unwrap_or_else(|| panic!("no {label:?} in {text}")).1;
     let digits: String = rest.trim_start().chars().take_while(char::is_ascii_digit).collect();
     digits.parse().unwrap_or_else(|_| panic!("no number after {label:?} in {text}"))
 }
 
-/// Streams that come back as they were sent, by a program that serves and asks.
+/// Sends streams that must come back unchanged, with one program as the server and the client.
 pub fn echo(world: &World, server: &[&str], client: &[&str], len: usize) -> u64 {
     echo_at(world, SERVER, server, client, len)
 }
@@ -91,7 +91,7 @@ pub fn echo_at(world: &World, address: &str, server: &[&str], client: &[&str], l
     2 * len as u64
 }
 
-/// Tests of programs whose right data is enough.
+/// Declares tests of programs that must only deliver the right data.
 macro_rules! correct {
     ($($test:ident, $needs:expr, $run:ident;)*) => {
         $(#[test]
@@ -103,7 +103,7 @@ macro_rules! correct {
     };
 }
 
-/// Tests of programs whose bytes must go through shared memory, and a canary for all of them.
+/// Declares tests of programs whose bytes must go through shared memory, and a canary for all of them.
 macro_rules! accelerated {
     ($($test:ident, $needs:expr, $run:ident;)*) => {
         $(#[test]

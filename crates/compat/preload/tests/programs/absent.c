@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
- * A fork amid which another thread accepts a connection. The kernel copies the descriptors first and the memory later, so the
- * child's memory may know of a number that its descriptors have free. The child gives it to a pipe, and splices from there: what
- * comes to the peer is in order. */
+ * A fork while another thread accepts a connection. The kernel copies the descriptors first and the memory later, so
+ * the child's memory may know of a number that is free among its descriptors. The child gives that number to a pipe,
+ * and splices from there: the peer receives the bytes in order. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -14,7 +14,8 @@
 
 enum { ROUNDS = 60, PIPES = 8, PART = 8, ALL = ROUNDS * (PIPES + 1) * PART };
 
-/* Of pages, each of which the kernel copies by itself: so that it takes a while until it comes to the table of the numbers. */
+/* Memory in pages, each of which the kernel copies by itself, so that it takes a while until it comes to the table of
+   the numbers. */
 static const size_t MUCH = 128 << 20;
 
 static struct sockaddr_in address;
@@ -37,7 +38,7 @@ static void send_next(int end, int64_t *next) {
     ++*next;
 }
 
-/* Each pipe has the lowest number that is free. */
+/* Each pipe gets the lowest free number. */
 static void splice_from_each(int end, int64_t next) {
     int line[2];
     for (int at = 0; at < PIPES; at++) {

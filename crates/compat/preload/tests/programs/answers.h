@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
- * Two ends, and what calls on them answer: a line each. */
+ * Two endpoints, and the results of calls on them, one line each. */
 #include <errno.h>
 #include <sys/ioctl.h>
 

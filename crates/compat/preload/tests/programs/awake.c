@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
- * Threads that wait at one connection while something is done to it elsewhere: by another thread, by a child, by the handler of a
- * signal that forks. Each case prints what the waits gave. */
+ * Threads that wait on one connection while something is done to it elsewhere: by another thread, by a child, by a
+ * signal handler that forks. Each case prints the results of the waits. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -34,7 +34,7 @@ static void *watch(void *none) {
     _exit(2);
 }
 
-/* Until a task of this process is in one of the calls that wait for a socket. */
+/* Returns once a task of this process is in one of the calls that wait for a socket. */
 static void until_asleep(pid_t process, int of_others) {
     for (;;) {
         char folder[64];
@@ -72,7 +72,7 @@ static void *send_all(void *none) {
     return NULL;
 }
 
-/* A thread waits for edges, and others read and write: what it hears it hands on. */
+/* A thread waits for edges, and others read and write. The thread passes on the events that it gets. */
 static int told[2];
 static uint32_t awaited;
 
@@ -98,7 +98,7 @@ static void begin_waiting(int end, uint32_t event_awaited) {
     check(pthread_create(&waiter, NULL, wait_for_edges, &set) == 0, "thread");
 }
 
-/* Whether it has handed on something. */
+/* Returns whether the thread has passed on an event. */
 static int is_told(int limit) {
     struct pollfd one = {.fd = told[0], .events = POLLIN};
     char some[64];
@@ -126,7 +126,7 @@ static void empty(long all) {
     check(recv(ends[1], bytes, 1, 0) < 0 && errno == EAGAIN, "recv");
 }
 
-/* The end that sends is waited for. */
+/* Waits at the sending end, for room. */
 static void room(size_t part) {
     int heard = 1;
     begin_waiting(0, EPOLLOUT);
@@ -141,7 +141,7 @@ static void room(size_t part) {
     puts(heard ? "it hears of room" : "it does not hear of room");
 }
 
-/* The end that receives is: of what comes once another thread has read all that there was room for. */
+/* Waits at the receiving end, for bytes that come after another thread has read all that there was room for. */
 static void full(size_t part) {
     int heard = 1;
     begin_waiting(1, EPOLLIN);
@@ -151,7 +151,7 @@ static void full(size_t part) {
         long all = fill(part);
         is_told(5000);
         until_asleep(getpid(), 1);
-        /* Who waits for room asks whether the other end waits. */
+        /* A program that waits for room checks whether the peer waits. */
         poll(&(struct pollfd){.fd = ends[0], .events = POLLOUT}, 1, 20);
         empty(all);
         until_asleep(getpid(), 1);
@@ -163,7 +163,8 @@ static void full(size_t part) {
     puts(heard ? "it hears of bytes" : "it does not hear of bytes");
 }
 
-/* The end that receives is: of the end, which came before another thread had read what was there, with room for more. */
+/* Waits at the receiving end for the peer's end, which came before another thread read the bytes there, with room for
+   more. */
 static void end(size_t part) {
     begin_waiting(1, EPOLLRDHUP);
     check(send(ends[0], bytes, part, 0) == (ssize_t)part, "send");
@@ -184,7 +185,7 @@ static void *receive_one(void *none) {
     return NULL;
 }
 
-/* Descriptors of a child that stand for an epoll set. */
+/* Returns how many descriptors of a child are epoll sets. */
 static int sets(void) {
     DIR *all = opendir("/proc/self/fd");
     struct dirent *one;
@@ -215,11 +216,11 @@ static void *send_one(void *none) {
     return NULL;
 }
 
-/* A child that changes the socket, which is for both. */
+/* A child changes a flag of the socket, which applies to both processes. */
 static void changed(int by_ioctl) {
     int status;
     printf("before: %zd\n", recv(ends[0], bytes, 1, MSG_DONTWAIT));
-    /* One that waits, and so has found out that it may. */
+    /* A call that waits: after it the library knows that waiting is allowed. */
     pthread_t thread;
     check(pthread_create(&thread, NULL, send_one, NULL) == 0, "thread");
     check(recv(ends[0], bytes, 1, 0) == 1, "turn");
@@ -235,7 +236,7 @@ static void changed(int by_ioctl) {
     printf("after: %zd %s\n", n, n < 0 ? strerror(errno) : "");
 }
 
-/* A child of a process in which a thread sleeps in a set has a set in which nobody does. */
+/* A thread sleeps in a set; a child of its process has the set, in which no thread sleeps. */
 static void *wait_in(void *set) {
     struct epoll_event event;
     int n = epoll_wait(*(int *)set, &event, 1, -1);
@@ -247,7 +248,7 @@ static void alone(void) {
     pthread_t thread;
     int set = epoll_create1(0), status;
     struct epoll_event event = {.events = EPOLLPRI | EPOLLONESHOT};
-    /* One that is joined, so that this process has something to watch. */
+    /* A joined connection, so that this process has something to watch. */
     check(epoll_ctl(set, EPOLL_CTL_ADD, ends[0], &event) == 0, "add");
     check(pthread_create(&thread, NULL, wait_in, &set) == 0, "thread");
     until_asleep(getpid(), 1);
@@ -266,7 +267,7 @@ static void alone(void) {
     printf("child: %d\n", status);
 }
 
-/* Bytes that this process has read from files. */
+/* Returns the number of bytes that this process has read from files. */
 static long read_so_far(void) {
     FILE *file = fopen("/proc/self/io", "r");
     long bytes_read = -1;
@@ -275,7 +276,7 @@ static long read_so_far(void) {
     return bytes_read;
 }
 
-/* A thread sleeps in a set of many, to which a connection comes that is to be told of once. */
+/* A thread sleeps in a set of many connections. Another one is added that is to be reported once. */
 static void many(void) {
     pthread_t thread;
     int set = epoll_create1(0), others[2];
@@ -301,7 +302,8 @@ static void many(void) {
     fprintf(stderr, "read: %ld\n", after - before);
 }
 
-/* The other end is another process, which has sent something and makes no call; of this one somebody else gets the socket. */
+/* The peer is another process, which has sent something and makes no call. In this process standard I/O
+   then takes over the socket. */
 static void reset(void) {
     int go[2], listener = socket(AF_INET, SOCK_STREAM, 0), status;
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -316,7 +318,7 @@ static void reset(void) {
             check(send(end, bytes, LEN, 0) == LEN && recv(end, bytes, LEN, MSG_WAITALL) == LEN, "turn");
         }
         check(send(end, "unread", 6, 0) == 6, "send");
-        /* Whatever this is, it is not about a socket. */
+        /* These calls do not concern a socket. */
         check(write(go[1], "!", 1) == 1 && kill(getpid(), SIGSTOP) == 0, "stop");
         _exit(recv(end, bytes, 1, 0) < 0 && errno == ECONNRESET ? 0 : 1);
     }
@@ -361,7 +363,8 @@ int main(int argc, char **argv) {
     } else if (strcmp(word, "ioctl") == 0) {
         changed(1);
     } else if (strcmp(word, "seat") == 0) {
-        /* A child has what it inherits while nobody waits, and no more than that while somebody does. */
+        /* A child has the descriptors that it inherits while no thread waits, and no more than these while a thread
+           does. */
         int status[2];
         for (int at = 0; at < 2; at++) {
             if (at == 1) {
@@ -378,7 +381,7 @@ int main(int argc, char **argv) {
         check(send(ends[1], "a", 1, 0) == 1, "send");
         pthread_join(thread, NULL);
     } else if (strcmp(word, "handler") == 0) {
-        /* Both go on waiting, and two bytes are there at once: one for each. */
+        /* Both processes continue to wait. Then two bytes arrive at once: one for each. */
         struct sigaction action = {.sa_handler = fork_now, .sa_flags = SA_RESTART};
         int told[2], go[2], status;
         char one;
@@ -386,7 +389,7 @@ int main(int argc, char **argv) {
         first = getpid();
         pid_t sender = fork();
         if (sender == 0) {
-            /* The other end, and what makes the first one fork. */
+            /* The other endpoint, which also makes the first process fork. */
             prctl(PR_SET_PDEATHSIG, SIGKILL);
             close(ends[0]);
             until_asleep(first, 0);
@@ -396,7 +399,8 @@ int main(int argc, char **argv) {
             until_asleep(first, 0);
             until_asleep(child, 0);
             check(send(ends[1], "ab", 2, 0) == 2, "send");
-            /* Then the first one waits to receive, and after that its child for room: what comes wakes the right one. */
+            /* Then the first process waits to receive, and after that its child waits for room: the byte wakes the
+               right one. */
             check(read(told[0], &one, 1) == 1, "told");
             until_asleep(first, 0);
             check(write(go[1], "!", 1) == 1, "go");
@@ -410,7 +414,7 @@ int main(int argc, char **argv) {
         pthread_sigmask(SIG_SETMASK, &before, NULL);
         pid_t telling = fork();
         if (telling == 0) {
-            /* Tells the sender who the child is, once there is one. */
+            /* Tells the sender the child's process id, once there is a child. */
             for (;;) {
                 char path[64], text[256] = "";
                 snprintf(path, sizeof path, "/proc/%d/task/%d/children", first, first);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
- * Processes that fork just when another of their threads makes its first connection, or its first set: their children, which make
- * connections too, wait for no thread that is not there. */
+ * Processes that fork at the moment when another of their threads makes its first connection, or its first set. Their
+ * children, which make connections too, must not wait for a thread that does not exist in them. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
@@ -32,7 +32,7 @@ static void all_good(pid_t child) {
     check(child > 0 && waitpid(child, &status, 0) == child && status == 0, "a child ends");
 }
 
-/* A process that has nothing yet. */
+/* A process that has no connection and no set yet. */
 static void forks_after(long nanoseconds, int with_set) {
     struct timespec from, now;
     pthread_t thread;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
- * A handler that forks when a thread is about to sleep, in the moment before the system call. The process and its child go on with
- * the call. With LIBRARY it is the library that makes the moment last: it comes after the one that is tested, which calls it. */
+ * A handler that forks when a thread is about to sleep, in the moment before the system call. The process and its child
+ * continue the call. With LIBRARY this file is a library that prolongs the moment: it is loaded after the tested
+ * library, which calls it. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
- * A process that forks while its threads serve and call one another: what a child finds is whole, and nobody waits for a
- * thread that is not there. Each connection has both its ends in this process, or one in a child. */
+ * A process that forks while its threads serve and call one another. The child's state is consistent, and no process
+ * waits for a thread that does not exist in it. Each connection has both endpoints in this process, or one in a child.
+ * */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <pthread.h>
@@ -28,7 +29,7 @@ static void check(int good, const char *what) {
     }
 }
 
-/* Echoes what it gets. */
+/* Echoes the bytes that it receives. */
 static void *serve(void *unused) {
     int set = epoll_create1(EPOLL_CLOEXEC);
     struct epoll_event event = {.events = EPOLLIN, .data.fd = listener};
@@ -72,7 +73,7 @@ static void call(void) {
         check(recv(fd, got, LEN, MSG_WAITALL) == LEN, "recv");
         check(memcmp(sent, got, LEN) == 0, "other bytes");
     }
-    /* Not by the close, as a child that was just made may have a copy. */
+    /* Not by the close, because a child that was just made may have a copy. */
     shutdown(fd, SHUT_RDWR);
     close(fd);
 }

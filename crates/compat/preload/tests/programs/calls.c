@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
- * Calls as compilers make them: checked for the size of their buffers, with offsets of 64 bits, by standard I/O, past every
- * library; and the signals that come with them. It prints what they gave. */
+ * Calls in the forms that compilers make of them: checked for the size of their buffers, with 64-bit offsets, by
+ * standard I/O, past every library; and the signals that come with them. Prints their results. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -20,14 +20,15 @@
 
 #include "ends.h"
 
-/* Past every library. */
+/* Makes a system call past every library. */
 static long by_hand(long number, long a, const void *b, long c) {
     long answer;
     __asm__ volatile("syscall" : "=a"(answer) : "a"(number), "D"(a), "S"(b), "d"(c) : "rcx", "r11", "memory");
     return answer;
 }
 
-/* Two ends that have talked enough to be joined; `past` bytes of the first went past the library before. */
+/* Makes two endpoints that have talked enough to be joined; before that, `past` bytes of the first went past the
+   library. */
 static void pair(int ends[2], int past) {
     char room[LEN] = {0};
     meet(ends);
@@ -36,7 +37,7 @@ static void pair(int ends[2], int past) {
     talk(ends);
 }
 
-/* With lengths that only the program knows when it runs, so that they are checked if that was asked for. */
+/* The lengths are known only at run time, so that they are checked if the compiler was asked to. */
 static void checked(void) {
     int ends[2];
     char room[16];
@@ -117,7 +118,7 @@ static void *pauses(void *unused) {
     return unused;
 }
 
-/* The signal of a broken pipe is for the thread that sends. */
+/* The signal of a broken pipe is sent to the thread that sends. */
 static void broken(void) {
     int ends[2];
     sigset_t set, pending;
@@ -171,7 +172,7 @@ static void masked(void) {
                          : way == 1 ? pselect(ends[1] + 1, &set, NULL, NULL, &soon, &none)
                                     : epoll_pwait(epoll, &event, 1, 5000, &none);
             printf("masked %d: %d %d;", way, answer, answer < 0 && errno == EINTR);
-            /* One that did not get through is still there. */
+            /* A signal that was not let through is still pending. */
             sigset_t before;
             pthread_sigmask(SIG_SETMASK, &none, &before);
             pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -185,14 +186,14 @@ static void masked(void) {
     close(ends[1]);
 }
 
-/* Bytes past the library before it could join. */
+/* Bytes go past the library before it could join. */
 static void past(void) {
     int ends[2];
     pair(ends, 100);
     puts("whole");
 }
 
-/* And after: the stream ends rather than give them in a wrong place. */
+/* Bytes go past the library after the join: the stream ends rather than deliver them in a wrong place. */
 static void past_after(void) {
     int ends[2];
     char room[LEN];

@@ -181,7 +181,7 @@ def interrupted():
     big = b"z" * (64 << 20)
     signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
     sent = libc.send(a.fileno(), big, len(big), 0)
-    # At the end of this program nobody would handle it any more.
+    # At the end of this program there would be no handler any more.
     signal.setitimer(signal.ITIMER_REAL, 0)
     say("a send that is interrupted says how much it sent", 0 < sent < len(big))
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-// Threads that are cancelled while they wait in a call that the library stands in for.
+// Threads that are cancelled while they wait in a call that the library replaces.
 #include <arpa/inet.h>
 #include <pthread.h>
 #include <stdio.h>

@@ -31,7 +31,8 @@ class Holdings:
             self.at_first = self.count()
         if done == count:
             (fds, files, kib), now = self.at_first, self.count()
-            # The library opens what it has for a neighbour when it needs it, eight at most; a connection or two is there at each look.
+            # The library opens descriptors for a peer process when it needs them, eight at most; a connection or two
+            # exists at each look.
             assert now[0] - fds <= 10 and now[1] - files <= 2 and now[2] - kib <= GROWS, (self.at_first, now)
 
 
@@ -108,7 +109,7 @@ def killed(listener, serves):
     """One end, which connected or `serves`, is killed while it sends; what the other has is a beginning, and it hears of
     the end."""
     for _ in range(count):
-        # It may happen before they have found each other, while they do, and when they have.
+        # It may happen before the two have found each other, during that, or after it.
         turns = random.choice((0, 1, 2, 3, 10))
         child = os.fork()
         if child == 0:
@@ -176,7 +177,7 @@ def revoked(address):
                     assert cut, "there was nothing to cut"
                     held = True
                 if held and got == sent:
-                    # Both ends come to rest for a moment, and hear of it.
+                    # Both ends rest for a moment, and learn of the cut.
                     assert select.select([end], [], [], 0.2)[0] == []
                     held = False
 

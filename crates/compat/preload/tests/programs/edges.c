@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
- * Arguments, flags and circumstances at the edge of what calls allow. It prints what they gave. */
+ * Arguments, flags and circumstances at the limits of what calls allow. Prints the results. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -33,7 +33,7 @@ enum { SMALL = 40 << 10 };
 static int ends[2];
 static char room[1 << 16];
 
-/* Two new ends that have talked enough to be joined. */
+/* Makes two new endpoints that have talked enough to be joined. */
 static void pair(void) {
     close(ends[0]);
     close(ends[1]);
@@ -41,7 +41,7 @@ static void pair(void) {
     talk(ends);
 }
 
-/* Sends `bytes`, and waits until they are there. */
+/* Sends `bytes`, and waits until they have arrived. */
 static void come(const char *bytes) {
     int there = 0, before;
     check(ioctl(ends[1], FIONREAD, &before) == 0, "FIONREAD");
@@ -75,7 +75,7 @@ static void hear(int signal) {
     (void)signal;
 }
 
-/* Nothing to move, more than there can be, and nowhere to move it. */
+/* No bytes to move, more than there can be, and no buffer for them. */
 static void lengths(void) {
     struct iovec many[1025], two[2] = {{room, 1}, {room, SIZE_MAX}}, mixed[3] = {{NULL, 0}, {"xy", 2}, {NULL, 0}};
     struct msghdr message = {.msg_iov = many, .msg_iovlen = 1025};
@@ -142,7 +142,7 @@ static void times(void) {
     pthread_join(thread, NULL);
 }
 
-/* A look at as much as was asked for. */
+/* Peeks at as many bytes as were asked for. */
 static void looks(void) {
     pair();
     come("abc");
@@ -173,7 +173,7 @@ static void count(int signal) {
     signals += signal == SIGIO;
 }
 
-/* What only the kernel does: signals, wake-ups for no less than so much, pages that are lent. */
+/* Services that only the kernel offers: signals, wake-ups at a minimum of bytes, lent pages. */
 static void kernels(void) {
     int five = 5, one = 1;
     struct sigaction action = {.sa_handler = count, .sa_flags = SA_RESTART};
@@ -223,7 +223,7 @@ static void *moves(void *unused) {
     return unused ? NULL : (void *)moved;
 }
 
-/* From and to files and pipes: on a small stack, without waiting, and where nobody reads. */
+/* Moves from and to files and pipes: on a small stack, without waiting, and without a reader. */
 static void others(void) {
     pthread_attr_t attributes;
     pthread_t thread;
@@ -267,7 +267,7 @@ static void others(void) {
     say("sendfile to nobody is ended by", WIFSIGNALED(status) ? WTERMSIG(status) : 0);
 }
 
-/* Calls that are refused leave things as they are. */
+/* Calls that are refused leave everything as it is. */
 static void refused(void) {
     pair();
     int copy = dup(ends[1]);
@@ -281,7 +281,7 @@ static void refused(void) {
     say("recv", recv(ends[0], room, 4, MSG_WAITALL));
 }
 
-/* As many places as there may be descriptors, and sets with room for fewer. */
+/* As many entries as there may be descriptors, and sets with room for fewer. */
 static void tables(void) {
     struct rlimit before, limit;
     struct pollfd all[64];
@@ -302,7 +302,7 @@ static void tables(void) {
         say("poll, all idle", poll(all, 64, 20));
         pthread_t thread = later("x");
         int found = poll(all, 64, 5000);
-        /* A byte may come between the looks at two of the places. */
+        /* A byte may come between the checks of two of the entries. */
         say("poll", full ? found > 0 : found);
         pthread_join(thread, NULL);
         say("recv", recv(ends[1], room, LEN, 0));
@@ -326,8 +326,8 @@ static void tables(void) {
     setrlimit(RLIMIT_NOFILE, &before);
 }
 
-/* From now on a call that this program does not make itself ends it. */
-/* What is behind the events that a wait gives stays the program's. */
+/* From now on a call that this program does not make itself terminates it. */
+/* The memory behind the events that a wait returns stays the program's. */
 static void events(int most) {
     struct epoll_event own = {.events = EPOLLIN, .data.u32 = 5}, found[40];
     int set = epoll_create1(0);
@@ -393,7 +393,7 @@ static void confined(int by_number) {
     puts("on");
 }
 
-/* Files are small here, also those in memory. */
+/* The size of files is limited here, also of files in memory. */
 static void bounded(void) {
     struct rlimit limit = {10000, 10000};
     check(setrlimit(RLIMIT_FSIZE, &limit) == 0, "setrlimit");

@@ -29,14 +29,14 @@ static inline void take_turns(const int ends[2]) {
     }
 }
 
-/* Asks for both first: what goes to and from one that does not wait, and was never asked for, stays on TCP. */
+/* Polls both first: bytes to and from a socket that does not wait, and was never polled, stay on TCP. */
 static inline void talk(const int ends[2]) {
     struct pollfd waits[] = {{.fd = ends[0], .events = POLLIN}, {.fd = ends[1], .events = POLLIN}};
     poll(waits, 2, 0);
     take_turns(ends);
 }
 
-/* A socket that listens at `address`, which is of this machine alone. */
+/* Returns a socket that listens at `address`, which is local to this machine. */
 static inline int listening(struct sockaddr_in *address) {
     *address = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t len = sizeof *address;
@@ -46,7 +46,7 @@ static inline int listening(struct sockaddr_in *address) {
     return listener;
 }
 
-/* `before` sees the end that connects before it does. */
+/* `before` gets the connecting socket before it connects. */
 static inline void meet_with(int ends[2], void (*before)(int)) {
     struct sockaddr_in address;
     int listener = listening(&address);
@@ -63,7 +63,8 @@ static inline void meet(int ends[2]) {
     meet_with(ends, NULL);
 }
 
-/* The other end is another process's, which has 0. They have talked enough as well. */
+/* The other endpoint belongs to another process, in which the function returns 0. The two have talked enough as well.
+   */
 static inline pid_t meet_peer(int *end) {
     char bytes[LEN] = {0};
     struct sockaddr_in address;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
- * Calls on a connection by the handler of a signal, which may have interrupted `malloc`: what it gets no memory for it may do.
- * Prints which calls got some, or gave some back. */
+ * A signal handler makes calls on a connection, and may have interrupted `malloc`: it may make those calls that get
+ * no memory. Prints which calls allocated memory or freed some. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <signal.h>
@@ -106,7 +106,7 @@ static void handler(int signal) {
     check(answer >= 0, names[call]);
 }
 
-/* Sends so much that there always is something. */
+/* Sends so much that there are always bytes to receive. */
 static void answer(void) {
     char bytes[50 * LITTLE] = {0};
     while (send(end, bytes, sizeof bytes, MSG_NOSIGNAL) > 0) {

@@ -9,7 +9,7 @@ from concurrent import futures
 import grpc
 
 where = ":".join(sys.argv[2:4])
-# As they are, however large.
+# Messages unchanged, however large.
 AS_IT_IS, OPTIONS = bytes, [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 

@@ -48,7 +48,7 @@ def error(call, *arguments):
     try:
         return call(*arguments)
     except OSError as e:
-        # Which of them depends on what the routes say meanwhile.
+        # Which of these errors it is depends on the routes meanwhile.
         gone = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
         return "gone" if e.errno in gone else errno.errorcode.get(e.errno, "late")
 
@@ -199,7 +199,7 @@ threads = [threading.Thread(target=lambda way=way: said.update({way: way(*ends[w
 for one in threads:
     one.start()
 ready.wait()
-# They come to the calls in which they wait.
+# The threads get to the calls in which they wait.
 time.sleep(0.3)
 bare = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
 subprocess.run(["ip", "-n", namespace, "link", "set", device, "down"], check=True, env=bare)

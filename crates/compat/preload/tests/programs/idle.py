@@ -10,7 +10,7 @@ LONG = 1.0
 ends = [pair() for _ in range(20)]
 ours, theirs = [a for a, _ in ends], [b for _, b in ends]
 for number in range(0, 20, 2):
-    # Bytes that nobody wants.
+    # Bytes that are never read.
     theirs[number].sendall(b"left")
 gone, their_gone = pair()
 their_gone.close()

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
- * A program whose handler ends it in the worst moment: whoever was interrupted has the lock of the memory that is given out, for
- * the program itself or for a call of a library. Who then asks for memory waits for ever, with all signals blocked, or finds it in
- * disorder. */
+ * A program whose handler ends it at the worst moment: the interrupted thread holds the lock of the allocator, for the
+ * program itself or for a library's call. Whatever then asks for memory waits for ever, with all signals blocked, or
+ * finds the allocator's state inconsistent. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdatomic.h>
@@ -17,7 +17,7 @@ void *__libc_memalign(size_t align, size_t len);
 static atomic_int is_locked, is_due, has_ended;
 static int disorder;
 
-/* Nobody lets go of this lock once a handler has interrupted who has it. */
+/* Nothing releases this lock once a handler has interrupted its holder. */
 static void lock(void) {
     while (atomic_exchange(&is_locked, 1)) {
         if (disorder && atomic_load(&has_ended)) {
@@ -76,7 +76,7 @@ int main(int count, char **words) {
     if (strcmp(words[1], "own") == 0) {
         free(malloc(100));
     }
-    /* A new connection is something to remember, which takes memory. */
+    /* A new connection has to be recorded, which takes memory. */
     for (;;) {
         meet(more);
         talk(more);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
- * A thread splices what comes over a connection, while another starts a program, which takes the connection back to TCP with what
- * lies in shared memory. Each byte comes out of the pipe, once. */
+ * A thread splices bytes from a connection, while another starts a program, which takes the connection back to TCP with
+ * the bytes that are in shared memory. Each byte comes out of the pipe exactly once. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
- * A program that has not read all that its peer sent before it ended, and starts another one, which gets the connection unasked by
- * the number that it has: `lent spawn`, `system`, `exec`, or `vfork` and `closes`, whose child closes all else first, at once or
- * number by number. The rest is still there afterwards.
+ * A program that has not read everything its peer sent before the peer ended. It starts another program, which inherits
+ * the connection by its number: `lent spawn`, `system`, `exec`, or `vfork` and `closes`, whose child first closes
+ * everything else, at once or number by number. The rest is still there afterwards.
  *
- * A second word changes that:
- * `silent`: the peer has not ended, and makes no call any more;
- * `close`: the program closes the connection, and the other one finds that it cannot read the rest;
- * `given`: the peer waits for an answer, and the other one reads the rest. */
+ * A second word changes that. `silent`: the peer has not ended, and makes no more calls. `close`: the program closes
+ * the connection, and the other program finds that it cannot read the rest. `given`: the peer waits for an answer, and
+ * the other program reads the rest. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -21,7 +20,7 @@ enum { ALL = 30000, BEFORE = 7, MANY = 200 };
 
 extern char **environ;
 
-/* The numbers of what is open beside `end` and the standard streams. */
+/* Lists the numbers of the open descriptors besides `end` and the standard streams. */
 static int list_others(int end, int numbers[MANY]) {
     DIR *open = opendir("/proc/self/fd");
     int count = 0, number;
@@ -79,12 +78,12 @@ int main(int count, char **words) {
     for (int at = 0; at < ALL; at++) {
         bytes[at] = (char)(at * 31 % 251);
     }
-    alarm(60); /* Nobody waits for ever. */
+    alarm(60); /* No process waits for ever. */
     pid_t peer = meet_peer(&end);
     if (peer == 0) {
         check(send(end, bytes, ALL, 0) == ALL && (is_silent || gives || shutdown(end, SHUT_WR) == 0), "send");
         is_silent ? pause() : 0;
-        check(recv(end, bytes, 1, 0) == gives, "recv"); /* Until the other end is closed, or says so. */
+        check(recv(end, bytes, 1, 0) == gives, "recv"); /* Until the other end is closed, or sends a byte. */
         _exit(0);
     }
     check(recv(end, found, BEFORE, MSG_WAITALL) == BEFORE, "some");

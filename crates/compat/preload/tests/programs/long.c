@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
- * Calls that move all that there is at once, on a connection that moved nothing before.
+ * Calls that move all data at once, on a connection that moved nothing before.
  *
  *   long CASE */
 #define _GNU_SOURCE
@@ -21,7 +21,7 @@ enum { ALL = 64 << 20, SOME = 8 << 20, PART = 50000 };
 static int ends[2], broken;
 static char *bytes;
 static const char *word;
-/* What the sender has to say, once it has ended. */
+/* The sender's output, printed once it has ended. */
 static char said[1000];
 
 static int is(const char *what) {
@@ -43,7 +43,7 @@ static void pause_ms(long ms) {
     }
 }
 
-/* Sends all that is after `from` in one call. */
+/* Sends everything after `from` in one call. */
 static long send_all(long from) {
     size_t rest = (size_t)(ALL - from);
     if (is("writev") || is("sendmsg")) {
@@ -56,7 +56,7 @@ static long send_all(long from) {
         off_t at = from;
         check(write(file, bytes, ALL) == ALL, "file");
         check(is("sendfile at") || lseek(file, from, SEEK_SET) == from, "lseek");
-        /* More than there is, as servers ask. */
+        /* More than there is, as servers request. */
         long sent = sendfile(ends[0], file, is("sendfile at") ? &at : NULL, rest + 5000);
         sprintf(said, "at: %d\n", (is("sendfile at") ? at : lseek(file, 0, SEEK_CUR)) == from + sent);
         close(file);
@@ -65,7 +65,7 @@ static long send_all(long from) {
     return send(ends[0], bytes + from, rest, is("quiet") ? MSG_NOSIGNAL : 0);
 }
 
-/* Talks the other way while somebody waits for all. */
+/* Talks in the other direction while a thread waits for all bytes. */
 static void *answers(void *argument) {
     char bytes_back[500] = {0};
     struct pollfd look = {.fd = ends[1], .events = POLLIN};
@@ -81,7 +81,7 @@ static void *answers(void *argument) {
 static void *sends(void *argument) {
     (void)argument;
     if (is("beside")) {
-        /* More than a piece, and then nothing until the answers are here. */
+        /* More than a piece, and then nothing until the answers have come. */
         char back[500];
         check(send(ends[0], bytes, SOME / 16, 0) == SOME / 16, "send");
         for (int at = 0; at < TURNS; at++) {
@@ -167,7 +167,7 @@ int main(int count, char **words) {
         printf("got: %ld, then: %d\n", got, is("both") ? 0 : (int)recv(ends[1], to, 1, 0));
         check(is("end") || memcmp(to + 1, bytes + 1, ALL - 1) == 0, "bytes");
     } else if (is("shut")) {
-        /* This end has sent all that it will while it still sends. */
+        /* This end has sent everything while its peer still sends. */
         receive(0, SOME, to);
         pause_ms(300);
         check(shutdown(ends[0], SHUT_WR) == 0, "shutdown");

@@ -13,7 +13,7 @@ for n in range(int(sys.argv[3])):
         file.flush()
     for file in files:
         assert file.readline() == b"STORED\r\n"
-    # Each asks for what another put there.
+    # Each connection requests the value that another stored.
     for at, file in enumerate(files):
         file.write(b"get key%d\r\n" % ((at + 1) % len(files)))
         file.flush()

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
- * `splice` between a pipe and one end of a connection, where not all fits: each case prints what the call gave, and that no byte
- * was lost or came twice. A watch ends the program where a call does not return. */
+ * `splice` between a pipe and one end of a connection, where there is no room for all bytes. Each case prints the
+ * result of the call, and that no byte was lost or duplicated. A watchdog ends the program if a call does not return.
+ * */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -22,7 +23,7 @@ static int ends[2], line[2];
 static unsigned char bytes[1 << 20];
 static unsigned long sent, received;
 
-/* Each byte says where in the stream it is. */
+/* Each byte is derived from its place in the stream. */
 static unsigned char at(unsigned long place) { return (unsigned char)(place * 31 + place / 251); }
 
 static void take(size_t most) {
@@ -32,8 +33,8 @@ static void take(size_t most) {
     }
 }
 
-/* Fills what the connection can hold, and a pipe with what comes next. It holds no more where there is no room twice, some time
- * apart: meanwhile the kernel moves what was sent before. */
+/* Fills the connection, and a pipe with the bytes that follow. The connection counts as full where there is no room
+ * twice, some time apart: meanwhile the kernel moves bytes that were sent before. */
 static void fill(void) {
     for (int full = 0; full < 2;) {
         for (size_t i = 0; i < sizeof bytes; i++) {
@@ -55,7 +56,7 @@ static void fill(void) {
     check(write(line[1], bytes, ALL) == ALL, "pipe");
 }
 
-/* All that was sent and is in the pipe arrives, once. */
+/* All bytes that were sent or are in the pipe arrive, once. */
 static void rest(void) {
     fcntl(line[0], F_SETFL, O_NONBLOCK);
     for (;;) {
@@ -122,14 +123,15 @@ static int left_in_pipe(void) {
     return left;
 }
 
-/* The other end is closed while there is room, and the pipe is full: what leaves the pipe was sent, and then nobody reads. */
+/* The other end is closed while there is room, and the pipe is full: bytes that leave the pipe were sent, and then have
+   no reader. */
 static void closed(void) {
     ignore_pipes();
     check(write(line[1], bytes, ALL) == ALL, "pipe");
     close(ends[1]);
     ssize_t n = splice(line[0], NULL, ends[0], NULL, ALL, 0);
     check(n > 0 && left_in_pipe() == ALL - n, "what is left");
-    /* The reset comes by itself. */
+    /* The reset comes without a further call. */
     struct pollfd over = {.fd = ends[0]};
     check(poll(&over, 1, 1000 * LONG) == 1 && (over.revents & POLLHUP), "the end");
     check(write(line[1], bytes, 1) == 1, "pipe");
@@ -145,7 +147,7 @@ static void send_one(int signal) {
     errno = before;
 }
 
-/* A handler sends amid calls that the kernel carries out. */
+/* A handler sends between calls that the kernel carries out. */
 static void amid(void) {
     ignore_pipes();
     struct sigaction action = {.sa_handler = send_one, .sa_flags = SA_RESTART};
@@ -164,7 +166,8 @@ enum { ROUNDS = 8000 };
 static atomic_int round_begun, rounds_done[2], got;
 static int others;
 
-/* The next signal comes only once this one was handled: beside programs that compute, a yield takes longer than a timer. */
+/* The next signal comes only once this one was handled: beside programs that compute, a yield takes longer than a
+   timer. */
 static void dawdle(int signal) {
     struct itimerval next = {.it_value.tv_usec = 40};
     int before = errno;
@@ -179,7 +182,7 @@ static void dawdle(int signal) {
 static void *take_from_fifo(void *whose) {
     int splices = whose != NULL;
     if (splices) {
-        /* It is often held up, wherever it is. */
+        /* It is often interrupted, wherever it is. */
         struct itimerval timer = {.it_value.tv_usec = 40};
         struct sigaction action = {.sa_handler = dawdle, .sa_flags = SA_RESTART};
         sigset_t none;
@@ -202,7 +205,7 @@ static void *take_from_fifo(void *whose) {
     return NULL;
 }
 
-/* Two take from one FIFO at once what is for one of them, and neither waits. */
+/* Two threads take from one FIFO at once bytes that are enough for only one of them, and neither waits. */
 static void fifo(const char *path) {
     pthread_t threads[2];
     check(mkfifo(path, 0600) == 0, "mkfifo");
@@ -228,7 +231,7 @@ static void fifo(const char *path) {
     printf("%s\n", atomic_load(&got) + left == ROUNDS ? "each once" : "not each once");
 }
 
-/* Bytes to a FIFO, which has room for a part of them. */
+/* Bytes go to a FIFO, which has room for a part of them. */
 static void to_fifo(const char *path) {
     check(mkfifo(path, 0600) == 0, "mkfifo");
     check((line[0] = open(path, O_RDWR)) >= 0 && (line[1] = open(path, O_WRONLY)) >= 0, "open");
@@ -261,7 +264,7 @@ static void packets(void) {
     printf("%d are left\n", left_in_pipe());
 }
 
-/* What the kernel looks at first. */
+/* The order in which the kernel checks its arguments and state. */
 static void order(void) {
     static char page[4096];
     ignore_pipes();
@@ -277,7 +280,7 @@ static void order(void) {
     say(splice(ends[0], NULL, line[1], NULL, ALL, 0));
     check(read(line[0], page, sizeof page) == sizeof page, "read");
     say(splice(ends[0], NULL, line[1], NULL, ALL, 0));
-    /* Nobody reads the pipe. */
+    /* The pipe has no reader. */
     close(line[0]);
     say(splice(ends[0], NULL, line[1], NULL, ALL, 0));
     check(fcntl(line[1], F_SETFL, 0) == 0, "fcntl");
@@ -291,11 +294,11 @@ int main(int argc, char **argv) {
     meet(ends);
     talk(ends);
     sigfillset(&all);
-    /* Signals are for this thread. */
+    /* Signals are delivered to this thread. */
     check(pthread_sigmask(SIG_BLOCK, &all, &none) == 0, "mask");
     check(pipe(line) == 0 && pthread_create(&thread, NULL, watch, NULL) == 0, "pipe");
     if (strcmp(word, "room") == 0) {
-        /* Room for a part, and a socket that does not wait. */
+        /* There is room for a part, and the socket is non-blocking. */
         check(fcntl(ends[0], F_SETFL, O_NONBLOCK) == 0, "fcntl");
         fill();
         say(splice(line[0], NULL, ends[0], NULL, ALL, 0));
@@ -317,7 +320,7 @@ int main(int argc, char **argv) {
         handle(SA_RESTART, 0);
         rest();
     } else if (strcmp(word, "part") == 0) {
-        /* The same after a part was sent: the call says how much. */
+        /* The same after a part was sent: the call returns its length. */
         fill();
         take(FEW);
         take(ALL);
@@ -338,7 +341,7 @@ int main(int argc, char **argv) {
         say(splice(line[0], NULL, ends[0], NULL, ALL, 0));
         rest();
     } else if (strcmp(word, "flag") == 0) {
-        /* The flag is about the pipe: for the socket the call waits. */
+        /* The flag applies to the pipe: for the socket the call waits. */
         check(pthread_create(&thread, NULL, later, &ends[1]) == 0, "thread");
         say(splice(ends[0], NULL, line[1], NULL, ALL, SPLICE_F_NONBLOCK));
     } else if (strcmp(word, "empty") == 0) {

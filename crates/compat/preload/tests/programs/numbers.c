@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
- * Sockets that are closed, read and written by ways that do not come by the functions for it, and files that get their numbers.
- * It prints what calls gave. */
+ * Sockets that are closed, read and written by other ways than the usual functions, and files that get their numbers.
+ * Prints the results of calls. */
 #define _GNU_SOURCE
 #include <aio.h>
 #include <dlfcn.h>
@@ -18,10 +18,10 @@ static int ends[2];
 static char room[64];
 static FILE *stream;
 
-/* What a file gives that has the number, and is read from its beginning. */
+/* Prints what is read, from its beginning, of a file that gets the number. */
 static void read_file(const char *what, int number) {
     int fd;
-    /* Those below stay open. */
+    /* The lower numbers stay open. */
     do {
         check((fd = memfd_create("file", 0)) >= 0, "memfd_create");
     } while (fd < number);
@@ -32,7 +32,7 @@ static void read_file(const char *what, int number) {
     printf(" close %d\n", close(fd));
 }
 
-/* The same for one that is written first. */
+/* The same for a file that is written first. */
 static void file(const char *what, int number) {
     int fd = memfd_create("file", 0);
     check(fd >= 0, "memfd_create");
@@ -44,7 +44,7 @@ static void file(const char *what, int number) {
     printf(" close %d\n", close(fd));
 }
 
-/* What the other end gets. */
+/* Prints what the other end receives. */
 static void peer(const char *what) {
     ssize_t n = recv(ends[1], room, sizeof room, 0);
     printf("%s: %zd %.*s, then %zd\n", what, n, n > 0 ? (int)n : 0, room, recv(ends[1], room, sizeof room, 0));
@@ -69,7 +69,7 @@ static long past(long number, long a, long b, long c) {
 int main(void) {
     setvbuf(stdout, NULL, _IOLBF, 0);
 
-    /* Closed by standard I/O, and its number is not asked about. */
+    /* Closed by standard I/O, and no call uses its number afterwards. */
     pair();
     check((stream = fdopen(ends[0], "r+")) != NULL && fclose(stream) == 0, "fclose");
     peer("nothing");
@@ -100,13 +100,13 @@ int main(void) {
     file("early", ends[0]);
     peer("early");
 
-    /* Nobody says that the number is closed: a call that the connection has nothing for finds out. */
+    /* The library does not see the close: a call for which the connection has nothing detects it. */
     pair();
     check(past(SYS_close, ends[0], 0, 0) == 0, "close");
     read_file("closed past all", ends[0]);
     close(ends[1]);
 
-    /* What is opened next is not the program's. */
+    /* The file that is opened next is not the program's. */
     pair();
     check(past(SYS_close, ends[0], 0, 0) == 0, "close");
     printf("and left: %d\n", close(ends[1]));

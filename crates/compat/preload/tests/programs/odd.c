@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
- * Flags, lengths, errors and limits that few programs meet, on a connection that is joined where the library is there.
+ * Flags, lengths, errors and limits that few programs meet, on a connection that is joined if the library is loaded.
  *
  *   odd CASE */
 #define _GNU_SOURCE
@@ -31,7 +31,7 @@ static void come(const char *bytes) {
     there(ends[1], strlen(bytes));
 }
 
-/* The byte at a place of a long stream. */
+/* Returns the byte at a place of a long stream. */
 static unsigned char at(unsigned long place) {
     return place * 31 + place / 251;
 }
@@ -53,7 +53,8 @@ static void *takes(void *wrong) {
     return (void *)place;
 }
 
-/* Many messages at once, where there is no room for all while somebody makes room: none follows one that went in part. */
+/* Sends many messages in one call, without room for all of them, while another thread makes room: no message follows
+   one that was sent in part. */
 static void parts(void) {
     static unsigned char bytes[MESSAGES][MESSAGE];
     unsigned long place = 0;
@@ -102,7 +103,7 @@ static void times(void) {
     left = (struct timespec){5, 1};
     say("nothing", recvmmsg(ends[1], messages, 3, MSG_DONTWAIT, &left));
     printf("the time: %ld %ld\n", (long)left.tv_sec, left.tv_nsec);
-    /* What fails after the first is said by the next call. */
+    /* A failure after the first message is reported by the next call. */
     come("ab");
     struct linger at_once = {1, 0};
     check(setsockopt(ends[0], SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once) == 0 && close(ends[0]) == 0, "close");
@@ -149,14 +150,14 @@ static void flags(void) {
         say("preadv2", preadv2(ends[1], &part, 1, -1, all[one] & ~RWF_NOWAIT));
         say("what is left", recv(ends[1], room, 10, MSG_DONTWAIT));
     }
-    /* One that only some kernels know, which mean nothing by it here. */
+    /* A flag that only some kernels know, and that has no effect here. */
     long sent = pwritev2(ends[0], &part, 1, -1, 0x20);
     usleep(20000);
     say("as many as were sent", recv(ends[1], room, 10, MSG_DONTWAIT) == sent);
     talk(ends);
 }
 
-/* An error that comes behind bytes is left for who asks for it. */
+/* An error that comes behind bytes is kept for the call that asks for it. */
 static void pending(void) {
     struct pollfd said;
     int error = 0;
@@ -179,7 +180,7 @@ static void pending(void) {
     say("send", send(ends[1], "x", 1, MSG_NOSIGNAL));
 }
 
-/* As libraries of TLS do, which go on without it. */
+/* As TLS libraries do, which continue without it. */
 static void protocol(void) {
     pair();
     say("a protocol that there is not", setsockopt(ends[0], IPPROTO_TCP, TCP_ULP, "tombolo", 7));
@@ -202,7 +203,7 @@ static void *gives(void *nothing) {
     return nothing;
 }
 
-/* A stream of which the kernel maps what fills pages, and says how much of the rest is to be read. */
+/* A stream of which the kernel maps the bytes that fill pages, and reports how many of the rest are to be read. */
 static void mapped(void) {
     static unsigned char rest[64 << 10];
     unsigned long place = 0, wrong = 0, in_vain = 0;
@@ -210,7 +211,7 @@ static void mapped(void) {
     pair();
     unsigned char *pages = mmap(NULL, sizeof room, PROT_READ, MAP_SHARED, ends[1], 0);
     if (pages == MAP_FAILED) {
-        perror("mmap"); /* A kernel that does not do so. */
+        perror("mmap"); /* A kernel without this function. */
         return;
     }
     check(pthread_create(&giver, NULL, gives, NULL) == 0, "pthread_create");
@@ -237,7 +238,7 @@ static void mapped(void) {
     check(pthread_join(giver, NULL) == 0 && munmap(pages, sizeof room) == 0, "munmap");
 }
 
-/* A program that is to send no faster than so does not, whether it says so before there is a connection or later. */
+/* A program that limits its pace sends no faster, whether it sets the limit before there is a connection or later. */
 static void paced(void) {
     for (int early = 0; early < 2; early++) {
         unsigned rate = 4 << 20;
@@ -267,7 +268,7 @@ static void paced(void) {
     }
 }
 
-/* A program that may have few addresses has enough of them for what it allocates. */
+/* A program with a limited address space has enough of it for its allocations. */
 static void space(void) {
     enum { CONNECTIONS = 64, MUCH = 100000 };
     struct rlimit few = {24 << 20, 24 << 20};
@@ -281,7 +282,7 @@ static void space(void) {
     printf("some is left: %d\n", own != NULL);
 }
 
-/* Says "early", waits as long as it is told, takes what comes, and says "late". */
+/* Sends "early", waits `us` microseconds, takes what has come, and sends "late". */
 static void answer(int end, long us) {
     check(send(end, "early\n", 6, 0) == 6, "send");
     usleep(us);
@@ -320,8 +321,8 @@ static void exits(void) {
     }
 }
 
-/* Streams that libc has from the beginning, whose numbers become the socket: of a peer that makes calls, and of one that makes none
- * for longer than anybody waits. */
+/* Standard streams of libc whose numbers become the socket: with a peer that makes calls, and with one that makes none
+ * for longer than any call waits. */
 static void streams(void) {
     for (int silent = 0; silent < 2; silent++) {
         int end, status, was[2] = {dup(0), dup(1)};
@@ -341,8 +342,8 @@ static void streams(void) {
     }
 }
 
-/* The peer sends no more, and bytes are left to read; the end itself sends no more either, where that is so. Who waits in a set hears
- * of both at once, and who polls hears of the end without asking for anything. */
+/* The peer sends no more, and bytes are left to read; with `both` this end has shut down its sending as well. A wait in
+ * a set reports both at once. A poll reports the end although no event was asked for. */
 static void end_behind_bytes(uint32_t mode, int most, int both) {
     pair();
     int set = epoll_create1(0);
@@ -379,7 +380,7 @@ static void ends_behind_bytes(void) {
     }
 }
 
-/* Whether there is room to send within so many milliseconds: by `poll`, by `select`, or by the set `levels`. */
+/* Returns whether there is room to send within so many milliseconds: by `poll`, by `select`, or by the set `levels`. */
 static int has_room(int how, int levels, int limit) {
     struct pollfd asks = {ends[0], POLLOUT, 0};
     struct timeval time = {0, limit * 1000};
@@ -392,7 +393,8 @@ static int has_room(int how, int levels, int limit) {
                       : epoll_wait(levels, &event, 1, limit);
 }
 
-/* A set with `EPOLLET` tells of room though no send found none: once another call, or the set itself, told that there is none. */
+/* A set with `EPOLLET` reports room although no send found none, once another call, or the set itself, has reported
+   that there is none. */
 static void room_after_none(int how) {
     pair();
     int set = epoll_create1(0), levels = epoll_create1(0);

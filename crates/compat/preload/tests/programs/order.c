@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
-/* What was written before is seen before or together, whatever carries it.
+/* A byte that was written first is seen first, or together with the second, whatever transports carry them.
  *
  *   order serve ADDRESS PORT HOW [NEW] waits by HOW: epoll, poll or select; NEW: B is to be accepted
  *   order ask ADDRESS PORT TIMES PART
@@ -31,7 +31,7 @@ static void check(int good, const char *what) {
     }
 }
 
-/* One that is not `joined` is one that the library may not have. */
+/* A connection that is not `joined` may not be one of the library's. */
 static int dial(char name, int joined) {
     char room[64];
     int one = 1, fd = socket(AF_INET, SOCK_STREAM, 0);
@@ -47,7 +47,7 @@ static int dial(char name, int joined) {
     return fd;
 }
 
-/* One turn: a byte on A, then one on B. The server answers to both when it has seen both. */
+/* One turn: a byte on A, then one on B. The server answers both when it has seen both. */
 static void turn(int a, int b) {
     char byte = '!';
     check(send(a, &byte, 1, 0) == 1 && send(b, &byte, 1, 0) == 1, "send");
@@ -97,7 +97,7 @@ static void ask(int times, const char *part) {
         for (int at = 0; at < times; at++) {
             turn(a, b);
             if (at % 16 == 0) {
-                usleep(200); /* Also one that sleeps meanwhile. */
+                usleep(200); /* Also a server that sleeps meanwhile. */
             }
         }
         close(b);
@@ -107,7 +107,7 @@ static void ask(int times, const char *part) {
 
 static int listener, fds[MOST], ends, set;
 
-/* Which are ready, by place; the listener is the last place. */
+/* Finds the ready ones, by place; the listener is the last place. */
 static void ready(const char *how, int *found) {
     memset(found, 0, sizeof(int) * (MOST + 1));
     if (strcmp(how, "epoll") == 0) {
@@ -183,7 +183,7 @@ static void serve(const char *how, int accepts) {
         if (got_b) {
             wrong += !pending_a;
             turns++;
-            /* B has been read; A is answered once it was. */
+            /* B has been read; A is answered once it was read too. */
             if (!pending_a) {
                 char byte;
                 check(recv(fds[a], &byte, 1, 0) == 1, "A, which was written before");

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
- * Joined connections whose numbers are closed by a system call of the program's own, past libc: prints how many descriptors and
- * mappings the process has more after many of them than after a few. */
+ * Joined connections whose numbers are closed by a system call of the program, past libc. Prints how many more
+ * descriptors and mappings the process has after many of them than after a few. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <stdlib.h>

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
- * Calls at random on the two ends of a connection, which two processes have, in lock step: what each gives is printed, and every
- * byte is compared. With the library a seed gives what it gives without.
+ * Random calls on the two ends of a connection, which two processes hold, in lock step. The result of each is printed,
+ * and every byte is compared. A seed gives the same output with the library as without.
  *
  *   random SEED STEPS [past]
  *
- * With `past` some calls are made past libc. Of a registration for edges it says no more than whether news were
- * told: the kernel tells more than there is. */
+ * With `past` some calls are made past libc. Of a registration for edges the program prints only whether any event was
+ * reported: the kernel reports more events than there are. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -39,7 +39,8 @@ enum { SENDS = 9, RECEIVES = 12, ENDS = 4 };
 struct command {
     enum op op;
     int number, other, how, len, events;
-    /* What is on its way to this end by now, how much ever was, and whether the peer ends it. */
+    /* Number of bytes that are on their way to this end, whether the peer ends the stream, and the number of all bytes
+       so far. */
     int there, ended;
     long arrived;
 };
@@ -82,7 +83,7 @@ static int fd_of(int number) {
     return FIRST + number;
 }
 
-/* What was sent is here, and its end: how much is there is all that a call depends on. */
+/* Waits until the bytes that were sent have arrived, and the end: a call then depends only on their number. */
 static void settle(const struct command *command, struct result *result) {
     struct pollfd one = {.fd = fd_of(command->number), .events = POLLRDHUP};
     int there = -1;
@@ -108,7 +109,7 @@ static void seen(struct result *result, const char *bytes, long n) {
     }
 }
 
-/* Each part as a message of its own, by one call. */
+/* Sends each part as a message of its own, in one call. */
 static long two_messages(int fd, struct iovec *parts, int sends, struct result *result) {
     struct mmsghdr both[2] = {{.msg_hdr = {.msg_iov = parts, .msg_iovlen = 1}},
                               {.msg_hdr = {.msg_iov = parts + 1, .msg_iovlen = 1}}};
@@ -169,7 +170,7 @@ static void sends(const struct command *command, struct result *result) {
     sent += result->moved;
 }
 
-/* All that is asked for, as far as it is there. */
+/* Splices all that is asked for, as far as it is there. */
 static long splice_out(int fd, int len, int there) {
     len = there > 0 && len > there ? there : len;
     int line[2], done = 0;
@@ -205,7 +206,7 @@ static void receives(const struct command *command, struct result *result) {
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
     char control[100];
     int how = command->how;
-    /* What would wait. */
+    /* A call that would wait. */
     how = (how == 1 || how == 2 || how == 8 || how == 10) && command->there == 0 && !command->ended && !nonblocking ? 0 : how;
     long n = 0;
     memset(room, 0, (size_t)len);
@@ -328,7 +329,7 @@ static void controls(const struct command *command, struct result *result) {
     }
 }
 
-/* One number becomes another one's, or is closed where that is not the last. */
+/* One number becomes a copy of another, or is closed if it is not the last. */
 static void numbers(const struct command *command, struct result *result) {
     int others = 0;
     for (int at = 0; at < NUMBERS; at++) {
@@ -391,13 +392,13 @@ static void options(const struct command *command, struct result *result) {
 
 static void does(const struct command *command, struct result *result);
 
-/* What is done by somebody else. */
+/* Returns the operation that another thread, process or handler does. */
 static enum op inner(const struct command *command) {
     static const enum op others[] = {RECV, RECV, COUNT, POLL, SELECT};
     return command->events & 1 ? SEND : others[command->len % 5];
 }
 
-/* A child does it, which has nothing of its own. */
+/* A child does it, which has no connection of its own. */
 static void forks(const struct command *command, struct result *result) {
     struct command its = *command;
     struct result said = {0};
@@ -454,7 +455,7 @@ static void closes(int with_reset) {
     }
 }
 
-/* What an end gives whose peer is gone. */
+/* Prints what an endpoint whose peer is gone reports. */
 static void survives(int fd, struct result *result) {
     struct pollfd one = {.fd = fd, .events = POLLIN | POLLRDHUP};
     int error = 0;
@@ -529,7 +530,7 @@ static void does(const struct command *command, struct result *result) {
         elsewhere(command, result);
         break;
     case BLOCK: {
-        /* Until what is sent just now has come. */
+        /* Until the bytes that are being sent have come. */
         struct command one = *command;
         one.events = POLLIN, one.how = 0;
         if (command->how == 0) {
@@ -588,7 +589,7 @@ static void hear(int whose, const struct command *command, struct result *result
     }
     printf("%d:%s\n", whose, result->text);
     if (strstr(result->text, "FIONREAD says") || strchr(result->text, '!')) {
-        /* Whatever comes is wrong. */
+        /* Any byte that comes is wrong. */
         kill(child, SIGKILL);
         _exit(1);
     }
@@ -682,7 +683,7 @@ static void step(void) {
     if (sends && ahead[whose] + len > AHEAD) {
         return;
     }
-    /* One that has shut down both ways resets what comes. */
+    /* A socket that has shut down both directions resets the connection when bytes come. */
     if (command.op == SHUT && (command.how ? mutes : deaf)[whose]) {
         return;
     }
@@ -713,11 +714,11 @@ static void open_end(int fd) {
         close(fd_of(at));
     }
     check(dup2(fd, FIRST) == FIRST && close(fd) == 0, "dup2");
-    /* One that was asked for stays in shared memory where it does not wait. */
+    /* A socket that was polled stays in shared memory although it does not wait. */
     poll(&(struct pollfd){.fd = FIRST, .events = POLLIN}, 1, 0);
 }
 
-/* The child's end goes, with everything there that was sent. */
+/* The child's end is closed, after everything sent there has arrived. */
 static void ends(void) {
     struct result result = {0};
     int how = pick(ENDS), with_reset = how == 1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-// Two MPI ranks: messages of growing size to and fro, then a window of large ones one way, each checked byte by byte.
-// Prints what was received; the time of a small round trip and the speed of the window are for who looks.
+// Two MPI ranks: messages of growing size in turns, then a window of large ones in one direction, each checked byte by
+// byte. Prints how much was received; the time of a small round trip and the speed of the window are for information.
 #include <mpi.h>
 #include <stdint.h>
 #include <stdio.h>

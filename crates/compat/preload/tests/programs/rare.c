@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
- * Orders of calls that few programs make, on a connection that is joined where the library is there.
+ * Orders of calls that few programs make, on a connection that is joined if the library is loaded.
  *
  *   rare CASE */
 #define _GNU_SOURCE
@@ -36,7 +36,7 @@ static void ticks(int flags, long us) {
     check(sigaction(SIGALRM, &action, NULL) == 0 && setitimer(ITIMER_REAL, &again, NULL) == 0, "ticks");
 }
 
-/* The time that is left is said also where a signal came. */
+/* The remaining time is also returned after a signal. */
 static void selects(void) {
     struct timeval left = {0, 200000};
     fd_set set;
@@ -59,7 +59,7 @@ static void selects(void) {
     printf("select ends after some signals: %d\n", signals > 0);
 }
 
-/* A call that has moved something ends with a signal, also one after whose handler calls go on. */
+/* A call that has moved bytes returns on a signal, even one after whose handler calls are restarted. */
 static void restarts(void) {
     static char much[64 << 20];
     pair();
@@ -70,7 +70,7 @@ static void restarts(void) {
     printf("a part of much: %d\n", sent > 0 && sent < (long)sizeof much);
 }
 
-/* A socket that is disconnected and connected anew. */
+/* A socket that is disconnected and connected again. */
 static void disconnects(void) {
     struct sockaddr nowhere = {.sa_family = AF_UNSPEC};
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -96,7 +96,7 @@ static void disconnects(void) {
     say("no more", epoll_wait(set, &event, 1, 0));
 }
 
-/* One recvmsg with so much room beside the bytes: how many are left is said there. */
+/* One recvmsg with so much room for ancillary data, which holds the number of bytes left. */
 static void hears(const char *what, size_t bytes, size_t beside, int flags) {
     char control[200];
     struct iovec part = {room, bytes};
@@ -120,7 +120,8 @@ static void asks_beside(int level, int name, int early) {
     check(early || setsockopt(ends[1], level, name, &one, sizeof one) == 0, "late");
 }
 
-/* How many bytes are left: also cut, where there is little room, and at the end; and a reader that goes by it alone. */
+/* The number of bytes left: also truncated, where there is little room, and at the end; and a reader that relies on it
+   alone. */
 static void rest(int early) {
     static const size_t rooms[] = {0, 8, 16, 18, 20, 23, 24, 200};
     struct epoll_event event = {.events = EPOLLIN | EPOLLET};
@@ -145,7 +146,7 @@ static void rest(int early) {
             long n = recvmsg(ends[1], &message, 0);
             check(n > 0 && CMSG_FIRSTHDR(&message), "recvmsg");
             got += n;
-            /* None is left for now: of more it is told. */
+            /* No byte is left for now: the reader is notified of further ones. */
             if (*(int *)CMSG_DATA(CMSG_FIRSTHDR(&message)) == 0 && got < 3000) {
                 check(epoll_wait(set, &event, 1, 10000) == 1, "epoll_wait");
             }
@@ -162,7 +163,8 @@ static void rest(int early) {
     close(set);
 }
 
-/* When bytes came. The kernel begins to take the time a moment after somebody asks, and says none of what came before. */
+/* The time at which bytes came. The kernel begins to record it a moment after a program asks, and reports none for
+   earlier bytes. */
 static void arrivals(int early) {
     asks_beside(SOL_SOCKET, SO_TIMESTAMP, early);
     check(send(ends[0], "0123456789", 10, 0) == 10, "send");
@@ -186,7 +188,7 @@ static void arrivals(int early) {
     puts("never says when it came");
 }
 
-/* Who asks for the end alone hears of it while bytes are left. */
+/* A program that asks only for the end is notified of it while bytes are left. */
 static void hangups(void) {
     static const uint32_t ways[] = {EPOLLRDHUP, EPOLLRDHUP | EPOLLET, EPOLLRDHUP | EPOLLONESHOT};
     for (int at = 0; at < 3; at++) {
@@ -208,7 +210,7 @@ static void hangups(void) {
     }
 }
 
-/* Sends all, then reads all: a program that counts on what the buffers of TCP hold. */
+/* Sends everything, then reads everything: a program that relies on the capacity of TCP's buffers. */
 struct side {
     int fd;
     const char *how;
@@ -289,7 +291,7 @@ static void watched(void) {
     say("recv", recv(other[1], room, 10, MSG_DONTWAIT));
 }
 
-/* An end that has said that it sends no more, and has not been joined then. */
+/* An endpoint that has shut down its sending, and was not joined at that time. */
 static void shut(void) {
     meet(ends);
     turn(ends[0], ends[1]);
@@ -302,7 +304,7 @@ static void shut(void) {
     say("recv", recv(ends[1], room, 10, MSG_DONTWAIT));
 }
 
-/* Less than there was room for is all that there is: the next comes with an edge. */
+/* A read that returns less than there was room for has returned everything: the next bytes come with an edge. */
 static void *parts(void *argument) {
     unsigned seed = 1;
     char bytes[100] = "";
@@ -342,7 +344,8 @@ static void shorts(void) {
     puts("all messages");
 }
 
-/* All that is in a pipe goes at once, also by a connection that is about to be joined, and so it comes. */
+/* Everything in a pipe is sent in one call, also over a connection that is about to be joined, and much of it is
+   received in one. */
 static void splices(void) {
     int line[2], other[2];
     char byte = 0;
@@ -363,7 +366,7 @@ static void splices(void) {
     talk(ends);
 }
 
-/* Messages that are sent in parts, and looked at until they are whole. */
+/* Messages that are sent in parts, and peeked at until they are whole. */
 enum { LOOKED_AT = 600, MANY_PARTS = 8 };
 
 struct message {
@@ -457,7 +460,7 @@ static void peeks(const char *how, size_t count, size_t least, size_t most) {
     puts("all are shown whole");
 }
 
-/* An end that has shut down both ways hears no more, and who still sends to it is told so. */
+/* A socket that has shut down both directions receives no more, and a peer that still sends to it gets an error. */
 static void both_ways(void) {
     struct timespec moment = {.tv_nsec = 1000000};
     pair();
@@ -486,7 +489,8 @@ static void both_ways(void) {
     printf("with %x\n", (unsigned)one.revents & (POLLHUP | POLLERR));
 }
 
-/* A process that ends in one of three ways, with nothing unread: who only sends to it is told so, also one that receives no more. */
+/* A process that ends in one of three ways, with nothing unread: a peer that only sends to it gets an error, also a
+   peer that receives no more. */
 static void gone(void) {
     static const char *ways[] = {"killed", "_exit", "exit", "killed, to one that is deaf"};
     struct timespec moment = {.tv_nsec = 1000000};
@@ -512,7 +516,8 @@ static void gone(void) {
     }
 }
 
-/* An end that receives no more by its own word is not one whose peer has ended: it goes back to TCP with all that is unread. */
+/* A socket that has shut down its own receiving is not one whose peer has ended: it returns to TCP with all unread
+   bytes. */
 static void deaf(void) {
     struct epoll_event event = {.events = EPOLLIN | EPOLLEXCLUSIVE};
     int set = epoll_create1(0);
@@ -528,7 +533,7 @@ static void deaf(void) {
     say("recv", recv(ends[1], room, 100, 0));
 }
 
-/* Arguments that the kernel refuses before it looks at anything else. */
+/* Arguments that the kernel refuses before it checks anything else. */
 static void refuses(void) {
     char control[CMSG_SPACE(sizeof(int))] = {0};
     struct iovec part = {"x", 1};
@@ -536,7 +541,7 @@ static void refuses(void) {
     struct cmsghdr *first = CMSG_FIRSTHDR(&message);
     struct epoll_event event = {.events = EPOLLIN};
     int set = epoll_create1(0), pipes[2], file = memfd_create("file", 0);
-    /* The compiler is not to see that these are too many. */
+    /* Hides from the compiler that these are too many. */
     volatile nfds_t many = 2000000;
     volatile int most = 0x7fffffff;
     off_t at = 0;
@@ -566,7 +571,8 @@ static void refuses(void) {
     say("recv", recv(ends[1], room, 10, 0));
 }
 
-/* Two processes with an end each, which have talked enough to be joined, and a pipe from the parent to the child, which has 0. */
+/* Makes two processes with one end each, which have talked enough to be joined, and a pipe from the parent to the
+   child, in which the function returns 0. */
 static pid_t meet_child(int *end, int go[2]) {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t len = sizeof address;
@@ -592,7 +598,7 @@ static void count_signal(int signal) {
     signals += signal == SIGIO;
 }
 
-/* A signal for what comes, asked for while the peer sleeps: with what it sent unread, and without. */
+/* A signal for incoming bytes, requested while the peer sleeps: with its bytes unread, and without. */
 static void signalled(void) {
     struct sigaction action = {.sa_handler = count_signal, .sa_flags = SA_RESTART};
     check(sigaction(SIGIO, &action, NULL) == 0, "sigaction");
@@ -631,7 +637,8 @@ static void *drain(void *fd) {
     return NULL;
 }
 
-/* Room that comes at any moment, beside another connection that is readable all the time, is told to who asks for levels. */
+/* Room that appears at any moment, beside another connection that is always readable, is reported to a program that
+   asks for levels. */
 static void levels(void) {
     int other[2], set = epoll_create1(0);
     struct epoll_event event = {.events = EPOLLIN | EPOLLOUT, .data.u32 = 1}, events[2];
@@ -667,7 +674,7 @@ static void levels(void) {
     pthread_join(thread, NULL);
 }
 
-/* Bytes that were not read go to a program without the library, while who sent them polls a set and never sleeps. */
+/* Unread bytes go to a program without the library, while their sender polls a set and never sleeps. */
 static void polled(const char *how) {
     int end, go[2], status, set = epoll_create1(0);
     pid_t child = meet_child(&end, go);
@@ -693,7 +700,8 @@ static void polled(const char *how) {
     say("the peer", status);
 }
 
-/* Something that only the kernel does, while the peer makes no call on its end for longer than the library waits for one. */
+/* A service that only the kernel offers, requested while the peer makes no call on its socket for longer than the
+   library waits for one. */
 static void silent(const char *how) {
     int end, go[2], status, one = 1, none = 0, set = epoll_create1(0), early = *how != 's';
     struct epoll_event event = {.events = EPOLLIN | EPOLLEXCLUSIVE};
@@ -743,7 +751,7 @@ static void silent(const char *how) {
     check(status == 0, "the peer");
 }
 
-/* A read ends before urgent data, also where what comes before that is in shared memory. */
+/* A read ends before urgent data, also where the bytes before it are in shared memory. */
 static void urgent(void) {
     int one = 1, mark;
     pair();
@@ -760,7 +768,7 @@ static void urgent(void) {
     say("the same", memcmp(room, "!def", 4));
 }
 
-/* What only the kernel does, asked for once the peer sends no more, and what it has sent is unread. */
+/* A service that only the kernel offers, requested once the peer sends no more and its bytes are unread. */
 static void mute(int registers) {
     int set = epoll_create1(0), one = 1, told = 0, all = 0;
     struct epoll_event event = {.events = EPOLLIN | EPOLLEXCLUSIVE};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
- * Sockets that are watched from before they are connected, in every way: each case prints what a wait gave once both ends have
- * talked enough to be joined. */
+ * Sockets that are watched from before they are connected, in every way. Each case prints the result of a wait after
+ * both ends have talked enough to be joined. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -26,7 +26,7 @@ static int listener = -1;
 static struct sockaddr_in address;
 static char room[1 << 16];
 
-/* A socket that will be the first end. */
+/* Makes a socket that will be the first end. */
 static int make(void) {
     socklen_t len = sizeof address;
     close(listener);
@@ -50,7 +50,7 @@ static int set_with(int fd, uint32_t events) {
     return set;
 }
 
-/* Takes what there is, so that an edge is due. */
+/* Takes all events, so that an edge is due. */
 static void drain(int set) {
     struct epoll_event event;
     while (epoll_wait(set, &event, 1, 0) > 0 && event.events & EPOLLET) {
@@ -72,7 +72,7 @@ static void *wait_for_one(void *set) {
     return NULL;
 }
 
-/* Until another thread is in a call by one of these numbers. */
+/* Returns once another thread is in a call with one of these numbers. */
 static void until_asleep(int call, int other) {
     for (;;) {
         DIR *tasks = opendir("/proc/self/task");
@@ -112,7 +112,7 @@ static void early(uint32_t events) {
     check(epoll_ctl(set, EPOLL_CTL_MOD, ends[0], &event) == -1 && errno == ENOENT, "mod of none");
 }
 
-/* A set in which a thread sleeps since before there was any connection. */
+/* A set in which a thread has slept since before there was any connection. */
 static void asleep(uint32_t events) {
     int set = events & EPOLLOUT ? set_with(make(), EPOLLIN | EPOLLET) : (make(), epoll_create1(0));
     pthread_t thread;
@@ -140,7 +140,7 @@ static void copied(void) {
     printf(" %zd\n", recv(other, room, 8, MSG_DONTWAIT));
 }
 
-/* A registration whose number is closed, and then another's. */
+/* A registration whose number is closed, and then gets another socket. */
 static void reused(int joined_before) {
     int first[2], second[2];
     make();
@@ -177,8 +177,8 @@ static void reused(int joined_before) {
     check(read(second[0], room, 8) == 4, "read");
 }
 
-/* A number that is closed and made anew for the same socket, which has another: `when` that is done, and whether the other is closed
- * then. What was registered by it is there. */
+/* A number is closed and made again for the same socket, which has another number. `when` is the time of this; with
+ * `alone` the other number is closed then. The registration under the number still exists. */
 enum when { UNCONNECTED, CONNECTED, JOINED };
 
 static void renewed(enum when when, int alone) {
@@ -215,7 +215,7 @@ static void renewed(enum when when, int alone) {
     check(read(number, room, 8) == 4, "read");
 }
 
-/* A registration that was for one event, which has been told. */
+/* A registration for one event, which has been reported. */
 static void spent(void) {
     make();
     check(connect(ends[0], (struct sockaddr *)&address, sizeof address) == 0, "connect");
@@ -240,7 +240,7 @@ static void *poll_one(void *events) {
     return NULL;
 }
 
-/* A thread that polls, by the less usual name of what it waits for, while another talks. */
+/* A thread polls, by the less usual name of the event it waits for, while another talks. */
 static void polled(void) {
     short events = POLLRDNORM;
     pthread_t thread;
@@ -249,7 +249,7 @@ static void polled(void) {
     check((ends[1] = accept(listener, NULL, NULL)) >= 0, "accept");
     check(pthread_create(&thread, NULL, poll_one, &events) == 0, "thread");
     until_asleep(SYS_poll, SYS_ppoll);
-    /* One way alone, so that it stays asleep. */
+    /* In one direction only, so that it stays asleep. */
     for (int at = 0; at < 100; at++) {
         check(send(ends[0], room, 1000, 0) == 1000 && recv(ends[1], room, 1000, MSG_WAITALL) == 1000, "turn");
     }
@@ -257,14 +257,15 @@ static void polled(void) {
     pthread_join(thread, NULL);
 }
 
-/* A pipe with something in it. */
+/* Returns a pipe with a byte in it. */
 static int ready_pipe(void) {
     int line[2];
     check(pipe(line) == 0 && write(line[1], "x", 1) == 1, "pipe");
     return line[0];
 }
 
-/* A call that does not wait and has room for one event hears of the pipe, whatever else there is to be said of a connection. */
+/* A call that does not wait and has room for one event reports the pipe, whatever else could be reported of a
+   connection. */
 static void crowded(void) {
     make();
     join();
@@ -275,7 +276,8 @@ static void crowded(void) {
     printf(" %lu\n", event.data.u64);
 }
 
-/* Calls with few places tell of everything that is ready again and again, though one kind of it would fill them. */
+/* Calls with room for few events report everything that is ready again and again, although one kind of it would fill
+   them. */
 static void turns(int places, int limit) {
     enum { KINDS = 3, CALLS = 60 };
     int told[2 * KINDS] = {0}, set = epoll_create1(0);
@@ -313,8 +315,9 @@ static void *wait_behind(void *set) {
     return NULL;
 }
 
-/* A thread that sleeps in a set while another, on the same CPU, takes what was to wake it, by a call that does not wait: first the
- * news that a registration for one event asks again, or else of bytes, by an edge. Later bytes wake the one that sleeps. */
+/* A thread sleeps in a set. Another one on the same CPU takes the event that was to wake it, by a call that does not
+ * wait: first the event that a registration for one event was armed again, or else an edge of bytes. Later bytes wake
+ * the sleeping thread. */
 static void taken(uint32_t events) {
     int set = set_with(make(), events);
     struct epoll_event event = {.events = events, .data.u64 = DATA}, few[4];
@@ -350,7 +353,7 @@ static void count(int signal) {
     signals++;
 }
 
-/* A socket that signals, since before it was connected. */
+/* A socket that raises signals, since before it was connected. */
 static void signalled(void) {
     struct sigaction action = {.sa_handler = count, .sa_flags = SA_RESTART};
     check(sigaction(SIGIO, &action, NULL) == 0, "sigaction");
@@ -421,7 +424,7 @@ static void far(void) {
     say("far", other);
 }
 
-/* Lines of the library's log that say so; many where there is none. */
+/* Returns the number of lines of the library's log that report a join; a large number where there is no log. */
 static int joined(void) {
     const char *name = getenv("TOMBOLO_SOCKETS_LOG");
     FILE *log = name ? fopen(name, "r") : NULL;
@@ -441,8 +444,9 @@ static void *sleep_in(void *set) {
     return (void *)(intptr_t)epoll_wait(*(int *)set, &event, 1, -1);
 }
 
-/* A connection in two sets, or twice in one, of which one registration cannot be prepared so far: it is told once, of what does
- * not come, and a thread sleeps there. The other one is changed meanwhile, and both are right at the end. */
+/* A connection in two sets, or twice in one, of which one registration cannot be prepared so far: it asks for one
+ * event, which does not come, and a thread sleeps in its set. The other registration is changed meanwhile, and both are
+ * right at the end. */
 static void half(int twice) {
     make();
     check(connect(ends[0], (struct sockaddr *)&address, sizeof address) == 0, "connect");
@@ -459,7 +463,7 @@ static void half(int twice) {
         check(pthread_create(&thread, NULL, sleep_in, &second) == 0, "thread");
         until_asleep(SYS_epoll_wait, SYS_epoll_pwait);
     }
-    /* No more than it takes: each call tries again, and not for ever. */
+    /* No more turns than it takes: each call tries again, but not for ever. */
     for (int at = 0; at < 40 && joined() < 2; at++) {
         turn(ends[0], ends[1]);
         turn(ends[1], ends[0]);
@@ -486,8 +490,8 @@ static void half(int twice) {
     }
 }
 
-/* Threads of a pool, each of which has a connection to itself from when it is told of it until it asks again. One sleeps,
- * the others look now and then. */
+/* Threads of a pool. Each has a connection to itself from the time it gets its event until it arms it again. One
+ * sleeps, the others look now and then. */
 enum { POOL = 4, CALLERS = 4, ASKED = 25, LIVES = 150 };
 
 static struct {

@@ -21,7 +21,7 @@ def whole(end):
 
 
 def send(end):
-    # A call that began on TCP is the kernel's until it returns: not all in one.
+    # A call that began on TCP stays with the kernel until it returns, so the bytes go in several calls.
     for at in range(0, size, 1 << 16):
         end.sendall(own[at : at + (1 << 16)])
     end.shutdown(socket.SHUT_WR)

@@ -21,7 +21,7 @@ class Stream:
     def __init__(self, sock):
         self.sock, self.sent, self.received = sock, 0, 0
         self.shut = self.ended = False
-        # Without a time limit, so that a call that waits does so in the call itself.
+        # Without a time limit, so that a waiting call waits in the call itself.
         sock.settimeout(None)
 
     def send(self, most=PIECE):
@@ -104,7 +104,7 @@ def by_epoll(streams, flag):
         for number, events in epoll.poll(30) or sys.exit("nothing in 30 s"):
             stream = by_number[number]
             if flag & select.EPOLLET and events & select.EPOLLOUT and not stopped():
-                # Until there is no room, as only then there is another edge.
+                # Until there is no room, because only then there is another edge.
                 while stream.send() and stream.receive():
                     pass
                 while stream.receive() or stream.send():

@@ -247,7 +247,7 @@ def epolls():
     say("closed is gone", ep.poll(0))
     a, b = pair()
     say("twice", error(ep.register, a), error(ep.register, a), error(ep.unregister, a), error(ep.unregister, a))
-    # A set that others watch.
+    # A set that is watched by another set.
     a, b = pair()
     inner, outer = select.epoll(), select.epoll()
     inner.register(a, select.EPOLLIN)
@@ -307,7 +307,7 @@ def signals():
         seen.append(1)
 
     signal.signal(signal.SIGALRM, handler)
-    # Again and again: Python looks at one that comes before the read begins only after it.
+    # Repeatedly: Python handles a signal that comes before the read begins only after the read.
     signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
     say("read goes on after a signal", a.recv(100), len(seen) > 0)
     signal.setitimer(signal.ITIMER_REAL, 0)
@@ -434,7 +434,7 @@ def urgent():
     say("and the rest", got(a, 6), got(a, 5))
     a.sendall(b"back")
     say("and back", got(b, 4))
-    # Somebody who waits for nothing else, in a set, while there are bytes before them.
+    # A program that waits for nothing but the end, in a set, while there are bytes before it.
     for edge in (0, select.EPOLLET):
         a, b = pair()
         ep = select.epoll()

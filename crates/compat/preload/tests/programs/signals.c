@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
- * A program that is interrupted all the time, whatever it is at: its handler makes the calls that a handler may make, and at last
- * ends the process. */
+ * A program that is interrupted all the time, in whatever it does. Its handler makes the calls that a handler may make,
+ * and at last ends the process. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -31,7 +31,7 @@ static void handle(int signal) {
         fd_set set;
         switch (calls % 8) {
         case 0:
-            /* May say that it was interrupted, as it was. */
+            /* The call may report that it was interrupted, because it was. */
             check(write(ends[0], &byte, 1) == 1 || errno == EINTR || errno == EAGAIN, "write");
             break;
         case 1:
@@ -71,7 +71,7 @@ static void handle(int signal) {
     errno = before;
 }
 
-/* Whatever takes a lock somewhere. */
+/* Makes calls that take a lock somewhere. */
 static void work(int set) {
     static char room[1 << 16];
     struct epoll_event event = {.events = EPOLLIN}, events[4];

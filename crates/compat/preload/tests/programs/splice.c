@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
-/* A proxy for one caller that moves bytes by splice alone: splice wait|poll PORT ADDRESS PORT. It listens at the first port and
-   calls the second. Says how many bytes went each way. */
+/* A proxy for one client that moves bytes by splice alone: splice wait|poll PORT ADDRESS PORT. It listens at the first
+   port and connects to the second. Prints how many bytes went in each direction. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -33,7 +33,7 @@ struct way {
     int ended, closed;
 };
 
-/* Moves what can be moved. Says whether anything was. */
+/* Moves what can be moved. Returns whether anything was. */
 static int move(struct way *way, unsigned flags)
 {
     int moved = 0;
@@ -75,7 +75,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < 2; i++)
         need(pipe(ways[i].pipe) == 0, "pipe");
     if (waits) {
-        /* One way, then the other: each call waits until something was moved. */
+        /* One direction, then the other: each call waits until something was moved. */
         for (int i = 0; i < 2; i++)
             while (!ways[i].closed)
                 move(&ways[i], SPLICE_F_MOVE);
@@ -94,7 +94,7 @@ int main(int argc, char **argv)
             need(poll(fds, 2, -1) > 0, "poll");
         }
     }
-    /* What no splice does. */
+    /* Moves that no splice makes. */
     need(splice(here, NULL, there, NULL, 1, 0) == -1 && errno == EINVAL, "two sockets");
     printf("there: %ld\nback: %ld\n", ways[0].out, ways[1].out);
     return 0;

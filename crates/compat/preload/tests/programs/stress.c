@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
- * Some connections on which everything happens at once: threads and processes that move bytes in every way, children by
- * fork amid a stream, signals, edges, limits of time, programs that are started. Each byte follows from its place in its
- * stream: who receives compares it, and the end of the stream with where it must be.
+ * Some connections on which everything happens at once: threads and processes that move bytes in every way, forks in
+ * the middle of a stream, signals, edges, time limits, programs that are started. Each byte is derived from its place
+ * in its stream. The receiver compares each byte, and the end of the stream with where it must be.
  *
  *   stress SEED LEN                 both ends, a process each
  *   stress SEED LEN PORT            the one that accepts
@@ -20,12 +20,12 @@
 enum { CONNECTIONS = 5, GREETINGS = 40, GREETING = 100, VISIT = 20000, PASSED = 50000 };
 
 static int has_children, has_disturbances;
-/* A process with one connection. */
+/* Whether this is a process with one connection. */
 static int is_alone;
-/* Between signals, in microseconds: longer between machines, which are emulated. */
+/* Microseconds between signals: longer between machines, which are emulated. */
 static int signal_pause = 1500;
 
-/* What one who moves some for another is told, and tells. */
+/* Request to a process that moves some bytes for another, and its answer. */
 struct errand {
     struct {
         int fd, connection, sender, direction, steps, flags;
@@ -34,10 +34,11 @@ struct errand {
     unsigned seed;
 };
 
-/* How another comes to move some: a child, or this program started anew, by two calls, or that gets the socket in a message. */
+/* Ways in which another process comes to move some bytes: a child, or this program started anew, by two calls, or as
+   one that gets the socket in a message. */
 enum other { CHILD, SPAWNED, VFORKED, MESSAGED };
 
-/* Moves some and says how far it came. It waits unless `flags` say that it may not. */
+/* Moves some bytes and reports how far it came. Waits unless `flags` forbid it. */
 static void run_errand(struct stream *stream, struct errand *errand, int line) {
     for (int at = 0; at < errand->what.steps && stream->at < stream->len; at++) {
         if (move_some(stream, errand->what.flags) == MUST_WAIT) {
@@ -51,7 +52,7 @@ static void run_errand(struct stream *stream, struct errand *errand, int line) {
     CHECK(write(line, errand, sizeof *errand) == sizeof *errand);
 }
 
-/* A descriptor in a message, and out of it: another number. */
+/* Puts a descriptor into a message, and takes it out again under another number. */
 union rights {
     struct cmsghdr head;
     char room[CMSG_SPACE(sizeof(int))];
@@ -78,7 +79,7 @@ static int receive_rights(int line) {
     return fd;
 }
 
-/* This program, started anew by another that runs it: it moves some by a socket that it got. */
+/* This program, started anew by another process of it: it moves some bytes on a socket that it got. */
 static void run_started(const char *line) {
     static struct stream stream;
     struct errand errand;
@@ -99,7 +100,7 @@ static pid_t start_errand(enum other other, int line, int fd) {
     if (other == VFORKED) {
         program = vfork();
         if (program == 0) {
-            /* It closes what it does not know. */
+            /* It closes every descriptor that it does not know. */
             for (int at = 3; at < 1024; at++) {
                 if (at != line && at != fd) {
                     close(at);
@@ -114,7 +115,7 @@ static pid_t start_errand(enum other other, int line, int fd) {
     return program;
 }
 
-/* Another moves some: this one goes on where that has come to. */
+/* Another process moves some bytes: this one continues where that one stopped. */
 static void move_elsewhere(struct stream *stream, int flags, enum other other) {
     int own = stream->fd, by_message = other == MESSAGED, line[2], status;
     struct errand errand = {.what = {by_message ? -1 : own, stream->connection, stream->sender, stream->direction,
@@ -141,7 +142,7 @@ static void move_elsewhere(struct stream *stream, int flags, enum other other) {
     stream->at = errand.at, stream->seed = errand.seed;
 }
 
-/* Moves some by another number of the connection. */
+/* Moves some bytes by another number of the connection. */
 static enum outcome move_by(struct stream *stream, int fd) {
     int own = stream->fd, set = stream->set;
     CHECK(fd >= 0);
@@ -162,7 +163,7 @@ static enum outcome move_by_message(struct stream *stream) {
     return outcome;
 }
 
-/* Waits for a set that is polled, or in another one. */
+/* Waits for a set that is polled, or that is in another set. */
 static void wait_for_set(struct stream *stream, int is_polled) {
     struct epoll_event event = {.events = stream->direction == OUT ? EPOLLOUT : EPOLLIN};
     int set = epoll_create1(0), outer = epoll_create1(0), ready = 0;
@@ -195,7 +196,7 @@ static void set_option(struct stream *stream, int level, int option, int value) 
     CHECK(setsockopt(stream->fd, level, option, &value, sizeof value) == 0);
 }
 
-/* What programs do with a connection beside moving bytes, or that concerns it without their knowing. */
+/* What programs do with a connection besides moving bytes, or what concerns it without their knowledge. */
 static enum outcome disturb(struct stream *stream, int may_wait, int may_pass) {
     enum outcome outcome = MOVED;
     int flags, passes = may_pass && stream->passes;
@@ -213,7 +214,7 @@ static enum outcome disturb(struct stream *stream, int may_wait, int may_pass) {
         break;
     case 3:
     case 4:
-        /* What is to be received may be in memory for this program alone. */
+        /* Bytes to be received may be in memory of this program alone. */
         if (passes) {
             move_elsewhere(stream, MSG_DONTWAIT, MESSAGED);
         } else if (stream->direction == OUT && !stream->passes) {
@@ -251,7 +252,7 @@ static int is_over(const struct stream *stream, enum outcome last) {
     return stream->direction == OUT ? stream->at == stream->len : last == ENDED;
 }
 
-/* The two directions of an end follow each other in memory. */
+/* The streams of an end's two directions are adjacent in memory. */
 static void end_stream(struct stream *stream) {
     __atomic_store_n(&stream->is_over, 1, __ATOMIC_SEQ_CST);
     CHECK(stream->direction == IN || shutdown(stream->fd, SHUT_WR) == 0);
@@ -294,7 +295,7 @@ static void *one_way(void *given) {
     return NULL;
 }
 
-/* Both directions of an end, for this program started anew in its own place. */
+/* Both directions of an end, handed to this program when it executes itself anew. */
 struct image {
     struct stream both[2];
     int has_children, has_disturbances;
@@ -313,7 +314,7 @@ static void exec_anew(const struct stream *both) {
     CHECK(!"exec");
 }
 
-/* One that has both, which waits by poll, by select, or for edges, and then takes all there is. */
+/* A thread that has both directions. It waits by poll, by select, or for edges, and then takes all there is. */
 static void *both_ways(void *given) {
     struct stream *both = given;
     unsigned *seed = &both[OUT].seed;
@@ -330,7 +331,7 @@ static void *both_ways(void *given) {
             } else if (has_disturbances && !one_of->ends_last) {
                 disturb(one_of, 0, !is_done[OUT]);
             }
-            round = 0; /* The edges may have gone there. */
+            round = 0; /* The edges may have been taken there. */
         }
         if (is_alone && both[OUT].passes && !is_done[OUT] && pick(seed, 500) == 0) {
             exec_anew(both);
@@ -369,7 +370,7 @@ static void *both_ways(void *given) {
                     usleep(500);
                 } else if (is_over(&both[at], last)) {
                     end_stream(&both[at]);
-                    is_done[at] = goes[OUT] = 1; /* Which may end now. */
+                    is_done[at] = goes[OUT] = 1; /* The sending direction may end now. */
                 }
                 goes_on |= goes[at] && !is_done[at];
             }
@@ -391,7 +392,7 @@ static void start(struct threads *threads, void *(*body)(void *), void *streams)
     CHECK(pthread_create(&threads->all[threads->count++], NULL, body, streams) == 0);
 }
 
-/* What the two ends must agree on comes from `seed` alone. */
+/* Values that the two ends must agree on come from `seed` alone. */
 static void carry(struct threads *threads, int fd, int connection, int end, unsigned seed, int most) {
     unsigned common = seed * 1000003 + (unsigned)connection, own = seed * 7919 + (unsigned)(connection * 2 + end);
     long len[2];
@@ -441,7 +442,7 @@ static void receive_all(int fd, char *bytes, size_t len) {
     }
 }
 
-/* Turns after which two ends are joined. */
+/* Exchanges the turns after which two ends are joined. */
 static void greet(int fd, int end) {
     char bytes[GREETING] = {0};
     for (int at = 0; at < 2 * GREETINGS; at++) {
@@ -457,7 +458,7 @@ static void dial(int fd, const struct sockaddr_in *peer) {
     }
 }
 
-/* The next connection: end 1 connects. As both greet, each counts the same. */
+/* Makes the next connection; end 1 connects. Both ends greet, so each counts the same connections. */
 static int connection_of(int end, int listener, const struct sockaddr_in *peer) {
     int fd = end == 0 ? (int)UNINTERRUPTED(accept(listener, NULL, NULL)) : socket(AF_INET, SOCK_STREAM, 0);
     CHECK(fd >= 0);
@@ -468,7 +469,7 @@ static int connection_of(int end, int listener, const struct sockaddr_in *peer) 
     return fd;
 }
 
-/* Short connections beside the others: one after the other, whose bytes come back. */
+/* Makes short connections beside the others, one after the other, and gets their bytes back. */
 static int are_visits_over;
 
 static void *visits(void *given) {
@@ -512,7 +513,7 @@ static void interrupted(int signal) {
     (void)signal;
 }
 
-/* All of one end. Where the seed says so, every second connection is a process's of its own. */
+/* Runs one end. Where the seed says so, every second connection has a process of its own. */
 static void run_end(int end, unsigned seed, int len, int listeners[2], const struct sockaddr_in peers[2]) {
     unsigned drawn = seed;
     int connections = 1 + pick(&drawn, CONNECTIONS), has_signals = pick(&drawn, 2);

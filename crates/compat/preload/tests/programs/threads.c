@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
-/* A server with a thread for each connection, and a client with as many: 64 bytes to and fro.
+/* A server with a thread for each connection, and a client with as many: 64 bytes in turns.
  *
  *   threads serve ADDRESS PORT CONNECTIONS [sets]
  *   threads ask ADDRESS PORT CONNECTIONS MILLISECONDS [BUSY PAUSE [FIRST]]
  *
- * With `sets` each of the server's threads waits in an epoll set of its own. The server ends when all connections have, and prints its CPU time in microseconds, and how often its threads have slept.
- * The client prints its round trips a second, and all there were; the 50th and 99th percentile in nanoseconds; its CPU time. So
- * many of its connections are BUSY (all), the others only there; it lets so many microseconds PAUSE between two turns (0). Each has FIRST turns (400)
- * before, by which it is joined, where it is to be.
- */
+ * With `sets` each of the server's threads waits in an epoll set of its own. The server ends when all connections have
+ * ended. It prints its CPU time in microseconds, and how often its threads have slept.
+ * The client prints its round trips a second, and the number of all; the 50th and 99th percentile in nanoseconds; its
+ * CPU time. BUSY of its connections are used (all), the others only exist. It waits PAUSE microseconds between two
+ * turns (0). Each connection has FIRST turns (400) before, by which it is joined, if it is to be. */
 #include <arpa/inet.h>
 #include <netinet/tcp.h>
 #include <pthread.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
- * A program whose calls that move bytes are libc's, and whose waits are system calls of its own. One thread asks and waits for each
- * answer as the first argument says, the other answers. Prints what was waited for in vain. */
+ * A program whose calls that move bytes are libc's, and which waits by system calls of its own. One thread sends
+ * requests and waits for each answer as the first argument says; the other answers. Prints what was awaited in vain. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -27,7 +27,7 @@ static long past_libc(long number, long a, long b, long c, long d) {
 
 static int set = -1, seen;
 
-/* Says whether there is something. */
+/* Returns whether there is something. */
 static int wait_for(int fd, int events) {
     struct pollfd entry = {.fd = fd, .events = events};
     struct epoll_event event;
@@ -44,7 +44,7 @@ static void make_set(int fd, unsigned events) {
     check(set >= 0 && past_libc(SYS_epoll_ctl, set, EPOLL_CTL_ADD, fd, (long)&event) == 0, "set");
 }
 
-/* In two parts, so that a read which waits does so for the second. */
+/* Sends the answer in two parts, so that a read which waits does so for the second. */
 static void *answers(void *end) {
     char bytes[ANSWER];
     memset(bytes, 'a', sizeof bytes);
@@ -68,7 +68,7 @@ static void *reads(void *end) {
     return NULL;
 }
 
-/* As much as comes in one call, and then a wait; one by blocking calls alone without `waits`. */
+/* Reads as much as comes in one call, and then waits; without `waits`, one blocking call reads all. */
 static void ask(int fd, int waits, int requests) {
     char bytes[ANSWER] = "";
     for (int at = 0; at < requests; at++) {

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
- * Random waits: sockets, copies of them, sets and registrations in every order, and what each call gives. Without and with the
- * library it must print the same.
+ * Random waits: sockets, copies of them, sets and registrations in every order, and the result of each call. Without
+ * and with the library it must print the same.
  *
  *   waits FIRST EPISODES [STEP...]
  *
- * Each episode has its own sockets and sets, and its number is its seed. The steps named are left out, to find out which matter.
- * One line for each call: episode, step, call, result. What an edge repeats is not compared: with EPOLLET only news of bytes that
- * came, of an end or an error count, as the kernel reports room again with each of them. With the library an end is told once all
- * before it was read, so it does not count while something is unread. That the peer's kernel knows of an own end is an edge, too,
- * at any time. Of several threads that wait in one set each is told of one
- * edge. */
+ * Each episode has its own sockets and sets, and its number is its seed. The named steps are left out, to find out
+ * which matter. One line for each call: episode, step, call, result.
+ *
+ * Repetitions of an edge are not compared: with EPOLLET only new bytes, an end or an error count, because the kernel
+ * reports room again with each of them. With the library an end is reported once everything before it was read, so it
+ * does not count while something is unread. When the peer's kernel learns that this side has ended, that is an edge
+ * too, at any time. Of several threads that wait in one set each is told of one edge. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -27,16 +28,16 @@
 
 #include "ends.h"
 
-/* A connection that is registered so goes back to TCP at once, for which its other end must be able to follow: where it is on its
- * way between the two, and nobody calls for it, it is reset. */
+/* A connection that is registered like this returns to TCP at once, and its peer must be able to follow. Where the
+ * connection is on its way between the two transports, and no program makes a call for it, it is reset. */
 #ifndef EXCLUSIVE
 #define EXCLUSIVE EPOLLEXCLUSIVE
 #endif
 
 enum { SLOTS = 3, SETS = 3, STEPS = 40, MOST = 16, WAITERS = 3 };
 
-/* One end that is waited for, by up to two numbers, and its peer. Its peer has ended its sending; it has ended its own receiving,
- * or sending. */
+/* One end that is waited for, by up to two numbers, and its peer. `ended`: the peer has ended its sending. `deaf`,
+ * `mute`: the end has shut down its receiving, or its sending. */
 struct slot {
     int fd, copy, peer;
     int connected, ended, deaf, mute, nonblocking;
@@ -44,7 +45,8 @@ struct slot {
 
 static struct slot slots[SLOTS];
 static int sets[SETS];
-/* What was asked for by each number of each slot in each set, if it was: for what may be waited without a limit. */
+/* Events that were asked for by each number of each slot in each set, if any: only these may be awaited without a
+   limit. */
 static uint32_t asked[SETS][SLOTS][2];
 static uint64_t seed;
 static char line[1600], room[1 << 16];
@@ -95,7 +97,7 @@ static int compare(const void *a, const void *b) {
                                       : (x->events > y->events) - (x->events < y->events);
 }
 
-/* Says how many events count. */
+/* Prints the events that count. Returns their number. */
 static int tell(char *to, size_t len, struct epoll_event *events, int n) {
     int kept = 0;
     for (int at = 0; at < n; at++) {
@@ -127,7 +129,7 @@ struct waiter {
     char said[320];
 };
 
-/* Threads that have come back from a wait. */
+/* Number of threads that have returned from a wait. */
 static int back;
 static pthread_mutex_t counting = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t counted = PTHREAD_COND_INITIALIZER;
@@ -137,7 +139,7 @@ static void *wait_in_set(void *argument) {
     struct epoll_event events[MOST];
     time_t begun = time(NULL);
     tell(waiter->said, sizeof waiter->said - 10, events, epoll_wait(waiter->set, events, MOST, 20000));
-    /* Who is not woken finds out at the end of its time. */
+    /* A thread that is not woken finds out when its time is over. */
     strcat(waiter->said, time(NULL) - begun > 15 ? " late" : "");
     pthread_mutex_lock(&counting);
     back++;
@@ -172,7 +174,7 @@ static void *wait_in_poll(void *argument) {
     return NULL;
 }
 
-/* A thread that waits while bytes come. */
+/* A thread waits while bytes come. */
 static void sleeping(void *(*how)(void *), struct waiter *waiter, int peer) {
     pthread_t thread;
     unsigned turns = below(4);
@@ -184,7 +186,8 @@ static void sleeping(void *(*how)(void *), struct waiter *waiter, int peer) {
     pthread_join(thread, NULL);
 }
 
-/* Several threads wait in one set while bytes come, of which each is told: once where that is by an edge or for one event. */
+/* Several threads wait in one set while bytes come, and each is notified of them: once, with an edge or for one event.
+   */
 static void several(struct waiter *first, struct slot *slot, uint32_t how, uint64_t data, char *said, size_t len) {
     struct waiter all[WAITERS];
     pthread_t threads[WAITERS];
@@ -228,12 +231,12 @@ static void join(struct slot *slot, int fd) {
     check(connect(fd, (struct sockaddr *)&address, len) == 0, "connect");
     check((slot->peer = accept(listener, NULL, NULL)) >= 0, "accept");
     close(listener);
-    /* What was sent is there. */
+    /* The bytes that were sent are there. */
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     setsockopt(slot->peer, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     talk((int[2]){fd, slot->peer});
     slot->connected = 1;
-    /* Edges of what was said so far. */
+    /* Takes the edges of what was reported so far. */
     for (int at = 0; at < 2 * SETS; at++) {
         epoll_wait(sets[at % SETS], events, MOST, 0);
     }
@@ -265,7 +268,8 @@ static void step(void) {
         snprintf(line, sizeof line, "join %u", which);
     } else if (what < 6) {
         int operation = more < 55 ? EPOLL_CTL_ADD : more < 85 ? EPOLL_CTL_MOD : EPOLL_CTL_DEL;
-        /* What the kernel alone does takes unread bytes there, which is an edge anew for who was told of them. */
+        /* A service that only the kernel offers moves unread bytes to TCP, which is a new edge for a program that was
+           told of them before. */
         int alone = more == 7 && !slot->ended && !(slot->deaf && slot->mute) && unread(fd) <= 0;
         way = operation == EPOLL_CTL_ADD && EXCLUSIVE && alone ? EXCLUSIVE : way;
         kind = way == EPOLLEXCLUSIVE ? EPOLLIN : kind;
@@ -284,7 +288,8 @@ static void step(void) {
     } else if (what < 13) {
         int flags = more % 3 == 0 ? MSG_DONTWAIT | MSG_PEEK : MSG_DONTWAIT;
         long n = recv(fd, room, 1 + more, flags);
-        /* A look shows something or nothing: how much, where bytes came by two ways, is not the kernel's. */
+        /* A peek is compared only as something or nothing: the number of bytes differs from the kernel's where they
+           came by two transports. */
         n = flags & MSG_PEEK && n > 0 ? 1 : n;
         snprintf(line, sizeof line, "recv of %u.%u, %x: %s", which, copy, flags, answer(n));
     } else if (what == 13) {
@@ -364,7 +369,7 @@ static void step(void) {
         }
         snprintf(line, sizeof line, "select: %d%s", n, said);
     } else if (what == 21 && slot->connected && more < 40 && !(once & EPOLLET && once & EPOLLONESHOT)) {
-        /* A change of state is an edge that repeats what was told before. */
+        /* A change of state is an edge that repeats what was reported before. */
         int how = more % 5 == 0 ? SHUT_RDWR : more & 1 ? SHUT_RD : SHUT_WR;
         snprintf(line, sizeof line, "shut %u.%u, %d: %s", which, copy, how, answer(shutdown(fd, how)));
         slot->deaf |= how != SHUT_WR;
@@ -376,7 +381,7 @@ static void step(void) {
         long n = slot->mute ? send(fd, "back", 4, MSG_NOSIGNAL) : recv(slot->peer, room, 10, MSG_DONTWAIT);
         snprintf(line, sizeof line, "the other way of %u: %s", which, answer(n));
     } else if (what == 23 && slot->connected && !slot->ended && !slot->deaf && unread(fd) == 0 && more & 1) {
-        /* A set of its own, in which there is nothing else. */
+        /* A set of its own, with nothing else in it. */
         struct epoll_event event = {.events = (kind & ~(uint32_t)EPOLLOUT) | EPOLLIN | way, .data.u64 = (way & EPOLLET) | which << 4 | copy};
         waiter.set = epoll_create1(0);
         check(epoll_ctl(waiter.set, EPOLL_CTL_ADD, fd, &event) == 0, "a set of its own");

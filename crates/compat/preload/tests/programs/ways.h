@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
- * A stream of bytes that follow from their places in it, and the ways to wait, to send and to receive that a program has:
- * who receives compares each byte. */
+ * A stream of bytes derived from their places in it, and the ways in which a program can wait, send and receive. The
+ * receiver compares each byte. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -21,23 +21,23 @@
 #include <unistd.h>
 
 enum { ROOM = 100000, LINE = 1 << 16, WAYS = 13, MANY = 8, WAITS = 7 };
-/* So far into a stream some bytes are wrong ones; 0: none is. */
+/* Position in a stream from which some bytes are wrong; 0: none is. */
 #ifndef WRONG_FROM
 #define WRONG_FROM 0
 #endif
 enum direction { IN, OUT };
 enum outcome { MOVED, MUST_WAIT, ENDED };
 
-/* One direction of a connection, as the end sees it that sends or receives there. */
+/* One direction of a connection, as seen by the end that sends or receives there. */
 struct stream {
     int fd, connection, sender;
     enum direction direction;
     long at, len;
     unsigned seed;
-    /* A set for events that lasts, or -1. */
+    /* A lasting set for events, or -1. */
     int set;
-    /* One end passes the socket on. What is unread then comes over TCP. So the other end sends less than a ring holds, ends last,
-     * and both do nothing else for which the connection would go to TCP. */
+    /* Whether one end passes the socket on. Unread bytes then come over TCP, so the other end sends less than a ring
+     * holds and ends last. Neither does anything else for which the connection would return to TCP. */
     int passes, ends_last;
     int is_over;
     char room[ROOM];
@@ -51,7 +51,7 @@ struct stream {
         } \
     } while (0)
 
-/* A call that a signal may interrupt, until none does. */
+/* Repeats a call that a signal may interrupt, until none does. */
 #define UNINTERRUPTED(call) \
     ({ \
         long answer_; \
@@ -105,7 +105,7 @@ static void wait_in_some_way(struct stream *stream) {
             break;
         }
         case 5: {
-            /* Once, and again. */
+            /* For one event, and armed again. */
             int once = epoll_create1(EPOLL_CLOEXEC);
             event.events |= EPOLLONESHOT;
             CHECK(epoll_ctl(once, EPOLL_CTL_ADD, stream->fd, &event) == 0);
@@ -141,7 +141,7 @@ static long within_limit(struct stream *stream, int option, size_t len, int flag
     return n;
 }
 
-/* By the kernel's own hands: what is sent comes from a file or a pipe, what is received goes to a pipe. */
+/* Lets the kernel move the bytes: they are sent from a file or a pipe, and received into a pipe. */
 static long send_file(struct stream *stream, size_t len) {
     int file = memfd_create("stress", 0);
     off_t from = 0;
@@ -184,7 +184,8 @@ static void cut_in_two(struct stream *stream, size_t len, struct pieces *pieces)
     }
 }
 
-/* What a call moved of two messages. More may have come after it had received the first in part: that goes to where it belongs. */
+/* Returns how many bytes a call moved of two messages. After it had received the first in part, more may have come:
+   these bytes are moved to where they belong. */
 static long moved_of_many(int messages, const struct pieces *pieces) {
     if (messages < 2) {
         return messages < 1 ? messages : (long)pieces->many[0].msg_len;
@@ -196,10 +197,10 @@ static long moved_of_many(int messages, const struct pieces *pieces) {
 
 static int pick_way(struct stream *stream, size_t len) {
     int way = pick(&stream->seed, WAYS);
-    return way == MANY && len < 3 ? 0 : way; /* A message of nothing would be moved. */
+    return way == MANY && len < 3 ? 0 : way; /* The first message would be empty. */
 }
 
-/* `flags` is 0 or MSG_DONTWAIT: then the ways that take no flags are not gone. */
+/* `flags` is 0 or MSG_DONTWAIT; with the latter, the ways that take no flags are not used. */
 static long send_in_some_way(struct stream *stream, size_t len, int flags) {
     struct pieces pieces;
     cut_in_two(stream, len, &pieces);
@@ -282,7 +283,7 @@ static long receive_in_some_way(struct stream *stream, size_t len, int flags) {
     }
 }
 
-/* Where in the stream the bytes are that came in place of the right ones says what went wrong. */
+/* The place in the stream of the bytes that came instead of the right ones shows what went wrong. */
 static void wrong_byte(const struct stream *stream, long at, long n) {
     fprintf(stderr, "connection %d to end %d: a wrong byte at %ld, of %ld from %ld on\n", stream->connection, !stream->sender,
             stream->at + at, n, stream->at);

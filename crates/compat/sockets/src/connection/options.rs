@@ -97,9 +97,9 @@ mod tests {
         assert_eq!(asked(true), (false, false));
         set_anew();
         assert_eq!(asked(true), (true, true));
-        // Each by itself.
+        // Each option by itself.
         assert!(!connection.has_set(Set::SendLimit, || false));
-        // A change that comes while it is asked.
+        // A change that comes during the question.
         connection.options.set_anew();
         connection.has_set(Set::Nonblocking, || {
             connection.options.set_anew();

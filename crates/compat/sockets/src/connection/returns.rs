@@ -112,7 +112,7 @@ mod tests {
         Duration::from_secs(1000 + seconds)
     }
 
-    /// When one that left at `from` is due, at the earliest, in seconds after that.
+    /// Returns when a connection that left at `from` is due, at the earliest, in seconds after `from`.
     fn due(returns: &Returns, from: u64) -> u64 {
         assert!(!returns.is_waiting(at(from)), "who was not asked yet waits for nothing");
         assert!(!returns.is_due(at(from)), "the first question is asked when it leaves");
@@ -132,7 +132,7 @@ mod tests {
             returns = returns.begin_anew(at(now));
             assert!(returns.was_joined() && returns.is_due(at(now)), "what takes its place tries at once");
         }
-        // One that stayed for a minute begins anew.
+        // A connection that stayed for a minute begins anew.
         returns.note_join(at(now));
         assert_eq!(due(&returns, now + 60), 1);
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Two machines with a program in each, and a connection between them that both kernels carry. The backend is that of virtual
-//! machines; its broker and devices are doubles.
+//! Two machines with a program in each, and a connection between them that both kernels carry. The backend is that of
+//! virtual machines; its broker and devices are test doubles.
 #![allow(dead_code, reason = "each test uses its part")]
 
 #[path = "../../../../backends/ivshmem/tests/support/mod.rs"]
@@ -34,15 +34,15 @@ use tombolo_sockets::{
 };
 use wire::{Carried, Wire};
 
-/// What may take at most, however busy the machine is.
+/// Largest time that anything may take, however busy the machine is.
 pub const SOON: Duration = Duration::from_secs(60);
 pub const PAGE: u64 = 4 << 10;
 pub const FIRST: u64 = 16 << 10;
 pub const MOST: u64 = 1 << 20;
-/// A window as brokers give it unless they are told otherwise.
+/// Length of a window that a broker gives by default.
 pub const WINDOW: u64 = 2 << 20;
 
-/// The kernel of one machine: its ends by their descriptors.
+/// The kernel of one machine: its wires by their descriptors.
 #[derive(Clone, Default)]
 pub struct Sockets(Arc<Mutex<HashMap<RawFd, Arc<Wire>>>>);
 
@@ -79,19 +79,19 @@ impl Kernel for Sockets {
     fn reset(&self, _: RawFd) {}
 }
 
-/// Who waits where, as all brokers know it.
+/// Services of the waiting programs by key, as all brokers know them.
 pub type Keys = Arc<Mutex<HashMap<u32, String>>>;
 
-/// Which addresses programs asked about, and which keys they forgot what they were told of.
+/// Addresses that programs looked up, and keys whose answers they forgot.
 #[derive(Clone, Debug, Default)]
 pub struct Asked {
     pub addresses: Arc<Mutex<Vec<[u8; 16]>>>,
     pub forgotten: Arc<Mutex<Vec<u32>>>,
-    /// No address is a peer domain's.
+    /// Whether no address belongs to a peer domain.
     pub is_far: Arc<AtomicBool>,
 }
 
-/// A machine's broker, which takes each address for a peer domain's.
+/// A machine's broker, which takes each address for that of a peer domain.
 #[derive(Debug)]
 pub struct Broker(VmDomain, Keys, Asked);
 
@@ -109,7 +109,7 @@ impl Rendezvous for Broker {
         self.0.begin_connect(service)
     }
     fn peer_finder(&self, service: &str) -> Option<Box<dyn PeerFinder>> {
-        // Both listen in `a`, of which one is called.
+        // Both machines listen in `a`; only one of the two is called.
         let listener = self.0.listen(service).ok()?;
         let (keys, asked) = (Arc::clone(&self.1), self.2.clone());
         Some(Box::new(Finder { service: format!("a/{service}"), listener, keys, asked }))
@@ -156,7 +156,7 @@ pub struct Programs {
     _folders: [tempfile::TempDir; 2],
 }
 
-/// Both ends of one connection, as the programs have it.
+/// Both endpoints of one connection, as the programs hold them.
 pub struct Ends<'a> {
     pub programs: &'a Programs,
     pub ends: [Arc<Connection>; 2],
@@ -165,12 +165,12 @@ pub struct Ends<'a> {
     pub received: [u64; 2],
 }
 
-/// The byte at `position` of a stream that never repeats itself soon.
+/// Returns the byte at `position` of a stream that repeats itself only after a long time.
 pub fn byte(position: u64) -> u8 {
     (position.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u8
 }
 
-/// How much a call has moved, where it could be nothing.
+/// Returns the number of bytes that a call moved; 0 if it would have blocked.
 pub fn done(said: Result<usize, Errno>) -> usize {
     assert!(!matches!(said, Err(errno) if errno != Errno::AGAIN), "{said:?}");
     said.unwrap_or(0)
@@ -191,7 +191,7 @@ impl Programs {
                 first_ring: 256 << 10,
                 after: Some(0),
                 memory: u64::MAX,
-                // Each kernel counts its namespaces from 1, so the same number says nothing (S-6).
+                // Each kernel counts its namespaces from 1, so an equal number proves nothing (S-6).
                 loopback: false,
                 flip: None,
                 log: Some(folders[at].path().join("log")),
@@ -206,7 +206,7 @@ impl Programs {
         Self { world, processes, kernels, keys, asked, _folders: folders }
     }
 
-    /// A connection that is on TCP, over which a request and its answer went.
+    /// Makes a connection that is on TCP, over which a request and its answer went.
     pub fn connect(&self, number: u16) -> Ends<'_> {
         self.connect_between(["10.0.0.1", "10.0.0.2"], number)
     }
@@ -238,7 +238,8 @@ impl Programs {
         Ends { programs: self, ends, fd, sent: [0; 2], received: [0; 2] }
     }
 
-    /// Both programs make calls until the connection is in memory, or stays on TCP: then why.
+    /// Lets both programs make calls until the connection is in memory, or stays on TCP. Returns the reason for the
+    /// latter.
     pub fn join(&self, number: u16) -> Result<Ends<'_>, Reason> {
         let ends = self.connect(number);
         let deadline = Instant::now() + SOON;
@@ -267,7 +268,7 @@ impl Ends<'_> {
         (0..2).for_each(|at| self.programs.processes[at].advance(&self.ends[at]));
     }
 
-    /// A call of one program's.
+    /// Makes a call of one program.
     pub fn call(&self, at: usize) -> ProgramCall<'_> {
         self.ends[at].for_call(&self.programs.processes[at], self.fd)
     }
@@ -289,7 +290,7 @@ impl Ends<'_> {
         n
     }
 
-    /// Both programs send and receive until either direction goes by memory.
+    /// Lets both programs send and receive until both directions are in memory.
     pub fn move_into_memory(&mut self) {
         let deadline = Instant::now() + SOON;
         while self.ends.iter().any(|end| end.transports() != [Transport::Pipe; 2]) {
@@ -301,7 +302,7 @@ impl Ends<'_> {
         }
     }
 
-    /// The same two for a connection in any state: before it is joined, the kernel carries the call out.
+    /// Sends and receives on a connection in any state: before it is joined, the kernel carries out the call.
     pub fn carry(&mut self, from: usize, most: usize) -> usize {
         let end = Arc::clone(&self.ends[from]);
         self.programs.processes[from].advance(&end);
@@ -327,7 +328,8 @@ impl Ends<'_> {
         n
     }
 
-    /// What a call of one program's begins with: another end takes the place of one that may be joined anew. Says whether it did.
+    /// Does what a call of a program begins with: a new connection replaces one that may be joined again. Returns
+    /// whether it did.
     pub fn renew(&mut self, at: usize) -> bool {
         let old = &self.ends[at];
         let may = self.programs.processes[at].may_return(old) && self.programs.processes[at].may_return_now(old);
@@ -340,12 +342,12 @@ impl Ends<'_> {
         may
     }
 
-    /// Bytes of both directions' rings, by who sends.
+    /// Returns the sizes in bytes of both directions' rings, by sender.
     pub fn rings(&self) -> [u64; 2] {
         self.ends.each_ref().map(|end| end.ring_sizes().unwrap()[0])
     }
 
-    /// Bulk from one end, until its ring has not grown for a while.
+    /// Sends in bulk from one endpoint, until its ring has not grown for a while. Returns the largest size.
     pub fn be_busy(&mut self, from: usize) -> u64 {
         let (mut largest, mut since, deadline) = (0, Instant::now(), Instant::now() + SOON);
         while since.elapsed() < Duration::from_millis(300) {
@@ -363,7 +365,8 @@ impl Ends<'_> {
         largest
     }
 
-    /// Both ends sleep now and then, until their rings are as small as they were, and once more, as each was rung.
+    /// Lets both endpoints sleep now and then until their rings have their first sizes again, and then a few rounds
+    /// more, because each was notified.
     pub fn be_idle(&self) {
         let (mut rounds, deadline) = (0, Instant::now() + SOON);
         while rounds < 3 {
@@ -378,7 +381,7 @@ impl Ends<'_> {
     }
 }
 
-/// All of one length.
+/// Returns windows that all have the same length.
 pub fn of(length: u64) -> Windows {
     Box::new(move || Some(length))
 }

@@ -20,19 +20,19 @@ use tombolo_sockets::{
 };
 use wire::{Carried, Wire};
 
-/// Bytes of a first ring.
+/// Size of a first ring in bytes.
 pub const FIRST: u64 = 16 << 10;
-/// What may take at most, however busy the machine is.
+/// Largest time that anything may take, however busy the machine is.
 pub const SOON: Duration = Duration::from_secs(60);
 
-/// One process and its end.
+/// One process and its side of the connection.
 pub struct End {
     pub process: Process,
     pub connection: Arc<Connection>,
 }
 
 impl End {
-    /// Sends what there is room for.
+    /// Sends as many bytes as there is room for.
     pub fn send(&self, bytes: &[u8]) -> usize {
         match self.connection.for_call(&self.process, -1).send(&[IoSlice::new(bytes)]) {
             Ok(n) => n,
@@ -43,7 +43,7 @@ impl End {
         }
     }
 
-    /// Receives what is there.
+    /// Receives the bytes that are there.
     pub fn receive(&self, to: &mut [u8], read: Read) -> usize {
         match self.connection.for_call(&self.process, -1).recv(&mut [IoSliceMut::new(to)], read) {
             Ok(n) => n,
@@ -54,7 +54,7 @@ impl End {
         }
     }
 
-    /// What a thread does before it sleeps for this connection.
+    /// Prepares the sleep of a thread for this connection.
     pub fn prepare_sleep(&self, data: bool, space: bool) {
         self.process.before_sleep();
         self.connection.for_call(&self.process, -1).arm(data, space);
@@ -65,14 +65,14 @@ impl End {
     }
 }
 
-/// Both ends, joined. Each may be changed before.
+/// Returns both endpoints, joined. `change` may alter the settings of each before.
 pub fn joined(change: impl Fn(&mut Settings)) -> ([End; 2], tempfile::TempDir) {
     let (ends, folder) = met(change);
     join(&ends);
     (ends, folder)
 }
 
-/// Both ends look for each other until they are joined.
+/// Lets both endpoints look for each other until they are joined.
 pub fn join(ends: &[End; 2]) {
     let deadline = Instant::now() + SOON;
     while ends.iter().any(|end| end.connection.stage() != Stage::Joined) {
@@ -81,7 +81,7 @@ pub fn join(ends: &[End; 2]) {
     }
 }
 
-/// Both ends on TCP, after a request and its answer.
+/// Returns both endpoints on TCP, after a request and its answer.
 pub fn met(change: impl Fn(&mut Settings)) -> ([End; 2], tempfile::TempDir) {
     let folder = tempfile::Builder::new().permissions(PermissionsExt::from_mode(0o700)).tempdir().unwrap();
     let ways: [Arc<Mutex<Carried>>; 2] = Default::default();
@@ -110,7 +110,7 @@ pub fn met(change: impl Fn(&mut Settings)) -> ([End; 2], tempfile::TempDir) {
         connection.wiring.waits().note_both_asked();
         End { process, connection }
     });
-    // A request and its answer, which both know of.
+    // A request and its answer, which both endpoints have counted.
     for (from, to) in [(1, 0), (0, 1)] {
         let text = b"what each has seen of the other, and nobody else did";
         let sent = ends[from].connection.plain(tombolo_sockets::connection::Direction::Out).unwrap();

@@ -19,14 +19,14 @@ use tombolo_sockets::{
 #[derive(Debug, Default)]
 pub struct Carried {
     written: u64,
-    /// There is no room for more.
+    /// Whether there is no room for more bytes.
     pub is_full: bool,
-    /// Nothing more comes.
+    /// Whether no more bytes will come.
     pub is_over: bool,
     under_way: VecDeque<u8>,
 }
 
-/// The kernel as one end sees it: what it sends and what it receives.
+/// The kernel as one endpoint sees it: the bytes that it sends and those that it receives.
 pub struct Wire {
     pub tuple: Tuple,
     pub out: Arc<Mutex<Carried>>,

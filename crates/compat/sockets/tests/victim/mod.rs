@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! An honest process with a connection, and another end that may lie.
+//! Provides an honest process with a connection, and a peer that may violate the protocol.
 #![allow(dead_code, reason = "each test uses its part")]
 
 use std::{
@@ -37,51 +37,51 @@ use tombolo_sockets::{
 
 pub const RING: u64 = 4096;
 pub const SERVICE: &str = "sockets-0123456789abcdef";
-/// What a call may take at most, however busy the machine is.
+/// Largest time that a call may take, however busy the machine is.
 pub const SOON: Duration = Duration::from_secs(5);
-/// What both programs have seen of each other.
+/// Bytes that both programs have seen of each other.
 pub const SENT: &[u8] = b"what the victim sent to the other end of its connection";
 pub const RECEIVED: &[u8] = b"what the victim received from there, which a liar has not seen";
 
-/// A kernel for which everything is as it should be, unless a test says otherwise.
+/// A kernel that reports everything in order, unless a test sets it otherwise.
 pub struct Calm {
     tuple: Tuple,
     play: Play,
 }
 
-/// What a test plays: the kernel's part, and who the peer is by its word.
+/// Values that a test sets: the kernel's answers, and the identity that the peer reports.
 #[derive(Clone, Debug)]
 pub struct Play {
-    /// Whether the victim waits to be found, or seeks.
+    /// Whether the victim waits to be found, rather than seeks its peer.
     pub waits: bool,
-    /// What is counted now.
+    /// Current counts of the kernel.
     pub counts: Arc<Mutex<Counts>>,
-    /// What of that was received and not read; and whether a thread of the program reads it whenever the library looks.
+    /// Received bytes that are unread, and whether a thread of the program reads them whenever the library looks.
     pub unread: Arc<Mutex<Vec<u8>>>,
     pub read_meanwhile: bool,
-    /// The sequence numbers that are told.
+    /// Sequence numbers that the kernel reports.
     pub sequences: Secret,
     /// The two addresses, the lower one first.
     pub addresses: [&'static str; 2],
-    /// The user and the process of the peer, if they are not this one's.
+    /// User and process of the peer, if they differ from this process's.
     pub peer: Option<(Option<u32>, Option<u32>)>,
-    /// What the folder's configuration says.
+    /// Contents of the folder's configuration.
     pub configuration: &'static str,
     /// Whether the peer is in another kernel.
     pub elsewhere: bool,
-    /// To which size the victim's rings may grow, if they may.
+    /// Size up to which the victim's rings may grow, if they may.
     pub grows_to: Option<u64>,
-    /// Whether the paths of the victim's links have no room for what it says.
+    /// Whether the control paths of the victim's sessions have no room for its messages.
     pub full: Arc<AtomicBool>,
-    /// How often there was none.
+    /// Number of messages refused for lack of room.
     pub refused: Arc<AtomicU32>,
-    /// How often a link that it makes is still not there.
+    /// Number of attempts for which a session that the victim opens is still not established.
     pub slow: Arc<AtomicU32>,
-    /// A connection of the victim's that another thread is at, whenever the first one is compared with its peer.
+    /// Another connection of the victim, used by another thread whenever the first one is compared with its peer.
     pub crowd: Arc<OnceLock<(Weak<Process>, Arc<Connection>)>>,
-    /// How often memory was made by a link, and apart from it.
+    /// Number of segments allocated by a session, and without one.
     pub made: Arc<[AtomicU32; 2]>,
-    /// How many callers, and how many messages, the victim took.
+    /// Number of callers, and of messages, that the victim took.
     pub taken: Arc<[AtomicU32; 2]>,
 }
 
@@ -108,7 +108,8 @@ impl Play {
     }
 }
 
-/// The addresses of a victim's connection that has descriptor `fd`: -1 is its first, and the ports of each other are the next ones.
+/// Returns the addresses of the victim's connection with descriptor `fd`. Its first is -1, and each further one has the
+/// next ports.
 fn of_descriptor(first: Tuple, fd: RawFd) -> Tuple {
     let up = |address: Address| Address { port: address.port + (-1 - fd) as u16, ..address };
     Tuple { own: up(first.own), peer: up(first.peer) }
@@ -170,7 +171,7 @@ impl Random {
         (self.next() >> 8) as usize % bound
     }
 
-    /// A word as liars like them.
+    /// Returns a word of the kind that a hostile peer would choose.
     pub fn word(&mut self) -> u64 {
         match self.below(4) {
             0 => self.next(),
@@ -190,7 +191,7 @@ pub struct Victim {
 }
 
 impl Victim {
-    /// One that `waits` to be found, or seeks.
+    /// Makes a victim that `waits` to be found, or else seeks.
     pub fn new(waits: bool) -> Self {
         Self::playing(Play::new(waits))
     }
@@ -222,7 +223,7 @@ impl Victim {
         Self { folder, process, connection, tuple }
     }
 
-    /// A connection over which something has passed.
+    /// Makes a connection over which bytes have passed in both directions.
     pub fn begun(process: &Process, dialled: bool, fd: RawFd) -> Arc<Connection> {
         let connection = Arc::new(process.track(dialled, fd));
         for (direction, bytes) in [(Direction::Out, SENT), (Direction::In, RECEIVED)] {
@@ -233,13 +234,13 @@ impl Victim {
         connection
     }
 
-    /// Turns to a new connection of the same process.
+    /// Switches to a new connection of the same process.
     pub fn next(&mut self) {
         self.tuple = of_descriptor(self.tuple, -2);
         self.connection = Self::begun(&self.process, self.connection.dialled, self.connection.descriptors.fd() - 1);
     }
 
-    /// A call of its program.
+    /// Makes one call of the victim's program.
     pub fn call(&self) {
         let since = Instant::now();
         self.process.advance(&self.connection);
@@ -251,23 +252,23 @@ impl Victim {
     }
 }
 
-/// The other end, which may lie.
+/// The victim's peer, which may violate the protocol.
 pub struct Liar {
     pub link: Box<dyn Endpoint>,
     pub claim: Claim,
-    /// The victim's number, once that has said it.
+    /// The victim's number, once the victim has sent it.
     pub to: u64,
-    /// What it says to have seen.
+    /// History that the peer claims to have seen.
     pub history: History,
     pub control: Option<OwnControl>,
-    /// What it rings, and where it would wait.
+    /// Doorbell that the peer notifies, and the one on which it would wait.
     pub notifier: Option<SingleNotifier>,
     pub doorbell: Option<SingleDoorbell>,
     listener: Option<Box<dyn tombolo_domain::Listener>>,
 }
 
 impl Liar {
-    /// Meets a victim that waits, or that seeks.
+    /// Connects to a victim that waits, or is found by one that seeks.
     pub fn meet(victim: &Victim, waits: bool, knows: bool) -> Self {
         let domain = LocalDomain::in_folder(victim.folder.path());
         let (link, listener) = if waits {
@@ -309,12 +310,12 @@ impl Liar {
         }
     }
 
-    /// Whether nobody called it again.
+    /// Returns whether no further caller has connected.
     pub fn is_called_once(&mut self) -> bool {
         self.listener.as_mut().is_none_or(|listener| matches!(listener.accept(), Ok(None)))
     }
 
-    /// What the victim said, if anything.
+    /// Returns the victim's message, if there is one.
     pub fn receive_message(&mut self) -> Option<Message> {
         let received = self.link.recv(1 << 20).ok()??;
         self.notifier = self.link.take_notifier().or(self.notifier.take());
@@ -325,7 +326,7 @@ impl Liar {
         Some(message)
     }
 
-    /// What an honest end says to that, if anything.
+    /// Returns an honest peer's reply to the message, if there is one.
     pub fn reply(&self, heard: &Message) -> Option<Message> {
         let (claim, history) = (self.claim, &self.history);
         match heard {
@@ -343,12 +344,12 @@ impl Liar {
         }
     }
 
-    /// The segment that goes with a message.
+    /// Returns the header of the segment that accompanies a message.
     pub fn brings(&self, message: &Message) -> Option<SegmentHeader> {
         matches!(message, Message::Answer { .. } | Message::Confirm { .. }).then(|| header(self.claim.id))
     }
 
-    /// Says `message`, changed by `lie`, with a segment that is a good one or not.
+    /// Sends `message`, altered at random where `lie` is given, with a segment that is valid or not.
     pub fn send_message(&mut self, message: &Message, mut segment: Option<SegmentHeader>, lie: &mut Option<Random>) {
         let mut bytes = message.encode();
         if let Some(random) = lie {
@@ -373,7 +374,7 @@ impl Liar {
                 encoded[random.below(tombolo_layout::header::LEN)] = random.next() as u8;
             }
             control.write_header(&encoded);
-            // The words of a connection stay where they were first.
+            // The words of a connection stay where they were placed first.
             if header.generation == 0 {
                 self.control = Some(control);
             }
@@ -390,21 +391,21 @@ pub fn header(epoch: u64) -> SegmentHeader {
     SegmentHeader::new(RING, 0, 0, Features::HANDOVER, epoch.max(1))
 }
 
-/// A proof of nothing.
+/// A proof that proves nothing.
 pub const NOTHING: Proof = Proof { proposer: 0, answerer: 0, tag: [7; 32] };
 
-/// What an answerer and a proposer can both vouch for: of the proposer's direction, and of the answerer's.
+/// Returns what an answerer and a proposer can both prove: of the proposer's direction, and of the answerer's.
 pub fn both(answerer: [u16; 2], proposer: [u16; 2]) -> [u32; 2] {
     [answerer[1].min(proposer[0]).into(), answerer[0].min(proposer[1]).into()]
 }
 
-/// Talks to a victim until it is joined or nothing more is to be said; lies where it is told to. Gives what it needs to go
-/// on, and whether the victim believed it.
+/// Talks to a victim until it is joined or no message is left to send; violates the protocol where `lie` is given.
+/// Returns the state to continue with, and whether the victim trusted the peer.
 pub fn talk(victim: &Victim, waits: bool, knows: bool, lie: Option<Random>) -> (Liar, bool) {
     go_on(victim, Liar::meet(victim, waits, knows), waits, lie)
 }
 
-/// As [`talk`], once they have met.
+/// As [`talk`], after the two have met.
 pub fn go_on(victim: &Victim, mut liar: Liar, waits: bool, mut lie: Option<Random>) -> (Liar, bool) {
     let claim = liar.claim;
     if waits {
@@ -415,7 +416,7 @@ pub fn go_on(victim: &Victim, mut liar: Liar, waits: bool, mut lie: Option<Rando
         let heard = liar.receive_message();
         let answer = match heard.and_then(|heard| liar.reply(&heard)) {
             Some(reply) => reply,
-            // Out of turn, and about nothing.
+            // A message out of turn, or about an unknown connection.
             None => match lie.as_mut().map(|random| random.below(3)) {
                 Some(0) => Message::Refuse { to: claim.id, reason: 99 },
                 Some(1) => Message::Propose(claim),
@@ -430,8 +431,8 @@ pub fn go_on(victim: &Victim, mut liar: Liar, waits: bool, mut lie: Option<Rando
     (liar, joined)
 }
 
-/// Talks to a victim with all that an honest end knows, but that `lie` changes its claim, once it has heard the victim's, and the
-/// sequence numbers that it proves. Gives whether the victim believed it.
+/// Talks to a victim with all that an honest peer knows, and proves the sequence numbers `secret`; once it has received
+/// the victim's claim, `lie` changes its own. Returns whether the victim trusted the peer.
 pub fn convince(victim: &Victim, secret: Secret, lie: impl Fn(&mut Claim)) -> bool {
     let waits = victim.tuple.own < victim.tuple.peer;
     let mut liar = Liar::meet(victim, waits, true);
@@ -462,7 +463,7 @@ pub fn convince(victim: &Victim, secret: Secret, lie: impl Fn(&mut Claim)) -> bo
     victim.connection.stage() == Stage::Joined
 }
 
-/// A rendezvous whose links are, and say of their peer, what a test wants.
+/// A rendezvous whose sessions behave, and describe their peer, as a test requires.
 #[derive(Debug)]
 struct Posing(LocalDomain, Play);
 
@@ -472,7 +473,7 @@ struct PosingListener(Box<dyn Listener>, Play);
 #[derive(Debug)]
 struct PosingLink(Box<dyn Endpoint>, Play);
 
-/// A link that takes its time.
+/// A session that is established late.
 #[derive(Debug)]
 struct PosingCall(Box<dyn Connecting>, Play);
 

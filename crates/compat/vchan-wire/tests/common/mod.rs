@@ -83,7 +83,7 @@ impl Shared for Cells {
     }
 }
 
-/// One end of an event channel. It counts what it sent.
+/// One side of an event channel. It counts the events that it sent.
 #[derive(Debug)]
 pub struct Channel {
     port: u32,
@@ -111,7 +111,7 @@ impl Event for Channel {
     }
 }
 
-/// Both domains' memory, channels and nodes.
+/// The memory, channels and nodes of both domains.
 #[derive(Debug, Default)]
 pub struct World {
     pages: Mutex<HashMap<u32, (Arc<Cells>, usize)>>,
@@ -142,12 +142,12 @@ impl World {
         self.nodes.lock().unwrap().len()
     }
 
-    /// The memory that a reference stands for.
+    /// Returns the memory that a reference stands for.
     pub fn memory(&self, reference: u32) -> Arc<Cells> {
         Arc::clone(&self.pages.lock().unwrap()[&reference].0)
     }
 
-    /// The page of the vchan at a path, as its peer may do with it what it likes.
+    /// Returns the page of the vchan at a path; its peer may write it at will.
     pub fn page(&self, path: &str) -> Arc<Cells> {
         self.memory(self.node(&format!("{path}/ring-ref")).unwrap().parse().unwrap())
     }
@@ -219,7 +219,7 @@ impl Ground for Domain {
     }
 }
 
-/// Bytes that repeat late.
+/// Returns bytes that repeat late.
 pub fn noise(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed | 1;
     let mut bytes = Vec::with_capacity(len + 8);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A peer that behaves as Xen's public header says, written from that alone and sharing no code with the crate: its
-//! positions are in the page, it believes what it reads there, and it waits by the notify bits.
+//! A peer that behaves as Xen's public header specifies, written from that header alone and sharing no code with the
+//! crate: its positions are in the page, it trusts what it reads there, and it waits by the notify bits.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use tombolo_vchan_wire::ground::{Event, Shared};
 
 use super::{Cells, Channel, World};
 
-/// One end. Its methods are `read`, `write` and `close`.
+/// One side. Its methods are `read`, `write` and `close`.
 pub struct Original {
     page: Arc<Cells>,
     left: (Arc<Cells>, usize, u32),
@@ -22,7 +22,7 @@ const LEFT: usize = 0;
 const RIGHT: usize = 8;
 
 impl Original {
-    /// A server with rings of these orders.
+    /// Makes a server with rings of these orders.
     pub fn serve(world: &World, path: &str, left: u32, right: u32) -> Self {
         let channel = world.offered();
         let (reference, page) = world.shared(1);
@@ -50,7 +50,7 @@ impl Original {
         Self { page, left, right, channel, server: true }
     }
 
-    /// A client.
+    /// Makes a client.
     pub fn join(world: &World, path: &str) -> Self {
         let page = world.page(path);
         let channel = world.bound(world.node(&format!("{path}/event-channel")).unwrap().parse().unwrap());
@@ -93,7 +93,7 @@ impl Original {
         self.channel.clear();
     }
 
-    /// Reads what is there; asks for an event where that is less than wanted.
+    /// Reads what is there; asks for an event if that is less than wanted.
     fn read_some(&self, to: &mut [u8]) -> usize {
         let (words, ring) = if self.server { (LEFT, &self.left) } else { (RIGHT, &self.right) };
         let ready = || self.page.load32(words + 4).wrapping_sub(self.page.load32(words)) as usize;
@@ -115,7 +115,7 @@ impl Original {
         len
     }
 
-    /// Writes what there is room for, likewise.
+    /// Writes as much as there is room for; asks for an event likewise.
     fn write_some(&self, bytes: &[u8]) -> usize {
         let (words, ring) = if self.server { (RIGHT, &self.right) } else { (LEFT, &self.left) };
         let size = 1usize << ring.2;
@@ -138,7 +138,7 @@ impl Original {
         len
     }
 
-    /// Reads at least one byte, waiting for it; none once the other end is gone.
+    /// Reads at least one byte, and waits for it. Returns 0 once the peer is gone.
     pub fn read(&self, to: &mut [u8]) -> usize {
         loop {
             match self.read_some(to) {
@@ -149,7 +149,7 @@ impl Original {
         }
     }
 
-    /// Writes all bytes; says whether anybody was there.
+    /// Writes all bytes. Returns whether the peer was there.
     pub fn write(&self, mut bytes: &[u8]) -> bool {
         while !bytes.is_empty() {
             if self.is_open() == 0 {
@@ -163,7 +163,7 @@ impl Original {
         true
     }
 
-    /// Writes all bytes and reads so many, whichever can go on: in one thread, as programs of the original's do.
+    /// Writes all bytes and reads so many, whichever can continue: in one thread, as programs of the original do.
     pub fn exchange(&self, mut bytes: &[u8], len: usize) -> Vec<u8> {
         let mut got = vec![0; len];
         let mut done = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the original gets wrong, on the harsh double: each test has domains of its own.
+//! Faults of the original, tested on the harsh double: each test has domains of its own.
 
 use std::{
     sync::{
@@ -26,7 +26,7 @@ const WAYS: CallMode = CallMode { blocking: false, persist: false };
 const BLOCKING: CallMode = CallMode { blocking: true, persist: false };
 const SOON: Duration = Duration::from_secs(20);
 
-/// An address in domains that no other test has.
+/// Returns an address in domains that no other test has.
 fn address() -> (String, String) {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -34,7 +34,7 @@ fn address() -> (String, String) {
     (format!("harsh:{server}/test"), client)
 }
 
-/// What a client of this library asks for.
+/// Returns the options that a client of this library asks for.
 fn options() -> Options {
     Options::new().ring_size(acceptor::CLIENTS_RING)
 }
@@ -47,7 +47,7 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// A server that has looked, and then its client, whose halves are in the hands of the test.
+/// Returns a server that has looked, and then its client, whose halves the test holds.
 fn arrive(read: usize, write: usize) -> (Arc<harsh::Pair>, Vchan, ReadHalf, WriteHalf) {
     let (address, client) = address();
     let pair = harsh::pair(&address, &client);
@@ -60,14 +60,14 @@ fn arrive(read: usize, write: usize) -> (Arc<harsh::Pair>, Vchan, ReadHalf, Writ
     (pair, server, reader, writer)
 }
 
-/// The same, once the server knows of its client.
+/// As `arrive`, once the server knows of its client.
 fn pair(read: usize, write: usize) -> (Arc<harsh::Pair>, Vchan, ReadHalf, WriteHalf) {
     let pair = arrive(read, write);
     eventually("the client is let in", || pair.1.0.is_open(WAYS) == OPEN);
     pair
 }
 
-/// What its peers see of a domain's word at `offset` of each of its segments.
+/// Forges the word at `offset` of each segment of a domain, as its peers see it.
 fn lie(pair: &harsh::Pair, offset: usize, word: u64) {
     for forger in pair.hypervisor.forgers(&pair.client).unwrap() {
         forger.store(offset, word);
@@ -98,8 +98,8 @@ fn lie_of_the_peers_is_an_error_and_not_a_vchan_that_stops() {
     assert_eq!(server.0.read(&mut bytes, false, BLOCKING).unwrap_err(), told, "and the reason stays");
 }
 
-/// Both wait for each other's first words where a server looks, its client is let in by the library's thread, and the server
-/// then waits for it.
+/// The server looks, the library's thread lets its client in, and the server then waits: both sides wait for each
+/// other's first words.
 #[test]
 fn wait_tells_of_a_client_that_was_let_in_after_the_last_look() {
     let (_pair, server, _reader, mut writer) = arrive(4096, 4096);
@@ -111,7 +111,7 @@ fn wait_tells_of_a_client_that_was_let_in_after_the_last_look() {
             done.send(()).unwrap();
         });
         let told = is_done.recv_timeout(SOON);
-        // Ends the wait of one that is not told.
+        // Ends a wait that is not notified.
         writer.try_write(b"first words").unwrap();
         told.expect("the wait goes on although the client is there");
     });
@@ -130,7 +130,7 @@ fn wait_does_not_block_where_the_descriptor_is_readable() {
     for round in 0..200 {
         let (done, is_done) = mpsc::channel();
         thread::scope(|scope| {
-            // A read that may wait takes rings, and owes the descriptor a look.
+            // A read that may wait takes notifications, and then the descriptor needs a look.
             let reading = scope.spawn(|| server.0.read(&mut [0; 4], false, BLOCKING).unwrap());
             writer.try_write(b"news").unwrap();
             assert_eq!(reading.join().unwrap(), 4);
@@ -153,8 +153,8 @@ fn wait_does_not_block_where_the_descriptor_is_readable() {
     }
 }
 
-/// Looks that find what was asked for before ask for nothing again: the ring that was promised then still has to come, also
-/// after rings that tell of something else.
+/// A look that finds what was asked for before asks for nothing again: the notification promised then must still come,
+/// also after notifications about something else.
 #[test]
 fn descriptor_tells_of_bytes_after_looks_in_vain_and_rings_for_room() {
     let (_pair, server, mut reader, mut writer) = pair(4096, 4096);
@@ -202,7 +202,7 @@ fn domain_that_dies_is_noticed_at_once_by_one_who_waits() {
         });
         let killed = Instant::now();
         pair.hypervisor.kill_domain(&pair.client);
-        // The original's callers look every ten seconds.
+        // Callers of the original look every ten seconds.
         let noticed = waiting.join().unwrap().duration_since(killed);
         assert!(noticed < Duration::from_secs(2), "{noticed:?}");
     });
@@ -241,7 +241,7 @@ fn asking_how_much_there_is_asks_for_no_event() {
         server.0.buffer_space().unwrap();
     }
     assert_eq!(reader.statistics().counters.notifications_sent, before, "nobody slept");
-    // One who polls is told, once for each time that it looked.
+    // A program that polls is notified once for each time that it looked.
     server.0.fd().unwrap();
     let before = sent(&writer);
     server.0.read(&mut [0; 65_536], false, WAYS).unwrap();
@@ -286,7 +286,7 @@ fn storm_of_rings_does_not_keep_bytes_from_arriving() {
 fn w7_server_is_told_of_a_clients_domain_that_goes_before_it_came() {
     use crate::{domains, original::world::XEN};
     let server = acceptor::serve(&VchanAddress::Original(7, "data/vchan/7/1".into()), 4096, 4096).unwrap();
-    // One that is not there yet may come.
+    // A client that is not there yet may come.
     let _domain = XEN.domain(7);
     eventually("it was asked for", || domains::was_seen(7));
     assert_eq!(server.0.is_open(WAYS), WAITING);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
 /*
- * What the headers say of each function, tried by two programs that are one end each: two processes, containers, machines or
- * domains apart. Compiled as it is this has Xen's spelling, with -DQUBES that of Qubes.
+ * Tries each function against its description in the headers, by two programs that are one end each: in two processes,
+ * containers, machines or domains. By default this has Xen's spelling, with -DQUBES that of Qubes.
  *
  *   apart serve PEER OWN [MANY]     apart join PEER OWN [MANY]
  *
- * PEER and OWN are the domains' numbers, MANY says how many vchans there are to be at once: 30 unless it is said.
+ * PEER and OWN are the domains' numbers, MANY is the number of vchans at once: 30 by default.
  */
 #include "test.h"
 
@@ -53,7 +53,7 @@ static void blocking(vchan *vchan, int on)
 #endif
 }
 
-/* A server whose calls do not wait. */
+/* Makes a server whose calls do not wait. */
 static vchan *serve(int port)
 {
     vchan *made;
@@ -80,7 +80,7 @@ static vchan *look_for(int port)
 #endif
 }
 
-/* A client whose calls do not wait, of a server that is there. */
+/* Makes a client, whose calls do not wait, of a server that is there. */
 static vchan *join(int port)
 {
     vchan *made = look_for(port);
@@ -163,7 +163,7 @@ static void calls_wait_where_they_are_to(vchan *v)
     fill(want, BULK, 3);
     blocking(v, 1);
     if (serves) {
-        /* Much more than the ring holds: the call at the other end returns when all is written. */
+        /* Much more than the ring holds: the call at the other end returns when everything is written. */
         for (int done = 0, len; done < BULK; done += len)
             CLAIM((len = V(read)(v, bulk + done, BULK - done)) > 0);
         CLAIM(memcmp(bulk, want, BULK) == 0);
@@ -191,7 +191,7 @@ static void descriptor_is_quiet_until_something_changes(vchan *v)
         meet();
         CLAIM(V(write)(v, "5678", 4) == 4);
         meet();
-        /* Room, once it was missed. */
+        /* Room, once the program has met a lack of it. */
         drain_news(v, fd);
         while (V(write)(v, bytes, sizeof(bytes)) > 0)
             ;
@@ -201,7 +201,7 @@ static void descriptor_is_quiet_until_something_changes(vchan *v)
         UNTIL(V(buffer_space)(v) == RING);
     } else {
         CLAIM(readable(fd, 30000) && V(wait)(v) == 0 && V(data_ready)(v) == 4 && !readable(fd, 20));
-        /* What is left unread is known; more is news. */
+        /* Unread bytes that are known cause no event; further bytes do. */
         meet();
         CLAIM(readable(fd, 30000) && V(wait)(v) == 0 && V(data_ready)(v) == 8);
         CLAIM(V(read)(v, bytes, 100) == 8 && memcmp(bytes, "12345678", 8) == 0);
@@ -235,7 +235,7 @@ static void wait_ends_when_data_or_room_comes(vchan *v)
     meet();
 }
 
-/* Leaves the first client and takes the next, who says "ow". */
+/* Leaves the first client and takes the next, which sends "ow". */
 static vchan *server_reads_what_was_left_and_takes_the_next_client(vchan *v)
 {
     if (serves) {
@@ -321,7 +321,7 @@ static void what_makes_no_sense_is_refused(void)
 
 #ifdef QUBES
 
-/* The other spelling's clients are told at once that nobody is there; these wait, or look in the background. */
+/* Clients of the other spelling learn at once that there is no server; these wait, or look in the background. */
 static void client_waits_for_its_server(void)
 {
     vchan *v;
@@ -329,7 +329,7 @@ static void client_waits_for_its_server(void)
     if (serves) {
         poll(NULL, 0, 50);
         v = libvchan_server_init(peer, 4, 0, 0);
-        /* It waits unless it is told not to. */
+        /* It waits unless it is set not to. */
         CLAIM(v && libvchan_recv(v, bytes, 4) == 4 && memcmp(bytes, "ping", 4) == 0);
         CLAIM(libvchan_send(v, "pong", 4) == 4);
     } else {
@@ -392,7 +392,7 @@ static void server_that_persists_is_open_always(void)
             CLAIM(libxenvchan_recv(v, bytes, 3) == 3 && memcmp(bytes, "bye", 3) == 0);
             v->blocking = 0;
             meet();
-            /* It went, and it is as if nobody had come. */
+            /* The client went, and the state is as if none had come. */
             UNTIL(libxenvchan_read(v, bytes, 1) == 0 && libxenvchan_buffer_space(v) == RING);
             CLAIM(libxenvchan_is_open(v) == 1);
         } else {

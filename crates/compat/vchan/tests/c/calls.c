@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
-/* One thread that writes SIZE bytes to itself and reads them, TIMES times, by each pair of calls. What a call takes is counted
- * with this: docs/guide/vchan.md. */
+/* One thread that writes SIZE bytes to itself and reads them, TIMES times, by each pair of calls. The cost of a call is
+ * counted with this program: docs/guide/vchan.md. */
 #include "test.h"
 
 #include <libxenvchan.h>
@@ -22,7 +22,7 @@ int main(int argc, char **argv)
         CLAIM(libxenvchan_send(client, out, size) == size);
         CLAIM(libxenvchan_recv(server, in, size) == size && memcmp(in, out, size) == 0);
     }
-    /* Nothing is left, and whoever writes to nobody is told. */
+    /* Nothing is left, and a write without a peer gets an error. */
     server->blocking = client->blocking = 0;
     CLAIM(libxenvchan_read(client, in, size) == 0 && libxenvchan_recv(server, in, size) == 0);
     CLAIM(libxenvchan_write(server, out, size) == size);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
-/* One end in a process of its own, for tests that kill it: `end serve|join`. It says each thing that happens to it. */
+/* One end in a process of its own, for tests that kill it: `end serve|join`. It prints each event. */
 #include "test.h"
 
 #include <libxenvchan.h>

@@ -45,7 +45,7 @@ static void talk(size_t read_min, size_t write_min)
     CLAIM(libxenvchan_recv(server, bytes, 8) == 8 && memcmp(bytes, "12345678", 8) == 0);
     REFUSES(EMSGSIZE, "at once", libxenvchan_send(client, want, 2000000));
 
-    /* Much more than the ring holds, both ways in turn. */
+    /* Much more than the ring holds, in both directions in turn. */
     fill(want, BULK, 3);
     server->blocking = client->blocking = 1;
     for (int round = 0; round < 2; round++) {
@@ -59,7 +59,7 @@ static void talk(size_t read_min, size_t write_min)
         CLAIM(pthread_join(thread, NULL) == 0 && memcmp(in, want, BULK) == 0);
     }
 
-    /* The end, and the next client, who finds what was left. */
+    /* The end, and the next client, which finds what was left. */
     CLAIM(libxenvchan_write(client, "last", 4) == 4);
     libxenvchan_close(client);
     CLAIM(libxenvchan_is_open(server) == 0 && libxenvchan_data_ready(server) == 4);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
-/* What libvchan.h says of each function, tried. */
+/* Tries each function against its description in libvchan.h. */
 #include "test.h"
 
 #include <fcntl.h>
@@ -25,7 +25,7 @@ static void client_waits_for_its_server(void)
     CLAIM(libvchan_is_open(client) == VCHAN_CONNECTED);
     UNTIL(libvchan_is_open(server) == VCHAN_CONNECTED);
     CLAIM(libvchan_buffer_space(server) == 8192);
-    /* It blocks unless told not to. */
+    /* It blocks unless it is set not to. */
     CLAIM(libvchan_write(client, "ping", 4) == 4 && libvchan_recv(server, bytes, 4) == 4);
     CLAIM(libvchan_send(server, "pong", 4) == 4 && libvchan_read(client, bytes, 8) == 4 && memcmp(bytes, "pong", 4) == 0);
     libvchan_set_blocking(client, false);
@@ -58,7 +58,7 @@ static void client_finds_its_server_in_the_background(void)
     CLAIM(libvchan_is_open(client) == VCHAN_CONNECTED && libvchan_read(client, bytes, 1) == 0);
     CLAIM(libvchan_send(client, "late", 4) == 4 && libvchan_recv(server, bytes, 4) == 4);
     libvchan_close(client);
-    /* One who waits in the middle of a call hears of the end. */
+    /* A program that waits in the middle of a call learns of the end. */
     REFUSES(EPIPE, "closed", libvchan_read(server, bytes, 1));
     libvchan_close(server);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
-/* What the test programs share. Both ends of each vchan are in one process, which the map calls domain 1. */
+/* Shared by the test programs. Both ends of each vchan are in one process, which the map calls domain 1. */
 #ifndef TEST_H
 #define TEST_H
 
@@ -23,7 +23,7 @@ const char *tombolo_vchan_last_error(void);
         } \
     } while (0)
 
-/* A call that must fail with a number, and leave words that contain others. */
+/* Checks that a call fails with this number, and that its message contains these words. */
 #define REFUSES(number, words, call) \
     do { \
         errno = 0; \
@@ -32,7 +32,7 @@ const char *tombolo_vchan_last_error(void);
         CLAIM(strstr(tombolo_vchan_last_error(), words)); \
     } while (0)
 
-/* Calls until it is true; no test here waits longer than the runner's patience. */
+/* Calls until the claim is true; no test here waits longer than the runner allows. */
 #define UNTIL(claim) \
     do { \
         for (long tries = 0; !(claim); tries++) { \

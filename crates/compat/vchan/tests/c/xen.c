@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
-/* What libxenvchan.h says of each function, tried. */
+/* Tries each function against its description in libxenvchan.h. */
 #include "test.h"
 
 #include <libxenvchan.h>
@@ -99,7 +99,7 @@ static void calls_do_not_wait_unless_asked(void)
     CLAIM(libxenvchan_write(p.server, out, 0) == 0);
     fill(out, sizeof(out), 7);
     CLAIM(libxenvchan_buffer_space(p.server) == 4096);
-    /* What fits of a stream, all or nothing of a packet. */
+    /* As much as fits of a stream; all or nothing of a packet. */
     CLAIM(libxenvchan_send(p.server, out, 3000) == 3000);
     CLAIM(libxenvchan_send(p.server, out, 3000) == 0 && libxenvchan_buffer_space(p.server) == 1096);
     CLAIM(libxenvchan_write(p.server, out + 3000, 3000) == 1096 && libxenvchan_write(p.server, out, 1) == 0);
@@ -133,18 +133,18 @@ static void descriptor_is_quiet_until_something_changes(void)
     CLAIM(libxenvchan_write(p.server, "1234", 4) == 4);
     CLAIM(readable(fd, 30000) && readable(fd, 0));
     CLAIM(libxenvchan_wait(p.client) == 0 && libxenvchan_data_ready(p.client) == 4);
-    /* What is left unread is known, and no reason to wake anybody; more is. */
+    /* Unread bytes that are known wake nobody; further bytes do. */
     CLAIM(!readable(fd, 20));
     CLAIM(libxenvchan_write(p.server, "5678", 4) == 4);
     CLAIM(readable(fd, 30000) && libxenvchan_wait(p.client) == 0 && libxenvchan_data_ready(p.client) == 8);
     CLAIM(!readable(fd, 20));
     CLAIM(libxenvchan_read(p.client, bytes, 100) == 8 && !readable(fd, 20));
-    /* The end of a packet that was not there. */
+    /* The rest of a packet that was there in part. */
     CLAIM(libxenvchan_write(p.server, "12", 2) == 2 && readable(fd, 30000) && libxenvchan_wait(p.client) == 0);
     CLAIM(libxenvchan_recv(p.client, bytes, 4) == 0 && !readable(fd, 20));
     CLAIM(libxenvchan_write(p.server, "34", 2) == 2 && readable(fd, 30000) && libxenvchan_wait(p.client) == 0);
     CLAIM(libxenvchan_recv(p.client, bytes, 4) == 4 && memcmp(bytes, "1234", 4) == 0);
-    /* Room, once it was missed. */
+    /* Room, once the server has met a lack of it. */
     CLAIM(libxenvchan_data_ready(p.client) == 0);
     while (readable(server_fd, 0))
         CLAIM(libxenvchan_wait(p.server) == 0);
@@ -251,14 +251,14 @@ static void server_that_persists_is_open_always(void)
         server->blocking = 1;
         CLAIM(libxenvchan_recv(server, bytes, 3) == 3 && memcmp(bytes, "bye", 3) == 0);
         server->blocking = 0;
-        /* It went, and it is as if nobody had come. */
+        /* The client went, and the state is as if none had come. */
         UNTIL(libxenvchan_read(server, bytes, 1) == 0 && libxenvchan_buffer_space(server) == 4096);
         CLAIM(libxenvchan_is_open(server) == 1);
     }
     libxenvchan_close(server);
 }
 
-/* A server that polls, and a client whose first bytes come with the news of it: both are told. */
+/* A server that polls, and a client whose first bytes come with the event of its arrival: both are reported. */
 static void first_bytes_are_told_beside_the_news(void)
 {
     char byte;
@@ -302,7 +302,7 @@ static void *pump(void *arg)
 {
     static unsigned char out[BULK];
     fill(out, BULK, 3);
-    /* Much more than the ring holds: the call returns when all is written. */
+    /* Much more than the ring holds: the call returns when everything is written. */
     CLAIM(libxenvchan_write(arg, out, BULK) == BULK);
     for (int i = 0; i < 1000; i++)
         CLAIM(libxenvchan_send(arg, out + i, 3000) == 3000);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The library for tests, C programs built with it, and the map that they find each other by.
+//! The library for tests, C programs built with it, and the map by which they find each other.
 #![allow(dead_code, reason = "each test program uses its part of this")]
 
 use std::{
@@ -23,13 +23,13 @@ pub fn must(command: &mut Command) -> String {
     out.into_owned()
 }
 
-/// Says that a test cannot run here, and where it can.
+/// Reports that a test cannot run here, and where it can.
 pub fn skip(test: &str, need: &str, why: &str) {
     let line = format!("SKIP {test} (needs {need}): {why}\n");
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
-/// Whether a program can be run; if not, the test is skipped.
+/// Returns whether a program can be run; if not, the test is skipped.
 pub fn has(test: &str, program: &str) -> bool {
     let quiet = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     let there = quiet.is_ok_and(|status| status.success());
@@ -39,7 +39,7 @@ pub fn has(test: &str, program: &str) -> bool {
     there
 }
 
-/// Whether the C compiler has AddressSanitizer; if not, the test is skipped.
+/// Returns whether the C compiler has AddressSanitizer; if not, the test is skipped.
 pub fn has_sanitizers(test: &str) -> bool {
     let mut compile = Command::new("sh");
     compile.args(["-c", "echo 'int main(void){}' | cc -fsanitize=address,undefined -x c -o /dev/null -"]);
@@ -50,16 +50,16 @@ pub fn has_sanitizers(test: &str) -> bool {
     there
 }
 
-/// The archive, with the harsh double in it.
+/// Returns the archive, which contains the harsh double.
 fn archive() -> &'static Path {
     static ARCHIVE: OnceLock<PathBuf> = OnceLock::new();
     ARCHIVE.get_or_init(|| {
-        // Beside the tests, so that what they have in common is built once.
+        // Beside the tests, so that their common parts are built once.
         let target = Path::new(TMP).parent().unwrap();
         let mut build = Command::new(env!("CARGO"));
         build.current_dir(ROOT).args(["build", "--quiet", "--profile", "test"]);
         build.args(["--package", "tombolo-vchan", "--features", "testing"]);
-        // Variables that cargo sets for a test are not for this cargo.
+        // Variables that cargo sets for a test must not reach this cargo.
         build.arg("--target-dir").arg(target).env_remove("RUSTFLAGS").env_remove("CARGO_TARGET_DIR");
         must(&mut build);
         target.join("debug/libtombolo_vchan.a")
@@ -70,7 +70,7 @@ fn archive() -> &'static Path {
 pub struct Kit {
     pub name: &'static str,
     pub flags: &'static str,
-    /// What runs them.
+    /// Command that runs them.
     pub under: &'static [&'static str],
 }
 
@@ -82,7 +82,7 @@ pub const SANITIZED: Kit = Kit {
 };
 
 impl Kit {
-    /// A program of `tests/c`, built for one test.
+    /// Builds a program of `tests/c` for one test.
     pub fn program(&self, source: &str, test: &str) -> PathBuf {
         let folder = Path::new(TMP).join("vchan-programs").join(self.name);
         fs::create_dir_all(&folder).unwrap();
@@ -96,7 +96,7 @@ impl Kit {
         path
     }
 
-    /// A program that is to be started in the world of `map`.
+    /// Returns a command that starts a program in the world of `map`.
     pub fn command(&self, program: &Path, map: &Map) -> Command {
         let line: Vec<&str> = self.under.iter().copied().chain([program.to_str().unwrap()]).collect();
         let mut command = Command::new(line[0]);
@@ -110,7 +110,7 @@ impl Kit {
 pub struct Map(pub tempfile::TempDir);
 
 impl Map {
-    /// Processes of this kernel.
+    /// Makes a map for processes of this kernel.
     pub fn local() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let text = format!("self 1\ndomain 1 local:{}\n", folder.path().display());
@@ -118,12 +118,12 @@ impl Map {
         Self(folder)
     }
 
-    /// Two domains within one process.
+    /// Makes a map for two domains within one process.
     pub fn harsh() -> Self {
         Self::within("self 1\ndomain 1 harsh:\n")
     }
 
-    /// Likewise, under a Xen in the process and by the layout of the original.
+    /// As `harsh`, under a Xen in the process and by the layout of the original.
     pub fn original() -> Self {
         Self::within("domain 1 fake-xen:\n")
     }
@@ -134,7 +134,7 @@ impl Map {
         Self(folder)
     }
 
-    /// The files in the folder besides the map; none may be left there.
+    /// Returns the files in the folder besides the map; none may be left there.
     pub fn left(&self) -> Vec<String> {
         let names = fs::read_dir(self.0.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
         names.filter(|name| name != "vchan.conf").collect()
@@ -154,7 +154,7 @@ impl Running {
         Self { child, lines }
     }
 
-    /// The next line that it says.
+    /// Returns the next line that it prints.
     pub fn line(&mut self) -> String {
         let mut line = String::new();
         self.lines.read_line(&mut line).unwrap();

@@ -17,7 +17,7 @@ use tombolo_testing::harsh::{HarshDomain, Hypervisor};
 /// Long enough for anything that should happen, short enough for a test that hangs.
 pub const SOON: Duration = Duration::from_secs(10);
 
-/// One who listens, one who connects, and where they meet.
+/// A listening side, a connecting side, and the place where they meet.
 pub struct World {
     pub listening: Backends,
     pub connecting: Backends,
@@ -55,12 +55,12 @@ impl World {
         }
     }
 
-    /// A link to the listener, of one who has said nothing yet.
+    /// Returns a connection to the listener, of a caller that has sent nothing yet.
     pub fn knock(&self) -> Box<dyn Endpoint> {
         self.ends[1].connect(self.address.service(), Deadline::after(SOON)).unwrap()
     }
 
-    /// A listener that says nothing by itself.
+    /// Returns a listener that sends nothing by itself.
     pub fn domain_listener(&self) -> Box<dyn DomainListener> {
         self.ends[0].listen(self.address.service()).unwrap()
     }
@@ -69,7 +69,7 @@ impl World {
         self.listening.listen(&self.address, &Options::new()).unwrap()
     }
 
-    /// A channel's two ends: the listener's, the connecting one's.
+    /// Returns a channel's two endpoints: the listener's, then the connecting one's.
     pub fn pair<C: Channel + Send>(&self) -> (C, C) {
         self.pair_with(&Options::new())
     }
@@ -101,8 +101,8 @@ pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Lets `time` pass, for what has no condition to wait for: a random moment, a measured interval. A thread's `park_timeout`
-/// alone will not do: threads that ended may have left it a reason to return at once.
+/// Lets `time` pass, where there is no condition to wait for: a random moment, a measured interval. A thread's
+/// `park_timeout` alone is not enough: threads that ended may have left it a reason to return at once.
 pub fn let_pass(time: Duration) {
     let until = Instant::now() + time;
     while let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
@@ -110,7 +110,7 @@ pub fn let_pass(time: Duration) {
     }
 }
 
-/// Bytes that repeat late and do not compress.
+/// Returns bytes that repeat late and do not compress.
 pub fn noise(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed | 1;
     let mut bytes = Vec::with_capacity(len + 8);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A peer that speaks the control protocol by hand, so that it can say what no honest end says.
+//! A peer that speaks the control protocol by hand, so that it can send what no honest endpoint sends.
 
 use tombolo_domain::{Deadline, Endpoint, Error, Listener as DomainListener, Offer, wait_readable};
 use tombolo_layout::{
@@ -15,7 +15,7 @@ use super::SOON;
 
 pub const EPOCH: u64 = 0x5eed_5eed_5eed_5eed;
 
-/// What an honest end would say.
+/// Returns the greeting of an honest endpoint.
 pub fn greeting() -> Greeting {
     Greeting {
         version_min: VERSION,
@@ -27,12 +27,12 @@ pub fn greeting() -> Greeting {
     }
 }
 
-/// What an honest end would say that reads on where its peer went ahead (H-9).
+/// Returns the greeting of an honest endpoint that reads on where its peer went ahead (H-9).
 pub fn ahead() -> Greeting {
     Greeting { offered: Features::HANDOVER.or(Features::AHEAD), ..greeting() }
 }
 
-/// What an honest end would write into a small segment.
+/// Returns the header that an honest endpoint would write into a small segment.
 pub fn header(generation: u16) -> SegmentHeader {
     SegmentHeader::new(4096, generation, 0, Features::HANDOVER, EPOCH)
 }
@@ -56,7 +56,7 @@ pub fn send_with_segment(link: &mut dyn Endpoint, message: &[u8], generation: u1
     (segment, offer)
 }
 
-/// What the peer says next.
+/// Returns the peer's next message.
 pub fn receive_message(link: &mut dyn Endpoint) -> Result<Message, Error> {
     loop {
         if let Some(received) = link.recv(1 << 31)? {
@@ -66,7 +66,7 @@ pub fn receive_message(link: &mut dyn Endpoint) -> Result<Message, Error> {
     }
 }
 
-/// The next one who knocks.
+/// Returns the connection of the next caller.
 pub fn open(listener: &mut dyn DomainListener) -> Box<dyn Endpoint> {
     loop {
         if let Some(link) = listener.accept().unwrap() {

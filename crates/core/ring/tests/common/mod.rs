@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Two ends in one process, each with the other's segment mapped read-only; or one end, and the pages of a peer that
-//! follows no rule.
+//! Two endpoints in one process, each with the other's segment mapped read-only; or one endpoint, and the pages of a
+//! hostile peer.
 #![allow(dead_code)]
 
 use std::{os::fd::AsFd, sync::mpsc, time::Duration};
@@ -13,18 +13,18 @@ use tombolo_layout::{
 use tombolo_mem::{Mapped, OwnBytes, OwnControl, OwnData, OwnSegment, OwnWord, PeerSegment, create_sealed};
 use tombolo_ring::{FenceMode, Fresh, Halves, Mode, OwnRing, PeerRing, Reader, Writer, follow, halves};
 
-/// Writer of one pipe and its reader; the other direction is dropped.
+/// The writer of one pipe and its reader; the other direction is dropped.
 pub struct Pair {
     pub writer: Writer<Mapped>,
     pub reader: Reader<Mapped>,
 }
 
-/// A pipe with a ring of `capacity` bytes, fences on both sides.
+/// Makes a pipe with a ring of `capacity` bytes, and fences on both sides.
 pub fn pair(capacity: u64, messages: bool) -> Pair {
     pair_at(capacity, messages, 0)
 }
 
-/// As [`pair`], the first byte having position `start`.
+/// As [`pair`]; the first byte has position `start`.
 pub fn pair_at(capacity: u64, messages: bool, start: u64) -> Pair {
     let ((a_own, a_seen), (b_own, b_seen)) = (fresh(capacity, 0, start), fresh(capacity, 0, start));
     let mode = Mode { messages, ordering: FenceMode::Fences };
@@ -33,26 +33,26 @@ pub fn pair_at(capacity: u64, messages: bool, start: u64) -> Pair {
     Pair { writer: a.writer, reader: b.reader }
 }
 
-/// Memory for a ring of `capacity` bytes: the owner's mapping and the peer's.
+/// Allocates memory for a ring of `capacity` bytes. Returns the owner's mapping and the peer's.
 pub fn memory(capacity: u64) -> (OwnSegment, PeerSegment) {
     let len = (limits::CONTROL_LEN + capacity) as usize;
     let (segment, fd) = create_sealed("tombolo-test", len).unwrap();
     (segment, PeerSegment::map(fd.as_fd(), len).unwrap())
 }
 
-/// A segment with its header, as its owner has it and as the peer sees it.
+/// Makes a segment with its header. Returns it as its owner has it and as the peer sees it.
 pub fn fresh(capacity: u64, generation: u16, start: u64) -> (Fresh, PeerSegment) {
     let (segment, seen) = memory(capacity);
     (Fresh::new(segment, &SegmentHeader::new(capacity, generation, start, Features::NONE, 1)), seen)
 }
 
-/// Both views of the ring that a pipe moves to.
+/// Returns both views of the ring that a pipe moves to.
 pub fn next_ring(capacity: u64, generation: u16) -> (OwnRing<Mapped>, PeerRing<Mapped>) {
     let (own, seen) = fresh(capacity, generation, 0);
     (own.into_ring(), follow(&seen, generation).unwrap().0)
 }
 
-/// The pages of a peer that follows no rule: the test writes them as it likes, the victim maps them read-only.
+/// The pages of a hostile peer: the test writes them at will, the victim maps them read-only.
 pub struct Pages {
     pub control: OwnControl,
     pub data: OwnBytes,
@@ -73,13 +73,13 @@ impl Pages {
         self.set(words::WRITER_STATE, State { phase, ready: 0, current: 0 }.encode());
     }
 
-    /// A record's header at `offset`, its payload and the tail being somebody else's business.
+    /// Writes a record's header at `offset`. The caller writes its payload and the tail.
     pub fn put_header(&mut self, offset: usize, len: u64) {
         self.data.put_word(offset, len);
     }
 }
 
-/// A victim with both halves, and the pages of its peer; both rings have `capacity` bytes and begin at `start`.
+/// Makes a victim with both halves, and the pages of its peer; both rings have `capacity` bytes and begin at `start`.
 pub fn victim(capacity: u64, messages: bool, start: u64) -> (Halves, Pages) {
     let (own, seen) = fresh(capacity, 0, start);
     let (peer, peer_seen) = memory(capacity);
@@ -111,7 +111,7 @@ impl Rng {
     }
 }
 
-/// Runs `body` in a thread of its own and fails loudly where it does not end in time.
+/// Runs `body` in a thread of its own, and panics if it does not end in time.
 pub fn within<T: Send + 'static>(limit: Duration, body: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, over) = mpsc::channel();
     let thread = std::thread::spawn(move || {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What is said that is not so.
+//! Invalid words of a hostile peer.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use crate::common::Rng;
 use tombolo_layout::state::{Phase, State};
 
 pub const CAPACITY: u64 = 4096;
-/// Far more than any of these tests needs, far less than for ever.
+/// Far longer than any of these tests needs, and still finite.
 pub const HANG: Duration = Duration::from_secs(1800);
-/// Clauses that a victim may name.
+/// Clauses that a victim may report.
 pub const CLAUSES: [&str; 6] = ["R-7", "R-8", "R-15", "R-20", "R-21", "H-5"];
 
-/// How many mutations a test makes.
+/// Returns how many mutations a test makes.
 pub fn mutations(short: u64, long: u64) -> u64 {
     if std::env::var_os("TOMBOLO_LONG").is_some_and(|long| long == "1") { long } else { short }
 }
@@ -22,7 +22,7 @@ pub fn start(rng: &mut Rng) -> u64 {
     rng.one_of(&[0u64, 1 << 32, 1 << 62, 1 << 63, 0]).wrapping_sub(rng.below(64) * 8)
 }
 
-/// A word that is made to be believed, or not.
+/// Returns a word that looks valid, or one that does not.
 pub fn lie(rng: &mut Rng, now: u64, seen: &[u64]) -> u64 {
     let far = rng.one_of(&[1, 7, 8, CAPACITY - 8, CAPACITY, CAPACITY + 8, 1 << 31, 1 << 32, 1 << 62, 1 << 63]);
     match rng.below(8) {
@@ -36,7 +36,7 @@ pub fn lie(rng: &mut Rng, now: u64, seen: &[u64]) -> u64 {
     }
 }
 
-/// A state word, mostly a possible one.
+/// Returns a state word, mostly a possible one.
 pub fn lying_state(rng: &mut Rng) -> u64 {
     let state = |phase, ready, current| State { phase, ready, current }.encode();
     match rng.below(12) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Readers whose writer lies.
+//! Readers with a hostile writer.
 
 use std::{
     collections::HashSet,
@@ -18,13 +18,13 @@ use tombolo_layout::{limits, record, words};
 use tombolo_mem::{Mapped, OwnData, OwnWord, PeerData, PeerWord};
 use tombolo_ring::{Corrupt, Error, FenceMode, PeerRing, Reader, ReaderParts, Side};
 
-/// What a reader that is being lied to can be asked. The real one, and those that must be caught.
+/// Operations of a reader with a hostile writer: the real reader, and those that must be caught.
 trait Reading {
     fn position(&self) -> u64;
     fn available(&self) -> u64;
     fn read(&mut self, to: &mut [u8]) -> Result<Option<usize>, Error>;
     fn recv(&mut self, to: &mut [u8]) -> Result<Option<usize>, Error>;
-    /// Everything else that looks at the peer's words.
+    /// Makes every other check of the peer's words.
     fn check_words(&mut self, what: u64) -> Result<(), Error>;
     fn rings(&mut self) -> u64;
 }
@@ -67,7 +67,7 @@ impl Reading for Reader<Mapped> {
     }
 }
 
-/// One reader's life among lies.
+/// One reader with a hostile writer, until it ends.
 struct Life<R> {
     reader: R,
     pages: Pages,
@@ -95,7 +95,7 @@ impl<R: Reading> Life<R> {
         self.pages.set_tail(tail);
     }
 
-    /// One change of the peer's pages. Mostly what an honest writer does, or life would be short.
+    /// Makes one change of the peer's pages, mostly that of an honest writer, because the run would be short otherwise.
     fn mutate(&mut self, rng: &mut Rng) {
         let granule = if self.messages { 8 } else { 1 };
         let room = CAPACITY - self.tail.wrapping_sub(self.reader.position()).min(CAPACITY);
@@ -114,7 +114,7 @@ impl<R: Reading> Life<R> {
                 self.publish(tail);
             }
             56 => self.pages.set(words::WANT_SPACE, rng.word()),
-            // What the victim never looks at again, or never at all.
+            // Words that the victim never reads again, or never at all.
             57 => self.pages.set(rng.below(words::TAIL as u64 / 8) as usize * 8, rng.word()),
             58 => self.pages.set(words::RESERVED + rng.below(400) as usize * 8, rng.word()),
             _ => {
@@ -124,7 +124,7 @@ impl<R: Reading> Life<R> {
         }
     }
 
-    /// What stands in the ring at `position` now.
+    /// Returns the bytes that are in the ring at `position` now.
     fn standing(&self, position: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         let at = (position & (CAPACITY - 1)) as usize;
@@ -134,7 +134,7 @@ impl<R: Reading> Life<R> {
         bytes
     }
 
-    /// One call of the victim, and all that must hold of its answer.
+    /// Makes one call of the victim, and checks everything that must hold of its answer.
     fn act(&mut self, rng: &mut Rng) {
         let before = self.reader.position();
         let mut buffer = vec![0; rng.one_of(&[0, 1, 8, 64, 511, 512, 4088, 4096, 6000])];
@@ -169,7 +169,8 @@ impl<R: Reading> Life<R> {
             Err(error) => panic!("{error}"),
         }
         assert!(self.corrupt.is_none() || taken == 0, "a liar is listened to again");
-        // Caught lying, a reader knows of nothing; else of what was once published, and never more than a ring.
+        // After a violation the reader reports nothing. Otherwise it reports what was published once, and never more
+        // than a ring.
         let known = after.wrapping_add(self.reader.available());
         assert!(self.reader.available() <= CAPACITY, "R-7: {} bytes in the ring", self.reader.available());
         assert!(self.tails.contains(&known) || known == after, "R-7: a tail that was never published");
@@ -177,7 +178,7 @@ impl<R: Reading> Life<R> {
     }
 }
 
-/// Lives until so many mutations were made; says how many lives it took.
+/// Runs readers until so many mutations were made. Returns how many readers it took.
 fn readers_among_lies<R: Reading>(
     seed: u64,
     total: u64,
@@ -223,7 +224,7 @@ fn r20_r21_r22_hostile_writer_of_messages_gets_nowhere() {
     assert!(lives > 100, "{lives} lives: the lies are not told");
 }
 
-/// A reader as it must not be written: which mistake is its own business.
+/// A flawed reader; its fields decide on the flaw.
 struct Naive {
     tail: tombolo_mem::MappedPeerWord,
     data: tombolo_mem::PeerBytes,
@@ -248,7 +249,7 @@ impl Reading for Naive {
             return Err(Corrupt { clause: "R-7", what: "tail", found: first, bound: CAPACITY }.into());
         }
         self.seen = if self.checks {
-            // A scheduler may always come between two looks; here it is asked to.
+            // The scheduler may switch between two looks at any time; here it is asked to.
             std::thread::yield_now();
             self.tail.load_acquire().hint()
         } else {
@@ -296,8 +297,8 @@ fn r7_canary_reader_that_trusts_the_tail_is_caught() {
     readers_among_lies(1, 100_000, false, naive);
 }
 
-/// A thread changes the peer's pages while readers look at them; a reader that was lied to is followed by a new one.
-/// With `patterned`, the data stand still, so that every byte read can be told.
+/// A thread changes the peer's pages while readers look at them; a reader that found a violation is followed by a new
+/// one. With `patterned` the data do not change, so that every byte read can be checked.
 fn readers_against_a_thread<R: Reading>(
     mut make: impl FnMut(u64) -> R,
     mut pages: Pages,
@@ -316,7 +317,7 @@ fn readers_against_a_thread<R: Reading>(
             let (mut rng, mut tail) = (Rng(7), 0u64);
             let (head, tail_word) = (pages.victim.word(words::HEAD), pages.control.word(words::TAIL));
             while !stop.load(Relaxed) {
-                // Mostly as an honest writer does, so that there is something to read; often enough not.
+                // Mostly as an honest writer does, so that there is something to read, and often enough not.
                 let unread = tail.wrapping_sub(head.load_relaxed().hint());
                 tail = match CAPACITY.checked_sub(unread) {
                     Some(room) => tail.wrapping_add(rng.below(room + 1) & !7),
@@ -342,7 +343,7 @@ fn readers_against_a_thread<R: Reading>(
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let (mut rng, mut met) = (Rng(8), 0);
         let mut buffer = [0; CAPACITY as usize];
-        // Changes that nobody is awake to meet do not count.
+        // Changes made while no reader runs do not count.
         while made.load(Relaxed) < changes || met < changes / 100 {
             assert!(Instant::now() < until, "the thread does not get on");
             let before = reader.position();
@@ -373,7 +374,7 @@ fn readers_against_a_thread<R: Reading>(
     outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
 }
 
-/// Readers one after the other over the same two segments.
+/// Returns readers that follow one another over the same two segments.
 fn readers_over(messages: bool) -> (impl FnMut(u64) -> Reader<Mapped>, Pages) {
     let ((own, own_seen), (peer, peer_seen)) = (memory(CAPACITY), memory(CAPACITY));
     let (own, _) = own.split(limits::CONTROL_LEN as usize);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Single words and headers, lied about one at a time.
+//! Single words and headers, each forged alone.
 
 use std::{
     sync::{
@@ -23,7 +23,7 @@ use tombolo_ring::{
     Deadline, Error, FenceMode, Mode, PeerRing, Reader, ReaderParts, Spin, WaitContext, Waited, Woken, halves, wait,
 };
 
-/// A sleep in which the peer does something, and then rings for nothing, as often as it can.
+/// A sleep in which the peer acts, and then notifies for nothing, as often as it can.
 struct Storm<'a> {
     meddle: Box<dyn FnMut() + 'a>,
     rung: u64,
@@ -143,7 +143,7 @@ fn r2_r3_peer_that_has_said_nothing_yet_is_not_held_to_have_lied() {
     let ((a, a_seen), (b, b_seen)) = (fresh(CAPACITY, 0, start), fresh(CAPACITY, 0, start));
     let mode = Mode { messages: true, ordering: FenceMode::Fences };
     let (mut a, _) = halves(a, &b_seen, mode).unwrap();
-    // The peer has offered its segment and not yet begun: its tail is there, its head means nothing.
+    // The peer has offered its segment and not yet begun: its tail is there, its head has no meaning.
     assert_eq!(a.reader.recv(&mut [0; 8]), Ok(None));
     assert_eq!(a.writer.send(&[1; 4088]), Ok(Some(())));
     assert_eq!(a.writer.send(&[1; 8]), Ok(None), "full, and nobody has read anything");
@@ -181,7 +181,7 @@ fn h3_h5_reader_that_takes_its_readiness_back_is_corrupt() {
     assert_eq!(halves.writer.handover().reader_ready(), Ok(true));
     say(0);
     assert!(matches!(halves.writer.write(b"x"), Err(Error::Corrupt(corrupt)) if corrupt.clause == "H-5"));
-    // It was ready when it mattered: going on is safe, and no panic.
+    // The peer was ready when it mattered: continuing is safe, and must not panic.
     halves.writer.handover().switch_to(next_ring(CAPACITY, 1).0);
 }
 
@@ -231,7 +231,7 @@ fn h9_writer_that_goes_ahead_out_of_turn_is_corrupt() {
             "{ready} {current}: {announced:?}"
         );
     }
-    // Whoever went ahead does not come back, and goes no further before it was followed.
+    // A writer that went ahead does not come back, and goes no further before it was followed.
     for (ready, current) in [(1, 0), (0, 0), (2, 1), (2, 2)] {
         let (mut halves, pages) = victim(CAPACITY, false, 0);
         halves.reader.handover().allow_ahead();
@@ -242,7 +242,7 @@ fn h9_writer_that_goes_ahead_out_of_turn_is_corrupt() {
         let announced = halves.reader.handover().announced();
         assert!(matches!(announced, Err(Error::Corrupt(corrupt)) if corrupt.clause == "H-5"), "{announced:?}");
     }
-    // What the last tail of the old ring says is where the new one begins.
+    // The new ring begins where the last tail of the old ring says.
     let (mut halves, pages) = victim(CAPACITY, false, 0);
     halves.reader.handover().allow_ahead();
     pages.set_tail(100);
@@ -252,7 +252,7 @@ fn h9_writer_that_goes_ahead_out_of_turn_is_corrupt() {
     assert!(matches!(halves.reader.handover().find_unread(), Err(Error::Corrupt(corrupt)) if corrupt.clause == "R-7"));
 }
 
-/// Memory whose tail grows by a word every so many looks: a writer that keeps its reader company for ever.
+/// Memory whose tail grows by a word after every few looks: a writer that keeps its reader busy for ever.
 #[derive(Debug)]
 enum Dripping {}
 
@@ -384,7 +384,7 @@ fn r22_what_was_found_is_shown_as_it_was_checked_whatever_its_writer_stored_sinc
     }
 }
 
-/// The clause and the value that were found wrong.
+/// Returns the clause and the value that were found wrong.
 fn found<T: std::fmt::Debug>(result: Result<T, Error>) -> (&'static str, u64) {
     match result {
         Err(Error::Corrupt(corrupt)) => (corrupt.clause, corrupt.found),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Writers whose reader lies.
+//! Writers with a hostile reader.
 
 use std::{
     sync::{
@@ -21,18 +21,18 @@ use tombolo_layout::{
 use tombolo_mem::{Mapped, PeerData, PeerWord};
 use tombolo_ring::{Error, FenceMode, FlushPolicy, Mode, Side, Writer, halves};
 
-/// What a writer that is being lied to can be asked.
+/// Operations of a writer with a hostile reader.
 trait Writing {
     fn position(&self) -> u64;
     fn in_flight(&self) -> u64;
-    /// Publishes something; says how much of `bytes`, or in message mode all or nothing.
+    /// Publishes bytes. Returns how many of `bytes`; in message mode all or none.
     fn put(&mut self, bytes: &[u8], how: u64) -> Result<Option<usize>, Error>;
-    /// Everything else that looks at the peer's words; says whether the ring is another one now.
+    /// Makes every other check of the peer's words. Returns whether the ring is another one now.
     fn check_words(&mut self, what: u64) -> Result<bool, Error>;
     fn rings(&mut self) -> u64;
 }
 
-/// The real one; in message mode or not.
+/// The real writer, in message mode or not.
 struct RealWriter(Writer<Mapped>, bool);
 
 impl Writing for RealWriter {
@@ -67,7 +67,7 @@ impl Writing for RealWriter {
             }
             4 if writer.handover().can_offer()? => drop(writer.handover().announce()),
             5 if writer.handover().reader_ready()? => {
-                // Whatever the peer says between the question and the deed.
+                // Whatever the peer stores between the check and the move.
                 let _ = writer.reader().is_closed();
                 writer.handover().switch_to(next_ring(CAPACITY, 1).0);
                 return Ok(true);
@@ -86,7 +86,7 @@ impl Writing for RealWriter {
     }
 }
 
-/// One change of the pages of a hostile reader, mostly what an honest one does.
+/// Makes one change of the pages of a hostile reader, mostly that of an honest one.
 fn mutate_reader(pages: &mut Pages, head: &mut u64, recent: &mut Vec<u64>, rng: &mut Rng) {
     let tail = pages.victim.word(words::TAIL).load_relaxed().hint();
     match rng.below(64) {
@@ -102,7 +102,7 @@ fn mutate_reader(pages: &mut Pages, head: &mut u64, recent: &mut Vec<u64>, rng: 
     pages.set(words::HEAD, *head);
 }
 
-/// As [`readers_among_lies`], for the other half.
+/// As [`readers_among_lies`], for the writing half.
 fn writers_among_lies<W: Writing>(
     seed: u64,
     total: u64,
@@ -140,7 +140,7 @@ fn writers_among_lies<W: Writing>(
             let published = writer.position().wrapping_sub(tail);
             assert!(moved || writer.in_flight() <= CAPACITY, "R-8: {} bytes in flight", writer.in_flight());
             let at = |position: u64| (position & (CAPACITY - 1)) as usize;
-            // What was not handed back is as it was; what is new is what was written.
+            // Bytes that were not handed back are unchanged, and new bytes are those that were written.
             let head_seen = writer.position().wrapping_sub(writer.in_flight());
             let kept = if moved { 0 } else { tail.wrapping_sub(head_seen).min(CAPACITY) };
             for position in (0..kept).map(|back| tail.wrapping_sub(back + 1)) {
@@ -187,7 +187,7 @@ fn r4_r8_r15_hostile_reader_of_messages_gets_nowhere() {
     assert!(lives > 100, "{lives} lives: the lies are not told");
 }
 
-/// A writer that believes every head.
+/// A writer that trusts every head.
 struct NaiveWriter {
     own: Writer<Mapped>,
     head: tombolo_mem::MappedPeerWord,

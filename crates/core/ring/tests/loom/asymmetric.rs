@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The order that ends on one kernel use: the notifier keeps the compiler in order and nothing else, the waiter issues a
+//! The order that endpoints on one kernel use: the notifier keeps only the compiler in order, and the waiter issues a
 //! barrier that reaches the notifier's CPU.
 //!
-//! loom has no such barrier. What the kernel promises of `membarrier` is modelled instead, and no more: while it runs,
-//! each other thread passes a full fence at one point of its program. That point comes before or after the thread's light
-//! fence. Before it: what the thread does after its light fence sees all that the caller did before the barrier. After it:
-//! the caller sees all that the thread did before its light fence. So each end has a word of which the model alone knows; a
-//! light fence is a read-modify-write of the own word, a barrier one of every end's. Those of one word are in one order, and
-//! the later sees what came before the earlier. Two light fences of different ends order nothing, as in reality.
+//! loom has no such barrier. The tests model the promise of the kernel's `membarrier` instead, and no more: while it
+//! runs, each other thread passes a full fence at one point of its program. That point comes before or after the
+//! thread's light fence. If before, everything that the thread does after its light fence sees all that the caller did
+//! before the barrier. If after, the caller sees all that the thread did before its light fence. Each endpoint
+//! therefore has a word that only the model knows. A light fence is a read-modify-write of the own word, and a barrier
+//! is one of every endpoint's word. Those of one word are in one order, and the later one sees what came before the
+//! earlier. Two light fences of different endpoints order nothing, as in reality.
 
 use loom::{
     sync::atomic::{AtomicU64, Ordering as Order},
@@ -24,7 +25,7 @@ use crate::{
     pipe::{Kind, Pipe, messages, notify_if_owed, read_two_and_close, recv, send, stream, write_and_drain},
 };
 
-/// The memory as end `END` sees it; a mutant's light fence is none.
+/// The memory as endpoint `END` sees it; a mutant's light fence does nothing.
 #[derive(Debug)]
 pub enum Light<const END: usize, const SOUND: bool = true> {}
 
@@ -50,21 +51,21 @@ impl<const END: usize, const SOUND: bool> Mem for Light<END, SOUND> {
 }
 
 loom::lazy_static! {
-    /// The word of each end.
+    /// The word of each endpoint.
     static ref PASSED: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
 }
 
-/// What an end's barrier does.
+/// Effect of an endpoint's barrier.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Barrier {
-    /// What the kernel promises.
+    /// The kernel's promise holds.
     Sound,
-    /// It reaches no CPU but the caller's (ADR 0086). The sleep after it ends with a look, and the next one is sound: what the
-    /// first one missed has become visible by then.
+    /// The barrier reaches no CPU but the caller's (ADR 0086). The sleep after it ends with a look, and the next
+    /// barrier is sound: what the first one missed has become visible by then.
     LeavesOut,
-    /// A mutant: it fails, and is slept on all the same.
+    /// A mutant: the barrier fails, and the waiter sleeps all the same.
     Failed,
-    /// A mutant: it reaches no CPU but the caller's.
+    /// A mutant: the barrier reaches no CPU but the caller's.
     Own,
 }
 
@@ -82,7 +83,7 @@ impl Barrier {
 type Out<const SOUND: bool> = Writer<Light<0, SOUND>>;
 type In<const SOUND: bool> = Reader<Light<1, SOUND>>;
 
-/// One writer, which is end 0, and one reader, each on a thread of its own.
+/// Runs one writer, which is endpoint 0, and one reader, each on a thread of its own.
 fn one_way<const WRITER: bool, const READER: bool>(
     kind: Kind,
     barriers: [Barrier; 2],
@@ -151,7 +152,7 @@ fn r13_reader_that_closed_is_seen_by_one_who_waits_until_all_was_read() {
     });
 }
 
-/// A request and its answer: each end is notifier and waiter at once, over one pair of doorbells.
+/// A request and its answer: each endpoint is notifier and waiter at once, over one pair of doorbells.
 #[test]
 fn r13_both_directions_at_once_over_one_pair_of_bells() {
     fn talk<M: Mem, N: Mem>(mut writer: Writer<M>, mut reader: Reader<N>, mut doorbells: Doorbells) {

@@ -20,7 +20,7 @@ use crate::{
 
 const RELAXED: loom::sync::atomic::Ordering = loom::sync::atomic::Ordering::Relaxed;
 
-/// Two records through a pipe, by mutants or over spoilt views.
+/// Sends two records through a pipe, by mutants or over altered views.
 fn two_records<W: Mem + 'static, R: Mem + 'static>(
     capacity: usize,
     spoil: impl Fn(&mut Pipe, &mut Doorbells) + Send + Sync + 'static,
@@ -44,7 +44,7 @@ fn two_records<W: Mem + 'static, R: Mem + 'static>(
     });
 }
 
-/// A writer with one record more than there is room for: only it waits, only the reader rings.
+/// A writer sends one record more than there is room for: only it waits, and only the reader notifies.
 fn room_for_one_more<W: Mem + 'static, R: Mem + 'static>(
     writer_of: fn(&Pipe) -> Writer<W>,
     reader_of: fn(&Pipe) -> Reader<R>,
@@ -60,7 +60,7 @@ fn room_for_one_more<W: Mem + 'static, R: Mem + 'static>(
     });
 }
 
-/// A writer who sends `records`, looking for the reader at the end only, and closes, over spoilt views.
+/// A writer sends `records`, checks for the reader only at the end, and closes, over altered views.
 fn record_and_close<W: Mem + 'static>(
     records: u8,
     ring: bool,
@@ -72,7 +72,7 @@ fn record_and_close<W: Mem + 'static>(
         spoil(&mut pipe);
         let (mut writers, mut readers) = Doorbells::pair();
         let (mut writer, mut reader) = (writer_of(&pipe), pipe.reader::<true>());
-        // Looking would fence, which hides what the state word has to order by itself.
+        // A check would fence, which hides what the state word must order by itself.
         writer.set_flush_policy(BATCH);
         let other = thread::spawn(move || {
             for i in 0..records {
@@ -91,7 +91,7 @@ fn record_and_close<W: Mem + 'static>(
     });
 }
 
-/// A reader who waits for two bytes at once, which are written one by one, over spoilt views.
+/// A reader waits for two bytes at once, which are written one by one, over altered views.
 fn two_bytes_for_one_sleep(spoil: fn(&mut Pipe)) {
     check("canary", 3, move || {
         let mut pipe = Pipe::new(stream(8));
@@ -105,7 +105,7 @@ fn two_bytes_for_one_sleep(spoil: fn(&mut Pipe)) {
     });
 }
 
-/// A reader who reads both of two records and closes, over spoilt views.
+/// A reader reads both of two records and closes, over altered views.
 fn drained_by_one_who_closes(spoil: fn(&mut Pipe)) {
     check("canary", 3, move || {
         let mut pipe = Pipe::new(messages(32));
@@ -220,7 +220,7 @@ fn canary_r16_closing_without_ringing_is_refuted() {
     record_and_close(0, false, |_| {}, Pipe::writer::<true>);
 }
 
-/// An eventfd orders memory; a doorbell that does not would swallow the end.
+/// An eventfd orders memory; a doorbell that does not would lose the end.
 #[test]
 #[should_panic(expected = "deadlock")]
 fn canary_r16_closing_without_a_fence_is_refuted() {
@@ -273,7 +273,7 @@ fn canary_r33_no_look_at_the_head_after_the_state_is_refuted() {
     drained_by_one_who_closes(|pipe| pipe.head.peer.do_not_load_after_end_in(&mut pipe.reader_state.peer));
 }
 
-/// A reader who does not look again once it has armed.
+/// A reader that does not look again once it has armed.
 struct Careless<'a> {
     reader: &'a mut Reader<Sound>,
     armed: bool,
@@ -326,7 +326,7 @@ fn canary_r12_no_look_after_arming_is_refuted() {
     });
 }
 
-/// A writer that goes ahead when its ring is full, over a spoilt view of its state.
+/// A writer goes ahead when its ring is full, over an altered view of its state.
 fn gone_ahead(spoil: fn(&mut Pipe)) {
     check("canary", 2, move || {
         let mut pipe = Pipe::new(stream(8));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A doorbell as weak as one may be: sticky, and apart from that it orders nothing. What is proved over it holds over
-//! an eventfd, an event channel and an interrupt alike.
+//! A doorbell as weak as the specification allows: it is sticky, and orders nothing else. Proofs over it hold for an
+//! eventfd, an event channel and an interrupt alike.
 
 use std::{
     cell::{Cell, RefCell},
@@ -18,21 +18,21 @@ use crate::asymmetric::Barrier;
 #[derive(Debug)]
 struct Doorbell {
     rung: AtomicBool,
-    /// There was a ring since the last was told of, for one who is told of edges.
+    /// Whether a notification has come since the last one that was reported to a waiter for edges.
     edge: AtomicBool,
-    /// There is such a one.
+    /// Whether there is a waiter for edges.
     has_edges: Cell<bool>,
     waiter: RefCell<Option<Thread>>,
 }
 
-/// The two doorbells as one end sees them: its own to sleep by, the peer's to ring.
+/// The two doorbells as one endpoint sees them: its own to sleep on, the peer's to notify.
 #[derive(Debug)]
 pub struct Doorbells {
     own: Rc<Doorbell>,
     peer: Rc<Doorbell>,
-    /// A mutant forgets rings that came before the sleep.
+    /// Whether notifications that came before the sleep are kept. A mutant forgets them.
     pub sticky: bool,
-    /// Which of the two this is, for its barrier, and what that does.
+    /// Index of this endpoint, for its barrier, and the barrier's effect.
     end: usize,
     pub barrier: Barrier,
 }
@@ -55,31 +55,31 @@ impl Doorbells {
         (doorbells(0, &a, &b), doorbells(1, &b, &a))
     }
 
-    /// From the first ring on, [`await_edge`](Self::await_edge) is told of it.
+    /// From the first notification on, [`await_edge`](Self::await_edge) reports each.
     pub fn tell_edges(&mut self) {
         self.own.has_edges.set(true);
     }
 
-    /// Empties the own doorbell; says whether it was rung.
+    /// Drains the own doorbell. Returns whether it was notified.
     pub fn take_ring(&mut self) -> bool {
         self.own.rung.swap(false, Ordering::Relaxed)
     }
 
-    /// Waits for a ring, which stays.
+    /// Waits for a notification, and keeps it.
     pub fn await_ring(&mut self) {
         while !self.own.rung.fetch_or(false, Ordering::Relaxed) {
             self.park();
         }
     }
 
-    /// Waits for a ring that it was not told of before.
+    /// Waits for a notification that was not reported before.
     pub fn await_edge(&mut self) {
         while !self.own.edge.swap(false, Ordering::Relaxed) {
             self.park();
         }
     }
 
-    /// loom switches threads at atomics only: nobody rings between a look and the parking.
+    /// loom switches threads at atomics only: no notification comes between a look and the parking.
     fn park(&self) {
         *self.own.waiter.borrow_mut() = Some(thread::current());
         thread::park();
@@ -90,12 +90,12 @@ impl WaitContext for Doorbells {
     type Error = Error;
 
     fn notify(&mut self) {
-        // A swap, since loom lets a plain store be overtaken by the waiter's earlier swap.
+        // A swap, because in loom the waiter's earlier swap may overtake a plain store.
         self.peer.rung.swap(true, Ordering::Relaxed);
         if self.peer.has_edges.get() {
             self.peer.edge.swap(true, Ordering::Relaxed);
         }
-        // Waking a thread that is not asleep would order memory for it, in loom.
+        // In loom, waking a thread that is not asleep would order memory for it.
         let asleep = self.peer.waiter.borrow_mut().take();
         asleep.inspect(Thread::unpark);
     }

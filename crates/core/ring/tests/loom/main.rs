@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Model check of the code that ships: `Writer`, `Reader`, `wait` and `arm` over loom's memory, where every order of
-//! threads and every stale value that C11 allows is tried, up to a bound on forced switches of threads.
+//! Model check of the shipping code: `Writer`, `Reader`, `wait` and `arm` over loom's memory. It tries every order of
+//! threads and every stale value that C11 allows, up to a bound on forced switches of threads.
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --release -p tombolo-ring --test loom
 //! ```
 //!
-//! A lost wake-up shows as a deadlock, an access to data that is not ordered after the other end's as a causality
-//! violation, anything else as a failed assertion. `canaries` holds the mutants, each of which must be refuted.
-//! `TOMBOLO_LONG=1` raises the bounds.
+//! A lost wake-up shows as a deadlock, an access to data that is not ordered after the peer's as a causality violation,
+//! anything else as a failed assertion. `canaries` holds the mutants, each of which must be refuted. `TOMBOLO_LONG=1`
+//! raises the bounds.
 #![cfg(loom)]
 #![forbid(unsafe_code)]
 
@@ -28,8 +28,8 @@ use std::{
     time::Instant,
 };
 
-/// Tries all interleavings of `body` with at most `switches` forced switches of threads (one more with
-/// `TOMBOLO_LONG`), and says how many there were.
+/// Tries all interleavings of `body` with at most `switches` forced switches of threads (one more with `TOMBOLO_LONG`),
+/// and prints how many there were.
 fn check(name: &str, switches: usize, body: impl Fn() + Send + Sync + 'static) {
     let long = std::env::var_os("TOMBOLO_LONG").is_some_and(|value| value == "1");
     let switches = switches + usize::from(long);

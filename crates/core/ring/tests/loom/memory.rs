@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Memory as the model checker sees it: each word an atomic with a history, each byte of data watched for races.
+//! Memory as the model checker sees it: each word is an atomic with a history, and each byte of data is watched for
+//! races.
 //!
 //! loom runs all threads of a model on one thread of the system, so `Rc` and `Cell` share and keep what is no part of
-//! the model. A byte's value lives in such a `Cell`; beside it stands an `UnsafeCell<()>` of loom's, whose accesses are
-//! checked for an order between them and which, being empty, takes no `unsafe` to access.
+//! the model. A byte's value is in such a `Cell`. Beside it is an `UnsafeCell<()>` of loom's, whose accesses are
+//! checked for an order between them. It is empty, so that an access takes no `unsafe`.
 
 use std::{cell::Cell, fmt, rc::Rc};
 
@@ -14,11 +15,11 @@ use loom::{
 use tombolo_layout::state::{Phase, State};
 use tombolo_mem::{Mem, OwnData, OwnWord, PeerData, PeerWord, Untrusted};
 
-/// The memory model of C11 as loom knows it; a mutant leaves the fences out.
+/// The memory model of C11 as loom implements it; a mutant omits the fences.
 #[derive(Debug)]
 pub enum LoomMem<const FENCED: bool> {}
 
-/// What ships.
+/// The memory that ships.
 pub type Sound = LoomMem<true>;
 
 impl<const FENCED: bool> Mem for LoomMem<FENCED> {
@@ -29,7 +30,7 @@ impl<const FENCED: bool> Mem for LoomMem<FENCED> {
 
     fn fence() {
         if FENCED {
-            // A fence is no place to switch threads, for loom; an access that all fences have in common is.
+            // loom does not switch threads at a fence, but at an access that all fences share.
             FENCES.fetch_add(1, Ordering::Relaxed);
             fence(Ordering::SeqCst);
         }
@@ -48,33 +49,33 @@ loom::lazy_static! {
     static ref FENCES: AtomicU64 = AtomicU64::new(0);
 }
 
-/// One end's view of a word.
+/// One endpoint's view of a word.
 #[derive(Clone, Debug)]
 pub struct Word {
     at: Rc<AtomicU64>,
     pub publish: Ordering,
     pub acquire: Ordering,
     pub fault: Fault,
-    /// How often something was stored, through any view.
+    /// Number of stores, through any view.
     stores: Rc<Cell<u64>>,
 }
 
-/// What a mutant's view of a word does wrong.
+/// Fault of a mutant's view of a word.
 #[derive(Clone, Debug, Default)]
 pub enum Fault {
     #[default]
     None,
-    /// What is published here becomes visible only after ...
+    /// What is published through this view becomes visible only after ...
     Held(Rc<Cell<Option<u64>>>),
     /// ... the next access to this view.
     Frees(Rc<Cell<Option<u64>>>, Rc<AtomicU64>),
-    /// Once told, answers what it answered last instead of loading.
+    /// Once `told` is set, returns its last answer instead of loading.
     Blind { told: Rc<Cell<bool>>, last: Rc<Cell<u64>> },
-    /// Tells so when it sees that the peer is no longer open.
+    /// Sets the flag when it sees that the peer is no longer open.
     Blinds(Rc<Cell<bool>>),
-    /// The first armed wait word that it answered, once there was one: what came later is taken for rung.
+    /// Returns the first armed wait word, once there was one: later ones are taken for notified.
     Sticks(Rc<Cell<u64>>),
-    /// No armed wait word twice: what was seen is taken for rung.
+    /// Returns no armed wait word twice: one that was seen is taken for notified.
     Once(Rc<Cell<u64>>),
 }
 
@@ -84,7 +85,7 @@ impl Word {
         Self { at, publish: Ordering::Release, acquire: Ordering::Acquire, fault: Fault::None, stores: Rc::default() }
     }
 
-    /// How often something was stored.
+    /// Returns the number of stores.
     pub fn stores(&self) -> u64 {
         self.stores.get()
     }
@@ -171,7 +172,7 @@ impl PeerWord for Word {
     }
 }
 
-/// The data of a ring, the same view for both ends.
+/// The data of a ring, with the same view for both endpoints.
 #[derive(Clone)]
 pub struct Bytes(Rc<[Byte]>);
 

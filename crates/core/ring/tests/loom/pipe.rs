@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Pipes over the model's memory, and what both ends do with them: the loops of a channel, nothing more.
+//! Pipes over the model's memory, and the loops by which both endpoints use them, as in a channel.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::{
     memory::{Bytes, LoomMem, Sound, Word},
 };
 
-/// What kind of pipe.
+/// The kind of a pipe.
 #[derive(Clone, Copy)]
 pub struct Kind {
     pub capacity: usize,
@@ -23,20 +23,20 @@ pub struct Kind {
     pub start: u64,
 }
 
-/// Records through a ring of `capacity` bytes.
+/// A pipe for records with a ring of `capacity` bytes.
 pub const fn messages(capacity: usize) -> Kind {
     Kind { capacity, messages: true, start: 0 }
 }
 
-/// A stream through a ring of `capacity` bytes.
+/// A pipe for a stream with a ring of `capacity` bytes.
 pub const fn stream(capacity: usize) -> Kind {
     Kind { capacity, messages: false, start: 0 }
 }
 
-/// Never looks for a sleeping reader before it must.
+/// Never checks for a sleeping reader before it must.
 pub const BATCH: FlushPolicy = FlushPolicy::Batch { bytes: u64::MAX, time: Duration::MAX };
 
-/// The words of a pipe as its owner and as the other end see them. Mutants spoil one of the views.
+/// The words of a pipe as their owner and as the peer see them. Mutants alter one of the views.
 pub struct Views {
     pub own: Word,
     pub peer: Word,
@@ -49,7 +49,7 @@ impl Views {
     }
 }
 
-/// Memory of the model, whatever its fences are.
+/// Memory of the model, with any kind of fences.
 pub trait Modelled: Mem<OwnWord = Word, PeerWord = Word, OwnData = Bytes, PeerData = Bytes> {}
 
 impl<M: Mem<OwnWord = Word, PeerWord = Word, OwnData = Bytes, PeerData = Bytes>> Modelled for M {}
@@ -118,20 +118,20 @@ impl Pipe {
     }
 }
 
-/// A ring to move to, as both ends see it.
+/// Returns a ring to move to, as both endpoints see it.
 pub fn next_ring(capacity: usize) -> (OwnRing<Sound>, PeerRing<Sound>) {
     let (tail, data) = (Word::new(0), Bytes::new(capacity));
     (OwnRing::new(tail.clone(), data.clone()), PeerRing::new(tail, data))
 }
 
-/// Sleeps without spinning, for ever.
+/// Sleeps without spinning and without a deadline.
 pub fn sleep_until<S: Side>(side: &mut S, doorbells: &mut Doorbells, need: u64) -> Result<(), Error> {
     let waited = wait(side, doorbells, &mut Spin::new(Duration::ZERO), need, Deadline::NEVER)?;
     assert_eq!(waited, Waited::Ready);
     Ok(())
 }
 
-/// Rings if `side` owes it.
+/// Notifies if `side` must.
 pub fn notify_if_owed<S: Side>(side: &mut S, doorbells: &mut Doorbells) {
     if side.take_ring() {
         doorbells.notify();
@@ -163,7 +163,7 @@ pub fn write_all<M: Mem>(writer: &mut Writer<M>, doorbells: &mut Doorbells, mut 
     Ok(())
 }
 
-/// Receives one record, waiting for it; the phase where there is an end instead.
+/// Receives one record, and waits for it. Returns the phase if the pipe has ended instead.
 pub fn recv<M: Mem>(reader: &mut Reader<M>, doorbells: &mut Doorbells) -> Result<Result<Vec<u8>, Phase>, Error> {
     let mut record = vec![0; reader.message_max() as usize];
     loop {
@@ -212,7 +212,7 @@ pub fn write_and_drain<M: Mem>(writer: &mut Writer<M>, doorbells: &mut Doorbells
     }
 }
 
-/// Receives two records, wants no more, and does not look whether there are.
+/// Receives two records, wants no more, and does not check for more.
 pub fn read_two_and_close<M: Mem>(reader: &mut Reader<M>, doorbells: &mut Doorbells) {
     (0..2).for_each(|i| assert_eq!(recv(reader, doorbells), Ok(Ok(vec![i; 3]))));
     reader.close();

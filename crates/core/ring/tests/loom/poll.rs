@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! One who polls in place of sleeping: `arm`, as it ships, and around it what a channel does for a descriptor (`Waiter::arm_for_poll`
-//! of `tombolo-channel`), repeated here step by step, since descriptors are the kernel's. The descriptor is a flag of the poller's
-//! own beside the doorbell. Naps are left out: a clock ends them, and what a clock tells cannot be lost.
+//! A reader that polls instead of sleeping: the shipping `arm`, and the steps by which a channel serves a descriptor
+//! (`Waiter::arm_for_poll` of `tombolo-channel`), repeated here because descriptors are the kernel's. The descriptor is
+//! a flag of the poller's own beside the doorbell. Naps are left out: a clock ends them, and a clock's event cannot be
+//! lost.
 
 use loom::thread;
 use tombolo_mem::Mem;
@@ -15,24 +16,24 @@ use crate::{
     pipe::{Modelled, Pipe, messages, notify_if_owed, send},
 };
 
-/// How a poller is told.
+/// When a poller is woken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Trigger {
-    /// As long as there is a ring in the doorbell or the flag is up.
+    /// As long as the doorbell holds a notification or the flag is up.
     Level,
-    /// Once for each ring, and once when the flag goes up.
+    /// Once for each notification, and once when the flag goes up.
     Edge,
 }
 
-/// What a poller does wrong.
+/// Fault of a poller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Mutant {
     None,
-    /// Forgets rings once it has armed.
+    /// Forgets notifications once it has armed.
     DrainsLate,
-    /// Forgets a ring, and is content that it had armed before.
+    /// Forgets a notification, and relies on having armed before.
     ForgetsARing,
-    /// Leaves something unread and raises no flag for it.
+    /// Leaves bytes unread and raises no flag for them.
     RaisesNoFlag,
     /// Does not look again once it has armed.
     LooksNotAgain,
@@ -42,13 +43,13 @@ struct Poller {
     doorbells: Doorbells,
     trigger: Trigger,
     mutant: Mutant,
-    /// The flag, and whether it went up since it was last told of.
+    /// The flag, and whether it went up since it was last reported.
     flag: (bool, bool),
     promised: bool,
     armed: Option<u64>,
 }
 
-/// [`arm`] drains nothing more: it was done before.
+/// [`arm`] drains nothing more: that was done before.
 struct Drained<'a>(&'a mut Doorbells);
 
 impl WaitContext for Drained<'_> {
@@ -81,7 +82,7 @@ impl Poller {
         Self { doorbells, trigger, mutant, flag: (true, true), promised: false, armed: None }
     }
 
-    /// What `epoll_wait` does.
+    /// Does what `epoll_wait` does.
     fn poll(&mut self) {
         match self.trigger {
             Trigger::Level if self.flag.0 => {}
@@ -91,14 +92,14 @@ impl Poller {
         }
     }
 
-    /// At the end of each call.
+    /// Runs at the end of each call.
     fn raise_flag(&mut self) {
         if !self.promised && self.mutant != Mutant::RaisesNoFlag {
             (self.flag, self.promised, self.armed) = ((true, true), true, None);
         }
     }
 
-    /// Arms; says whether there is something after all.
+    /// Arms. Returns whether there is something after all.
     fn arm<M: Mem>(&mut self, reader: &mut Reader<M>) -> bool {
         let need = reader.need().unwrap();
         let wanted = reader.position().wrapping_add(need);
@@ -119,7 +120,7 @@ impl Poller {
         ready
     }
 
-    /// A non-blocking receive.
+    /// Makes a non-blocking receive.
     fn try_recv<M: Mem>(&mut self, reader: &mut Reader<M>) -> Option<Vec<u8>> {
         let (mut record, mut looked) = (vec![0; reader.message_max() as usize], false);
         loop {
@@ -143,7 +144,7 @@ impl Poller {
         loop {
             self.poll();
             if let Some(record) = self.try_recv(reader) {
-                // Whoever is told of edges alone reads until there is nothing, or comes again by itself.
+                // A reader that is woken for edges alone reads until there is nothing, or comes again by itself.
                 self.flag.1 |= self.trigger == Trigger::Edge;
                 return record;
             }
@@ -151,7 +152,7 @@ impl Poller {
     }
 }
 
-/// Two records for one who polls.
+/// Sends two records to a reader that polls.
 fn polled<W: Modelled + 'static, R: Modelled + 'static>(ordering: FenceMode, trigger: Trigger, mutant: Mutant) {
     check(&format!("{trigger:?}, {ordering:?}, {mutant:?}"), 3, move || {
         let pipe = Pipe::new(messages(64));

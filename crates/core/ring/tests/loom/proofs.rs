@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What must hold in every interleaving.
+//! Properties that must hold in every interleaving.
 
 use std::sync::{
     Arc,
@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// One writer and one reader, each on a thread of its own.
+/// Runs one writer and one reader, each on a thread of its own.
 fn one_way(
     kind: Kind,
     write: impl FnOnce(&mut Writer<Sound>, &mut Doorbells) + 'static,
@@ -34,7 +34,7 @@ fn one_way(
     other.join().unwrap();
 }
 
-/// Records arrive in order, and no end rings more often than the other published a wait word.
+/// Checks that records arrive in order, and that no endpoint notifies more often than the other published a wait word.
 fn records_through(kind: Kind, records: u8) {
     let pipe = Pipe::new(kind);
     let asked = [pipe.want_data.own.clone(), pipe.want_space.own.clone()];
@@ -56,7 +56,7 @@ fn r12_two_records_through_a_ring_of_one_arrive_in_order() {
     check("two records", 3, || records_through(messages(16), 2));
 }
 
-/// The proofs would be worth little if nobody ever slept in them.
+/// The proofs would be worth little if no endpoint ever slept in them.
 #[test]
 fn r12_both_ends_sleep_in_some_interleavings() {
     let sleeps: Arc<[AtomicUsize; 2]> = Arc::default();
@@ -174,7 +174,7 @@ fn r17_stream_that_ends_loses_nothing() {
 fn r18_reader_that_ends_frees_a_writer_that_waits_for_it() {
     for (abort, name, most) in [(false, "close", 2), (true, "abort", 1)] {
         for records in 0..=most {
-            // At three switches it has as many interleavings as most models together.
+            // With three switches it has as many interleavings as most models together.
             let switches = if records == 2 { 2 } else { 3 };
             check(&format!("reader: {name} after {records} records"), switches, move || {
                 one_way(
@@ -222,7 +222,7 @@ fn r16_both_ends_may_close_at_once() {
     });
 }
 
-/// A request and its answer at each end, both pipes ringing the same two doorbells.
+/// A request and its answer at each endpoint; both pipes notify the same two doorbells.
 #[test]
 fn r12_both_directions_at_once_over_one_pair_of_bells() {
     fn talk(mut writer: Writer<Sound>, mut reader: Reader<Sound>, mut doorbells: Doorbells, records: u8) {
@@ -243,8 +243,8 @@ fn r12_both_directions_at_once_over_one_pair_of_bells() {
     }
 }
 
-/// Moves through `rings` as soon as the reader is ready for the next, with records before, between and behind. Says in
-/// how many interleavings it got how far.
+/// Moves through `rings` as soon as the reader is ready for the next, with records before, between and behind. Returns
+/// in how many interleavings it got how far.
 fn moving<const RINGS: usize>(name: &str, rings: [usize; RINGS], records: u8, switches: usize) -> Vec<usize> {
     let reached: Arc<Vec<AtomicUsize>> = Arc::new((0..=RINGS).map(|_| AtomicUsize::new(0)).collect());
     let seen = Arc::clone(&reached);
@@ -316,7 +316,7 @@ fn h5_pipe_that_moves_twice_under_load_loses_and_swaps_nothing() {
     assert!(reached[2] > 0);
 }
 
-/// A writer that goes ahead to a ring of 32 bytes as soon as its own is full, and then writes `len` bytes in all.
+/// Returns a writer that goes ahead to a ring of 32 bytes as soon as its own is full, and writes `len` bytes in all.
 fn ahead(len: u8, next: OwnRing<Sound>) -> impl FnOnce(&mut Writer<Sound>, &mut Doorbells) {
     move |writer, doorbells| {
         let (bytes, mut next) = ((0..len).collect::<Vec<_>>(), Some(next));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
-/* As much of the kernel's headers as frame.c needs. */
+/* The part of the kernel's headers that frame.c needs. */
 #include <endian.h>
 #include <stdbool.h>
 #include <stdint.h>

@@ -8,7 +8,7 @@ use tombolo_e2e::error::Result;
 
 pub const CASES: &[Case] = &[Case { name: "rig_canary_fault_on_a_domus_console_fails", run: fault }];
 
-/// Comes last: the fault stays on the console, so the domains are not used again.
+/// This case is the last: the fault stays on the console, so the domains are not used again.
 fn fault(rig: &mut Rig) -> Result<Verdict> {
     let pair = rig.pair(Kind::Pvh)?;
     pair.host.check()?;

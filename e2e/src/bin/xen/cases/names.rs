@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The broker in dom0: domains by their names, what no rule allows, and who is paused.
+//! The broker in dom0: domains by their names, what no rule allows, and pauses.
 
 use super::{Case, Kind, Verdict};
 use crate::rig::{Pair, Rig};
@@ -12,11 +12,11 @@ use tombolo_e2e::line_reader::within;
 pub const PV: &[Case] =
     &[Case { name: "pv_names_of_dom0s_broker_lead_where_rules_allow_and_pauses_are_told", run: names }];
 
-/// What the broker may tell: the domUs speak with each other and with dom0, and not about everything.
+/// Configuration of the broker: the domUs may connect to each other and to dom0, but not to every service.
 const CONFIG: &str = "[xen]\ndomains = [\"A\", \"B\"]\n[[allow]]\nfrom = \"A\"\nto = \"B\"\nservice = \"file\"\n\
     [[allow]]\nfrom = \"A\"\nto = \"B\"\nservice = \"life\"\n[[allow]]\nfrom = \"*\"\nto = \"host\"\nservice = \"log\"\n";
 const STATE: &str = "/tmp/broker";
-/// How soon a pause is told, and how many are tried (X-22).
+/// Time within which a pause is told, and the number of pauses that are tried (X-22).
 const TOLD: Duration = Duration::from_secs(2);
 const PAUSES: usize = 3;
 
@@ -26,7 +26,8 @@ fn names(rig: &mut Rig) -> Result<Verdict> {
     for (from, to, service) in [("A", "B", "file"), ("B", "host", "log")] {
         transfer(pair, from, to, service)?;
     }
-    // There is a listener, and it has no door for who may not come; nor is anything told the other way round.
+    // The listener is there, but it has no listener page for a domain that may not connect; nor is anything told in the
+    // other direction.
     let listener = pair.start("A", "exec tombolo cat --listen vm:file --receive-only")?;
     let refused = pair.at("B")?.start(&["sh", "-c", "tombolo cat --connect vm:A/file --send-only </dev/null 2>&1"])?;
     let refused = pair.at("B")?.wait(refused, within(60))?;
@@ -44,7 +45,7 @@ fn names(rig: &mut Rig) -> Result<Verdict> {
         }
     };
     seen(pair, "Running")?;
-    // The machine is shared, and xl alone may take a second of it under emulation: the best of a few counts.
+    // The machine is shared, and under emulation xl alone may take a second of it, so the best of a few pauses counts.
     let mut told = Vec::new();
     while told.iter().all(|told| *told >= TOLD) {
         ensure!(told.len() < PAUSES, "a pause was told after {told:.1?}, not within {TOLD:?}");
@@ -56,7 +57,8 @@ fn names(rig: &mut Rig) -> Result<Verdict> {
         seen(pair, "Running")?;
     }
     println!("A knew {told:.1?} after `xl pause` had returned");
-    // A broker that is killed is not believed, and breaks nothing: the channel goes on, and names lead where they led.
+    // Endpoints do not believe a broker that was killed, but its death breaks nothing: the channel continues, and names
+    // lead where they led.
     pair.at("dom0")?.kill(broker)?;
     seen(pair, "Unknown")?;
     transfer(pair, "A", "B", "file")?;
@@ -71,7 +73,7 @@ fn names(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// Starts the broker in dom0, and waits until it told what it has to.
+/// Starts the broker in dom0, and waits until it has told the domains what it must.
 fn start(pair: &mut Pair) -> Result<Job> {
     let command = format!(
         "mkdir -p {STATE}; printf '%b' '{}' >{STATE}/toml; exec tombolod --config {STATE}/toml --state {STATE}",
@@ -89,7 +91,7 @@ fn start(pair: &mut Pair) -> Result<Job> {
     Ok(broker)
 }
 
-/// A small file goes to a service, with its caller there first.
+/// Sends a small file to a service; the side that connects is there first.
 fn transfer(pair: &mut Pair, from: &str, to: &str, service: &str) -> Result<()> {
     let at = if to == "host" { "dom0" } else { to };
     let text = pair.sh(from, "head -c 100000 /dev/urandom >/tmp/named; sha256sum </tmp/named")?;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What cases of unmodified programs in two domUs have in common: dom0's broker and its rules, hooks, `tombolo run`, what it counts.
+//! Common parts of the cases with unmodified programs in two domUs: dom0's broker and its rules, hooks, `tombolo run`,
+//! and its counts.
 
 use super::{Kind, Verdict};
 use crate::rig::{Pair, Rig};
@@ -13,12 +14,12 @@ pub const DOMAINS: &str = "[xen]\ndomains = [\"A\", \"B\"]\n";
 pub const RULES: &str = "[[allow]]\nfrom = \"A\"\nto = \"B\"\nservice = \"sockets-*\"\n\
     [[allow]]\nfrom = \"B\"\nto = \"A\"\nservice = \"sockets-*\"\n";
 const STATE: &str = "/tmp/broker";
-/// Where B is.
+/// Address of B.
 pub const ADDRESS: &str = "10.9.0.2";
-/// Pages that may be granted, for this case and otherwise.
+/// Limits of granted pages: the one for these cases, and the usual one.
 pub const PAGES: [usize; 2] = [16384, 1024];
 
-/// Does `what` while programs of both domains may find each other; it leaves nothing behind.
+/// Runs `what` while programs of both domains may find each other; leaves nothing behind.
 pub fn as_neighbours(rig: &mut Rig, what: impl FnOnce(&mut Pair) -> Result<()>) -> Result<Verdict> {
     let pair = rig.pair(Kind::Pv)?;
     allow_pages(pair, PAGES[0])?;
@@ -51,31 +52,31 @@ fn start_broker(pair: &mut Pair) -> Result<Job> {
     Ok(broker)
 }
 
-/// Writes dom0's configuration.
+/// Writes the configuration of dom0's broker.
 pub fn configure(pair: &mut Pair, parts: &[&str]) -> Result<()> {
     let text = parts.concat().replace('\n', "\\n");
     pair.sh("dom0", &format!("mkdir -p {STATE}; printf '%b' '{text}' >{STATE}/toml")).map(drop)
 }
 
-/// Until B is told of A.
+/// Waits until the broker has told B about A.
 pub fn await_record(pair: &mut Pair) -> Result<()> {
     let (a, b) = (pair.number("A"), pair.number("B"));
     pair.sh("dom0", &format!("until xenstore-read /local/domain/{b}/tombolo/{a}; do :; done")).map(drop)
 }
 
-/// `program`, counting into `folder`.
+/// Returns the command that runs `program` and counts into `folder`.
 pub fn under_run(folder: &str, program: &str) -> String {
     format!(
         "export TOMBOLO_SOCKETS_XEN=on; exec tombolo run --folder /tmp/meeting --report {folder} --log {folder}.log -- {program}"
     )
 }
 
-/// Bytes over TCP and through memory that programs of a domain counted in a folder.
+/// Returns the bytes over TCP and through memory that programs of a domain counted in a folder.
 pub fn counted(pair: &mut Pair, at: &str, folder: &str) -> Result<[u64; 2]> {
     sum_reports(&pair.sh(at, &format!("for it in {folder}/*; do cat $it; echo; done"))?)
 }
 
-/// A stream that is checked; how much of it its sender counted over TCP and through memory.
+/// Sends a stream that is checked. Returns how many of its bytes the sender counted over TCP and through memory.
 pub fn stream(pair: &mut Pair, folder: &str, millis: &str) -> Result<[u64; 2]> {
     let receiver = pair.start("B", &under_run(folder, "/agent stream-receive"))?;
     let listens = pair.at("B")?.line(receiver, within(60))?;
@@ -85,7 +86,7 @@ pub fn stream(pair: &mut Pair, folder: &str, millis: &str) -> Result<[u64; 2]> {
     counted(pair, "A", folder)
 }
 
-/// The kernel of `domain` tells programs the numbers of their connections.
+/// Makes the kernel of `domain` tell programs the sequence numbers of their connections.
 pub fn attach_hook(pair: &mut Pair, domain: &str) -> Result<()> {
     let mount = "mkdir -p /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup";
     let attach = format!("mountpoint -q /sys/fs/cgroup || {{ {mount}; }}; tombolo hook attach");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Where `tombolod` runs in a domain: the pages of a program that died stand in `tombolo ls` and `tombolo doctor` for as long as
-//! its peer maps them, and the peer is told of the death as ever.
+//! A domain with `tombolod`: `tombolo ls` and `tombolo doctor` show the pages of a program that died for as long as its
+//! peer maps them. The peer learns of the death as usual.
 
 use super::{Case, Kind, Verdict, death};
 use crate::rig::{Pair, Rig};
@@ -15,21 +15,21 @@ use tombolo_e2e::line_reader::within;
 pub const PV: &[Case] =
     &[Case { name: "pages_of_a_killed_sender_are_kept_until_its_peer_unmaps_them", run: |rig| kept(rig, Kind::Pv) }];
 
-/// What takes longer than a change may wait for.
+/// Cases that take longer than a change may wait for.
 pub const PVH_LONG: &[Case] = &[Case {
     name: "pvh_pages_of_a_killed_sender_are_kept_until_its_peer_unmaps_them",
     run: |rig| kept(rig, Kind::Pvh),
 }];
 
-/// How soon the other end of a program that died is told.
+/// Time within which the other endpoint of a program that died is told.
 const TOLD: Duration = Duration::from_secs(1);
-/// Seconds for what takes one on an idle machine.
+/// Seconds for commands that take one second on an idle machine.
 const SOON: u64 = 60;
 
 fn kept(rig: &mut Rig, kind: Kind) -> Result<Verdict> {
     let pair = rig.pair(kind)?;
     let keeper = begin(pair)?;
-    // A descriptor more does not keep the news back.
+    // One more descriptor does not delay the news of the death.
     let told = death::reaped_in(pair, "flow", 5)?.median();
     ensure!(told < TOLD, "the other end knew after {told:?}, at the median");
     until(pair, "what they left is let go of", |kept, _| kept.is_empty())?;
@@ -40,7 +40,7 @@ fn kept(rig: &mut Rig, kind: Kind) -> Result<Verdict> {
     pair.at("A")?.kill(sender)?;
     pair.at("A")?.wait(sender, within(SOON))?;
     until(pair, "it is kept", |kept, _| !kept.is_empty())?;
-    // Who does not run does not unmap, however often it is looked.
+    // A stopped program does not unmap the pages, however often the case checks.
     until(pair, "it is still kept", |kept, _| kept.iter().all(|one| one["age"].as_f64() > Some(1.0)))?;
     let b = pair.number("B");
     let (found, doctor) = seen(pair)?;
@@ -53,7 +53,8 @@ fn kept(rig: &mut Rig, kind: Kind) -> Result<Verdict> {
     ensure!(whose == expected && pages > 0, "{whose:?}, not {expected:?}: {found:?}");
     ensure!(doctor.contains(&format!("tombolod keeps {pages} of programs that died")), "{pages}: {doctor}");
     let mapped = pair.mapped()?.iter().filter(|line| line.ends_with(&format!(" {b}"))).count() as u64;
-    // A canary of the check that nothing is left: it counts at least what is kept, less the list that nobody maps any more.
+    // Canary of the check that nothing is left: Xen counts at least the kept pages, except for the list's page, which
+    // nobody maps any more.
     ensure!(mapped + 1 >= pages, "{pages} pages are kept, and Xen says that {b} maps {mapped}");
     println!("{pages} pages were kept while the peer was stopped; Xen listed {mapped} that it maps");
 
@@ -77,7 +78,7 @@ fn begin(pair: &mut Pair) -> Result<Job> {
     Ok(keeper)
 }
 
-/// What is kept in A, as `tombolo ls` has it, and what `tombolo doctor` says.
+/// Returns the kept pages in A, as `tombolo ls` lists them, and the line of `tombolo doctor`.
 fn seen(pair: &mut Pair) -> Result<(Vec<Value>, String)> {
     let text = pair.sh("A", "tombolo ls --json && tombolo doctor | grep -w xen")?;
     let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What `tombolo ls` and `tombolo doctor` show of a channel to another domain: both ends' view, and memory that waits in
-//! quarantine while the other end still maps it.
+//! Tests what `tombolo ls` and `tombolo doctor` show of a channel to another domain: both endpoints' view, and memory
+//! that waits in quarantine while the other endpoint still maps it.
 
 use super::{Case, Kind, Verdict};
 use crate::rig::{Pair, Rig};
@@ -14,9 +14,9 @@ use tombolo_e2e::line_reader::within;
 
 pub const PV: &[Case] = &[Case { name: "ls_shows_a_channel_and_what_its_peer_keeps_mapped", run: shown }];
 
-/// The file that tells the listening program to close.
+/// File that tells the listening program to close.
 const WORD: &str = "/tmp/close";
-/// The size of its ring; with the words before it that is 257 pages.
+/// Ring size of the channel in bytes; with the words before it the ring has 257 pages.
 const RING: u64 = 1 << 20;
 
 fn shown(rig: &mut Rig) -> Result<Verdict> {
@@ -48,14 +48,14 @@ fn shown(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// Checks that the list has these words.
+/// Checks that the list contains these words.
 fn lists(pair: &mut Pair, at: &str, words: &[&str]) -> Result<()> {
     let list = pair.sh(at, "tombolo ls")?;
     let missing = words.iter().find(|word| !list.contains(**word));
     missing.map_or(Ok(()), |word| Err(Error::new(format!("{at}: `{word}` was expected: {list}"))))
 }
 
-/// Listens, keeps its channel until the file `word` is there, and lives on after it has closed the channel.
+/// Listens, keeps its channel until the file `word` exists, and continues to run after it has closed the channel.
 pub fn hold_channel(address: &str, word: &str) -> Result<()> {
     let options = Options::new().ring_size(RING);
     let stream: Stream = tombolo::listen_with(address, &options)?.accept()?;

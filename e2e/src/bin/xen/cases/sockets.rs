@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Unmodified programs in two domUs, started by `tombolo run`: their TCP connections go through memory. dom0's broker says who may
-//! reach whom; nobody gives the programs a name, a number or a right.
+//! Unmodified programs in two domUs, started by `tombolo run`: their TCP connections go through memory. dom0's broker
+//! decides who may connect to whom. Nobody gives the programs a name, a number or a right.
 
 use super::neighbours::{ADDRESS, as_neighbours, attach_hook, counted, stream, under_run};
 use super::{Case, Verdict};
@@ -12,7 +12,7 @@ use tombolo_e2e::line_reader::within;
 
 pub const PV: &[Case] = &[Case { name: "pv_s17_s18_programs_in_two_domains_talk_through_memory", run: sockets }];
 
-/// How many times as much through memory is the least (`tombolo run` between domUs).
+/// Least ratio of the rate through memory to that over TCP (`tombolo run` between domUs).
 const LEAST: f64 = 1.5;
 
 fn sockets(rig: &mut Rig) -> Result<Verdict> {
@@ -23,7 +23,7 @@ fn sockets(rig: &mut Rig) -> Result<Verdict> {
         checked(pair)?;
         iperf(pair)?;
         redis(pair)?;
-        // Canary: who is told no numbers proves nothing, and all goes over TCP.
+        // Canary: a program that gets no sequence numbers can prove nothing, and everything goes over TCP.
         pair.sh("B", "tombolo hook detach")?;
         let [tcp, memory] = stream(pair, "/tmp/canary", "1000")?;
         ensure!(tcp > 0 && memory == 0, "without numbers {memory} bytes went through memory");
@@ -31,7 +31,7 @@ fn sockets(rig: &mut Rig) -> Result<Verdict> {
     })
 }
 
-/// At least 95 % of what both ends counted went through memory.
+/// Checks that at least 95 % of what both ends counted went through memory. Returns the share.
 fn ensure_through_memory(pair: &mut Pair, folder: &str) -> Result<f64> {
     let (a, b) = (counted(pair, "A", folder)?, counted(pair, "B", folder)?);
     let (tcp, memory) = (a[0] + b[0], a[1] + b[1]);
@@ -43,14 +43,14 @@ fn ensure_through_memory(pair: &mut Pair, folder: &str) -> Result<f64> {
 }
 
 fn checked(pair: &mut Pair) -> Result<()> {
-    // Its ends find each other while little is sent.
+    // The ends find each other while little is sent.
     stream(pair, "/tmp/checked", "5000 /tmp/checked.log")?;
     let share = ensure_through_memory(pair, "/tmp/checked")?;
     println!("a stream that is checked: {:.1} % through memory", 100.0 * share);
     Ok(())
 }
 
-/// Bytes in a second that `iperf3` says.
+/// Returns the bytes per second that `iperf3` reports.
 fn rate(said: &str) -> Result<f64> {
     let sum = said.split("\"sum_received\":").nth(1).and_then(|rest| rest.split("\"bits_per_second\":").nth(1));
     let number = sum.and_then(|rest| rest.split([',', '}']).next()).map(str::trim);
@@ -70,7 +70,7 @@ fn iperf(pair: &mut Pair) -> Result<()> {
     Ok(())
 }
 
-/// Megabytes in a second, under `tombolo run` where that is to count into a folder.
+/// Returns the megabytes per second, under `tombolo run` if it has to count into a folder.
 fn iperf_once(pair: &mut Pair, folder: Option<&str>, seconds: u32) -> Result<f64> {
     let line = |program: &str| folder.map_or_else(|| format!("exec {program}"), |folder| under_run(folder, program));
     let server = pair.start("B", &line("iperf3 -s -1 --forceflush"))?;
@@ -108,12 +108,13 @@ fn redis(pair: &mut Pair) -> Result<()> {
     pair.at("B")?.wait(server, within(60)).map(drop)
 }
 
-/// What comes for a client that always has something to do it is told of too, by a server of Redis that is there.
+/// Runs a client that always has something to do, with a Redis server that is already there: the client must learn of
+/// the answers too.
 fn sleepless(pair: &mut Pair) -> Result<()> {
     let folder = "/tmp/sleepless";
     let said = pair.sh("A", &under_run(folder, &format!("{SLEEPLESS} {ADDRESS} 3000")))?;
     println!("a client that never sleeps: {said}");
-    // The one with room too: the kernel's word of that is asked for as if to sleep.
+    // The connection with room is in memory too: the kernel is asked about that room as it is before a sleep.
     let log = pair.sh("A", &format!("cat {folder}.log"))?;
     ensure!(log.matches(" joined: ").count() == 2, "not both of its connections were in memory: {log}");
     Ok(())

@@ -14,7 +14,7 @@ pub const PV: &[Case] = &[Case { name: "pv_x24_programs_fork_with_connections_an
 /// The program that forks.
 const FORKS: &str = unmodified::FORKS;
 
-/// Who has a connection in memory forks; whoever goes on then, each byte comes once and in order.
+/// A program with a connection in memory forks. Whichever process continues then, each byte arrives once and in order.
 fn forks(rig: &mut Rig) -> Result<Verdict> {
     as_neighbours(rig, |pair| {
         let turns = ["child", "daemon", "parent"].into_iter().flat_map(|how| [(how, true), (how, false)]);
@@ -33,26 +33,26 @@ fn forks(rig: &mut Rig) -> Result<Verdict> {
     })
 }
 
-/// One such stream; how many bytes of it went through memory.
+/// Runs one such stream. Returns how many of its bytes went through memory.
 fn fork_in(pair: &mut Pair, how: &str, sends: bool) -> Result<u64> {
     let folder = format!("/tmp/{how}{}", u8::from(sends));
     let result = format!("{folder}.result");
-    // What an earlier one left.
+    // Removes what an earlier stream left.
     ["A", "B"].into_iter().try_for_each(|at| pair.sh(at, &format!("rm -rf {folder} {folder}.*")).map(drop))?;
     let receive =
         if sends { "/agent stream-receive".into() } else { format!("{FORKS} receive {how} {folder}.log {result}") };
     let receiver = pair.start("B", &under_run(&folder, &receive))?;
     ensure!(pair.at("B")?.line(receiver, within(60))?.contains("listens"), "{receive}");
     let send = match how {
-        // Who sends has ended, and what it left in memory is unread.
+        // The sender has ended, and what it left in memory is unread.
         "ended" => format!("{FORKS} send late {ADDRESS} {folder}.log {result}"),
         _ if sends => format!("{FORKS} send {how} {ADDRESS} {folder}.log {result}"),
         _ => format!("/agent stream-send {ADDRESS} 3000 {folder}.log"),
     };
     let sender = pair.start("A", &under_run(&folder, &send))?;
-    // What the one that forks says comes first.
+    // Waits first for the result of the program that forks.
     let forked = if sends { "A" } else { "B" };
-    // Nobody waits for a daemon: what is left of it is no program any more.
+    // No process waits for a daemon: what is left of it then, a zombie, no longer counts as a program.
     let ended = format!("[ -s {result} ] && ! grep -qs '(forks) [^Z]' /proc/[0-9]*/stat");
     let over = format!("for it in $(seq 600); do {ended} && break; usleep 100000; done; cat {result} || true");
     let said = pair.sh(forked, &over)?;

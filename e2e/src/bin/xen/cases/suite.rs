@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What every backend guarantees, and what hostile peers do, between two real domains: the example `pair` of
-//! `tombolo-domain-xen` is an agent in one, and runs its tests in the other.
+//! The guarantees of every backend, and the attacks of hostile peers, between two real domains. The example `pair` of
+//! `tombolo-domain-xen` is an agent in one domain, and runs its tests in the other.
 
 use super::{Case, Kind, Verdict};
 use crate::rig::{Pair, Rig};
@@ -18,21 +18,21 @@ pub const PV: &[Case] = &[
 ];
 pub const PVH: &[Case] =
     &[Case { name: "pvh_conformance_of_two_domus", run: |rig| conformance(rig, Kind::Pvh, "A", "B") }];
-/// What takes longer than a change may wait for.
+/// Cases that take longer than a change may wait for.
 pub const PVH_LONG: &[Case] = &[
     Case { name: "pvh_conformance_of_a_domu_and_dom0", run: |rig| conformance(rig, Kind::Pvh, "B", "dom0") },
     Case { name: "pvh_hostile_peers_harm_nobody_else", run: |rig| hostile(rig, Kind::Pvh) },
 ];
 
-/// Where agents listen.
+/// Port at which agents listen.
 const PORT: u16 = 7100;
-/// Seconds that one test may take, and one of hostile peers: the longest takes 8 where nothing else runs.
+/// Seconds that one test may take, and one test of hostile peers: the longest takes 8 where nothing else runs.
 const TEST: u64 = 180;
 const HOSTILE: u64 = 300;
-/// Seconds in which a program that was killed is gone.
+/// Seconds within which a killed program is gone.
 const GONE: u64 = 20;
 
-/// All of the suite, each side listening once: about forty tests twice.
+/// Runs the whole suite, so that each side listens once: about forty tests, twice.
 fn conformance(rig: &mut Rig, kind: Kind, here: &str, there: &str) -> Result<Verdict> {
     let pair = rig.pair(kind)?;
     passes(pair, "suite", here, there, 80)?;
@@ -40,12 +40,12 @@ fn conformance(rig: &mut Rig, kind: Kind, here: &str, there: &str) -> Result<Ver
     Ok(Verdict::Done)
 }
 
-/// All that hostile peers do.
+/// Runs all attacks of hostile peers.
 fn hostile(rig: &mut Rig, kind: Kind) -> Result<Verdict> {
     let pair = rig.pair(kind)?;
     passes(pair, "hostile", "A", "B", 20)?;
-    // What those who listened and were killed left in their own domain's folder is their domain's: the victim's is looked at,
-    // and all grants.
+    // What killed listeners left in their own domain's folder belongs to their domain. The case checks the victim's
+    // folder, and all grants.
     let folder = format!("/local/domain/{}/data/tombolo/{}", pair.number("B"), pair.number("A"));
     pair.sh("dom0", &format!("for node in $(xenstore-list {folder}); do xenstore-rm {folder}/$node; done"))?;
     pair.check_clean()?;
@@ -59,7 +59,7 @@ fn passes(pair: &mut Pair, tests: &str, here: &str, there: &str, least: usize) -
 }
 
 /// Runs those of `tests` with one of `words` in one domain against an agent in the other, which is taken to be domain
-/// `number`. Says how it ended and how many passed.
+/// `number`. Returns how the run ended and how many tests passed.
 fn run(pair: &mut Pair, tests: &str, here: &str, there: &str, number: u16, words: &str) -> Result<(End, usize)> {
     let place = match there {
         "A" => "1",
@@ -83,7 +83,7 @@ fn run(pair: &mut Pair, tests: &str, here: &str, there: &str, number: u16, words
     }
     if !control.ended(job) {
         println!("{here}: no test ended within {limit} s after: {last}");
-        // A domain that died says nothing, and Xen why.
+        // A domain that died prints nothing, but Xen prints why.
         println!("{}", pair.host.dom0.console.tail(30));
         pair.at(here)?.kill(job)?;
     }
@@ -96,7 +96,7 @@ fn run(pair: &mut Pair, tests: &str, here: &str, there: &str, number: u16, words
     Ok((end, passed))
 }
 
-/// A suite whose tests cannot succeed does not.
+/// A suite whose tests cannot succeed must fail.
 fn fails(rig: &mut Rig) -> Result<Verdict> {
     let pair = rig.pair(Kind::Pv)?;
     let (end, passed) = run(pair, "suite", "A", "B", 0, "here::d4_any_number_of_rings_is_kept")?;

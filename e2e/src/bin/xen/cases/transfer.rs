@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Files from one domain to another, by `tombolo cat`; many channels at once.
+//! Files from one domain to another by `tombolo cat`, and many channels at once.
 
 use super::{Case, Kind, Verdict, long};
 use crate::many;
@@ -21,14 +21,14 @@ pub const PVH: &[Case] = &[
     Case { name: "pvh_file_arrives_whole_in_dom0", run: |rig| files(rig, Kind::Pvh, "B", "dom0") },
 ];
 
-/// Which end is there first.
+/// The end that is there first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum First {
     Listener,
     Caller,
 }
 
-/// A file of pseudo-random bytes goes over, with either end there first; nothing is left.
+/// Sends a file of pseudo-random bytes, with either end there first. Nothing is left afterwards.
 fn files(rig: &mut Rig, kind: Kind, from: &str, to: &str) -> Result<Verdict> {
     let pair = rig.pair(kind)?;
     for first in [First::Listener, First::Caller] {
@@ -48,12 +48,13 @@ fn transfer(pair: &mut Pair, from: &str, to: &str, first: First) -> Result<()> {
     let sum = sum.split(' ').next().unwrap_or_default();
     let (listener, caller) = if first == First::Listener {
         let listener = pair.start(to, &listen)?;
-        // It is there when its node is.
+        // The listener is there when its node is.
         pair.sh("dom0", &format!("until xenstore-read /local/domain/{target}/data/tombolo/{source}/file; do :; done"))?;
         (listener, pair.start(from, &connect)?)
     } else {
         let caller = pair.start(from, &connect)?;
-        // It has looked for the listener when it has opened XenStore's device, and then it looks again and again.
+        // The connecting side has looked for the listener once it has opened XenStore's device; from then on it looks
+        // again and again.
         pair.sh(from, "until ls -l /proc/[0-9]*/fd 2>/dev/null | grep -q xenbus; do :; done")?;
         (pair.start(to, &listen)?, caller)
     };
@@ -62,14 +63,14 @@ fn transfer(pair: &mut Pair, from: &str, to: &str, first: First) -> Result<()> {
     arrived(pair, to, sum).context(format!("{first:?} first, from {from}"))
 }
 
-/// What arrived has this checksum.
+/// Checks that what arrived has this checksum.
 fn arrived(pair: &mut Pair, to: &str, sum: &str) -> Result<()> {
     let got = pair.sh(to, "sha256sum </tmp/got")?;
     ensure!(got.starts_with(sum), "{got} arrived in {to} instead of {sum}");
     Ok(())
 }
 
-/// The check of the cases above fails where it should: one byte more than was sent is there.
+/// Canary of the check in the cases above: it fails where one byte more has arrived than was sent.
 fn changed(rig: &mut Rig) -> Result<Verdict> {
     let pair = rig.pair(Kind::Pv)?;
     transfer(pair, "A", "B", First::Listener)?;
@@ -81,7 +82,8 @@ fn changed(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// As many channels as a domain's event channels allow, in the long form; all of them are in use at once, and none is left.
+/// Opens many channels, in the long form as many as a domain's event channels allow; all of them are in use at once,
+/// and none is left.
 fn at_once(rig: &mut Rig) -> Result<Verdict> {
     let pair = rig.pair(Kind::Pv)?;
     println!("{}", many::show(pair, if long() { 1000 } else { 100 })?.trim());
@@ -89,7 +91,7 @@ fn at_once(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// The search for what is left behind finds a channel that is open.
+/// Canary of the search for what is left behind: it finds an open channel.
 fn seen(rig: &mut Rig) -> Result<Verdict> {
     let pair = rig.pair(Kind::Pv)?;
     let (a, b) = (pair.number("A"), pair.number("B"));
@@ -108,7 +110,7 @@ fn seen(rig: &mut Rig) -> Result<Verdict> {
     }
     ensure!(pair.check_clean().is_err(), "an open channel passes for nothing");
     pair.at("A")?.kill(listener)?;
-    // The sender notices, and with it the pipeline ends; its first half sleeps on.
+    // The sender notices the end, and the pipeline ends with it; its first half still sleeps.
     pair.sh("B", "killall sleep")?;
     pair.at("B")?.wait(caller, within(60))?;
     pair.check_clean()?;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The broker in one thread with the test, which is all that it hears of: what happens between two events is the test's to say.
+//! The broker runs in one thread with the test, which sends it every event: the test determines what happens between
+//! two events.
 
 use std::{
     collections::BTreeMap,
@@ -59,13 +60,13 @@ impl Boxes for Inside {
     }
 }
 
-/// Of the machines' kernels.
+/// Boot identifier of the machines' kernels.
 const BOOT: [u8; 16] = [1; 16];
 
 struct World {
     broker: Broker,
     events: mpsc::Receiver<Event>,
-    /// QEMU's ends of the connections.
+    /// QEMU's sides of the connections.
     sockets: Vec<OwnedFd>,
     folder: tempfile::TempDir,
 }
@@ -85,7 +86,7 @@ fn play_on(test: impl FnOnce(World)) {
     });
 }
 
-/// A broker in `folder`, whose descriptor store begins.
+/// Returns a broker in `folder`, whose descriptor store begins.
 fn begin(folder: &Path, text: &str) -> (Broker, mpsc::Receiver<Event>) {
     let config = Config::parse(&folder.join("t"), text).unwrap();
     let began = Instant::now();
@@ -109,12 +110,12 @@ impl World {
         Self { broker, events, sockets: Vec::new(), folder }
     }
 
-    /// Another broker takes up what this one leaves.
+    /// Starts another broker with the state that this one leaves.
     fn restart(self) -> Self {
         self.restart_with(TEXT)
     }
 
-    /// The same with another configuration.
+    /// As `restart`, with another configuration.
     fn restart_with(mut self, text: &str) -> Self {
         self.broker.journal.save(&self.broker.domains.state).unwrap();
         let Self { broker, sockets, folder, .. } = self;
@@ -143,7 +144,7 @@ impl World {
         self.handle_event(Event::Qemu(name.into(), process, news));
     }
 
-    /// Its QEMU does all that it should.
+    /// The machine's QEMU does everything that it should.
     fn meet(&mut self, name: &str) {
         let wanted = self.broker.domains.vms[name].wanted.borrow().clone();
         let places: BTreeMap<_, _> = wanted.plugs.iter().map(|plug| (plug.name.clone(), "04.0".to_owned())).collect();
@@ -164,7 +165,7 @@ impl World {
         memory.finish_sealing(region, done, domains, schedule);
     }
 
-    /// What the account's broker said is heard, as the ring of its doorbell does it.
+    /// Takes the messages of the account's broker, as a notification of its doorbell does.
     fn hear_account(&mut self) {
         self.handle_event(Event::Rang("host".into(), 0));
     }
@@ -197,12 +198,12 @@ impl World {
         u64::from_le_bytes(word)
     }
 
-    /// The number of the message that stands in the account's box.
+    /// Returns the number of the message in the account's box.
     fn said_by_account(&self) -> u64 {
         self.word(4096 + 0x40)
     }
 
-    /// Whether the account heard all that it was told.
+    /// Returns whether the account has read all its messages.
     fn is_quiet(&self) -> bool {
         self.broker.domains.locals["host"].guest.has_sent_all() && self.word(0x40) == self.word(4096 + 0x80)
     }
@@ -215,7 +216,7 @@ impl World {
 #[test]
 fn b11_released_that_comes_while_the_account_is_told_other_news_counts() {
     play(|world| {
-        // Three reboots: memory that stays for ever ends the link.
+        // Three reboots: memory that is never released would end the link.
         for _ in 0..3 {
             world.until("the account heard all", World::is_quiet);
             let before = world.said_by_account();
@@ -228,7 +229,7 @@ fn b11_released_that_comes_while_the_account_is_told_other_news_counts() {
                 assert!(began.elapsed() < Duration::from_secs(20), "the account does not let go");
                 thread::yield_now();
             }
-            // It stands in the box; what is heard first are news on the other link.
+            // The message is in the box; news on the other link are handled first.
             world.send_news("b", News::Running(false));
             world.send_news("b", News::Running(true));
             world.until("the account gave it back", |world| !world.is_held_by_host());
@@ -262,7 +263,7 @@ fn b8_storm_that_is_told_while_the_guest_is_told_other_news_is_heard_and_has_con
             world.broker.domains.state.link_between(&super::checked_name("a"), &super::checked_name("host")).unwrap();
         guest.queue_message(&Envelope::statement(Message::Storm { link }));
         guest.turn(&mut boxes).unwrap();
-        // It stands in the box; what comes first is a change of what the guest is told.
+        // The message is in the box; a change of the guest's messages comes first.
         world.broker.domains.config.numbers.insert("a".into(), 5);
         world.broker.reconcile().unwrap();
         assert!(world.broker.domains.vms["a"].stormed_by.contains("host"), "it was heard");
@@ -279,7 +280,7 @@ fn b17_guest_that_rings_or_begins_sessions_without_end_has_the_broker_reconcile_
             world.broker.handle_event(Event::Rang("a".into(), process)).unwrap();
             assert!(!world.broker.schedule.pace.is_due(), "a ring alone has consequences");
         }
-        // What it says has some; as much as it can say it says.
+        // The guest's messages have consequences, and it sends as many as it can.
         let mut boxes = Inside(world.broker.domains.vms["a"].device.memory.try_clone().unwrap());
         let (began, mut spent, mut longest, mut drawn) = (Instant::now(), Duration::ZERO, Duration::ZERO, 0);
         while drawn < 20 || began.elapsed() < Duration::from_millis(500) {
@@ -312,7 +313,7 @@ fn b17_guest_that_rings_or_begins_sessions_without_end_has_the_broker_reconcile_
 fn b11_memory_of_which_an_account_was_never_told_does_not_wait_for_it() {
     play(|world| {
         let link = world.broker.domains.state.link_between(&checked_name("a"), &checked_name("host")).unwrap();
-        // New memory, which the account is not told of before it goes again: it was told of another generation.
+        // New memory that goes again before the account was told of it: the account knows another generation.
         let generation = world.broker.domains.state.links[&link].generation + 1;
         world.broker.memory.retire_memory(link, &mut world.broker.domains);
         let ends = world.broker.domains.state.links[&link].ends.clone();
@@ -336,7 +337,7 @@ fn b10_region_that_cannot_be_sealed_is_told_of_once_and_not_each_time_that_it_is
         let fail = |world: &mut World| world.finish_sealing(region, Err(io::ErrorKind::WouldBlock.into()));
         let lines = crate::log::tests::written(false, "info", || (0..3).for_each(|_| fail(world)));
         assert!(lines.len() == 1 && lines[0].contains("the memory of a cannot be sealed yet"), "{lines:?}");
-        // Once it was sealed it is another matter.
+        // A failure after a successful seal is reported again.
         world.finish_sealing(region, Ok(()));
         assert_eq!(crate::log::tests::written(false, "info", || fail(world)).len(), 1);
     });
@@ -350,7 +351,7 @@ fn b17_memory_is_made_beside_the_thread_that_serves_all_others() {
         world.broker.reconcile().unwrap();
         let link = world.broker.domains.state.link_between(&checked_name("a"), &checked_name("host")).unwrap();
         assert!(world.broker.memory.making.contains(&link) && !world.broker.domains.state.links[&link].has_memory);
-        // Its end begins once more before it is there: then it is for that life.
+        // Its domain begins once more before the memory is there: the memory is then for that incarnation.
         let life = world.broker.domains.state.number();
         world.broker.domains.state.machines.get_mut("a").unwrap().life = life;
         world.until("the links are up", World::is_up);
@@ -366,7 +367,7 @@ fn b17_thread_that_serves_all_others_does_not_spend_the_time_that_memory_takes()
         let entry = world.broker.domains.state.links.get_mut(&link).unwrap();
         entry.size = 64 << 20;
         let ends = entry.ends.clone();
-        // Of this thread alone: whatever else runs meanwhile counts for nothing.
+        // CPU time of this thread alone, so that other threads do not count.
         let spent = |work: &mut dyn FnMut()| {
             let own = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap();
             let before = own();
@@ -384,7 +385,7 @@ fn b17_thread_that_serves_all_others_does_not_spend_the_time_that_memory_takes()
 #[test]
 fn b16_machine_whose_device_cannot_be_written_is_lost_and_no_other() {
     play_on(|world| {
-        // What a broker of before left: memory that its QEMU sealed.
+        // An earlier broker left memory that its QEMU sealed.
         let sealed = memory::create("sealed", tombolo_control::DEVICE_LEN).unwrap();
         memory::seal_against_writing(&sealed).unwrap();
         let (process, device) =
@@ -405,12 +406,12 @@ fn b16_machine_whose_device_cannot_be_written_is_lost_and_no_other() {
     });
 }
 
-/// Bytes of a file that are there.
+/// Returns the number of bytes allocated for a file.
 fn allocated(memory: &OwnedFd) -> i64 {
     rustix::fs::fstat(memory).unwrap().st_blocks * 512
 }
 
-/// The memory of the link between `a` and the host, by whose it is: `a`, and the host.
+/// Returns the memory of the link between `a` and the host, by its owner: `a`, and the host.
 fn regions(world: &World) -> [OwnedFd; 2] {
     let link = world.broker.domains.state.link_between(&checked_name("a"), &checked_name("host")).unwrap();
     let side = world.broker.domains.state.links[&link].side("a").unwrap();
@@ -427,7 +428,7 @@ fn begin_life(world: &mut World) {
 #[test]
 fn b11_pages_of_an_accounts_region_are_given_back_once_its_programs_let_go_and_a_machines_are_not_touched() {
     play(|world| {
-        // The machine has vhost-user backends: its region is not sealed against writing, and so it could be done.
+        // The machine has vhost-user backends: its region is not sealed against writing, so its pages could be freed.
         let link = world.broker.domains.state.link_between(&checked_name("a"), &checked_name("host")).unwrap();
         let ends = world.broker.domains.state.links[&link].ends.clone();
         world.broker.memory.regions.insert(link, memory::create_pair(link, &ends, 64 << 10, [true; 2]).unwrap());
@@ -444,7 +445,7 @@ fn b11_b16_pages_that_programs_got_from_an_earlier_broker_stay_whatever_becomes_
     play_on(|mut world| {
         let kept = regions(&world);
         begin_life(&mut world);
-        // Nobody is left who would say that they let go.
+        // No process is left that would report a release.
         let mut world = world.restart();
         world.until("the old memory is out of the state", |world| world.broker.domains.state.quarantine.is_empty());
         world.until("the links are up", World::is_up);
@@ -458,7 +459,7 @@ fn b11_b16_pages_that_programs_got_from_an_earlier_broker_stay_whatever_becomes_
         };
         assert!(world.broker.domains.state.link_between(&checked_name("a"), &checked_name("host")).is_none());
         world.until("that memory is out of the state, too", |world| world.broker.domains.state.quarantine.is_empty());
-        // What is done to memory is done one after the other.
+        // Jobs on memory run one after the other.
         let done = memory::create("done", 64 << 10).map(Arc::new).unwrap();
         let free = Chore { what: What::Free, memory: Arc::clone(&done), region: None };
         assert!(world.broker.memory.chores.ask("host", free));
@@ -512,7 +513,7 @@ fn b9_qemu_that_cannot_be_served_leaves_no_task_behind() {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (ours, _theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
         let mut device = crate::host::ivshmem::Device::new("a", ours, 2).unwrap();
-        // It cannot be polled, which is found out after the first task began.
+        // The device cannot be polled, which is found out after the first task began.
         device.host = memory::create("test", 4096).unwrap();
         let (broker, machine) = (&world.broker, crate::host::state::Machine::new(99, 100));
         let begun = crate::host::vm::start(
@@ -578,7 +579,7 @@ fn b8_b16_doorbell_that_is_not_written_down_is_not_given_and_is_given_later() {
         world.broker.domains.state.machines.get_mut("a").unwrap().doorbells.remove(&number);
         assert!(is_unsaved(&world.broker.doorbells().give_doorbell("a", doorbell).unwrap_err()));
         assert!(world.broker.domains.state.machines["a"].doorbells.is_empty());
-        // What is wanted stays wanted.
+        // The doorbell is still wanted.
         world.broker.reconcile().unwrap();
         assert!(world.broker.domains.state.machines["a"].doorbells.is_empty());
         std::fs::remove_dir(&blocked).unwrap();
