@@ -564,6 +564,24 @@ fn s7_contested_connection_is_nobodys() {
 }
 
 #[test]
+fn s4_each_process_is_proposed_to_over_a_session_of_its_own() {
+    let mut victim = Victim::new(false);
+    let domain = LocalDomain::in_folder(victim.folder.path());
+    fs::create_dir(victim.folder.path().join("claims")).unwrap();
+    let mut sessions = Vec::new();
+    for service in [victim::SERVICE, "sockets-fedcba9876543210"] {
+        let mut listener = domain.listen(service).unwrap();
+        fs::write(victim.claim_file("waiting"), service).unwrap();
+        let session = (0..1000).find_map(|_| {
+            victim.call();
+            listener.accept().unwrap()
+        });
+        sessions.push((session.unwrap_or_else(|| panic!("{service} is not called")), listener));
+        victim.next();
+    }
+}
+
+#[test]
 fn s7_claim_of_the_dead_is_taken_over() {
     let victim = Victim::new(true);
     fs::create_dir(victim.folder.path().join("claims")).unwrap();

@@ -120,7 +120,7 @@ fn m2_segment_smaller_than_any_ring_is_refused() {
     let seen = tombolo_mem::PeerSegment::map(std::os::fd::AsFd::as_fd(&fd), 4096).unwrap();
     let mode = Mode { messages: false, ordering: FenceMode::Fences };
     let corrupt = halves(fresh(CAPACITY, 0, 0).0, &seen, mode).unwrap_err();
-    assert_eq!((corrupt.clause, corrupt.found), ("M-2", 4096));
+    assert_eq!((corrupt.clause, corrupt.found, corrupt.bound), ("M-2", 4096, 8192));
     drop(segment);
 }
 
