@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
-"""Asks and answers, in words that anyone can guess: `asks.py serve HOST PORT` or
-`asks.py ask HOST PORT OWN FROM COUNT WARM FILE`. Who asks uses the port FROM of its address OWN, makes the file WARM after COUNT
-answers, and goes on until FILE is there."""
+"""Asks and answers, in words that can be guessed: `asks.py serve HOST PORT` or `asks.py ask HOST PORT OWN FROM COUNT
+WARM FILE`. The asking side uses the port FROM of its address OWN, makes the file WARM after COUNT answers, and
+continues until FILE exists."""
 
 import os, socket, sys, time
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
-"""`serve`: answers requests of 100 bytes, one connection after the other; `serve forks`: in a process for each. `ask PORT
-REQUESTS...`: a connection for each number, over which so many requests are answered."""
+"""`serve`: answers requests of 100 bytes, one connection after the other; `serve forks`: in a process for each. `ask
+PORT REQUESTS...`: makes a connection for each number, over which so many requests are answered."""
 
 import os
 import socket
@@ -10,7 +10,7 @@ SIZE = 100
 
 
 def receive(end):
-    """A whole message, or nothing at the end."""
+    """Returns a whole message, or nothing at the end."""
     got = b""
     while len(got) < SIZE and (part := end.recv(SIZE - len(got))):
         got += part

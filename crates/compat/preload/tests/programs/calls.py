@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
-"""Calls that programs seldom make, on connections that were joined if they can be. It prints what they gave."""
+"""Calls that programs seldom make, on connections that are joined if they can be. Prints their results."""
 
 import array, ctypes, fcntl, os, select, signal, socket, struct, termios, threading
 
@@ -9,7 +9,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def there(end, n):
-    """Waits until so much has come."""
+    """Waits until so many bytes have come."""
     count = array.array("i", [0])
     while count[0] < n:
         fcntl.ioctl(end, termios.FIONREAD, count)
@@ -190,7 +190,7 @@ READ, WRITE, CLOSE, DUP3, RECVMMSG = 0, 1, 3, 292, 299
 
 
 def by_number():
-    """By `syscall`, as libuv closes what it has."""
+    """By `syscall`, as libuv closes its descriptors."""
     a, b = pair()
     say("write", libc.syscall(WRITE, a.fileno(), b"by number", ctypes.c_size_t(9)), b.recv(100))
     b.sendall(b"answer")

@@ -16,7 +16,8 @@ def pattern(begin, n):
 
 
 class Holdings:
-    """What this process has, and the folder where ends meet: after a tenth of all there must be as much as at the end."""
+    """Resources of this process, and of the folder where endpoints meet: after a tenth of the run there must be as many
+    as at the end."""
 
     def __init__(self):
         self.at_first = None
@@ -40,7 +41,7 @@ GROWS = 2048
 
 
 def serve(listener):
-    """Echoes, for as many as come, until none is left of all that there will be."""
+    """Echoes to all clients, until none of the expected ones is left."""
     holdings = Holdings()
     epoll = select.epoll()
     epoll.register(listener, select.EPOLLIN)
@@ -106,8 +107,8 @@ def short(address):
 
 
 def killed(listener, serves):
-    """One end, which connected or `serves`, is killed while it sends; what the other has is a beginning, and it hears of
-    the end."""
+    """One end, which connected or `serves`, is killed while it sends. The other end has received a beginning of the
+    stream, and is told of the end."""
     for _ in range(count):
         # It may happen before the two have found each other, during that, or after it.
         turns = random.choice((0, 1, 2, 3, 10))
@@ -147,8 +148,8 @@ def killed(listener, serves):
 
 
 def revoked(address):
-    """While streams go both ways, what joins the two processes is cut, and the place where callers come in as well. They arrive
-    whole."""
+    """While streams go in both directions, the session of the two processes is cut, and the socket for callers as well.
+    The streams arrive whole."""
     libc = ctypes.CDLL(None)
     for seed in range(count):
         with socket.create_connection(address) as end:
@@ -183,7 +184,7 @@ def revoked(address):
 
 
 def listen():
-    """Which end waits for the other is decided by addresses. Where links are cut, each seed has one or the other for sure."""
+    """The addresses determine which end waits for the other. Where sessions are cut, each seed has a fixed one."""
     if what != "revoked":
         return socket.create_server(("127.0.0.1", 0), backlog=4096)
     below, above = map(int, open("/proc/sys/net/ipv4/ip_local_port_range").read().split())

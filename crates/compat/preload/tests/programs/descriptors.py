@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
-"""A program that counts on its descriptors: on their number, and on being the only one who closes them."""
+"""A program that relies on its descriptors: on their number, and on being the only one that closes them."""
 
 import ctypes, errno, os, resource, socket, sys
 
@@ -12,7 +12,7 @@ def pair(listener):
 
 
 def talk(a, b, turns=20):
-    """Enough for the two to be joined, and then through shared memory."""
+    """Talks enough for the two to be joined, and then through shared memory."""
     for turn in range(turns):
         for x, y in ((a, b), (b, a)):
             data = bytes([turn % 251]) * 1000
@@ -26,7 +26,7 @@ def talk(a, b, turns=20):
 
 
 def limited(limit):
-    """Opens as many connections as the limit allows; all of them talk. How many there are is what TCP gives."""
+    """Opens as many connections as the limit allows; all of them talk. Their number is the same as with TCP."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
     child = os.fork()

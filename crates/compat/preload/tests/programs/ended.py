@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
-"""One end sends and shuts its sending down; then another program, without the library, gets the other end, of which nobody
-has read. What it finds there, and what the first end hears, is printed: everything, or that the connection was reset. A
-stream that is cut short without an error is a fault."""
+"""One end sends and shuts its sending down; then another program, without the library, gets the other end, of which
+nothing was read. Prints what that program finds, and what the first end is told: everything, or a reset. A stream that
+is cut short without an error is a fault."""
 
 import os, select, socket, subprocess, sys, zlib
 
@@ -38,7 +38,7 @@ def passed(end):
 
 
 def executed(listener):
-    """The other end is another process's from the beginning."""
+    """The other end belongs to another process from the beginning."""
     ready, go = os.pipe(), os.pipe()
     out, into = os.pipe()
     child = os.fork()
@@ -61,7 +61,7 @@ def executed(listener):
 
 
 def pair_of(end, first):
-    """This end, after it has talked with the other enough to be joined."""
+    """Returns this end, after it has talked with the other enough to be joined."""
     for turn in range(80):
         if (turn % 2 == 0) == first:
             end.sendall(b"w" * 500)

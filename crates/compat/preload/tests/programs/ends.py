@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
-"""Two ends in one process, for the programs beside this."""
+"""Two ends in one process, for the programs in this folder."""
 
 import socket
 
 
 def pair():
-    """Two connected ends that have talked enough to be joined."""
+    """Returns two connected ends that have talked enough to be joined."""
     listener = socket.create_server(("127.0.0.1", 0))
     a = socket.create_connection(listener.getsockname())
     b, _ = listener.accept()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
-"""Fetches a URL into a file: `fetch.py URL FILE`; by requests where it is installed."""
+"""Fetches a URL into a file: `fetch.py URL FILE`; with the module requests where it is
+installed."""
 
 import sys
 

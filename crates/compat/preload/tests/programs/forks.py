@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
-"""Ends that are several processes: what each of them sends and reads arrives once, whole and in order.
+"""Ends that consist of several processes: the bytes that each of them sends and reads arrive once, whole and in order.
 
-Every byte says who sent it (its high bit) and where it stands in what that one sent (the rest)."""
+Every byte holds its sender (the high bit) and its place in what that one sent (the rest)."""
 
 import ctypes, os, random, signal, socket, sys
 
@@ -24,7 +24,7 @@ def send(end, who, n, most=30000, begin=0):
 
 
 class Check:
-    """What was sent by each, in order."""
+    """Checks the bytes of each sender, in order."""
 
     def __init__(self):
         self.seen = [0, 0]
@@ -86,7 +86,7 @@ def writers(end, peer):
 
 
 def apart(end, peer):
-    """The same in another PID namespace, where nobody has the parent's number; more follows once one is left."""
+    """The same in another PID namespace, in which the parent has no number; more follows once one process is left."""
     pid = os.getpid()
     unshare()
     child = fork(lambda: (send(end, 1, SIZE), receive(end, Check(), SIZE)))
@@ -105,7 +105,7 @@ def apart_peer(end):
 
 
 def unshare():
-    """Children are in a PID namespace of their own from now on."""
+    """Puts all later children into a PID namespace of their own."""
     libc = ctypes.CDLL(None, use_errno=True)
     new_user, new_pid = 0x10000000, 0x20000000
     if libc.unshare(new_pid) != 0 and libc.unshare(new_user | new_pid) != 0:
@@ -160,7 +160,7 @@ def split_peer(end):
 
 
 def bystander(end, peer):
-    """A child that has the socket and leaves it alone, as one that saves a snapshot."""
+    """A child that has the socket and does not use it, like one that saves a snapshot."""
     wake, sleep = os.pipe()
 
     def wait():
@@ -183,7 +183,7 @@ def bystander_peer(end):
 
 
 def writer_dies(end, peer):
-    """A writer is killed at any time; what the other writes is not touched."""
+    """A writer is killed at any time; the bytes of the other are not affected."""
 
     def die():
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -225,7 +225,7 @@ def reader_dies_peer(end):
 
 
 def becomes(end, peer, begin=b"go"):
-    """A child becomes a program that knows nothing of the library, with the socket as its input."""
+    """A child executes a program without the library, with the socket as its input."""
     back, out = os.pipe()
     became, becoming = os.pipe()
 
@@ -250,7 +250,8 @@ def becomes(end, peer, begin=b"go"):
 
 
 def becomes_at_once(end, peer):
-    """The same while the peer is sending, so that bytes are in shared memory when it happens: it ends, and in order."""
+    """The same while the peer is sending, so that bytes are in shared memory when it happens: the stream ends, and in
+    order."""
     got = becomes(end, peer, None)
     assert got <= SIZE
 
@@ -268,7 +269,7 @@ def becomes_at_once_peer(end):
 
 
 def cannot_become(end, peer):
-    """There is no such program, and the process goes on."""
+    """There is no such program, and the process continues."""
 
     def try_to():
         try:
@@ -287,7 +288,7 @@ cannot_become_peer = writers_peer
 
 
 def serve(keep):
-    """A server that forks for each caller, and keeps the caller's socket or not."""
+    """A server that forks for each client, and keeps the client's socket or not."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def call():

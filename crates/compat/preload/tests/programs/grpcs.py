@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
-"""gRPC, whose threads share one epoll set: calls and a stream of messages that come back as they were sent.
+"""gRPC, whose threads share one epoll set: calls and a stream of messages that must come back unchanged.
 
 `grpcs.py serve HOST PORT`, or `grpcs.py ask HOST PORT`, which prints how many bytes of messages it got back."""
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
-"""Connections whose packets are dropped while both programs live, until the kernel of one end gives them up: what that end hears,
-and what the other. `halfopen.py NAMESPACE DEVICE ADDRESS`: the other end's; both ends are in this process. After the first lines, which
-are the same for TCP alone, comes what crossed the cut."""
+"""Connections whose packets are dropped while both programs live, until the kernel of one end gives them up: prints
+what each end is told. `halfopen.py NAMESPACE DEVICE ADDRESS` names the other end's; both ends are in this process. The
+first lines are the same for TCP alone; after them comes what crossed the cut."""
 
 import ctypes, errno, os, select, socket, subprocess, sys, threading, time
 
@@ -12,7 +12,7 @@ IN, OUT, RDHUP, ERR, HUP = select.POLLIN, select.POLLOUT, select.POLLRDHUP, sele
 
 
 def inside(path, call):
-    """What `call` gives in another network namespace; sockets stay in the one where they were made."""
+    """Returns the result of `call` in another network namespace; sockets stay in the one where they were made."""
     own = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     for where in (os.open(path, os.O_RDONLY), own):
         if where == own:
@@ -26,14 +26,14 @@ listener = inside(f"/run/netns/{namespace}", lambda: socket.create_server(("0.0.
 
 
 def impatient(end):
-    """Its kernel gives up after a moment without answers, whether there are packets to be answered or not."""
+    """Makes its kernel give up after a moment without answers, whether there are packets to be answered or not."""
     end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("KEEPIDLE", 1), ("KEEPINTVL", 1), ("KEEPCNT", 2), ("USER_TIMEOUT", PATIENCE)):
         end.setsockopt(socket.IPPROTO_TCP, getattr(socket, "TCP_" + name), value)
 
 
 def pair():
-    """Two ends that have talked; the first in this namespace, and impatient."""
+    """Returns two ends that have talked; the first is in this namespace, and impatient."""
     a = socket.create_connection((host, PORT))
     b, _ = listener.accept()
     for _ in range(40):
@@ -62,7 +62,8 @@ def names(events):
 
 
 def fill(end):
-    """Until it stays full: the kernel makes room by and by, and a ring that stays full is left for the buffers of TCP (S-16)."""
+    """Fills the connection until it stays full: the kernel makes room gradually, and a ring that stays full is left for
+    the buffers of TCP (S-16)."""
     end.setblocking(False)
     room = True
     while room:
@@ -72,7 +73,7 @@ def fill(end):
 
 
 def after(a):
-    """What a connection that was given up says for ever."""
+    """Returns the lasting results of a connection that was given up."""
     return error(a.recv, 9), error(a.send, b"x"), error(a.recv, 9), error(a.send, b"x")
 
 
@@ -82,7 +83,7 @@ def reads(a, b):
 
 
 def reads_all(a, b):
-    """Has some of what it wants."""
+    """Has a part of what it wants."""
     b.sendall(b"some")
     ready.wait()
     return error(a.recv, 9, socket.MSG_WAITALL), error(a.recv, 9), *after(a)
@@ -115,7 +116,7 @@ def edges(a, b):
 
 
 def sends(a, b):
-    """Asks for nothing, and its peer reads all that comes."""
+    """Asks for nothing, and its peer reads everything that comes."""
     said = []
 
     def sink():
@@ -151,7 +152,7 @@ def epolls_full(a, b):
 
 
 def unread(a, b):
-    """What came before the cut is read before the error."""
+    """Bytes from before the cut are read before the error."""
     b.sendall(b"before")
     while len(a.recv(9, socket.MSG_PEEK)) < 6:
         pass
@@ -163,7 +164,7 @@ def unread(a, b):
 
 
 def other_end(a, b):
-    """The other end goes on to send when the first has been told; its own kernel gives up."""
+    """The other end continues to send when the first was told; its own kernel gives up."""
     impatient(b)
     ready.wait()
     error(a.recv, 9)
@@ -178,7 +179,7 @@ def other_end(a, b):
 
 
 def crosses(a, b):
-    """How much of 20,000 bytes comes after the cut, as long as no kernel has given up."""
+    """Returns how many of 20,000 bytes arrive after the cut, as long as no kernel has given up."""
     for name in ("KEEPCNT", "USER_TIMEOUT"):
         a.setsockopt(socket.IPPROTO_TCP, getattr(socket, "TCP_" + name), 100 if name == "KEEPCNT" else 0)
     ready.wait()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
-"""Ways to wait for something that does not come, on connections that were joined: how often each woke within a second, and what
-that took of a CPU, in thousandths. The last does not sleep but looks again each millisecond."""
+"""Ways to wait for something that does not come, on connections that were joined. Prints how often each woke within a
+second, and its CPU time in thousandths. The last does not sleep but polls each millisecond."""
 
 import resource, select, threading
 
@@ -22,7 +22,7 @@ def used():
 
 
 def late(end, data=b"!"):
-    """Says something when the time is over."""
+    """Sends bytes when the time is over."""
     threading.Timer(LONG, end.sendall, (data,)).start()
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
-"""Sockets that other programs get: by their own number through every way to start one, and by a message. The other program
-reads from it and writes to it; what the two ends hear is printed."""
+"""Sockets that other programs get: by their own number through every way to start one, and by a message. The other
+program reads from the socket and writes to it. Prints what the two ends receive."""
 
 import array, ctypes, os, socket, sys
 

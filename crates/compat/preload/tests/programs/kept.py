@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
-"""Both ends in one process, and one of them kept by another program alone: what was under way arrives, both ways."""
+"""Both ends are in one process, and then one of them is kept by another program alone: unread bytes arrive, in both
+directions."""
 
 import os, socket, subprocess, sys, zlib
 

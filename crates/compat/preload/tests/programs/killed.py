@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
-"""A peer is killed under load: what the other end hears, and that it ends."""
+"""A peer is killed under load: prints what the other end is told, and that it ends."""
 
 import os, signal, socket, threading
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
-"""Asks ADDRESS PORT for the pages of COUNT numbers, by eight threads that each keep their connection, and looks at each answer."""
+"""Requests the pages of COUNT numbers from ADDRESS PORT, by eight threads that each keep their connection, and checks
+each answer."""
 import hashlib
 import http.client
 import sys

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
-"""Two ends of a proxy, each with bytes of its own: `serve ADDRESS PORT BYTES` answers one caller after it has sent all,
-`ask ADDRESS PORT BYTES` calls. Both say whether what came is what was sent."""
+"""The two ends of a proxy, each with bytes of its own: `serve ADDRESS PORT BYTES` answers one client after it has sent
+everything, `ask ADDRESS PORT BYTES` connects. Both print whether they received what was sent."""
 import hashlib
 import random
 import socket

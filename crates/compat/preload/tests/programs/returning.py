@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
-"""Streams without end, both ways at once, of which each byte is checked, until a file is there.
+"""Streams without end, in both directions at once, with each byte checked, until a file exists.
 
 serve ADDRESS PORT WAY COUNT STOP | connect ADDRESS PORT WAY COUNT STOP
 
@@ -25,7 +25,7 @@ class Stream:
         sock.settimeout(None)
 
     def send(self, most=PIECE):
-        """Says whether there was room."""
+        """Returns whether there was room."""
         at = self.sent % len(PATTERN)
         try:
             n = self.sock.send(PATTERN[at : at + most])
@@ -35,7 +35,7 @@ class Stream:
         return n == most
 
     def receive(self, most=PIECE):
-        """Says whether there was something."""
+        """Returns whether there was something."""
         try:
             data = self.sock.recv(most)
         except BlockingIOError:
@@ -63,7 +63,7 @@ def stopped():
 
 
 def handle(stream, events, edge):
-    """What an event is for. A little, so that nobody burns all the time there is."""
+    """Handles an event. Moves little, so that it does not take all CPU time."""
     if events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLRDHUP | select.EPOLLERR):
         while stream.receive() and edge:
             pass
@@ -94,7 +94,7 @@ def by_poll(streams):
 
 
 def by_epoll(streams, flag):
-    """A set, and each connection in it once: told of level, edge or one event."""
+    """One set, with each connection in it once, for levels, edges or one event."""
     epoll = select.epoll()
     by_number = {stream.sock.fileno(): stream for stream in streams}
     shut = set()
@@ -121,7 +121,7 @@ def by_epoll(streams, flag):
 
 
 def by_pool(streams):
-    """Three threads at one set, each event of which is for one of them."""
+    """Three threads on one set; each event is for one of them."""
     epoll = select.epoll()
     by_number = {stream.sock.fileno(): stream for stream in streams}
     busy = {number: threading.Lock() for number in by_number}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
-"""What a socket does, one line for each property: the same lines with and without the library."""
+"""The behaviour of a socket, one line for each property: the same lines with and without the library."""
 
 import array, ctypes, errno, fcntl, os, select, signal, socket, struct, sys, termios, threading
 
@@ -10,7 +10,7 @@ listener.listen(64)
 
 
 def pair(sndbuf=None):
-    """Two connected ends that have talked enough to be joined; the first with a buffer of its choice."""
+    """Returns two connected ends that have talked enough to be joined; the first may have a buffer of a given size."""
     one = socket.socket(listener.family)
     if sndbuf:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, sndbuf)
@@ -35,7 +35,7 @@ def got(end, n):
 
 
 def there(end, n):
-    """Waits until so much has come."""
+    """Waits until so many bytes have come."""
     count = array.array("i", [0])
     while count[0] < n:
         fcntl.ioctl(end, termios.FIONREAD, count)
@@ -146,7 +146,7 @@ def endings():
 
 
 def resets():
-    """What each call says of a connection that the peer has reset, before and after somebody has asked for the error."""
+    """The result of each call on a connection that the peer has reset, before and after the error was fetched."""
 
     def reset(unread=b""):
         a, b = pair()
@@ -335,7 +335,7 @@ def processes():
 
 
 def inherited():
-    """A set that a child has from its parent, and each waits in it by turns."""
+    """A set that a child has from its parent; each waits in it in turns."""
     a, b = pair()
     c, d = pair()
     for mode in (0, select.EPOLLET, select.EPOLLONESHOT):
@@ -355,7 +355,7 @@ def inherited():
 
 
 def options():
-    """What a socket is told, and what it tells."""
+    """Options that are set and read."""
     a, b = pair()
     a.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 50000))
     sent = 0
@@ -390,7 +390,7 @@ def looks():
 
 
 def truncated():
-    """MSG_TRUNC throws bytes away, and says how many."""
+    """MSG_TRUNC throws bytes away, and returns how many."""
     a, b = pair()
     b.sendall(b"0123456789")
     there(a, 10)

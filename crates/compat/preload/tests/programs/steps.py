@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
-"""A connection between two ends of this process for each line that is read: `talk` moves 100 kB each way, `few` some bytes,
-`none` no byte, `at ADDRESS PORT` talks with somebody else. Says when both ends are closed."""
+"""Makes a connection between two ends of this process for each line that it reads: `talk` moves 100 kB in each
+direction, `few` some bytes, `none` no byte, `at ADDRESS PORT` talks with another program. Prints a line when both ends
+are closed."""
 import socket
 import sys
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
-"""Servers behind a proxy that keep their connections, and one who asks the proxy.
+"""Servers behind a proxy that keep their connections, and a client of the proxy.
 
     upstream.py HOST WEB CGI PORT         serves HTTP at WEB, FastCGI at CGI: whichever is PORT
     upstream.py HOST PORT ask THREADS N   asks each of them N times in each thread"""
@@ -10,7 +10,7 @@ host, port, *more = sys.argv[1:]
 
 
 def answer(path):
-    """What belongs to a path, which says how long it is."""
+    """Returns the contents of a path, which holds their length."""
     number = int(path.rsplit("/", 1)[1])
     return (b"%s " % path.encode()) * (number % 97 * 30 + 1)
 
