@@ -112,7 +112,7 @@ mod tests {
     fn header_carries_doc_comments_and_shows_pointers() {
         let header = generate(root()).unwrap();
         assert!(header.contains("const char *tombolo_last_error(void);"), "{header}");
-        assert!(header.contains(" * What went wrong in the last call of this thread"), "{header}");
+        assert!(header.contains(" * Returns the error of this thread's last failed call"), "{header}");
         assert!(
             header
                 .contains("(struct tombolo_listener *listener, int64_t timeout_ns, struct tombolo_channel **channel);")
