@@ -26,7 +26,7 @@ use crate::{
     inside::{self, Few},
     plain::{self, Progress},
     poll::{self, check},
-    real, renewal,
+    real, renewal, splice,
     state::{self, Watched},
 };
 
@@ -405,6 +405,11 @@ unsafe fn given_away(header: &msghdr) {
 pub unsafe extern "C-unwind" fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
     // SAFETY: (contract) the caller's promise.
     let real = || unsafe { real::sendfile(to, from, offset, count) };
+    if offset.is_null() && count > 0 && splice::is_to_pipe(from, to) {
+        // The kernel's call does the same. It would wait for bytes that are in shared memory.
+        // SAFETY: (valid) no offsets.
+        return unsafe { splice::splice(from, ptr::null_mut(), to, ptr::null_mut(), count, 0) };
+    }
     let (process, connection) = watched!(to, else real());
     let moved = |plain: &Plain<'_>, n| {
         // SAFETY: (contract) null or an offset of the caller's.

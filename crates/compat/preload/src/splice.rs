@@ -438,6 +438,13 @@ pub unsafe extern "C-unwind" fn splice(
     real()
 }
 
+/// Returns whether a call between these two takes from a connection and gives to a pipe.
+pub fn is_to_pipe(from: c_int, to: c_int) -> bool {
+    state::busy().is_some_and(|_| !inside::has_interrupted())
+        && state::connection(from).is_some()
+        && is_pipe(to, libc::O_WRONLY)
+}
+
 /// Returns whether `fd` is a pipe, open for reading or for writing as `way` says.
 fn is_pipe(fd: c_int, way: c_int) -> bool {
     errno::kept(|| {

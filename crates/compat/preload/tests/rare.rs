@@ -59,6 +59,11 @@ fn s6_splice_before_the_join_moves_all_that_is_there() {
 }
 
 #[test]
+fn s2_sendfile_to_a_pipe_takes_what_is_in_shared_memory() {
+    same("sendfile", &[]);
+}
+
+#[test]
 fn s16_ends_that_send_much_before_they_read_do_not_wait_for_each_other() {
     for how in ["blocks", "poll", "epoll", "tries", "spins", "spins by poll"] {
         same(how, &[]);

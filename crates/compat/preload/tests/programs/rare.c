@@ -366,6 +366,41 @@ static void splices(void) {
     talk(ends);
 }
 
+/* `sendfile` from a connection to a pipe gives what has come. Anything else that it cannot do fails as it does for the
+   kernel. */
+static void sends_from(void) {
+    enum { PART = 600 };
+    int line[2], sink = open("/dev/null", O_WRONLY);
+    char bytes[PART];
+    off_t offset = 0;
+    check(pipe(line) == 0 && sink >= 0, "pipe");
+    meet(ends);
+    talk(ends);
+    for (int at = 0; at < PART; at++) {
+        room[at] = (char)(at * 7);
+    }
+    for (int times = 0; times < 100; times++) {
+        check(send(ends[0], room, PART, 0) == PART, "send");
+        there(ends[1], PART);
+        check(sendfile(line[1], ends[1], NULL, PART / 2) == PART / 2, "half");
+        check(sendfile(line[1], ends[1], NULL, MUCH) == PART / 2, "rest");
+        check(read(line[0], bytes, PART) == PART && memcmp(bytes, room, PART) == 0, "bytes");
+        turn(ends[1], ends[0]);
+    }
+    check(send(ends[0], room, PART, 0) == PART, "send");
+    there(ends[1], PART);
+    say("nothing", sendfile(line[1], ends[1], NULL, 0));
+    say("from an offset", sendfile(line[1], ends[1], &offset, PART));
+    say("to no pipe", sendfile(sink, ends[1], NULL, PART));
+    say("to a connection", sendfile(ends[0], ends[1], NULL, PART));
+    check(recv(ends[1], bytes, PART, MSG_WAITALL) == PART, "recv");
+    fcntl(ends[1], F_SETFL, O_NONBLOCK);
+    say("what is not there", sendfile(line[1], ends[1], NULL, PART));
+    shutdown(ends[0], SHUT_WR);
+    fcntl(ends[1], F_SETFL, 0);
+    say("the end", sendfile(line[1], ends[1], NULL, PART));
+}
+
 /* Messages that are sent in parts, and peeked at until they are whole. */
 enum { LOOKED_AT = 600, MANY_PARTS = 8 };
 
@@ -823,6 +858,8 @@ int main(int count, char **words) {
         shorts();
     } else if (strcmp(word, "splice") == 0) {
         splices();
+    } else if (strcmp(word, "sendfile") == 0) {
+        sends_from();
     } else if (strcmp(word, "polled") == 0) {
         polled(words[2]);
     } else if (strcmp(word, "urgent") == 0) {
