@@ -645,7 +645,7 @@ impl Negotiations {
             return Ok(());
         };
         self.finished.push(confirming._claimed);
-        join(process, peer_process, connection, fresh, confirming.brought)?;
+        join(process, peer_process, connection, fresh, (confirming.peer, confirming.brought))?;
         self.forget(connection, own);
         Ok(())
     }
@@ -699,7 +699,7 @@ impl Negotiations {
                     .with_history(|history| proof::check(history, secret, [&proposal, &own], &given, proof))
             })
             .and_then(|()| brought.ok_or(Reason::Corrupt))
-            .and_then(|brought| join(process, peer_process, &connection, fresh, brought));
+            .and_then(|brought| join(process, peer_process, &connection, fresh, (proposal.id, brought)));
         joined.map_err(|reason| {
             process.stays(&connection, reason);
             (proposal.id, reason)
@@ -756,13 +756,13 @@ fn join(
     peer_process: &mut PeerProcess,
     connection: &Arc<Connection>,
     own: OwnResources,
-    peer: PeerResources,
+    (number, peer): (u64, PeerResources),
 ) -> Result<(), Reason> {
     if !connection.members.is_alone() {
         return Err(Reason::Shared); // Another process would not know of the pipes.
     }
     let session = peer_process.session.clone().ok_or(Reason::PeerGone)?;
-    let pipes = Pipes::new(own, peer, session).map_err(|_| Reason::Corrupt)?;
+    let pipes = Pipes::new(own, peer, number, session).map_err(|_| Reason::Corrupt)?;
     let _ = connection.own.set(Arc::downgrade(connection));
     connection.join(pipes);
     peer_process.add_joined(connection);

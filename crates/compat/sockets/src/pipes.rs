@@ -198,11 +198,11 @@ pub trait Source {
 }
 
 impl Pipes {
-    /// Joins the segments of the two endpoints.
+    /// Joins the segments of the two endpoints, of which the peer has this `number`.
     ///
     /// # Errors
-    /// Returns an error where the peer's segment is not valid.
-    pub fn new(own: OwnResources, peer: PeerResources, session: Arc<Session>) -> Result<Self, Corrupt> {
+    /// Returns an error where the peer's segment is not valid, or is another endpoint's.
+    pub fn new(own: OwnResources, peer: PeerResources, number: u64, session: Arc<Session>) -> Result<Self, Corrupt> {
         let (OwnResources { fresh: own, lease, doorbell, id, growth }, PeerResources { segment, notifier }) =
             (own, peer);
         let peer = &segment;
@@ -210,6 +210,10 @@ impl Pipes {
         let (moves, boundary, followed) = (word(MOVES), word(BOUNDARY), word(FOLLOWED));
         let mode = Mode { messages: false, ordering: tombolo_ring::FenceMode::Fences };
         let (halves, theirs) = tombolo_ring::halves(own, peer, mode)?;
+        if theirs.epoch != number {
+            let what = "segment of another endpoint";
+            return Err(Corrupt { clause: "C-11", what, found: theirs.epoch, bound: number });
+        }
         let growth = growth.filter(|_| theirs.features.has(Features::HANDOVER));
         let rings = growth.map(|policy| Box::new(RingMoves::new(policy)));
         let tx = Tx {

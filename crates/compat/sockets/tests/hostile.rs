@@ -100,6 +100,21 @@ fn s13_end_that_brings_no_bell_is_not_joined() {
     }
 }
 
+/// A segment of another endpoint is not joined, the victim's own neither.
+#[test]
+fn c11_s4_segment_with_another_number_than_its_end_is_not_joined() {
+    for waits in [true, false] {
+        for (epoch, fits) in [(0x1234, true), (0x1235, false), (1, false)] {
+            let victim = Victim::new(waits);
+            let mut liar = Liar::meet(&victim, waits, true);
+            liar.epoch = Some(epoch);
+            assert_eq!(go_on(&victim, liar, waits, None).1, fits, "waits: {waits}, {epoch:#x}");
+            let reason = victim.connection.reason();
+            assert!(fits || reason == Some(Reason::Corrupt), "waits: {waits}, {epoch:#x}: {reason:?}");
+        }
+    }
+}
+
 #[test]
 fn s4_message_that_brings_what_its_kind_does_not_carry_ends_the_link() {
     for waits in [true, false] {

@@ -264,6 +264,8 @@ pub struct Liar {
     /// Doorbell that the peer notifies, and the one on which it would wait.
     pub notifier: Option<SingleNotifier>,
     pub doorbell: Option<SingleDoorbell>,
+    /// Epoch of its segment, if that is not its number.
+    pub epoch: Option<u64>,
     listener: Option<Box<dyn tombolo_domain::Listener>>,
 }
 
@@ -306,6 +308,7 @@ impl Liar {
             control: None,
             notifier: None,
             doorbell: SingleDoorbell::new().ok(),
+            epoch: None,
             listener,
         }
     }
@@ -346,7 +349,8 @@ impl Liar {
 
     /// Returns the header of the segment that accompanies a message.
     pub fn brings(&self, message: &Message) -> Option<SegmentHeader> {
-        matches!(message, Message::Answer { .. } | Message::Confirm { .. }).then(|| header(self.claim.id))
+        matches!(message, Message::Answer { .. } | Message::Confirm { .. })
+            .then(|| header(self.epoch.unwrap_or(self.claim.id)))
     }
 
     /// Sends `message`, altered at random where `lie` is given, with a segment that is valid or not.
