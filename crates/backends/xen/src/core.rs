@@ -167,20 +167,7 @@ impl Core {
     pub(crate) fn new(xen: Arc<dyn Hypervisor>) -> Result<Arc<Self>> {
         let mut store = Store::new(xen.store()?);
         let own = store.own_id()?;
-        let watched = Arc::new(Watched {
-            own,
-            names: Arc::new(Names::new(&xen, own)),
-            store: Mutex::new(Store::new(xen.store()?)),
-            kick: eventfd()?,
-            looks: AtomicBool::new(false),
-            over: AtomicBool::new(false),
-            peers: Mutex::default(),
-            ends: Mutex::default(),
-            listeners: Mutex::default(),
-            quarantine: Mutex::default(),
-            folder_ears: Mutex::default(),
-            listener_pages: Mutex::default(),
-        });
+        let watched = Arc::new(Watched::new(&xen, own)?);
         let work = Arc::clone(&watched);
         spawn("tombolo-xen", move || work.run())?;
         let pid = std::process::id();
@@ -324,6 +311,23 @@ fn hear_in_turns(mut fired: impl FnMut() -> Result<Vec<String>>, mut look: impl 
 }
 
 impl Watched {
+    fn new(xen: &Arc<dyn Hypervisor>, own: DomId) -> Result<Self> {
+        Ok(Self {
+            own,
+            names: Arc::new(Names::new(xen, own)),
+            store: Mutex::new(Store::new(xen.store()?)),
+            kick: eventfd()?,
+            looks: AtomicBool::new(false),
+            over: AtomicBool::new(false),
+            peers: Mutex::default(),
+            ends: Mutex::default(),
+            listeners: Mutex::default(),
+            quarantine: Mutex::default(),
+            folder_ears: Mutex::default(),
+            listener_pages: Mutex::default(),
+        })
+    }
+
     /// Makes the thread check after there is something to check. A thread that has a timeout need not be woken for
     /// that.
     fn look_soon(&self) {
@@ -346,7 +350,7 @@ impl Watched {
             self.names.sweep();
             // ORDER SeqCst: whatever the checks below do not see is added after this store, and raises `kick`.
             self.looks.store(false, Ordering::SeqCst);
-            let looks = self.has_requests() || !lock(&self.quarantine).is_empty();
+            let looks = self.wake_unanswered() || !lock(&self.quarantine).is_empty();
             self.looks.store(looks, Ordering::SeqCst);
             let timeout = if more { Some(&NOW) } else { every.as_ref().filter(|_| looks) };
             let mut fds = [PollFd::new(&fd, PollFlags::IN), PollFd::new(&self.kick, PollFlags::IN)];
@@ -388,10 +392,16 @@ impl Watched {
     }
 
     /// Wakes the endpoints that wait for an answer which will not come. Returns whether others wait for one.
-    fn has_requests(&self) -> bool {
+    fn wake_unanswered(&self) -> bool {
         let ends: Vec<_> = lock(&self.ends).iter().filter_map(Weak::upgrade).collect();
-        let waiting = ends.iter().filter(|end| end.peer.get().is_none());
-        waiting.inspect(|end| end.wake_if_over()).filter(|end| !end.is_over()).count() > 0
+        let mut others_wait = false;
+        for end in ends.iter().filter(|end| end.peer.get().is_none()) {
+            // This is asked before the endpoint is woken: one whose listener page closes in between counts as waiting,
+            // so that the thread checks it again.
+            others_wait |= !end.is_over();
+            end.wake_if_over();
+        }
+        others_wait
     }
 
     /// Handles a change of a node called `SERVICE@REFERENCE`, which is a connect request or its removal. Returns
@@ -435,6 +445,83 @@ mod tests {
     use tombolo_domain::Error;
 
     use super::*;
+
+    /// Endpoints of domain 5 that wait for answers of domain 7, each at a listener page of its own.
+    #[cfg(feature = "testing")]
+    mod unanswered {
+        use tombolo_domain::{Deadline, Woken};
+
+        use super::*;
+        use crate::{FakeXen, page::OwnPage};
+
+        /// An endpoint and its listener page.
+        struct Caller {
+            end: Arc<End>,
+            listener_page: OwnPage,
+        }
+
+        impl Caller {
+            fn new(here: &Arc<dyn Hypervisor>, there: &Arc<dyn Hypervisor>, names: &Arc<Names>) -> Self {
+                let grants = there.grant(5, 1).unwrap();
+                let reference = grants.references()[0];
+                let listener_page = OwnPage::new(grants.map(0, 1).unwrap(), at::LISTENER_PAGE_MAGIC, 0);
+                let seen = here.map(7, &[reference], None, Box::new(())).unwrap();
+                let (seen, _port) = PeerPage::new(seen, at::LISTENER_PAGE_MAGIC).unwrap();
+                let domain = Arc::new(PeerDomain::new(7, names));
+                let end = End::new(&**here, &domain, here.offer_port(7).unwrap(), "echo").unwrap();
+                *lock(&end.listener_page) = Some(seen);
+                // What an event channel reports before the first event.
+                end.control.drain();
+                Self { end, listener_page }
+            }
+
+            fn is_woken(&self) -> bool {
+                let woken = self.end.control.wait(Deadline::after(Duration::ZERO), || ()).unwrap();
+                assert!(matches!(woken, Woken::PeerGone | Woken::TimedOut), "nobody sent an event: {woken:?}");
+                woken == Woken::PeerGone
+            }
+        }
+
+        /// Returns what the thread works on, without the thread, and some endpoints.
+        fn setup(count: usize) -> (Watched, Vec<Caller>) {
+            let xen = FakeXen::new();
+            let (here, there) = (xen.domain(5).xen, xen.domain(7).xen);
+            let watched = Watched::new(&here, 5).unwrap();
+            let callers: Vec<_> = (0..count).map(|_| Caller::new(&here, &there, &watched.names)).collect();
+            lock(&watched.ends).extend(callers.iter().map(|caller| Arc::downgrade(&caller.end)));
+            (watched, callers)
+        }
+
+        #[test]
+        fn x5_thread_looks_again_while_any_endpoint_waits_for_an_answer() {
+            for left in 0..3 {
+                let (watched, callers) = setup(3);
+                assert!(watched.wake_unanswered(), "three wait");
+                assert!(!callers.iter().any(Caller::is_woken), "the listeners are still there");
+                let others = callers.iter().enumerate().filter(|(index, _)| *index != left);
+                others.for_each(|(_, caller)| caller.listener_page.close());
+                assert!(watched.wake_unanswered(), "only endpoint {left} of 3 still waits");
+                let woken: Vec<_> = callers.iter().map(Caller::is_woken).collect();
+                assert_eq!(woken, [0, 1, 2].map(|index| index != left));
+                callers[left].listener_page.close();
+                assert!(!watched.wake_unanswered(), "nobody waits any more");
+                assert!(callers[left].is_woken(), "no answer will come");
+            }
+        }
+
+        #[test]
+        fn x5_thread_does_not_look_again_for_an_endpoint_that_was_answered() {
+            let (watched, callers) = setup(2);
+            for Caller { end, .. } in &callers {
+                assert!(watched.wake_unanswered(), "not every endpoint was answered");
+                // Any open page serves as the peer's mailbox.
+                let mailbox = lock(&end.listener_page).clone().unwrap();
+                end.peer.set(mailbox).unwrap();
+            }
+            assert!(!watched.wake_unanswered(), "all were answered");
+            assert!(!callers.iter().any(Caller::is_woken), "the peers are open");
+        }
+    }
 
     #[test]
     fn x5_nodes_written_without_end_are_heard_in_turns() {
