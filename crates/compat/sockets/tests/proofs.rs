@@ -7,7 +7,10 @@ mod victim;
 use std::{
     fs,
     io::{IoSlice, IoSliceMut},
-    sync::atomic::Ordering,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -24,7 +27,7 @@ use tombolo_sockets::{
     switch::Transport,
     tuple::Tuple,
 };
-use victim::{Liar, Play, RECEIVED, SENT, SOON, Victim, convince, counts, talk};
+use victim::{Liar, Play, RECEIVED, SENT, SOON, Victim, convince, convince_as, counts, talk};
 
 const BOTH: [bool; 2] = [true, false];
 const NUMBERS: Secret = Some([0x0102_0304, 0xa0b0_c0d0]);
@@ -127,6 +130,35 @@ fn s6_end_in_another_kernel_proves_itself_by_sequence_numbers_or_not_at_all() {
             let play = Play { sequences: NUMBERS, addresses, ..elsewhere(waits) };
             let (joined, reason) = tried(play, MIRRORED, honest);
             assert_eq!((joined, reason), (false, Some(Reason::LocalAddress)), "waits: {waits}, {addresses:?}");
+        }
+    }
+}
+
+/// Some backends have one doorbell for all connections of a session. It is used where a segment comes without one.
+#[test]
+fn s18_segment_of_another_kernel_needs_no_doorbell_of_its_own_where_the_session_has_one() {
+    for waits in BOTH {
+        for shares in BOTH {
+            let shared = Arc::new(AtomicU32::new(0));
+            let play = Play {
+                elsewhere: true,
+                sequences: NUMBERS,
+                shared: shares.then(|| Arc::clone(&shared)),
+                ..Play::new(waits)
+            };
+            let victim = Victim::playing(play.clone());
+            let mut liar = Liar::meet(&victim, waits, true);
+            liar.doorbell = None;
+            let joined = convince_as(&mut liar, &victim, MIRRORED, honest);
+            assert_eq!(joined, shares, "waits: {waits}, {:?}", victim.connection.reason());
+            // A message without a segment needs none.
+            let [asked, taken] = [&*shared, &play.taken[1]].map(|count| count.load(Ordering::SeqCst));
+            liar.send_message(&Message::Refuse { to: 1, reason: 1 }, None, &mut None);
+            victim.process.exchange.mark_notified();
+            victim.process.before_sleep();
+            assert_eq!(play.taken[1].load(Ordering::SeqCst), taken + 1, "waits: {waits}, shares: {shares}");
+            assert_eq!(shared.load(Ordering::SeqCst), asked, "waits: {waits}, shares: {shares}");
+            assert_eq!(asked > 0, shares, "waits: {waits}");
         }
     }
 }
@@ -429,7 +461,7 @@ fn s4_connections_that_wait_for_their_peers_are_all_found() {
     let mut waiting = Vec::new();
     for _ in 0..30 {
         victim.call();
-        waiting.push((victim.tuple, std::sync::Arc::clone(&victim.connection)));
+        waiting.push((victim.tuple, Arc::clone(&victim.connection)));
         victim.next();
     }
     for (tuple, connection) in waiting {
@@ -710,7 +742,7 @@ fn s7_lock_that_a_member_holds_stops_nobody() {
 fn shared() -> (Victim, std::process::Child) {
     let victim = Victim::new(true);
     let other = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
-    let all = [std::sync::Arc::clone(&victim.connection)];
+    let all = [Arc::clone(&victim.connection)];
     let instances = tombolo_sockets::Instances::list();
     victim.process.before_fork(&all, &instances).unwrap().parent(Some(other.id()));
     (victim, other)

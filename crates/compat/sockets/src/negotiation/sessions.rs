@@ -362,3 +362,220 @@ impl PeerProcess {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{IoSlice, IoSliceMut},
+        os::{
+            fd::{BorrowedFd, RawFd},
+            unix::net::UnixListener,
+        },
+        sync::atomic::{AtomicUsize, Ordering},
+    };
+
+    use rustix::io::Errno;
+    use tombolo_domain::{Deadline, Doorbell, Listener, Liveness, Memory, Offer, Peer, Received, Result as Outcome};
+    use tombolo_mem::OwnSegment;
+
+    use super::*;
+    use crate::{
+        Settings,
+        folder::Folder,
+        kernel::{Kernel, Sample},
+        ports::Ports,
+        tuple::Tuple,
+    };
+
+    const SERVICE: &str = "sockets-0123456789abcdef";
+
+    /// A link over which nothing passes.
+    #[derive(Debug)]
+    struct Quiet;
+
+    impl Memory for Quiet {
+        fn allocate(&mut self, _: usize) -> Outcome<(OwnSegment, Offer)> {
+            unreachable!("nothing is joined")
+        }
+        fn retire(&mut self, _: Option<OwnSegment>, _: Offer) {}
+        fn quarantined(&self) -> u64 {
+            0
+        }
+        fn outlives_owner(&self) -> bool {
+            true
+        }
+    }
+
+    impl Endpoint for Quiet {
+        fn send(&mut self, _: &[u8], _: Option<&Offer>) -> Outcome<()> {
+            unreachable!("nothing is said")
+        }
+        fn recv(&mut self, _: u64) -> Outcome<Option<Received>> {
+            Ok(None)
+        }
+        fn fd(&self) -> BorrowedFd<'_> {
+            unreachable!("no session begins")
+        }
+        fn doorbell(&self) -> Option<Arc<dyn Doorbell>> {
+            None
+        }
+        fn liveness(&self) -> Liveness {
+            Liveness::Running
+        }
+        fn peer(&self) -> Peer {
+            Peer { uid: Some(rustix::process::geteuid().as_raw()), ..Peer::default() }
+        }
+        fn same_kernel(&self) -> bool {
+            true
+        }
+    }
+
+    /// A backend of this scheme that reaches every service, and how often it did.
+    #[derive(Debug)]
+    struct Backend(&'static str, AtomicUsize);
+
+    impl Backend {
+        fn new(scheme: &'static str) -> Self {
+            Self(scheme, AtomicUsize::new(0))
+        }
+    }
+
+    impl Rendezvous for Backend {
+        fn scheme(&self) -> &'static str {
+            self.0
+        }
+        fn listen(&self, _: &str) -> Outcome<Box<dyn Listener>> {
+            unreachable!("nobody listens")
+        }
+        fn connect(&self, _: &str, _: Deadline) -> Outcome<Box<dyn Endpoint>> {
+            self.1.fetch_add(1, Ordering::SeqCst);
+            Ok(Box::new(Quiet))
+        }
+    }
+
+    /// A kernel that nobody asks.
+    struct Unasked;
+
+    impl Kernel for Unasked {
+        fn tuple(&self, _: RawFd) -> Option<Tuple> {
+            unreachable!()
+        }
+        fn cookie(&self, _: RawFd) -> u64 {
+            unreachable!()
+        }
+        fn counts(&self, _: RawFd, _: bool) -> Option<Sample> {
+            unreachable!()
+        }
+        fn push(&self, _: RawFd) {}
+        fn recv(&self, _: RawFd, _: &mut [IoSliceMut<'_>], _: bool) -> Result<usize, Errno> {
+            unreachable!()
+        }
+        fn send(&self, _: RawFd, _: &[IoSlice<'_>]) -> Result<usize, Errno> {
+            unreachable!()
+        }
+        fn poll(&self, _: RawFd, _: i16) -> i16 {
+            unreachable!()
+        }
+        fn reset(&self, _: RawFd) {}
+    }
+
+    fn meet() -> (tempfile::TempDir, Claims) {
+        let folder = tempfile::tempdir().unwrap();
+        let own = rustix::process::geteuid().as_raw();
+        let claims = Claims::new(Folder::check(folder.path(), own).unwrap(), own).unwrap();
+        (folder, claims)
+    }
+
+    fn connections(count: usize) -> Vec<Arc<Connection>> {
+        (0..count).map(|_| Arc::new(Connection::new(false, -1))).collect()
+    }
+
+    /// Returns the index of the session that was opened or found, or none if the service is dead.
+    fn dial(all: &mut Negotiations, backend: &Backend, claims: &Claims) -> Result<Option<usize>, Reason> {
+        all.dial(backend, claims, SERVICE).map(|dialled| match dialled {
+            Dialled::Is(index) => Some(index),
+            Dialled::Later => panic!("the backend connects at once"),
+            Dialled::Dead => None,
+        })
+    }
+
+    /// Notes that a session has no room for a further connection.
+    fn fill(peer_process: &mut PeerProcess, sharers: &[Arc<Connection>]) {
+        sharers.iter().for_each(|connection| peer_process.memory.add_sharer(connection));
+        peer_process.memory.mark_full(&connections(1)[0]);
+    }
+
+    #[test]
+    fn s18_full_sessions_get_another_where_enough_connections_share_each_and_no_more_than_64() {
+        let ((_folder, claims), backend) = (meet(), Backend::new("vm"));
+        for count in [0, LEAST_SHARERS - 1, LEAST_SHARERS] {
+            let mut all = Negotiations::default();
+            assert_eq!(dial(&mut all, &backend, &claims), Ok(Some(0)));
+            assert_eq!(dial(&mut all, &backend, &claims), Ok(Some(0)), "it has room");
+            let sharers = connections(count);
+            fill(&mut all.peer_processes[0], &sharers);
+            let another = if count < LEAST_SHARERS { Err(Reason::Resources) } else { Ok(Some(1)) };
+            assert_eq!(dial(&mut all, &backend, &claims), another, "{count} connections share the session");
+        }
+        // As many as share a session at most: it stays full, however long the test takes.
+        let (mut all, sharers) = (Negotiations::default(), connections(48));
+        for index in 0..SESSIONS {
+            assert_eq!(dial(&mut all, &backend, &claims), Ok(Some(index)));
+            fill(&mut all.peer_processes[index], if index == 7 { &[] } else { &sharers });
+            if index == 7 {
+                assert_eq!(dial(&mut all, &backend, &claims), Err(Reason::Resources), "few share one of them");
+                fill(&mut all.peer_processes[index], &sharers);
+            }
+        }
+        assert_eq!(dial(&mut all, &backend, &claims), Err(Reason::Resources), "the 65th");
+    }
+
+    #[test]
+    fn s7_process_has_no_more_than_1024_links_whoever_opens_them() {
+        let (folder, claims) = meet();
+        let claims = Arc::new(claims);
+        let settings = Settings {
+            folder: folder.path().into(),
+            ring: RING_MAX,
+            tries_larger: false,
+            first_ring: RING_MAX,
+            after: Some(0),
+            memory: u64::MAX,
+            loopback: true,
+            flip: None,
+            log: None,
+            report: None,
+            ports: Ports::default(),
+        };
+        let process = Process::new(settings, Box::new(Unasked), Box::new(Backend::new("local")));
+        for knocks in [true, false] {
+            let mut all = Negotiations { claims: Some(Arc::clone(&claims)), ..Negotiations::default() };
+            let other = || PeerProcess::new(Some("another service".to_owned()), Box::new(Quiet));
+            all.peer_processes.extend((1..PEER_PROCESSES).map(|_| other()));
+            for attempt in 0..2 {
+                if knocks {
+                    all.let_in(&process, Box::new(Quiet));
+                } else {
+                    let found = dial(&mut all, &Backend::new("vm"), &claims);
+                    assert_eq!(found.is_ok(), attempt == 0, "{found:?}");
+                    all.peer_processes.iter_mut().for_each(|it| it.is_closed = true);
+                }
+                assert_eq!(all.peer_processes.len(), PEER_PROCESSES, "knocks: {knocks}, attempt {attempt}");
+            }
+        }
+    }
+
+    #[test]
+    fn s18_service_without_a_socket_in_the_folder_is_dead_only_where_the_backend_has_sockets_there() {
+        for (scheme, has_socket, is_there) in
+            [("local", false, false), ("local", true, true), ("vm", false, true), ("xen", false, true)]
+        {
+            let ((folder, claims), backend) = (meet(), Backend::new(scheme));
+            let _socket =
+                has_socket.then(|| UnixListener::bind(folder.path().join(format!("{SERVICE}.sock"))).unwrap());
+            let found = dial(&mut Negotiations::default(), &backend, &claims);
+            assert_eq!(found, Ok(is_there.then_some(0)), "{scheme}, a socket: {has_socket}");
+            assert_eq!(backend.1.load(Ordering::SeqCst), usize::from(is_there), "{scheme}, a socket: {has_socket}");
+        }
+    }
+}

@@ -69,6 +69,8 @@ pub struct Play {
     pub configuration: &'static str,
     /// Whether the peer is in another kernel.
     pub elsewhere: bool,
+    /// How often the victim asked for the doorbell that all connections of a session share, if there is one.
+    pub shared: Option<Arc<AtomicU32>>,
     /// Size up to which the victim's rings may grow, if they may.
     pub grows_to: Option<u64>,
     /// Whether the control paths of the victim's sessions have no room for its messages.
@@ -97,6 +99,7 @@ impl Play {
             peer: None,
             configuration: "",
             elsewhere: false,
+            shared: None,
             grows_to: None,
             full: Arc::default(),
             refused: Arc::default(),
@@ -439,8 +442,12 @@ pub fn go_on(victim: &Victim, mut liar: Liar, waits: bool, mut lie: Option<Rando
 /// the victim's claim, `lie` changes its own. Returns whether the victim trusted the peer.
 pub fn convince(victim: &Victim, secret: Secret, lie: impl Fn(&mut Claim)) -> bool {
     let waits = victim.tuple.own < victim.tuple.peer;
-    let mut liar = Liar::meet(victim, waits, true);
-    if waits {
+    convince_as(&mut Liar::meet(victim, waits, true), victim, secret, lie)
+}
+
+/// As [`convince`], after the two have met.
+pub fn convince_as(liar: &mut Liar, victim: &Victim, secret: Secret, lie: impl Fn(&mut Claim)) -> bool {
+    if victim.tuple.own < victim.tuple.peer {
         lie(&mut liar.claim);
         liar.send_message(&Message::Propose(liar.claim), None, &mut None);
     }
@@ -565,6 +572,12 @@ impl Endpoint for PosingLink {
     }
     fn take_notifier(&mut self) -> Option<SingleNotifier> {
         self.0.take_notifier()
+    }
+    fn shared_doorbells(&self) -> Outcome<Option<(SingleDoorbell, SingleNotifier)>> {
+        let Some(shared) = &self.1.shared else { return self.0.shared_doorbells() };
+        shared.fetch_add(1, Ordering::SeqCst);
+        let doorbell = SingleDoorbell::new().map_err(|error| Error::os("eventfd", error))?;
+        Ok(Some((doorbell, SingleNotifier::of_session(self.0.doorbell().ok_or(Error::PeerGone)?))))
     }
     fn recv(&mut self, max_segment: u64) -> Outcome<Option<Received>> {
         let received = self.0.recv(max_segment)?;
