@@ -18,7 +18,10 @@ use rustix::event::epoll;
 use sha2::{Digest, Sha256};
 use tombolo_domain::{Deadline, Rendezvous};
 use tombolo_domain_local::LocalDomain;
-use tombolo_layout::sockets::{BOUNDARY, Claim, Counts, FOLLOWED, Followed, MOVES, Message, Proof};
+use tombolo_layout::{
+    limits::CONTROL_LEN,
+    sockets::{BOUNDARY, Claim, Counts, FOLLOWED, Followed, MOVES, Message, Proof, RING_MAX},
+};
 use tombolo_mem::OwnWord;
 use tombolo_sockets::{
     Read, Reason,
@@ -160,6 +163,36 @@ fn s18_segment_of_another_kernel_needs_no_doorbell_of_its_own_where_the_session_
             assert_eq!(shared.load(Ordering::SeqCst), asked, "waits: {waits}, shares: {shares}");
             assert_eq!(asked > 0, shares, "waits: {waits}");
         }
+    }
+}
+
+/// Sends a message over a link on which nothing is joined. Returns whether the victim then ended the link.
+fn is_ended_by(victim: &Victim, liar: &mut Liar, message: &Message, segment: Option<usize>) -> bool {
+    let kept = segment.map(|len| liar.link.allocate(len).unwrap());
+    liar.link.send(&message.encode(), kept.as_ref().map(|(_, offer)| offer)).unwrap();
+    victim.process.exchange.mark_notified();
+    victim.process.before_sleep();
+    matches!(liar.link.recv(1 << 20), Err(tombolo_domain::Error::PeerGone))
+}
+
+#[test]
+fn s7_link_over_which_nothing_was_joined_ends_with_the_257th_message_that_leads_to_nothing() {
+    let victim = Victim::new(true);
+    let mut liar = Liar::meet(&victim, true, true);
+    for count in 1..=257 {
+        let is_ended = is_ended_by(&victim, &mut liar, &Message::Refuse { to: 1, reason: 1 }, None);
+        assert_eq!(is_ended, count == 257, "{count} messages");
+    }
+}
+
+#[test]
+fn s20_segment_larger_than_the_largest_ring_ends_the_link() {
+    let largest = (CONTROL_LEN + RING_MAX) as usize;
+    for (len, ends) in [(largest, false), (largest + 4096, true)] {
+        let victim = Victim::new(true);
+        let mut liar = Liar::meet(&victim, true, true);
+        let ring = Message::Ring { to: 1, generation: 1 };
+        assert_eq!(is_ended_by(&victim, &mut liar, &ring, Some(len)), ends, "{len} bytes");
     }
 }
 
