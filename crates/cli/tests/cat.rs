@@ -8,13 +8,21 @@ use std::{
     io::{Read, Write},
     os::unix::process::ExitStatusExt,
     process::Stdio,
+    time::Duration,
 };
 
 use common::{Place, Running, noise, wait_until};
 use rustix::process::Signal;
 use serde_json::Value;
+use tombolo::{Deadline, Options, Stream};
 
 const MIB: usize = 1 << 20;
+
+/// Returns a channel with the `tombolo cat` that listens at `place`.
+fn connect(place: &Place) -> Stream {
+    let options = Options::new().wait_for_listener(Duration::from_secs(10));
+    tombolo::connect_with(&place.address(), &options).unwrap()
+}
 
 /// Returns the report of a direction, among those printed as JSON.
 fn report(said: &str, direction: &str) -> Value {
@@ -283,6 +291,54 @@ fn silence_ends_at_the_timeout_in_both_directions() {
     listener.signal(Signal::STOP);
     sender.end_with_open_input().expect_failure(1, &["nothing moved for 0.1 s"]);
     listener.signal(Signal::CONT);
+}
+
+#[test]
+fn peer_that_reads_slowly_and_steadily_is_not_silent() {
+    let place = Place::new();
+    // As many bytes again wait in the ring as fit into it, once all of them are written.
+    let sender = place.listen("--send-only --ring 4KiB --timeout 1").feed(noise(8 << 10));
+    let (mut read, write) = connect(&place).into_split();
+    let mut bytes = 0;
+    loop {
+        match read.read(&mut [0; 512]).unwrap() {
+            0 => break,
+            len => bytes += len,
+        }
+        std::thread::park_timeout(Duration::from_millis(200));
+    }
+    assert_eq!(bytes, 8 << 10);
+    drop((read, write));
+    assert_eq!(sender.end_with_open_input().expect(0).said, "");
+}
+
+#[test]
+fn peer_that_ends_its_direction_and_then_is_silent_or_dies_is_noticed_beside_an_idle_input() {
+    for killed in [false, true] {
+        let place = Place::new();
+        let mut idle = place.listen(if killed { "" } else { "--timeout 0.3" });
+        let peer = place.connect("").feed(b"all".to_vec());
+        idle.child.stdout.as_mut().unwrap().read_exact(&mut [0; 3]).unwrap();
+        if killed {
+            // The thread that receives ends with the direction.
+            let tasks = format!("/proc/{}/task", idle.child.id());
+            wait_until("the end has come", || fs::read_dir(&tasks).unwrap().count() == 2);
+            peer.signal(Signal::KILL);
+        }
+        let said = if killed { "sending stopped after 0 bytes" } else { "nothing moved for 0.3 s" };
+        idle.end_with_open_input().expect_failure(1, &[said]);
+    }
+}
+
+#[test]
+fn bytes_that_a_closing_peer_did_not_read_are_no_success_beside_an_idle_input() {
+    let place = Place::new();
+    let mut idle = place.listen("");
+    idle.child.stdin.as_mut().unwrap().write_all(b"lost").unwrap();
+    let mut peer = connect(&place);
+    assert_eq!(peer.split().0.wait_for(4, Deadline::after(Duration::from_secs(10))).unwrap(), 4);
+    drop(peer);
+    idle.end_with_open_input().expect_failure(1, &["sending stopped after 4 bytes", "does not read any more"]);
 }
 
 #[test]

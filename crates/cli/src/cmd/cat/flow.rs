@@ -3,7 +3,7 @@
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tombolo::{Deadline, Error};
@@ -17,6 +17,8 @@ use crate::failure::Failure;
 pub struct Flow {
     pub sent: AtomicU64,
     pub received: AtomicU64,
+    /// Bytes sent that the peer had not read when this side last looked.
+    pub unread: AtomicU64,
     /// Whether the session ends before its time.
     pub given_up: AtomicBool,
     pub patience: Option<Duration>,
@@ -38,13 +40,23 @@ impl Flow {
     /// Makes `call`, again after each deadline for as long as anything moves in either direction: a direction that is
     /// silent only because the other is busy does not end the session.
     pub fn patiently<T>(&self, mut call: impl FnMut(Deadline) -> tombolo::Result<T>) -> tombolo::Result<T> {
+        let mut silence = self.silence();
         loop {
-            let before = (self.sent(), self.received());
-            match call(self.patience.map_or(Deadline::NEVER, Deadline::after)) {
-                Err(Error::TimedOut) if before != (self.sent(), self.received()) => {}
+            match call(silence.next_look().map_or(Deadline::NEVER, Deadline::after)) {
+                Err(Error::TimedOut) if !silence.is_too_long() => {}
                 done => return done,
             }
         }
+    }
+
+    /// Begins to measure how long nothing moves.
+    pub fn silence(&self) -> Silence<'_> {
+        Silence { flow: self, moved: self.moved(), since: Instant::now() }
+    }
+
+    /// Returns numbers of which one changes whenever anything moves.
+    fn moved(&self) -> [u64; 3] {
+        [&self.sent, &self.received, &self.unread].map(|bytes| bytes.load(Ordering::Relaxed))
     }
 
     /// Returns why a direction ended: the session was silent for too long, or else the failure that `or` makes of the
@@ -59,24 +71,53 @@ impl Flow {
     }
 }
 
+/// Time for which nothing has moved in a session.
+pub struct Silence<'a> {
+    flow: &'a Flow,
+    moved: [u64; 3],
+    since: Instant,
+}
+
+impl Silence<'_> {
+    /// Returns the time after which to look again whether anything moved; `None` if silence may last for ever.
+    pub fn next_look(&self) -> Option<Duration> {
+        // Whoever looks often is not long in noticing when a movement was the last.
+        self.flow.patience.map(|patience| (patience / 4).min(patience.saturating_sub(self.since.elapsed())))
+    }
+
+    /// Returns whether nothing has moved for too long.
+    pub fn is_too_long(&mut self) -> bool {
+        let moved = self.flow.moved();
+        if moved != self.moved {
+            (self.moved, self.since) = (moved, Instant::now());
+        }
+        self.flow.patience.is_some_and(|patience| self.since.elapsed() >= patience)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn patience_outlasts_a_busy_other_direction_and_ends_with_silence() {
-        let flow = Flow { patience: Some(Duration::from_secs(1)), ..Flow::default() };
-        let mut calls = 0;
-        let timed_out = |_| {
+        let flow = Flow { patience: Some(Duration::from_millis(100)), ..Flow::default() };
+        let (mut calls, began) = (0, Instant::now());
+        let timed_out = |deadline: Deadline| {
             calls += 1;
-            if calls < 3 {
-                flow.sent.fetch_add(1, Ordering::Relaxed);
+            while !deadline.expired() {
+                std::thread::park_timeout(Duration::from_millis(1));
+            }
+            // What the peer reads is a movement as well, though this side sends nothing.
+            let moving = if calls % 2 == 0 { &flow.sent } else { &flow.unread };
+            if calls < 5 {
+                moving.fetch_add(1, Ordering::Relaxed);
             }
             Err::<(), _>(Error::TimedOut)
         };
         let error = flow.patiently(timed_out).unwrap_err();
-        assert_eq!(calls, 3);
+        assert!(calls >= 5 && began.elapsed() >= Duration::from_millis(200), "{calls} calls");
         let failure = flow.failure(error, |_| unreachable!());
-        assert_eq!(failure.to_string(), "nothing moved for 1 s, after 2 bytes sent and 0 received");
+        assert_eq!(failure.to_string(), "nothing moved for 0.1 s, after 2 bytes sent and 0 received");
     }
 }

@@ -77,6 +77,8 @@ impl Receiver {
     /// Waits for the peer's end. If the peer sends something, or this side is done, tells the peer that its bytes are
     /// not read.
     fn refuse(&mut self, fail: impl Fn(Error) -> Failure) -> Result<()> {
+        let flow = Arc::clone(&self.flow);
+        let mut silence = flow.silence();
         loop {
             // Once the descriptor was asked for, a read that finds nothing makes it quiet until there is something.
             self.half.poll_fd().map_err(&fail)?;
@@ -85,12 +87,11 @@ impl Receiver {
                 Some(_) => break,
                 None => {}
             }
-            let before = (self.flow.sent(), self.flow.received());
-            let ready = await_any(&[self.half.as_fd(), self.quit.as_fd()], self.flow.patience)?;
+            let ready = await_any(&[self.half.as_fd(), self.quit.as_fd()], silence.next_look())?;
             if ready[1] {
                 break;
             }
-            if !ready[0] && before == (self.flow.sent(), self.flow.received()) {
+            if !ready[0] && silence.is_too_long() {
                 return Err(fail(Error::TimedOut));
             }
         }

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use tombolo::{Deadline, Error, WriteHalf};
+use tombolo::{Deadline, Error, Liveness, Watch, WriteHalf};
 
 use super::{digest::Digest, files::Input, flow::Flow};
 use crate::{
@@ -25,6 +25,7 @@ const LOOK: Duration = Duration::from_millis(100);
 pub struct Sender {
     pub input: Input,
     pub half: WriteHalf,
+    pub watch: Watch,
     pub flow: Arc<Flow>,
     /// Digest, where one is wanted; all bytes pass through its buffers then.
     pub digest: Option<Digest>,
@@ -51,7 +52,7 @@ impl Sender {
             }
         }
         // Only what the peer has read counts as done.
-        flow.patiently(|deadline| self.half.drained_until(deadline))
+        flow.patiently(|deadline| self.call(|half| half.drained_until(deadline)))
             .or_else(|error| match error {
                 // The peer read everything and left; this endpoint may see these two in any order.
                 Error::Closed | Error::PeerGone => self.half.drained_until(Deadline::NOW).map_err(|_| error),
@@ -60,6 +61,13 @@ impl Sender {
             .map_err(|error| fail(&flow, error))?;
         self.half.close();
         self.digest.map(Digest::finish).transpose()
+    }
+
+    /// Makes `call`, and notes how much the peer has not read.
+    fn call<T>(&mut self, call: impl FnOnce(&mut WriteHalf) -> tombolo::Result<T>) -> tombolo::Result<T> {
+        let done = call(&mut self.half);
+        self.flow.unread.store(self.half.statistics().in_flight, Ordering::Relaxed);
+        done
     }
 
     /// Returns whether the peer wants to read the rest.
@@ -86,7 +94,8 @@ impl Sender {
 
     /// Reads straight into the ring. Returns whether there may be more.
     fn send_in_place(&mut self, chunk: usize) -> Result<bool, Trouble> {
-        self.flow.patiently(|deadline| self.half.reserve_until(chunk, deadline).map(drop))?;
+        let flow = Arc::clone(&self.flow);
+        flow.patiently(|deadline| self.call(|half| half.reserve_until(chunk, deadline).map(drop)))?;
         let (room, _) = self.half.reserve_until(chunk, Deadline::NOW)?;
         let Some(len) = self.input.read(room)? else { return Ok(true) };
         if len != 0 {
@@ -107,7 +116,12 @@ impl Sender {
         }
         let mut bytes = digest.hash_next(len)?;
         while !bytes.is_empty() {
-            let written = self.flow.patiently(|deadline| self.half.write_until(bytes, deadline))?;
+            let (half, flow) = (&mut self.half, &self.flow);
+            let written = flow.patiently(|deadline| {
+                let written = half.write_until(bytes, deadline);
+                flow.unread.store(half.statistics().in_flight, Ordering::Relaxed);
+                written
+            })?;
             self.flow.sent.fetch_add(written as u64, Ordering::Relaxed);
             bytes = &bytes[written..];
         }
@@ -115,7 +129,8 @@ impl Sender {
     }
 
     fn await_input(&mut self) -> Result<Next, Trouble> {
-        let mut stopped = false;
+        let flow = Arc::clone(&self.flow);
+        let (mut stopped, mut silence) = (false, flow.silence());
         loop {
             if self.flow.given_up() {
                 return Err(Failure::Outcome("given up".into()).into());
@@ -138,12 +153,34 @@ impl Sender {
                     }
                 }
                 [true, ..] => return Ok(Next::Read),
-                // Nothing to read: check whether the peer still reads.
-                _ => match self.half.try_write(&[]) {
-                    Err(Error::Closed | Error::PeerGone) => return Ok(Next::Leave),
-                    looked => drop(looked?),
-                },
+                // Nothing to read. The peer has ended its direction, so nobody else notices when it goes.
+                _ => {
+                    if self.is_left()? {
+                        return Ok(Next::Leave);
+                    }
+                    if silence.is_too_long() {
+                        return Err(Error::TimedOut.into());
+                    }
+                }
             }
+        }
+    }
+
+    /// Returns whether the peer reads no more, having read everything. Fails if it has not read everything, or died.
+    fn is_left(&mut self) -> tombolo::Result<bool> {
+        // This comes first: a peer that ends in order says so before it goes.
+        let gone = matches!(self.watch.liveness(), Liveness::ProcessGone | Liveness::DomainGone | Liveness::Revoked);
+        match self.half.try_write(&[]) {
+            Err(error @ (Error::Closed | Error::PeerGone)) => {
+                self.half.drained_until(Deadline::NOW).map(|()| true).map_err(|_| error)
+            }
+            Err(error) => Err(error),
+            Ok(_) if gone => Err(Error::PeerGone),
+            Ok(_) => match self.call(|half| half.drained_until(Deadline::NOW)) {
+                // It may close just now; then the next look finds that.
+                Ok(()) | Err(Error::TimedOut | Error::Closed | Error::PeerGone) => Ok(false),
+                Err(error) => Err(error),
+            },
         }
     }
 }

@@ -42,6 +42,7 @@ impl Session<'_> {
         let began = Instant::now();
         let flow = Arc::new(Flow { patience: args.timeout, ..Flow::default() });
         let mut progress = self.progress(&input);
+        let watch = stream.watch();
         let (read, write) = stream.into_split();
         let (stop, stopper) = io::pipe().os("pipe")?;
         let mut stopper = Some(stopper);
@@ -51,7 +52,7 @@ impl Session<'_> {
         if !args.receive_only {
             let digest = args.checksum.then(|| Digest::begin(CHUNK_MOST as usize, ends)).transpose()?;
             let flow = Arc::clone(&flow);
-            let work = Sender { input, half: write, flow, digest, stop };
+            let work = Sender { input, half: write, watch, flow, digest, stop };
             sender = Some(Worker::start(move || work.run())?);
         }
         let output = (!args.send_only).then(|| Arc::clone(output));
