@@ -170,6 +170,20 @@ fn proxy_that_is_killed_is_not_taken_for_the_end() {
 }
 
 #[test]
+fn client_that_ended_its_direction_and_then_died_leaves_nothing_behind_beside_a_silent_server() {
+    let place = Place::new();
+    let (listener, at) = server();
+    let ([near, far], client) = chain(&place, &at);
+    let mut server = patient(listener.accept().unwrap().0);
+    client.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(server.read(&mut [0; 8]).unwrap(), 0);
+    let open = || fs::read_dir(format!("/proc/{}/fd", far.child.id())).unwrap().count();
+    let before = open();
+    near.signal(Signal::KILL);
+    wait_until("what belonged to the connection is closed", || open() + 4 < before);
+}
+
+#[test]
 fn client_of_a_service_that_is_not_there_is_turned_away_and_the_next_is_served() {
     let place = Place::new();
     let (_near, at) = proxy("tcp:127.0.0.1:0", &place.address(), "--wait 0");

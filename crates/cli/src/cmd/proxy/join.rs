@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Joins two connections: the bytes of one go to the other, and so do its end and its breaking off.
 
-use std::io::{self, ErrorKind};
+use std::{
+    io::{self, ErrorKind},
+    pin::pin,
+    time::Duration,
+};
 
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
     net::{TcpStream, UnixStream, tcp, unix},
+    time::{self, MissedTickBehavior},
 };
 use tombolo::{
-    Ending,
+    Ending, Error, Liveness, Watch,
     tokio::{AsyncReadHalf, AsyncStream, AsyncWriteHalf},
 };
 
@@ -16,6 +21,8 @@ use super::vchan;
 
 /// Most bytes under way in one direction.
 const BUFFER: usize = 64 << 10;
+/// Time between two checks that the peer of a channel to which nothing is sent still reads.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// One connection of any kind.
 #[derive(Debug)]
@@ -47,8 +54,9 @@ impl From<UnixStream> for End {
 
 impl From<AsyncStream> for End {
     fn from(stream: AsyncStream) -> Self {
+        let watch = stream.get_ref().watch();
         let (read, write) = stream.into_split();
-        Self { source: Source::Channel(Box::new(read)), sink: Sink(Some(Drain::Channel(Box::new(write)))) }
+        Self { source: Source::Channel(Box::new(read)), sink: Sink(Some(Drain::Channel(Box::new(write), watch))) }
     }
 }
 
@@ -93,7 +101,7 @@ impl Source {
 enum Drain {
     Tcp(tcp::OwnedWriteHalf),
     Unix(unix::OwnedWriteHalf),
-    Channel(Box<AsyncWriteHalf>),
+    Channel(Box<AsyncWriteHalf>, Watch),
     Vchan(vchan::Outgoing),
 }
 
@@ -102,7 +110,7 @@ impl Drain {
         match self {
             Self::Tcp(half) => half.write_all(bytes).await,
             Self::Unix(half) => half.write_all(bytes).await,
-            Self::Channel(half) => half.write_all(bytes).await,
+            Self::Channel(half, _) => half.write_all(bytes).await,
             Self::Vchan(half) => half.write(bytes).await,
         }
     }
@@ -111,7 +119,7 @@ impl Drain {
         match self {
             Self::Tcp(mut half) => half.shutdown().await,
             Self::Unix(mut half) => half.shutdown().await,
-            Self::Channel(mut half) => half.shutdown().await,
+            Self::Channel(mut half, _) => half.shutdown().await,
             Self::Vchan(half) => {
                 half.finish();
                 Ok(())
@@ -132,6 +140,13 @@ impl Sink {
         }
     }
 
+    /// Returns whether the peer is known to take nothing more. Only a channel has to be asked.
+    fn is_left(&mut self) -> bool {
+        let Some(Drain::Channel(half, watch)) = &mut self.0 else { return false };
+        matches!(watch.liveness(), Liveness::ProcessGone | Liveness::DomainGone | Liveness::Revoked)
+            || matches!(half.get_mut().try_write(&[]), Err(Error::Closed | Error::PeerGone))
+    }
+
     /// Ends the direction: everything was sent.
     async fn finish(&mut self) -> io::Result<()> {
         match self.0.take() {
@@ -149,7 +164,7 @@ impl Drop for Sink {
                 // Dropping the half would tell the peer that everything was sent.
                 half.forget();
             }
-            Some(Drain::Channel(mut half)) => half.get_mut().abort(),
+            Some(Drain::Channel(mut half, _)) => half.get_mut().abort(),
             Some(Drain::Unix(_) | Drain::Vchan(_)) | None => {}
         }
     }
@@ -163,8 +178,22 @@ pub async fn join(client: End, server: End) -> io::Result<()> {
 /// Carries one direction to its end, or until its receiver takes no more.
 async fn carry(mut source: Source, mut sink: Sink) -> io::Result<()> {
     let mut buffer = vec![0; BUFFER];
+    let mut look = time::interval(LOOK);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        let done = match source.read(&mut buffer).await? {
+        let read = {
+            let mut read = pin!(source.read(&mut buffer));
+            loop {
+                tokio::select! {
+                    read = &mut read => break read?,
+                    // Without this a silent source would keep what a peer that died has left.
+                    _ = look.tick() => if sink.is_left() {
+                        return Ok(());
+                    }
+                }
+            }
+        };
+        let done = match read {
             0 => return unless_closed(sink.finish().await).map(drop),
             read => unless_closed(sink.write(&buffer[..read]).await)?,
         };
