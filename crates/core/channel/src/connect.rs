@@ -87,6 +87,13 @@ pub(crate) fn requires_ahead(link: &dyn Endpoint, messages: bool, options: &Opti
     !messages && options.growth.is_some() && can_go_ahead(link)
 }
 
+/// What is in force between endpoints that offer `ours` and `theirs` (C-4).
+fn in_force(ours: Features, theirs: Features) -> Features {
+    let both = ours.and(theirs);
+    let goes_ahead = [ours, theirs].iter().all(|offered| offered.has(GOES_AHEAD) && !offered.has(Features::MESSAGES));
+    if goes_ahead { both } else { both.without(Features::AHEAD) }
+}
+
 /// What an endpoint requires that is there for messages, or for a stream.
 fn required(messages: bool) -> Features {
     if messages { Features::MESSAGES } else { Features::NONE }
@@ -154,7 +161,7 @@ impl Introduction {
     /// Checks the segment that came with a greeting and joins both into two pipes (C-3).
     fn meet(self, theirs: &Greeting, segment: &PeerSegment, listened: bool) -> Result<Agreed> {
         let Self { own, offer, greeting } = self;
-        let features = greeting.offered.and(theirs.offered);
+        let features = in_force(greeting.offered, theirs.offered);
         let ordering = if features.has(Features::MEMBARRIER) { FenceMode::WaiterBarrier } else { FenceMode::Fences };
         let messages = features.has(Features::MESSAGES);
         let (halves, header) =

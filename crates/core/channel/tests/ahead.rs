@@ -374,10 +374,18 @@ fn receive_hello(link: &mut dyn Endpoint) -> (Greeting, PeerSegment) {
 
 /// Returns a stream whose peer is the test; the peer's greeting says that it reads on where its peer goes ahead.
 fn with_raw_peer(options: &Options) -> (Stream, Box<dyn Endpoint>, OwnControl, PeerSegment) {
+    with_raw_peer_that_says(&raw::ahead(), options)
+}
+
+/// Returns a stream whose peer is the test, which sent `greeting`.
+fn with_raw_peer_that_says(
+    greeting: &Greeting,
+    options: &Options,
+) -> (Stream, Box<dyn Endpoint>, OwnControl, PeerSegment) {
     let world = World::local();
     let mut listener = world.listening.listen::<Stream>(&world.address, options).unwrap();
     let mut link = world.knock();
-    let (control, offer) = raw::send_with_segment(&mut *link, &Message::Hello(raw::ahead()).encode(), 0);
+    let (control, offer) = raw::send_with_segment(&mut *link, &Message::Hello(*greeting).encode(), 0);
     std::mem::forget(offer);
     let stream = listener.accept_until(soon()).unwrap();
     let welcome = link.recv(1 << 31).unwrap().expect("it was sent before the listener agreed");
@@ -428,6 +436,22 @@ fn h9_peer_that_goes_ahead_without_a_ring_or_too_far_is_corrupt_and_what_it_wrot
             other => panic!("{other:?}"),
         };
         assert_eq!(found, clause, "{told:?}");
+    }
+}
+
+#[test]
+fn c4_ahead_is_not_in_force_where_the_peer_offers_it_with_messages_or_without_handover() {
+    for offered in [Features::AHEAD, raw::ahead().offered.or(Features::MESSAGES)] {
+        let greeting = Greeting { offered, ..raw::greeting() };
+        let options = Options::new().ring_size(256 << 10).ring_growth(&RingBudget::unwatched(1 << 30));
+        let (mut stream, _link, control, theirs) = with_raw_peer_that_says(&greeting, &options);
+        let waited = stream.split().1.write_all_until(&noise(1 << 20, 2), Deadline::after(Duration::from_millis(100)));
+        assert!(matches!(waited, Err(Error::TimedOut)), "{waited:?}");
+        let state = theirs.word(words::WRITER_STATE).load_acquire().check(Ok::<_, ()>).unwrap();
+        assert_eq!(State::decode(state).unwrap().current, 0, "{offered:?}");
+        go_ahead(&control, 1);
+        let told = stream.split().0.try_read(&mut [0; 100]);
+        assert!(matches!(&told, Err(Error::Corrupt(corrupt)) if corrupt.clause == "H-5"), "{told:?}");
     }
 }
 
