@@ -3,6 +3,7 @@
 
 use crate::report::Report;
 use crate::workspace::Workspace;
+use spdx::{Expression, LicenseReq, ParseMode};
 
 /// Licences that a dependency may have. Before you add one, decide whether it binds those who ship Tombolo.
 const ALLOWED: [&str; 3] = ["Apache-2.0", "MIT", "Unicode-3.0"];
@@ -23,47 +24,11 @@ pub fn check(workspace: &Workspace) -> Report {
     report
 }
 
-/// Returns whether allowed licences satisfy an SPDX expression; false if the expression cannot be read.
+/// Returns whether allowed licences satisfy an SPDX expression; false if the expression cannot be read. With an exception
+/// a licence is another one, and none of these is allowed so far.
 fn may_use(expression: &str) -> bool {
-    let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
-    let mut words: Vec<&str> = spaced.split_whitespace().rev().collect();
-    either(&mut words).is_some_and(|good| good && words.is_empty())
-}
-
-// Each function pops its words from the end of the list, which holds the next word. It returns none if the words make
-// no sense.
-
-fn either(words: &mut Vec<&str>) -> Option<bool> {
-    let mut good = both(words)?;
-    while words.pop_if(|word| *word == "OR").is_some() {
-        good |= both(words)?;
-    }
-    Some(good)
-}
-
-fn both(words: &mut Vec<&str>) -> Option<bool> {
-    let mut good = one(words)?;
-    while words.pop_if(|word| *word == "AND").is_some() {
-        good &= one(words)?;
-    }
-    Some(good)
-}
-
-fn one(words: &mut Vec<&str>) -> Option<bool> {
-    match words.pop()? {
-        "(" => {
-            let good = either(words)?;
-            (words.pop()? == ")").then_some(good)
-        }
-        licence => {
-            let mut good = ALLOWED.contains(&licence);
-            if words.pop_if(|word| *word == "WITH").is_some() {
-                words.pop()?;
-                good = false; // With an exception it is another licence; none of these is allowed so far.
-            }
-            Some(good)
-        }
-    }
+    let is_allowed = |it: &LicenseReq| it.addition.is_none() && ALLOWED.contains(&it.license.to_string().as_str());
+    Expression::parse_mode(expression, ParseMode::LAX).is_ok_and(|expression| expression.evaluate(is_allowed))
 }
 
 #[cfg(test)]
