@@ -1,24 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The broker in dom0, over the simulated Xen and with a toolstack that is a script.
 
-use std::{
-    fs,
-    os::unix::fs::PermissionsExt,
-    path::Path,
-    time::{Duration, Instant},
-};
+use std::{fs, os::unix::fs::PermissionsExt, path::Path, time::Duration};
 
 use tombolo_broker::{config::Config, xen::names::XenThread};
 use tombolo_domain::{Deadline, Liveness, Rendezvous};
 use tombolo_domain_xen::FakeXen;
-
-fn eventually(what: &str, mut done: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !done() {
-        assert!(begun.elapsed() < Duration::from_secs(30), "it never came to pass that {what}");
-        std::thread::yield_now();
-    }
-}
+use tombolo_testing::conformance::eventually;
 
 /// Makes a configuration with these rules, and with an `xl` that prints the contents of `list`.
 fn config(folder: &Path, rules: &str) -> Config {

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use support::World;
 use tombolo_control::Life;
-use tombolo_domain::{Endpoint, Rendezvous};
-use tombolo_testing::conformance::{Actor, Fixture, Mortal};
+use tombolo_domain::Rendezvous;
+use tombolo_testing::conformance::{Fixture, Mortal};
 
 tombolo_testing::conformance!(Two(Arc::new(World::new())));
 
@@ -37,34 +37,8 @@ impl Fixture for Two {
     }
 
     fn mortal(&self) -> Option<Box<dyn Mortal>> {
-        let (actor, link) = self.0.mortal();
-        Some(Box::new(Peer { world: self.0.clone(), actor, link }))
-    }
-}
-
-/// A peer whose whole domain can be paused, and that can be killed alone.
-struct Peer {
-    world: Arc<World>,
-    actor: Actor,
-    link: Box<dyn Endpoint>,
-}
-
-impl Mortal for Peer {
-    fn link(&mut self) -> &mut dyn Endpoint {
-        &mut *self.link
-    }
-
-    fn pause(&mut self) {
-        self.actor.stop();
-        self.world.live("b", Life::Paused);
-    }
-
-    fn resume(&mut self) {
-        self.actor.go_on();
-        self.world.live("b", Life::Running);
-    }
-
-    fn kill(&mut self) {
-        self.actor.kill();
+        let ((actor, link), world) = (self.0.mortal(), self.0.clone());
+        let life = |is_paused| if is_paused { Life::Paused } else { Life::Running };
+        Some(actor.into_mortal(link, move |is_paused| world.live("b", life(is_paused))))
     }
 }

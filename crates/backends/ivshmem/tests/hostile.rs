@@ -3,15 +3,15 @@
 
 mod support;
 
-use std::{os::fd::OwnedFd, time::Duration};
+use std::os::fd::OwnedFd;
 
 use support::{WINDOW, World, accept};
 use tombolo_control::{Life as Told, WINDOWS_AT};
-use tombolo_domain::{Deadline, Endpoint, Error, Liveness, Received, Rendezvous, Slot, Woken, wait_readable};
+use tombolo_domain::{Endpoint, Error, Liveness, Received, Rendezvous, Slot, Woken};
 use tombolo_mem::{OwnWord, PeerWord};
 use tombolo_testing::{
     conformance::{self, eventually},
-    waits::wait_at_both_slots,
+    waits::check_that_giving_up_ends_waits,
 };
 
 /// An honest endpoint in `a`, and the window of its peer in `b`, to be written at will.
@@ -235,20 +235,5 @@ fn d6_end_that_caught_its_peer_ends_its_own_waits() {
     let Victim { world: _world, mut link, mut peer, memory: _memory } = Victim::new();
     peer.send(b"hello", None).unwrap();
     conformance::receive(&mut *link, support::patience()).unwrap();
-    let doorbell = link.doorbell().unwrap();
-    let life = link.liveness();
-    let ended = wait_at_both_slots(&doorbell);
-    assert!(ended.recv_timeout(Duration::from_millis(50)).is_err(), "canary: nobody is caught at anything yet");
-    doorbell.end_waits();
-    for waits in [ended, wait_at_both_slots(&doorbell)] {
-        for _ in Slot::ALL {
-            assert_eq!(waits.recv_timeout(Duration::from_secs(20)), Ok(Woken::PeerGone));
-        }
-    }
-    for slot in Slot::ALL {
-        assert!(wait_readable(doorbell.fd(slot), Deadline::NOW).unwrap(), "who polls is told too");
-    }
-    assert_eq!(link.liveness(), life, "how the peer fares is another question");
-    drop(peer);
-    eventually("the end is told all the same", || link.liveness().is_gone());
+    check_that_giving_up_ends_waits(link, peer);
 }

@@ -4,15 +4,27 @@
 mod support;
 
 use rustix::process::Signal;
-use support::{Child, Folder};
+use support::{Child, Folder, patience};
 use tombolo_domain::{Endpoint, Rendezvous};
-use tombolo_testing::conformance::{Fixture, Mortal};
+use tombolo_testing::{
+    conformance::{self, Fixture, Mortal},
+    waits::check_that_giving_up_ends_waits,
+};
 
 tombolo_testing::conformance!(Folder::new());
 
 #[test]
 fn child_process() {
     support::play();
+}
+
+#[test]
+fn d6_end_that_caught_its_peer_ends_its_own_waits() {
+    let folder = Folder::new();
+    let [mut link, mut peer] = folder.pair();
+    peer.send(b"hello", None).unwrap();
+    conformance::receive(&mut *link, patience()).unwrap();
+    check_that_giving_up_ends_waits(link, peer);
 }
 
 impl Fixture for Folder {

@@ -2,16 +2,13 @@
 //! How processes of two domains find each other for existing connections, over the simulated Xen, and the
 //! doorbell that these connections share.
 
-use std::{
-    collections::BTreeMap,
-    os::fd::AsFd,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, os::fd::AsFd, time::Duration};
 
 use rustix::event::{Timespec, epoll};
 use tombolo_domain::{Deadline, Endpoint, Error, Liveness, PeerFinder, Rendezvous, Slot, Sought};
 use tombolo_domain_xen::hostile::{FINDERS, LISTENERS};
 use tombolo_domain_xen::{FakeXen, State, View, Views, XenHost, XenNeighbours};
+use tombolo_testing::conformance::eventually;
 
 const LEFT: u16 = 5;
 const RIGHT: u16 = 7;
@@ -28,14 +25,6 @@ fn address(domain: u16) -> [u8; 16] {
 #[expect(clippy::disallowed_methods, reason = "what must not come about is looked for after a while")]
 fn rest(millis: u64) {
     std::thread::sleep(Duration::from_millis(millis));
-}
-
-fn eventually(what: &str, mut done: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !done() {
-        assert!(begun.elapsed() < Duration::from_secs(20), "it never came to pass that {what}");
-        rest(1);
-    }
 }
 
 /// Left and right may reach each other's `service`; the third domain is not named to anyone.

@@ -6,20 +6,12 @@ use std::{
     time::Duration,
 };
 
-use tombolo_domain::{Deadline, Endpoint, Error, Listener, Liveness, Rendezvous, Result, Slot, Woken, wait_readable};
+use tombolo_domain::{Deadline, Endpoint, Error, Liveness, Rendezvous, Result, Slot, Woken, wait_readable};
 use tombolo_domain_xen::FakeXen;
 use tombolo_testing::{
-    conformance::{self, eventually},
-    waits::wait_at_both_slots,
+    conformance::{self, accept, patience},
+    waits::check_that_giving_up_ends_waits,
 };
-
-fn patience() -> Deadline {
-    Deadline::after(Duration::from_secs(20))
-}
-
-fn accept(listener: &mut dyn Listener) -> Box<dyn Endpoint> {
-    conformance::wait_for(listener, patience(), |it| it.fd(), |it| it.accept()).expect("somebody asks")
-}
 
 fn message(link: &mut dyn Endpoint) -> Result<Vec<u8>> {
     conformance::receive(link, patience()).map(|received| received.message)
@@ -288,20 +280,5 @@ fn x5_nodes_that_are_written_without_end_keep_nobody_from_all_else() {
 fn d6_end_that_caught_its_peer_ends_its_own_waits() {
     let xen = FakeXen::new();
     let [link, peer] = pair(&xen);
-    let doorbell = link.doorbell().unwrap();
-    let life = link.liveness();
-    let ended = wait_at_both_slots(&doorbell);
-    assert!(ended.recv_timeout(Duration::from_millis(50)).is_err(), "canary: nobody is caught at anything yet");
-    doorbell.end_waits();
-    for waits in [ended, wait_at_both_slots(&doorbell)] {
-        for _ in Slot::ALL {
-            assert_eq!(waits.recv_timeout(Duration::from_secs(20)), Ok(Woken::PeerGone));
-        }
-    }
-    for slot in Slot::ALL {
-        assert!(wait_readable(doorbell.fd(slot), Deadline::NOW).unwrap(), "who polls is told too");
-    }
-    assert_eq!(link.liveness(), life, "how the peer fares is another question");
-    drop(peer);
-    eventually("the end is told all the same", || link.liveness().is_gone());
+    check_that_giving_up_ends_waits(link, peer);
 }

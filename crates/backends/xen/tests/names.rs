@@ -2,30 +2,11 @@
 //! Names that the broker of dom0 publishes, over the simulated Xen: which domains may reach which by them, and the
 //! handling of stale, foreign or garbage entries.
 
-use std::{
-    collections::BTreeMap,
-    time::{Duration, Instant},
-};
+use std::collections::BTreeMap;
 
-use tombolo_domain::{Deadline, Endpoint, Error, Listener, Liveness, Rendezvous, Result, wait_readable};
+use tombolo_domain::{Endpoint, Error, Liveness, Rendezvous, Result, wait_readable};
 use tombolo_domain_xen::{FakeXen, State, View, Views, XenHost};
-use tombolo_testing::conformance;
-
-fn patience() -> Deadline {
-    Deadline::after(Duration::from_secs(20))
-}
-
-fn eventually(what: &str, mut done: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !done() {
-        assert!(begun.elapsed() < Duration::from_secs(20), "it never came to pass that {what}");
-        std::thread::yield_now();
-    }
-}
-
-fn accept(listener: &mut dyn Listener) -> Box<dyn Endpoint> {
-    conformance::wait_for(listener, patience(), |it| it.fd(), |it| it.accept()).expect("somebody asks")
-}
+use tombolo_testing::conformance::{self, accept, eventually, patience};
 
 /// Returns every domain's view of every other: `rules` lists who may connect to which service of whom.
 fn views(domains: &[(u16, &str, State)], rules: &[(&str, &str, &str)]) -> Views {

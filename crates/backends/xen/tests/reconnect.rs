@@ -2,16 +2,10 @@
 //! Reconnect pages, over the simulated Xen: a caller that connects again does so without XenStore, and a caller without
 //! a reconnect page still gets in.
 
-use std::time::Duration;
-
-use tombolo_domain::{Deadline, Endpoint, Listener, Rendezvous};
+use tombolo_domain::{Endpoint, Listener, Rendezvous};
 use tombolo_domain_xen::{FakeXen, XenDomain};
 use tombolo_layout::xen::RECONNECT_PAGES;
-use tombolo_testing::conformance;
-
-fn patience() -> Deadline {
-    Deadline::after(Duration::from_secs(20))
-}
+use tombolo_testing::conformance::{self, accept, patience};
 
 /// Returns the number of connect requests in XenStore.
 fn requests(xen: &FakeXen) -> usize {
@@ -26,8 +20,7 @@ fn call(seven: &XenDomain, listener: &mut dyn Listener) -> [Box<dyn Endpoint>; 2
 
 fn greet(mut called: Box<dyn Endpoint>, listener: &mut dyn Listener) -> [Box<dyn Endpoint>; 2] {
     called.send(b"hello", None).expect("there is room");
-    let accepted = conformance::wait_for(listener, patience(), |it| it.fd(), |it| it.accept());
-    let mut accepted = accepted.expect("somebody asks");
+    let mut accepted = accept(listener);
     assert_eq!(conformance::receive(&mut *accepted, patience()).expect("sent").message, b"hello");
     accepted.send(b"welcome", None).expect("there is room");
     assert_eq!(conformance::receive(&mut *called, patience()).expect("sent").message, b"welcome");
@@ -61,11 +54,7 @@ fn x11_knocks_that_come_together_are_all_answered() {
     }
     let called: Vec<_> = (0..200).map(|_| seven.connect("5/door", patience()).expect("somebody listens")).collect();
     assert_eq!(requests(&xen), 0);
-    let accepted: Vec<_> = (0..200)
-        .map(|_| {
-            conformance::wait_for(&mut *listener, patience(), |it| it.fd(), |it| it.accept()).expect("200 knocked")
-        })
-        .collect();
+    let accepted: Vec<_> = (0..200).map(|_| accept(&mut *listener)).collect();
     drop((called, accepted));
 }
 

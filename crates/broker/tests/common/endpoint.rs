@@ -26,9 +26,10 @@ use tombolo_broker::endpoint::{
     host_session::LinkNews,
 };
 use tombolo_control::{BOX_LEN, Boxes, Envelope, Event, Life, Message, Name, Path, Session, VERSION, WINDOWS_AT, Way};
-use tombolo_domain::{Deadline, Endpoint, Listener, Rendezvous, wait_readable};
+use tombolo_domain::{Endpoint, Rendezvous, wait_readable};
 use tombolo_domain_ivshmem::{CLOSED, DOORBELLS, STATE_AT, VmDomain};
 use tombolo_testing::conformance::{self, Actor, eventually};
+pub use tombolo_testing::conformance::{accept, patience};
 
 /// Bytes of a region of the link: sparse, so that unused ones take no memory.
 pub const REGION: u64 = 512 << 20;
@@ -536,12 +537,4 @@ fn stream(domain: VmDomain, service: &str) {
     let address = format!("vm:{service}").parse().expect("an address");
     let mut stream: tombolo_channel::Stream = backends.connect(&address, &Default::default()).expect("it listens");
     while std::io::Write::write_all(&mut stream, &[7; 4096]).is_ok() {}
-}
-
-pub fn patience() -> Deadline {
-    Deadline::after(std::time::Duration::from_secs(20))
-}
-
-pub fn accept(listener: &mut dyn Listener) -> Box<dyn Endpoint> {
-    conformance::wait_for(listener, patience(), |it| it.fd(), |it| it.accept()).expect("somebody knocks")
 }

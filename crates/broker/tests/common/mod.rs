@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The broker as a process, and simulated QEMUs: one socket to the broker's server, and one that speaks QMP.
-#![allow(dead_code, reason = "each test program uses its part of this")]
+#![allow(dead_code, unused_imports, reason = "each test program uses its part of this")]
 
 pub mod by_hand;
 pub mod endpoint;

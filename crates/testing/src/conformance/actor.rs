@@ -11,8 +11,8 @@ use std::{
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
-use super::{mortal_peer, wait_for};
-use tombolo_domain::{Deadline, Rendezvous};
+use super::{Mortal, mortal_peer, wait_for};
+use tombolo_domain::{Deadline, Endpoint, Rendezvous};
 
 /// Name of the test, in each test program, in which its actors play; it begins with [`part`].
 const STAGE: &str = "child_process";
@@ -61,6 +61,38 @@ impl Actor {
     pub fn kill(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
+    }
+
+    /// Makes a peer of the process, at the other side of `link`. `show_pause` tells the backend that the peer's domain
+    /// is paused, or that it runs again.
+    pub fn into_mortal(self, link: Box<dyn Endpoint>, show_pause: impl FnMut(bool) + 'static) -> Box<dyn Mortal> {
+        Box::new(MortalActor { actor: self, link, show_pause })
+    }
+}
+
+struct MortalActor<F> {
+    actor: Actor,
+    link: Box<dyn Endpoint>,
+    show_pause: F,
+}
+
+impl<F: FnMut(bool)> Mortal for MortalActor<F> {
+    fn link(&mut self) -> &mut dyn Endpoint {
+        &mut *self.link
+    }
+
+    fn pause(&mut self) {
+        self.actor.stop();
+        (self.show_pause)(true);
+    }
+
+    fn resume(&mut self) {
+        self.actor.go_on();
+        (self.show_pause)(false);
+    }
+
+    fn kill(&mut self) {
+        self.actor.kill();
     }
 }
 

@@ -48,7 +48,7 @@ pub use doorbell::*;
 pub use life::*;
 pub use memory::*;
 pub use rendezvous::*;
-pub use support::{receive, set_patience, wait_for};
+pub use support::{accept, patience, receive, set_patience, wait_for};
 
 use tombolo_domain::{Endpoint, Rendezvous};
 

@@ -30,7 +30,9 @@ pub fn set_patience(time: Duration) {
     PATIENCE.store(u64::try_from(time.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
 }
 
-pub(super) fn patience() -> Deadline {
+/// Returns the deadline for an event that must happen.
+#[must_use]
+pub fn patience() -> Deadline {
     Deadline::after(Duration::from_millis(PATIENCE.load(Ordering::Relaxed)))
 }
 
@@ -79,7 +81,14 @@ pub(super) fn ending(link: &mut dyn Endpoint) -> Error {
     receive(link, patience()).expect_err("the peer is gone and has sent no more")
 }
 
-pub(super) fn accept(listener: &mut dyn Listener) -> Box<dyn Endpoint> {
+/// Returns the endpoint of the next peer that connects.
+///
+/// # Blocking
+/// Until then.
+///
+/// # Panics
+/// If none does in time.
+pub fn accept(listener: &mut dyn Listener) -> Box<dyn Endpoint> {
     wait_for(listener, patience(), |listener| listener.fd(), |listener| listener.accept()).expect("a peer knocked")
 }
 

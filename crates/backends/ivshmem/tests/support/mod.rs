@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Two domains and the broker of each, in this process. Memfds and eventfds replace the memory and events of the kernel
 //! module and QEMU; a host's broker gives such files as well. The broker here has no policy and trusts its clients.
-#![allow(dead_code, reason = "each test binary uses its part")]
+#![allow(dead_code, unused_imports, reason = "each test binary uses its part")]
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -21,10 +21,11 @@ use rustix::{
     net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType},
 };
 use tombolo_control::{Envelope, Life, MESSAGE_MAX, Message, Name, Path, VERSION, VERSION_FIND, WINDOWS_AT, code};
-use tombolo_domain::{Deadline, Endpoint, Listener, Rendezvous};
+use tombolo_domain::{Endpoint, Rendezvous};
 use tombolo_domain_ivshmem::{CLOSED, DOORBELLS, STATE_AT, VmDomain};
 use tombolo_os::{lock::lock, passing, poll};
 use tombolo_testing::conformance::{self, Actor, eventually};
+pub use tombolo_testing::conformance::{accept, patience};
 
 /// Length of a window in bytes by default: sparse, so that unused bytes take no memory.
 pub const WINDOW: u64 = 8 << 20;
@@ -346,12 +347,4 @@ fn call(
 pub fn play() {
     let Some(part) = conformance::part() else { return };
     part.play(&VmDomain::through(&part.place));
-}
-
-pub fn patience() -> Deadline {
-    Deadline::after(std::time::Duration::from_secs(20))
-}
-
-pub fn accept(listener: &mut dyn Listener) -> Box<dyn Endpoint> {
-    conformance::wait_for(listener, patience(), |it| it.fd(), |it| it.accept()).expect("somebody knocks")
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Peers in separate processes: the test binary starts itself again. Each binary that uses this has a test
 //! `child_process`, which is what the child runs.
-#![allow(dead_code, reason = "each test binary uses its part")]
+#![allow(dead_code, unused_imports, reason = "each test binary uses its part")]
 
 pub mod raw;
 
@@ -13,9 +13,10 @@ use std::{
 };
 
 use rustix::process::{Pid, Signal, kill_process};
-use tombolo_domain::{Deadline, Endpoint, Listener, Rendezvous};
+use tombolo_domain::{Deadline, Endpoint, Rendezvous};
 use tombolo_domain_local::LocalDomain;
 use tombolo_testing::conformance;
+pub use tombolo_testing::conformance::{accept, eventually, patience};
 
 const ROLE: &str = "TOMBOLO_TEST_ROLE";
 
@@ -136,23 +137,6 @@ impl Folder {
         let mut listener = self.domain.listen(&service).expect("a fresh service is free");
         let child = Child::start(launcher, "mortal", &service);
         (child, accept(&mut *listener))
-    }
-}
-
-pub fn patience() -> Deadline {
-    Deadline::after(std::time::Duration::from_secs(20))
-}
-
-pub fn accept(listener: &mut dyn Listener) -> Box<dyn Endpoint> {
-    conformance::wait_for(listener, patience(), |it| it.fd(), |it| it.accept()).expect("somebody knocks")
-}
-
-/// Waits for a condition without a notification, by polling.
-pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = patience();
-    while !condition() {
-        assert!(!deadline.expired(), "never came true: {what}");
-        std::thread::yield_now();
     }
 }
 

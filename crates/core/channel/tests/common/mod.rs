@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Two domains that can meet, on every backend that needs no hypervisor.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
 
 pub mod raw;
 
@@ -12,6 +12,7 @@ use std::{
 
 use tombolo_channel::{Address, Backends, Channel, Deadline, Listener, Options, Stream};
 use tombolo_domain::{Endpoint, Listener as DomainListener, Rendezvous};
+pub use tombolo_testing::conformance::eventually;
 use tombolo_testing::harsh::{HarshDomain, Hypervisor};
 
 /// Long enough for anything that should happen, short enough for a test that hangs.
@@ -89,15 +90,6 @@ impl World {
 
     pub fn streams(&self) -> (Stream, Stream) {
         self.pair()
-    }
-}
-
-/// Waits for a condition; a test that waits in vain fails here.
-pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let until = Instant::now() + SOON;
-    while !holds() {
-        assert!(Instant::now() < until, "waited in vain: {what}");
-        thread::yield_now();
     }
 }
 
