@@ -114,7 +114,7 @@ impl Scan {
             ListingProcess { pid, command: status.command.clone(), user, fd }
         }));
         if holds {
-            let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+            let maps = maps(pid);
             self.holders.push(Process {
                 pid,
                 command: status.command,
@@ -165,6 +165,12 @@ fn descriptors(pid: u32) -> io::Result<Descriptors> {
         }
     }
     Ok(found)
+}
+
+/// Returns `/proc/PID/maps`, or nothing if it cannot be read. Paths in it need not be UTF-8.
+fn maps(pid: u32) -> String {
+    let maps = fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
+    String::from_utf8_lossy(&maps).into_owned()
 }
 
 /// Returns the name of a memfd that is named as a segment is (L-13).
@@ -257,6 +263,11 @@ pub fn printable(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        os::unix::ffi::OsStrExt,
+        process::{Command, Stdio},
+    };
+
     use super::*;
 
     #[test]
@@ -279,6 +290,18 @@ mod tests {
         for nonsense in ["", "a b c", "7f-7f rw-s 0 zz:1 5 /memfd:tombolo (deleted)", &line.replace("memfd:", "x")] {
             assert_eq!(Mapping::parse(nonsense), None, "{nonsense}");
         }
+    }
+
+    #[test]
+    fn maps_of_a_process_that_maps_a_file_whose_name_is_no_utf8_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join(std::ffi::OsStr::from_bytes(b"caf\xe9"));
+        fs::copy("/bin/cat", &program).unwrap();
+        let mut child = Command::new(&program).stdin(Stdio::piped()).spawn().unwrap();
+        let maps = maps(child.id());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(maps.contains("/caf\u{fffd}\n") && maps.contains(" [stack]\n"), "{maps}");
     }
 
     #[test]
