@@ -13,7 +13,6 @@ pub mod descriptor_store;
 mod domains;
 mod doorbells;
 pub mod event;
-pub mod eventfd;
 pub mod guard;
 pub mod guest;
 mod guest_view;

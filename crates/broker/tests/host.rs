@@ -16,10 +16,11 @@ use common::{
     until,
 };
 use rustix::net::SocketType;
-use tombolo_broker::{fd_passing, host::eventfd::notify_event};
+use tombolo_broker::fd_passing;
 use tombolo_channel::{Backends, Ending, Messages, Options, Stream};
 use tombolo_control::{Message, Stage, code};
 use tombolo_domain::{Error, Liveness, Rendezvous};
+use tombolo_os::event::{drain, raise};
 use tombolo_testing::conformance::{self, Actor};
 
 #[test]
@@ -31,7 +32,7 @@ fn child_process() {
 mod suite {
     use std::sync::Arc;
 
-    use tombolo_domain::{Endpoint, Rendezvous};
+    use tombolo_domain::Rendezvous;
     use tombolo_testing::conformance::{Actor, Fixture, Mortal};
 
     use crate::common::{
@@ -83,33 +84,8 @@ mod suite {
                 let actor = Actor::start("mortal-listener", socket, &service);
                 (actor, until("it listens", || world.host.connect(&service, patience()).ok()))
             };
-            Some(Box::new(Peer { world, actor, link }))
-        }
-    }
-
-    struct Peer {
-        world: Arc<World>,
-        actor: Actor,
-        link: Box<dyn Endpoint>,
-    }
-
-    impl Mortal for Peer {
-        fn link(&mut self) -> &mut dyn Endpoint {
-            &mut *self.link
-        }
-
-        fn pause(&mut self) {
-            self.actor.stop();
-            self.world.vm.qmp.event("STOP");
-        }
-
-        fn resume(&mut self) {
-            self.actor.go_on();
-            self.world.vm.qmp.event("RESUME");
-        }
-
-        fn kill(&mut self) {
-            self.actor.kill();
+            let event = |is_paused| if is_paused { "STOP" } else { "RESUME" };
+            Some(actor.into_mortal(link, move |is_paused| world.vm.qmp.event(event(is_paused))))
         }
     }
 
@@ -292,7 +268,7 @@ fn b7_ends_of_a_link_are_told_with_their_guests_and_connections() {
 
 /// Makes an eventfd full and blocking, as a hostile program may do with what it shares with its broker.
 fn jam(event: &OwnedFd) {
-    tombolo_broker::host::eventfd::drain(event);
+    drain(event);
     rustix::io::write(event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
     rustix::io::ioctl_fionbio(event, false).unwrap();
 }
@@ -316,9 +292,9 @@ fn b8_eventfds_that_programs_and_qemus_fill_and_make_blocking_stop_no_broker() {
     // The machine becomes well-behaved, and is notified as before.
     for own in &world.vm.own {
         rustix::io::ioctl_fionbio(own, true).unwrap();
-        tombolo_broker::host::eventfd::drain(own);
+        drain(own);
     }
-    notify_event(&world.vm.own[0]);
+    raise(&world.vm.own[0]);
     world.meet();
 }
 
@@ -427,7 +403,7 @@ fn b8_machine_that_rings_the_host_without_end_loses_that_doorbell_and_it_is_said
     let doorbell = world.guest.lines.lock().unwrap().values().next().unwrap().rings.try_clone().unwrap();
     let (a, before) = ("a rings host without end", Instant::now());
     let said = until("the storm is noticed", || {
-        (0..10_000).for_each(|_| notify_event(&doorbell));
+        (0..10_000).for_each(|_| raise(&doorbell));
         world.daemon.client().links().into_iter().find_map(|row| match row {
             Message::LinkRow { note, .. } if note.as_str().starts_with(a) => Some(note),
             _ => None,

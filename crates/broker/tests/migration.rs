@@ -5,7 +5,7 @@ mod common;
 
 use std::{
     os::fd::OwnedFd,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard},
 };
 
 use common::{
@@ -14,14 +14,14 @@ use common::{
     qmp::Fake,
     until,
 };
-use tombolo_broker::host::eventfd::event;
 use tombolo_control::{Life, LinkState, Message, QUEUE_MAX, code};
 use tombolo_domain::Rendezvous;
+use tombolo_os::{event::eventfd, lock::lock};
 
 /// Closed numbers show in the whole process, so the tests run one at a time.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&ALONE)
 }
 
 fn prepare() -> Message {
@@ -75,7 +75,7 @@ fn make_ready(daemon: &Daemon, a: Vm) -> (Vec<Message>, Fake) {
 }
 
 fn fillers() -> Vec<OwnedFd> {
-    (0..3).map(|_| event().unwrap()).collect()
+    (0..3).map(|_| eventfd(0).unwrap()).collect()
 }
 
 fn is_ready(said: &[Message]) -> bool {

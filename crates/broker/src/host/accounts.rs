@@ -22,6 +22,7 @@ use std::{
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use tokio::sync::mpsc;
 use tombolo_control::{DEVICE_LEN, Name};
+use tombolo_os::event::{eventfd, raise};
 
 use crate::{
     discard,
@@ -32,7 +33,6 @@ use crate::{
     fd_passing,
     host::{
         event::Event,
-        eventfd::{event, notify_event},
         guest::{self, Guest},
         mapped::Mapped,
         memory,
@@ -73,7 +73,7 @@ impl Local {
     pub fn start(name: &Name, window: u64, kept: StoredConnections, events: &mpsc::Sender<Event>) -> io::Result<Self> {
         let memory = memory::create("tombolo-account", DEVICE_LEN)?;
         let boxes = Mapped::new(&memory)?;
-        let (rings, heard, stop) = (event()?, event()?, event()?);
+        let (rings, heard, stop) = (eventfd(0)?, eventfd(0)?, eventfd(0)?);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (program_socket, inside) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -120,7 +120,7 @@ impl Local {
 
     /// Notifies the account's broker.
     pub fn notify(&self) {
-        notify_event(&self.rings);
+        raise(&self.rings);
     }
 
     /// Admits a program. Closes the connection of one for which there is no room.
@@ -133,6 +133,6 @@ impl Local {
 
 impl Drop for Local {
     fn drop(&mut self) {
-        notify_event(&self.stop);
+        raise(&self.stop);
     }
 }

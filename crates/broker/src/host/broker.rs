@@ -295,7 +295,7 @@ impl Broker {
         }
         if let Some(vm) = self.domains.vms.remove(name) {
             // This QEMU may have blocked a lane in a write. Without a reader, that write would never return.
-            vm.device.own.iter().for_each(|own| _ = crate::host::eventfd::drain(own));
+            vm.device.own.iter().for_each(|own| _ = tombolo_os::event::drain(own));
             discard::end(vm.device.socket.as_fd());
         }
         self.domains.state.machines.remove(name);

@@ -6,7 +6,7 @@ use std::{
     collections::BTreeMap,
     io,
     os::fd::{AsFd, OwnedFd},
-    sync::{Arc, Mutex, OnceLock, PoisonError, Weak},
+    sync::{Arc, Mutex, OnceLock, Weak},
     time::Duration,
 };
 
@@ -16,6 +16,7 @@ use tokio::{
     time::timeout,
 };
 use tombolo_control::{Envelope, Fault, Message, Name, VERSION, code};
+use tombolo_os::lock::lock;
 
 use crate::{
     discard,
@@ -102,7 +103,7 @@ impl Seats {
     fn take_seat(&self, user: u32) -> Option<Seat> {
         let own = rustix::process::geteuid().as_raw();
         let rules = |user: u32| user == 0 || user == own;
-        let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = lock(&self.0);
         let others = taken.iter().filter(|(it, _)| **it != user && !rules(**it)).map(|(_, seats)| seats).sum();
         let mine = taken.entry(user).or_default();
         let own = *mine + discard::waiting_of(user);
@@ -114,7 +115,7 @@ impl Seats {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        let mut taken = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = lock(&self.0.0);
         if let Some(seats) = taken.get_mut(&self.1) {
             *seats -= 1;
         }
@@ -136,7 +137,7 @@ impl QuestionLocks {
         if user == 0 || user == rustix::process::geteuid().as_raw() {
             return None;
         }
-        let mut turns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut turns = lock(&self.0);
         turns.retain(|_, turn| turn.strong_count() != 0);
         let turn = turns.get(&user).and_then(Weak::upgrade).unwrap_or_default();
         turns.insert(user, Arc::downgrade(&turn));

@@ -13,7 +13,7 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    sync::{Mutex, PoisonError},
+    sync::Mutex,
     time::{Duration, Instant},
 };
 
@@ -22,6 +22,7 @@ use rustix::{
     io::Errno,
     net::{SocketType, sockopt},
 };
+use tombolo_os::lock::lock;
 
 use crate::{
     fd_passing::{self, DESCRIPTORS_MAX},
@@ -98,7 +99,7 @@ impl DescriptorStore {
     /// Sends a question and receives the whole answer. After any error but a refusal, no further question is sent: a
     /// late answer would be taken for the answer to another question.
     fn ask(&self, what: u8, key: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<BTreeMap<String, Vec<OwnedFd>>> {
-        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        let socket = lock(&self.socket);
         Self::ask_on(&socket, what, key, descriptors).inspect_err(|error| {
             if !is_refusal(error) {
                 let _ = rustix::net::shutdown(&*socket, rustix::net::Shutdown::Both);

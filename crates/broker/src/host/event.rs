@@ -116,7 +116,7 @@ mod tests {
     fn b15_b17_who_knocks_asks_or_rings_has_no_consequences_at_once_and_who_changes_something_has() {
         let asked = |message| Event::Asked(Question { message, user: 7, answer: oneshot::channel().0 });
         let (a, b): (Name, Name) = ("a".parse().unwrap(), "b".parse().unwrap());
-        let socket = || super::super::eventfd::event().unwrap();
+        let socket = || tombolo_os::event::eventfd(0).unwrap();
         for event in [
             Event::ProgramConnected(socket(), 7),
             Event::Entered(socket(), a.clone()),

@@ -5,7 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
     io,
     os::fd::OwnedFd,
-    sync::{Arc, PoisonError},
+    sync::Arc,
     time::Instant,
 };
 
@@ -370,7 +370,7 @@ impl LinkMemory {
     pub fn update_relays(&mut self, domains: &Domains, schedule: &mut Schedule) {
         let (mut unmapped, mut is_short) = (Vec::new(), false);
         for (account, local) in &domains.locals {
-            let mut lines = local.lines.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut lines = tombolo_os::lock::lock(&local.lines);
             let links: BTreeMap<u32, u32> =
                 domains.state.links_of(account).map(|(number, link)| (number, link.generation)).collect();
             let gone = lines.extract_if(.., |(number, generation), _| links.get(number) != Some(generation));

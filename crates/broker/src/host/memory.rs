@@ -105,7 +105,7 @@ pub fn create_pair(number: u32, ends: &[String; 2], size: u64, local: [bool; 2])
         }
         io::Result::Ok(region)
     };
-    let doorbell = if local.contains(&true) { Some(super::eventfd::event()?) } else { None };
+    let doorbell = if local.contains(&true) { Some(tombolo_os::event::eventfd(0)?) } else { None };
     Regions::new([make(0)?, make(1)?], doorbell)
 }
 

@@ -17,6 +17,7 @@ use std::{
 };
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tombolo_os::lock::lock;
 
 /// Time for which the thread of a lane waits for something to notify.
 const IDLE: Duration = Duration::from_secs(1);
@@ -44,7 +45,7 @@ impl Lane {
     #[must_use]
     pub fn named(name: &str) -> Self {
         static LANES: Mutex<BTreeMap<String, Lane>> = Mutex::new(BTreeMap::new());
-        let mut lanes = LANES.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lanes = lock(&LANES);
         lanes.entry(name.to_owned()).or_default().clone()
     }
 
@@ -70,7 +71,7 @@ impl Lane {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0.state)
     }
 
     fn run(&self) {
@@ -109,7 +110,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::host::eventfd::{drain, event};
+    use tombolo_os::event::{drain, eventfd};
 
     /// Fills an eventfd and makes it blocking, as a hostile holder would.
     fn jam(event: &OwnedFd) {
@@ -129,7 +130,7 @@ mod tests {
     #[test]
     fn b8_eventfd_that_is_full_and_blocking_keeps_neither_the_ringer_nor_the_lane() {
         let lane = Lane::default();
-        let (full, other) = (Arc::new(event().unwrap()), Arc::new(event().unwrap()));
+        let (full, other) = (Arc::new(eventfd(0).unwrap()), Arc::new(eventfd(0).unwrap()));
         jam(&full);
         for _ in 0..1000 {
             lane.notify_event(&full);
@@ -142,7 +143,7 @@ mod tests {
     #[test]
     fn b8_lane_that_somebody_blocks_stays_one_thread_and_goes_on_when_it_can() {
         let lane = Lane::named("test");
-        let jammed = Arc::new(event().unwrap());
+        let jammed = Arc::new(eventfd(0).unwrap());
         rustix::io::ioctl_fionbio(&jammed, false).unwrap();
         // The lane is caught in a write, as by a holder that filled the eventfd between the look and the write.
         lane.state().runs = true;
@@ -153,7 +154,7 @@ mod tests {
             let _ = rustix::io::write(&caught, &1u64.to_ne_bytes());
             blocked.run();
         });
-        let others: Vec<_> = (0..100).map(|_| Arc::new(event().unwrap())).collect();
+        let others: Vec<_> = (0..100).map(|_| Arc::new(eventfd(0).unwrap())).collect();
         others.iter().for_each(|other| lane.notify_event(other));
         assert_eq!(Lane::named("test").state().pending.len(), 100, "one lane, and nobody waited");
         assert!(drain(&*jammed) != 0);

@@ -22,6 +22,7 @@ use tokio::{
     sync::watch,
     time::{Instant, sleep, timeout_at},
 };
+use tombolo_os::process::Stat;
 
 use crate::{
     config::{MachineType, PC_SLOTS},
@@ -132,20 +133,13 @@ const LOOK: Duration = Duration::from_secs(1);
 pub async fn watch_process(pid: u32, tell: impl AsyncFn(bool)) {
     let mut was_stopped = false;
     loop {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let is_stopped = is_stopped(&stat);
+        let is_stopped = Stat::of(pid).is_some_and(|stat| stat.is_stopped());
         if is_stopped != was_stopped {
             was_stopped = is_stopped;
             tell(is_stopped).await;
         }
         sleep(LOOK).await;
     }
-}
-
-/// Returns whether a process is stopped by a signal or a debugger, according to its `stat`. The state stands behind the
-/// name, which may contain anything.
-fn is_stopped(stat: &str) -> bool {
-    stat.rsplit_once(')').is_some_and(|(_, rest)| matches!(rest.trim_start().chars().next(), Some('T' | 't')))
 }
 
 /// Keeps a QEMU's devices as wanted until `wanted` is dropped.
@@ -503,19 +497,6 @@ fn event_means(event: &Event) -> Option<News> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn b12_process_is_stopped_if_its_state_says_so_whatever_its_name_is() {
-        for (stat, stopped) in [
-            ("7 (qemu-system-x86) T 1 7 7", true),
-            ("7 (qemu) t 1", true),
-            ("7 (a) T (b) S 1 7 7", false),
-            ("7 (qemu) R 1", false),
-            ("", false),
-        ] {
-            assert_eq!(is_stopped(stat), stopped, "{stat}");
-        }
-    }
 
     #[test]
     fn b12_events_mean_the_lives_that_the_clause_names() {

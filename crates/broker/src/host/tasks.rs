@@ -13,7 +13,7 @@ use tokio::{
     task::JoinHandle,
 };
 
-use crate::host::{async_fd, event::Event, eventfd};
+use crate::host::{async_fd, event::Event};
 
 /// Shortest interval at which a guest's notifications are reported, however often it notifies (B-5).
 const PAUSE: Duration = Duration::from_millis(1);
@@ -88,7 +88,7 @@ pub(crate) fn listen(
             if since.elapsed() > Duration::from_secs(1) {
                 (since, rings) = (Instant::now(), 0);
             }
-            rings = rings.saturating_add(eventfd::drain(&doorbell));
+            rings = rings.saturating_add(tombolo_os::event::drain(&doorbell));
             let loud = rings > LOUD;
             let what = if loud { Event::Loud } else { Event::Rang };
             if sender.send(what(owner.clone(), process)).await.is_err() {

@@ -10,6 +10,7 @@ use std::{
 };
 
 use nix::sys::signal::SigSet;
+use tombolo_os::lock::lock;
 
 /// Largest number of bytes of waiting lines.
 const WAITING_MAX: usize = 256 << 10;
@@ -101,7 +102,7 @@ impl LineQueue {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0.0)
     }
 }
 

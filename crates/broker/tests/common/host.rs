@@ -24,16 +24,16 @@ use tombolo_broker::{
             relay::RelayedLink,
             stored::StoredConnections,
         },
-        eventfd::{event, notify_event},
         mapped::Mapped,
         notifier::Lane,
         paths::program_socket,
     },
 };
 use tombolo_control::{LinkState, Message, vector_of};
-use tombolo_domain::{Deadline, Endpoint, Listener};
 use tombolo_domain_ivshmem::VmDomain;
+use tombolo_os::event::{eventfd, raise};
 use tombolo_testing::conformance;
+pub use tombolo_testing::conformance::{accept, patience};
 
 use super::{Daemon, VECTORS, Vm, until};
 
@@ -87,7 +87,7 @@ impl Guest {
         let settings = Settings { boot: [boot; 16], window: 1280 << 10 };
         let broker = Broker::begin(settings, devices, listener).unwrap();
         let broker = if let Some(all) = addresses { broker.with_addresses_of(all) } else { broker };
-        let stop = event().unwrap();
+        let stop = eventfd(0).unwrap();
         let ended = copy(&stop);
         let thread = thread::spawn(move || broker.run(ended.as_fd()));
         Self { domain: VmDomain::through(&socket), socket, lines, stop, thread: Some(thread) }
@@ -121,14 +121,14 @@ impl Guest {
 impl Guest {
     /// Ends the broker, whatever its result.
     pub fn forget(&mut self) {
-        notify_event(&self.stop);
+        raise(&self.stop);
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        notify_event(&self.stop);
+        raise(&self.stop);
         let ended = self.thread.take().map(JoinHandle::join);
         if let Some(ended) = ended.filter(|_| !thread::panicking()) {
             ended.expect("the broker does not panic").expect("the broker does not fail");
@@ -209,12 +209,4 @@ fn stream(domain: VmDomain, service: &str) {
     let address = format!("vm:{service}").parse().expect("an address");
     let mut stream: tombolo_channel::Stream = backends.connect(&address, &Default::default()).expect("it listens");
     while std::io::Write::write_all(&mut stream, &[7; 4096]).is_ok() {}
-}
-
-pub fn patience() -> Deadline {
-    Deadline::after(super::LIMIT)
-}
-
-pub fn accept(listener: &mut dyn Listener) -> Box<dyn Endpoint> {
-    conformance::wait_for(listener, patience(), |it| it.fd(), |it| it.accept()).expect("somebody knocks")
 }

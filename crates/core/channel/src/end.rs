@@ -2,13 +2,14 @@
 //! State of an endpoint of a channel that its two halves share.
 
 use std::sync::{
-    Mutex, MutexGuard, OnceLock, PoisonError,
+    Mutex, MutexGuard, OnceLock,
     atomic::{AtomicBool, AtomicU32, Ordering},
 };
 
 use tombolo_domain::{Endpoint, Error as DomainError, Liveness, Offer, Peer, Received, Slot};
 use tombolo_layout::{Features, state::Phase, words};
 use tombolo_mem::{MappedOwnWord, MappedPeerWord, OwnWord, PeerWord};
+use tombolo_os::lock::lock;
 
 use crate::{
     Error, Result,
@@ -174,7 +175,7 @@ impl End {
 
     pub(crate) fn link(&self) -> MutexGuard<'_, Shared> {
         // A panic elsewhere leaves the link in a usable state.
-        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.link)
     }
 
     pub(crate) fn liveness(&self) -> Liveness {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Eventfds: counters that wake those who poll them.
 //!
-//! [`eventfd`] makes one for a single process: [`raise`] makes it readable. [`full_eventfd`] makes one that a hostile
+//! [`eventfd`] makes one for a single process: [`raise`] makes it readable, [`drain`] takes that back. [`full_eventfd`] makes one that a hostile
 //! peer may hold as well. Its notifier *reads* it ([`raise_full`]), which no other holder can make block. Its waiter
 //! watches it for edges of writability and never reads it.
 
@@ -30,6 +30,16 @@ pub fn raise(event: impl AsFd) {
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
 
+/// Takes all out of an eventfd, and returns how much that was. Does not wait, whatever other holders made of its flags.
+pub fn drain(event: impl AsFd) -> u64 {
+    let mut count = [0; 8];
+    // No offset: an eventfd has none.
+    match rustix::io::preadv2(event, &mut [IoSliceMut::new(&mut count)], u64::MAX, ReadWriteFlags::NOWAIT) {
+        Ok(8) => u64::from_ne_bytes(count),
+        _ => 0,
+    }
+}
+
 /// Makes an eventfd in semaphore mode that is full: it is not writable until [`raise_full`].
 ///
 /// # Errors
@@ -43,9 +53,7 @@ pub fn full_eventfd() -> io::Result<OwnedFd> {
 /// Takes one from a [`full_eventfd`], which wakes those who watch it for edges of writability. Never blocks, whatever
 /// the other holder did to it; an error means that the waiter spoilt its own eventfd.
 pub fn raise_full(event: impl AsFd) {
-    let mut count = [0; 8];
-    // No offset: an eventfd has none.
-    let _ = rustix::io::preadv2(event, &mut [IoSliceMut::new(&mut count)], u64::MAX, ReadWriteFlags::NOWAIT);
+    drain(event);
 }
 
 #[cfg(test)]
@@ -61,6 +69,9 @@ mod tests {
         assert!(!polls_as(&event, PollFlags::IN) && polls_as(&notified, PollFlags::IN));
         raise(&event);
         assert!(polls_as(&event, PollFlags::IN));
+        raise(&event);
+        assert_eq!((drain(&event), drain(&event)), (2, 0));
+        assert!(!polls_as(&event, PollFlags::IN));
     }
 
     #[test]

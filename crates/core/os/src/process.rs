@@ -84,6 +84,16 @@ mod tests {
     }
 
     #[test]
+    fn b12_process_is_stopped_if_its_state_says_so_whatever_its_name_is() {
+        let rest = "1 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 12345 1 1";
+        for (begin, is_stopped) in
+            [("7 (qemu) T", true), ("7 (qemu) t", true), ("7 (a) T (b) S", false), ("7 (qemu) R", false)]
+        {
+            assert_eq!(Stat::parse(&format!("{begin} {rest}")).unwrap().is_stopped(), is_stopped, "{begin}");
+        }
+    }
+
+    #[test]
     fn process_whose_name_is_no_utf8_is_seen() {
         let program = tempfile::tempdir().unwrap();
         let name = std::ffi::OsStr::from_bytes(b"caf\xe9");

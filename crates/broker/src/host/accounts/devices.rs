@@ -6,11 +6,15 @@ use std::{
     collections::BTreeMap,
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use tombolo_control::{Boxes, CONNECTION_CHANNELS, NO_DOORBELL};
 use tombolo_domain_ivshmem::{CLOSED, STATE_AT};
+use tombolo_os::{
+    event::{drain, eventfd, raise},
+    lock::lock,
+};
 
 use super::{
     relay::{ConnectionEvents, Relay, RelayedLink},
@@ -22,10 +26,7 @@ use crate::{
         devices::{Devices, Pages, Part, Region},
         host_session::LinkNews,
     },
-    host::{
-        eventfd::{drain, event, notify_event},
-        notifier::Lane,
-    },
+    host::notifier::Lane,
 };
 
 /// Number of zero bytes that are written at a time.
@@ -85,7 +86,7 @@ impl Boxes for HostPages {
 impl Pages for HostPages {
     fn notify(&self) {
         match &self.boxes {
-            Between::Host { rings, .. } => notify_event(rings),
+            Between::Host { rings, .. } => raise(rings),
             Between::Link(_, relay) => relay.notify_channels([0]),
         }
     }
@@ -141,11 +142,11 @@ impl Devices for HostDevices {
     }
 
     fn open(&mut self, news: &LinkNews) -> io::Result<HostRegion> {
-        let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let lines = lock(&self.lines);
         let line = lines.get(&(news.link, news.generation)).map(Arc::clone).ok_or(io::ErrorKind::NotFound)?;
         // The host's broker takes this lock, too.
         drop(lines);
-        let heard = Arc::new(event()?);
+        let heard = Arc::new(eventfd(0)?);
         let (storms, link) = (Arc::clone(&self.storms), news.link);
         let relay = Relay::begin(Arc::clone(&line), Arc::clone(&heard), self.lane.clone(), move || storms(link))?;
         let relay = Arc::new(relay);
@@ -215,7 +216,7 @@ impl Region for HostRegion {
     /// connection is trusted with all of its account (V-2, ADR 0034).
     fn own(&mut self, made: &Agreement) -> io::Result<Vec<OwnedFd>> {
         let (line, relay) = self.parts();
-        let events = || -> io::Result<_> { Ok([event()?, event()?, event()?]) };
+        let events = || -> io::Result<_> { Ok([eventfd(0)?, eventfd(0)?, eventfd(0)?]) };
         let (to, from) = (events()?, events()?);
         let mut own = vec![line.own.try_clone()?];
         for event in from.iter().chain(&to) {

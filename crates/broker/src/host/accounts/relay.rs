@@ -12,19 +12,19 @@ use std::{
     io,
     mem::MaybeUninit,
     os::fd::OwnedFd,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::{Duration, Instant},
 };
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use tombolo_control::{BOX_LEN, CHANNELS, CONNECTION_CHANNELS, SEQUENCE_AT};
+use tombolo_os::{
+    event::{drain, eventfd, raise},
+    lock::lock,
+};
 
 use crate::{
-    host::{
-        eventfd::{drain, event, notify_event},
-        mapped::Mapped,
-        notifier::Lane,
-    },
+    host::{mapped::Mapped, notifier::Lane},
     panics,
 };
 
@@ -104,7 +104,7 @@ impl Relay {
         programs: Lane,
         storm: impl Fn() + Send + 'static,
     ) -> io::Result<Self> {
-        let (epoll, wake) = (epoll::create(epoll::CreateFlags::CLOEXEC)?, event()?);
+        let (epoll, wake) = (epoll::create(epoll::CreateFlags::CLOEXEC)?, eventfd(0)?);
         epoll::add(&epoll, &line.heard, epoll::EventData::new_u64(DOORBELL), epoll::EventFlags::IN)?;
         epoll::add(&epoll, &wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
         let shared = Arc::new(Shared { line, epoll, wake, orders: Mutex::default() });
@@ -124,7 +124,7 @@ impl Relay {
 
     fn order<T>(&self, what: impl FnOnce(&mut Orders) -> T) -> T {
         let done = what(&mut self.0.orders());
-        notify_event(&self.0.wake);
+        raise(&self.0.wake);
         done
     }
 
@@ -179,7 +179,7 @@ impl Drop for Relay {
 
 impl Shared {
     fn orders(&self) -> MutexGuard<'_, Orders> {
-        self.orders.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.orders)
     }
 }
 
@@ -320,7 +320,7 @@ impl<S: Fn()> Thread<S> {
             *seen = word;
             if channel == 0 {
                 woke += u64::from(is_silent(&self.broker));
-                notify_event(&*self.broker);
+                raise(&*self.broker);
             } else {
                 let nth = (channel - 1) % CONNECTION_CHANNELS;
                 let wire = self.shared.orders().wires.get(&(channel - nth)).cloned();
@@ -371,21 +371,20 @@ mod tests {
     impl World {
         fn new() -> Self {
             let region = || memory::create("test", 64 << 10).unwrap();
-            let (rings, heard) = (Arc::new(event().unwrap()), event().unwrap());
+            let (rings, heard) = (Arc::new(eventfd(0).unwrap()), eventfd(0).unwrap());
             let own = region();
             let own_memory = Mapped::new(&own).unwrap();
             let line = Arc::new(RelayedLink { own, own_memory, peer: region(), rings, lane: Lane::default(), heard });
-            let (broker, storms) = (Arc::new(event().unwrap()), Arc::new(event().unwrap()));
+            let (broker, storms) = (Arc::new(eventfd(0).unwrap()), Arc::new(eventfd(0).unwrap()));
             let storm = Arc::clone(&storms);
-            let relay =
-                Relay::begin(Arc::clone(&line), Arc::clone(&broker), Lane::default(), move || notify_event(&*storm));
+            let relay = Relay::begin(Arc::clone(&line), Arc::clone(&broker), Lane::default(), move || raise(&*storm));
             let relay = relay.unwrap();
             Self { relay, line, broker, storms, words: [0; 512] }
         }
 
         /// Returns a program's eventfds: those that it notifies, and those that notify it.
         fn open_connection(&self, channel: u16) -> [[OwnedFd; 3]; 2] {
-            let events = || [(); 3].map(|()| event().unwrap());
+            let events = || [(); 3].map(|()| eventfd(0).unwrap());
             let (to, from) = (events(), events());
             let mine = [from.each_ref().map(copy), to.each_ref().map(copy)];
             self.relay.connect(channel, ConnectionEvents { to: to.map(Arc::new), from }).unwrap();
@@ -400,7 +399,7 @@ mod tests {
 
         fn machine_rings(&mut self, channel: u16) {
             self.count_notification(channel);
-            notify_event(&self.line.heard);
+            raise(&self.line.heard);
         }
     }
 
@@ -414,7 +413,7 @@ mod tests {
         world.machine_rings(0);
         assert!(wait(&world.broker));
         assert_eq!([&heard[0], &heard[2], &other[0], &other[1], &other[2]].map(drain), [0; 5]);
-        notify_event(&rings[2]);
+        raise(&rings[2]);
         assert!(wait(&world.line.rings));
         assert_eq!(read_sequence(&world.line.own).unwrap().iter().position(|word| *word == 1), Some(6));
         world.relay.notify_channels([0]);
@@ -422,7 +421,7 @@ mod tests {
         assert_eq!(read_sequence(&world.line.own).unwrap()[0], 1);
         // Notifications of a connection that is over are ignored, though its program continues.
         world.relay.disconnect(4);
-        notify_event(&rings[0]);
+        raise(&rings[0]);
         world.machine_rings(4);
         world.machine_rings(7);
         assert!(wait(&other[0]));
@@ -436,7 +435,7 @@ mod tests {
         let mut polled = [PollFd::new(&*world.storms, PollFlags::IN)];
         let began = Instant::now();
         while poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 0 {
-            (0..1000).for_each(|_| notify_event(&world.line.heard));
+            (0..1000).for_each(|_| raise(&world.line.heard));
             assert!(began.elapsed() < Duration::from_secs(20), "nobody notices");
         }
         assert_eq!(drain(&world.storms), 1);
@@ -465,7 +464,7 @@ mod tests {
         let [rings, _] = world.open_connection(1);
         let [_, heard] = world.open_connection(4);
         rustix::io::ioctl_fionbio(&rings[0], false).unwrap();
-        notify_event(&rings[0]);
+        raise(&rings[0]);
         assert!(wait(&world.line.rings));
         world.machine_rings(4);
         assert!(wait(&heard[0]));
@@ -476,7 +475,7 @@ mod tests {
         let world = World::new();
         world.relay.mute(true);
         let [rings, _] = world.open_connection(1);
-        notify_event(&rings[0]);
+        raise(&rings[0]);
         let mut polled = [PollFd::new(&rings[0], PollFlags::IN)];
         while poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1 {
             std::thread::yield_now();

@@ -6,16 +6,17 @@ use std::{
     collections::BTreeMap,
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use tombolo_control::Message;
+use tombolo_os::{event::drain, lock::lock};
 
 use super::relay::ConnectionEvents;
 use crate::{
     discard,
     endpoint::{connections::Agreement, program},
-    host::{descriptor_store::DescriptorStore, eventfd::drain},
+    host::descriptor_store::DescriptorStore,
 };
 
 const PREFIX: &str = "call/";
@@ -51,13 +52,13 @@ impl StoredConnections {
     /// Takes out the connections that an earlier broker left on a link.
     #[must_use]
     pub fn take_stored(&self, link: Key) -> Vec<StoredConnection> {
-        self.left.lock().unwrap_or_else(PoisonError::into_inner).remove(&link).unwrap_or_default()
+        lock(&self.left).remove(&link).unwrap_or_default()
     }
 
     /// Sends a message about the peer to the programs of all connections that are not taken up yet, on links for which
     /// `are_meant` is true.
     pub fn tell_programs(&self, message: &Message, are_meant: impl Fn(Key) -> bool) {
-        let left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = lock(&self.left);
         let connections = left.iter().filter(|(link, _)| are_meant(**link)).flat_map(|(_, connections)| connections);
         connections.for_each(|connection| _ = program::send(connection.socket.as_fd(), 0, message.clone(), &[]));
     }
@@ -69,7 +70,7 @@ impl StoredConnections {
 
     /// Ends such connections of all links.
     pub fn end_all(&self) {
-        let left = std::mem::take(&mut *self.left.lock().unwrap_or_else(PoisonError::into_inner));
+        let left = std::mem::take(&mut *lock(&self.left));
         left.into_iter().for_each(|(link, connections)| end_connections(self.store.as_deref(), link, connections));
     }
 
