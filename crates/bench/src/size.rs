@@ -35,6 +35,19 @@ pub fn show(bytes: usize) -> String {
     }
 }
 
+/// Formats a value in three digits, with the largest of `units` that is not greater, or else with the first. Units are
+/// given with the value of one, the smallest first.
+pub fn in_units(value: f64, units: &[(f64, &str)]) -> String {
+    let (one, name) = units.iter().rev().find(|(one, _)| value >= *one).unwrap_or(&units[0]);
+    let value = value / one;
+    let digits = match value {
+        v if v >= 99.95 => 0,
+        v if v >= 9.995 => 1,
+        _ => 2,
+    };
+    format!("{value:.digits$} {name}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -210,15 +210,7 @@ pub(crate) fn grouped(value: f64) -> String {
 
 /// Formats a number with its unit, in three digits.
 pub(crate) fn human(value: f64, test: Test) -> String {
-    let scaled = |steps: &[(f64, &str)]| {
-        let (unit, name) = steps.iter().rev().find(|(unit, _)| value >= *unit).unwrap_or(&steps[0]);
-        let digits = match value / unit {
-            v if v >= 99.95 => 0,
-            v if v >= 9.995 => 1,
-            _ => 2,
-        };
-        format!("{:.digits$} {name}", value / unit)
-    };
+    let scaled = |units: &[(f64, &str)]| size::in_units(value, units);
     match test {
         Test::Throughput | Test::Channels => scaled(&[(1e3, "kB/s"), (1e6, "MB/s"), (1e9, "GB/s")]),
         Test::Rate => scaled(&[(1.0, "/s"), (1e3, "k/s"), (1e6, "M/s")]),

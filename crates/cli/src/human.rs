@@ -3,18 +3,17 @@
 
 use std::time::Duration;
 
+use tombolo_bench::size::in_units;
+
 /// Formats bytes as `1.50 GiB`: powers of 1024, as sizes are given on the command line.
 pub fn bytes(n: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let step = (0..UNITS.len() - 1).find(|&step| n >> (10 * (step + 1)) == 0).unwrap_or(UNITS.len() - 1);
-    if step == 0 { format!("{n} B") } else { three_digits(n as f64 / (1u64 << (10 * step)) as f64, UNITS[step]) }
+    let units = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40)].map(|(name, bits)| ((1u64 << bits) as f64, name));
+    if n < 1024 { format!("{n} B") } else { in_units(n as f64, &units) }
 }
 
 /// Formats a rate as `870 MB/s`: powers of 1000, as in the benchmark's tables.
 pub fn rate(per_second: f64) -> String {
-    const UNITS: [&str; 4] = ["B/s", "kB/s", "MB/s", "GB/s"];
-    let step = (0..UNITS.len() - 1).find(|&step| per_second < 1000f64.powi(step as i32 + 1)).unwrap_or(UNITS.len() - 1);
-    three_digits(per_second / 1000f64.powi(step as i32), UNITS[step])
+    in_units(per_second, &[(1.0, "B/s"), (1e3, "kB/s"), (1e6, "MB/s"), (1e9, "GB/s")])
 }
 
 /// Formats a time as `1:02:03`, or `2:03`.
@@ -28,7 +27,7 @@ pub fn clock(time: Duration) -> String {
 
 /// Formats a time as `1.23 s`.
 pub fn seconds(time: Duration) -> String {
-    three_digits(time.as_secs_f64(), "s")
+    in_units(time.as_secs_f64(), &[(1.0, "s")])
 }
 
 /// Returns the rows, which have equally many cells, as lines with aligned columns.
@@ -41,15 +40,6 @@ pub fn aligned(rows: &[Vec<String>]) -> Vec<String> {
         padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
     rows.iter().map(line).collect()
-}
-
-fn three_digits(value: f64, unit: &str) -> String {
-    let digits = match value {
-        v if v >= 99.95 => 0,
-        v if v >= 9.995 => 1,
-        _ => 2,
-    };
-    format!("{value:.digits$} {unit}")
 }
 
 #[cfg(test)]

@@ -165,33 +165,26 @@ impl LinePlot {
             y: Axis::around(self.y_scale, points().flat_map(|p| [p.y, p.low, p.high]), TOP + PLANE, TOP),
         };
         for value in plane.y.fine() {
-            let y = plane.y.at(value);
-            let _ = writeln!(svg, r#"<line class="fine" x1="{left}" x2="{right}" y1="{y:.1}" y2="{y:.1}"/>"#);
+            line(&mut svg, "fine", [left, right], [plane.y.at(value); 2]);
         }
         for value in plane.y.ticks() {
-            let (y, text) = (plane.y.at(value), escape(&(self.show)(value)));
-            let _ = writeln!(svg, r#"<line class="grid" x1="{left}" x2="{right}" y1="{y:.1}" y2="{y:.1}"/>"#);
-            let (x, y) = (left - 8.0, y + 4.5);
-            let _ = writeln!(svg, r#"<text class="soft" x="{x}" y="{y:.1}" text-anchor="end">{text}</text>"#);
+            let y = plane.y.at(value);
+            line(&mut svg, "grid", [left, right], [y; 2]);
+            text(&mut svg, r#"class="soft" text-anchor="end""#, [left - 8.0, y + 4.5], &(self.show)(value));
         }
         let floor = TOP + PLANE;
         let mut last = f64::NEG_INFINITY;
-        for (value, text) in &self.ticks {
+        for (value, label) in &self.ticks {
             let x = plane.x.at(*value);
-            let end = floor + 5.0;
-            let _ = writeln!(svg, r#"<line class="axis" x1="{x:.1}" x2="{x:.1}" y1="{floor}" y2="{end}"/>"#);
+            line(&mut svg, "axis", [x; 2], [floor, floor + 5.0]);
             if x - last >= APART {
                 last = x;
-                let (text, y) = (escape(text), floor + 20.0);
-                let _ = writeln!(svg, r#"<text class="soft" x="{x:.1}" y="{y}" text-anchor="middle">{text}</text>"#);
+                text(&mut svg, r#"class="soft" text-anchor="middle""#, [x, floor + 20.0], label);
             }
         }
-        let _ = writeln!(svg, r#"<line class="axis" x1="{left}" x2="{right}" y1="{floor}" y2="{floor}"/>"#);
-        let middle = f64::midpoint(left, right);
-        let (name, y) = (escape(&self.x_name), floor + 42.0);
-        let _ = writeln!(svg, r#"<text x="{middle}" y="{y}" text-anchor="middle">{name}</text>"#);
-        let (name, y) = (escape(&self.y_name), TOP - 14.0);
-        let _ = writeln!(svg, r#"<text x="10" y="{y}">{name}</text>"#);
+        line(&mut svg, "axis", [left, right], [floor; 2]);
+        text(&mut svg, r#"text-anchor="middle""#, [f64::midpoint(left, right), floor + 42.0], &self.x_name);
+        text(&mut svg, "", [10.0, TOP - 14.0], &self.y_name);
 
         for curve in levels {
             plane.level(&mut svg, curve, right - left);
@@ -216,8 +209,7 @@ impl LinePlot {
             if !curve.level {
                 mark(svg, look, middle, y, "", false);
             }
-            let (x, y, name) = (to + 8.0, y + 4.5, escape(&curve.name));
-            let _ = writeln!(svg, r#"<text class="name" x="{x}" y="{y}">{name}</text>"#);
+            text(svg, r#"class="name""#, [to + 8.0, y + 4.5], &curve.name);
         }
     }
 }
@@ -243,26 +235,23 @@ impl Bars {
         let bottom = height - 40.0;
         let mut last = f64::NEG_INFINITY;
         for value in axis.ticks() {
-            let (x, text) = (axis.at(value), escape(&(self.show)(value)));
-            let _ = writeln!(svg, r#"<line class="grid" x1="{x:.1}" x2="{x:.1}" y1="44" y2="{bottom}"/>"#);
+            let x = axis.at(value);
+            line(&mut svg, "grid", [x; 2], [44.0, bottom]);
             if x - last >= 1.3 * APART {
                 last = x;
-                let y = bottom + 18.0;
-                let _ = writeln!(svg, r#"<text class="soft" x="{x:.1}" y="{y}" text-anchor="middle">{text}</text>"#);
+                text(&mut svg, r#"class="soft" text-anchor="middle""#, [x, bottom + 18.0], &(self.show)(value));
             }
         }
         let mut y = 44.0;
         for (heading, bars) in &self.groups {
-            let (text, base) = (escape(heading), y + 22.0);
-            let _ = writeln!(svg, r#"<text x="10" y="{base}" font-weight="600">{text}</text>"#);
+            text(&mut svg, r#"font-weight="600""#, [10.0, y + 22.0], heading);
             y += if heading.is_empty() { 4.0 } else { HEAD };
             for bar in bars {
                 bar_row(&mut svg, &axis, bar, y, self.show);
                 y += ROW;
             }
         }
-        let x = axis.at(axis.from);
-        let _ = writeln!(svg, r#"<line class="axis" x1="{x:.1}" x2="{x:.1}" y1="44" y2="{bottom}"/>"#);
+        line(&mut svg, "axis", [axis.at(axis.from); 2], [44.0, bottom]);
         svg + "</svg>\n"
     }
 }
@@ -270,8 +259,7 @@ impl Bars {
 fn bar_row(svg: &mut String, axis: &Axis, bar: &Bar, y: f64, show: fn(f64) -> String) {
     let (point, look) = (&bar.point, bar.look % LOOKS.len());
     let (start, middle) = (axis.at(axis.from), y + 9.0);
-    let (name, x, base) = (escape(&bar.name), start - 8.0, middle + 4.5);
-    let _ = writeln!(svg, r#"<text class="name" x="{x:.1}" y="{base}" text-anchor="end">{name}</text>"#);
+    text(svg, r#"class="name" text-anchor="end""#, [start - 8.0, middle + 4.5], &bar.name);
     let _ = writeln!(svg, "<g><title>{}</title>", escape(&point.note));
     let long = (axis.at(point.y) - start).max(0.0);
     let pale = if point.pale { r#" fill-opacity=".4""# } else { "" };
@@ -285,17 +273,26 @@ fn bar_row(svg: &mut String, axis: &Axis, bar: &Bar, y: f64, show: fn(f64) -> St
         let _ = writeln!(svg, r#"<path class="whisker" d="{d}"/>"#);
         end = end.max(high);
     }
-    let (text, x) = (escape(&show(point.y)), end + 7.0);
-    let _ = writeln!(svg, r#"<text x="{x:.1}" y="{base}">{text}</text></g>"#);
+    text(svg, "", [end + 7.0, middle + 4.5], &show(point.y));
+    *svg += "</g>\n";
 }
 
 fn open(title: &str, height: f64) -> String {
-    let title = escape(title);
-    format!(
-        "<svg class=\"chart\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\">\n<title>{title}</title>\n\
-         <rect class=\"back\" width=\"{WIDTH}\" height=\"{height}\"/>\n\
-         <text class=\"title\" x=\"10\" y=\"26\">{title}</text>\n"
-    )
+    let mut svg = format!(
+        "<svg class=\"chart\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\">\n<title>{}</title>\n\
+         <rect class=\"back\" width=\"{WIDTH}\" height=\"{height}\"/>\n",
+        escape(title)
+    );
+    text(&mut svg, r#"class="title""#, [10.0, 26.0], title);
+    svg
+}
+
+fn line(svg: &mut String, class: &str, [x1, x2]: [f64; 2], [y1, y2]: [f64; 2]) {
+    let _ = writeln!(svg, r#"<line class="{class}" x1="{x1:.1}" x2="{x2:.1}" y1="{y1:.1}" y2="{y2:.1}"/>"#);
+}
+
+fn text(svg: &mut String, attributes: &str, [x, y]: [f64; 2], text: &str) {
+    let _ = writeln!(svg, r#"<text {attributes} x="{x:.1}" y="{y:.1}">{}</text>"#, escape(text));
 }
 
 /// Returns the width of the widest text.

@@ -18,7 +18,9 @@ pub use raw_copy::RawCopy;
 pub use crate::wire::{Card, Context, End, Namespaces, Wire};
 
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use tombolo_os::lock::lock;
 
 use crate::error::{Error, Result};
 use crate::job::{Mode, Report};
@@ -52,7 +54,7 @@ static ADDED: Mutex<Vec<Arc<dyn Transport>>> = Mutex::new(Vec::new());
 /// Adds a transport. Call it first in `main`, before [`crate::role_main`]: the workers are the same program and must
 /// know the transports that the driver knows.
 pub fn add(transport: impl Transport + 'static) {
-    ADDED.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::new(transport));
+    lock(&ADDED).push(Arc::new(transport));
 }
 
 /// Returns all transports, in the order in which tables show them.
@@ -71,7 +73,7 @@ pub fn all() -> Vec<Arc<dyn Transport>> {
         Arc::new(RawCopy::ONCE),
         Arc::new(memcpy::Memcpy),
     ];
-    all.extend(ADDED.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned());
+    all.extend(lock(&ADDED).iter().cloned());
     all
 }
 

@@ -14,7 +14,7 @@ use std::{
     io::{self, ErrorKind},
     str::FromStr,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     thread,
@@ -23,6 +23,7 @@ use std::{
 
 use tokio::sync::mpsc::{self, Receiver, Sender};
 use tombolo_backends::vchan::{self, Error, Live, Reader, Server, Writer};
+use tombolo_os::lock::lock;
 
 /// Time without a byte from the peer after which a vchan is closed, once everything was sent to it.
 const SILENCE: Duration = Duration::from_secs(5);
@@ -106,7 +107,7 @@ struct Number(usize, Arc<Mutex<BTreeSet<usize>>>);
 
 impl Number {
     fn lowest(used: &Arc<Mutex<BTreeSet<usize>>>) -> Self {
-        let mut numbers = used.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut numbers = lock(used);
         let free = (0..).find(|number| numbers.insert(*number)).expect("there are more numbers than vchans");
         Self(free, Arc::clone(used))
     }
@@ -114,7 +115,7 @@ impl Number {
 
 impl Drop for Number {
     fn drop(&mut self) {
-        self.1.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+        lock(&self.1).remove(&self.0);
     }
 }
 
@@ -195,7 +196,7 @@ fn answer(
             return;
         }
         // A path with room for one is free when its client has gone.
-        while !at.path.contains(NUMBER) && !used.lock().unwrap_or_else(PoisonError::into_inner).is_empty() {
+        while !at.path.contains(NUMBER) && !lock(used).is_empty() {
             if tell.is_closed() {
                 return;
             }
