@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! shmem-ipc: rings of bytes in memory that two processes share, an eventfd for whoever is asleep on either side. A
+//! shmem-ipc: rings of bytes in memory that two processes share, an eventfd that wakes each side. A
 //! message is its length in eight bytes and the payload, given to the ring at once where it goes in at once.
 //!
 //! # Safety
@@ -65,7 +65,8 @@ impl Wire for ShmemIpc {
     }
 }
 
-/// Who streams spins, as the other rivals do; whoever asks how much that costs, or waits by the clock, gets its own way.
+/// Returns whether both ends block in the library's own way. They spin in throughput tests, as the other rivals do, unless
+/// the job asks for sleeping, measures the cost in CPU time, or sends at a fixed rate.
 fn sleeps(context: &Context) -> bool {
     match context.job.wait {
         Some(wait) => wait == Wait::Sleep,

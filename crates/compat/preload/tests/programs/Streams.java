@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-// Echoes over Java's sockets: `Streams serve HOST PORT`, `Streams ask HOST PORT BYTES`, four at a time: two over
-// streams with two threads each, two over channels. The server takes all of them by one selector.
+// An echo server and its client, over Java's sockets: `Streams serve HOST PORT`, `Streams ask HOST PORT BYTES`. The
+// client sends BYTES over four connections at once: two use blocking streams and two threads each, two use a
+// SocketChannel. It prints on how many of them it received what it sent. The server serves all with one selector.
 import java.io.*;
 import java.net.*;
 import java.nio.ByteBuffer;
@@ -75,7 +76,7 @@ public class Streams {
         key.interestOps(write | (bytes.hasRemaining() ? SelectionKey.OP_READ : 0));
     }
 
-    /** The bytes of a stream: a block that comes again and again, of no round length. */
+    /** The bytes that a connection sends: one random block, repeated. Its length is no multiple of a buffer size. */
     static final class Pattern {
         private final byte[] block = new byte[1_000_003];
 
@@ -99,19 +100,22 @@ public class Streams {
         }
     }
 
+    /** Length of the part that begins at `at`, of `size` bytes in all. Lengths vary. */
     static int part(long at, long size) {
         return (int) Math.min(1 + (at * 7919 & 0x3ffff), size - at);
     }
 
+    /** Bytes that are exchanged in small parts before the bulk. */
     static final int GREETING = 40 * 500;
 
-    /** One thread writes while another reads, both blocking. */
+    /** Sends and receives at the same time: one thread writes while another reads, and both block. */
     static void overStreams(InetSocketAddress address, int seed, long size) throws IOException, InterruptedException {
         Pattern pattern = new Pattern(seed);
         try (Socket end = new Socket(address.getAddress(), address.getPort())) {
             InputStream in = end.getInputStream();
             OutputStream out = end.getOutputStream();
-            // In turns to begin with: what is under way in socket buffers when a stream moves is chance, and can be much.
+            // First each part is read back before the next is written. Otherwise chance decides how many bytes are in the
+            // socket buffers, and so stay on TCP, when the connection moves to shared memory.
             for (int at = 0; at < GREETING; at += 500) {
                 out.write(pattern.at(at, 500));
                 pattern.check(at, in.readNBytes(500), 500);
@@ -133,7 +137,7 @@ public class Streams {
         }
     }
 
-    /** In turns, gathered from two buffers. */
+    /** Writes each part from two buffers with one call, and reads its echo before it writes the next part. */
     static void overChannels(InetSocketAddress address, int seed, long size) throws IOException {
         Pattern pattern = new Pattern(seed);
         try (SocketChannel end = SocketChannel.open(address)) {

@@ -34,7 +34,8 @@ static void *watch(void *none) {
     _exit(2);
 }
 
-/* Returns once a task of this process is in one of the calls that wait for a socket. */
+/* Returns once a task of `process` is in one of the calls that wait for a socket. If `of_others` is set, the first task
+   does not count. */
 static void until_asleep(pid_t process, int of_others) {
     for (;;) {
         char folder[64];
@@ -410,11 +411,10 @@ int main(int argc, char **argv) {
             pause();
         }
         close(ends[1]);
-        /* In a thread of its own nothing else interrupts it. */
-        pthread_sigmask(SIG_SETMASK, &before, NULL);
-        pid_t telling = fork();
-        if (telling == 0) {
-            /* Tells the sender the child's process id, once there is a child. */
+        /* A process of its own looks for the child, so that the first process does nothing but wait. */
+        pid_t finder = fork();
+        if (finder == 0) {
+            /* Sends the child's process id to the sender, once there is a child. */
             for (;;) {
                 char path[64], text[256] = "";
                 snprintf(path, sizeof path, "/proc/%d/task/%d/children", first, first);

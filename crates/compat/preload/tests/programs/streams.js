@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-// Echoes over Node's sockets: `streams.js serve HOST PORT`, `streams.js ask HOST PORT BYTES`, four at a time.
+// An echo server and its client, over Node's sockets: `streams.js serve HOST PORT`, `streams.js ask HOST PORT BYTES`.
+// The client sends BYTES over four connections at once, and prints on how many of them it received what it sent.
 const net = require("net"), crypto = require("crypto");
 const [mode, host, port, bytes] = process.argv.slice(2);
 
 if (mode === "serve") net.createServer((end) => end.pipe(end)).listen(+port, host);
 
+// Sends about `size` bytes over one connection, in parts. Waits for the echo of each part before the next one. Resolves
+// to whether the received bytes equal the sent bytes.
 function ask(seed, size) {
   return new Promise((resolve, reject) => {
     const sent = crypto.createHash("sha256"), came = crypto.createHash("sha256");

@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: Apache-2.0 OR MIT
--- For wrk: compares each answer with the file that `-- FILE` names.
+-- Script for wrk, run as `wrk -s whole.lua ... -- FILE`: compares the body of each answer with the content of FILE and
+-- prints how many were equal and how many were not.
 local threads = {}
 
 function setup(thread)
