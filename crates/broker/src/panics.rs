@@ -23,10 +23,10 @@ const REST: Duration = if cfg!(test) { Duration::from_millis(10) } else { Durati
 /// # Errors
 /// The error of `job`, or its panic.
 pub fn catch_panic<T>(job: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-    catch_unwind(AssertUnwindSafe(job)).unwrap_or_else(|panic| Err(io::Error::other(said(&*panic))))
+    catch_unwind(AssertUnwindSafe(job)).unwrap_or_else(|panic| Err(io::Error::other(panic_text(&*panic))))
 }
 
-fn said(panic: &(dyn Any + Send)) -> String {
+fn panic_text(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
     format!("a fault of tombolod's own: {}", text.unwrap_or("a panic"))
 }

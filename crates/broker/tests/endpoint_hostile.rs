@@ -11,7 +11,7 @@ use std::{
 
 use common::{
     Client,
-    endpoint::{ALL, FakeRegion, LINK, Machine, OWN, accept, link_messages, name, patience, ring},
+    endpoint::{ALL, FakeRegion, LINK, Machine, OWN, accept, link_messages, name, notify_event, patience},
 };
 use tombolo_broker::endpoint::{
     connections::Agreement,
@@ -102,7 +102,7 @@ impl Liar {
             if !self.heard.is_empty() {
                 return self.heard.remove(0);
             }
-            assert!(wait_readable(self.region.pages.heard.as_fd(), deadline).unwrap(), "nothing is said");
+            assert!(wait_readable(self.region.pages.incoming.as_fd(), deadline).unwrap(), "nothing is said");
         }
     }
 
@@ -337,11 +337,11 @@ fn b14_window_of_a_refused_connection_is_nobody_elses_before_its_program_let_go(
 }
 
 #[test]
-fn b8_peer_that_rings_without_end_is_told_to_the_host() {
+fn b8_peer_that_notifies_without_end_is_reported_to_the_host() {
     let mut victim = Victim::greeted(&ALL);
     let storm = Message::Storm { link: LINK };
     assert!(!victim.a.host.heard(&storm));
-    ring(&victim.storm);
+    notify_event(&victim.storm);
     eventually("Storm is said", || victim.a.host.heard(&storm));
     // The host takes the doorbell away for a while; the link continues.
     victim.a.host.send_message(Message::Bell { link: LINK, doorbell: NO_DOORBELL });

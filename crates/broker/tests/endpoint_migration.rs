@@ -81,7 +81,7 @@ fn b27_host_with_another_boot_is_another_host_and_one_with_the_same_is_not() {
     let mut world = World::new();
     world.a.renew_host(1);
     let (_, _listener, mut streams) = stream(&world);
-    // Its broker began anew twice, and knows what it knew.
+    // The host's broker starts anew in the same boot, so the machine keeps its connection.
     world.a.renew_host(1);
     eventually("the machine has greeted it", || {
         world.a.host.heard_like(|said| matches!(said, Message::Usage { connections: 1, .. }))

@@ -398,9 +398,9 @@ fn b12_qemu_that_is_gone_is_told_to_programs_of_the_host_and_its_data_stays_read
 }
 
 #[test]
-fn b8_machine_that_rings_the_host_without_end_loses_that_doorbell_and_it_is_said() {
+fn b8_machine_that_notifies_the_host_without_end_loses_that_doorbell_and_it_is_reported() {
     let world = World::new();
-    let doorbell = world.guest.lines.lock().unwrap().values().next().unwrap().rings.try_clone().unwrap();
+    let doorbell = world.guest.lines.lock().unwrap().values().next().unwrap().outgoing.try_clone().unwrap();
     let (a, before) = ("a rings host without end", Instant::now());
     let said = until("the storm is noticed", || {
         (0..10_000).for_each(|_| raise(&doorbell));

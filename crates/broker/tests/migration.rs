@@ -162,7 +162,7 @@ fn b26_fillers_are_never_readable() {
     a.qmp.state().of_doorbell = fillers();
     let (_, qmp) = make_ready(&daemon, a);
     let fillers = std::mem::take(&mut qmp.state().fillers);
-    assert!(fillers.len() >= 3 && fillers.iter().all(|filler| common::rung(filler) == 0), "{fillers:?}");
+    assert!(fillers.len() >= 3 && fillers.iter().all(|filler| common::take_notifications(filler) == 0), "{fillers:?}");
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn b26_guest_that_does_not_let_go_is_named_and_it_may_be_taken_back() {
 }
 
 #[test]
-fn b26_doorbell_that_is_to_go_is_not_rung() {
+fn b26_doorbell_that_is_to_go_is_not_notified() {
     let _alone = alone();
     let mut daemon = Daemon::new(TRIO);
     daemon.options = vec!["--ask-again", "500"];
@@ -194,7 +194,7 @@ fn b26_doorbell_that_is_to_go_is_not_rung() {
     a.boot(3, 1);
     a.qmp.state().stubborn = true;
     assert_eq!(daemon.client().refusal(prepare()).0, code::KEPT);
-    common::rung(&a.own[0]);
+    common::take_notifications(&a.own[0]);
     // The guest's messages are read all the same.
     a.send_message(Message::Storm { link: 99 });
     until("it is heard", || {
@@ -204,10 +204,10 @@ fn b26_doorbell_that_is_to_go_is_not_rung() {
     let _ = daemon.client().links();
     // Another thread notifies.
     while a.device.next(std::time::Duration::from_millis(100)).is_some() {}
-    assert_eq!(common::rung(&a.own[0]), 0);
+    assert_eq!(common::take_notifications(&a.own[0]), 0);
     a.qmp.state().stubborn = false;
     assert_eq!(daemon.client().ask(cancel()), []);
-    until("it is rung again", || (common::rung(&a.own[0]) != 0).then_some(()));
+    until("it is notified again", || (common::take_notifications(&a.own[0]) != 0).then_some(()));
 }
 
 #[test]

@@ -111,18 +111,18 @@ fn waiting_at(doorbell: &SingleDoorbell) -> OwnedFd {
     let edges = epoll::EventFlags::IN | epoll::EventFlags::ET;
     epoll::add(&epoll, doorbell, epoll::EventData::new_u64(1), edges).unwrap();
     // Earlier notifications are reported once.
-    while is_rung(&epoll) {}
+    while was_notified(&epoll) {}
     epoll
 }
 
 /// Returns whether a notification has come since, and takes it.
-fn is_rung(epoll: &OwnedFd) -> bool {
+fn was_notified(epoll: &OwnedFd) -> bool {
     let (mut room, now) = ([std::mem::MaybeUninit::uninit(); 4], Timespec { tv_sec: 0, tv_nsec: 0 });
     !epoll::wait(epoll, &mut room, Some(&now)).unwrap().0.is_empty()
 }
 
 #[test]
-fn s17_ring_of_a_session_wakes_all_who_wait_for_its_connections_and_none_takes_it_from_another() {
+fn s17_notification_of_a_session_wakes_all_who_wait_and_none_takes_it_from_another() {
     let world = World::new();
     let service = world.service();
     let mut listener = world.a.domain.listen(&service).unwrap();
@@ -144,17 +144,17 @@ fn s17_ring_of_a_session_wakes_all_who_wait_for_its_connections_and_none_takes_i
         notifier.notify();
         for (number, epoll) in waiting.iter().enumerate() {
             assert!(wait_readable(epoll.as_fd(), patience()).unwrap(), "round {round}: {number} sleeps on");
-            assert!(is_rung(epoll) && !is_rung(epoll), "round {round}: {number}");
+            assert!(was_notified(epoll) && !was_notified(epoll), "round {round}: {number}");
         }
         // Messages have a doorbell of their own, and taking them takes no notification of the shared doorbell.
         caller.send(b"more", None).unwrap();
         notifier.notify();
         while connected.recv(0).unwrap().is_none() {}
-        assert!(waiting.iter().all(is_rung), "round {round}: a message was heard, and a ring is gone");
+        assert!(waiting.iter().all(was_notified), "round {round}: a message was heard, and a notification is gone");
     }
-    assert!(!is_rung(&other), "who rings wakes the peer");
+    assert!(!was_notified(&other), "a notification wakes the peer alone");
     own[0].notify();
-    assert!(waiting.iter().all(is_rung), "this end wakes its own");
+    assert!(waiting.iter().all(was_notified), "this end wakes its own");
 }
 
 /// Returns a pair that is joined, and the number of bytes that went between them.

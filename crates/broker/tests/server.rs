@@ -5,7 +5,7 @@ mod common;
 
 use std::{os::fd::AsFd, time::Duration};
 
-use common::{Daemon, Device, LIMIT, TRIO, VECTORS, Vm, rung, until};
+use common::{Daemon, Device, LIMIT, TRIO, VECTORS, Vm, take_notifications, until};
 use rustix::{net::SocketType, process::Signal};
 use tombolo_broker::{
     fd_passing,
@@ -40,14 +40,18 @@ fn b8_b13_qemu_gets_no_doorbell_of_a_peer_without_a_link() {
     let Message::LinkRow { link, .. } = daemon.client().links().remove(0) else { panic!("a link") };
     let waits = usize::from(vector_of(link, VECTORS as u16));
     assert_ne!(waits, 0, "that is the host's");
-    let before: u64 = vms[1].own.iter().map(rung).sum();
+    let before: u64 = vms[1].own.iter().map(take_notifications).sum();
     rustix::io::write(&doorbell_b, &1u64.to_ne_bytes()).unwrap();
-    assert_eq!(vms[1].own.iter().position(|own| rung(own) > 0), Some(waits), "after {before} rings");
+    assert_eq!(
+        vms[1].own.iter().position(|own| take_notifications(own) > 0),
+        Some(waits),
+        "after {before} notifications"
+    );
     assert!(vms[0].device.next(QUIET).is_none() && vms[1].device.next(QUIET).is_none(), "more than one vector");
 }
 
 #[test]
-fn b3_host_marks_its_own_page_before_it_rings() {
+fn b3_host_marks_its_own_page_before_it_notifies() {
     let mut daemon = Daemon::start(TRIO);
     let mut a = Vm::start(&daemon, "a");
     let sequence = |vm: &Vm| {
@@ -56,9 +60,9 @@ fn b3_host_marks_its_own_page_before_it_rings() {
         u32::from_le_bytes(word)
     };
     let first = sequence(&a);
-    rung(&a.own[0]);
+    take_notifications(&a.own[0]);
     a.boot(3, 1);
-    until("the host rings", || (rung(&a.own[0]) > 0).then_some(()));
+    until("the host notifies it", || (take_notifications(&a.own[0]) > 0).then_some(()));
     assert!(sequence(&a) > first);
     let before = sequence(&a);
     daemon.kill();
@@ -100,7 +104,7 @@ fn b16_connections_doorbell_and_regions_outlive_a_killed_broker() {
     assert_eq!(a.qmp.state().devices, devices, "an established link was touched");
     assert!(a.device.next(QUIET).is_none() && b.device.next(QUIET).is_none(), "a doorbell was touched");
     rustix::io::write(&to_b, &1u64.to_ne_bytes()).unwrap();
-    assert!(b.own[1..].iter().any(|own| rung(own) > 0));
+    assert!(b.own[1..].iter().any(|own| take_notifications(own) > 0));
     assert_eq!(rustix::fs::fstat(&a.memory).unwrap().st_ino, inode);
     // The sockets are served: the guest's messages are read, a new peer is reported, and one that leaves is missed.
     a.listen_until("the link, from the new broker", |said| matches!(said, Message::Link { .. }));
@@ -195,7 +199,7 @@ fn b8_doorbell_of_a_peer_that_storms_is_taken_away() {
 }
 
 #[test]
-fn b5_guest_that_rings_and_scribbles_without_end_costs_little() {
+fn b5_guest_that_notifies_and_scribbles_without_end_costs_little() {
     let daemon = Daemon::start(TRIO);
     let a = Vm::start(&daemon, "a");
     let before = daemon.resident();

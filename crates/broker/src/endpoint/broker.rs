@@ -26,7 +26,7 @@ use crate::{
         host_session::{Host, LinkNews, News},
         link::{self, Link},
         peer_session::{Inquiry, Peer, PeerRequest},
-        program::{Program, ProgramSocket, ProgramState, may_sit},
+        program::{Program, ProgramSocket, ProgramState, may_be_admitted},
         whereabouts::Whereabouts,
     },
 };
@@ -302,7 +302,7 @@ impl<D: Devices> Broker<D> {
             Source::NewProgram => self.admit_program(),
             Source::Program(id) => {
                 for _ in 0..TURN {
-                    match self.hear_program(id) {
+                    match self.serve_program(id) {
                         Ok(true) => {}
                         Ok(false) => break,
                         Err(_) => {
@@ -324,14 +324,14 @@ impl<D: Devices> Broker<D> {
     /// Receives from the host and the peers, opens what can be opened, and drops what is over. Returns whether there
     /// may be more.
     fn reconcile(&mut self) -> io::Result<bool> {
-        let mut busy = self.hear_host()?;
+        let mut busy = self.serve_host()?;
         for link in self.links.values_mut().chain(&mut self.old) {
             link.depart();
         }
         let numbers: Vec<u32> = self.links.keys().copied().collect();
         for number in numbers {
             self.open(number);
-            busy |= self.hear_peer(number);
+            busy |= self.serve_peer(number);
         }
         let (now, mut later, mut said_left) = (Instant::now(), false, false);
         for link in self.links.values().filter(|link| link.memory.is_some() && !link.leaving) {
@@ -404,7 +404,7 @@ impl<D: Devices> Broker<D> {
             News::Life(number, life) => {
                 if let Some(link) = self.links.get_mut(&number) {
                     link.news.life = life;
-                    link.tell_life();
+                    link.send_liveness();
                     if life == Life::DomainGone {
                         link.fail_waiting(&mut self.programs, "its machine is gone");
                     }
@@ -439,7 +439,7 @@ impl<D: Devices> Broker<D> {
         match begun {
             Ok((region, peer, held, sockets)) => {
                 link.sockets = sockets;
-                link.tell_life();
+                link.send_liveness();
                 let alone = held.iter().map(|made| made.serial).filter(|serial| !link.sockets.contains_key(serial));
                 link.departing.extend(alone);
                 held.into_iter().for_each(|made| link.connections.restore(made));
@@ -451,13 +451,13 @@ impl<D: Devices> Broker<D> {
     }
 
     /// Receives from the broker at the other end of a link. Returns whether there may be more.
-    fn hear_peer(&mut self, number: u32) -> bool {
+    fn serve_peer(&mut self, number: u32) -> bool {
         let Self { links, programs, finding, name, .. } = self;
         let Some(link) = links.get_mut(&number).filter(|link| !link.leaving) else { return false };
         let mut inquiries = Vec::new();
-        let mut more = converse::<D>(link, programs, &mut inquiries);
+        let mut more = exchange_messages::<D>(link, programs, &mut inquiries);
         for inquiry in inquiries {
-            more |= name.as_ref().is_some_and(|own| finding.hear_inquiry(inquiry, own, link, programs));
+            more |= name.as_ref().is_some_and(|own| finding.handle_inquiry(inquiry, own, link, programs));
         }
         link.tell_programs(programs) | more
     }
@@ -475,7 +475,7 @@ impl<D: Devices> Broker<D> {
         let mine = |it: &Program| it.user == program.user;
         let own = self.programs.values().filter(|it| mine(it)).count() + discard::waiting_of(program.user);
         let theirs = self.programs.values().filter(|it| !mine(it) && it.user != 0).count();
-        if !may_sit(own, if program.user == 0 { 0 } else { theirs }, PROGRAMS_MAX) {
+        if !may_be_admitted(own, if program.user == 0 { 0 } else { theirs }, PROGRAMS_MAX) {
             let idle = idle_longest(&self.programs, mine)
                 .or_else(|| idle_longest(&self.programs, |it| own == 0 && it.user != 0));
             let Some(idle) = idle else { return };
@@ -494,7 +494,7 @@ impl<D: Devices> Broker<D> {
     }
 
     /// Receives a program's next request. Returns false if there was none. An error ends the conversation (V-1).
-    fn hear_program(&mut self, id: u64) -> io::Result<bool> {
+    fn serve_program(&mut self, id: u64) -> io::Result<bool> {
         let hears = |program: &&mut Program| program.doing != ProgramState::Looking;
         let Some(program) = self.programs.get_mut(&id).filter(hears) else { return Ok(false) };
         let Some(said) = program.receive()? else { return Ok(false) };
@@ -645,7 +645,7 @@ fn may_meet(user: u32, service: &Name) -> bool {
 }
 
 /// Receives from the peer's broker over a link, and answers. Returns whether there may be more.
-fn converse<D: Devices>(
+fn exchange_messages<D: Devices>(
     link: &mut Link<D::Region>,
     programs: &mut BTreeMap<u64, Program>,
     inquiries: &mut Vec<Inquiry>,
@@ -654,7 +654,7 @@ fn converse<D: Devices>(
     let (mut changed, mut busy) = (false, true);
     for _ in 0..TURN {
         let Some((region, peer)) = &mut link.memory else { return false };
-        let (heard, ring, more) = match peer.turn(region.pages()) {
+        let (request, is_due, more) = match peer.turn(region.pages()) {
             Ok(turned) => turned,
             Err(error) => {
                 let peer = &link.news.peer;
@@ -663,11 +663,11 @@ fn converse<D: Devices>(
                 return true;
             }
         };
-        changed |= ring;
-        if let Some(PeerRequest::Inquire(inquiry)) = &heard {
+        changed |= is_due;
+        if let Some(PeerRequest::Inquire(inquiry)) = &request {
             inquiries.push(inquiry.clone());
         }
-        if let Some(Err(Refusal(_, why))) = heard.map(|heard| link.understand(heard, programs))
+        if let Some(Err(Refusal(_, why))) = request.map(|request| link.understand(request, programs))
             && let Some((_, peer)) = &mut link.memory
         {
             peer.spoil(&format!("says what cannot be: {why}"));

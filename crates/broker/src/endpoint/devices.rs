@@ -139,7 +139,7 @@ pub trait Region {
     }
 
     /// Closes the state of a program that is gone and notifies its peer, where the kernel does not (V-4).
-    fn bequeath(&mut self, made: &Agreement);
+    fn close_orphaned(&mut self, made: &Agreement);
 
     /// Ends all waits of programs, because the peer or the link is gone.
     fn hang_up(&mut self);

@@ -131,7 +131,7 @@ impl Finding {
     }
 
     /// Handles a question or answer of the peer's broker. Returns whether an answer to the peer was queued.
-    pub(crate) fn hear_inquiry<R: Region>(
+    pub(crate) fn handle_inquiry<R: Region>(
         &mut self,
         inquiry: Inquiry,
         own: &Name,

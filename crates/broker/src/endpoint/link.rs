@@ -150,7 +150,7 @@ impl<R: Region> Link<R> {
                 ResumeAction::ClosedThere => self.tell_close(claim.serial),
                 ResumeAction::Lost(made) => {
                     if let Some((region, _)) = &mut self.memory {
-                        region.bequeath(&made);
+                        region.close_orphaned(&made);
                     }
                     say_close(self, claim.serial);
                 }
@@ -362,7 +362,7 @@ impl<R: Region> Link<R> {
     }
 
     /// Tells all programs with connections on this link the liveness of the peer's machine.
-    pub(crate) fn tell_life(&self) {
+    pub(crate) fn send_liveness(&self) {
         if self.news.life != Life::Unknown {
             self.sockets.values().for_each(|socket| self.news.send_life(socket));
         }
@@ -402,7 +402,7 @@ impl<R: Region> Link<R> {
         let Some((made, stage)) = self.connections.get(serial) else { return };
         let ended = matches!(stage, Stage::GivenUp | Stage::ClosedHere);
         if let Some((region, _)) = self.memory.as_mut().filter(|_| !ended) {
-            region.bequeath(&made);
+            region.close_orphaned(&made);
         }
         if self.connections.close(serial) {
             say_close(self, serial);
@@ -563,7 +563,7 @@ mod tests {
             None
         }
 
-        fn bequeath(&mut self, made: &Agreement) {
+        fn close_orphaned(&mut self, made: &Agreement) {
             self.0.push(made.serial);
         }
 

@@ -191,7 +191,7 @@ impl Region for ModuleRegion {
     }
 
     fn set_doorbell(&mut self, doorbell: u16) {
-        if let Err(error) = self.link.notify_other((doorbell, self.vector)) {
+        if let Err(error) = self.link.set_notify_target((doorbell, self.vector)) {
             tracing::error!("a doorbell cannot be changed: {error}");
         }
     }
@@ -240,7 +240,7 @@ impl Region for ModuleRegion {
 
     /// Does nothing if the kernel did it. A window that was never given to a program is made and closed now, with the
     /// same effect.
-    fn bequeath(&mut self, made: &Agreement) {
+    fn close_orphaned(&mut self, made: &Agreement) {
         if !self.announced.remove(&made.serial) && made.own.1 != 0 && made.channel != 0 {
             drop(self.own_window(made));
         }

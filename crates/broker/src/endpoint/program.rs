@@ -69,7 +69,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Returns whether a user who has `own` seats of `all` may have one more while others have `theirs`: up to half of what
 /// they leave (B-15). So one or two malicious users alone cannot lock others out.
 #[must_use]
-pub fn may_sit(own: usize, theirs: usize, all: usize) -> bool {
+pub fn may_be_admitted(own: usize, theirs: usize, all: usize) -> bool {
     2 * own < all.saturating_sub(theirs)
 }
 
@@ -272,9 +272,9 @@ mod tests {
         let mut had: Vec<usize> = Vec::new();
         while had.iter().sum::<usize>() < SEATS {
             let theirs = had.iter().sum();
-            had.push((0..).find(|own| !may_sit(*own, theirs, SEATS)).unwrap());
+            had.push((0..).find(|own| !may_be_admitted(*own, theirs, SEATS)).unwrap());
         }
         assert_eq!(had, [128, 64, 32, 16, 8, 4, 2, 1, 1]);
-        assert!(!may_sit(0, SEATS, SEATS) && !may_sit(0, 2 * SEATS, SEATS));
+        assert!(!may_be_admitted(0, SEATS, SEATS) && !may_be_admitted(0, 2 * SEATS, SEATS));
     }
 }

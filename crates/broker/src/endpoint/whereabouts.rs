@@ -12,7 +12,7 @@ use std::{
 use tombolo_control::ADDRESSES_MAX;
 use tombolo_os::addresses::{AddressWatch, addresses_of, namespace_of, own_addresses};
 
-use crate::endpoint::program::{Program, may_sit};
+use crate::endpoint::program::{Program, may_be_admitted};
 
 /// Largest number of addresses published for one namespace other than the broker's own.
 const EACH_MAX: usize = 8;
@@ -101,7 +101,7 @@ impl Whereabouts {
         }
         let own = self.others.values().filter(|it| it.user == user).count();
         let theirs = self.others.len() - own;
-        if self.others.len() < NAMESPACES_MAX && (user == 0 || may_sit(own, theirs, NAMESPACES_MAX)) {
+        if self.others.len() < NAMESPACES_MAX && (user == 0 || may_be_admitted(own, theirs, NAMESPACES_MAX)) {
             self.others.insert(namespace, Namespace { user, addresses: read(), looked: now, used: now });
             self.collect();
         }

@@ -56,7 +56,8 @@ pub(crate) struct Local {
     pub stormed_by: BTreeSet<String>,
     /// Connections that an earlier broker left and that are not taken up yet.
     pub kept: StoredConnections,
-    rings: OwnedFd,
+    /// Eventfd that notifies the account's broker.
+    outgoing: OwnedFd,
     program_socket: OwnedFd,
     stop: OwnedFd,
     /// Whether no broker serves the account any more.
@@ -73,17 +74,17 @@ impl Local {
     pub fn start(name: &Name, window: u64, kept: StoredConnections, events: &mpsc::Sender<Event>) -> io::Result<Self> {
         let memory = memory::create("tombolo-account", DEVICE_LEN)?;
         let boxes = Mapped::new(&memory)?;
-        let (rings, heard, stop) = (eventfd(0)?, eventfd(0)?, eventfd(0)?);
+        let (outgoing, incoming, stop) = (eventfd(0)?, eventfd(0)?, eventfd(0)?);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (program_socket, inside) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         let (lines, mut tasks) = (RelayedLinks::default(), Tasks::default());
-        tasks.push(listen(name.as_str(), 0, heard.try_clone()?, events)?);
+        tasks.push(listen(name.as_str(), 0, incoming.try_clone()?, events)?);
         let (account, teller) = (name.as_str().to_owned(), events.clone());
         let storms = Arc::new(move |link| drop(teller.blocking_send(Event::Stormed(account.clone(), link))));
         let lane = Lane::named(&format!("account/{name}"));
-        let (copy, dismissed) = (rings.try_clone()?, Arc::new(AtomicBool::new(false)));
-        let devices = HostDevices::new(memory, heard, copy, Arc::clone(&lines), kept.clone(), storms, lane);
+        let (copy, dismissed) = (outgoing.try_clone()?, Arc::new(AtomicBool::new(false)));
+        let devices = HostDevices::new(memory, incoming, copy, Arc::clone(&lines), kept.clone(), storms, lane);
         let settings = Settings { boot: guest::boot(), window };
         let guest = Guest::begin(name.clone(), &boxes)?;
         let mut broker = Broker::begin(settings, devices, ProgramSocket::Passed(inside))?.with_addresses();
@@ -104,7 +105,7 @@ impl Local {
             lines,
             stormed_by: BTreeSet::new(),
             kept,
-            rings,
+            outgoing,
             program_socket,
             stop,
             dismissed,
@@ -120,7 +121,7 @@ impl Local {
 
     /// Notifies the account's broker.
     pub fn notify(&self) {
-        raise(&self.rings);
+        raise(&self.outgoing);
     }
 
     /// Admits a program. Closes the connection of one for which there is no room.

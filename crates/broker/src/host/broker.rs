@@ -26,7 +26,7 @@ use super::{
     journal::Journal,
     leaving::LeavingLinks,
     link_memory::LinkMemory,
-    memory::drop_aside,
+    memory::drop_in_background,
     memory_jobs::Chores,
     migration::Migrations,
     programs::{Programs, admit_administrator, admit_program, report_lost_peers},
@@ -98,7 +98,7 @@ impl Broker {
             discard::end_all(descriptors);
             self.journal.store.forget(key)?;
         }
-        drop_aside(stray);
+        drop_in_background(stray);
         let (config, events, mut lost) = (&self.domains.config, &self.schedule.events, Vec::new());
         for (name, machine) in &self.domains.state.machines {
             let device = kept.remove(&machine_key(name, machine.process));
@@ -172,8 +172,10 @@ impl Broker {
                 self.schedule.pace.request();
                 self.domains.flush_messages(&name, &self.schedule.events);
             }
-            Event::Rang(name, process) if self.domains.is_current(&name, process) => self.converse(&name, TURN),
-            Event::Rang(name, _) if self.domains.locals.contains_key(&name) => self.converse(&name, TURN),
+            Event::Notified(name, process) if self.domains.is_current(&name, process) => {
+                self.exchange_messages(&name, TURN)
+            }
+            Event::Notified(name, _) if self.domains.locals.contains_key(&name) => self.exchange_messages(&name, TURN),
             Event::Loud(name, process) if self.domains.is_current(&name, process) => {
                 if let Some(vm) = self.domains.vms.get_mut(&name) {
                     vm.report_loud(&name);
@@ -226,7 +228,7 @@ impl Broker {
             }
             Event::Unsettled => self.schedule.pace.request(),
             // Events of a QEMU that is gone.
-            Event::Room(..) | Event::Rang(..) | Event::Loud(..) | Event::Qemu(..) => {}
+            Event::Room(..) | Event::Notified(..) | Event::Loud(..) | Event::Qemu(..) => {}
         }
         Ok(())
     }
@@ -310,7 +312,7 @@ impl Broker {
     /// Exchanges messages with a guest, or with the broker of an account. Receives at most `limit` messages, and sends
     /// what there is room for. The broker reconciles after messages, and after a change in whether more can be sent;
     /// not after a mere notification.
-    pub(crate) fn converse(&mut self, name: &str, limit: usize) {
+    pub(crate) fn exchange_messages(&mut self, name: &str, limit: usize) {
         let (host, is_account) = (&self.domains.config.host, !self.domains.vms.contains_key(name));
         let before = self.domains.guest_of(name).map(Guest::standing);
         let turned = match (self.domains.vms.get_mut(name), self.domains.locals.get_mut(name)) {
@@ -318,7 +320,7 @@ impl Broker {
             (_, Some(local)) => local.guest.turn(&local.boxes, host, limit),
             _ => return,
         };
-        let (requests, ring) = match turned {
+        let (requests, is_due) = match turned {
             Ok(turned) => turned,
             Err(error) => {
                 let what = if is_account { "its boxes" } else { "the device's memory" };
@@ -327,7 +329,7 @@ impl Broker {
             }
         };
         match self.domains.vms.get_mut(name) {
-            _ if !ring => {}
+            _ if !is_due => {}
             Some(vm) => vm.device.notify(),
             None => self.domains.locals[name].notify(),
         }

@@ -20,7 +20,7 @@ use tombolo_os::lock::lock;
 
 use crate::{
     discard,
-    endpoint::program::{self, may_sit},
+    endpoint::program::{self, may_be_admitted},
     fd_passing,
     host::{
         async_fd::{accept, watch},
@@ -55,7 +55,7 @@ pub async fn serve(listener: AsyncFd<OwnedFd>, host: Name, events: mpsc::Sender<
         };
         let (host, events, turn) = (host.clone(), events.clone(), turns.of(user));
         tokio::spawn(async move {
-            let _ = converse(client, user, &host, (&events, turn)).await;
+            let _ = serve_client(client, user, &host, (&events, turn)).await;
             drop(seat);
         });
     }
@@ -107,7 +107,7 @@ impl Seats {
         let others = taken.iter().filter(|(it, _)| **it != user && !rules(**it)).map(|(_, seats)| seats).sum();
         let mine = taken.entry(user).or_default();
         let own = *mine + discard::waiting_of(user);
-        let room = if rules(user) { *mine < CLIENTS_MAX } else { may_sit(own, others, CLIENTS_MAX) };
+        let room = if rules(user) { *mine < CLIENTS_MAX } else { may_be_admitted(own, others, CLIENTS_MAX) };
         *mine += usize::from(room);
         room.then(|| Seat(self.clone(), user))
     }
@@ -172,7 +172,7 @@ async fn say_last(client: &AsyncFd<OwnedFd>, said: &Envelope) -> io::Result<()> 
 }
 
 /// Serves one client until it disconnects or violates the protocol.
-async fn converse(
+async fn serve_client(
     client: OwnedFd,
     user: u32,
     host: &Name,
@@ -280,7 +280,7 @@ mod tests {
                 }
                 let (events, host, turn) = (events.clone(), host.clone(), turns.of(user));
                 ends.push(theirs);
-                tokio::spawn(async move { converse(ours, user, &host, (&events, turn)).await });
+                tokio::spawn(async move { serve_client(ours, user, &host, (&events, turn)).await });
             }
             let (mut last, mut asked) = (None::<Instant>, Vec::new());
             while asked.len() < 6 {

@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, io, os::fd::OwnedFd};
 
 use super::{
-    accounts::relay::CALM,
+    accounts::relay::STORM_PAUSE,
     domains::Domains,
     event::Event,
     journal::Journal,
@@ -65,13 +65,13 @@ impl Doorbells<'_> {
     /// Gives a QEMU a doorbell once that is saved.
     pub fn give_doorbell(&mut self, viewer: &str, doorbell: GrantedDoorbell) -> io::Result<()> {
         let (peer, link) = (doorbell.peer.clone(), doorbell.link);
-        let rings = match self.domains.vms.get(&peer) {
+        let eventfd = match self.domains.vms.get(&peer) {
             Some(vm) => Some(&**vm.device.doorbell(link)),
             None => self.memory.regions.get(&link).and_then(|memory| memory.doorbell.as_deref()),
         };
         // If no descriptor is available, the doorbell is given later.
-        let rings = match rings.map(OwnedFd::try_clone) {
-            Some(Ok(rings)) => rings,
+        let eventfd = match eventfd.map(OwnedFd::try_clone) {
+            Some(Ok(eventfd)) => eventfd,
             Some(Err(_)) => {
                 self.schedule.remind_after(RETRY);
                 return Ok(());
@@ -94,7 +94,7 @@ impl Doorbells<'_> {
             self.domains.state.machines.get_mut(viewer).map(|machine| machine.doorbells.remove(&number));
             return Err(error);
         }
-        self.domains.send_message(viewer, (number.into(), Some(rings)), &self.schedule.events);
+        self.domains.send_message(viewer, (number.into(), Some(eventfd)), &self.schedule.events);
         Ok(())
     }
 
@@ -134,9 +134,9 @@ impl Storms {
             tracing::warn!(
                 stranger = by.as_str(),
                 "{name}: {peer} rings without end: its doorbell is taken away for {} s",
-                CALM.as_secs()
+                STORM_PAUSE.as_secs()
             );
-            schedule.send_after(CALM, Event::Calm(name.to_owned(), peer));
+            schedule.send_after(STORM_PAUSE, Event::Calm(name.to_owned(), peer));
         }
     }
 

@@ -25,7 +25,7 @@ pub enum Event {
     /// A QEMU's connection has room again.
     Room(String, u64),
     /// A guest, or the broker of an account, notified the host; the eventfd was drained.
-    Rang(String, u64),
+    Notified(String, u64),
     /// A guest, or the broker of an account, notifies the host more often than makes sense.
     Loud(String, u64),
     /// An account is notified without end on this link.
@@ -65,9 +65,12 @@ impl Event {
     pub(crate) fn has_consequences(&self) -> bool {
         match self {
             Self::ProgramConnected(..) | Self::Entered(..) => false,
-            Self::Joined(..) | Self::Left(..) | Self::Room(..) | Self::Rang(..) | Self::Loud(..) | Self::Qemu(..) => {
-                false
-            }
+            Self::Joined(..)
+            | Self::Left(..)
+            | Self::Room(..)
+            | Self::Notified(..)
+            | Self::Loud(..)
+            | Self::Qemu(..) => false,
             Self::Unsettled => false,
             Self::Asked(question) => question.changes_something(),
             _ => true,
@@ -113,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn b15_b17_who_knocks_asks_or_rings_has_no_consequences_at_once_and_who_changes_something_has() {
+    fn b15_b17_who_connects_asks_or_notifies_has_no_consequences_at_once_and_who_changes_something_has() {
         let asked = |message| Event::Asked(Question { message, user: 7, answer: oneshot::channel().0 });
         let (a, b): (Name, Name) = ("a".parse().unwrap(), "b".parse().unwrap());
         let socket = || tombolo_os::event::eventfd(0).unwrap();
@@ -122,7 +125,7 @@ mod tests {
             Event::Entered(socket(), a.clone()),
             asked(Message::List { what: tombolo_control::What::Links }),
             asked(Message::Who { number: 1 }),
-            Event::Rang("a".into(), 1),
+            Event::Notified("a".into(), 1),
             Event::Loud("a".into(), 1),
             Event::Qemu("a".into(), 1, News::Running(true)),
             Event::Room("a".into(), 1),

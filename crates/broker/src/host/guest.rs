@@ -134,7 +134,7 @@ impl Guest {
     /// # Errors
     /// The memory cannot be accessed.
     pub fn turn(&mut self, memory: &Mapped, host: &Name, limit: usize) -> io::Result<(Vec<GuestRequest>, bool)> {
-        let (mut heard, mut ring) = (Vec::new(), false);
+        let (mut requests, mut is_due) = (Vec::new(), false);
         for _ in 0..limit {
             while self.session.room() > 0
                 && let Some(message) = self.waiting.pop_front()
@@ -142,7 +142,7 @@ impl Guest {
                 self.send_message(message);
             }
             let (event, changed) = self.session.turn(&mut DeviceBoxes(memory))?;
-            ring |= changed;
+            is_due |= changed;
             match event {
                 Some(tombolo_control::Event::Began) => {
                     self.greeted = false;
@@ -155,12 +155,12 @@ impl Guest {
                     self.send_message(hello(self.session.epoch(), host));
                     self.send_message(Message::You { name: self.name.clone() });
                 }
-                Some(tombolo_control::Event::Said(said)) => heard.extend(self.understand(said.message)),
+                Some(tombolo_control::Event::Said(said)) => requests.extend(self.understand(said.message)),
                 Some(tombolo_control::Event::Broke(_)) | None if !changed => break,
                 _ => {}
             }
         }
-        Ok((heard, ring))
+        Ok((requests, is_due))
     }
 
     /// Handles one message. Hello comes first and only once; a protocol violation ends the session (B-6).

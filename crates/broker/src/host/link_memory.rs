@@ -149,7 +149,7 @@ impl LinkMemory {
         let link = domains.state.links.get(&number).filter(|it| !it.has_memory && it.generation + 1 == generation);
         let lives = link.and_then(|link| domains.lives(link)).filter(|_| may_have_memory(number, domains, migrations));
         let (Some(link), Some(lives)) = (link, lives) else {
-            memory::drop_aside(made);
+            memory::drop_in_background(made);
             return Ok(());
         };
         let key = memory_key(number, generation);
@@ -281,7 +281,7 @@ impl LinkMemory {
         self.unsealed.retain(|(link, ..)| *link != number);
         self.mapping.retain(|(link, ..), failed| *link != number || failed.is_none());
         if let Some(mut memory) = self.regions.remove(&number) {
-            memory::drop_aside(std::mem::take(&mut memory.mapped));
+            memory::drop_in_background(std::mem::take(&mut memory.mapped));
             self.retired.insert((number, generation), memory);
         }
         // Nobody else ends connections that an earlier broker left and that their account has not taken up.
@@ -328,7 +328,7 @@ impl LinkMemory {
                 // If too many jobs wait, the pages are freed with the last process that maps them.
                 self.chores.ask(&old.ends[side], Chore { what: What::Free, memory, region: None });
             }
-            memory::drop_aside(memory);
+            memory::drop_in_background(memory);
         }
         Ok(())
     }
@@ -361,7 +361,7 @@ impl LinkMemory {
                 tracing::warn!("link {number}: its memory cannot be mapped yet: {error}");
                 self.mapping.insert(region, Some(Instant::now()));
             }
-            (None, mapped) => memory::drop_aside(mapped),
+            (None, mapped) => memory::drop_in_background(mapped),
         }
     }
 
@@ -375,7 +375,7 @@ impl LinkMemory {
                 domains.state.links_of(account).map(|(number, link)| (number, link.generation)).collect();
             let gone = lines.extract_if(.., |(number, generation), _| links.get(number) != Some(generation));
             // Unmapping much memory takes long, too.
-            gone.for_each(|(_, line)| memory::drop_aside(line));
+            gone.for_each(|(_, line)| memory::drop_in_background(line));
             let mut is_new = false;
             for (number, peer) in domains.up_links(account) {
                 let link = &domains.state.links[&number];
@@ -396,9 +396,9 @@ impl LinkMemory {
                             own: memory.own[side].try_clone()?,
                             own_memory,
                             peer: memory.readonly[1 - side].try_clone()?,
-                            rings: Arc::clone(vm.device.doorbell(number)),
+                            outgoing: Arc::clone(vm.device.doorbell(number)),
                             lane: vm.device.lane(number).clone(),
-                            heard: doorbell.try_clone()?,
+                            incoming: doorbell.try_clone()?,
                         })
                     };
                     // If no descriptor is available, one will be later.

@@ -139,7 +139,7 @@ pub fn free(memory: impl AsFd) -> io::Result<()> {
 }
 
 /// Drops memory on another thread, because there may be much of it.
-pub(crate) fn drop_aside(memory: impl Send + 'static) {
+pub(crate) fn drop_in_background(memory: impl Send + 'static) {
     tokio::task::spawn_blocking(move || drop(memory));
 }
 

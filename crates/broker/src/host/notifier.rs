@@ -66,7 +66,7 @@ impl Lane {
             // The next notification tries again.
             state.runs = false;
             state.pending.clear();
-            tracing::warn!("a doorbell is not rung yet: {error}");
+            tracing::warn!("a doorbell is not notified yet: {error}");
         }
     }
 
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn b8_eventfd_that_is_full_and_blocking_keeps_neither_the_ringer_nor_the_lane() {
+    fn b8_eventfd_that_is_full_and_blocking_keeps_neither_the_notifier_nor_the_lane() {
         let lane = Lane::default();
         let (full, other) = (Arc::new(eventfd(0).unwrap()), Arc::new(eventfd(0).unwrap()));
         jam(&full);
@@ -136,7 +136,7 @@ mod tests {
             lane.notify_event(&full);
             lane.notify_event(&other);
         }
-        until("the other one is rung", || drain(&*other) != 0);
+        until("the other one is notified", || drain(&*other) != 0);
         assert_eq!(drain(&*full), u64::MAX - 1, "nothing was added");
     }
 
@@ -158,7 +158,7 @@ mod tests {
         others.iter().for_each(|other| lane.notify_event(other));
         assert_eq!(Lane::named("test").state().pending.len(), 100, "one lane, and nobody waited");
         assert!(drain(&*jammed) != 0);
-        others.iter().for_each(|other| until("it is rung", || drain(&**other) != 0));
+        others.iter().for_each(|other| until("it is notified", || drain(&**other) != 0));
         thread.join().unwrap();
         assert!(!lane.state().runs, "it ends when there is nothing to do");
     }

@@ -4,7 +4,7 @@
 use tombolo_control::{Life, LinkState, Message, NO_DOORBELL, Stage};
 
 use super::{
-    accounts::relay::CALM, domains::Domains, doorbells::Storms, leaving::LeavingLinks, link_memory::LinkMemory,
+    accounts::relay::STORM_PAUSE, domains::Domains, doorbells::Storms, leaving::LeavingLinks, link_memory::LinkMemory,
     migration::Migrations, state::Link, units::bytes,
 };
 use crate::config::checked_name;
@@ -168,7 +168,7 @@ impl Overview<'_> {
         if let Some((victim, _)) = vms.chain(locals).find(|(_, stormed_by)| stormed_by.contains(name)) {
             return Some(format!("{name} rings {victim} without end: its doorbell is taken away for a while"));
         }
-        if self.domains.vms.get(name).and_then(|vm| vm.loud).is_some_and(|loud| loud.elapsed() < CALM) {
+        if self.domains.vms.get(name).and_then(|vm| vm.loud).is_some_and(|loud| loud.elapsed() < STORM_PAUSE) {
             return Some(format!("{name} rings the host without end"));
         }
         if let Some(why) = self.migrations.why_without_links(name).or_else(|| self.migrations.doorbell_trouble(name)) {

@@ -81,20 +81,20 @@ pub(crate) fn listen(
     let (owner, sender, doorbell) = (name.to_owned(), events.clone(), async_fd::watch(doorbell)?);
     let loss = Event::Faulty(owner.clone(), process);
     Ok(begin_watched(events, loss, async move {
-        let (mut since, mut rings) = (Instant::now(), 0u64);
+        let (mut since, mut count) = (Instant::now(), 0u64);
         loop {
             let Ok(mut ready) = doorbell.readable().await else { return };
             ready.clear_ready();
             if since.elapsed() > Duration::from_secs(1) {
-                (since, rings) = (Instant::now(), 0);
+                (since, count) = (Instant::now(), 0);
             }
-            rings = rings.saturating_add(tombolo_os::event::drain(&doorbell));
-            let loud = rings > LOUD;
-            let what = if loud { Event::Loud } else { Event::Rang };
+            count = count.saturating_add(tombolo_os::event::drain(&doorbell));
+            let loud = count > LOUD;
+            let what = if loud { Event::Loud } else { Event::Notified };
             if sender.send(what(owner.clone(), process)).await.is_err() {
                 return;
             }
-            if loud && sender.send(Event::Rang(owner.clone(), process)).await.is_err() {
+            if loud && sender.send(Event::Notified(owner.clone(), process)).await.is_err() {
                 return;
             }
             tokio::time::sleep(if loud { LOUD_PAUSE } else { PAUSE }).await;

@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, watch};
 use crate::{
     config::Config,
     host::{
-        accounts::relay::CALM,
+        accounts::relay::STORM_PAUSE,
         event::Event,
         guard::Process,
         guest::Guest,
@@ -86,7 +86,7 @@ impl Vm {
     /// of its links.
     pub fn report_loud(&mut self, name: &str) {
         let now = Instant::now();
-        if self.loud.replace(now).is_none_or(|last| now.duration_since(last) > CALM) {
+        if self.loud.replace(now).is_none_or(|last| now.duration_since(last) > STORM_PAUSE) {
             tracing::warn!(stranger = name, "{name}: it rings the host without end, and is heard less often");
         }
     }

@@ -41,19 +41,19 @@ impl ReaperThread {
     pub fn begin(folder: &Path) -> io::Result<Option<Self>> {
         // Raised first, because the grant reaper takes a share of the limit.
         raise_limit()?;
-        let (Ok(keeper), Ok((mode, group))) = (GrantReaper::new(), GrantReaper::admits()) else { return Ok(None) };
+        let (Ok(reaper), Ok((mode, group))) = (GrantReaper::new(), GrantReaper::admits()) else { return Ok(None) };
         let path = folder.join(SOCKET);
         // Whoever may open gntalloc may connect. No privilege is needed if that group is root's own.
         let group = Some(group).filter(|group| *group != rustix::process::getegid().as_raw());
         let listener = fd_passing::listen(&path, SocketType::SEQPACKET, mode, None, group)?;
         let stop = Arc::new(event::eventfd(0)?);
         let stops = Arc::clone(&stop);
-        let mut first = Some(keeper);
+        let mut first = Some(reaper);
         let serve = move || {
             // A grant reaper that failed keeps no pages any more; the next one serves programs that connect from then
             // on.
             let keeps = || match first.take() {
-                Some(keeper) => keeper.serve(&listener, &stops),
+                Some(reaper) => reaper.serve(&listener, &stops),
                 None => GrantReaper::new().map_err(io::Error::other)?.serve(&listener, &stops),
             };
             let is_over = |rest| panics::is_stopped_within(&stops, rest);

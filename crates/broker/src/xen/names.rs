@@ -79,7 +79,7 @@ pub fn states(text: &str) -> BTreeMap<u16, State> {
 fn ask(xl: &Path) -> io::Result<BTreeMap<u16, State>> {
     let mut child =
         Command::new(xl).arg("list").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
-    let said = said(child.stdout.as_mut().expect("it is a pipe"), Instant::now() + PATIENCE);
+    let said = read_to_end_until(child.stdout.as_mut().expect("it is a pipe"), Instant::now() + PATIENCE);
     if said.is_err() {
         let _ = child.kill();
     }
@@ -91,7 +91,7 @@ fn ask(xl: &Path) -> io::Result<BTreeMap<u16, State>> {
 }
 
 /// Reads all that comes out of a pipe until its end.
-fn said(pipe: &mut (impl Read + AsFd), deadline: Instant) -> io::Result<Vec<u8>> {
+fn read_to_end_until(pipe: &mut (impl Read + AsFd), deadline: Instant) -> io::Result<Vec<u8>> {
     let (mut said, mut buffer) = (Vec::new(), [0; 4096]);
     loop {
         if !wait(&mut [PollFd::new(pipe, PollFlags::IN)], Some(deadline.saturating_duration_since(Instant::now())))? {

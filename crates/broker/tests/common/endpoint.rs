@@ -50,7 +50,7 @@ fn event() -> Arc<OwnedFd> {
     Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("a descriptor"))
 }
 
-pub fn ring(event: impl AsFd) {
+pub fn notify_event(event: impl AsFd) {
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
 
@@ -64,8 +64,8 @@ fn readonly(memory: &OwnedFd) -> io::Result<OwnedFd> {
 pub struct FakePages {
     pub own: Arc<OwnedFd>,
     pub peer: Arc<OwnedFd>,
-    rings: Arc<OwnedFd>,
-    pub heard: Arc<OwnedFd>,
+    outgoing: Arc<OwnedFd>,
+    pub incoming: Arc<OwnedFd>,
     /// Whether the device was taken away.
     lost: Arc<AtomicBool>,
 }
@@ -74,8 +74,8 @@ impl FakePages {
     fn pair(len: u64) -> [Self; 2] {
         let (a, b, to_a, to_b) = (memory(len), memory(len), event(), event());
         let lost = Arc::default();
-        let first = Self { own: a.clone(), peer: b.clone(), rings: to_b.clone(), heard: to_a.clone(), lost };
-        [first, Self { own: b, peer: a, rings: to_a, heard: to_b, lost: Arc::default() }]
+        let first = Self { own: a.clone(), peer: b.clone(), outgoing: to_b.clone(), incoming: to_a.clone(), lost };
+        [first, Self { own: b, peer: a, outgoing: to_a, incoming: to_b, lost: Arc::default() }]
     }
 }
 
@@ -96,11 +96,11 @@ impl Boxes for FakePages {
 
 impl Pages for FakePages {
     fn notify(&self) {
-        ring(&self.rings);
+        notify_event(&self.outgoing);
     }
 
     fn drain(&self) {
-        let _ = rustix::io::read(&self.heard, &mut [0; 8]);
+        let _ = rustix::io::read(&self.incoming, &mut [0; 8]);
     }
 }
 
@@ -113,7 +113,8 @@ pub struct FakeRegion {
     pub pages: FakePages,
     side: usize,
     wires: Wires,
-    rings: BTreeMap<u32, Vec<Arc<OwnedFd>>>,
+    /// Eventfds that notify the peer's program, by the serial of the connection.
+    peer_doorbells: BTreeMap<u32, Vec<Arc<OwnedFd>>>,
     /// Connections that programs of an earlier broker hold.
     pub held: Arc<Mutex<Vec<Agreement>>>,
     /// Eventfd that is notified when the peer notifies without end.
@@ -128,7 +129,7 @@ impl FakeRegion {
             pages,
             side: side.next().expect("two sides"),
             wires: wires.clone(),
-            rings: BTreeMap::new(),
+            peer_doorbells: BTreeMap::new(),
             held: Arc::default(),
             storm: event(),
         })
@@ -143,7 +144,7 @@ impl Region for FakeRegion {
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
-        self.pages.heard.as_fd()
+        self.pages.incoming.as_fd()
     }
 
     fn set_doorbell(&mut self, _doorbell: u16) {}
@@ -174,7 +175,7 @@ impl Region for FakeRegion {
         for event in other.iter().chain(&own) {
             all.push(event.try_clone()?);
         }
-        self.rings.insert(made.serial, other);
+        self.peer_doorbells.insert(made.serial, other);
         Ok(all)
     }
 
@@ -204,9 +205,9 @@ impl Region for FakeRegion {
         Ok(())
     }
 
-    fn bequeath(&mut self, made: &Agreement) {
+    fn close_orphaned(&mut self, made: &Agreement) {
         let _ = rustix::io::pwrite(&self.pages.own, &[CLOSED], made.own.0 + u64::from(STATE_AT));
-        self.rings.remove(&made.serial).unwrap_or_default().iter().for_each(ring);
+        self.peer_doorbells.remove(&made.serial).unwrap_or_default().iter().for_each(notify_event);
     }
 
     fn hang_up(&mut self) {}
@@ -232,7 +233,7 @@ impl Devices for FakeDevices {
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
-        self.host.heard.as_fd()
+        self.host.incoming.as_fd()
     }
 
     fn arrivals(&self) -> Option<BorrowedFd<'_>> {
@@ -271,7 +272,7 @@ impl FakeHost {
         let epoch = EPOCHS.fetch_add(1, Ordering::Relaxed).into();
         let session = Session::begin(Path::Host, epoch, &mut pages).expect("memory");
         pages.notify();
-        let heard = pages.heard.clone();
+        let heard = pages.incoming.clone();
         let conversation = Arc::new(Mutex::new((session, pages, Vec::new())));
         let stop = event();
         let (shared, ended) = (conversation.clone(), stop.clone());
@@ -335,7 +336,7 @@ fn pump((session, pages, heard): &mut (Session, FakePages, Vec<Message>), links:
 
 impl Drop for FakeHost {
     fn drop(&mut self) {
-        ring(&self.stop);
+        notify_event(&self.stop);
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
@@ -381,7 +382,7 @@ impl Machine {
     /// Takes away all devices of the machine.
     pub fn lose_devices(&self) {
         self.doorbell.lost.store(true, Ordering::SeqCst);
-        ring(&self.doorbell.heard);
+        notify_event(&self.doorbell.incoming);
     }
 
     /// Plugs other devices, which another host serves.
@@ -433,7 +434,7 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        ring(&self.stop);
+        notify_event(&self.stop);
         let ended = self.thread.take().map(JoinHandle::join);
         if !thread::panicking() {
             ended.expect("it was started").expect("the broker does not panic").expect("the broker does not fail");

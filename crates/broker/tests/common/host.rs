@@ -108,11 +108,11 @@ impl Guest {
             let end = format!("{link}-{generation}-{side}");
             state.memories.iter().find(|(id, _)| id.ends_with(&end)).unwrap().1.fd.try_clone().unwrap()
         };
-        let heard = vm.own[usize::from(vector_of(link, VECTORS as u16))].try_clone().unwrap();
-        let rings = Arc::new(doorbell.expect("an eventfd"));
+        let incoming = vm.own[usize::from(vector_of(link, VECTORS as u16))].try_clone().unwrap();
+        let outgoing = Arc::new(doorbell.expect("an eventfd"));
         let own = memory("own");
         let own_memory = Mapped::new(&own).unwrap();
-        let line = RelayedLink { own, own_memory, peer: memory("peer"), rings, lane: Lane::default(), heard };
+        let line = RelayedLink { own, own_memory, peer: memory("peer"), outgoing, lane: Lane::default(), incoming };
         self.lines.lock().unwrap().insert((link, generation), Arc::new(line));
         (link, generation)
     }

@@ -348,12 +348,12 @@ fn hello_of_guest(name: &str, version: u16, epoch: u64, boot: u8) -> Message {
 }
 
 /// Begins a session with the host in the memory of a machine's device, with `hello` as its first message.
-fn say_hello(memory: &OwnedFd, epoch: u64, hello: Message, ring: impl Fn()) -> Session {
+fn say_hello(memory: &OwnedFd, epoch: u64, hello: Message, notify: impl Fn()) -> Session {
     let mut session = Session::begin(Way::Host, epoch, &mut GuestBoxes(memory)).unwrap();
     until("the host's box", || {
         let (event, changed) = session.turn(&mut GuestBoxes(memory)).unwrap();
         if changed {
-            ring();
+            notify();
         }
         matches!(event, Some(Event::Began)).then_some(())
     });
@@ -362,13 +362,13 @@ fn say_hello(memory: &OwnedFd, epoch: u64, hello: Message, ring: impl Fn()) -> S
 }
 
 /// Sends the Hello of a guest's first broker in its device's memory, and nothing more once it was taken.
-pub fn greet(memory: &OwnedFd, name: &str, ring: impl Fn()) {
+pub fn greet(memory: &OwnedFd, name: &str, notify: impl Fn()) {
     let epoch = u64::MAX;
-    let mut session = say_hello(memory, epoch, hello_of_guest(name, 1, epoch, 1), &ring);
+    let mut session = say_hello(memory, epoch, hello_of_guest(name, 1, epoch, 1), &notify);
     until("the machine's name", || {
         let (event, changed) = session.turn(&mut GuestBoxes(memory)).unwrap();
         if changed {
-            ring();
+            notify();
         }
         matches!(event, Some(Event::Said(said)) if matches!(said.message, Message::You { .. })).then_some(())
     });
@@ -496,7 +496,7 @@ impl Vm {
 }
 
 /// Returns how often an eventfd was notified since the last call.
-pub fn rung(doorbell: &OwnedFd) -> u64 {
+pub fn take_notifications(doorbell: &OwnedFd) -> u64 {
     let mut polled = [PollFd::new(doorbell, PollFlags::IN)];
     poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap();
     if polled[0].revents().is_empty() {

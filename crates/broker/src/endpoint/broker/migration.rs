@@ -12,7 +12,7 @@ pub(super) const HOSTLESS: &str =
 
 impl<D: Devices> Broker<D> {
     /// Receives from the host, or looks for a new device. Returns whether there may be more.
-    pub(super) fn hear_host(&mut self) -> io::Result<bool> {
+    pub(super) fn serve_host(&mut self) -> io::Result<bool> {
         if self.is_hostless {
             let renewed = self.devices.renew();
             return renewed.map_or(Ok(false), |renewed| begin_anew(self, renewed));

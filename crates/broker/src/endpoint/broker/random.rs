@@ -133,7 +133,7 @@ impl Region for Memory {
         None
     }
 
-    fn bequeath(&mut self, made: &Agreement) {
+    fn close_orphaned(&mut self, made: &Agreement) {
         assert!(made.own.1 == 0 || window_is_sound(REGION, made.own.0, made.own.1), "{made:?}");
         self.windows().is_free(made.own, made.serial);
     }
@@ -293,7 +293,7 @@ impl Peer {
         let nth = dice.below(self.connections.len().max(1) as u64) as usize;
         let (serial, at) = self.connections.iter().nth(nth).map_or((0, At::Closed), |(serial, (_, at))| (*serial, *at));
         match dice.below(40) {
-            0 => self.lie(dice, serial),
+            0 => self.forge_message(dice, serial),
             1 => {
                 let forgets = dice.below(4) == 0;
                 self.begin_anew(forgets);
@@ -325,7 +325,7 @@ impl Peer {
         }
     }
 
-    fn lie(&mut self, dice: &mut Dice, known: u32) {
+    fn forge_message(&mut self, dice: &mut Dice, known: u32) {
         let serial = if dice.below(2) == 0 { known } else { dice.below(40) as u32 };
         let mut range = || match dice.below(8) {
             0 => (dice.0, dice.below(1 << 40)),
@@ -398,7 +398,8 @@ fn pair() -> (OwnedFd, OwnedFd) {
     rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
 }
 
-const LIED_TO: u32 = 7;
+/// Link whose peer forges messages.
+const FORGED_LINK: u32 = 7;
 const OTHER: u32 = 8;
 
 impl World {
@@ -421,11 +422,11 @@ impl World {
         }));
         host.queue_message(&Envelope::statement(Message::You { name: name("a") }));
         let memory = Memory::new();
-        regions.lock().unwrap().insert((LIED_TO, 1), memory.clone());
+        regions.lock().unwrap().insert((FORGED_LINK, 1), memory.clone());
         let peer = Peer::new(&memory);
         let (generation, clients) = (1, Vec::new());
         let mut world = Self { broker, host, host_memory, regions, generation, program_socket, clients, peer };
-        world.link(LIED_TO, 1, "b");
+        world.link(FORGED_LINK, 1, "b");
         world.link(OTHER, 1, "c");
         (0..20).for_each(|_| world.step());
         assert_eq!(world.broker.links.len(), 2);
@@ -504,13 +505,13 @@ impl World {
             36 if dice.below(8) == 0 => {
                 self.generation += 1;
                 let memory = Memory::new();
-                self.regions.lock().unwrap().insert((LIED_TO, self.generation), memory.clone());
+                self.regions.lock().unwrap().insert((FORGED_LINK, self.generation), memory.clone());
                 self.peer = Peer::new(&memory);
-                self.link(LIED_TO, self.generation, "b");
+                self.link(FORGED_LINK, self.generation, "b");
             }
             37..39 => {
                 let life = [Life::Running, Life::Running, Life::Paused, Life::DomainGone][dice.below(4) as usize];
-                self.send_from_host(Message::Life { link: LIED_TO, generation: self.generation, life });
+                self.send_from_host(Message::Life { link: FORGED_LINK, generation: self.generation, life });
             }
             choice => {
                 let Some(it) = self.clients.get_mut(client) else { return };
@@ -548,7 +549,10 @@ impl World {
                     assert!(made.channel == 0 || made.channel != other.channel, "{made:?} and {other:?}");
                 }
             }
-            assert!(link.news.link == LIED_TO || connections.is_empty(), "a link without a peer has {connections:?}");
+            assert!(
+                link.news.link == FORGED_LINK || connections.is_empty(),
+                "a link without a peer has {connections:?}"
+            );
         }
     }
 }
@@ -593,7 +597,7 @@ fn b14_b17_b18_whatever_peer_and_programs_do_in_whatever_order_nothing_is_shared
             world.act(&mut dice);
             world.step();
             world.check();
-            let link = &world.broker.links[&LIED_TO];
+            let link = &world.broker.links[&FORGED_LINK];
             most = most.max(link.connections.iter().count());
             up += link.connections.iter().filter(|(_, stage)| *stage == Stage::Up).count();
             departing += link.departing.len();

@@ -44,14 +44,14 @@ pub type Storms = Arc<dyn Fn(u32) + Send + Sync>;
 pub struct HostPages {
     boxes: Between,
     /// Eventfd that is notified when there is something to receive.
-    heard: Arc<OwnedFd>,
+    incoming: Arc<OwnedFd>,
 }
 
 #[derive(Debug)]
 enum Between {
     /// Outboxes shared with the host's broker: one memory, as in a doorbell device, and the eventfd that notifies that
     /// broker.
-    Host { memory: OwnedFd, rings: OwnedFd },
+    Host { memory: OwnedFd, outgoing: OwnedFd },
     /// Outboxes shared with a machine's broker.
     Link(Arc<RelayedLink>, Arc<Relay>),
 }
@@ -86,13 +86,13 @@ impl Boxes for HostPages {
 impl Pages for HostPages {
     fn notify(&self) {
         match &self.boxes {
-            Between::Host { rings, .. } => raise(rings),
+            Between::Host { outgoing, .. } => raise(outgoing),
             Between::Link(_, relay) => relay.notify_channels([0]),
         }
     }
 
     fn drain(&self) {
-        drain(&self.heard);
+        drain(&self.incoming);
     }
 }
 
@@ -107,19 +107,19 @@ pub struct HostDevices {
 }
 
 impl HostDevices {
-    /// Wraps `memory`, which is like that of a doorbell device. `rings` notifies the host's broker, which notifies
-    /// through `heard`. `lane` notifies the account's programs.
+    /// Wraps `memory`, which is like that of a doorbell device. `outgoing` notifies the host's broker, which
+    /// notifies through `incoming`. `lane` notifies the account's programs.
     #[must_use]
     pub fn new(
         memory: OwnedFd,
-        rings: OwnedFd,
-        heard: OwnedFd,
+        outgoing: OwnedFd,
+        incoming: OwnedFd,
         lines: RelayedLinks,
         kept: StoredConnections,
         storms: Storms,
         lane: Lane,
     ) -> Self {
-        let host = HostPages { boxes: Between::Host { memory, rings }, heard: Arc::new(heard) };
+        let host = HostPages { boxes: Between::Host { memory, outgoing }, incoming: Arc::new(incoming) };
         Self { host, lines, kept, storms, lane }
     }
 }
@@ -133,7 +133,7 @@ impl Devices for HostDevices {
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
-        self.host.heard.as_fd()
+        self.host.incoming.as_fd()
     }
 
     /// Returns none: the host's broker tells of a link once it is there.
@@ -146,9 +146,9 @@ impl Devices for HostDevices {
         let line = lines.get(&(news.link, news.generation)).map(Arc::clone).ok_or(io::ErrorKind::NotFound)?;
         // The host's broker takes this lock, too.
         drop(lines);
-        let heard = Arc::new(eventfd(0)?);
+        let incoming = Arc::new(eventfd(0)?);
         let (storms, link) = (Arc::clone(&self.storms), news.link);
-        let relay = Relay::begin(Arc::clone(&line), Arc::clone(&heard), self.lane.clone(), move || storms(link))?;
+        let relay = Relay::begin(Arc::clone(&line), Arc::clone(&incoming), self.lane.clone(), move || storms(link))?;
         let relay = Arc::new(relay);
         relay.mute(news.doorbell == NO_DOORBELL);
         let (key, kept) = ((news.link, news.generation), self.kept.clone());
@@ -161,7 +161,7 @@ impl Devices for HostDevices {
             sockets.insert(made.serial, socket);
             left.push(made);
         }
-        let pages = HostPages { boxes: Between::Link(line, relay), heard };
+        let pages = HostPages { boxes: Between::Link(line, relay), incoming };
         Ok(HostRegion { pages, key, kept, left, sockets })
     }
 }
@@ -194,7 +194,7 @@ impl Region for HostRegion {
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
-        self.pages.heard.as_fd()
+        self.pages.incoming.as_fd()
     }
 
     fn set_doorbell(&mut self, doorbell: u16) {
@@ -262,7 +262,7 @@ impl Region for HostRegion {
         }
     }
 
-    fn bequeath(&mut self, made: &Agreement) {
+    fn close_orphaned(&mut self, made: &Agreement) {
         let (line, relay) = self.parts();
         // If only the peer knows the connection, its window here may be unknown (B-18).
         if made.own.1 != 0 {

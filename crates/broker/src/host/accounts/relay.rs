@@ -29,14 +29,14 @@ use crate::{
 };
 
 /// Largest cost of a machine's notifications in each [`WINDOW`] (B-8). A notification that wakes somebody costs 1, any
-/// other [`WASTE`].
+/// other [`WASTED_COST`].
 const BUDGET: u64 = 1 << 18;
-const WASTE: u64 = 16;
+const WASTED_COST: u64 = 16;
 const WINDOW: Duration = Duration::from_secs(1);
 /// Time for which a doorbell is taken away after a storm (B-8).
-pub const CALM: Duration = Duration::from_secs(10);
+pub const STORM_PAUSE: Duration = Duration::from_secs(10);
 /// Interval at which the sequence words are read while the machine's doorbell is taken away.
-const PATROL: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+const POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 
 /// Subject of an epoll event: the number of a channel, or one of these.
 const DOORBELL: u64 = 1 << 32;
@@ -52,11 +52,11 @@ pub struct RelayedLink {
     /// Region of the machine, open for reading.
     pub peer: OwnedFd,
     /// Eventfd that notifies the machine.
-    pub rings: Arc<OwnedFd>,
-    /// Lane that writes to `rings`.
+    pub outgoing: Arc<OwnedFd>,
+    /// Lane that writes to `outgoing`.
     pub lane: Lane,
     /// Eventfd through which the machine notifies.
-    pub heard: OwnedFd,
+    pub incoming: OwnedFd,
 }
 
 /// The eventfds of a connection.
@@ -105,7 +105,7 @@ impl Relay {
         storm: impl Fn() + Send + 'static,
     ) -> io::Result<Self> {
         let (epoll, wake) = (epoll::create(epoll::CreateFlags::CLOEXEC)?, eventfd(0)?);
-        epoll::add(&epoll, &line.heard, epoll::EventData::new_u64(DOORBELL), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, &line.incoming, epoll::EventData::new_u64(DOORBELL), epoll::EventFlags::IN)?;
         epoll::add(&epoll, &wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
         let shared = Arc::new(Shared { line, epoll, wake, orders: Mutex::default() });
         // Earlier notifications of the machine are dropped. The host's own sequence words continue at their last
@@ -113,7 +113,7 @@ impl Relay {
         let (seen, words) = (read_sequence(&shared.line.peer)?, read_sequence(&shared.line.own)?);
         let (account, shares) = (Account::new(), Arc::clone(&shared));
         let mut thread = Thread { shared: shares, broker, programs, seen, words, account, storm };
-        let what = "rings of a link are not carried";
+        let what = "notifications of a link are not carried";
         std::thread::Builder::new().name("tombolo-relay".into()).spawn(move || {
             let shared = Arc::clone(&thread.shared);
             let is_over = |rest| panics::is_stopped_within(&shared.wake, rest) && shared.orders().over;
@@ -212,19 +212,19 @@ impl Account {
         Self { since: Instant::now(), spent: 0, stormed: None }
     }
 
-    /// Charges `rings` notifications, of which `woke` woke somebody. Returns whether that is a storm, once for each
+    /// Charges `count` notifications, of which `woke` woke somebody. Returns whether that is a storm, once for each
     /// storm.
-    fn charge(&mut self, rings: u64, woke: u64, now: Instant) -> bool {
+    fn charge(&mut self, count: u64, woke: u64, now: Instant) -> bool {
         if now.duration_since(self.since) >= WINDOW {
             (self.since, self.spent) = (now, 0);
             self.stormed = self.stormed.filter(|until| now < *until);
         }
         // A machine can fake any number of notifications.
-        let wasted = WASTE.saturating_mul(rings.saturating_sub(woke));
+        let wasted = WASTED_COST.saturating_mul(count.saturating_sub(woke));
         self.spent = self.spent.saturating_add(woke).saturating_add(wasted);
         let new = self.spent > BUDGET && self.stormed.is_none();
         if new {
-            self.stormed = Some(now + CALM + WINDOW);
+            self.stormed = Some(now + STORM_PAUSE + WINDOW);
         }
         new
     }
@@ -248,7 +248,7 @@ impl<S: Fn()> Thread<S> {
     fn run(&mut self) -> io::Result<()> {
         loop {
             let mut events = [MaybeUninit::uninit(); 32];
-            let timeout = self.account.stormed.map(|_| &PATROL);
+            let timeout = self.account.stormed.map(|_| &POLL_INTERVAL);
             let events: Vec<u64> = match epoll::wait(&self.shared.epoll, &mut events, timeout) {
                 Ok((events, _)) => events.iter().map(|event| event.data.u64()).collect(),
                 Err(rustix::io::Errno::INTR) => continue,
@@ -260,8 +260,8 @@ impl<S: Fn()> Thread<S> {
             for about in events {
                 match about {
                     DOORBELL => {
-                        let rings = drain(&self.shared.line.heard);
-                        self.forward_notifications(rings);
+                        let count = drain(&self.shared.line.incoming);
+                        self.forward_notifications(count);
                     }
                     WAKE => {
                         drain(&self.shared.wake);
@@ -275,7 +275,7 @@ impl<S: Fn()> Thread<S> {
                         // muted.
                         self.notify_channels(pending);
                     }
-                    channel => self.program_rang(channel as u16),
+                    channel => self.forward_to_machine(channel as u16),
                 }
             }
         }
@@ -288,7 +288,7 @@ impl<S: Fn()> Thread<S> {
         Some((wire, nth.into()))
     }
 
-    fn program_rang(&mut self, channel: u16) {
+    fn forward_to_machine(&mut self, channel: u16) {
         if let Some((wire, nth)) = self.wire(channel)
             && drain(&wire.from[nth]) != 0
         {
@@ -305,12 +305,12 @@ impl<S: Fn()> Thread<S> {
             let _ = self.shared.line.own_memory.store(at, &word.to_le_bytes());
         }
         if !self.shared.orders().muted {
-            self.shared.line.lane.notify_event(&self.shared.line.rings);
+            self.shared.line.lane.notify_event(&self.shared.line.outgoing);
         }
     }
 
-    /// Handles `rings` notifications of the machine: wakes those whose sequence words have changed.
-    fn forward_notifications(&mut self, rings: u64) {
+    /// Handles `count` notifications of the machine: wakes those whose sequence words have changed.
+    fn forward_notifications(&mut self, count: u64) {
         let Ok(words) = read_sequence(&self.shared.line.peer) else { return };
         let mut woke = 0;
         for (channel, (seen, word)) in (0u16..).zip(self.seen.iter_mut().zip(words)) {
@@ -330,7 +330,7 @@ impl<S: Fn()> Thread<S> {
                 }
             }
         }
-        if self.account.charge(rings, woke.min(rings), Instant::now()) {
+        if self.account.charge(count, woke.min(count), Instant::now()) {
             (self.storm)();
         }
     }
@@ -371,10 +371,11 @@ mod tests {
     impl World {
         fn new() -> Self {
             let region = || memory::create("test", 64 << 10).unwrap();
-            let (rings, heard) = (Arc::new(eventfd(0).unwrap()), eventfd(0).unwrap());
+            let (outgoing, incoming) = (Arc::new(eventfd(0).unwrap()), eventfd(0).unwrap());
             let own = region();
             let own_memory = Mapped::new(&own).unwrap();
-            let line = Arc::new(RelayedLink { own, own_memory, peer: region(), rings, lane: Lane::default(), heard });
+            let line =
+                Arc::new(RelayedLink { own, own_memory, peer: region(), outgoing, lane: Lane::default(), incoming });
             let (broker, storms) = (Arc::new(eventfd(0).unwrap()), Arc::new(eventfd(0).unwrap()));
             let storm = Arc::clone(&storms);
             let relay = Relay::begin(Arc::clone(&line), Arc::clone(&broker), Lane::default(), move || raise(&*storm));
@@ -397,92 +398,92 @@ mod tests {
             rustix::io::pwrite(&self.line.peer, &word, SEQUENCE_AT as u64 + 4 * u64::from(channel)).unwrap();
         }
 
-        fn machine_rings(&mut self, channel: u16) {
+        fn notify_from_machine(&mut self, channel: u16) {
             self.count_notification(channel);
-            raise(&self.line.heard);
+            raise(&self.line.incoming);
         }
     }
 
     #[test]
-    fn v2_v3_rings_reach_the_channel_that_was_meant_both_ways() {
+    fn v2_v3_notifications_reach_the_channel_that_was_meant_both_ways() {
         let mut world = World::new();
-        let [rings, heard] = world.open_connection(4);
+        let [from, to] = world.open_connection(4);
         let [_, other] = world.open_connection(7);
-        world.machine_rings(5);
-        assert!(wait(&heard[1]));
-        world.machine_rings(0);
+        world.notify_from_machine(5);
+        assert!(wait(&to[1]));
+        world.notify_from_machine(0);
         assert!(wait(&world.broker));
-        assert_eq!([&heard[0], &heard[2], &other[0], &other[1], &other[2]].map(drain), [0; 5]);
-        raise(&rings[2]);
-        assert!(wait(&world.line.rings));
+        assert_eq!([&to[0], &to[2], &other[0], &other[1], &other[2]].map(drain), [0; 5]);
+        raise(&from[2]);
+        assert!(wait(&world.line.outgoing));
         assert_eq!(read_sequence(&world.line.own).unwrap().iter().position(|word| *word == 1), Some(6));
         world.relay.notify_channels([0]);
-        assert!(wait(&world.line.rings));
+        assert!(wait(&world.line.outgoing));
         assert_eq!(read_sequence(&world.line.own).unwrap()[0], 1);
         // Notifications of a connection that is over are ignored, though its program continues.
         world.relay.disconnect(4);
-        raise(&rings[0]);
-        world.machine_rings(4);
-        world.machine_rings(7);
+        raise(&from[0]);
+        world.notify_from_machine(4);
+        world.notify_from_machine(7);
         assert!(wait(&other[0]));
-        assert_eq!((drain(&heard[0]), read_sequence(&world.line.own).unwrap()[4]), (0, 0));
+        assert_eq!((drain(&to[0]), read_sequence(&world.line.own).unwrap()[4]), (0, 0));
     }
 
     #[test]
     fn b8_machine_that_storms_is_noticed_once_and_its_connections_go_on() {
         let mut world = World::new();
-        let [_, heard] = world.open_connection(1);
+        let [_, to] = world.open_connection(1);
         let mut polled = [PollFd::new(&*world.storms, PollFlags::IN)];
         let began = Instant::now();
         while poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 0 {
-            (0..1000).for_each(|_| raise(&world.line.heard));
+            (0..1000).for_each(|_| raise(&world.line.incoming));
             assert!(began.elapsed() < Duration::from_secs(20), "nobody notices");
         }
         assert_eq!(drain(&world.storms), 1);
         // Its doorbell is taken away: only its sequence words are left, and they are polled.
         world.count_notification(1);
-        assert!(wait(&heard[0]));
+        assert!(wait(&to[0]));
     }
 
     #[test]
-    fn b8_canary_rings_that_wake_somebody_are_no_storm() {
+    fn b8_canary_notifications_that_wake_somebody_are_no_storm() {
         let mut account = Account::new();
         let now = account.since;
         assert!((0..BUDGET).all(|_| !account.charge(1, 1, now)));
         let mut account = Account::new();
-        assert!((0..BUDGET / WASTE).all(|_| !account.charge(1, 0, now)));
+        assert!((0..BUDGET / WASTED_COST).all(|_| !account.charge(1, 0, now)));
         assert!(account.charge(1, 0, now) && !account.charge(1, 0, now));
         assert!(Account::new().charge(u64::MAX, 1, now), "one that fills its eventfd");
         // Notifications before its doorbell is back belong to this storm.
-        assert!(!account.charge(BUDGET, 0, now + CALM));
-        assert!(account.charge(BUDGET, 0, now + CALM + 2 * WINDOW));
+        assert!(!account.charge(BUDGET, 0, now + STORM_PAUSE));
+        assert!(account.charge(BUDGET, 0, now + STORM_PAUSE + 2 * WINDOW));
     }
 
     #[test]
     fn v2_program_that_makes_its_eventfds_block_does_not_stop_the_others_reads() {
         let mut world = World::new();
-        let [rings, _] = world.open_connection(1);
-        let [_, heard] = world.open_connection(4);
-        rustix::io::ioctl_fionbio(&rings[0], false).unwrap();
-        raise(&rings[0]);
-        assert!(wait(&world.line.rings));
-        world.machine_rings(4);
-        assert!(wait(&heard[0]));
+        let [from, _] = world.open_connection(1);
+        let [_, to] = world.open_connection(4);
+        rustix::io::ioctl_fionbio(&from[0], false).unwrap();
+        raise(&from[0]);
+        assert!(wait(&world.line.outgoing));
+        world.notify_from_machine(4);
+        assert!(wait(&to[0]));
     }
 
     #[test]
-    fn b8_machine_that_complained_is_not_rung_and_once_it_may_be_is() {
+    fn b8_machine_that_complained_is_not_notified_and_once_it_may_be_is() {
         let world = World::new();
         world.relay.mute(true);
-        let [rings, _] = world.open_connection(1);
-        raise(&rings[0]);
-        let mut polled = [PollFd::new(&rings[0], PollFlags::IN)];
+        let [from, _] = world.open_connection(1);
+        raise(&from[0]);
+        let mut polled = [PollFd::new(&from[0], PollFlags::IN)];
         while poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1 {
             std::thread::yield_now();
         }
-        drain(&*world.line.rings);
+        drain(&*world.line.outgoing);
         world.relay.notify_channels([0]);
         world.relay.mute(false);
-        assert!(wait(&world.line.rings));
+        assert!(wait(&world.line.outgoing));
     }
 }

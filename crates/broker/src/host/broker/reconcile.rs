@@ -152,7 +152,7 @@ impl Broker {
             let Some(guest) = self.domains.guest_of_mut(&name) else { continue };
             let said = guest.send_changes(&links, numbers, &leaving);
             if guest.send_addresses(addresses) | guest.send_nets(nets) | said {
-                self.converse(&name, 1);
+                self.exchange_messages(&name, 1);
             }
         }
     }

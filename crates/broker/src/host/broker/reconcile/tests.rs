@@ -166,8 +166,8 @@ impl World {
     }
 
     /// Takes the messages of the account's broker, as a notification of its doorbell does.
-    fn hear_account(&mut self) {
-        self.handle_event(Event::Rang("host".into(), 0));
+    fn serve_account(&mut self) {
+        self.handle_event(Event::Notified("host".into(), 0));
     }
 
     #[track_caller]
@@ -178,7 +178,7 @@ impl World {
             while let Ok(event) = self.events.try_recv() {
                 self.handle_event(event);
             }
-            self.hear_account();
+            self.serve_account();
             self.broker.domains.vms.keys().cloned().collect::<Vec<_>>().iter().for_each(|name| self.meet(name));
             thread::yield_now();
         }
@@ -256,7 +256,7 @@ fn b8_storm_that_is_told_while_the_guest_is_told_other_news_is_heard_and_has_con
         }));
         for _ in 0..64 {
             guest.turn(&mut boxes).unwrap();
-            world.handle_event(Event::Rang("a".into(), process));
+            world.handle_event(Event::Notified("a".into(), process));
         }
         assert!(world.broker.domains.vms["a"].guest.is_there());
         let link =
@@ -272,12 +272,12 @@ fn b8_storm_that_is_told_while_the_guest_is_told_other_news_is_heard_and_has_con
 }
 
 #[test]
-fn b17_guest_that_rings_or_begins_sessions_without_end_has_the_broker_reconcile_a_tenth_of_the_time() {
+fn b17_guest_that_notifies_or_begins_sessions_without_end_has_the_broker_reconcile_a_tenth_of_the_time() {
     play(|world| {
         let process = world.broker.domains.state.machines["a"].process;
         world.broker.reconcile().unwrap();
         for _ in 0..1000 {
-            world.broker.handle_event(Event::Rang("a".into(), process)).unwrap();
+            world.broker.handle_event(Event::Notified("a".into(), process)).unwrap();
             assert!(!world.broker.schedule.pace.is_due(), "a ring alone has consequences");
         }
         // The guest's messages have consequences, and it sends as many as it can.
@@ -292,7 +292,7 @@ fn b17_guest_that_rings_or_begins_sessions_without_end_has_the_broker_reconcile_
             let name = checked_name("a");
             guest.queue_message(&Envelope::statement(Message::Hello { version_min, version_max, epoch, boot, name }));
             for _ in 0..8 {
-                world.broker.handle_event(Event::Rang("a".into(), process)).unwrap();
+                world.broker.handle_event(Event::Notified("a".into(), process)).unwrap();
                 guest.turn(&mut boxes).unwrap();
                 let now = Instant::now();
                 let is_drawn = world.broker.schedule.pace.is_due() && world.broker.schedule.pace.rest(now).is_zero();
