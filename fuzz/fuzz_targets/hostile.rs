@@ -131,7 +131,7 @@ fuzz_target!(|input: &[u8]| {
         }
         pages.set_tail(tail);
         pages.set(words::HEAD, head);
-        let _ = (reader.take_ring(), writer.take_ring());
+        let _ = (reader.take_notification(), writer.take_notification());
         assert!(reader.available() <= CAPACITY);
         assert!(writer.in_flight() <= CAPACITY || moved);
     }

@@ -97,7 +97,7 @@ fn work(place: &Place) -> Result<()> {
     let mut context = None;
     for line in inbox {
         let order = serde_json::from_str(&line).map_err(|e| Error::Worker(format!("no order: {e}")))?;
-        let reply = match obey(order, place, &mut link, &mut context) {
+        let reply = match carry_out(order, place, &mut link, &mut context) {
             Ok(None) => Reply::Done,
             Ok(Some(report)) => Reply::Sampled(Box::new(report)),
             Err(Error::Unsupported(why)) => Reply::Unsupported(why),
@@ -109,7 +109,8 @@ fn work(place: &Place) -> Result<()> {
     Ok(())
 }
 
-fn obey(
+/// Carries out an order of the driver. Returns the report, if the order asks for one.
+fn carry_out(
     order: Order,
     place: &Place,
     link: &mut Option<ControlPipe>,

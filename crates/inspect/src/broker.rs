@@ -221,7 +221,7 @@ fn unexpected(message: Message) -> Error {
 
 /// Returns the word for a domain's liveness: `running`, `paused`, `gone` or `unknown`.
 #[must_use]
-pub fn life_name(life: Life) -> &'static str {
+pub fn liveness_word(life: Life) -> &'static str {
     match life {
         Life::Unknown => "unknown",
         Life::Running => "running",

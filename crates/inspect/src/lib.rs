@@ -25,7 +25,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 use tombolo_layout::xen::PAGE;
 
-pub use broker::{ADMIN_SOCKET, Broker, life_name, programs_socket};
+pub use broker::{ADMIN_SOCKET, Broker, liveness_word, programs_socket};
 pub use channel::{Channel, Counters, Endpoint, Growth, Half, Mode, Pipe, State};
 pub use error::{Error, Result};
 pub use listener::{Listener, ListenerState, known_folders};

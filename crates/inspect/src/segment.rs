@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn c12_board_that_was_not_offered_is_not_shown() {
+    fn c12_stats_page_that_was_not_offered_is_not_shown() {
         let seen = Segment::map(&memory(Features::NONE)).unwrap();
         assert!(seen.stats().is_none() && seen.growth().is_none());
     }

@@ -14,7 +14,7 @@ use tombolo_control::{ConnectionEnd, Message, NOBODY, Name, ROW_WORDS, Seen, Wha
 use tombolo_layout::outline;
 
 use crate::{
-    broker::{ADMIN_SOCKET, Broker, life_name, name_in, programs_socket},
+    broker::{ADMIN_SOCKET, Broker, liveness_word, name_in, programs_socket},
     channel::{self, Channel},
     error::{Error, Result},
     listener::{Listener, ListenerState},
@@ -130,7 +130,7 @@ fn connection(domain: &Name, row: Message) -> Option<(Process, RemoteConnection)
     };
     let machine = Machine {
         name: peer.to_string(),
-        life: life_name(*life),
+        life: liveness_word(*life),
         link: *link,
         generation: *generation,
         windows: [*own, *theirs],

@@ -345,9 +345,9 @@ mod tests {
         let (service, command, age) = ("web".into(), "a\x1bb".into(), Duration::from_millis(1500));
         let kept =
             tombolo_backends::xen::OrphanedGrants { peer: 7, pages: 257, age, pid: 12, uid: 0, service, command };
-        let keeper = holdings(ReaperListing { kept: vec![kept], let_go: 3 });
-        let [kept] = &keeper.kept[..] else { panic!("one") };
+        let reaper = holdings(ReaperListing { kept: vec![kept], let_go: 3 });
+        let [kept] = &reaper.kept[..] else { panic!("one") };
         assert_eq!((kept.address.as_str(), kept.command.as_str(), kept.age), ("xen:7/web", "a?b", 1.5));
-        assert_eq!((kept.user.as_str(), keeper.let_go, keeper.there), ("root", 3, true));
+        assert_eq!((kept.user.as_str(), reaper.let_go, reaper.there), ("root", 3, true));
     }
 }

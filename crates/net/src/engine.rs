@@ -240,7 +240,7 @@ impl Supervisor {
     /// Meets the peer and exchanges hellos with it. Returns `None` if no peer has come so far, or its hello is still
     /// awaited.
     fn meet(&mut self, own: &Hello) -> Result<Option<(Messages, Hello)>, Failed> {
-        self.callers.keep_only_told(own);
+        self.callers.keep_only_greeted_with(own);
         if !self.is_listening() && self.callers.is_empty() {
             let Some(channel) = self.connect()? else { return Ok(None) };
             self.callers.add(channel, own);
@@ -248,14 +248,14 @@ impl Supervisor {
         let until = Instant::now() + TRY;
         loop {
             // Callers that are connected already come first.
-            if let Some(heard) = self.callers.hear_caller() {
+            if let Some(heard) = self.callers.receive_caller() {
                 return heard.map(Some);
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() || self.shared.stop.is_raised() {
                 break;
             }
-            let is_watched = self.is_listening() && self.let_in(own)?;
+            let is_watched = self.is_listening() && self.accept_callers(own)?;
             let most = if self.is_listening() && !is_watched { left.min(PAUSES[0]) } else { left };
             let mut fds = self.callers.fds();
             fds.extend(self.listener.as_ref().filter(|_| is_watched).map(AsFd::as_fd));
@@ -290,7 +290,7 @@ impl Supervisor {
     }
 
     /// Accepts callers as long as there is room. Returns whether it is useful to watch the listener afterwards.
-    fn let_in(&mut self, own: &Hello) -> Result<bool, Failed> {
+    fn accept_callers(&mut self, own: &Hello) -> Result<bool, Failed> {
         let listener = match self.listener.take() {
             Some(listener) => listener,
             None => tombolo::listen_with(self.config.place.address(), &self.options).map_err(Failed::Meeting)?,

@@ -100,7 +100,7 @@ impl Greeting {
     }
 
     /// Returns the peer's hello, or why there is none; `None` while it may still come. Never blocks.
-    fn hear_hello(&mut self) -> Option<Result<Hello, Failed>> {
+    fn receive_hello(&mut self) -> Option<Result<Hello, Failed>> {
         let mut bytes = [0; hello::LEN];
         let len = match self.channel.split().1.try_recv(&mut bytes) {
             Ok(Poll::Ready(Some(len))) => len,
@@ -155,15 +155,15 @@ impl Callers {
     }
 
     /// Closes the channels of callers that were sent a different hello (N-6).
-    pub fn keep_only_told(&mut self, own: &Hello) {
+    pub fn keep_only_greeted_with(&mut self, own: &Hello) {
         self.waiting.retain(|caller| caller.own == *own);
     }
 
     /// Returns the first caller whose hello fits, and drops all others; or why a caller was dropped. Returns `None` if
     /// no caller has sent anything.
-    pub fn hear_caller(&mut self) -> Option<Result<(Messages, Hello), Failed>> {
+    pub fn receive_caller(&mut self) -> Option<Result<(Messages, Hello), Failed>> {
         let (at, heard) =
-            self.waiting.iter_mut().enumerate().find_map(|(at, caller)| Some((at, caller.hear_hello()?)))?;
+            self.waiting.iter_mut().enumerate().find_map(|(at, caller)| Some((at, caller.receive_hello()?)))?;
         let caller = self.waiting.remove(at);
         let fitting = heard.and_then(|peer| match &self.member {
             Some(member) => member.check_peer(&peer).map(|()| peer).map_err(Failed::Hello),

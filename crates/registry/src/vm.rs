@@ -25,11 +25,11 @@ impl Vm {
     /// Returns the source of names, in this order: a broker that the environment names; Xen's names if dom0 publishes
     /// any; a broker whose socket is there. If a Xen domain has neither, the error names the remedy in dom0, elsewhere
     /// the remedy here.
-    fn way(&self) -> &dyn Rendezvous {
-        if self.is_by_xen() { &self.xen } else { &self.broker }
+    fn rendezvous(&self) -> &dyn Rendezvous {
+        if self.uses_xen_names() { &self.xen } else { &self.broker }
     }
 
-    fn is_by_xen(&self) -> bool {
+    fn uses_xen_names(&self) -> bool {
         if self.broker.is_named() || self.no_xen.get().is_some() {
             return false;
         }
@@ -51,19 +51,19 @@ impl Rendezvous for Vm {
     }
 
     fn listen(&self, service: &str) -> Result<Box<dyn Listener>> {
-        self.way().listen(service)
+        self.rendezvous().listen(service)
     }
 
     fn connect(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Endpoint>> {
-        self.way().connect(service, deadline)
+        self.rendezvous().connect(service, deadline)
     }
 
     fn connect_early(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Endpoint>> {
-        self.way().connect_early(service, deadline)
+        self.rendezvous().connect_early(service, deadline)
     }
 
     fn begin_connect(&self, service: &str) -> Result<Box<dyn Connecting>> {
-        self.way().begin_connect(service)
+        self.rendezvous().begin_connect(service)
     }
 }
 
@@ -158,8 +158,8 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(state_all(&path, 1));
             let vm = Vm::new(VmDomain::through(&path), FakeXen::new().domain(5).names());
-            let knocked = vm.connect_early("right/file", Deadline::after(Duration::from_secs(10)));
-            let mut link = knocked.expect("a call that nobody accepted");
+            let connected = vm.connect_early("right/file", Deadline::after(Duration::from_secs(10)));
+            let mut link = connected.expect("a call that nobody accepted");
             link.send(b"hello", None).expect("room for what is said before that");
             // A plain connect waits until it is accepted.
             let connected = vm.connect("right/file", Deadline::after(Duration::from_millis(20)));

@@ -26,19 +26,19 @@ canaries! {
     d1_canary_other_memory: FirstSegmentAgain, "D-1: another", d1_offers_may_be_sent_late_and_in_any_order;
     d2_canary_writable_mapping: CopyAtPeer, "D-2", d2_peers_mapping_is_read_only_for_ever;
     d3_canary_retired_memory_wiped: RetiredIsReused, "D-3", d3_mapped_memory_outlives_its_owner;
-    d4_canary_bell_without_memory: NotSticky, "D-4", d4_any_number_of_rings_is_kept;
-    d4_canary_lost_rings: LosesSomeRings, "D-4", d4_no_ring_is_lost_between_two_who_sleep;
-    d4_canary_end_told_before_last_ring: EndBeforeRing, "D-4", d4_last_ring_is_told_before_the_end;
-    d5_canary_ring_that_blocks: RingBlocks, "D-5: ring blocks", d5_ring_never_blocks_though_nobody_drains;
-    d5_canary_ring_that_blocks_at_the_end: RingBlocks, "D-5: ring blocks", d5_ring_to_a_peer_that_is_gone_is_harmless;
+    d4_canary_doorbell_without_memory: NotSticky, "D-4", d4_any_number_of_notifications_is_kept;
+    d4_canary_lost_notifications: LosesSomeNotifications, "D-4", d4_no_notification_is_lost_between_two_who_sleep;
+    d4_canary_end_reported_before_last_notification: EndBeforeNotification, "D-4", d4_last_notification_is_reported_before_the_end;
+    d5_canary_notification_that_blocks: NotifyBlocks, "D-5: notify blocks", d5_notifying_never_blocks_though_nobody_drains;
+    d5_canary_notification_that_blocks_at_the_end: NotifyBlocks, "D-5: notify blocks", d5_notifying_a_peer_that_is_gone_is_harmless;
     d6_canary_wait_without_deadline: WaitsForEver, "D-6: wait blocks", d6_wait_with_a_past_deadline_returns_at_once;
-    d6_canary_wait_beyond_deadline: WaitsForEver, "D-6: wait blocks", d6_wait_unrung_ends_at_its_deadline;
-    d6_canary_wait_that_gives_up: WaitsForNothing, "D-6: ended", d6_wait_unrung_ends_at_its_deadline;
+    d6_canary_wait_beyond_deadline: WaitsForEver, "D-6: wait blocks", d6_wait_without_a_notification_ends_at_its_deadline;
+    d6_canary_wait_that_gives_up: WaitsForNothing, "D-6: ended", d6_wait_without_a_notification_ends_at_its_deadline;
     d6_canary_one_sleeper_only: WakesOneSlot, "D-6: one of two", d6_both_slots_are_waited_on_at_once;
     d6_canary_sleeps_through_the_end: SleepsThroughTheEnd, "D-6: wait for a peer", d6_wait_for_ever_ends_when_the_peer_goes;
     d7_canary_drain_that_does_nothing: DrainsNothing, "D-7: a drained doorbell", d7_drain_forgets_what_came_before_and_nothing_after;
     d7_canary_drain_that_comes_late: DrainsLate, "D-7: a drain swallowed", d7_drain_forgets_what_came_before_and_nothing_after;
-    d7_canary_silent_descriptor: SilentDescriptors, "D-7: rung, and not", d7_descriptor_is_readable_while_undrained;
+    d7_canary_silent_descriptor: SilentDescriptors, "D-7: notified, and not", d7_descriptor_is_readable_while_undrained;
     d8_canary_lost_borders: JoinsMessages, "D-8: message of", d8_messages_arrive_whole_apart_and_in_order;
     d8_canary_wrong_order: ReversesMessages, "D-8: message of", d8_messages_arrive_whole_apart_and_in_order;
     d8_canary_long_message_cut: CutsMessages, "D-8", d8_message_too_long_is_refused_by_the_sender;
@@ -73,7 +73,7 @@ canaries! {
 fn canary_without_a_flaw_passes() {
     let fixture = Flawed::new(Flaw::None);
     tombolo_testing::conformance::d1_peer_sees_what_the_owner_writes(&fixture);
-    tombolo_testing::conformance::d4_no_ring_is_lost_between_two_who_sleep(&fixture);
+    tombolo_testing::conformance::d4_no_notification_is_lost_between_two_who_sleep(&fixture);
     tombolo_testing::conformance::d8_messages_arrive_whole_apart_and_in_order(&fixture);
 }
 

@@ -104,7 +104,7 @@ fn d3_no_mapping_is_inherited_by_a_child() {
 }
 
 #[test]
-fn d14_ring_wakes_all_channels_between_two_domains_and_no_others() {
+fn d14_notification_wakes_all_channels_between_two_domains_and_no_others() {
     let fixture = Harsh::new();
     let ([mut a1, mut b1], [mut a2, mut b2]) = (fixture.pair(), fixture.pair());
     let c = fixture.hypervisor.domain("c");
@@ -164,7 +164,7 @@ fn d12_services_are_named_by_domain() {
 }
 
 #[test]
-fn d11_pause_holds_rings_and_messages_until_resumed_in_order() {
+fn d11_pause_holds_notifications_and_messages_until_resumed_in_order() {
     let fixture = Harsh::new();
     let [mut a, mut b] = fixture.pair();
     let (heard, notifier) = (doorbell(&mut *b, &mut *a), doorbell(&mut *a, &mut *b));
@@ -244,18 +244,18 @@ fn d3_revocation_is_an_error_and_says_what_it_could_not_take_back() {
 }
 
 #[test]
-fn d14_storm_is_spurious_rings_and_loses_none_that_are_not() {
+fn d14_storm_is_spurious_notifications_and_loses_none_that_are_not() {
     let fixture = Harsh::new();
     let storm = fixture.hypervisor.storm(&fixture.a);
-    tombolo_testing::conformance::d4_no_ring_is_lost_between_two_who_sleep(&fixture);
+    tombolo_testing::conformance::d4_no_notification_is_lost_between_two_who_sleep(&fixture);
     tombolo_testing::conformance::d8_messages_arrive_whole_apart_and_in_order(&fixture);
-    assert!(storm.rings() > 0);
+    assert!(storm.notifications() > 0);
     drop(storm);
     let [mut a, mut b] = fixture.pair();
     let heard = doorbell(&mut *b, &mut *a);
     heard.drain(Slot::Data);
     assert_eq!(heard.wait(Slot::Data, now()).unwrap(), Woken::TimedOut, "it is over");
-    fixture.hypervisor.ring(&fixture.a);
+    fixture.hypervisor.notify(&fixture.a);
     assert_eq!(heard.wait(Slot::Data, now()).unwrap(), Woken::Notified);
 }
 

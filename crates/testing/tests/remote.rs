@@ -126,8 +126,8 @@ canaries! {
     d1_canary_memory_that_is_not_shared: CopyAtPeer, "D-1: written after", d1_peer_sees_what_the_owner_writes;
     d2_canary_writable_mapping: CopyAtPeer, "D-2", d2_peers_mapping_is_read_only_for_ever;
     d3_canary_retired_memory_wiped: RetiredIsReused, "D-3", d3_mapped_memory_outlives_its_owner;
-    d4_canary_lost_rings: LosesSomeRings, "D-4", d4_no_ring_is_lost_between_two_who_sleep;
-    d7_canary_silent_descriptor: SilentDescriptors, "D-7: rung, and not", d7_descriptor_is_readable_while_undrained;
+    d4_canary_lost_notifications: LosesSomeNotifications, "D-4", d4_no_notification_is_lost_between_two_who_sleep;
+    d7_canary_silent_descriptor: SilentDescriptors, "D-7: notified, and not", d7_descriptor_is_readable_while_undrained;
     d8_canary_wrong_order: ReversesMessages, "D-8: message of", d8_messages_arrive_whole_apart_and_in_order;
     d9_canary_any_size_taken: IgnoresMax, "D-9", d9_segment_larger_than_agreed_is_refused;
     d10_canary_life_is_eternal: LifeIsEternal, "D-10", d10_peer_that_closed_is_gone;

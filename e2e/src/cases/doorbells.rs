@@ -135,11 +135,11 @@ fn guest_redirected(args: &[String]) -> Result<()> {
     let (ends, _) = Ends::from_args(args)?;
     let link = ends.link()?;
     let window = link.window(&WINDOW)?;
-    sys::notify_other(&link.0, NOBODY, 0)?;
+    sys::set_notify_target(&link.0, NOBODY, 0)?;
     window.notify_channels(0b1)?;
     println!("rung nobody");
     window.wait()?;
-    sys::notify_other(&link.0, ends.notify_peer, ends.notify_vector)?;
+    sys::set_notify_target(&link.0, ends.notify_peer, ends.notify_vector)?;
     println!("changed");
     window.wait().map(drop)
 }

@@ -241,7 +241,7 @@ pub fn clear(link: impl AsFd, offset: u64, length: u64) -> Result<()> {
 ///
 /// # Errors
 /// The driver refuses.
-pub fn notify_other(link: impl AsFd, peer: u16, vector: u16) -> Result<()> {
+pub fn set_notify_target(link: impl AsFd, peer: u16, vector: u16) -> Result<()> {
     call(link, WRITE, 6, [peer, vector]).map(drop)
 }
 

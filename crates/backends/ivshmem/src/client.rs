@@ -329,10 +329,10 @@ pub(crate) fn begin(statement: Message, mut descriptors: Vec<OwnedFd>) -> Result
         return Err(malformed("V-2", "a call is stated by Connect"));
     };
     if !channel_is_sound(channel) {
-        return Err(malformed("V-3", format!("a call with event channel {channel}")));
+        return Err(malformed("V-3", format!("a connection with event channel {channel}")));
     }
     if descriptors.is_empty() {
-        return Err(malformed("V-2", "a call without descriptors"));
+        return Err(malformed("V-2", "a connection without descriptors"));
     }
     let socket = descriptors.remove(0);
     let address = format!("vm:{peer}/{service}");

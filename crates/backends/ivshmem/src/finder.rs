@@ -147,13 +147,13 @@ impl VmFinder {
                 // A connection that cannot be taken fails for its caller alone.
                 self.arrived.extend(client::begin(said.message, descriptors));
             } else {
-                self.hear_answer(said.serial, said.message, now)?;
+                self.handle_answer(said.serial, said.message, now)?;
             }
         }
         self.speak(now)
     }
 
-    fn hear_answer(&mut self, serial: u32, message: Message, now: Instant) -> Result<()> {
+    fn handle_answer(&mut self, serial: u32, message: Message, now: Instant) -> Result<()> {
         match (&mut self.talk, serial, message) {
             (Talk::Begun { greeted, .. }, 0, Message::Hello { version_max, .. }) if version_max >= VERSION_FIND => {
                 *greeted = true;

@@ -81,7 +81,7 @@ impl Interface {
             takes: limits.takes,
             gives_most: limits.gives_most,
             takes_most: limits.takes_most,
-            state: parts.life,
+            state: parts.state,
             over: parts.over.into(),
             source: limits.source,
             flags: if limits.any_source { uapi::NET_ANY_SOURCE } else { 0 },

@@ -185,7 +185,7 @@ impl Endpoint for VmEndpoint {
         let (own, peer) = (own.try_clone_to_owned().ok()?, peer.try_clone_to_owned().ok()?);
         let peer_at = self.mapped.only()?.offset;
         let news = self.hub.watch(DATA).ok()?.try_clone_to_owned().ok()?;
-        Some(DriverParts { own, own_at, peer, peer_at, life: mailbox::STATE_AT, over: mailbox::CLOSED, news })
+        Some(DriverParts { own, own_at, peer, peer_at, state: mailbox::STATE_AT, over: mailbox::CLOSED, news })
     }
 
     fn liveness(&self) -> Liveness {

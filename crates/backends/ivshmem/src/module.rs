@@ -85,8 +85,8 @@ impl Node {
     }
 
     /// Makes a link whose own region half is in this device. `own` and `peer` are ranges (offset and length); the
-    /// peer's is in the device `theirs`. Notifications leave through `doorbell` to `ring` (peer and vector) and arrive
-    /// at its vector `wait`.
+    /// peer's is in the device `theirs`. Notifications leave through `doorbell` to `target` (peer and vector) and
+    /// arrive at its vector `wait`.
     ///
     /// # Errors
     /// As the module's header states.
@@ -96,7 +96,7 @@ impl Node {
         theirs: &Self,
         peer: (u64, u64),
         doorbell: &Self,
-        ring: (u16, u16),
+        target: (u16, u16),
         wait: u16,
     ) -> io::Result<ModuleLink> {
         let args = LinkArgs {
@@ -106,8 +106,8 @@ impl Node {
             peer_length: peer.1,
             peer_fd: theirs.0.as_raw_fd(),
             doorbell_fd: doorbell.0.as_raw_fd(),
-            notify_peer: ring.0,
-            notify_vector: ring.1,
+            notify_peer: target.0,
+            notify_vector: target.1,
             wait_vector: wait,
             flags: 0,
         };
@@ -129,7 +129,7 @@ fn is_at(path: &Path, place: &str) -> bool {
 pub struct ModuleLink(OwnedFd);
 
 impl ModuleLink {
-    /// Makes a window, which the kernel calls a window.
+    /// Makes a window: a descriptor that maps a range of one region half and no more.
     ///
     /// # Errors
     /// As the module's header states.
@@ -157,8 +157,8 @@ impl ModuleLink {
     ///
     /// # Errors
     /// The link was hung up, or the device unplugged.
-    pub fn notify_other(&self, ring: (u16, u16)) -> io::Result<()> {
-        Ok(sys::notify(self.0.as_fd(), NotifyArgs { peer: ring.0, vector: ring.1 })?)
+    pub fn set_notify_target(&self, target: (u16, u16)) -> io::Result<()> {
+        Ok(sys::notify(self.0.as_fd(), NotifyArgs { peer: target.0, vector: target.1 })?)
     }
 
     /// Zeroes `length` bytes of the own region half from `offset` on. No program may hold a window of this range.

@@ -29,9 +29,9 @@ pub(crate) const DATA: usize = 0;
 /// A window as offset and length within its memfd.
 pub(crate) type Range = (u64, u64);
 
-/// Makes an eventfd with an initial count of `notified`.
-pub(crate) fn event(notified: u32) -> Result<ReservedFd> {
-    lifted(|| ReservedFd::new(tombolo_os::event::eventfd(notified)?)).map_err(|error| Error::os("eventfd", error))
+/// Makes an eventfd with an initial count of `count`.
+pub(crate) fn event(count: u32) -> Result<ReservedFd> {
+    lifted(|| ReservedFd::new(tombolo_os::event::eventfd(count)?)).map_err(|error| Error::os("eventfd", error))
 }
 
 /// Moves a descriptor out of the way of the program, where the program is unaware of Tombolo.
@@ -44,13 +44,15 @@ pub(crate) struct Port {
     own: OwnMemory,
     /// The peer's window, once the peer accepted.
     peer: OnceLock<(ReservedFd, Range)>,
-    ring: Ring,
+    /// How this endpoint notifies the peer.
+    outgoing: Outgoing,
     /// Eventfds on which this endpoint is notified. Until one is made, the module keeps the notifications for it.
-    heard: [OnceLock<ReservedFd>; DOORBELLS],
+    incoming: [OnceLock<ReservedFd>; DOORBELLS],
 }
 
+/// How this endpoint notifies the peer.
 #[derive(Debug)]
-enum Ring {
+enum Outgoing {
     /// Notifications are bits written to the own window.
     Module,
     /// An eventfd for each doorbell.
@@ -63,7 +65,7 @@ impl Port {
     pub(crate) fn new(descriptors: Vec<OwnedFd>, own: Range) -> Result<Self> {
         let count = descriptors.len();
         let mut all = descriptors.into_iter().map(reserve).collect::<Result<Vec<_>>>()?.into_iter();
-        let wrong = || malformed("V-2", format!("a call with {count} descriptors beside its socket"));
+        let wrong = || malformed("V-2", format!("a connection with {count} descriptors beside its socket"));
         let own_fd = all.next().ok_or_else(wrong)?;
         let rest: Vec<_> = all.collect();
         if rest.is_empty() {
@@ -72,22 +74,22 @@ impl Port {
         let events = <[ReservedFd; 2 * DOORBELLS]>::try_from(rest);
         let [a, b, c, d, e, f] = events.map_err(|_| wrong())?;
         let own = OwnMemory::new(own_fd, own.0, own.1);
-        let heard = [d, e, f].map(OnceLock::from);
-        Ok(Self { own, peer: OnceLock::new(), ring: Ring::Events([a, b, c]), heard })
+        let incoming = [d, e, f].map(OnceLock::from);
+        Ok(Self { own, peer: OnceLock::new(), outgoing: Outgoing::Events([a, b, c]), incoming })
     }
 
     fn of_module(own: ReservedFd, own_len: u64) -> Self {
         let own = OwnMemory::new(own, 0, own_len);
-        Self { own, peer: OnceLock::new(), ring: Ring::Module, heard: Default::default() }
+        Self { own, peer: OnceLock::new(), outgoing: Outgoing::Module, incoming: Default::default() }
     }
 
     /// Makes the eventfd of a doorbell of this endpoint, unless it exists. Earlier notifications reach it as well.
     pub(crate) fn listen(&self, doorbell: usize) -> Result<()> {
-        if self.heard[doorbell].get().is_none() {
+        if self.incoming[doorbell].get().is_none() {
             let event = event(0)?;
             sys::eventfd(self.own.fd(), doorbell as u32, event.as_fd())
                 .map_err(|error| Error::os("TOMBOLO_IOC_EVENTFD", error))?;
-            let _ = self.heard[doorbell].set(event);
+            let _ = self.incoming[doorbell].set(event);
         }
         Ok(())
     }
@@ -97,8 +99,8 @@ impl Port {
         let count = descriptors.len();
         let peer = descriptors.pop().filter(|_| count == 1);
         let peer = peer.ok_or_else(|| malformed("V-2", format!("{count} descriptors for the peer's window")))?;
-        let offset = if matches!(self.ring, Ring::Module) { 0 } else { offset };
-        self.peer.set((reserve(peer)?, (offset, len))).map_err(|_| malformed("V-2", "a call was accepted twice"))
+        let offset = if matches!(self.outgoing, Outgoing::Module) { 0 } else { offset };
+        self.peer.set((reserve(peer)?, (offset, len))).map_err(|_| malformed("V-2", "a connection was accepted twice"))
     }
 
     pub(crate) fn own(&self) -> &OwnMemory {
@@ -131,14 +133,14 @@ impl Port {
     }
 
     fn notify_each(&self, doorbells: impl Iterator<Item = usize>) {
-        match &self.ring {
+        match &self.outgoing {
             // All bits go in one write, because each write interrupts the other machine.
-            Ring::Module => {
+            Outgoing::Module => {
                 let bits = doorbells.fold(0u64, |bits, doorbell| bits | 1 << doorbell);
                 let _ = rustix::io::write(self.own.fd(), &bits.to_ne_bytes());
             }
             // A write to a full eventfd fails, but that one is raised already.
-            Ring::Events(events) => doorbells.for_each(|doorbell| {
+            Outgoing::Events(events) => doorbells.for_each(|doorbell| {
                 let _ = rustix::io::write(&events[doorbell], &1u64.to_ne_bytes());
             }),
         }
@@ -146,37 +148,37 @@ impl Port {
 
     /// Raises a doorbell of this endpoint, if its eventfd was made.
     pub(crate) fn notify_own(&self, doorbell: usize) {
-        if let Some(event) = self.heard[doorbell].get() {
+        if let Some(event) = self.incoming[doorbell].get() {
             let _ = rustix::io::write(event, &1u64.to_ne_bytes());
         }
     }
 
     /// Clears the notifications of a doorbell. Returns false if there were none or if it has no eventfd.
     pub(crate) fn drain(&self, doorbell: usize) -> bool {
-        self.heard[doorbell].get().is_some_and(|event| rustix::io::read(event, &mut [0; 8]).is_ok())
+        self.incoming[doorbell].get().is_some_and(|event| rustix::io::read(event, &mut [0; 8]).is_ok())
     }
 
     /// Returns a descriptor that polls readable once a doorbell of this endpoint is notified: its eventfd, or else the
     /// window, which polls readable for all doorbells that have no eventfd.
     pub(crate) fn doorbell(&self, doorbell: usize) -> BorrowedFd<'_> {
-        self.heard[doorbell].get().map_or(self.own.fd(), AsFd::as_fd)
+        self.incoming[doorbell].get().map_or(self.own.fd(), AsFd::as_fd)
     }
 
     /// Returns both windows, if they are the module's.
     pub(crate) fn windows(&self) -> Option<(BorrowedFd<'_>, BorrowedFd<'_>)> {
-        let (peer, _) = self.peer.get().filter(|_| matches!(self.ring, Ring::Module))?;
+        let (peer, _) = self.peer.get().filter(|_| matches!(self.outgoing, Outgoing::Module))?;
         Some((self.own.fd(), peer.as_fd()))
     }
 
     /// Returns whether the broker of this kernel carries the notifications (V-7). If so, the connection depends on the
     /// broker, or on the descriptor store while the broker restarts.
     pub(crate) fn is_carried(&self) -> bool {
-        matches!(self.ring, Ring::Events(_))
+        matches!(self.outgoing, Outgoing::Events(_))
     }
 
     /// Returns the descriptor that polls as hung up once the device was unplugged or the link taken away, if there is a
     /// device.
     pub(crate) fn hang_up(&self) -> Option<BorrowedFd<'_>> {
-        matches!(self.ring, Ring::Module).then(|| self.own.fd())
+        matches!(self.outgoing, Outgoing::Module).then(|| self.own.fd())
     }
 }

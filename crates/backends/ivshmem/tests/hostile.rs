@@ -81,7 +81,7 @@ fn v4_any_state_beyond_open_is_the_end() {
         let last = conformance::receive(&mut *victim.link, support::patience()).unwrap();
         assert_eq!(last.message, b"last words");
         victim.word(0x80, state);
-        victim.world.ring_a();
+        victim.world.notify_a();
         let doorbell = victim.link.doorbell().unwrap();
         let woken = loop {
             match doorbell.wait(Slot::Data, support::patience()).unwrap() {

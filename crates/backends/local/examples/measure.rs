@@ -116,14 +116,14 @@ fn wake_ups(domain: &LocalDomain) -> Result<()> {
 
 /// A way to wake another thread.
 trait Wake: Send {
-    fn ring(&self) -> Result<()>;
+    fn notify(&self) -> Result<()>;
     fn sleep(&self) -> Result<()>;
 }
 
 struct Bell(Arc<dyn Doorbell>, Deadline);
 
 impl Wake for Bell {
-    fn ring(&self) -> Result<()> {
+    fn notify(&self) -> Result<()> {
         self.0.notify(Slot::Data);
         Ok(())
     }
@@ -147,7 +147,7 @@ impl Eventfd {
 }
 
 impl Wake for Eventfd {
-    fn ring(&self) -> Result<()> {
+    fn notify(&self) -> Result<()> {
         rustix::io::write(&self.0, &1u64.to_ne_bytes())?;
         Ok(())
     }
@@ -166,14 +166,14 @@ fn ping_pong([here, there]: [usize; 2], [a, b]: [impl Wake; 2]) -> Result<f64> {
             pin(there)?;
             for _ in 0..trips {
                 b.sleep()?;
-                b.ring()?;
+                b.notify()?;
             }
             Ok(())
         });
         pin(here)?;
         let begin = Instant::now();
         for _ in 0..trips {
-            a.ring()?;
+            a.notify()?;
             a.sleep()?;
         }
         let took = begin.elapsed();

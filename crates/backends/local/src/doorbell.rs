@@ -88,7 +88,7 @@ impl EventfdDoorbell {
     fn make(control: BorrowedFd<'_>) -> Result<Self> {
         let event = full_eventfd().map_err(|error| Error::os("eventfd", error))?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| Error::os("epoll_create", error))?;
-        let [event, epoll] = [event, epoll].map(crate::aside);
+        let [event, epoll] = [event, epoll].map(crate::reserve);
         let (event, epoll) = (event?, epoll?);
         let watch = |fd: BorrowedFd<'_>, about, flags| {
             epoll::add(&epoll, fd, epoll::EventData::new_u64(about), flags)

@@ -13,7 +13,7 @@
 //! let domain = LocalDomain::in_folder(folder.path());
 //! let mut listener = domain.listen("example")?;
 //! let mut client = domain.connect("example", Deadline::NEVER)?;
-//! let mut server = listener.accept()?.expect("the client knocked");
+//! let mut server = listener.accept()?.expect("the client connected");
 //!
 //! let (segment, offer) = client.allocate(4096)?;
 //! client.send(b"take this", Some(&offer))?;
@@ -147,6 +147,6 @@ fn connect_patiently(
 }
 
 /// Reserves a descriptor that is held for long.
-fn aside(fd: rustix::fd::OwnedFd) -> Result<ReservedFd> {
+fn reserve(fd: rustix::fd::OwnedFd) -> Result<ReservedFd> {
     ReservedFd::new(fd).map_err(|error| Error::os("fcntl(F_DUPFD)", error))
 }

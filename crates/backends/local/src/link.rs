@@ -60,7 +60,7 @@ impl LocalEndpoint {
 
     fn named(socket: OwnedFd, name: String, accepted: bool) -> Result<Self> {
         let identity = Identity::of_peer(socket.as_fd()).map_err(|error| Error::os("getsockopt", error))?;
-        let socket = Some(crate::aside(socket)?);
+        let socket = Some(crate::reserve(socket)?);
         let (own, doorbells, notifier, spoilt) = (None, None, None, None);
         Ok(Self { socket, identity, accepted, spoilt, name, own, introduced: false, doorbells, notifier })
     }
@@ -155,7 +155,7 @@ impl LocalEndpoint {
         }
         let mut doorbells = descriptors.drain(..DOORBELLS);
         let (Some(data), Some(space)) = (doorbells.next(), doorbells.next()) else { unreachable!("counted above") };
-        let (data, space) = (crate::aside(data)?, crate::aside(space)?);
+        let (data, space) = (crate::reserve(data)?, crate::reserve(space)?);
         self.doorbells = Some(Arc::new(LocalDoorbells { own, peer: [data, space] }));
         Ok(())
     }

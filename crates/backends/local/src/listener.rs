@@ -53,9 +53,9 @@ pub(crate) struct LocalListener {
 
 impl LocalListener {
     pub(crate) fn new(place: SocketPath, unique: bool) -> Result<Self> {
-        let folder = crate::aside(place.folder_to_listen()?)?;
+        let folder = crate::reserve(place.folder_to_listen()?)?;
         let address = place.address(&folder)?;
-        let socket = crate::aside(open(SocketType::SEQPACKET)?)?;
+        let socket = crate::reserve(open(SocketType::SEQPACKET)?)?;
         // On Linux a socket's file gets the mode that the socket has when it is bound, so others can never connect.
         rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(|error| place.error("fchmod", error))?;
 
@@ -82,10 +82,10 @@ impl LocalListener {
 
 impl Listener for LocalListener {
     fn accept(&mut self) -> Result<Option<Box<dyn Endpoint>>> {
-        if reserved::keeps() && !self.is_knocked_at() {
+        if reserved::keeps() && !self.has_waiting_caller() {
             return Ok(None); // The limit is lifted only if something waits.
         }
-        if discard::is_full() && self.is_knocked_at() {
+        if discard::is_full() && self.has_waiting_caller() {
             let why = "too many sockets of earlier callers wait to be closed: they left files in them whose close does not return";
             return Err(Error::Crowded(why));
         }
@@ -106,7 +106,7 @@ impl LocalListener {
         rustix::net::accept_with(self.socket(), SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
     }
 
-    fn is_knocked_at(&self) -> bool {
+    fn has_waiting_caller(&self) -> bool {
         let socket = self.socket();
         let mut one = [PollFd::new(&socket, PollFlags::IN)];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -120,7 +120,7 @@ impl LocalListener {
                 Err(Errno::AGAIN) => return Ok(None),
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 // The kernel reports this error before it checks whether a peer waits.
-                Err(Errno::MFILE | Errno::NFILE) if !self.is_knocked_at() => return Ok(None),
+                Err(Errno::MFILE | Errno::NFILE) if !self.has_waiting_caller() => return Ok(None),
                 Err(error) => {
                     if matches!(error, Errno::MFILE | Errno::NFILE) {
                         self.turn_away();

@@ -360,7 +360,7 @@ fn make_blocking(fd: BorrowedFd<'_>) {
 }
 
 #[test]
-fn l7_d5_ringing_a_bell_that_the_waiter_spoilt_blocks_nobody() {
+fn l7_d5_notifying_a_doorbell_that_the_waiter_spoilt_blocks_nobody() {
     let _alone = alone();
     let folder = Folder::new();
     let spoilt = |fill: u64, flags: EventfdFlags| {
@@ -395,26 +395,26 @@ fn wait_a_little(doorbell: &Arc<dyn Doorbell>) -> Woken {
 }
 
 #[test]
-fn l7_d6_waiter_whose_bell_the_ringer_spoils_ends_at_its_deadline() {
+fn l7_d6_waiter_whose_doorbell_the_notifier_spoils_ends_at_its_deadline() {
     let _alone = alone();
     let folder = Folder::new();
     let mut raw = Raw::introduced(&folder);
     let [data, space] = raw.doorbells();
     let waiter = raw.link.doorbell().unwrap();
-    let ring = || rustix::io::read(&data, &mut [0; 8]).map(drop);
-    let fill = |rings: u64| rustix::io::write(&data, &rings.to_ne_bytes());
+    let notify = || rustix::io::read(&data, &mut [0; 8]).map(drop);
+    let fill = |count: u64| rustix::io::write(&data, &count.to_ne_bytes());
 
-    ring().unwrap();
-    assert_eq!(wait_a_little(&waiter), Woken::Notified, "canary: a proper ring wakes");
+    notify().unwrap();
+    assert_eq!(wait_a_little(&waiter), Woken::Notified, "canary: a valid notification wakes");
     assert_eq!(wait_a_little(&waiter), Woken::TimedOut);
     make_blocking(data.as_fd());
     assert_eq!(wait_a_little(&waiter), Woken::TimedOut);
-    ring().unwrap();
+    notify().unwrap();
     assert_eq!(wait_a_little(&waiter), Woken::Notified, "the flag changes nothing");
     // Full: one more would block the hostile peer itself.
     fill(2).unwrap();
     wait_a_little(&waiter);
-    ring().unwrap();
+    notify().unwrap();
     wait_a_little(&waiter);
     assert_eq!(wait_a_little(&waiter), Woken::TimedOut, "one drain is enough");
     drop((data, space));
@@ -424,16 +424,16 @@ fn l7_d6_waiter_whose_bell_the_ringer_spoils_ends_at_its_deadline() {
 }
 
 #[test]
-fn l7_d7_ring_is_kept_between_wait_and_drain_for_whoever_polls() {
+fn l7_d7_notification_is_kept_between_wait_and_drain_for_whoever_polls() {
     let _alone = alone();
     let folder = Folder::new();
     let mut raw = Raw::introduced(&folder);
     let [data, _space] = raw.doorbells();
     let waiter = raw.link.doorbell().unwrap();
     let now = || Deadline::at(Instant::now());
-    let ring = || rustix::io::read(&data, &mut [0; 8]).map(drop).unwrap();
+    let notify = || rustix::io::read(&data, &mut [0; 8]).map(drop).unwrap();
     // The descriptor was not requested before the wait; it is readable all the same.
-    ring();
+    notify();
     assert_eq!(waiter.wait(Slot::Data, now()).unwrap(), Woken::Notified);
     assert!(tombolo_domain::wait_readable(waiter.fd(Slot::Data), now()).unwrap());
     assert_eq!(waiter.wait(Slot::Data, now()).unwrap(), Woken::Notified);

@@ -132,7 +132,7 @@ fn l3_live_listener_of_any_kind_is_left_alone_and_does_not_notice() {
     stream.set_nonblocking(true).unwrap();
     assert!(matches!(folder.domain.listen(&service), Err(Error::InUse(_))));
     assert!(matches!(folder.domain.connect(&service, patience()), Err(Error::BadService { .. })));
-    assert!(stream.accept().is_err(), "nobody knocked");
+    assert!(stream.accept().is_err(), "nobody connected");
 
     let service = folder.service();
     let _datagrams = UnixDatagram::bind(&service).unwrap();

@@ -361,10 +361,10 @@ impl Watched {
             }
             let fired = || lock(&self.store).fired();
             let look = |paths: &[String]| {
-                let known = paths.iter().filter(|path| self.told(path) || self.changed(path)).count();
+                let known = paths.iter().filter(|path| self.names_changed(path) || self.changed(path)).count();
                 if known < paths.len() {
                     lock(&self.folder_ears).retain(|ear| ear.upgrade().inspect(|ear| raise(&**ear)).is_some());
-                    self.look_for_the_dead();
+                    self.find_destroyed_domains();
                 }
             };
             match hear_in_turns(fired, look) {
@@ -374,15 +374,15 @@ impl Watched {
         }
     }
 
-    /// Returns whether a change is one of what the broker publishes.
-    fn told(&self, path: &str) -> bool {
+    /// Takes a changed node of the names that the broker publishes. Returns whether the node is one.
+    fn names_changed(&self, path: &str) -> bool {
         // A node that cannot be read now will be read when it changes again.
-        let is_told = self.names.is_about(path) && self.names.update_from_store(&mut lock(&self.store), path).is_ok();
-        if is_told {
+        let is_name = self.names.is_about(path) && self.names.update_from_store(&mut lock(&self.store), path).is_ok();
+        if is_name {
             let ends: Vec<_> = lock(&self.ends).iter().filter_map(Weak::upgrade).collect();
             ends.iter().for_each(|end| end.leave_if_withdrawn());
         }
-        is_told
+        is_name
     }
 
     fn sweep(&self) {
@@ -422,7 +422,7 @@ impl Watched {
     }
 
     /// Marks domains as destroyed whose folder was there and is not there any more.
-    fn look_for_the_dead(&self) {
+    fn find_destroyed_domains(&self) {
         let peers: Vec<_> = lock(&self.peers).values().filter_map(Weak::upgrade).collect();
         for peer in peers.iter().filter(|peer| peer.seen.load(Ordering::Acquire) && !peer.gone.load(Ordering::Acquire))
         {

@@ -216,7 +216,7 @@ impl End {
     }
 
     /// Makes the endpoint leave once dom0 no longer publishes its peer under this pair of numbers.
-    pub(crate) fn last_while_told(&self, pair: Pair) {
+    pub(crate) fn leave_once_withdrawn(&self, pair: Pair) {
         let _ = self.lasts.set(pair);
         self.leave_if_withdrawn();
     }

@@ -50,7 +50,7 @@ struct State {
     /// tells when none is.
     held: Vec<(DomId, Vec<u32>, OwnedFd)>,
     /// Sockets at which the grant reapers of domains listen.
-    keepers: HashMap<DomId, PathBuf>,
+    grant_reapers: HashMap<DomId, PathBuf>,
 }
 
 impl State {
@@ -71,7 +71,7 @@ impl State {
 impl Default for State {
     fn default() -> Self {
         let (grants, ports, claims) = (HashMap::new(), HashMap::new(), HashMap::new());
-        Self { last: 0, limit: 1 << 20, grants, ports, claims, held: Vec::new(), keepers: HashMap::new() }
+        Self { last: 0, limit: 1 << 20, grants, ports, claims, held: Vec::new(), grant_reapers: HashMap::new() }
     }
 }
 
@@ -107,7 +107,7 @@ impl FakeXen {
     /// Makes the grant reaper of domain `id`, to which the domain's processes connect at `path` from now on.
     #[must_use]
     pub fn grant_reaper(&self, id: u16, path: PathBuf) -> GrantReaper {
-        lock(&self.0.state).keepers.insert(id, path);
+        lock(&self.0.state).grant_reapers.insert(id, path);
         GrantReaper::on(Arc::new(FakeDomain { world: Arc::clone(&self.0), id }))
     }
 
@@ -320,7 +320,7 @@ impl Hypervisor for FakeDomain {
     }
 
     fn grant_reaper(&self) -> Option<PathBuf> {
-        lock(&self.world.state).keepers.get(&self.id).cloned()
+        lock(&self.world.state).grant_reapers.get(&self.id).cloned()
     }
 
     fn is_grant(&self, file: BorrowedFd<'_>) -> bool {

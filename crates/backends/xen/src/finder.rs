@@ -71,7 +71,7 @@ struct State {
     done: bool,
     /// Whether all peer processes were looked for once. None are known while dom0 publishes none.
     looked: bool,
-    neighbours: Vec<PeerProcess>,
+    peer_processes: Vec<PeerProcess>,
     dials: VecDeque<Arc<Dial>>,
     failed: HashMap<String, Instant>,
     arrived: VecDeque<XenEndpoint>,
@@ -203,7 +203,7 @@ impl PeerFinder for XenFinder {
         if self.shared.hints.is_own(address) {
             return Some(false);
         }
-        let near = state.neighbours.iter().any(|it| it.hints.is_open() && it.hints.has_address(address));
+        let near = state.peer_processes.iter().any(|it| it.hints.is_open() && it.hints.has_address(address));
         (near || state.looked || self.shared.begun.elapsed() >= PATIENCE).then_some(near)
     }
 
@@ -219,7 +219,7 @@ impl PeerFinder for XenFinder {
         let state = lock(&self.shared.state);
         let waits = |it: &&PeerProcess| it.hints.is_open() && it.hints.has_address(address) && it.hints.has_key(key);
         let rests = |it: &&PeerProcess| state.failed.get(&it.at).is_some_and(|since| since.elapsed() < REST);
-        let found = state.neighbours.iter().filter(|it| !rests(it)).find(waits);
+        let found = state.peer_processes.iter().filter(|it| !rests(it)).find(waits);
         found.map_or(Sought::Nobody, |it| Sought::At(it.at.clone()))
     }
 

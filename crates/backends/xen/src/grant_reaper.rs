@@ -348,11 +348,11 @@ mod tests {
         }
 
         fn start_with(&mut self, change: impl FnOnce(&mut GrantReaper)) {
-            let mut keeper = self.xen.grant_reaper(5, self.path());
-            change(&mut keeper);
+            let mut reaper = self.xen.grant_reaper(5, self.path());
+            change(&mut reaper);
             let listener = listen(&self.path());
             let stop = Arc::clone(&self.stop);
-            self.thread = Some(thread::spawn(move || keeper.serve(&listener, &stop).unwrap()));
+            self.thread = Some(thread::spawn(move || reaper.serve(&listener, &stop).unwrap()));
         }
 
         fn stop(&mut self) {
@@ -465,8 +465,8 @@ mod tests {
 
         fn hang_up(&self) {
             let core = self.five.core().unwrap();
-            let way = core.keeping.way().expect("it has handed something over");
-            rustix::net::shutdown(&*way, rustix::net::Shutdown::Both).unwrap();
+            let socket = core.keeping.socket().expect("it has handed something over");
+            rustix::net::shutdown(&*socket, rustix::net::Shutdown::Both).unwrap();
         }
     }
 
@@ -576,7 +576,7 @@ mod tests {
     fn x13_keeper_that_has_all_the_files_it_may_leaves_the_rest_to_the_kernel() {
         let mut five = ReaperFixture::new();
         five.stop();
-        five.start_with(|keeper| keeper.files_max = 1);
+        five.start_with(|reaper| reaper.files_max = 1);
         let mut met = [(); 2].map(|()| OrphanFixture::new(&five.xen));
         five.heard();
         met.iter_mut().for_each(OrphanFixture::die);
@@ -588,7 +588,7 @@ mod tests {
     fn x13_peers_of_whom_nothing_is_kept_any_more_leave_room_for_others() {
         let mut five = ReaperFixture::new();
         five.stop();
-        five.start_with(|keeper| keeper.peers.extend(100..100 + PEERS_MAX as DomId));
+        five.start_with(|reaper| reaper.peers.extend(100..100 + PEERS_MAX as DomId));
         let mut met = OrphanFixture::new(&five.xen);
         met.die();
         let found = five.until("kept", |found| found.let_go > 0 || !found.kept.is_empty());
@@ -612,7 +612,7 @@ mod tests {
             let note = Note { id: 0, peer: 7, mailbox, made, place, generation, pages, service };
             let keeping = crate::reaper_client::ReaperClient::default();
             std::mem::forget(keeping.entrust(&*core.xen, pipe.as_fd(), note));
-            rustix::net::shutdown(&*keeping.way().unwrap(), rustix::net::Shutdown::Both).unwrap();
+            rustix::net::shutdown(&*keeping.socket().unwrap(), rustix::net::Shutdown::Both).unwrap();
             five.until("kept", |found| found.kept.len() == 1);
             assert_eq!((five.heard().kept.len(), five.heard().let_go), (1, 0));
         }

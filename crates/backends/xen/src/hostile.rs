@@ -307,13 +307,13 @@ pub const LISTENERS: [(&str, Act); 6] = [
 /// Attacks of hostile peers on processes that look for the other endpoints of their connections.
 pub const FINDERS: [(&str, Act); 4] = [
     ("shows_hints_that_are_none", |it, service, _| {
-        let listener_page = it.told_listener_page(service)?;
+        let listener_page = it.published_listener_page(service)?;
         let own = u64::from(listener_page.reference());
         let empty = it.page()?;
         // The reader reads each of these services once.
         for (at, hints) in [0, own, empty.reference().into(), 0x7fff_ffff, u64::MAX].into_iter().enumerate() {
             let service = format!("{service}{at}");
-            let listener_page = it.told_listener_page(&service)?;
+            let listener_page = it.published_listener_page(&service)?;
             listener_page.set(at::AT_HINTS, hints);
             it.open(&service, listener_page)?;
         }
@@ -422,7 +422,7 @@ impl Hostile {
     }
 
     /// Makes a listener page for the pair of domains that dom0 publishes.
-    fn told_listener_page(&mut self, service: &str) -> Result<Page> {
+    fn published_listener_page(&mut self, service: &str) -> Result<Page> {
         let told = self.store.read(&format!("{}/{}", names::folder_of(self.own), self.peer))?;
         let record = told.and_then(|text| Record::parse(&text)).expect("dom0 tells of the victim");
         let listener_page = self.listener_page(service)?;
@@ -432,7 +432,7 @@ impl Hostile {
 
     /// Makes a listener page with a hints page that claims the addresses of the tests for all domains from 1 to 16.
     fn hinting(&mut self, service: &str) -> Result<(Page, Page)> {
-        let (listener_page, hints) = (self.told_listener_page(service)?, self.headed(at::HINTS_MAGIC, 0)?);
+        let (listener_page, hints) = (self.published_listener_page(service)?, self.headed(at::HINTS_MAGIC, 0)?);
         for at in 0..at::ADDRESSES {
             let mut address = [0xfd; 16];
             address[14..].copy_from_slice(&(at as u16 + 1).to_be_bytes());

@@ -103,8 +103,8 @@ impl XenEndpoint {
     }
 
     /// Makes the endpoint leave once dom0 no longer publishes the peer.
-    pub(crate) fn last_while_told(&self, pair: Pair) {
-        self.end.last_while_told(pair);
+    pub(crate) fn leave_once_withdrawn(&self, pair: Pair) {
+        self.end.leave_once_withdrawn(pair);
     }
 
     /// Continues to connect, for a caller that may not wait for XenStore later. Returns whether the endpoint is

@@ -50,7 +50,7 @@ impl XenNames {
     }
 
     /// Returns the core if a broker published something to this domain. The error states what to do otherwise.
-    pub(crate) fn told(&self) -> Result<Arc<Core>> {
+    pub(crate) fn published_core(&self) -> Result<Arc<Core>> {
         let core = self.0.core()?;
         if core.names().are_published(&core.store)? {
             return Ok(core);
@@ -77,7 +77,7 @@ impl Rendezvous for XenNames {
 
     fn listen(&self, service: &str) -> Result<Box<dyn Listener>> {
         let (own, name) = parse(service)?;
-        let core = self.told()?;
+        let core = self.published_core()?;
         if own.is_some_and(|own| core.names().own() != Some(own)) {
             let why = "this domain has another name: leave out what is before the `/`";
             return Err(Error::BadService { service: service.into(), why });
@@ -90,7 +90,7 @@ impl Rendezvous for XenNames {
             let why = "whom to reach is missing: NAME/SERVICE, with the domain's name in front";
             return Err(Error::BadService { service: service.into(), why });
         };
-        Ok(Box::new(call_named(&self.told()?, &domain, &name)?.0))
+        Ok(Box::new(call_named(&self.published_core()?, &domain, &name)?.0))
     }
 }
 

@@ -177,16 +177,16 @@ impl ReaperListing {
     /// # Errors
     /// As for [`ask`](Self::ask).
     pub fn ask_at(path: &Path) -> io::Result<Self> {
-        let keeper = connect(path)?;
-        rustix::io::ioctl_fionbio(&keeper, false)?;
-        sockopt::set_socket_timeout(&keeper, sockopt::Timeout::Recv, Some(PATIENCE))?;
-        send(keeper.as_fd(), &Request::List, None)?;
+        let reaper = connect(path)?;
+        rustix::io::ioctl_fionbio(&reaper, false)?;
+        sockopt::set_socket_timeout(&reaper, sockopt::Timeout::Recv, Some(PATIENCE))?;
+        send(reaper.as_fd(), &Request::List, None)?;
         let mut found = Self::default();
         let mut buffer = vec![0; ANSWER_MAX];
         loop {
-            let (_, len) = rustix::net::recv(&keeper, &mut buffer[..], rustix::net::RecvFlags::empty())?;
+            let (_, len) = rustix::net::recv(&reaper, &mut buffer[..], rustix::net::RecvFlags::empty())?;
             let text = std::str::from_utf8(&buffer[..len]).map_err(io::Error::other)?;
-            let broken = || io::Error::other("the keeper speaks another version");
+            let broken = || io::Error::other("the reaper speaks another version");
             if let Some(let_go) = text.strip_prefix("end ") {
                 found.let_go = let_go.parse().map_err(|_| broken())?;
                 return Ok(found);
@@ -218,28 +218,28 @@ fn send(socket: BorrowedFd<'_>, request: &Request, file: Option<BorrowedFd<'_>>)
 /// This process's connection to the grant reaper, if there is one. The connection ends with the process.
 #[derive(Debug, Default)]
 pub(crate) struct ReaperClient {
-    way: Mutex<Option<Arc<ReservedFd>>>,
+    socket: Mutex<Option<Arc<ReservedFd>>>,
     last: AtomicU64,
 }
 
 impl ReaperClient {
-    /// Hands a descriptor over. Without a grant reaper, or if it does not read, only the kernel's own list has the
+    /// Hands a descriptor over to the grant reaper. Without a grant reaper, or if it does not read, only the kernel's own list has the
     /// pages.
     pub(crate) fn entrust(&self, xen: &dyn Hypervisor, file: BorrowedFd<'_>, note: Note) -> Option<Entrusted> {
         let path = xen.grant_reaper()?;
         let id = self.last.fetch_add(1, Ordering::Relaxed);
         let request = Request::Keep(Note { id, ..note });
-        let mut way = lock(&self.way);
+        let mut socket = lock(&self.socket);
         // The second attempt is for a grant reaper that has replaced the previous one.
         for _ in 0..2 {
-            let keeper = match &*way {
-                Some(keeper) => Arc::clone(keeper),
-                None => Arc::clone(way.insert(Arc::new(connect(&path).ok()?))),
+            let reaper = match &*socket {
+                Some(reaper) => Arc::clone(reaper),
+                None => Arc::clone(socket.insert(Arc::new(connect(&path).ok()?))),
             };
-            match send(keeper.as_fd(), &request, Some(file)) {
-                Ok(()) => return Some(Entrusted { keeper, id, pid: std::process::id() }),
+            match send(reaper.as_fd(), &request, Some(file)) {
+                Ok(()) => return Some(Entrusted { reaper, id, pid: std::process::id() }),
                 Err(error) => match Errno::from_io_error(&error) {
-                    Some(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => *way = None,
+                    Some(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => *socket = None,
                     _ => return None,
                 },
             }
@@ -248,15 +248,15 @@ impl ReaperClient {
     }
 
     #[cfg(test)]
-    pub(crate) fn way(&self) -> Option<Arc<ReservedFd>> {
-        lock(&self.way).clone()
+    pub(crate) fn socket(&self) -> Option<Arc<ReservedFd>> {
+        lock(&self.socket).clone()
     }
 }
 
 /// Record that the grant reaper has a descriptor of this process. The reaper closes it once this is dropped.
 #[derive(Debug)]
 pub(crate) struct Entrusted {
-    keeper: Arc<ReservedFd>,
+    reaper: Arc<ReservedFd>,
     id: u64,
     pid: u32,
 }
@@ -265,12 +265,12 @@ impl Drop for Entrusted {
     fn drop(&mut self) {
         // A child made by fork must send nothing here.
         if self.pid == std::process::id()
-            && send(self.keeper.as_fd(), &Request::Forget(self.id), None)
+            && send(self.reaper.as_fd(), &Request::Forget(self.id), None)
                 .is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
         {
             // The grant reaper does not read. After this it takes the process for dead, and reads the peers' pages
             // itself.
-            let _ = rustix::net::shutdown(&*self.keeper, Shutdown::Both);
+            let _ = rustix::net::shutdown(&*self.reaper, Shutdown::Both);
         }
     }
 }

@@ -268,7 +268,7 @@ fn x24_each_notification_wakes_all_connections_and_so_does_the_end() {
         // A process that is woken reads the control path before it sleeps again (S-17).
         assert!(called.recv(0).unwrap().is_none());
         woken(0);
-        assert!(woken(20).is_empty(), "nobody rang in round {round}");
+        assert!(woken(20).is_empty(), "nobody notified in round {round}");
         notifier.notify();
         assert_eq!(woken(5000), [0, 1].into(), "round {round}");
     }

@@ -37,7 +37,7 @@ fn x11_only_the_first_knock_of_a_process_is_a_node() {
     let mut open = vec![greet(first, &mut *listener)];
     for _ in 0..100 {
         let called = seven.connect("5/door", patience()).expect("somebody listens");
-        assert_eq!(requests(&xen), 0, "knocked through XenStore though there is a line");
+        assert_eq!(requests(&xen), 0, "connected through XenStore although there is a reconnect page");
         open.push(greet(called, &mut *listener));
     }
 }
@@ -95,7 +95,7 @@ fn x11_next_listener_of_the_name_gets_a_line_of_its_own() {
         let mut listener = five.listen("7/door").expect("free");
         let _first = call(&seven, &mut *listener);
         let second = seven.connect("5/door", patience()).expect("somebody listens");
-        assert_eq!(requests(&xen), 0, "knocked through XenStore though there is a line");
+        assert_eq!(requests(&xen), 0, "connected through XenStore although there is a reconnect page");
         greet(second, &mut *listener);
     }
 }

@@ -49,7 +49,7 @@ pub fn page(records: &Records, figures: &[Figure<'_>]) -> String {
     for note in &records.notes {
         let _ = writeln!(html, "<p>{}</p>", escape(note));
     }
-    glance(&mut html, &records.measurements);
+    write_overview(&mut html, &records.measurements);
     html += "<h2>Charts</h2>\n<p>Marks are medians; bands and whiskers reach from the least to the most of the samples that \
              count. Compare within a chart, and filled marks only: a hollow mark or a pale bar was taken while the CPUs \
              were elsewhere than for the others. Point at a mark for its \
@@ -135,8 +135,8 @@ const COLUMNS: [Column; 10] = [
     median("connections", Test::Setup, |_| true),
 ];
 
-/// Adds a row for each transport.
-fn glance(html: &mut String, measurements: &[Measurement]) {
+/// Adds the overview: a table with a row for each transport.
+fn write_overview(html: &mut String, measurements: &[Measurement]) {
     let mut transports: Vec<(&str, Mode)> = Vec::new();
     for m in measurements {
         if !transports.contains(&(&m.transport, m.mode)) {

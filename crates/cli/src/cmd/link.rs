@@ -10,7 +10,7 @@ use clap::Subcommand;
 use rustix::event::{Timespec, poll};
 use tombolo_bench::size;
 use tombolo_control::{Form, LinkState, Message, NO_DOORBELL, Name, Stage, What};
-use tombolo_inspect::{ADMIN_SOCKET, Broker, life_name};
+use tombolo_inspect::{ADMIN_SOCKET, Broker, liveness_word};
 
 use crate::{
     failure::{Failure, Os, Result},
@@ -231,7 +231,7 @@ fn table(what: What, rows: &[Message]) -> Vec<String> {
             }
             Message::DomainRow { name, life, slots_used, slots, memory_used, memory, note } => cells.push(vec![
                 name.to_string(),
-                life_name(*life).into(),
+                liveness_word(*life).into(),
                 // The host and its accounts have neither slots nor a quota.
                 if *slots == 0 { "-".into() } else { format!("{slots_used}/{slots}") },
                 human::bytes(*memory_used),
@@ -302,7 +302,7 @@ fn stage_name(stage: Stage) -> &'static str {
 fn object(row: &Message, rows: &[Message]) -> Option<String> {
     let end = |end: &End<'_>| {
         serde_json::json!({
-            "domain": end.name.as_str(), "stage": stage_name(end.stage), "life": life_name(end.life),
+            "domain": end.name.as_str(), "stage": stage_name(end.stage), "life": liveness_word(end.life),
             "doorbell": Some(end.doorbell).filter(|doorbell| *doorbell != NO_DOORBELL), "vector": end.vector, "channels": end.connections,
             "used": end.used, "storms": end.storms,
         })
@@ -314,7 +314,7 @@ fn object(row: &Message, rows: &[Message]) -> Option<String> {
             "note": note.as_str(), "ends": ends(*link, rows).iter().map(end).collect::<Vec<_>>(),
         }),
         Message::DomainRow { name, life, slots_used, slots, memory_used, memory, note } => serde_json::json!({
-            "domain": name.as_str(), "life": life_name(*life), "slots_used": slots_used, "slots": slots,
+            "domain": name.as_str(), "life": liveness_word(*life), "slots_used": slots_used, "slots": slots,
             "memory_used": memory_used, "memory": memory, "note": note.as_str(),
         }),
         _ => return None,

@@ -26,7 +26,7 @@ use crate::{
 /// Flags of calls that only the kernel can carry out.
 pub(crate) const KERNEL_ONLY: i32 = libc::MSG_OOB | libc::MSG_ERRQUEUE;
 /// Flags that make a call leave the bytes where they are.
-const LOOKS: i32 = libc::MSG_PEEK;
+const PEEK: i32 = libc::MSG_PEEK;
 
 /// Number of bytes that are discarded at once.
 const DISCARD: usize = 1 << 20;
@@ -40,7 +40,7 @@ pub(crate) fn receive<'p>(
     flags: i32,
     mut real: impl FnMut() -> isize,
 ) -> isize {
-    let counts = flags & (LOOKS | KERNEL_ONLY) == 0;
+    let counts = flags & (PEEK | KERNEL_ONLY) == 0;
     let mut done = 0;
     if let Ok(to) = &mut to
         && flags == libc::MSG_WAITALL
@@ -147,7 +147,7 @@ pub(crate) fn discard(
     flags: i32,
     mut real: impl FnMut() -> isize,
 ) -> isize {
-    let counts = flags & (LOOKS | KERNEL_ONLY) == 0;
+    let counts = flags & (PEEK | KERNEL_ONLY) == 0;
     if let Some(n) = plainly(process, connection, Direction::In, counts, &mut real, |plain, n| plain.moved_unseen(n)) {
         return n;
     }
@@ -165,7 +165,7 @@ pub(crate) fn discard(
                 Err(errno) if done == 0 => return Err(errno),
                 Err(_) => return Ok(done),
             }
-            let all = flags & libc::MSG_WAITALL != 0 && flags & LOOKS == 0;
+            let all = flags & libc::MSG_WAITALL != 0 && flags & PEEK == 0;
             if !all || done % DISCARD != 0 || done == len || part == 0 {
                 return Ok(done);
             }
@@ -186,10 +186,10 @@ fn joined_receive(
     let total = done + total(to);
     if total == 0 {
         // In the kernel such a call waits for something to come, and leaves it there.
-        let (mut one, flags) = ([0], flags & !libc::MSG_WAITALL | LOOKS);
+        let (mut one, flags) = ([0], flags & !libc::MSG_WAITALL | PEEK);
         return joined_receive(process, connection, fd, &mut [IoSliceMut::new(&mut one)], flags, 0).map(|_| 0);
     }
-    let read = if flags & LOOKS == 0 { Read::Take } else { Read::Peek };
+    let read = if flags & PEEK == 0 { Read::Take } else { Read::Peek };
     let all = flags & libc::MSG_WAITALL != 0;
     let mut patience = Patience::default();
     patience.note_wait(connection, fd, flags, Direction::In);

@@ -35,7 +35,7 @@ macro_rules! real {
         /// Calls the real function of this name.
         ///
         /// # Safety
-        /// That of the function.
+        /// The function's own conditions.
         pub(crate) unsafe fn $name($($arg: $type),*) -> $result {
             static FOUND: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
             let mut found = FOUND.load(Ordering::Relaxed);

@@ -221,7 +221,7 @@ pub(crate) fn is_known(fd: RawFd) -> bool {
 /// Returns whether `fd` belongs to this library, unknown to the program. A child of vfork may close its own copies.
 #[inline]
 pub(crate) fn is_ours(fd: RawFd) -> bool {
-    aside::is_aside(fd) && is_owner()
+    aside::is_reserved(fd) && is_owner()
 }
 
 /// Returns the first of this library's descriptors from `first` on.

@@ -69,8 +69,8 @@ fn both_joined(world: &World, ends: usize, server: &[&str], client: &[&str]) -> 
 }
 
 #[test]
-fn s13_ring_wakes_one_thread_however_many_wait() {
-    let test = "s13_ring_wakes_one_thread_however_many_wait";
+fn s13_notification_wakes_one_thread_however_many_wait() {
+    let test = "s13_notification_wakes_one_thread_however_many_wait";
     let Some((world, program, _alone)) = world(test, "threads.c") else { return };
     let server = [&program, "serve", place::SERVER, "7000", "64"];
     let client = [&program, "ask", place::SERVER, "7000", "64", "1000", "1", "300"];

@@ -37,7 +37,7 @@ impl Credits {
         let worth = &connection.worth;
         let counted = connection.members.counted_both();
         // A connection whose peer never comes shows its worth as well.
-        self.note_worth(kernel, connection, counted);
+        self.reward_once_paid(kernel, connection, counted);
         // The search for the peer finds out that a socket without a port is no TCP connection.
         let has_credit = || Service::of(kernel, connection).is_none_or(|service| self.spend(service));
         if !worth.is_sought()
@@ -50,7 +50,7 @@ impl Credits {
     }
 
     /// Gives a service credit, once, for a connection that has moved enough in the two directions to pay for a join.
-    pub fn note_worth(&self, kernel: &dyn Kernel, connection: &Connection, counted: [u64; 2]) {
+    pub fn reward_once_paid(&self, kernel: &dyn Kernel, connection: &Connection, counted: [u64; 2]) {
         if !connection.worth.has_paid()
             && connection.worth.pays_now(counted)
             && let Some(service) = Service::of(kernel, connection)

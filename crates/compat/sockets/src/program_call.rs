@@ -104,7 +104,7 @@ impl ProgramCall<'_> {
     pub fn look_for_end(&self) {
         let Self { connection, process, fd } = *self;
         let (ending, kernel) = (&connection.ending, process.kernel());
-        if ending.ask_whether_over(kernel, fd) || !ending.is_deaf() && !ending.has_peer_ended(kernel, fd) {
+        if ending.ask_whether_over(kernel, fd) || !ending.has_ended_receiving() && !ending.has_peer_ended(kernel, fd) {
             return;
         }
         // One look serves all connections.
@@ -148,19 +148,19 @@ impl ProgramCall<'_> {
             let all = self.connection.piped.count(direction, bytes);
             self.connection.row.count(direction, transport, all);
             if !self.connection.worth.has_paid() {
-                self.note_worth(direction);
+                self.count_towards_join(direction);
             }
         }
     }
 
     /// Notes bytes of a connection that has not yet moved enough to pay for its join.
     #[cold]
-    fn note_worth(&self, direction: Direction) {
+    fn count_towards_join(&self, direction: Direction) {
         let Self { connection, process, .. } = *self;
         connection.worth.count_turn(direction);
         let over_tcp = connection.members.counted_both();
         let counted = Direction::BOTH.map(|way| over_tcp[way as usize] + connection.piped.counted(way));
-        process.credits.note_worth(process.kernel(), connection, counted);
+        process.credits.reward_once_paid(process.kernel(), connection, counted);
     }
 
     /// Sends what comes next over TCP where nobody reads what is in the pipe. A thread that waits for room calls this
@@ -246,7 +246,7 @@ impl ProgramCall<'_> {
         let connection = self.connection;
         // ORDER Relaxed: a thread that learns of the end stores that and then looks for bytes under the lock of this
         // direction. If that look found what was read here, it had the lock before this read.
-        if connection.wiring.is_wired() && connection.ending.is_end_heard() && !connection.pipes.has_unread() {
+        if connection.wiring.is_wired() && connection.ending.is_end_reported() && !connection.pipes.has_unread() {
             connection.pipes.doorbell().inspect(|doorbell| doorbell.notify());
         }
     }

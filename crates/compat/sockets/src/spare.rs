@@ -20,12 +20,12 @@ use crate::{
 pub(crate) enum Spare {
     #[default]
     None,
-    /// They are to be made with this allocator, of this many bytes.
+    /// A thread is to make them with this allocator; the segment has this many bytes.
     Wanted(Allocator, u64),
     /// Another thread is making them.
     Begun,
     Made(Resources),
-    /// They could not be made.
+    /// Memory or a descriptor was missing.
     Failed,
 }
 

@@ -101,7 +101,7 @@ impl Believed {
     }
 
     /// Returns whether the folder holds a file of this name that belongs to one of them.
-    fn have_said(self, folder: &OwnedFd, file: &str) -> bool {
+    fn own_file(self, folder: &OwnedFd, file: &str) -> bool {
         let found = rustix::fs::statat(folder, file, AtFlags::SYMLINK_NOFOLLOW);
         found.is_ok_and(|found| self.has(found.st_uid))
     }
@@ -175,7 +175,7 @@ pub fn remove_file(folder: impl AsFd, name: &Name, user: u32) -> io::Result<bool
             Ok(()) => was_off = true,
             Err(Errno::NOENT) => {}
             // Files of other users do not count, and need not be removed.
-            Err(_) if !believed.has_folder(&users) || !believed.have_said(&users, &name.file()) => {}
+            Err(_) if !believed.has_folder(&users) || !believed.own_file(&users, &name.file()) => {}
             Err(error) => refused = Some(error),
         }
         // This fails as long as some process is off, and the folder stays.
@@ -189,7 +189,7 @@ pub fn remove_file(folder: impl AsFd, name: &Name, user: u32) -> io::Result<bool
 #[must_use]
 pub fn is_said(folder: impl AsFd, name: &Name, user: u32) -> bool {
     let (Ok(Some(place)), Ok(believed)) = (place_in(&folder), believed_in(&folder, user)) else { return false };
-    is_said_at(&place, believed, &[name.file()])
+    has_files_at(&place, believed, &[name.file()])
 }
 
 fn believed_in(folder: impl AsFd, user: u32) -> io::Result<Believed> {
@@ -198,9 +198,9 @@ fn believed_in(folder: impl AsFd, user: u32) -> io::Result<Believed> {
 
 /// Returns whether one of these files stands in one of the users' folders. It does not matter whose the folder around
 /// these is, or how they are named in it.
-fn is_said_at(place: &OwnedFd, believed: Believed, files: &[String]) -> bool {
+fn has_files_at(place: &OwnedFd, believed: Believed, files: &[String]) -> bool {
     let mut places = places(place, believed);
-    places.any(|(_, users)| believed.has_folder(&users) && files.iter().any(|file| believed.have_said(&users, file)))
+    places.any(|(_, users)| believed.has_folder(&users) && files.iter().any(|file| believed.own_file(&users, file)))
 }
 
 fn place_in(folder: impl AsFd) -> io::Result<Option<OwnedFd>> {
@@ -225,7 +225,7 @@ impl Switch {
         let files = lock(&self.0).get_or_insert_with(files).clone();
         aside::lifted(|| {
             let place = open(CWD, folder.join(PLACE));
-            place.is_ok_and(|place| is_said_at(&place, Believed([0, owner, own]), &files))
+            place.is_ok_and(|place| has_files_at(&place, Believed([0, owner, own]), &files))
         })
     }
 

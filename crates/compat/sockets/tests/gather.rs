@@ -202,7 +202,7 @@ fn s14_third_one_may_be_reported_without_one_that_the_kernel_has_only_after_the_
 }
 
 #[test]
-fn s13_connection_whose_bell_rang_is_reported() {
+fn s13_connection_whose_doorbell_was_notified_is_reported() {
     let mut choices = Choices::default();
     loop {
         // Everything is written before the kernel is asked: the choice to run all steps is among those that are tried.

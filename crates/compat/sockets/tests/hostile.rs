@@ -91,7 +91,7 @@ fn s6_end_that_waits_is_joined_by_the_next_where_a_session_ends_before_its_answe
 }
 
 #[test]
-fn s13_end_that_brings_no_bell_is_not_joined() {
+fn s13_endpoint_that_brings_no_doorbell_is_not_joined() {
     for waits in [true, false] {
         let victim = Victim::new(waits);
         let mut liar = Liar::meet(&victim, waits, true);

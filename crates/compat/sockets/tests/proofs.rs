@@ -883,28 +883,28 @@ fn watch_doorbell(liar: &Liar) -> impl Fn() -> bool {
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
     let edges = epoll::EventFlags::OUT | epoll::EventFlags::ET;
     epoll::add(&epoll, liar.doorbell.as_ref().unwrap(), epoll::EventData::new_u64(0), edges).unwrap();
-    let is_rung = move || {
+    let was_notified = move || {
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
         !epoll::wait(&epoll, &mut [const { std::mem::MaybeUninit::uninit() }; 2], Some(&now)).unwrap().0.is_empty()
     };
-    is_rung();
-    is_rung
+    was_notified();
+    was_notified
 }
 
 /// A waiter of the peer process for this connection wakes, looks again and moves.
 #[test]
 fn s2_s13_receiver_that_asks_for_tcp_in_a_read_notifies_its_peer_once() {
     let (victim, liar, _) = joined();
-    let is_rung = watch_doorbell(&liar);
-    let read_and_is_rung = || {
+    let was_notified = watch_doorbell(&liar);
+    let read_and_check = || {
         let call = victim.connection.for_call(&victim.process, -1);
         assert_eq!(call.recv(&mut [IoSliceMut::new(&mut [0; 9])], Read::Take), Err(rustix::io::Errno::AGAIN));
-        is_rung()
+        was_notified()
     };
-    assert!(!read_and_is_rung());
+    assert!(!read_and_check());
     victim.connection.leave(Reason::Usage);
-    assert!(read_and_is_rung());
-    assert!(!read_and_is_rung(), "it was asked for");
+    assert!(read_and_check());
+    assert!(!read_and_check(), "it was asked for");
 }
 
 /// Returns a victim that has both directions in pipes. Its peer has then moved its sending direction to TCP, at the end
@@ -942,12 +942,12 @@ fn s19_end_that_wakes_follows_its_peer_out_of_the_pipe() {
 #[test]
 fn s19_end_that_leaves_after_its_peer_notifies_it_of_its_move_once() {
     let (victim, liar) = left_in_pipes();
-    let is_rung = watch_doorbell(&liar);
-    let retreat_and_is_rung = || {
+    let was_notified = watch_doorbell(&liar);
+    let retreat_and_check = || {
         let stage = victim.connection.for_call(&victim.process, -1).retreat(Reason::TakenAway);
         assert_eq!((stage, victim.connection.transports()), (ReturnStage::Done, [Transport::Tcp; 2]));
-        is_rung()
+        was_notified()
     };
-    assert!(retreat_and_is_rung());
-    assert!(!retreat_and_is_rung(), "it has moved");
+    assert!(retreat_and_check());
+    assert!(!retreat_and_check(), "it has moved");
 }

@@ -103,8 +103,8 @@ fn watch_notifications(all: &[Ends<'_>], at: usize) -> OwnedFd {
     for ends in all {
         let pipes = &ends.ends[at].pipes;
         let (doorbell, path) = (pipes.doorbell().unwrap(), pipes.path().unwrap());
-        let rung = if doorbell.is_shared() { EventFlags::IN } else { EventFlags::OUT };
-        epoll::add(&set, doorbell, EventData::new_u64(0), rung | EventFlags::ET).unwrap();
+        let notified = if doorbell.is_shared() { EventFlags::IN } else { EventFlags::OUT };
+        epoll::add(&set, doorbell, EventData::new_u64(0), notified | EventFlags::ET).unwrap();
         match epoll::add(&set, path.as_fd(), EventData::new_u64(1), EventFlags::IN | EventFlags::ET) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(errno) => panic!("{errno}"),

@@ -83,7 +83,7 @@ impl Watch {
     /// waiter that sleeps finds out at its next check.
     pub fn lost(&self) {
         self.0.lost.store(true, Ordering::Relaxed);
-        self.0.sleep.rung();
+        self.0.sleep.clear_event();
     }
 
     /// Returns whether the peer's domain was recorded as gone.
@@ -93,8 +93,8 @@ impl Watch {
     }
 
     /// Clears the event, so that the next one is noticed.
-    pub fn rung(&self) {
-        self.0.sleep.rung();
+    pub fn clear_event(&self) {
+        self.0.sleep.clear_event();
     }
 }
 
@@ -285,7 +285,7 @@ impl Reader {
         Ok(there)
     }
 
-    /// Returns the event channel's descriptor, which polls readable until [`Watch::rung`].
+    /// Returns the event channel's descriptor, which polls readable until [`Watch::clear_event`].
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.common.sleep.event.fd()

@@ -20,8 +20,9 @@ const LOOK: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub(crate) struct Sleep {
     pub event: Arc<dyn Event>,
-    heard: Mutex<EventState>,
-    told: Condvar,
+    state: Mutex<EventState>,
+    /// Wakes the threads that wait for the one that listens.
+    noticed: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -66,11 +67,11 @@ impl Spin {
 
 impl Sleep {
     pub(crate) fn new(event: Arc<dyn Event>) -> Self {
-        Self { event, heard: Mutex::default(), told: Condvar::new() }
+        Self { event, state: Mutex::default(), noticed: Condvar::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, EventState> {
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the number of events so far. A caller takes it before its last check before [`sleep`](Self::sleep).
@@ -78,42 +79,42 @@ impl Sleep {
         self.lock().times
     }
 
-    /// Notes that the program noticed the event.
-    pub(crate) fn rung(&self) {
+    /// Clears the event, which the program noticed, and wakes the threads that wait for it.
+    pub(crate) fn clear_event(&self) {
         self.event.clear();
         self.wake_asleep(self.lock());
     }
 
-    fn wake_asleep(&self, mut heard: MutexGuard<'_, EventState>) {
-        heard.times += 1;
+    fn wake_asleep(&self, mut state: MutexGuard<'_, EventState>) {
+        state.times += 1;
         // To notify nobody is a system call as well.
-        if heard.wait > 0 {
-            self.told.notify_all();
+        if state.wait > 0 {
+            self.noticed.notify_all();
         }
     }
 
     /// Sleeps until the next event is noticed, and sometimes wakes for nothing. `fruitless` counts the fruitless
     /// wake-ups in a row.
     pub(crate) fn sleep(&self, since: u64, fruitless: u32) -> Result<()> {
-        let mut heard = self.lock();
-        if heard.times != since {
+        let mut state = self.lock();
+        if state.times != since {
             return Ok(());
         }
-        if heard.listens {
-            heard.wait += 1;
-            let (mut woken, _) = self.told.wait_timeout(heard, LOOK).unwrap_or_else(PoisonError::into_inner);
+        if state.listens {
+            state.wait += 1;
+            let (mut woken, _) = self.noticed.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner);
             woken.wait -= 1;
             return Ok(());
         }
-        heard.listens = true;
-        drop(heard);
+        state.listens = true;
+        drop(state);
         if fruitless > STORM {
             nap();
         }
         let listened = self.event.wait(LOOK);
-        let mut heard = self.lock();
-        heard.listens = false;
-        self.wake_asleep(heard);
+        let mut state = self.lock();
+        state.listens = false;
+        self.wake_asleep(state);
         Ok(listened?)
     }
 }

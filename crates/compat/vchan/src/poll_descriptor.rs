@@ -63,7 +63,7 @@ impl PollDescriptor {
     /// Clears the descriptor. Returns whether it was readable.
     pub(crate) fn clear(&self) -> bool {
         let mut events = [MaybeUninit::uninit(); 8];
-        matches!(epoll::wait(&self.set, &mut events, Some(&Timespec::default())), Ok((rang, _)) if !rang.is_empty())
+        matches!(epoll::wait(&self.set, &mut events, Some(&Timespec::default())), Ok((ready, _)) if !ready.is_empty())
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {

@@ -21,8 +21,8 @@ pub(crate) trait Incoming: Send + Debug {
     /// so many, or once no more will come.
     fn available(&mut self, need: usize) -> Outcome<usize>;
     /// Notes that the descriptor was found readable.
-    fn heard(&mut self) {}
-    /// Does the same as `available` for a caller that calls `heard` each time: it does not repeat an earlier request to
+    fn note_readable(&mut self) {}
+    /// Does the same as `available` for a caller that calls `note_readable` each time: it does not repeat an earlier request to
     /// the peer.
     fn available_while_quiet(&mut self, need: usize) -> Outcome<usize> {
         self.available(need)
@@ -83,7 +83,7 @@ impl Incoming for ReadHalf {
         Ok(ReadHalf::available(self, need)? as usize)
     }
 
-    fn heard(&mut self) {
+    fn note_readable(&mut self) {
         self.note_poll_readable();
     }
 

@@ -119,10 +119,10 @@ impl Inner {
     }
 
     /// Arms the poll descriptor again after it was raised, also for the cause that raised it.
-    fn heard(&self) {
+    fn rearm_poll_descriptor(&self) {
         match self.peer.original.get() {
-            Some(watch) => watch.rung(),
-            None => self.reading.lock().heard(),
+            Some(watch) => watch.clear_event(),
+            None => self.reading.lock().note_readable(),
         }
     }
 
@@ -130,7 +130,7 @@ impl Inner {
     fn await_change(&self) -> Outcome<()> {
         self.fd()?;
         self.poll_descriptor.wait()?;
-        self.heard();
+        self.rearm_poll_descriptor();
         Ok(())
     }
 
@@ -149,11 +149,11 @@ impl Inner {
     /// Takes over the peer that came since the last call.
     #[inline]
     pub(crate) fn meet(&self) -> Outcome<()> {
-        self.peer.look_who_is_there();
+        self.peer.update_from_page();
         self.meet_arrival()
     }
 
-    /// Does the same as [`meet`](Self::meet), for callers to whom it makes no difference who is there.
+    /// Does the same as [`meet`](Self::meet), for callers that do not need to know whether the peer is there.
     #[inline]
     fn meet_arrival(&self) -> Outcome<()> {
         if self.arrival.is_there() {
@@ -201,7 +201,7 @@ impl Inner {
                 reading.begin(from);
                 writing.begin(to)?;
                 self.peer.state.store(OPEN, Ordering::Release);
-                self.peer.look_who_is_there();
+                self.peer.update_from_page();
                 if self.polled.load(Ordering::Acquire) {
                     reading.arm_poll_descriptor(&self.poll_descriptor)?;
                 }
@@ -262,7 +262,7 @@ impl Inner {
                 Ok(Took::End(why)) if self.peer.is_original() => {
                     drop(reading);
                     *lock(&self.peer.reason) = why;
-                    self.peer.look_who_is_there();
+                    self.peer.update_from_page();
                     self.peer.goes_on(ways)?;
                     if !ways.blocking {
                         return Ok(0);
@@ -349,7 +349,7 @@ impl Inner {
 
     /// Waits until a read or a write has more to do than when it was last tried, or until the peer comes or goes.
     pub(crate) fn wait(&self) -> Outcome<()> {
-        self.peer.look_who_is_there();
+        self.peer.update_from_page();
         // Cleared first: the checks below see what came before, and what comes later raises it again.
         let state = self.peer.state.load(Ordering::Acquire);
         if self.arrival.is_there() || self.arrival.met_meanwhile.swap(false, Ordering::AcqRel) {
@@ -366,7 +366,7 @@ impl Inner {
             _ if self.peer.is_original() => self.wait_for_peer()?,
             _ => {
                 self.poll_descriptor.wait()?;
-                self.heard();
+                self.rearm_poll_descriptor();
                 self.meet()?;
                 self.notify_of_data()?;
             }
@@ -402,23 +402,23 @@ impl Inner {
         // A program that polled the descriptor and found it readable does not wait here, even if it was readable for
         // nothing: the look below makes a half quiet again. The descriptor is cleared after the look as well, so that
         // it is quiet when this returns.
-        let (rang, data) = (self.take_poll_descriptor(), self.reading.lock().grew()?);
+        let (was_raised, data) = (self.take_poll_descriptor(), self.reading.lock().grew()?);
         let grew = data || (wants_room && self.writing.lock().grew(&self.poll_descriptor)?);
-        let quiet = rang && data; // Bytes that are found leave the descriptor as it is.
-        if !(quiet || self.take_poll_descriptor() || grew || rang) {
+        let quiet = was_raised && data; // Bytes that are found leave the descriptor as it is.
+        if !(quiet || self.take_poll_descriptor() || grew || was_raised) {
             self.poll_descriptor.wait()?;
-            self.heard();
+            self.rearm_poll_descriptor();
         }
         Ok(())
     }
 
     /// Clears the poll descriptor. Returns whether it was raised.
     fn take_poll_descriptor(&self) -> bool {
-        let rang = self.poll_descriptor.clear();
-        if rang {
-            self.heard();
+        let was_raised = self.poll_descriptor.clear();
+        if was_raised {
+            self.rearm_poll_descriptor();
         }
-        rang
+        was_raised
     }
 
     /// Checks whether the peer is still there.

@@ -55,7 +55,7 @@ impl Ending {
         if phase == Phase::Closed { Self::Closed } else { Self::Aborted }
     }
 
-    pub(crate) fn from_life(life: Liveness) -> Self {
+    pub(crate) fn from_liveness(life: Liveness) -> Self {
         match life {
             Liveness::DomainGone => Self::DomainGone,
             Liveness::Revoked => Self::Revoked,
@@ -239,13 +239,13 @@ impl End {
     pub(crate) fn set_gone(&self) {
         // ORDER: Relaxed; the flag stands for itself, what the peer published was visible before it died.
         if !self.gone.swap(true, Ordering::Relaxed) {
-            self.hear_refusal();
+            self.record_refusal();
         }
     }
 
     /// Records whether the peer ended because it did not agree to this endpoint's Welcome (C-5).
     #[cold]
-    fn hear_refusal(&self) {
+    fn record_refusal(&self) {
         let mut shared = self.link();
         if !shared.may_be_refused {
             return;

@@ -35,7 +35,7 @@ pub(crate) struct RingMoves {
     /// Whether the writer moves to a larger ring at once (H-9).
     goes_ahead: bool,
     /// Word that publishes how the ring follows its load (C-12).
-    board: Option<MappedOwnWord>,
+    growth_word: Option<MappedOwnWord>,
     /// Number of checks since the last write whether an idle peer has done its part of a move.
     looks: u32,
     /// Whether it is time to check the size of the ring. It may be too large for a writer that is nearly idle, or too
@@ -53,22 +53,22 @@ enum Attempt {
 }
 
 impl RingMoves {
-    pub(crate) fn new(growth: Option<Growth>, goes_ahead: bool, board: Option<MappedOwnWord>) -> Self {
+    pub(crate) fn new(growth: Option<Growth>, goes_ahead: bool, growth_word: Option<MappedOwnWord>) -> Self {
         let growth = growth.map(Box::new);
-        let moves = Self { outgoing: Outgoing::default(), growth, goes_ahead, board, looks: 0, look_due: false };
+        let moves = Self { outgoing: Outgoing::default(), growth, goes_ahead, growth_word, looks: 0, look_due: false };
         moves.publish_growth();
         moves
     }
 
     /// Publishes for tools how the ring follows its load (C-12).
     fn publish_growth(&self) {
-        if let Some(board) = &self.board {
+        if let Some(published) = &self.growth_word {
             let word = self.growth.as_ref().map_or(0, |growth| {
                 let RingGrowth { target, reason, .. } = growth.state();
                 words::encode_growth(target, reason as u8)
             });
             // ORDER C-12: Relaxed; the word stands for itself.
-            board.store_relaxed(word);
+            published.store_relaxed(word);
         }
     }
 

@@ -305,7 +305,7 @@ impl Receiving {
             Some(phase) => Ending::from_phase(phase),
             None => {
                 self.ring.waiter.end().check_joined()?;
-                Ending::from_life(self.ring.waiter.end().liveness())
+                Ending::from_liveness(self.ring.waiter.end().liveness())
             }
         });
         if self.ending == Some(Ending::Revoked) {

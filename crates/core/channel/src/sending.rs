@@ -182,9 +182,9 @@ impl Sending {
     /// succeeds anyway: the peer may have read what was written, answered and ended meanwhile.
     #[inline]
     fn after(&mut self) {
-        let rings = self.ring.half.take_ring();
-        if rings || self.ring.waiter.is_time_to_look() {
-            look_around(self, rings);
+        let owed = self.ring.half.take_notification();
+        if owed || self.ring.waiter.is_time_to_look() {
+            look_around(self, owed);
         }
         self.ring.waiter.rearm_poll_fd();
     }
@@ -422,17 +422,17 @@ fn write_ahead(sending: &mut Sending, mut written: usize, buffers: &[IoSlice<'_>
     written
 }
 
-/// Notifies the peer if it asked for that, and checks whether it lives. Not part of [`Sending::after`], where this rare
+/// Notifies the peer if that is `owed`, and checks whether it lives. Not part of [`Sending::after`], where this rare
 /// work slowed down the common path.
 #[inline(never)]
-fn look_around(sending: &mut Sending, rings: bool) {
+fn look_around(sending: &mut Sending, owed: bool) {
     let Sending { ring, moves, .. } = sending;
-    if rings {
+    if owed {
         ring.notify_peer();
     }
     moves.note_look(ring);
-    let is_gone = if rings { ring.waiter.gone_since_last_ring() } else { ring.check_peer() };
-    sending.gone |= is_gone || sending.seal_if_leaving() || (!rings && sending.ring.waiter.end().is_caught());
+    let is_gone = if owed { ring.waiter.gone_since_last_check() } else { ring.check_peer() };
+    sending.gone |= is_gone || sending.seal_if_leaving() || (!owed && sending.ring.waiter.end().is_caught());
 }
 
 impl Drop for Sending {

@@ -65,7 +65,7 @@ impl<S: RingHalf> SignalledRing<S> {
     /// Notifies the peer if the work since the last call requires it.
     #[inline]
     pub(crate) fn notify_if_owed(&mut self) {
-        if self.half.take_ring() {
+        if self.half.take_notification() {
             self.notify_peer();
         }
     }

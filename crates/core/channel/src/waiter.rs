@@ -59,7 +59,7 @@ pub(crate) struct Waiter {
     /// Whether one sleep was ended because the link is taken away (V-9).
     told_to_leave: bool,
     /// Stats page in which this half publishes its counters (C-12).
-    board: Option<Box<StatsPage>>,
+    stats_page: Option<Box<StatsPage>>,
 }
 
 impl Waiter {
@@ -68,7 +68,7 @@ impl Waiter {
         slot: Slot,
         end: Arc<End>,
         spin: Duration,
-        board: Option<StatsPage>,
+        stats_page: Option<StatsPage>,
     ) -> Self {
         let (spin, pollable) = (Spin::new(spin), OnceLock::new());
         Self {
@@ -88,7 +88,7 @@ impl Waiter {
             notified_unseen: false,
             polling: Polling::default(),
             told_to_leave: false,
-            board: board.map(Box::new),
+            stats_page: stats_page.map(Box::new),
         }
     }
 
@@ -131,15 +131,15 @@ impl Waiter {
 
     /// Brings this half's stats page up to date (C-12).
     pub(crate) fn publish(&self, counters: &Counters) {
-        if let Some(board) = &self.board {
-            board.publish(counters);
+        if let Some(page) = &self.stats_page {
+            page.publish(counters);
         }
     }
 
     /// Returns whether the peer is gone, for a half that just notified it. Checks only if the last check was a while
     /// ago.
     #[cold]
-    pub(crate) fn gone_since_last_ring(&mut self) -> bool {
+    pub(crate) fn gone_since_last_check(&mut self) -> bool {
         self.look_is_due() && self.gone_now()
     }
 
@@ -199,7 +199,7 @@ enum Asked {
     /// late.
     ByBarrier,
     /// The kernel refused the barrier.
-    Unheard,
+    Unordered,
 }
 
 /// Runs `wait` for a half, and counts a notification for which it found something. The spin state is taken out
@@ -266,7 +266,7 @@ impl WaitContext for Waiter {
     }
 
     fn barrier(&mut self) {
-        self.asked = if os::barrier() { Asked::ByBarrier } else { Asked::Unheard };
+        self.asked = if os::barrier() { Asked::ByBarrier } else { Asked::Unordered };
     }
 
     #[cold]
@@ -287,7 +287,7 @@ impl WaitContext for Waiter {
         let looks_late = match self.asked {
             Asked::Fenced => false,
             Asked::ByBarrier => !self.looked_late,
-            Asked::Unheard => true,
+            Asked::Unordered => true,
         };
         let until = if looks_late { deadline.min(Deadline::after(LATE)) } else { deadline };
         Ok(match self.doorbell.wait(self.slot, until)? {

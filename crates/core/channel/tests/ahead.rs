@@ -325,7 +325,7 @@ fn c4_listener_that_knows_no_writer_that_goes_ahead_is_asked_anew_for_a_channel_
 #[test]
 fn c4_caller_is_refused_for_good_by_who_refuses_it_as_ever_or_for_another_reason() {
     // The program gets the second answer; where the reason is another one, it gets the first.
-    for (codes, knocks) in [(vec![Refusal::Feature, Refusal::Feature], 2), (vec![Refusal::Quota], 1)] {
+    for (codes, attempts) in [(vec![Refusal::Feature, Refusal::Feature], 2), (vec![Refusal::Quota], 1)] {
         let world = World::local();
         let mut listener = world.domain_listener();
         thread::scope(|scope| {
@@ -336,7 +336,7 @@ fn c4_caller_is_refused_for_good_by_who_refuses_it_as_ever_or_for_another_reason
                 link.send(&Message::Refuse(*code, "no".into()).encode(), None).unwrap();
             }
             let told = client.join().unwrap().map(drop);
-            assert!(matches!(&told, Err(Error::Refused { code, .. }) if *code == codes[knocks - 1]), "{told:?}");
+            assert!(matches!(&told, Err(Error::Refused { code, .. }) if *code == codes[attempts - 1]), "{told:?}");
             assert!(listener.accept().unwrap().is_none(), "it asks no more");
         });
     }
@@ -384,7 +384,7 @@ fn with_raw_peer_that_says(
 ) -> (Stream, Box<dyn Endpoint>, OwnControl, PeerSegment) {
     let world = World::local();
     let mut listener = world.listening.listen::<Stream>(&world.address, options).unwrap();
-    let mut link = world.knock();
+    let mut link = world.connect_raw();
     let (control, offer) = raw::send_with_segment(&mut *link, &Message::Hello(*greeting).encode(), 0);
     std::mem::forget(offer);
     let stream = listener.accept_until(soon()).unwrap();
@@ -459,7 +459,7 @@ fn c4_ahead_is_not_in_force_where_the_peer_offers_it_with_messages_or_without_ha
 fn h9_peer_that_goes_ahead_without_end_keeps_no_call_busy_and_costs_two_mappings() {
     let world = World::local();
     let mut listener = world.listening.listen::<Stream>(&world.address, &growing()).unwrap();
-    let mut link = world.knock();
+    let mut link = world.connect_raw();
     let (control, _offer) = raw::send_with_segment(&mut *link, &Message::Hello(raw::ahead()).encode(), 0);
     let mut stream = listener.accept_until(soon()).unwrap();
     for generation in 1..500 {

@@ -171,7 +171,7 @@ impl Silent {
     fn new(features: Features) -> Self {
         let world = World::local();
         let mut listener = world.listen::<Stream>();
-        let mut link = world.knock();
+        let mut link = world.connect_raw();
         let offered = Features(Features::HANDOVER.0 | features.0);
         let hello = Message::Hello(Greeting { offered, ..raw::greeting() });
         let (control, _offer) = raw::send_with_segment(&mut *link, &hello.encode(), 0);

@@ -132,7 +132,7 @@ fn c2_bell_that_comes_with_a_message_of_a_channel_is_refused() {
         link.send_with_doorbell(message, Some(&offer), &doorbell).unwrap();
         (control, offer)
     };
-    let mut link = world.knock();
+    let mut link = world.connect_raw();
     let _kept = greet(&mut *link, &hello);
     assert!(listener.try_accept().unwrap().is_none());
     let answer = raw::receive_message(&mut *link).unwrap();
@@ -160,7 +160,7 @@ fn c2_bell_that_comes_with_a_message_of_a_channel_is_refused() {
 
     // And with a ring to move to.
     let mut listener = world.listen::<Stream>();
-    let mut link = world.knock();
+    let mut link = world.connect_raw();
     let (control, _offer) = raw::send_with_segment(&mut *link, &hello, 0);
     let mut stream = listener.accept_until(Deadline::after(SOON)).unwrap();
     let header = raw::header(1);
@@ -221,12 +221,12 @@ fn c7_where_nobody_is_let_in_those_who_are_in_stay_and_are_served() {
     let crowding = Crowding { local: local.clone(), is_crowded: Arc::clone(&is_crowded) };
     let address: Address = format!("local:{}/test.sock", folder.path().display()).parse().unwrap();
     let mut listener: Listener<Stream> = Backends::new().with(crowding).listen(&address, &Options::new()).unwrap();
-    let knock = || local.connect(address.service(), Deadline::after(SOON)).unwrap();
-    let mut early: Vec<_> = (0..3).map(|_| knock()).collect();
+    let connect = || local.connect(address.service(), Deadline::after(SOON)).unwrap();
+    let mut early: Vec<_> = (0..3).map(|_| connect()).collect();
     assert!(listener.try_accept().unwrap().is_none());
 
     is_crowded.store(true, Ordering::SeqCst);
-    let mut late = knock();
+    let mut late = connect();
     for _ in 0..5 {
         let told = listener.try_accept().map(drop);
         assert!(matches!(told, Err(Error::Domain(DomainError::Crowded(_)))), "{told:?}");

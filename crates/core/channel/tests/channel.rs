@@ -350,7 +350,7 @@ on_every_backend! {
         });
     }
 
-    fn r12_idle_reader_sleeps_and_a_busy_pair_rings_seldom(world) {
+    fn r12_idle_reader_sleeps_and_a_busy_pair_notifies_seldom(world) {
         let (server, client) = world.streams();
         let (mut read, _w) = server.into_split();
         let (_r, mut write) = client.into_split();

@@ -244,7 +244,7 @@ on_every_backend! {
     fn h2_peer_that_refuses_every_growth_costs_one_ring_and_loses_nothing(world) {
         let budget = RingBudget::unwatched(1 << 30);
         let mut listener = world.listening.listen::<Stream>(&world.address, &growing(&budget)).unwrap();
-        let mut link = world.knock();
+        let mut link = world.connect_raw();
         let (control, _offer) = raw::send_with_segment(&mut *link, &Message::Hello(raw::greeting()).encode(), 0);
         let mut stream = listener.accept_until(Deadline::after(SOON)).unwrap();
         let welcome = link.recv(1 << 31).unwrap().expect("it was sent before the listener agreed");
@@ -272,7 +272,7 @@ on_every_backend! {
     fn c4_peer_without_hand_over_keeps_the_first_ring(world) {
         let budget = RingBudget::unwatched(1 << 30);
         let mut listener = world.listening.listen::<Stream>(&world.address, &growing(&budget)).unwrap();
-        let mut link = world.knock();
+        let mut link = world.connect_raw();
         let plain = Greeting { offered: Features::NONE, ..raw::greeting() };
         let (control, _offer) = raw::send_with_segment(&mut *link, &Message::Hello(plain).encode(), 0);
         let mut stream = listener.accept_until(Deadline::after(SOON)).unwrap();

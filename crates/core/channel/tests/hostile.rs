@@ -29,7 +29,7 @@ fn answer_with(
     message: &[u8],
     segment: Option<(usize, [u8; LEN])>,
 ) -> Result<Message, DomainError> {
-    let mut link = world.knock();
+    let mut link = world.connect_raw();
     let kept = segment.map(|(len, header)| raw::segment(&mut *link, len, &header));
     link.send(message, kept.as_ref().map(|(_, offer)| offer)).unwrap();
     let mut answer = None;
@@ -79,7 +79,7 @@ fn connect_to<K>(world: &World, answer: impl FnOnce(&mut dyn Endpoint, Greeting)
 /// segment.
 fn half_raw(world: &World) -> (Stream, Box<dyn Endpoint>, tombolo_mem::OwnControl) {
     let mut listener = world.listen::<Stream>();
-    let mut link = world.knock();
+    let mut link = world.connect_raw();
     let (control, _offer) = raw::send_with_segment(&mut *link, &Message::Hello(raw::greeting()).encode(), 0);
     let stream = listener.accept_until(Deadline::after(SOON)).unwrap();
     assert!(matches!(raw::receive_message(&mut *link), Ok(Message::Welcome(_))));
@@ -172,7 +172,7 @@ on_every_backend! {
         drop((reached, listener));
         let larger = Options::new().largest_peer_ring(32 << 20);
         let mut listener = world.listening.listen::<Stream>(&world.address, &larger).unwrap();
-        let mut link = world.knock();
+        let mut link = world.connect_raw();
         let header = of(32 << 20);
         let (_control, offer) = raw::segment(&mut *link, header.segment_len as usize, &header.encode());
         link.send(&hello, Some(&offer)).unwrap();
@@ -220,7 +220,7 @@ on_every_backend! {
 
     fn c4_offered_bits_that_nobody_knows_are_ignored(world) {
         let mut listener = world.listen::<Stream>();
-        let mut link = world.knock();
+        let mut link = world.connect_raw();
         let greeting = Greeting { offered: Features(!1), ..raw::greeting() };
         let _kept = raw::send_with_segment(&mut *link, &Message::Hello(greeting).encode(), 0);
         let _stream = listener.accept_until(Deadline::after(SOON)).unwrap();
@@ -423,7 +423,7 @@ on_every_backend! {
         let mut listener = world.listen::<Stream>();
         let mut silent: Vec<_> = Vec::new();
         for _ in 0..200 {
-            silent.push(world.knock());
+            silent.push(world.connect_raw());
             assert!(listener.try_accept().unwrap().is_none());
         }
         let since = Instant::now();
@@ -437,7 +437,7 @@ on_every_backend! {
     fn c7_silent_peer_is_dropped_after_its_time(world) {
         let options = Options::new().handshake_timeout(Duration::from_millis(50));
         let mut listener = world.listening.listen::<Stream>(&world.address, &options).unwrap();
-        let mut silent = world.knock();
+        let mut silent = world.connect_raw();
         let none = listener.accept_until(Deadline::after(Duration::from_millis(300)));
         assert!(matches!(none, Err(Error::TimedOut)));
         assert!(matches!(silent.recv(0), Err(DomainError::PeerGone)));
@@ -445,7 +445,7 @@ on_every_backend! {
 
     fn h1_ring_is_not_followed_where_hand_over_is_not_in_force(world) {
         let mut listener = world.listen::<Stream>();
-        let mut link = world.knock();
+        let mut link = world.connect_raw();
         let plain = Greeting { offered: Features::NONE, ..raw::greeting() };
         let (control, _offer) = raw::send_with_segment(&mut *link, &Message::Hello(plain).encode(), 0);
         let mut stream = listener.accept_until(Deadline::after(SOON)).unwrap();
@@ -456,9 +456,9 @@ on_every_backend! {
     }
 
     fn r19_half_that_catches_its_peer_ends_both_and_says_aborted_in_both_words(world) {
-        for lie in [words::HEAD, words::TAIL] {
+        for forged in [words::HEAD, words::TAIL] {
             let mut listener = world.listen::<Stream>();
-            let mut link = world.knock();
+            let mut link = world.connect_raw();
             let (control, _offer) = raw::send_with_segment(&mut *link, &Message::Hello(raw::greeting()).encode(), 0);
             let stream = listener.accept_until(Deadline::after(SOON)).unwrap();
             let welcome = link.recv(1 << 31).unwrap().expect("it was sent before the listener agreed");
@@ -466,9 +466,9 @@ on_every_backend! {
             let said = |word| theirs.word(word).load_acquire().check(Ok::<_, ()>).unwrap() & 0xff;
             assert_eq!((said(words::WRITER_STATE), said(words::READER_STATE)), (1, 1));
             let (mut reads, mut writes) = stream.into_split();
-            control.word(lie).store_release(1 << 40);
+            control.word(forged).store_release(1 << 40);
             let soon = || Deadline::after(Duration::from_millis(300));
-            let caught = if lie == words::HEAD {
+            let caught = if forged == words::HEAD {
                 loop {
                     if let Err(error) = writes.write_until(&[0; 4096], soon()) {
                         break error;
@@ -477,8 +477,8 @@ on_every_backend! {
             } else {
                 reads.read_until(&mut [0; 64], soon()).unwrap_err()
             };
-            assert_eq!(clause(&caught), if lie == words::HEAD { "R-8" } else { "R-7" });
-            let other = if lie == words::HEAD {
+            assert_eq!(clause(&caught), if forged == words::HEAD { "R-8" } else { "R-7" });
+            let other = if forged == words::HEAD {
                 reads.read_until(&mut [0; 64], soon()).unwrap_err()
             } else {
                 writes.drained_until(soon()).unwrap_err()
@@ -489,20 +489,20 @@ on_every_backend! {
     }
 
     fn r19_half_that_catches_its_peer_wakes_the_other_which_says_the_same(world) {
-        for lie in [words::HEAD, words::TAIL] {
+        for forged in [words::HEAD, words::TAIL] {
             let mut listener = world.listen::<Stream>();
-            let mut link = world.knock();
+            let mut link = world.connect_raw();
             let (control, _offer) = raw::send_with_segment(&mut *link, &Message::Hello(raw::greeting()).encode(), 0);
             let stream = listener.accept_until(Deadline::after(SOON)).unwrap();
             let theirs = link.recv(1 << 31).unwrap().and_then(|welcome| welcome.segment).unwrap();
-            let asleep_at = if lie == words::HEAD { words::WANT_DATA } else { words::WANT_SPACE };
+            let asleep_at = if forged == words::HEAD { words::WANT_DATA } else { words::WANT_SPACE };
             let is_armed = || theirs.word(asleep_at).load_acquire().check(Ok::<_, ()>).unwrap() != words::AWAKE;
             let (mut reads, mut writes) = stream.into_split();
             let waits = Deadline::after(SOON);
-            let (caught, woken) = if lie == words::HEAD {
+            let (caught, woken) = if forged == words::HEAD {
                 let other = thread::spawn(move || reads.read_until(&mut [0; 64], waits).unwrap_err());
                 eventually("the reader sleeps", is_armed);
-                control.word(lie).store_release(1 << 40);
+                control.word(forged).store_release(1 << 40);
                 // The writer reads the head only when it needs to.
                 let caught = std::iter::repeat_with(|| writes.write_until(&[0; 4096], waits)).find_map(Result::err);
                 (caught.unwrap(), other.join().unwrap())
@@ -510,10 +510,10 @@ on_every_backend! {
                 writes.write_until(&[0; 64], waits).unwrap();
                 let other = thread::spawn(move || writes.drained_until(waits).unwrap_err());
                 eventually("the writer sleeps", is_armed);
-                control.word(lie).store_release(1 << 40);
+                control.word(forged).store_release(1 << 40);
                 (reads.read_until(&mut [0; 64], waits).unwrap_err(), other.join().unwrap())
             };
-            assert_eq!(clause(&caught), if lie == words::HEAD { "R-8" } else { "R-7" });
+            assert_eq!(clause(&caught), if forged == words::HEAD { "R-8" } else { "R-7" });
             assert_eq!(clause(&woken), clause(&caught), "the half that slept");
         }
     }
@@ -577,7 +577,7 @@ on_every_backend! {
         assert_eq!(clause(&error), "R-8");
     }
 
-    fn r12_peer_that_never_rings_costs_the_deadline(world) {
+    fn r12_peer_that_never_notifies_costs_the_deadline(world) {
         let (mut stream, _link, _control) = half_raw(&world);
         assert!(matches!(read(&mut stream), Err(Error::TimedOut)));
         assert_eq!(stream.liveness(), Liveness::Running);
@@ -591,7 +591,7 @@ fn harsh_pair(options: &Options) -> (World, Stream, Stream) {
 }
 
 #[test]
-fn r25_storm_of_rings_costs_a_waiting_reader_little_and_no_data() {
+fn r25_storm_of_notifications_costs_a_waiting_reader_little_and_no_data() {
     let (world, mut server, mut client) = harsh_pair(&Options::new());
     let (hypervisor, a, _) = world.hypervisor.as_ref().unwrap();
     let storm = hypervisor.storm(a);
@@ -611,7 +611,7 @@ fn r25_storm_of_rings_costs_a_waiting_reader_little_and_no_data() {
     let (before, wait) = (own(ClockId::ThreadCPUTime), Duration::from_secs(1));
     assert!(matches!(server.split().0.read_until(&mut [0; 8], Deadline::after(wait)), Err(Error::TimedOut)));
     let spent = own(ClockId::ThreadCPUTime) - before;
-    eprintln!("{} rings; a second of waiting cost {spent:?} of CPU", storm.rings());
+    eprintln!("{} notifications; a second of waiting cost {spent:?} of CPU", storm.notifications());
     assert!(spent < wait / 20, "{spent:?} of CPU in {wait:?}");
 }
 
@@ -688,12 +688,12 @@ fn c10_revoked_memory_ends_the_channel_cleanly() {
     assert_eq!(server.write_all(&vec![0; 4 << 20]).unwrap_err().kind(), ErrorKind::BrokenPipe);
 }
 
-/// Runs a pair of endpoints, while `lie` gets the number of each round and forges the client's words. Returns how they
+/// Runs a pair of endpoints. `forge` gets the number of each round and forges the client's words meanwhile. Returns how they
 /// ended.
-fn among_lies(
+fn among_forged_words(
     limit: Duration,
     rounds: u64,
-    mut lie: impl FnMut(&tombolo_testing::harsh::Forger, u64),
+    mut forge: impl FnMut(&tombolo_testing::harsh::Forger, u64),
 ) -> [Result<usize, Error>; 2] {
     let (world, server, client) = harsh_pair(&Options::new().ring_size(16 << 10));
     let (hypervisor, _, b) = world.hypervisor.as_ref().unwrap();
@@ -706,10 +706,10 @@ fn among_lies(
         let (mut reads, mut writes) = server.into_split();
         let short = || Deadline::after(Duration::from_millis(5));
         let over = &over;
-        let patient = move || over.load(std::sync::atomic::Ordering::Relaxed);
+        let is_over = move || over.load(std::sync::atomic::Ordering::Relaxed);
         scope.spawn(move || {
             let mut rest = data;
-            while !rest.is_empty() && !patient() {
+            while !rest.is_empty() && !is_over() {
                 match liar_writes.write_until(&rest[..rest.len().min(3000)], short()) {
                     Ok(n) => rest = &rest[n..],
                     Err(Error::TimedOut) => {}
@@ -718,7 +718,7 @@ fn among_lies(
             }
         });
         scope.spawn(move || {
-            while !patient() && !matches!(liar_reads.read_until(&mut [0; 3000], short()), Ok(0) | Err(Error::Closed)) {}
+            while !is_over() && !matches!(liar_reads.read_until(&mut [0; 3000], short()), Ok(0) | Err(Error::Closed)) {}
         });
         let reader = scope.spawn(move || {
             let (mut got, mut buffer) = (0, [0; 2000]);
@@ -751,7 +751,7 @@ fn among_lies(
             Ok(sent)
         });
         for round in 0..rounds {
-            lie(&forger, round);
+            forge(&forger, round);
         }
         let ends = [reader.join().unwrap(), writer.join().unwrap()];
         over.store(true, std::sync::atomic::Ordering::Relaxed);
@@ -760,9 +760,9 @@ fn among_lies(
 }
 
 #[test]
-fn r12_r14_lies_about_sleep_and_cpu_spoil_no_data() {
+fn r12_r14_forged_words_of_sleep_and_cpu_spoil_no_data() {
     let mut state = 0x1234_5678u64;
-    let ends = among_lies(SOON, 20_000, |forger, _| {
+    let ends = among_forged_words(SOON, 20_000, |forger, _| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let word = [words::WANT_DATA, words::WANT_SPACE, words::CPU][(state >> 33) as usize % 3];
         forger.store(word, state);
@@ -777,7 +777,7 @@ fn r7_r8_mutated_words_under_load_end_in_a_typed_error_and_never_in_a_hang() {
     for seed in 0..if long { 500 } else { 30u64 } {
         let mut state = seed + 1;
         let since = Instant::now();
-        let ends = among_lies(Duration::from_millis(300), 300, |forger, _| {
+        let ends = among_forged_words(Duration::from_millis(300), 300, |forger, _| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let word = words::TAIL + (state >> 40) as usize % ((words::RESERVED - words::TAIL) / 8) * 8;
             let mut before = [0; 8];
@@ -795,7 +795,7 @@ fn r7_r8_mutated_words_under_load_end_in_a_typed_error_and_never_in_a_hang() {
             }
         }
     }
-    assert!(ended > 0, "no lie was ever noticed");
+    assert!(ended > 0, "no forged word was ever noticed");
 }
 
 #[test]

@@ -108,7 +108,7 @@ fn greeting(messages: bool) -> Greeting {
 fn pair<C: Channel + Send>(world: &World, messages: bool, start: u64) -> (C, Odd) {
     let options = tombolo_channel::Options::new().ring_size(1 << 18);
     let mut listener = world.listening.listen::<C>(&world.address, &options).unwrap();
-    let mut link = world.knock();
+    let mut link = world.connect_raw();
     // The header has other features than the greeting: they are not compared (M-4).
     let (control, data, offer) = segment(&mut *link, 0, start, Features(1 << 50));
     link.send(&Message::Hello(greeting(messages)).encode(), Some(&offer)).unwrap();
@@ -128,7 +128,8 @@ on_every_backend! {
         peer.set(words::HEAD, 0);
         let said: Vec<u8> = (0..6000u32).map(|at| at as u8).collect();
         let mut got = Vec::new();
-        // All that it says it says before it says *open*; of a state that nobody saw in between there are two.
+        // The peer publishes all bytes in phase *fresh* and then stores *closed*. That is what a reader sees that did not
+        // look while the phase was *open* (R-15).
         for piece in said.chunks(1500) {
             peer.put(piece);
             peer.publish();
@@ -155,22 +156,22 @@ on_every_backend! {
         assert_eq!(peer.sees(words::HEAD), 100);
     }
 
-    fn r10_r12_peer_that_sleeps_for_as_much_as_may_be_is_rung_once_and_then(world) {
+    fn r10_r12_peer_that_sleeps_for_the_largest_amount_is_notified_once(world) {
         let (mut stream, peer) = pair::<Stream>(&world, false, 0);
         let ring: u64 = 1 << 18;
         // The largest possible amount, and a head that lags by up to an eighth.
         let doorbell = peer.doorbell();
         doorbell.drain(Slot::Data);
         peer.set(words::WANT_DATA, words::armed(ring));
-        let mut rung = 0;
+        let mut notifications = 0;
         let part = vec![5; ring as usize / 8];
         for eighth in 1..=8 {
-            assert!(doorbell.wait(Slot::Data, Deadline::NOW).unwrap() != Woken::Notified || eighth == 1, "rung too early");
+            assert!(doorbell.wait(Slot::Data, Deadline::NOW).unwrap() != Woken::Notified || eighth == 1, "notified too early");
             doorbell.drain(Slot::Data);
             stream.split().1.write_all_until(&part, Deadline::after(SOON)).unwrap();
-            rung += u32::from(doorbell.wait(Slot::Data, Deadline::NOW).unwrap() == Woken::Notified);
+            notifications += u32::from(doorbell.wait(Slot::Data, Deadline::NOW).unwrap() == Woken::Notified);
         }
-        assert_eq!(rung, 1);
+        assert_eq!(notifications, 1);
         assert!(peer.read_ring(0, ring as usize) == vec![5; ring as usize]);
         // The peer begins only now, and first stores that it closes: nothing was read.
         peer.set(words::HEAD, 0);

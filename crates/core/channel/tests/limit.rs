@@ -17,9 +17,9 @@ fn c7_silent_callers_make_room_for_one_who_speaks_where_no_file_is_left() {
     setrlimit(Resource::Nofile, Rlimit { current: Some(256), ..before }).unwrap();
     let world = World::local();
     let mut listener = world.listen::<Stream>();
-    let mut silent: Vec<_> = (0..30).map(|_| world.knock()).collect();
+    let mut silent: Vec<_> = (0..30).map(|_| world.connect_raw()).collect();
     assert!(listener.try_accept().unwrap().is_none());
-    let mut honest = world.knock();
+    let mut honest = world.connect_raw();
     let _kept = raw::send_with_segment(&mut *honest, &Message::Hello(raw::greeting()).encode(), 0);
     let mut rest: Vec<File> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
     let mut channel = None;

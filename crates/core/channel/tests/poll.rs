@@ -333,8 +333,8 @@ on_every_backend! {
     fn c7_listener_polls_readable_when_a_peer_is_there(world) {
         let mut listener = world.listen::<Stream>();
         assert!(!readable(&listener));
-        let silent = world.knock();
-        await_readable(&listener, "a knock");
+        let silent = world.connect_raw();
+        await_readable(&listener, "a connection");
         assert!(listener.try_accept().unwrap().is_none());
         assert!(!readable(&listener), "one who is silent is no reason to look again");
         thread::scope(|scope| {

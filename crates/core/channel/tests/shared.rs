@@ -22,7 +22,7 @@ use tombolo_domain_xen::FakeXen;
 const WAKES: u32 = 400;
 
 #[test]
-fn r25_x8_reader_that_polls_does_not_nap_for_what_its_writer_is_rung_for() {
+fn r25_x8_reader_that_polls_does_not_nap_for_what_its_writer_is_notified_for() {
     let xen = FakeXen::new();
     // A writer that does not spin sleeps whenever its ring is full, and is notified each time.
     let options = Options::new().ring_size(4096).spin(Duration::ZERO);

@@ -22,7 +22,7 @@ struct Watched {
 
 fn watched(world: &World, options: &Options) -> Watched {
     let mut listener = world.listening.listen::<Stream>(&world.address, options).unwrap();
-    let mut link = world.knock();
+    let mut link = world.connect_raw();
     let (own, offer) = raw::send_with_segment(&mut *link, &Message::Hello(raw::greeting()).encode(), 0);
     let stream = listener.accept_until(Deadline::after(SOON)).unwrap();
     assert!(wait_readable(link.fd(), Deadline::after(SOON)).unwrap());
@@ -31,7 +31,7 @@ fn watched(world: &World, options: &Options) -> Watched {
 }
 
 /// Returns the words of the stats page.
-fn board(segment: &PeerSegment, at: usize) -> [u64; 9] {
+fn counters(segment: &PeerSegment, at: usize) -> [u64; 9] {
     std::array::from_fn(|index| segment.word(at + 8 * index).load_relaxed().hint())
 }
 
@@ -40,7 +40,7 @@ fn worlds() -> [World; 2] {
 }
 
 #[test]
-fn c12_end_says_that_it_has_a_board_and_whose_peer_it_is() {
+fn c12_endpoint_declares_its_stats_page_and_its_peer() {
     for world in worlds() {
         let Watched { segment, .. } = watched(&world, &Options::new());
         let header = SegmentHeader::decode(&segment.header(), segment.len() as u64).unwrap();
@@ -50,7 +50,7 @@ fn c12_end_says_that_it_has_a_board_and_whose_peer_it_is() {
 }
 
 #[test]
-fn c12_board_is_up_to_date_once_an_end_sleeps() {
+fn c12_stats_page_is_up_to_date_once_an_end_sleeps() {
     for world in worlds() {
         let Watched { mut stream, segment, link: _link, .. } = watched(&world, &Options::new());
         let began = Instant::now();
@@ -64,28 +64,28 @@ fn c12_board_is_up_to_date_once_an_end_sleeps() {
             }
             assert!(began.elapsed() < SOON, "it never sleeps");
         };
-        let told = Counters::from_listed(counted.bytes, board(&segment, words::READER_COUNTERS));
-        assert_eq!((told.sleeps, told.messages), (counted.sleeps, 0));
-        assert_eq!(board(&segment, words::WRITER_COUNTERS), Counters::default().listed());
+        let published = Counters::from_listed(counted.bytes, counters(&segment, words::READER_COUNTERS));
+        assert_eq!((published.sleeps, published.messages), (counted.sleeps, 0));
+        assert_eq!(counters(&segment, words::WRITER_COUNTERS), Counters::default().listed());
     }
 }
 
 #[test]
-fn c12_board_is_never_more_than_1024_calls_behind() {
+fn c12_stats_page_is_never_more_than_1024_calls_behind() {
     for world in worlds() {
         let Watched { mut stream, segment, link: _link, .. } = watched(&world, &Options::new());
         for calls in 1..=3000u64 {
             assert_eq!(stream.split().1.try_write(b"x").unwrap(), Some(1));
-            let behind = calls - board(&segment, words::WRITER_COUNTERS)[0];
+            let behind = calls - counters(&segment, words::WRITER_COUNTERS)[0];
             assert!(behind <= 1024, "{behind} calls behind after {calls}");
         }
         stream.split().1.close();
-        assert_eq!(board(&segment, words::WRITER_COUNTERS), stream.statistics().sent.counters.listed());
+        assert_eq!(counters(&segment, words::WRITER_COUNTERS), stream.statistics().sent.counters.listed());
     }
 }
 
 #[test]
-fn c12_board_says_how_a_ring_follows_its_load() {
+fn c12_stats_page_shows_how_a_ring_follows_its_load() {
     for world in worlds() {
         let growth = |segment: &PeerSegment| segment.word(words::RING_GROWTH).load_relaxed().hint();
         let Watched { segment, link: _link, .. } = watched(&world, &Options::new().ring_size(1 << 20));
@@ -93,7 +93,7 @@ fn c12_board_says_how_a_ring_follows_its_load() {
         let world = World::local();
         let options = Options::new().ring_size(64 << 10).ring_growth(&RingBudget::unwatched(5000));
         let mut listener = world.listening.listen::<Stream>(&world.address, &options).unwrap();
-        let mut link = world.knock();
+        let mut link = world.connect_raw();
         let (own, _offer) = raw::send_with_segment(&mut *link, &Message::Hello(raw::greeting()).encode(), 0);
         let mut stream = listener.accept_until(Deadline::after(SOON)).unwrap();
         let segment = link.recv(1 << 31).unwrap().unwrap().segment.unwrap();
@@ -113,7 +113,7 @@ fn c12_board_says_how_a_ring_follows_its_load() {
 }
 
 #[test]
-fn c12_rubbish_on_a_board_is_looked_at_by_no_end() {
+fn c12_invalid_words_on_a_stats_page_are_read_by_no_endpoint() {
     for world in worlds() {
         let Watched { mut stream, segment, link: _link, own, .. } = watched(&world, &Options::new());
         for at in (words::WRITER_COUNTERS..4096).step_by(8) {

@@ -35,7 +35,7 @@ struct Endured<'a> {
     storm: &'a Storm,
     begun: Instant,
     /// Number of notifications by its beginning, and by the last look.
-    rings: [u64; 2],
+    notifications: [u64; 2],
     wakes: usize,
     /// Looks without a notification before them, because of other load on the machine: the doorbell is trusted again,
     /// and the storm begins anew.
@@ -44,15 +44,15 @@ struct Endured<'a> {
 
 impl<'a> Endured<'a> {
     fn new(storm: &'a Storm) -> Self {
-        Self { storm, begun: Instant::now(), rings: [storm.rings(), u64::MAX], wakes: 0, pauses: 0 }
+        Self { storm, begun: Instant::now(), notifications: [storm.notifications(), u64::MAX], wakes: 0, pauses: 0 }
     }
 
     /// Counts a look that the descriptor asked for, and does it.
     fn count_look<T>(&mut self, look: impl FnOnce() -> T) -> T {
         self.wakes += 1;
-        self.pauses += usize::from(self.storm.rings() == self.rings[1]);
+        self.pauses += usize::from(self.storm.notifications() == self.notifications[1]);
         let looked = look();
-        self.rings[1] = self.storm.rings();
+        self.notifications[1] = self.storm.notifications();
         looked
     }
 
@@ -62,15 +62,15 @@ impl<'a> Endured<'a> {
 
     /// Returns whether it was long enough, and a storm: without a pause it would cause far more looks than are allowed.
     fn is_over(&self) -> bool {
-        let (endured, rings) = (self.begun.elapsed(), self.storm.rings() - self.rings[0]);
-        assert!(endured < 6 * SOON, "no storm: {rings} rings, {} pauses", self.pauses);
+        let (endured, notifications) = (self.begun.elapsed(), self.storm.notifications() - self.notifications[0]);
+        assert!(endured < 6 * SOON, "no storm: {notifications} notifications, {} pauses", self.pauses);
         let enough = (20 * most_wakes(ENDURED)).max(2 * most_wakes(endured)) as u64;
-        endured >= ENDURED && rings > enough
+        endured >= ENDURED && notifications > enough
     }
 
     fn check(self) {
-        let (most, rings) = (self.most_wakes(), self.storm.rings() - self.rings[0]);
-        eprintln!("{rings} rings, {} pauses, {} wake-ups of {most}", self.pauses, self.wakes);
+        let (most, notifications) = (self.most_wakes(), self.storm.notifications() - self.notifications[0]);
+        eprintln!("{notifications} notifications, {} pauses, {} wake-ups of {most}", self.pauses, self.wakes);
         assert!(self.wakes < most, "{} wake-ups in {:?}, {most} at most", self.wakes, self.begun.elapsed());
     }
 }
@@ -99,7 +99,7 @@ fn endure(fd: impl AsFd, storm: &Storm, mut look: impl FnMut()) {
 }
 
 #[test]
-fn r25_storm_of_rings_wakes_a_polling_reader_seldom() {
+fn r25_storm_of_notifications_wakes_a_polling_reader_seldom() {
     let (world, server, mut client) = pair();
     let (mut read, _write) = server.into_split();
     let fd = read.poll_fd().unwrap().try_clone_to_owned().unwrap();
@@ -126,7 +126,7 @@ fn r25_storm_of_rings_wakes_a_polling_reader_seldom() {
 }
 
 #[test]
-fn r25_storm_of_rings_wakes_one_who_polls_for_so_many_bytes_seldom() {
+fn r25_storm_of_notifications_wakes_one_who_polls_for_so_many_bytes_seldom() {
     let (world, server, _client) = pair();
     let (mut read, _write) = server.into_split();
     let fd = read.poll_fd().unwrap().try_clone_to_owned().unwrap();
@@ -142,7 +142,7 @@ fn r25_storm_of_rings_wakes_one_who_polls_for_so_many_bytes_seldom() {
 }
 
 #[test]
-fn r25_storm_of_rings_wakes_a_polling_writer_seldom() {
+fn r25_storm_of_notifications_wakes_a_polling_writer_seldom() {
     let (world, server, mut client) = pair();
     let (_read, mut write) = server.into_split();
     let fd = write.poll_fd().unwrap().try_clone_to_owned().unwrap();
@@ -161,7 +161,7 @@ fn r25_storm_of_rings_wakes_a_polling_writer_seldom() {
 
 /// A waiter in a call naps as well: neither too seldom nor for too long.
 #[test]
-fn r25_storm_of_rings_wakes_a_waiting_reader_seldom_and_not_too_seldom() {
+fn r25_storm_of_notifications_wakes_a_waiting_reader_seldom_and_not_too_seldom() {
     let (world, server, mut client) = pair();
     let (mut read, _write) = server.into_split();
     let (hypervisor, a) = hypervisor(&world);
@@ -173,7 +173,7 @@ fn r25_storm_of_rings_wakes_a_waiting_reader_seldom_and_not_too_seldom() {
         let (before, since) = (sleeps(&read), Instant::now());
         assert!(matches!(read.read_until(&mut [0; 8], Deadline::after(ENDURED)), Err(Error::TimedOut)));
         let (slept, most) = (sleeps(&read) - before, most_wakes(since.elapsed()));
-        eprintln!("{} rings, {slept} sleeps", storm.rings());
+        eprintln!("{} notifications, {slept} sleeps", storm.notifications());
         assert!(slept < most, "{slept} sleeps in {:?}", since.elapsed());
         if slept >= most_wakes(ENDURED) / 4 {
             break;
@@ -222,7 +222,7 @@ fn r25_poller_in_a_storm_gets_every_byte() {
 /// Repeated tries by the program itself do not count as notifications for nothing: the next notification wakes it at
 /// once.
 #[test]
-fn r25_tries_that_nobody_rang_for_are_not_held_against_the_bell() {
+fn r25_tries_without_a_notification_do_not_count_as_a_storm() {
     let (_world, server, mut client) = pair();
     let (mut read, _write) = server.into_split();
     let fd = read.poll_fd().unwrap().try_clone_to_owned().unwrap();
@@ -258,7 +258,7 @@ mod with_tokio {
     use super::*;
 
     #[test]
-    fn r25_storm_of_rings_wakes_a_task_seldom() {
+    fn r25_storm_of_notifications_wakes_a_task_seldom() {
         let (world, server, mut client) = pair();
         let (hypervisor, a) = hypervisor(&world);
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();

@@ -219,13 +219,13 @@ on_every_backend! {
     fn c7_listener_serves_many_and_a_silent_crowd_keeps_nobody_waiting(world) {
         let listener = world.listen::<Stream>();
         let (crowd, more) = if world.hypervisor.is_some() { (10, 2) } else { (200, 100) };
-        let mut silent: Vec<_> = (0..crowd).map(|_| world.knock()).collect();
+        let mut silent: Vec<_> = (0..crowd).map(|_| world.connect_raw()).collect();
         thread::scope(|scope| {
             let clients = scope.spawn(|| {
                 let mut streams: Vec<Stream> = Vec::new();
                 for _ in 0..30 {
                     streams.push(world.connecting.connect(&world.address, &small()).unwrap());
-                    silent.extend((0..more / 30).map(|_| world.knock()));
+                    silent.extend((0..more / 30).map(|_| world.connect_raw()));
                 }
                 streams
             });
@@ -236,7 +236,7 @@ on_every_backend! {
                     served.push(listener.accept().await.unwrap());
                 }
                 let none = timeout(Duration::from_millis(50), listener.accept()).await;
-                assert!(none.is_err(), "nobody else knocked");
+                assert!(none.is_err(), "nobody else connected");
                 served
             });
             clients.join().unwrap();

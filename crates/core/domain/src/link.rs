@@ -180,8 +180,8 @@ pub struct DriverParts {
     /// Offset of the peer's segment in `peer`.
     pub peer_at: u64,
     /// Offset of the peer's state byte in `peer`.
-    pub life: u32,
-    /// First state that means that the peer has ended.
+    pub state: u32,
+    /// First value of that byte that means that the peer has ended.
     pub over: u8,
     /// Polls readable when [`Endpoint::liveness`] may have changed. It may stay readable.
     pub news: OwnedFd,

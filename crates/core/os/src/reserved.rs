@@ -3,7 +3,7 @@
 //!
 //! A program counts on the lowest numbers, and on being the only one that opens and closes descriptors. So after
 //! [`reserve_descriptors`] what backends hold goes to numbers beyond the program's limit, as `RLIMIT_NOFILE` bounds
-//! numbers and not how many there are. [`is_aside`] tells code that stands in for `close` what is not the program's to
+//! numbers and not how many there are. [`is_reserved`] tells code that stands in for `close` what is not the program's to
 //! close.
 
 use std::{
@@ -34,7 +34,7 @@ const SPARES: u64 = 1 << 10;
 /// Whether this process reserves descriptors.
 static KEEPS: AtomicBool = AtomicBool::new(false);
 /// One bit for each number: whether it is reserved.
-static ASIDE: [AtomicU64; ((HIGH + 2 * ROOM) / 64) as usize] =
+static RESERVED: [AtomicU64; ((HIGH + 2 * ROOM) / 64) as usize] =
     [const { AtomicU64::new(0) }; ((HIGH + 2 * ROOM) / 64) as usize];
 /// Lock held while the process's limit is not what the program set.
 static LIMIT: Mutex<()> = Mutex::new(());
@@ -57,7 +57,7 @@ pub fn hold() -> MutexGuard<'static, ()> {
 
 /// Returns whether `fd` is reserved.
 #[must_use]
-pub fn is_aside(fd: RawFd) -> bool {
+pub fn is_reserved(fd: RawFd) -> bool {
     let Some((word, bit)) = bit(fd) else { return false };
     word.load(Ordering::Relaxed) & bit != 0
 }
@@ -66,7 +66,7 @@ pub fn is_aside(fd: RawFd) -> bool {
 #[must_use]
 pub fn next(fd: RawFd) -> Option<RawFd> {
     let from = usize::try_from(fd).ok()?;
-    let words = ASIDE.iter().enumerate().skip(from / 64);
+    let words = RESERVED.iter().enumerate().skip(from / 64);
     words.into_iter().find_map(|(at, word)| {
         let before = if at == from / 64 { (1 << (from % 64)) - 1 } else { 0 };
         let left = word.load(Ordering::Relaxed) & !before;
@@ -76,7 +76,7 @@ pub fn next(fd: RawFd) -> Option<RawFd> {
 
 fn bit(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
     let at = usize::try_from(fd).ok()?;
-    Some((ASIDE.get(at / 64)?, 1 << (at % 64)))
+    Some((RESERVED.get(at / 64)?, 1 << (at % 64)))
 }
 
 /// A descriptor that a backend holds for long.

@@ -11,20 +11,20 @@ use std::{
 
 use tombolo_mem::Mem;
 
-/// Time that no CPU needs for the instruction by itself.
-const DEAR: Duration = Duration::from_nanos(300);
-/// Number of instructions that are timed together. Of `TIMES` such timings the quickest counts, as other work may have
-/// interrupted the rest.
-const ONES: u32 = 8;
-const TIMES: u32 = 4;
+/// Time of one instruction from which on it leaves the machine: no CPU needs as long for the instruction by itself.
+const TRAPS_FROM: Duration = Duration::from_nanos(300);
+/// Number of instructions that are timed together. Of `TIMINGS` such timings the quickest counts, because other work
+/// may have interrupted the rest.
+const BATCH: u32 = 8;
+const TIMINGS: u32 = 4;
 /// Number of turns of an empty loop that take about as long as the instruction.
-const TURNS: u32 = 16;
+const LOOPS: u32 = 16;
 
 /// Waits for a moment.
 #[inline]
 pub(crate) fn pause<M: Mem>() {
     if leaves_machine() {
-        for turn in 0..TURNS {
+        for turn in 0..LOOPS {
             black_box(turn);
         }
     } else {
@@ -35,22 +35,22 @@ pub(crate) fn pause<M: Mem>() {
 /// Returns whether the instruction leaves the machine, which is then an emulated one.
 #[inline]
 pub(crate) fn leaves_machine() -> bool {
-    static IS_DEAR: OnceLock<bool> = OnceLock::new();
-    *IS_DEAR.get_or_init(|| is_dear(measured()))
+    static LEAVES: OnceLock<bool> = OnceLock::new();
+    *LEAVES.get_or_init(|| is_trapped(measured()))
 }
 
-fn is_dear(quickest: Duration) -> bool {
-    quickest >= DEAR * ONES
+fn is_trapped(quickest: Duration) -> bool {
+    quickest >= TRAPS_FROM * BATCH
 }
 
-/// Returns the time that `ONES` instructions take, without the read of the clock, which may cost even more.
+/// Returns the time that `BATCH` instructions take, without the read of the clock, which may cost even more.
 fn measured() -> Duration {
     let some = |_| {
         let since = Instant::now();
-        (0..ONES).for_each(|_| spin_loop());
+        (0..BATCH).for_each(|_| spin_loop());
         since.elapsed()
     };
-    (0..TIMES).map(some).min().unwrap_or_default().saturating_sub(clock())
+    (0..TIMINGS).map(some).min().unwrap_or_default().saturating_sub(clock())
 }
 
 /// Returns the time that one read of the clock takes.
@@ -69,7 +69,7 @@ mod tests {
     #[test]
     fn instruction_that_leaves_the_machine_is_told_from_one_that_is_slow() {
         // 140 cycles of a slow CPU; an exit of an emulator.
-        assert!(!is_dear(Duration::from_nanos(150) * ONES));
-        assert!(is_dear(Duration::from_nanos(800) * ONES));
+        assert!(!is_trapped(Duration::from_nanos(150) * BATCH));
+        assert!(is_trapped(Duration::from_nanos(800) * BATCH));
     }
 }

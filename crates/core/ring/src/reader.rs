@@ -47,7 +47,7 @@ pub struct ReaderParts<M: Mem> {
 ///
 /// No call blocks. Where there is nothing to read a call returns `Ok(None)`, and `wait` waits. At the end of file calls
 /// return `Ok(None)` as well, and [`finished`](Self::finished) tells the two apart. After each call the peer must be
-/// notified through the doorbell if [`take_ring`](Self::take_ring) returns true.
+/// notified through the doorbell if [`take_notification`](Self::take_notification) returns true.
 #[derive(Debug)]
 pub struct Reader<M: Mem> {
     pub(crate) flow: Inflow<M>,
@@ -148,7 +148,7 @@ impl<M: Mem> Reader<M> {
     /// Returns whether the peer must be notified now, and clears that request.
     #[inline]
     #[must_use]
-    pub fn take_ring(&mut self) -> bool {
+    pub fn take_notification(&mut self) -> bool {
         self.flow.notifier.take_pending()
     }
 
@@ -278,7 +278,7 @@ impl<M: Mem> Side for Reader<M> {
         self.flow.notifier.check_peer(self.flow.head);
     }
 
-    fn take_ring(&mut self) -> bool {
+    fn take_notification(&mut self) -> bool {
         self.flow.notifier.take_pending()
     }
 

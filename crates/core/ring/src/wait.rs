@@ -26,7 +26,7 @@ pub trait Side {
     fn before_sleep(&mut self);
 
     /// Returns whether the peer must be notified now, and clears that request.
-    fn take_ring(&mut self) -> bool;
+    fn take_notification(&mut self) -> bool;
 
     /// Returns which side pays for the fence.
     fn ordering(&self) -> FenceMode;
@@ -221,7 +221,7 @@ pub fn arm<S: Side, Z: WaitContext>(side: &mut S, context: &mut Z, need: u64) ->
 }
 
 fn notify_if_owed<S: Side, Z: WaitContext>(side: &mut S, context: &mut Z) {
-    if side.take_ring() {
+    if side.take_notification() {
         context.notify();
     }
 }

@@ -75,7 +75,7 @@ pub struct WriterParts<M: Mem> {
 /// The writing half of a pipe. Its one writer alone writes the ring, its tail, its wait word and its state.
 ///
 /// No call blocks. Where there is no room a call returns `Ok(None)`, and `wait` waits. After each call the peer must be
-/// notified through the doorbell if [`take_ring`](Self::take_ring) returns true.
+/// notified through the doorbell if [`take_notification`](Self::take_notification) returns true.
 #[derive(Debug)]
 pub struct Writer<M: Mem> {
     pub(crate) flow: Outflow<M>,
@@ -238,7 +238,7 @@ impl<M: Mem> Writer<M> {
     /// Returns whether the peer must be notified now, and clears that request.
     #[inline]
     #[must_use]
-    pub fn take_ring(&mut self) -> bool {
+    pub fn take_notification(&mut self) -> bool {
         self.flow.notifier.take_pending()
     }
 
@@ -306,7 +306,7 @@ impl<M: Mem> Side for Writer<M> {
         self.flow.notifier.check_peer(self.flow.tail);
     }
 
-    fn take_ring(&mut self) -> bool {
+    fn take_notification(&mut self) -> bool {
         self.flow.notifier.take_pending()
     }
 

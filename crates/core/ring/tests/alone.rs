@@ -139,10 +139,10 @@ fn h4_pipe_that_moves_keeps_its_bytes() {
 }
 
 #[test]
-fn c12_board_and_words_stand_where_they_should() {
+fn c12_stats_pages_and_words_stand_where_they_should() {
     let [a, _b] = ends(false, 0);
-    let (board, _): &(StatsPage, StatsPage) = a.boards.as_ref().unwrap();
-    board.publish(&a.writer.counters());
+    let (page, _): &(StatsPage, StatsPage) = a.boards.as_ref().unwrap();
+    page.publish(&a.writer.counters());
     let (own, seen) = create_alone(8192);
     let (control, mut data) = own.split(4096);
     control.word(words::CPU).store_release(9);

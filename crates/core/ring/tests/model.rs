@@ -155,7 +155,7 @@ impl Model {
                 self.writer.set_flush_policy(FlushPolicy::Batch { bytes: *bytes, time: Duration::from_secs(1) });
             }
         }
-        let _ = (self.writer.take_ring(), self.reader.take_ring());
+        let _ = (self.writer.take_notification(), self.reader.take_notification());
         self.check();
     }
 
@@ -363,7 +363,7 @@ impl Model {
         } else {
             self.writer.close()
         }
-        assert!(self.writer.take_ring(), "R-16: an end that is not rung");
+        assert!(self.writer.take_notification(), "R-16: an end without a notification");
         assert_eq!(self.reader.finished(), Ok(None), "R-17: the end before the last byte");
         self.peek(1);
         assert_eq!(self.reader.finished(), Ok(Some(phase)));
@@ -412,7 +412,7 @@ fn r18_writer_learns_that_the_reader_closed_at_its_next_write() {
         let Pair { mut writer, mut reader } = pair(4096, messages);
         assert_eq!(writer.reader().is_closed(), Ok(false));
         reader.close();
-        assert!(reader.take_ring(), "R-16");
+        assert!(reader.take_notification(), "R-16");
         let refused = if messages { writer.send(b"x").map(|_| ()) } else { writer.write(b"x").map(|_| ()) };
         assert_eq!(refused, Err(Error::Closed));
         assert_eq!(writer.reader().is_closed(), Ok(true));
@@ -484,19 +484,19 @@ fn r24_gathered_bytes_are_looked_after_at_the_bound_at_a_flush_and_before_a_wait
     };
     let (mut writer, _reader) = asleep();
     assert_eq!(writer.write(&[0; 60]), Ok(Some(60)));
-    assert!(!writer.take_ring(), "gathered");
+    assert!(!writer.take_notification(), "gathered");
     assert_eq!(writer.write(&[0; 60]), Ok(Some(60)));
-    assert!(writer.take_ring(), "the bound");
+    assert!(writer.take_notification(), "the bound");
 
     let (mut writer, _reader) = asleep();
     assert_eq!(writer.write(&[0; 60]), Ok(Some(60)));
     writer.flush();
-    assert!(writer.take_ring(), "the caller asked");
+    assert!(writer.take_notification(), "the caller asked");
 
     let (mut writer, _reader) = asleep();
     assert_eq!(writer.write(&[0; 60]), Ok(Some(60)));
     writer.before_spin();
-    assert!(writer.take_ring(), "before a wait");
+    assert!(writer.take_notification(), "before a wait");
 
     let (mut writer, mut reader) = asleep();
     assert_eq!(writer.write(&[0; 60]), Ok(Some(60)));
@@ -504,15 +504,15 @@ fn r24_gathered_bytes_are_looked_after_at_the_bound_at_a_flush_and_before_a_wait
 }
 
 #[test]
-fn r25_one_ring_for_one_target_however_much_is_written() {
+fn r25_one_notification_for_one_target_however_much_is_written() {
     let Pair { mut writer, mut reader } = pair(65_536, false);
     reader.arm(10);
-    let mut rings = 0;
+    let mut notifications = 0;
     for _ in 0..1000 {
         assert_eq!(writer.write(&[0; 7]), Ok(Some(7)));
-        rings += u32::from(writer.take_ring());
+        notifications += u32::from(writer.take_notification());
     }
-    assert_eq!(rings, 1);
+    assert_eq!(notifications, 1);
 }
 
 #[test]
@@ -521,14 +521,14 @@ fn h1_h2_h3_h7_pipe_goes_on_in_the_next_ring_where_the_last_one_stopped() {
     assert_eq!(writer.write(&[1; 3000]), Ok(Some(3000)));
     let (own, seen) = next_ring(8192, 1);
     assert_eq!((writer.handover().can_offer(), writer.handover().announce()), (Ok(true), 1));
-    assert!(writer.take_ring(), "H-1: rung");
+    assert!(writer.take_notification(), "H-1: notified");
     assert_eq!(writer.handover().can_offer(), Ok(false), "H-5");
     assert_eq!((writer.handover().reader_ready(), reader.handover().announced()), (Ok(false), Ok(Some(1))));
     reader.handover().prepare(1, seen).unwrap();
-    assert!(reader.take_ring(), "H-2: rung");
+    assert!(reader.take_notification(), "H-2: notified");
     assert_eq!((writer.handover().reader_ready(), reader.handover().announced()), (Ok(true), Ok(None)));
     writer.handover().switch_to(own);
-    assert!(writer.take_ring(), "H-3: rung");
+    assert!(writer.take_notification(), "H-3: notified");
     assert_eq!(writer.write(&[2; 9000]), Ok(Some(8192)), "the old ring's bytes do not count");
     assert_eq!(writer.handover().can_offer(), Ok(false), "H-7: the old ring is in use");
     let mut got = vec![0; 12_000];
@@ -589,7 +589,7 @@ fn h9_writer_that_goes_ahead_writes_on_and_its_reader_finds_all_once_it_has_the_
     assert_eq!(writer.write(&[1; 5000]), Ok(Some(4096)));
     let (own, seen) = next_ring(8192, 1);
     writer.handover().go_ahead(own);
-    assert!(writer.take_ring(), "H-9: rung");
+    assert!(writer.take_notification(), "H-9: notified");
     assert_eq!(writer.write(&[2; 9000]), Ok(Some(8192)), "nobody has read yet");
     assert_eq!(writer.handover().can_offer(), Ok(false), "H-5");
     writer.close();

@@ -135,9 +135,9 @@ fn r26_h8_writer_that_two_processes_use_in_turns_loses_and_doubles_nothing() {
         let child = Child::fork(|| {
             for _ in 0..TURNS {
                 writer.load(&childs.await_record()).unwrap();
-                for rings in [true, false] {
+                for is_first in [true, false] {
                     assert!(put_some(&mut writer, messages));
-                    assert_eq!(writer.take_ring(), rings, "once for the reader's sleep");
+                    assert_eq!(writer.take_notification(), is_first, "once for the reader's sleep");
                 }
                 childs.pass(writer.save());
             }
@@ -149,7 +149,7 @@ fn r26_h8_writer_that_two_processes_use_in_turns_loses_and_doubles_nothing() {
             writer.load(&mine.await_record()).unwrap();
             assert!(put_some(&mut writer, messages));
             record = writer.save();
-            assert!(!writer.take_ring(), "the other process rang for this sleep");
+            assert!(!writer.take_notification(), "the other process notified for this sleep");
             while get(&mut reader, messages) {}
         }
         assert!(!child.was_killed());
@@ -360,7 +360,7 @@ fn writers_deaths(messages: bool, go_on: impl Fn(&mut Writer<Mortal>, &Record)) 
 
 fn rebuild(writer: &mut Writer<Mortal>, _: &Record) {
     writer.rebuild().unwrap();
-    assert!(writer.take_ring(), "the dead process may have owed a ring");
+    assert!(writer.take_notification(), "the dead process may have owed a notification");
 }
 
 #[test]
@@ -409,7 +409,7 @@ fn r26_reader_that_died_at_any_step_is_continued_from_what_it_handed_back() {
             let delivered = delivered.last_chunk().map_or(record.position, |last| u64::from_le_bytes(*last));
 
             reader.rebuild().unwrap();
-            assert!(reader.take_ring(), "the dead process may have owed a ring");
+            assert!(reader.take_notification(), "the dead process may have owed a notification");
             again += u32::from(reader.position() < delivered);
             handed_back += u32::from(reader.position() > record.position);
             // It may have died after it handed one more back, and before it could report that.

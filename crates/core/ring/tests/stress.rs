@@ -260,8 +260,8 @@ fn race(
             let (mut dice, mut step) = (Dice(0x9e37_79b9_7f4a_7c15), 1);
             while !meeting.at(0, step, false) {
                 dice.gap_up_to(moment);
-                let rang = notifier();
-                meeting.at(0, step + 1, rang);
+                let notifies = notifier();
+                meeting.at(0, step + 1, notifies);
                 step += 2;
             }
         });
@@ -275,10 +275,10 @@ fn race(
             }
             dice.gap();
             let sleeps = waiter(Waiter::Race);
-            let rang = meeting.at(1, step + 1, sleeps);
+            let was_notified = meeting.at(1, step + 1, sleeps);
             found.races += 1;
             found.sleeps += u64::from(sleeps);
-            found.lost += u64::from(sleeps && !rang);
+            found.lost += u64::from(sleeps && !was_notified);
             waiter(Waiter::Clear);
             step += 2;
         }
@@ -346,7 +346,7 @@ fn race_for_data<M: Real>(
     let notifier = move || {
         assert_eq!(writer.send(&sent.to_le_bytes()), Ok(Some(())));
         sent += 1;
-        writer.take_ring()
+        writer.take_notification()
     };
     let (mut received, mut record) = (0u64, [0; 8]);
     race(cpus, barrier, time, one_is_enough, notifier, move |what| match what {
@@ -355,7 +355,7 @@ fn race_for_data<M: Real>(
             assert_eq!(reader.recv(&mut record), Ok(Some(8)));
             assert_eq!(u64::from_le_bytes(record), received);
             received += 1;
-            let _ = reader.take_ring();
+            let _ = reader.take_notification();
             false
         }
     })
@@ -373,17 +373,17 @@ fn race_for_space<M: Real>(
     let payload = [7; SPAN - limits::RECORD_ALIGN as usize];
     let (mut writer, mut reader) = pipe::<M>(true, ordering);
     while writer.send(&payload).unwrap().is_some() {}
-    let _ = writer.take_ring();
+    let _ = writer.take_notification();
     let mut record = [0; SPAN];
     let notifier = move || {
         assert_eq!(reader.recv(&mut record), Ok(Some(payload.len())));
-        reader.take_ring()
+        reader.take_notification()
     };
     race(cpus, barrier, time, one_is_enough, notifier, move |what| match what {
         Waiter::Race => !arm(&mut writer, &mut Sleepless(barrier), SPAN as u64).unwrap(),
         Waiter::Clear => {
             assert_eq!(writer.send(&payload), Ok(Some(())));
-            let _ = writer.take_ring();
+            let _ = writer.take_notification();
             false
         }
     })
@@ -493,7 +493,7 @@ impl Doorbells {
     }
 
     fn notify_if_owed(&mut self, side: &mut impl Side) {
-        if side.take_ring() {
+        if side.take_notification() {
             self.notify();
         }
     }
@@ -519,8 +519,8 @@ impl WaitContext for Doorbells {
     }
 
     fn sleep(&mut self, _: Deadline) -> Result<Woken, Error> {
-        let rung = poll(&mut [PollFd::new(&self.own, PollFlags::IN)], Some(&PATIENCE)).unwrap();
-        assert_ne!(rung, 0, "a wake-up was lost, or the peer hangs");
+        let ready = poll(&mut [PollFd::new(&self.own, PollFlags::IN)], Some(&PATIENCE)).unwrap();
+        assert_ne!(ready, 0, "a wake-up was lost, or the peer hangs");
         Ok(Woken::Notified)
     }
 

@@ -108,8 +108,8 @@ fn m5_r1_r2_r3_r5_r10_r12_r16_r17_r20_traces_leave_the_bytes_that_the_vectors_sa
         for (index, step) in trace["steps"].as_array().unwrap().iter().enumerate() {
             let place = format!("{}, step {index}: {}", trace["name"], step["do"]);
             pipe.run(step["do"].as_str().unwrap(), &bytes(step)).unwrap_or_else(|error| panic!("{place}: {error}"));
-            let rang = pipe.writer.take_ring() | pipe.reader.take_ring();
-            assert_eq!(Value::Bool(rang), step["rings"], "{place}: rings");
+            let owed = pipe.writer.take_notification() | pipe.reader.take_notification();
+            assert_eq!(Value::Bool(owed), step["rings"], "{place}: rings");
             for (name, value) in step["words"].as_object().unwrap() {
                 assert_eq!(pipe.word(name), number(value), "{place}: {name}");
             }
@@ -129,7 +129,7 @@ fn r12_canary_trace_with_a_ring_too_few_is_noticed() {
     let mut pipe = Traced::new(&trace);
     for step in trace["steps"].as_array().unwrap() {
         pipe.run(step["do"].as_str().unwrap(), &bytes(step)).unwrap();
-        let _ = (pipe.writer.take_ring(), pipe.reader.take_ring());
+        let _ = (pipe.writer.take_notification(), pipe.reader.take_notification());
         assert_eq!(Value::Bool(false), step["rings"], "rings");
     }
 }

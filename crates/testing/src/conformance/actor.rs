@@ -134,7 +134,7 @@ impl Part {
                 let mut listener = domain.listen(&self.service).expect("the service is free");
                 let deadline = Deadline::after(Duration::from_secs(60));
                 let link = wait_for(&mut *listener, deadline, |it| it.fd(), |it| it.accept());
-                mortal_peer(link.expect("the parent knocks"));
+                mortal_peer(link.expect("the parent connects"));
             }
             "listen" => {
                 let _listener = domain.listen(&self.service).expect("the service is free");

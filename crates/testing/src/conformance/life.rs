@@ -12,7 +12,7 @@ use tombolo_mem::{OwnData, OwnWord, PeerData, PeerWord};
 
 use super::{
     Fixture, TESTAMENT,
-    support::{Belled, QUIET, SLACK, ending, eventually, message, patience, receive, skip, wait_beyond_rings},
+    support::{Belled, QUIET, SLACK, ending, eventually, message, patience, receive, skip, wait_beyond_notifications},
 };
 use tombolo_domain::{Deadline, Endpoint, Error, Liveness, Received, Slot, Woken};
 
@@ -46,7 +46,11 @@ pub fn d10_peer_that_closed_is_gone(fixture: &impl Fixture) {
     drop(gone);
     assert!(matches!(ending(&mut *left), Error::PeerGone), "D-10: the end is told");
     assert!(eventually(|| left.liveness().is_gone()), "D-10: {:?}", left.liveness());
-    assert_eq!(wait_beyond_rings(&*doorbells[0], Slot::Data, patience()), Woken::PeerGone, "D-10: the end wakes");
+    assert_eq!(
+        wait_beyond_notifications(&*doorbells[0], Slot::Data, patience()),
+        Woken::PeerGone,
+        "D-10: the end wakes"
+    );
 }
 
 /// A waiter, `recv`, `send` and `life` notice that a peer was killed; what it sent comes first, and what it shared
@@ -69,7 +73,7 @@ pub fn d10_killed_peer_is_noticed_and_leaves_what_it_shared(fixture: &impl Fixtu
 
     let waiters = Slot::ALL.map(|slot| {
         let doorbell = Arc::clone(&doorbell);
-        thread::spawn(move || wait_beyond_rings(&*doorbell, slot, patience()))
+        thread::spawn(move || wait_beyond_notifications(&*doorbell, slot, patience()))
     });
     mortal.kill();
     let killed = Instant::now();
@@ -102,7 +106,7 @@ pub fn d11_paused_peer_is_told_from_one_that_is_gone(fixture: &impl Fixture) {
         assert!(told, "D-11: {:?}", mortal.link().liveness());
         mortal.link().send(b"are you there", None).expect("the path has room");
         doorbell.notify(Slot::Data);
-        let woken = wait_beyond_rings(&*doorbell, Slot::Data, Deadline::after(QUIET));
+        let woken = wait_beyond_notifications(&*doorbell, Slot::Data, Deadline::after(QUIET));
         assert_eq!(woken, Woken::TimedOut, "D-11: one that is paused is not gone");
         assert!(matches!(mortal.link().recv(0), Ok(None)), "D-11: one that is paused says nothing");
 
@@ -111,7 +115,7 @@ pub fn d11_paused_peer_is_told_from_one_that_is_gone(fixture: &impl Fixture) {
         assert_eq!(
             doorbell.wait(Slot::Data, patience()).expect("waiting works"),
             Woken::Notified,
-            "D-11: a ring was lost"
+            "D-11: a notification was lost"
         );
         let told = eventually(|| matches!(mortal.link().liveness(), Liveness::Running | Liveness::Unknown));
         assert!(told, "D-11: {:?}", mortal.link().liveness());

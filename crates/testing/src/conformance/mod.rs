@@ -29,7 +29,7 @@
 //! }
 //!
 //! let hypervisor = Hypervisor::new();
-//! conformance::d4_any_number_of_rings_is_kept(&Harsh(hypervisor.domain("a"), hypervisor.domain("b")));
+//! conformance::d4_any_number_of_notifications_is_kept(&Harsh(hypervisor.domain("a"), hypervisor.domain("b")));
 //! ```
 //! In a backend's `tests/conformance.rs` the last two lines are `tombolo_testing::conformance!(Harsh::new());`.
 
@@ -136,13 +136,13 @@ macro_rules! conformance {
             d1_offers_may_be_sent_late_and_in_any_order
             d2_peers_mapping_is_read_only_for_ever
             d3_mapped_memory_outlives_its_owner
-            d4_any_number_of_rings_is_kept
-            d4_no_ring_is_lost_between_two_who_sleep
-            d4_last_ring_is_told_before_the_end
-            d5_ring_never_blocks_though_nobody_drains
-            d5_ring_to_a_peer_that_is_gone_is_harmless
+            d4_any_number_of_notifications_is_kept
+            d4_no_notification_is_lost_between_two_who_sleep
+            d4_last_notification_is_reported_before_the_end
+            d5_notifying_never_blocks_though_nobody_drains
+            d5_notifying_a_peer_that_is_gone_is_harmless
             d6_wait_with_a_past_deadline_returns_at_once
-            d6_wait_unrung_ends_at_its_deadline
+            d6_wait_without_a_notification_ends_at_its_deadline
             d6_both_slots_are_waited_on_at_once
             d6_wait_for_ever_ends_when_the_peer_goes
             d7_drain_forgets_what_came_before_and_nothing_after

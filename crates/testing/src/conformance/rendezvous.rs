@@ -91,13 +91,13 @@ pub fn d12_stale_name_is_taken_over(fixture: &impl Fixture) {
 pub fn d12_accept_of_nobody_is_none_at_once(fixture: &impl Fixture) {
     let service = fixture.service();
     let mut listener = fixture.listening().listen(&service).expect("a fresh service is free");
-    assert!(!readable(listener.fd()), "D-12: readable, and nobody knocked");
+    assert!(!readable(listener.fd()), "D-12: readable, and nobody connected");
     let (accepted, mut listener) = unblocked("D-12: accept", move || (listener.accept(), listener));
     assert!(matches!(accepted, Ok(None)), "D-12: {accepted:?}");
     let _caller = call(fixture, &service, b"caller");
     assert!(
         tombolo_domain::wait_readable(listener.fd(), patience()).expect("polling works"),
-        "D-12: knocked, and not readable"
+        "D-12: connected, and not readable"
     );
     accept(&mut *listener);
 }

@@ -89,7 +89,7 @@ pub(super) fn ending(link: &mut dyn Endpoint) -> Error {
 /// # Panics
 /// If none does in time.
 pub fn accept(listener: &mut dyn Listener) -> Box<dyn Endpoint> {
-    wait_for(listener, patience(), |listener| listener.fd(), |listener| listener.accept()).expect("a peer knocked")
+    wait_for(listener, patience(), |listener| listener.fd(), |listener| listener.accept()).expect("a peer connected")
 }
 
 /// Returns whether `holds` becomes true in time, for conditions without a descriptor to sleep on.
@@ -162,7 +162,7 @@ pub(super) fn path_comes_to_rest(link: &mut dyn Endpoint) -> bool {
 }
 
 /// Waits until something other than a notification ends the wait.
-pub(super) fn wait_beyond_rings(doorbell: &dyn Doorbell, slot: Slot, deadline: Deadline) -> Woken {
+pub(super) fn wait_beyond_notifications(doorbell: &dyn Doorbell, slot: Slot, deadline: Deadline) -> Woken {
     loop {
         match doorbell.wait(slot, deadline).expect("waiting works") {
             Woken::Notified => doorbell.drain(slot),

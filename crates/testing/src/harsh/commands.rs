@@ -79,25 +79,25 @@ impl Hypervisor {
     /// Notifies all doorbells of a domain spuriously, at full rate, until the storm is dropped.
     #[must_use]
     pub fn storm(&self, victim: &HarshDomain) -> Storm {
-        let (rings, over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let (notifications, over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let (hypervisor, victim) = (self.clone(), victim.clone());
-        let (count, stop) = (Arc::clone(&rings), Arc::clone(&over));
+        let (count, stop) = (Arc::clone(&notifications), Arc::clone(&over));
         let thread = std::thread::spawn(move || {
             while !stop.load(Ordering::Relaxed) {
-                for _ in 0..RINGS_AT_ONCE {
+                for _ in 0..NOTIFICATIONS_AT_ONCE {
                     // Counted first, so that a woken waiter finds the notification counted.
                     count.fetch_add(1, Ordering::Relaxed);
-                    hypervisor.ring(&victim);
+                    hypervisor.notify(&victim);
                 }
                 // The lock is not fair: without this no other thread would get it.
                 std::thread::yield_now();
             }
         });
-        Storm { rings, over, thread: Some(thread) }
+        Storm { notifications, over, thread: Some(thread) }
     }
 
     /// Notifies all doorbells of a domain once, spuriously.
-    pub fn ring(&self, victim: &HarshDomain) {
+    pub fn notify(&self, victim: &HarshDomain) {
         self.0.state().notify_ends(victim.name(), None);
     }
 
@@ -163,12 +163,12 @@ impl Hypervisor {
 
 /// Number of notifications of a storm before it lets other threads run. On a busy machine it is a long time before it
 /// runs again.
-const RINGS_AT_ONCE: usize = 64;
+const NOTIFICATIONS_AT_ONCE: usize = 64;
 
 /// A storm of spurious notifications, until it is dropped.
 #[derive(Debug)]
 pub struct Storm {
-    rings: Arc<AtomicU64>,
+    notifications: Arc<AtomicU64>,
     over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -176,8 +176,8 @@ pub struct Storm {
 impl Storm {
     /// Returns the number of notifications so far.
     #[must_use]
-    pub fn rings(&self) -> u64 {
-        self.rings.load(Ordering::Relaxed)
+    pub fn notifications(&self) -> u64 {
+        self.notifications.load(Ordering::Relaxed)
     }
 }
 

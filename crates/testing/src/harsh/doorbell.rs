@@ -44,7 +44,7 @@ impl HarshDoorbell {
     fn woken(&self, slot: Slot) -> Option<Woken> {
         match self.world.state().ends.get(&self.id) {
             None => Some(Woken::PeerGone),
-            Some(end) if end.is_rung(slot) => Some(Woken::Notified),
+            Some(end) if end.is_notified(slot) => Some(Woken::Notified),
             Some(_) if self.given_up.load(Ordering::SeqCst) => Some(Woken::PeerGone),
             Some(end) => end.over.map(|_| Woken::PeerGone),
         }

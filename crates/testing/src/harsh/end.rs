@@ -50,7 +50,7 @@ pub(super) struct Sent {
 pub(super) enum Event {
     Message(Sent),
     /// A notification without a slot: there is one doorbell.
-    Ring,
+    Notify,
     /// Nothing more will come, for this reason.
     Over(Liveness),
 }
@@ -100,7 +100,7 @@ impl End {
     }
 
     pub(super) fn hold(&mut self, event: Event) {
-        let again = matches!(event, Event::Ring) && matches!(self.transit.back(), Some(Event::Ring));
+        let again = matches!(event, Event::Notify) && matches!(self.transit.back(), Some(Event::Notify));
         if !again {
             self.transit.push_back(event);
         }
@@ -119,7 +119,7 @@ impl End {
                 self.inbox.push_back(sent);
                 self.signals.mail.set(true);
             }
-            Event::Ring => {
+            Event::Notify => {
                 for slot in Slot::ALL {
                     if !std::mem::replace(&mut self.notified[slot.index()], true) {
                         self.signals.doorbells[slot.index()].set(true);
@@ -141,7 +141,7 @@ impl End {
         sent
     }
 
-    pub(super) fn is_rung(&self, slot: Slot) -> bool {
+    pub(super) fn is_notified(&self, slot: Slot) -> bool {
         self.notified[slot.index()]
     }
 

@@ -25,7 +25,7 @@
 //! let (a, b) = (hypervisor.domain("a"), hypervisor.domain("b"));
 //! let mut listener = a.listen("a/echo")?;
 //! let mut client = b.connect("a/echo", Deadline::NEVER)?;
-//! let mut server = listener.accept()?.expect("one peer knocked");
+//! let mut server = listener.accept()?.expect("one peer connected");
 //!
 //! client.send(b"hello", None)?;
 //! assert_eq!(server.recv(0)?.expect("one message came").message, b"hello");

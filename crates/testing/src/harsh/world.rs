@@ -104,7 +104,7 @@ impl State {
         let heard = |end: &End| *end.process.domain == *domain && from.is_none_or(|from| *end.peer_domain == *from);
         let hearers: Vec<_> = self.ends.iter().filter(|(_, end)| heard(end)).map(|(id, _)| *id).collect();
         for id in hearers {
-            self.post(id, Event::Ring);
+            self.post(id, Event::Notify);
         }
     }
 

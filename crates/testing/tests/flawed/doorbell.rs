@@ -19,7 +19,7 @@ use super::{Flaw, Shared, block};
 pub struct FlawedDoorbell {
     inner: Arc<dyn Doorbell>,
     shared: Shared,
-    rings: AtomicU32,
+    notifications: AtomicU32,
     drain_is_due: [AtomicBool; 2],
     one_waiter: Mutex<()>,
 }
@@ -27,17 +27,17 @@ pub struct FlawedDoorbell {
 impl FlawedDoorbell {
     pub fn new(inner: Arc<dyn Doorbell>, shared: &Shared) -> Self {
         shared.doorbells.lock().unwrap().push(Arc::clone(&inner));
-        let (rings, drain_is_due) = Default::default();
-        Self { inner, shared: shared.clone(), rings, drain_is_due, one_waiter: Mutex::default() }
+        let (notifications, drain_is_due) = Default::default();
+        Self { inner, shared: shared.clone(), notifications, drain_is_due, one_waiter: Mutex::default() }
     }
 }
 
 impl Doorbell for FlawedDoorbell {
     fn notify(&self, slot: Slot) {
-        let rings = self.rings.fetch_add(1, Ordering::Relaxed);
+        let notifications = self.notifications.fetch_add(1, Ordering::Relaxed);
         match self.shared.flaw {
-            Flaw::RingBlocks if rings > 5000 => block(),
-            Flaw::LosesSomeRings if rings % 64 == 63 => {}
+            Flaw::NotifyBlocks if notifications > 5000 => block(),
+            Flaw::LosesSomeNotifications if notifications % 64 == 63 => {}
             _ => self.inner.notify(slot),
         }
     }
@@ -51,7 +51,7 @@ impl Doorbell for FlawedDoorbell {
                 self.inner.drain(slot);
                 self.inner.wait(slot, deadline)
             }
-            Flaw::EndBeforeRing => {
+            Flaw::EndBeforeNotification => {
                 if self.inner.wait(slot, past)? == Woken::Notified {
                     self.inner.drain(slot);
                     return Ok(if self.inner.wait(slot, past)? == Woken::PeerGone {

@@ -33,9 +33,9 @@ pub enum Flaw {
     OutlivesInWords,
     // Doorbell.
     NotSticky,
-    LosesSomeRings,
-    EndBeforeRing,
-    RingBlocks,
+    LosesSomeNotifications,
+    EndBeforeNotification,
+    NotifyBlocks,
     WaitsForEver,
     WaitsForNothing,
     WakesOneSlot,

@@ -32,7 +32,7 @@ impl Harsh {
         let (victim, service) = (self.hypervisor.domain("b"), self.service());
         let mut listener = self.a.listen(&service).expect("a fresh service is free");
         let peer = victim.connect(&service, Deadline::NEVER).expect("somebody listens");
-        let link = wrap(listener.accept().expect("there is room").expect("one knocked"));
+        let link = wrap(listener.accept().expect("there is room").expect("one connected"));
         let thread = Some(thread::spawn(move || mortal_peer(peer)));
         Box::new(Victim { link, victim, hypervisor: self.hypervisor.clone(), thread })
     }

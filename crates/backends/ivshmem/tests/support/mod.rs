@@ -54,7 +54,7 @@ impl End {
         Ok((Self { domain, socket: ours, memory, events }, theirs))
     }
 
-    fn ring(&self) {
+    fn notify_all(&self) {
         for event in &self.events {
             let _ = rustix::io::write(event, &1u64.to_ne_bytes());
         }
@@ -173,8 +173,8 @@ impl World {
     }
 
     /// Notifies all doorbells of the endpoint in `a` of the last connection.
-    pub fn ring_a(&self) {
-        self.state().calls.last().expect("there was a call")[1].ring();
+    pub fn notify_a(&self) {
+        self.state().calls.last().expect("there was a call")[1].notify_all();
     }
 
     /// The broker dies: it sends nothing more to anyone.
@@ -336,7 +336,7 @@ fn call(
             // Does what the kernel module does when no process has a window any more.
             let at = WINDOWS_AT + u64::from(STATE_AT);
             let _ = rustix::io::pwrite(&ends[end].memory, &[CLOSED], at);
-            ends[other].ring();
+            ends[other].notify_all();
             ends[other].send_message(Message::Close {});
         });
     }

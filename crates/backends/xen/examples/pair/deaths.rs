@@ -35,7 +35,7 @@ pub fn run(address: &str, other: &str, count: u32) -> bool {
         let actor = there.cast("pump", &service);
         let patience = Deadline::after(Duration::from_secs(30));
         let link = conformance::wait_for(&mut *listener, patience, |it| it.fd(), |it| it.accept());
-        let mut link = link.expect("one knocked");
+        let mut link = link.expect("one connected");
         // Another moment each time: after so many messages, and so many microseconds more.
         for _ in 0..number % 17 {
             segments += u32::from(take_segment(&mut *link, patience).expect("it lives"));

@@ -17,7 +17,7 @@ fn patience() -> Deadline {
     Deadline::after(Duration::from_secs(60))
 }
 
-/// One who sleeps until the other rings.
+/// Sleeps until the peer notifies.
 trait Waiter {
     fn sleep(&self) -> bool;
 }
@@ -32,7 +32,8 @@ impl Waiter for Direct {
     }
 }
 
-/// Behind a thread that waits for the event channel, as it would have to if all channels of two domains had one.
+/// Sleeps on an eventfd that a thread writes when the event channel is notified. All channels of two domains would need
+/// this if they had one event channel.
 struct Passed(std::os::fd::OwnedFd);
 
 impl Passed {
@@ -61,7 +62,7 @@ fn waiter(doorbell: &Arc<dyn Doorbell>, passed: bool) -> Box<dyn Waiter> {
     if passed { Box::new(Passed::new(doorbell)) } else { Box::new(Direct(Arc::clone(doorbell))) }
 }
 
-/// Rings back whenever it is rung, until the other goes.
+/// Answers each notification with one, until the peer goes.
 pub fn far(mut link: Box<dyn Endpoint>) {
     link.send(b"here", None).expect("there is room");
     println!("ready");
@@ -84,7 +85,7 @@ pub fn run(address: &str, other: &str, count: usize) -> bool {
             let mut listener = here.listen(&service).expect("a fresh service is free");
             let actor = there.cast("doorbell", &service);
             let link = conformance::wait_for(&mut *listener, patience(), |it| it.fd(), |it| it.accept());
-            let mut link = link.expect("one knocked");
+            let mut link = link.expect("one connected");
             conformance::receive(&mut *link, patience()).expect("it is there");
             let doorbell = link.doorbell().expect("a message came");
             link.send(if passed { b"passed" } else { b"direct" }, None).expect("there is room");
@@ -95,7 +96,7 @@ pub fn run(address: &str, other: &str, count: usize) -> bool {
                 .map(|_| {
                     let start = Instant::now();
                     doorbell.notify(Slot::Data);
-                    assert!(waiter.sleep(), "the other rings back");
+                    assert!(waiter.sleep(), "the peer answers");
                     start.elapsed()
                 })
                 .collect();

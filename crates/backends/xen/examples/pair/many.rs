@@ -26,7 +26,7 @@ fn patience() -> Deadline {
     Deadline::after(Duration::from_secs(60))
 }
 
-/// Answers each caller as a channel does, and echoes rings and messages of all of them.
+/// Answers each caller as a channel does, and echoes notifications and messages of all of them.
 pub fn far(side: &Side, service: &str) {
     let mut listener = side.listen(service).expect("a fresh service is free");
     println!("ready");

@@ -59,7 +59,7 @@ pub(super) fn begin(
             let _ = Worker::new(&shared, &domain, &service, addresses.as_deref()).and_then(|mut worker| worker.work());
             {
                 let mut state = lock(&shared.state);
-                state.neighbours.clear();
+                state.peer_processes.clear();
                 state.looked = true;
                 if state.over {
                     break;
@@ -104,7 +104,7 @@ impl<'a> Worker<'a> {
         service: &Name,
         addresses: Option<&[[u8; 16]]>,
     ) -> Result<Self> {
-        let core = domain.names().told()?;
+        let core = domain.names().published_core()?;
         let (names, folders) = (core.names().ear()?, Arc::new(eventfd()?));
         core.listen_to_folders(&folders);
         let watch = if addresses.is_none() { AddressWatch::new().ok() } else { None };
@@ -133,14 +133,14 @@ impl<'a> Worker<'a> {
         loop {
             if self.wanted && Instant::now() >= self.next {
                 self.wanted = false;
-                self.look_at_neighbours()?;
+                self.find_peer_processes()?;
                 // Nodes of dead processes are not urgent.
                 self.unswept.drain(..).for_each(|peer| drop(sweep_folder(&self.core, peer)));
                 let has_rested = self.next.elapsed() >= PAUSES[1];
                 self.pause = if has_rested { PAUSES[0] } else { PAUSES[1].min(2 * self.pause) };
                 self.next = Instant::now() + self.pause;
             }
-            self.let_in();
+            self.accept_callers();
             self.get_on_with_dials();
             if lock(&self.shared.state).over {
                 return Ok(());
@@ -150,7 +150,7 @@ impl<'a> Worker<'a> {
     }
 
     fn wait(&mut self) {
-        let some = !lock(&self.shared.state).neighbours.is_empty();
+        let some = !lock(&self.shared.state).peer_processes.is_empty();
         let until_next = self.wanted.then(|| self.next.saturating_duration_since(Instant::now()));
         let most = until_next.or((some || !self.dialled.is_empty()).then_some(LOOK_EVERY));
         let mut fds = vec![self.shared.as_fd(), self.names.as_fd(), self.folders.as_fd()];
@@ -161,9 +161,9 @@ impl<'a> Worker<'a> {
         fds.extend(self.addresses.as_ref().map(AddressWatch::fd));
         fds.extend(self.dialled.iter().map(|(_, link, _)| link.fd()));
         sleep(&fds, most);
-        let rung = |fd: &ReservedFd| rustix::io::read(fd, &mut [0; 8]).is_ok();
-        rung(&self.shared.kick);
-        self.wanted |= rung(&self.names) | rung(&self.folders);
+        let take_event = |fd: &ReservedFd| rustix::io::read(fd, &mut [0; 8]).is_ok();
+        take_event(&self.shared.kick);
+        self.wanted |= take_event(&self.names) | take_event(&self.folders);
         if let Some(watch) = &self.addresses
             && tombolo_os::poll::polls_as(watch.fd(), PollFlags::IN)
         {
@@ -171,14 +171,14 @@ impl<'a> Worker<'a> {
             self.shared.hints.set_addresses(own_addresses(at::ADDRESSES));
         }
         // A mapping of a dead process's page keeps the page from being freed.
-        lock(&self.shared.state).neighbours.retain(|it| it.hints.is_open());
+        lock(&self.shared.state).peer_processes.retain(|it| it.hints.is_open());
     }
 
     /// Maps the hints of new processes, and drops those of processes that may not be reached any more.
-    fn look_at_neighbours(&mut self) -> Result<()> {
+    fn find_peer_processes(&mut self) -> Result<()> {
         let all: BTreeMap<DomId, Record> = self.core.names().all().into_iter().collect();
         lock(&self.shared.state)
-            .neighbours
+            .peer_processes
             .retain(|it| it.hints.is_open() && all.get(&it.domain).is_some_and(|record| record.pair == it.pair));
         for (domain, record) in &all {
             // The domain is watched from now on.
@@ -197,8 +197,10 @@ impl<'a> Worker<'a> {
         let at = format!("{}/{service}", record.view.name);
         let is_known = {
             let state = lock(&self.shared.state);
-            let of_it = state.neighbours.iter().filter(|it| it.domain == domain).count();
-            of_it >= EACH_MAX || state.neighbours.len() >= ALL_MAX || state.neighbours.iter().any(|it| it.at == at)
+            let of_it = state.peer_processes.iter().filter(|it| it.domain == domain).count();
+            of_it >= EACH_MAX
+                || state.peer_processes.len() >= ALL_MAX
+                || state.peer_processes.iter().any(|it| it.at == at)
         };
         if is_known || !record.view.theirs.iter().any(|pattern| pattern.matches(service)) {
             return;
@@ -209,14 +211,14 @@ impl<'a> Worker<'a> {
             PeerHints::map(&*self.core.xen, domain, reference)
         };
         if let Ok(hints) = hints() {
-            lock(&self.shared.state).neighbours.push(PeerProcess { domain, pair: record.pair, at, hints });
+            lock(&self.shared.state).peer_processes.push(PeerProcess { domain, pair: record.pair, at, hints });
         }
     }
 
-    fn let_in(&mut self) {
+    fn accept_callers(&mut self) {
         while lock(&self.shared.state).arrived.len() < WAITING {
             let Ok(Some((link, pair))) = self.listener.accept_link() else { return };
-            link.last_while_told(pair);
+            link.leave_once_withdrawn(pair);
             lock(&self.shared.state).arrived.push_back(link);
         }
     }
@@ -247,7 +249,7 @@ impl<'a> Worker<'a> {
         let names = domain.parse::<Name>().ok().zip(service.parse::<Name>().ok());
         let (domain, service) = names.ok_or_else(nobody)?;
         let (link, pair) = call_named(&self.core, &domain, &service)?;
-        link.last_while_told(pair);
+        link.leave_once_withdrawn(pair);
         Ok(link)
     }
 

@@ -121,7 +121,7 @@ pub fn bears_a_listener(here: &dyn Rendezvous, other: &dyn Other, act: &str, ser
     called.send(b"honest", None).expect("there is room");
     let patience = Deadline::after(Duration::from_secs(20));
     let accepted = tombolo_testing::conformance::wait_for(&mut *listener, patience, |it| it.fd(), |it| it.accept());
-    let heard = tombolo_testing::conformance::receive(&mut *accepted.expect("one knocked"), patience).expect("sent");
+    let heard = tombolo_testing::conformance::receive(&mut *accepted.expect("one connected"), patience).expect("sent");
     assert_eq!(heard.message, b"honest");
     drop(hostile);
     at_once("drop", || drop(links));

@@ -111,11 +111,11 @@ pub fn probe() -> Facts {
     let files = getrlimit(Resource::Nofile);
     Facts {
         kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
-        proc: said(fs::read_link("/proc/self/fd/0").or_else(|_| fs::read_link("/proc/self/exe")).map(drop)),
-        memfd: said(memfd()),
-        eventfd: said(eventfd_as_doorbell()),
+        proc: with_error_text(fs::read_link("/proc/self/fd/0").or_else(|_| fs::read_link("/proc/self/exe")).map(drop)),
+        memfd: with_error_text(memfd()),
+        eventfd: with_error_text(eventfd_as_doorbell()),
         membarrier: barriers(),
-        channel: said(channel()),
+        channel: with_error_text(channel()),
         folder: folder(),
         files: (files.current.unwrap_or(u64::MAX), files.maximum.unwrap_or(u64::MAX)),
         memlock: getrlimit(Resource::Memlock).current,
@@ -135,7 +135,7 @@ pub fn probe() -> Facts {
     }
 }
 
-fn said(tried: io::Result<()>) -> Tried {
+fn with_error_text(tried: io::Result<()>) -> Tried {
     tried.map_err(|error| error.to_string())
 }
 

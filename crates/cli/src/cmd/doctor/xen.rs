@@ -54,7 +54,7 @@ pub fn probe() -> Option<Domain> {
     }
     let devices = DEVICES.map(|(name, _)| device(&folder.join(name)));
     let there = devices == [Device::There; 4];
-    let keeper = tombolo_inspect::reaper_holdings();
+    let reaper = tombolo_inspect::reaper_holdings();
     let (granted, quarantine) = tombolo_inspect::count_granted_pages().unwrap_or_default();
     Some(Domain {
         controls: says("/proc/xen/capabilities").contains("control_d"),
@@ -63,7 +63,7 @@ pub fn probe() -> Option<Domain> {
         limit: says(LIMIT).trim().parse().ok(),
         granted,
         quarantine,
-        kept: keeper.there.then(|| keeper.kept.iter().map(|kept| kept.pages).sum()),
+        kept: reaper.there.then(|| reaper.kept.iter().map(|kept| kept.pages).sum()),
     })
 }
 

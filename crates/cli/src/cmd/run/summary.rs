@@ -109,7 +109,7 @@ impl Signals {
             await_any(&[life.as_fd(), self.wake.as_fd()], None)?;
             while matches!((&self.wake).read(&mut [0; 64]), Ok(64)) {}
             for (signal, came) in &self.came {
-                let is_theirs_already = OF_THE_TERMINAL.contains(signal) && is_in_front();
+                let is_theirs_already = OF_THE_TERMINAL.contains(signal) && is_in_foreground();
                 if came.swap(false, Ordering::SeqCst)
                     && !is_theirs_already
                     && let Some(signal) = Signal::from_named_raw(*signal)
@@ -123,7 +123,7 @@ impl Signals {
 }
 
 /// Returns whether this process and the program are the terminal's foreground.
-fn is_in_front() -> bool {
+fn is_in_foreground() -> bool {
     let terminal = fs::File::open("/dev/tty").ok();
     terminal.and_then(|terminal| rustix::termios::tcgetpgrp(terminal).ok()) == Some(rustix::process::getpgrp())
 }

@@ -45,7 +45,7 @@ pub(super) struct Entry {
     pub spent: bool,
     /// Events that the kernel reported and does not take back: errors and hang-ups.
     sticky: u32,
-    /// Of these, what the program was told: of errors and hang-ups after all bytes.
+    /// The sticky events that were reported to the program, after all bytes.
     told_sticky: u32,
     /// Whether there were urgent bytes when the kernel was last asked.
     urgent: bool,
@@ -172,7 +172,7 @@ impl Entry {
         // What was reported in this look is no news for the next one. Neither is anything that came before an end of
         // the peer that was reported.
         let told = if self.told.0 == round { self.told.1 } else { 0 };
-        let ends = self.told_sticky & if self.connection.ending.is_deaf() { HUP } else { RDHUP | HUP };
+        let ends = self.told_sticky & if self.connection.ending.has_ended_receiving() { HUP } else { RDHUP | HUP };
         let told = if ends == 0 { told } else { told | IN | RDNORM | RDHUP | ends };
         self.edge |= events & (self.events | ALWAYS) & !told != 0;
         // Like a notification, this has woken one thread. If the program asks for levels, others are to be told of it
@@ -190,7 +190,7 @@ impl Entry {
 
     /// Asks the kernel for an end behind bytes that were reported in this look, if it may not have been reported.
     /// Returns as [`note_kernel_events`](Self::note_kernel_events).
-    pub fn hear_end(&mut self, process: &Process, round: u64) -> Option<(epoll_event, u32)> {
+    pub fn ask_for_end(&mut self, process: &Process, round: u64) -> Option<(epoll_event, u32)> {
         let wanted = self.events & RDHUP | if self.connection.ending.has_ended_sending() { HUP } else { 0 };
         let is_open = self.told.0 == round && self.told.1 & IN != 0 && wanted & !self.told.1 != 0;
         let said = is_open.then(|| process.kernel().poll(self.connection.descriptors.fd(), POLLRDHUP) as u16);

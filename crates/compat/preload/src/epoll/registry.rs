@@ -285,9 +285,9 @@ impl Registry {
 
     /// Asks the kernel about entries that were reported in this look with bytes, and not with an end behind these that
     /// they ask for.
-    pub fn hear_ends(&mut self, process: &Process) -> Vec<(epoll_event, u32)> {
+    pub fn ask_for_ends(&mut self, process: &Process) -> Vec<(epoll_event, u32)> {
         let round = self.round;
-        self.entries[..self.awake].iter_mut().filter_map(|entry| entry.hear_end(process, round)).collect()
+        self.entries[..self.awake].iter_mut().filter_map(|entry| entry.ask_for_end(process, round)).collect()
     }
 
     /// Begins a look. Wakes resting entries whose program found no room since the last look, because it waits for some.

@@ -92,16 +92,19 @@ pub(crate) fn wait(
 ) -> isize {
     let wait = |events: &mut [epoll_event]| wait_into(process, set, events, timeout, mask, real);
     if events.len() <= FEW {
-        aside::<FEW>(events, wait)
+        with_own_array::<FEW>(events, wait)
     } else if events.len() <= MANY {
-        aside::<MANY>(events, wait)
+        with_own_array::<MANY>(events, wait)
     } else {
         wait(events)
     }
 }
 
 /// Waits with an array of its own, for at most as many events, and copies those that there were.
-fn aside<const MOST: usize>(events: &mut [epoll_event], wait: impl FnOnce(&mut [epoll_event]) -> isize) -> isize {
+fn with_own_array<const MOST: usize>(
+    events: &mut [epoll_event],
+    wait: impl FnOnce(&mut [epoll_event]) -> isize,
+) -> isize {
     let mut own = [epoll_event { events: 0, u64: 0 }; MOST];
     let n = wait(&mut own[..events.len()]);
     let given = usize::try_from(n).unwrap_or_default();
@@ -136,16 +139,16 @@ fn wait_into(
         let mut found = 0;
         if joined {
             let mut said = None;
-            let last = Crowd::of_last(set);
-            if polls && last == Crowd::Kernel {
+            let last = Crowding::of_last(set);
+            if polls && last == Crowding::Kernel {
                 found = find_ready(process, (epfd, set), events, None);
                 if found > 0 {
                     return done(found);
                 }
             }
-            if polls || mask.is_some() || last == Crowd::Shared {
+            if polls || mask.is_some() || last == Crowding::Shared {
                 // If the last call had no room for the kernel's events, this one has.
-                let share = if last == Crowd::Shared { room.div_ceil(2) } else { room };
+                let share = if last == Crowding::Shared { room.div_ceil(2) } else { room };
                 let asking = SleepGuard::new(set);
                 let n = real(&mut events[..share], Some(Duration::ZERO));
                 drop(asking);
@@ -213,14 +216,14 @@ struct Answer {
 /// Side that had all the room of a call. Without turns, few places and much that is ready on one side would starve the
 /// other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Crowd {
+enum Crowding {
     Nobody,
     /// Shared memory, and the kernel was not asked.
     Shared,
     Kernel,
 }
 
-impl Crowd {
+impl Crowding {
     fn of_last(set: &Set) -> Self {
         match set.crowd.load(Ordering::Relaxed) {
             1 => Self::Shared,
@@ -229,7 +232,7 @@ impl Crowd {
         }
     }
 
-    fn note_crowd(self, set: &Set) {
+    fn store_last(self, set: &Set) {
         set.crowd.store(self as u8, Ordering::Relaxed);
     }
 }
@@ -253,16 +256,16 @@ fn find_ready(
     let _ = gather(&mut look, said, true);
     if look.found > 0 && !look.has_room() {
         // In that case the kernel was asked about nothing.
-        for amended in look.inner.hear_ends(process) {
+        for amended in look.inner.ask_for_ends(process) {
             look.amend(amended);
         }
     }
     let crowd = match (look.has_room(), look.plain) {
-        (false, 0) if !was_asked => Crowd::Shared,
-        (false, plain) if plain == look.found => Crowd::Kernel,
-        _ => Crowd::Nobody,
+        (false, 0) if !was_asked => Crowding::Shared,
+        (false, plain) if plain == look.found => Crowding::Kernel,
+        _ => Crowding::Nobody,
     };
-    crowd.note_crowd(set);
+    crowd.store_last(set);
     look.found
 }
 

@@ -23,14 +23,14 @@ const ENDS: i16 = PollFlags::RDHUP.union(PollFlags::HUP).union(PollFlags::ERR).b
 /// up. None of these is ever reset.
 #[derive(Debug, Default)]
 pub struct Ending {
-    /// Whether the program has ended its sending. `deaf`: its receiving.
+    /// Whether the program has ended its sending. `ended_receiving`: its receiving.
     shut: AtomicBool,
-    deaf: AtomicBool,
+    ended_receiving: AtomicBool,
     /// Whether the kernel has ended it both ways (S-12). `asked`: when a program that only sends last asked for that.
     over: AtomicBool,
     asked: AtomicI64,
     /// Whether the kernel has reported that the peer sends no more, or is gone.
-    end_heard: AtomicBool,
+    end_reported: AtomicBool,
     /// Whether the peer violated the protocol.
     broken: AtomicBool,
     /// Whether it was ended, because it had to be on TCP and could not.
@@ -40,8 +40,8 @@ pub struct Ending {
 impl Ending {
     /// Returns whether none of these has happened.
     pub(crate) fn is_far(&self) -> bool {
-        let Self { shut, deaf, over, asked: _, end_heard, broken, given_up } = self;
-        [shut, deaf, over, end_heard, broken, given_up].into_iter().all(|one| !one.load(Ordering::SeqCst))
+        let Self { shut, ended_receiving, over, asked: _, end_reported, broken, given_up } = self;
+        [shut, ended_receiving, over, end_reported, broken, given_up].into_iter().all(|one| !one.load(Ordering::SeqCst))
     }
 
     // ---- shut by the program
@@ -60,13 +60,13 @@ impl Ending {
 
     /// Notes that the program has shut the socket down, and receives no more if `so` is set.
     pub(crate) fn end_receiving_if(&self, so: bool) {
-        self.deaf.fetch_or(so, Ordering::SeqCst);
+        self.ended_receiving.fetch_or(so, Ordering::SeqCst);
     }
 
     /// Returns whether the program has shut its receiving.
     #[must_use]
-    pub fn is_deaf(&self) -> bool {
-        self.deaf.load(Ordering::SeqCst)
+    pub fn has_ended_receiving(&self) -> bool {
+        self.ended_receiving.load(Ordering::SeqCst)
     }
 
     // ---- reported by the kernel
@@ -79,7 +79,7 @@ impl Ending {
             self.over.store(true, Ordering::Relaxed);
         }
         if events & ENDS != 0 {
-            self.end_heard.store(true, Ordering::Relaxed);
+            self.end_reported.store(true, Ordering::Relaxed);
         }
     }
 
@@ -91,8 +91,8 @@ impl Ending {
     }
 
     /// Returns whether the kernel has reported that the peer sends no more, or is gone.
-    pub(crate) fn is_end_heard(&self) -> bool {
-        self.end_heard.load(Ordering::Relaxed)
+    pub(crate) fn is_end_reported(&self) -> bool {
+        self.end_reported.load(Ordering::Relaxed)
     }
 
     /// Asks the kernel whether it is over, unless the kernel has reported that already.
@@ -120,7 +120,7 @@ impl Ending {
     /// Asks the kernel whether the peer sends no more, or is gone. Once this program has shut its receiving, `RDHUP`
     /// says nothing of the peer.
     pub(crate) fn has_peer_ended(&self, kernel: &dyn Kernel, fd: RawFd) -> bool {
-        let end = if self.is_deaf() { PollFlags::empty() } else { PollFlags::RDHUP };
+        let end = if self.has_ended_receiving() { PollFlags::empty() } else { PollFlags::RDHUP };
         let ended = end.union(PollFlags::HUP).union(PollFlags::ERR).bits() as i16;
         kernel.poll(fd, ended) & ended != 0
     }

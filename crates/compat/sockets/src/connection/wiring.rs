@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What the front has prepared for a connection's readiness, and has seen of it.
+//! State of a connection's readiness as the preloaded library keeps it: whether it can report it, and what it saw.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 

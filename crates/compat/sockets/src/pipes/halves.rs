@@ -86,7 +86,7 @@ impl Halves {
             _ => {
                 let result = f(&mut half);
                 half.publish_hints(&self.hints);
-                self.notify_if(half.take_ring());
+                self.notify_if(half.take_notification());
                 Ok(result)
             }
         }
@@ -116,7 +116,7 @@ impl Halves {
         let result = f(half);
         half.publish_hints(&self.hints);
         let record = half.save();
-        self.notify_if(half.take_ring());
+        self.notify_if(half.take_notification());
         turn.leave(&record);
         *half.behind() = !alone;
         Ok(result)
@@ -142,7 +142,7 @@ impl Halves {
         if !*half.behind() {
             let turn = group.turn(H::DIRECTION)?;
             let record = half.save();
-            self.notify_if(half.take_ring());
+            self.notify_if(half.take_notification());
             turn.leave(&record);
             *half.behind() = true;
         }
@@ -166,7 +166,7 @@ trait Half {
     /// Goes on from the record of the previous process, or from what that process left in the segment when it died.
     fn resume(&mut self, group: &ForkGroup, record: Option<&Record>) -> Result<(), Error>;
     fn save(&mut self) -> Record;
-    fn take_ring(&mut self) -> bool;
+    fn take_notification(&mut self) -> bool;
     /// Shows after a turn what has changed, to those who look without one.
     fn publish_hints(&mut self, _: &Hints) {}
 }
@@ -191,8 +191,8 @@ impl Half for Tx {
         self.writer.save()
     }
 
-    fn take_ring(&mut self) -> bool {
-        self.writer.take_ring()
+    fn take_notification(&mut self) -> bool {
+        self.writer.take_notification()
     }
 }
 
@@ -215,8 +215,8 @@ impl Half for Rx {
         self.reader.save()
     }
 
-    fn take_ring(&mut self) -> bool {
-        self.reader.take_ring()
+    fn take_notification(&mut self) -> bool {
+        self.reader.take_notification()
     }
 
     #[inline]

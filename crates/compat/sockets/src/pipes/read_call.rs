@@ -186,7 +186,8 @@ impl ReadCall<'_> {
             return rx.recv_detached(connection, (kernel, fd), to, read);
         }
         let (receiver, mut io) = rx.reading((connection, kernel, fd), to, read);
-        // Where the memory will be taken away, TCP is asked for together with what is in the pipe (S-19).
+        // If the memory will be taken away, the request for TCP goes together with the recall of what is in the pipe
+        // (S-19).
         if !(connection.pipes.are_to_leave() && receiver.reads_pipe()) {
             owed.asks |= receiver.set_leave(&mut io, connection.leaves());
         }

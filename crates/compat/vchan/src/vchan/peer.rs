@@ -56,7 +56,7 @@ impl PeerState {
     }
 
     /// Updates the state from the page in the original's layout, where a peer may come back after it was gone.
-    pub(super) fn look_who_is_there(&self) {
+    pub(super) fn update_from_page(&self) {
         if let Some(watch) = self.original.get() {
             let state = match watch.live() {
                 Live::Gone => CLOSED,

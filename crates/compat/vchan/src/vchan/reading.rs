@@ -53,9 +53,9 @@ impl Reading {
     }
 
     /// Notes that the poll descriptor was raised and has been cleared.
-    pub(super) fn heard(&mut self) {
+    pub(super) fn note_readable(&mut self) {
         if let Some(from) = &mut self.from {
-            from.heard();
+            from.note_readable();
         }
     }
 

@@ -134,8 +134,8 @@ fn wait_does_not_block_where_the_descriptor_is_readable() {
             let reading = scope.spawn(|| server.0.read(&mut [0; 4], false, BLOCKING).unwrap());
             writer.try_write(b"news").unwrap();
             assert_eq!(reading.join().unwrap(), 4);
-            let rang = readable();
-            let waiting = rang.then(|| {
+            let is_readable = readable();
+            let waiting = is_readable.then(|| {
                 scope.spawn(|| {
                     server.0.wait().unwrap();
                     done.send(()).unwrap();

@@ -60,7 +60,7 @@ impl LateLook {
 
 impl Polling {
     /// Returns whether the descriptor polls readable because of its clock.
-    fn has_run_down(&self) -> bool {
+    fn is_clock_expired(&self) -> bool {
         self.clock.is_some_and(|then| Instant::now() >= then)
     }
 
@@ -171,7 +171,7 @@ impl Waiter {
         match self.polling.late {
             _ if !again => self.polling.late = LateLook::NotAsked,
             late if late.is_due() => self.polling.late = LateLook::Over,
-            _ if !notified && self.is_armed(position) && !napped && !self.polling.has_run_down() => {
+            _ if !notified && self.is_armed(position) && !napped && !self.polling.is_clock_expired() => {
                 return Ok(Armed::Quiet);
             }
             _ => {}
@@ -206,11 +206,11 @@ impl Waiter {
     fn promise_quietly(&mut self) {
         let Some(pollable) = self.pollable.get() else { return };
         // Without the barrier it is not certain that the peer notifies.
-        let heard = self.asked != Asked::Unheard && pollable.is_listening();
+        let is_certain = self.asked != Asked::Unordered && pollable.is_listening();
         let storm = self.fruitless.count >= STORM;
-        self.promised = heard;
+        self.promised = is_certain;
         self.polling.nap_until = None;
-        if storm || !heard {
+        if storm || !is_certain {
             self.polling.late = LateLook::NotAsked;
             let nap = if storm { nap_after(self.fruitless.count) } else { LATE };
             // Taken before the clock is set, so that a call after the clock expired finds the nap over.

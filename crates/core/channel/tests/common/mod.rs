@@ -57,7 +57,7 @@ impl World {
     }
 
     /// Returns a connection to the listener, of a caller that has sent nothing yet.
-    pub fn knock(&self) -> Box<dyn Endpoint> {
+    pub fn connect_raw(&self) -> Box<dyn Endpoint> {
         self.ends[1].connect(self.address.service(), Deadline::after(SOON)).unwrap()
     }
 

@@ -72,6 +72,6 @@ pub fn open(listener: &mut dyn DomainListener) -> Box<dyn Endpoint> {
         if let Some(link) = listener.accept().unwrap() {
             return link;
         }
-        assert!(wait_readable(listener.fd(), Deadline::after(SOON)).unwrap(), "nobody knocks");
+        assert!(wait_readable(listener.fd(), Deadline::after(SOON)).unwrap(), "nobody connects");
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Invalid words of a hostile peer.
+//! Words that a hostile peer forges.
 
 use std::time::Duration;
 
@@ -17,13 +17,13 @@ pub fn mutations(short: u64, long: u64) -> u64 {
     if std::env::var_os("TOMBOLO_LONG").is_some_and(|long| long == "1") { long } else { short }
 }
 
-/// Where positions begin, for life number `life`.
+/// Returns a position at which a pipe may begin.
 pub fn start(rng: &mut Rng) -> u64 {
     rng.one_of(&[0u64, 1 << 32, 1 << 62, 1 << 63, 0]).wrapping_sub(rng.below(64) * 8)
 }
 
-/// Returns a word that looks valid, or one that does not.
-pub fn lie(rng: &mut Rng, now: u64, seen: &[u64]) -> u64 {
+/// Returns a position that the peer may store in place of `now`: a plausible one, an impossible one, or one of `seen`.
+pub fn forge_position(rng: &mut Rng, now: u64, seen: &[u64]) -> u64 {
     let far = rng.one_of(&[1, 7, 8, CAPACITY - 8, CAPACITY, CAPACITY + 8, 1 << 31, 1 << 32, 1 << 62, 1 << 63]);
     match rng.below(8) {
         0 => rng.word(),
@@ -37,7 +37,7 @@ pub fn lie(rng: &mut Rng, now: u64, seen: &[u64]) -> u64 {
 }
 
 /// Returns a state word, mostly a possible one.
-pub fn lying_state(rng: &mut Rng) -> u64 {
+pub fn forge_state(rng: &mut Rng) -> u64 {
     let state = |phase, ready, current| State { phase, ready, current }.encode();
     match rng.below(12) {
         0 => rng.word(),

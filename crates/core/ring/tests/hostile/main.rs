@@ -9,7 +9,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
-mod lies;
+mod forged;
 mod readers;
 mod words;
 mod writers;

@@ -12,7 +12,7 @@ use std::{
 
 use crate::{
     common::{Pages, Rng, fresh, memory, next_ring, victim, within},
-    lies::{CAPACITY, CLAUSES, HANG, lie, lying_state, mutations, start},
+    forged::{CAPACITY, CLAUSES, HANG, forge_position, forge_state, mutations, start},
 };
 use tombolo_layout::{limits, record, words};
 use tombolo_mem::{Mapped, OwnData, OwnWord, PeerData, PeerWord};
@@ -26,7 +26,7 @@ trait Reading {
     fn recv(&mut self, to: &mut [u8]) -> Result<Option<usize>, Error>;
     /// Makes every other check of the peer's words.
     fn check_words(&mut self, what: u64) -> Result<(), Error>;
-    fn rings(&mut self) -> u64;
+    fn notifications(&mut self) -> u64;
 }
 
 impl Reading for Reader<Mapped> {
@@ -62,13 +62,13 @@ impl Reading for Reader<Mapped> {
         }
     }
 
-    fn rings(&mut self) -> u64 {
-        u64::from(self.take_ring())
+    fn notifications(&mut self) -> u64 {
+        u64::from(self.take_notification())
     }
 }
 
 /// One reader with a hostile writer, until it ends.
-struct Life<R> {
+struct Run<R> {
     reader: R,
     pages: Pages,
     messages: bool,
@@ -79,7 +79,7 @@ struct Life<R> {
     corrupt: Option<Corrupt>,
 }
 
-impl<R: Reading> Life<R> {
+impl<R: Reading> Run<R> {
     fn new(reader: R, mut pages: Pages, messages: bool, start: u64, rng: &mut Rng) -> Self {
         for offset in (0..CAPACITY as usize).step_by(8) {
             pages.data.put_word(offset, rng.word());
@@ -108,9 +108,9 @@ impl<R: Reading> Life<R> {
                 self.pages.data.put_word(at, len);
             }
             44..54 => self.pages.data.put_word(rng.below(CAPACITY / 8) as usize * 8, rng.word()),
-            54 => self.pages.set(words::WRITER_STATE, lying_state(rng)),
+            54 => self.pages.set(words::WRITER_STATE, forge_state(rng)),
             55 => {
-                let tail = lie(rng, self.tail, &self.recent);
+                let tail = forge_position(rng, self.tail, &self.recent);
                 self.publish(tail);
             }
             56 => self.pages.set(words::WANT_SPACE, rng.word()),
@@ -174,35 +174,35 @@ impl<R: Reading> Life<R> {
         let known = after.wrapping_add(self.reader.available());
         assert!(self.reader.available() <= CAPACITY, "R-7: {} bytes in the ring", self.reader.available());
         assert!(self.tails.contains(&known) || known == after, "R-7: a tail that was never published");
-        assert!(self.reader.rings() <= 1, "R-25");
+        assert!(self.reader.notifications() <= 1, "R-25");
     }
 }
 
 /// Runs readers until so many mutations were made. Returns how many readers it took.
-fn readers_among_lies<R: Reading>(
+fn readers_among_forged_words<R: Reading>(
     seed: u64,
     total: u64,
     messages: bool,
     mut make: impl FnMut(u64) -> (R, Pages),
 ) -> u64 {
     let mut rng = Rng(seed);
-    let (mut made, mut lives) = (0, 0);
+    let (mut made, mut runs) = (0, 0);
     while made < total {
         let start = start(&mut rng);
         let (reader, pages) = make(start);
-        let mut life = Life::new(reader, pages, messages, start, &mut rng);
-        lives += 1;
+        let mut run = Run::new(reader, pages, messages, start, &mut rng);
+        runs += 1;
         let mut last_words = 8;
         while last_words > 0 && made < total {
             for _ in 0..=rng.below(4) {
-                life.mutate(&mut rng);
+                run.mutate(&mut rng);
                 made += 1;
             }
-            life.act(&mut rng);
-            last_words -= u32::from(life.corrupt.is_some());
+            run.act(&mut rng);
+            last_words -= u32::from(run.corrupt.is_some());
         }
     }
-    lives
+    runs
 }
 
 fn real_reader(messages: bool) -> impl FnMut(u64) -> (Reader<Mapped>, Pages) {
@@ -214,14 +214,14 @@ fn real_reader(messages: bool) -> impl FnMut(u64) -> (Reader<Mapped>, Pages) {
 
 #[test]
 fn r7_r9_r15_hostile_writer_of_a_stream_gets_nowhere() {
-    let lives = within(HANG, || readers_among_lies(1, mutations(400_000, 4_000_000), false, real_reader(false)));
-    assert!(lives > 100, "{lives} lives: the lies are not told");
+    let runs = within(HANG, || readers_among_forged_words(1, mutations(400_000, 4_000_000), false, real_reader(false)));
+    assert!(runs > 100, "{runs} runs: the peer forges too few words");
 }
 
 #[test]
 fn r20_r21_r22_hostile_writer_of_messages_gets_nowhere() {
-    let lives = within(HANG, || readers_among_lies(2, mutations(400_000, 4_000_000), true, real_reader(true)));
-    assert!(lives > 100, "{lives} lives: the lies are not told");
+    let runs = within(HANG, || readers_among_forged_words(2, mutations(400_000, 4_000_000), true, real_reader(true)));
+    assert!(runs > 100, "{runs} runs: the peer forges too few words");
 }
 
 /// A flawed reader; its fields decide on the flaw.
@@ -275,7 +275,7 @@ impl Reading for Naive {
         Ok(())
     }
 
-    fn rings(&mut self) -> u64 {
+    fn notifications(&mut self) -> u64 {
         0
     }
 }
@@ -294,7 +294,7 @@ fn naive(start: u64) -> (Naive, Pages) {
 #[test]
 #[should_panic(expected = "R-7")]
 fn r7_canary_reader_that_trusts_the_tail_is_caught() {
-    readers_among_lies(1, 100_000, false, naive);
+    readers_among_forged_words(1, 100_000, false, naive);
 }
 
 /// A thread changes the peer's pages while readers look at them; a reader that found a violation is followed by a new
@@ -323,12 +323,12 @@ fn readers_against_a_thread<R: Reading>(
                     Some(room) => tail.wrapping_add(rng.below(room + 1) & !7),
                     None => tail.wrapping_sub(unread),
                 };
-                tail_word.store_release(if rng.below(16) == 0 { lie(&mut rng, tail, &[]) } else { tail });
+                tail_word.store_release(if rng.below(16) == 0 { forge_position(&mut rng, tail, &[]) } else { tail });
                 if !patterned {
                     let len = if rng.below(2) == 0 { rng.below(200) } else { rng.word() };
                     pages.data.put_word(rng.below(CAPACITY / 8) as usize * 8, len);
                     if rng.below(512) == 0 {
-                        pages.set(words::WRITER_STATE, lying_state(&mut rng));
+                        pages.set(words::WRITER_STATE, forge_state(&mut rng));
                     }
                     pages.set(words::WANT_SPACE, rng.word());
                 }
@@ -354,7 +354,7 @@ fn readers_against_a_thread<R: Reading>(
                 _ => reader.read(&mut buffer[..len]),
             };
             assert!(reader.available() <= CAPACITY, "R-9: {} bytes after a check", reader.available());
-            assert!(reader.rings() <= 1, "R-25");
+            assert!(reader.notifications() <= 1, "R-25");
             match result {
                 Ok(Some(n)) => {
                     met += 1;
@@ -396,7 +396,7 @@ fn readers_over(messages: bool) -> (impl FnMut(u64) -> Reader<Mapped>, Pages) {
 }
 
 #[test]
-fn r5_r7_r9_stream_that_a_thread_lies_about_is_right_or_corrupt() {
+fn r5_r7_r9_stream_whose_words_a_thread_forges_is_right_or_corrupt() {
     let changes = mutations(1_000_000, 10_000_000);
     let (make, pages) = readers_over(false);
     within(HANG, move || readers_against_a_thread(make, pages, changes, false, true));

@@ -11,7 +11,7 @@ use std::{
 
 use crate::{
     common::{Rng, fresh, memory, next_ring, victim, within},
-    lies::{CAPACITY, HANG, lying_state, mutations, start},
+    forged::{CAPACITY, HANG, forge_state, mutations, start},
 };
 use tombolo_layout::{
     Features, SegmentHeader, limits,
@@ -26,7 +26,7 @@ use tombolo_ring::{
 /// A sleep in which the peer acts, and then notifies for nothing, as often as it can.
 struct Storm<'a> {
     meddle: Box<dyn FnMut() + 'a>,
-    rung: u64,
+    notifications: u64,
     slept: u64,
 }
 
@@ -34,7 +34,7 @@ impl WaitContext for Storm<'_> {
     type Error = Error;
 
     fn notify(&mut self) {
-        self.rung += 1;
+        self.notifications += 1;
     }
 
     fn drain(&mut self) {}
@@ -53,30 +53,35 @@ impl WaitContext for Storm<'_> {
 }
 
 #[test]
-fn r12_r25_wait_among_lies_and_false_rings_ends_at_its_deadline() {
+fn r12_r25_wait_among_forged_words_and_false_notifications_ends_at_its_deadline() {
     within(HANG, || {
         let (mut rng, mut timed_out) = (Rng(5), 0);
         for round in 0..mutations(400, 10_000) {
             let start = start(&mut rng);
             let (mut halves, pages) = victim(CAPACITY, false, start);
             pages.set_tail(start);
-            let truthful = round % 2 == 0;
+            let is_valid = round % 2 == 0;
             let mut meddling = rng.clone();
             rng.word();
             let meddle = Box::new(move || match meddling.below(4) {
                 0 => pages.set(words::WANT_SPACE, meddling.word()),
                 1 => pages.set(words::WANT_DATA, meddling.word()),
-                2 if !truthful => pages.set(words::WRITER_STATE, lying_state(&mut meddling)),
-                3 if !truthful && meddling.below(64) == 0 => pages.set_tail(meddling.word()),
+                2 if !is_valid => pages.set(words::WRITER_STATE, forge_state(&mut meddling)),
+                3 if !is_valid && meddling.below(64) == 0 => pages.set_tail(meddling.word()),
                 _ => {}
             });
-            let mut storm = Storm { meddle, rung: 0, slept: 0 };
+            let mut storm = Storm { meddle, notifications: 0, slept: 0 };
             let deadline = Deadline::after(Duration::from_millis(1));
             let waited = wait(&mut halves.reader, &mut storm, &mut Spin::default(), 1, deadline);
-            assert!(storm.rung <= storm.slept + 2, "R-25: {} rings in {} sleeps", storm.rung, storm.slept);
+            assert!(
+                storm.notifications <= storm.slept + 2,
+                "R-25: {} notifications in {} sleeps",
+                storm.notifications,
+                storm.slept
+            );
             match waited {
                 Ok(Waited::TimedOut) => timed_out += 1,
-                Ok(Waited::Ready) | Err(Error::Corrupt(_)) => assert!(!truthful, "{waited:?}"),
+                Ok(Waited::Ready) | Err(Error::Corrupt(_)) => assert!(!is_valid, "{waited:?}"),
                 other => panic!("{other:?}"),
             }
         }
@@ -138,7 +143,7 @@ fn m8_header_that_changes_later_changes_nothing() {
 }
 
 #[test]
-fn r2_r3_peer_that_has_said_nothing_yet_is_not_held_to_have_lied() {
+fn r2_r3_peer_that_has_published_nothing_yet_violates_nothing() {
     let start = 77 * 8;
     let ((a, a_seen), (b, b_seen)) = (fresh(CAPACITY, 0, start), fresh(CAPACITY, 0, start));
     let mode = Mode { messages: true, ordering: FenceMode::Fences };
@@ -395,13 +400,13 @@ fn found<T: std::fmt::Debug>(result: Result<T, Error>) -> (&'static str, u64) {
 #[test]
 fn r7_tail_that_goes_back_or_runs_away_is_corrupt() {
     for start in [0, u64::MAX - 150] {
-        for lie in [99, CAPACITY + 41, 39, 1 << 62] {
+        for forged in [99, CAPACITY + 41, 39, 1 << 62] {
             let (mut halves, pages) = victim(CAPACITY, false, start);
             pages.set_tail(start.wrapping_add(100));
             assert_eq!(halves.reader.read(&mut [0; 40]), Ok(Some(40)));
-            pages.set_tail(start.wrapping_add(lie));
-            assert_eq!(found(halves.reader.refresh()), ("R-7", start.wrapping_add(lie)));
-            assert_eq!(found(halves.reader.read(&mut [0; 40])), ("R-7", start.wrapping_add(lie)), "and stays so");
+            pages.set_tail(start.wrapping_add(forged));
+            assert_eq!(found(halves.reader.refresh()), ("R-7", start.wrapping_add(forged)));
+            assert_eq!(found(halves.reader.read(&mut [0; 40])), ("R-7", start.wrapping_add(forged)), "and stays so");
         }
     }
 }
@@ -409,16 +414,16 @@ fn r7_tail_that_goes_back_or_runs_away_is_corrupt() {
 #[test]
 fn r8_head_that_goes_back_or_runs_ahead_is_corrupt() {
     for start in [0, u64::MAX - 5000] {
-        for lie in [1999, 4097 + 2000, 1 << 62] {
+        for forged in [1999, 4097 + 2000, 1 << 62] {
             let (mut halves, pages) = victim(CAPACITY, false, start);
             pages.set(words::READER_STATE, State::OPEN.encode());
             assert_eq!(halves.writer.write(&[0; 4096]), Ok(Some(4096)));
             pages.set(words::HEAD, start.wrapping_add(2000));
             assert_eq!(halves.writer.write(&[0; 3000]), Ok(Some(2000)));
-            pages.set(words::HEAD, start.wrapping_add(lie));
-            assert_eq!(found(halves.writer.write(b"x")), ("R-8", start.wrapping_add(lie)));
+            pages.set(words::HEAD, start.wrapping_add(forged));
+            assert_eq!(found(halves.writer.write(b"x")), ("R-8", start.wrapping_add(forged)));
             pages.set(words::HEAD, start.wrapping_add(4096));
-            assert_eq!(found(halves.writer.write(b"x")), ("R-8", start.wrapping_add(lie)), "and stays so");
+            assert_eq!(found(halves.writer.write(b"x")), ("R-8", start.wrapping_add(forged)), "and stays so");
         }
     }
 }

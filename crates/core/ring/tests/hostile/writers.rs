@@ -11,7 +11,7 @@ use std::{
 
 use crate::{
     common::{Pages, Rng, fresh, memory, next_ring, victim, within},
-    lies::{CAPACITY, CLAUSES, HANG, lie, lying_state, mutations, start},
+    forged::{CAPACITY, CLAUSES, HANG, forge_position, forge_state, mutations, start},
 };
 use tombolo_layout::{
     Features, SegmentHeader, limits, record,
@@ -29,7 +29,7 @@ trait Writing {
     fn put(&mut self, bytes: &[u8], how: u64) -> Result<Option<usize>, Error>;
     /// Makes every other check of the peer's words. Returns whether the ring is another one now.
     fn check_words(&mut self, what: u64) -> Result<bool, Error>;
-    fn rings(&mut self) -> u64;
+    fn notifications(&mut self) -> u64;
 }
 
 /// The real writer, in message mode or not.
@@ -81,8 +81,8 @@ impl Writing for RealWriter {
         Ok(false)
     }
 
-    fn rings(&mut self) -> u64 {
-        u64::from(self.0.take_ring())
+    fn notifications(&mut self) -> u64 {
+        u64::from(self.0.take_notification())
     }
 }
 
@@ -91,8 +91,8 @@ fn mutate_reader(pages: &mut Pages, head: &mut u64, recent: &mut Vec<u64>, rng: 
     let tail = pages.victim.word(words::TAIL).load_relaxed().hint();
     match rng.below(64) {
         0..40 => *head = head.wrapping_add(rng.below(tail.wrapping_sub(*head).min(CAPACITY) + 1)),
-        40 => *head = lie(rng, *head, recent),
-        41 | 42 => return pages.set(words::READER_STATE, lying_state(rng)),
+        40 => *head = forge_position(rng, *head, recent),
+        41 | 42 => return pages.set(words::READER_STATE, forge_state(rng)),
         43 => return pages.set(words::WANT_DATA, rng.word()),
         44 => return pages.set(rng.below(words::TAIL as u64 / 8) as usize * 8, rng.word()),
         45 => return pages.set(words::READER_STATE, State { phase: Phase::Open, ready: 1, current: 0 }.encode()),
@@ -102,15 +102,15 @@ fn mutate_reader(pages: &mut Pages, head: &mut u64, recent: &mut Vec<u64>, rng: 
     pages.set(words::HEAD, *head);
 }
 
-/// As [`readers_among_lies`], for the writing half.
-fn writers_among_lies<W: Writing>(
+/// As [`readers_among_forged_words`], for the writing half.
+fn writers_among_forged_words<W: Writing>(
     seed: u64,
     total: u64,
     messages: bool,
     mut make: impl FnMut(u64) -> (W, Pages),
 ) -> u64 {
     let mut rng = Rng(seed);
-    let (mut made, mut lives) = (0, 0);
+    let (mut made, mut runs) = (0, 0);
     let (mut before, mut after) = ([0; CAPACITY as usize], [0; CAPACITY as usize]);
     while made < total {
         let start = start(&mut rng);
@@ -119,7 +119,7 @@ fn writers_among_lies<W: Writing>(
         pages.set(words::HEAD, start);
         pages.set(words::READER_STATE, State::OPEN.encode());
         let ring = pages.victim.data(limits::CONTROL_LEN as usize);
-        lives += 1;
+        runs += 1;
         while last_words > 0 && made < total {
             for _ in 0..=rng.below(4) {
                 mutate_reader(&mut pages, &mut head, &mut recent, &mut rng);
@@ -162,10 +162,10 @@ fn writers_among_lies<W: Writing>(
                 }
                 Err(error) => panic!("{error}"),
             }
-            assert!(writer.rings() <= 1, "R-25");
+            assert!(writer.notifications() <= 1, "R-25");
         }
     }
-    lives
+    runs
 }
 
 fn real_writer(messages: bool) -> impl FnMut(u64) -> (RealWriter, Pages) {
@@ -177,14 +177,14 @@ fn real_writer(messages: bool) -> impl FnMut(u64) -> (RealWriter, Pages) {
 
 #[test]
 fn r4_r8_r15_hostile_reader_of_a_stream_gets_nowhere() {
-    let lives = within(HANG, || writers_among_lies(3, mutations(200_000, 2_000_000), false, real_writer(false)));
-    assert!(lives > 100, "{lives} lives: the lies are not told");
+    let runs = within(HANG, || writers_among_forged_words(3, mutations(200_000, 2_000_000), false, real_writer(false)));
+    assert!(runs > 100, "{runs} runs: the peer forges too few words");
 }
 
 #[test]
 fn r4_r8_r15_hostile_reader_of_messages_gets_nowhere() {
-    let lives = within(HANG, || writers_among_lies(4, mutations(200_000, 2_000_000), true, real_writer(true)));
-    assert!(lives > 100, "{lives} lives: the lies are not told");
+    let runs = within(HANG, || writers_among_forged_words(4, mutations(200_000, 2_000_000), true, real_writer(true)));
+    assert!(runs > 100, "{runs} runs: the peer forges too few words");
 }
 
 /// A writer that trusts every head.
@@ -217,7 +217,7 @@ impl Writing for NaiveWriter {
         Ok(false)
     }
 
-    fn rings(&mut self) -> u64 {
+    fn notifications(&mut self) -> u64 {
         0
     }
 }
@@ -225,7 +225,7 @@ impl Writing for NaiveWriter {
 #[test]
 #[should_panic(expected = "R-8")]
 fn r8_canary_writer_that_trusts_the_head_is_caught() {
-    writers_among_lies(3, 100_000, false, |start| {
+    writers_among_forged_words(3, 100_000, false, |start| {
         let ((own, own_seen), (peer, peer_seen)) = (fresh(CAPACITY, 0, start), memory(CAPACITY));
         let (control, data) = peer.split(limits::CONTROL_LEN as usize);
         control.write_header(&SegmentHeader::new(CAPACITY, 0, start, Features::NONE, 2).encode());
@@ -237,7 +237,7 @@ fn r8_canary_writer_that_trusts_the_head_is_caught() {
 }
 
 #[test]
-fn r4_r8_r9_heads_that_a_thread_lies_about_keep_the_ring_in_bounds() {
+fn r4_r8_r9_heads_that_a_thread_forges_keep_the_ring_in_bounds() {
     let changes = mutations(1_000_000, 10_000_000);
     within(HANG, move || {
         let mut rng = Rng(11);
@@ -267,7 +267,7 @@ fn r4_r8_r9_heads_that_a_thread_lies_about_keep_the_ring_in_bounds() {
                     Err(Error::Closed | Error::Corrupt(_)) => errors += 1,
                     Err(error) => panic!("{error}"),
                 }
-                assert!(writer.rings() <= 1, "R-25");
+                assert!(writer.notifications() <= 1, "R-25");
                 std::thread::yield_now();
             }
             stop.store(true, Relaxed);

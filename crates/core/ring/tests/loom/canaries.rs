@@ -63,7 +63,7 @@ fn room_for_one_more<W: Mem + 'static, R: Mem + 'static>(
 /// A writer sends `records`, checks for the reader only at the end, and closes, over altered views.
 fn record_and_close<W: Mem + 'static>(
     records: u8,
-    ring: bool,
+    notifies: bool,
     spoil: fn(&mut Pipe),
     writer_of: fn(&Pipe) -> Writer<W>,
 ) {
@@ -79,7 +79,7 @@ fn record_and_close<W: Mem + 'static>(
                 send(&mut writer, &mut writers, &[i; 3]).unwrap();
             }
             writer.close();
-            if ring {
+            if notifies {
                 notify_if_owed(&mut writer, &mut writers);
             }
         });
@@ -134,7 +134,7 @@ fn control_of_the_canaries_unspoilt_passes() {
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn canary_r12_ringer_that_remembers_one_ring_for_all_sleeps_is_refuted() {
+fn canary_r12_notifier_that_remembers_one_notification_for_all_sleeps_is_refuted() {
     two_records(
         WIDE,
         |pipe, _| pipe.want_data.peer.fault = Fault::Sticks(Rc::default()),
@@ -295,8 +295,8 @@ impl Side for Careless<'_> {
         self.reader.before_sleep();
     }
 
-    fn take_ring(&mut self) -> bool {
-        self.reader.take_ring()
+    fn take_notification(&mut self) -> bool {
+        self.reader.take_notification()
     }
 
     fn ordering(&self) -> FenceMode {

@@ -17,7 +17,7 @@ use crate::asymmetric::Barrier;
 
 #[derive(Debug)]
 struct Doorbell {
-    rung: AtomicBool,
+    notified: AtomicBool,
     /// Whether a notification has come since the last one that was reported to a waiter for edges.
     edge: AtomicBool,
     /// Whether there is a waiter for edges.
@@ -41,7 +41,7 @@ impl Doorbells {
     pub fn pair() -> (Self, Self) {
         let doorbell = || {
             Rc::new(Doorbell {
-                rung: AtomicBool::new(false),
+                notified: AtomicBool::new(false),
                 edge: AtomicBool::new(false),
                 has_edges: Cell::default(),
                 waiter: RefCell::default(),
@@ -61,13 +61,13 @@ impl Doorbells {
     }
 
     /// Drains the own doorbell. Returns whether it was notified.
-    pub fn take_ring(&mut self) -> bool {
-        self.own.rung.swap(false, Ordering::Relaxed)
+    pub fn take_notification(&mut self) -> bool {
+        self.own.notified.swap(false, Ordering::Relaxed)
     }
 
     /// Waits for a notification, and keeps it.
-    pub fn await_ring(&mut self) {
-        while !self.own.rung.fetch_or(false, Ordering::Relaxed) {
+    pub fn await_notification(&mut self) {
+        while !self.own.notified.fetch_or(false, Ordering::Relaxed) {
             self.park();
         }
     }
@@ -91,7 +91,7 @@ impl WaitContext for Doorbells {
 
     fn notify(&mut self) {
         // A swap, because in loom the waiter's earlier swap may overtake a plain store.
-        self.peer.rung.swap(true, Ordering::Relaxed);
+        self.peer.notified.swap(true, Ordering::Relaxed);
         if self.peer.has_edges.get() {
             self.peer.edge.swap(true, Ordering::Relaxed);
         }
@@ -101,7 +101,7 @@ impl WaitContext for Doorbells {
     }
 
     fn drain(&mut self) {
-        self.own.rung.swap(false, Ordering::Relaxed);
+        self.own.notified.swap(false, Ordering::Relaxed);
     }
 
     fn barrier(&mut self) {
@@ -116,7 +116,7 @@ impl WaitContext for Doorbells {
             self.barrier = Barrier::Sound;
             return Ok(Woken::LookDue);
         }
-        while !self.own.rung.swap(false, Ordering::Relaxed) {
+        while !self.own.notified.swap(false, Ordering::Relaxed) {
             self.park();
         }
         Ok(Woken::Notified)

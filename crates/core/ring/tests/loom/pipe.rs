@@ -133,7 +133,7 @@ pub fn sleep_until<S: Side>(side: &mut S, doorbells: &mut Doorbells, need: u64) 
 
 /// Notifies if `side` must.
 pub fn notify_if_owed<S: Side>(side: &mut S, doorbells: &mut Doorbells) {
-    if side.take_ring() {
+    if side.take_notification() {
         doorbells.notify();
     }
 }

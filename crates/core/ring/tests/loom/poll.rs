@@ -32,7 +32,7 @@ enum Mutant {
     /// Forgets notifications once it has armed.
     DrainsLate,
     /// Forgets a notification, and relies on having armed before.
-    ForgetsARing,
+    ForgetsANotification,
     /// Leaves bytes unread and raises no flag for them.
     RaisesNoFlag,
     /// Does not look again once it has armed.
@@ -87,7 +87,7 @@ impl Poller {
         match self.trigger {
             Trigger::Level if self.flag.0 => {}
             Trigger::Edge if std::mem::take(&mut self.flag.1) => {}
-            Trigger::Level => self.doorbells.await_ring(),
+            Trigger::Level => self.doorbells.await_notification(),
             Trigger::Edge => self.doorbells.await_edge(),
         }
     }
@@ -103,15 +103,15 @@ impl Poller {
     fn arm<M: Mem>(&mut self, reader: &mut Reader<M>) -> bool {
         let need = reader.need().unwrap();
         let wanted = reader.position().wrapping_add(need);
-        let rung = self.doorbells.take_ring();
-        let stays = self.armed == Some(wanted) && (!rung || self.mutant == Mutant::ForgetsARing);
+        let notified = self.doorbells.take_notification();
+        let stays = self.armed == Some(wanted) && (!notified || self.mutant == Mutant::ForgetsANotification);
         if stays {
             return false;
         }
         (self.flag, self.promised, self.armed) = ((false, false), false, None);
         let mut ready = arm(reader, &mut Drained(&mut self.doorbells), need).unwrap();
         match self.mutant {
-            Mutant::DrainsLate => drop(self.doorbells.take_ring()),
+            Mutant::DrainsLate => drop(self.doorbells.take_notification()),
             Mutant::LooksNotAgain => ready = false,
             _ => {}
         }
@@ -205,6 +205,6 @@ fn canary_r12_poller_that_raises_no_flag_for_what_is_left_is_refuted() {
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn canary_r12_poller_that_forgets_a_ring_it_was_armed_for_is_refuted() {
-    polled::<Light<0>, Light<1>>(FenceMode::WaiterBarrier, Trigger::Level, Mutant::ForgetsARing);
+fn canary_r12_poller_that_forgets_a_notification_it_was_armed_for_is_refuted() {
+    polled::<Light<0>, Light<1>>(FenceMode::WaiterBarrier, Trigger::Level, Mutant::ForgetsANotification);
 }

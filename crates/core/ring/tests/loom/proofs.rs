@@ -47,7 +47,7 @@ fn records_through(kind: Kind, records: u8) {
     (0..records).for_each(|i| assert_eq!(recv(&mut reader, &mut readers), Ok(Ok(vec![i; 3]))));
     let sent = [other.join().unwrap(), reader.counters().notifications_sent];
     for (sent, asked) in sent.iter().zip(&asked) {
-        assert!(*sent <= asked.stores(), "{sent} rings for {} wait words", asked.stores());
+        assert!(*sent <= asked.stores(), "{sent} notifications for {} wait words", asked.stores());
     }
 }
 

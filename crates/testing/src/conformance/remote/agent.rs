@@ -212,7 +212,7 @@ impl<W: Write + Send + 'static> Agent<W> {
             Op::Life => body.life(self.link(parts.number()).liveness()),
             Op::Peer => body.bytes(self.link(parts.number()).peer().domain.as_bytes()),
             Op::SameKernel => body.byte(self.link(parts.number()).same_kernel().into()),
-            Op::Ring => {
+            Op::Notify => {
                 self.doorbell(parts.number()).notify(parts.slot());
                 body
             }

@@ -386,7 +386,7 @@ struct RemoteDoorbell {
 
 impl Doorbell for RemoteDoorbell {
     fn notify(&self, slot: Slot) {
-        self.thing.line.call(&self.thing.ask(Op::Ring).slot(slot)).expect("to ring cannot fail");
+        self.thing.line.call(&self.thing.ask(Op::Notify).slot(slot)).expect("to notify cannot fail");
     }
 
     fn wait(&self, slot: Slot, deadline: Deadline) -> Result<Woken> {

@@ -28,7 +28,7 @@ const SOON: u64 = 60;
 
 fn kept(rig: &mut Rig, kind: Kind) -> Result<Verdict> {
     let pair = rig.pair(kind)?;
-    let keeper = begin(pair)?;
+    let reaper = begin(pair)?;
     // One more descriptor does not delay the news of the death.
     let told = death::reaped_in(pair, "flow", 5)?.median();
     ensure!(told < TOLD, "the other end knew after {told:?}, at the median");
@@ -64,7 +64,7 @@ fn kept(rig: &mut Rig, kind: Kind) -> Result<Verdict> {
     until(pair, "it is let go of", |kept, doctor| kept.is_empty() && !doctor.contains("keeps"))?;
     pair.check_clean()?;
     pair.sh("A", "killall tombolod")?;
-    pair.done("A", keeper)?;
+    pair.done("A", reaper)?;
     let doctor = seen(pair)?.1;
     ensure!(doctor.contains("no tombolod tells"), "{doctor}");
     Ok(Verdict::Done)
@@ -72,10 +72,10 @@ fn kept(rig: &mut Rig, kind: Kind) -> Result<Verdict> {
 
 /// Starts `tombolod` in A.
 fn begin(pair: &mut Pair) -> Result<Job> {
-    let keeper = pair.start("A", "exec tombolod --guest --no-hook 2>&1")?;
-    let said = pair.at("A")?.line(keeper, within(SOON)).context("tombolod")?;
+    let reaper = pair.start("A", "exec tombolod --guest --no-hook 2>&1")?;
+    let said = pair.at("A")?.line(reaper, within(SOON)).context("tombolod")?;
     ensure!(said.contains("keeps pages"), "{said}");
-    Ok(keeper)
+    Ok(reaper)
 }
 
 /// Returns the kept pages in A, as `tombolo ls` lists them, and the line of `tombolo doctor`.

@@ -99,7 +99,7 @@ fn run(pair: &mut Pair, tests: &str, here: &str, there: &str, number: u16, words
 /// A suite whose tests cannot succeed must fail.
 fn fails(rig: &mut Rig) -> Result<Verdict> {
     let pair = rig.pair(Kind::Pv)?;
-    let (end, passed) = run(pair, "suite", "A", "B", 0, "here::d4_any_number_of_rings_is_kept")?;
+    let (end, passed) = run(pair, "suite", "A", "B", 0, "here::d4_any_number_of_notifications_is_kept")?;
     ensure!(end == End::Code(1), "{end:?} with {passed} passed, though the agent's domain is another");
     Ok(Verdict::Done)
 }
