@@ -266,6 +266,7 @@ mod tests {
     use std::{
         os::unix::ffi::OsStrExt,
         process::{Command, Stdio},
+        time::{Duration, Instant},
     };
 
     use super::*;
@@ -298,10 +299,16 @@ mod tests {
         let program = folder.path().join(std::ffi::OsStr::from_bytes(b"caf\xe9"));
         fs::copy("/bin/cat", &program).unwrap();
         let mut child = Command::new(&program).stdin(Stdio::piped()).spawn().unwrap();
-        let maps = maps(child.id());
+        // The kernel maps the program after `spawn` has returned.
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let mut seen = maps(child.id());
+        while !seen.contains("/caf") && Instant::now() < deadline {
+            std::thread::yield_now();
+            seen = maps(child.id());
+        }
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(maps.contains("/caf\u{fffd}\n") && maps.contains(" [stack]\n"), "{maps}");
+        assert!(seen.contains("/caf\u{fffd}\n") && seen.contains(" [stack]\n"), "{seen}");
     }
 
     #[test]

@@ -3,9 +3,9 @@
 //!
 //! Joining a connection takes each endpoint 0.2 to 0.7 ms of CPU time, a request over TCP a tenth of that. Where many
 //! connections begin at once, all requests wait for the joins of all connections. Beside programs that compute they
-//! wait much longer: a process that answers requests sleeps between them and so runs as soon as one comes, but one that
-//! has used up its time slice for joins is stopped until the others have used up theirs. So joins get an eighth of the
-//! time at most, and requests go over TCP meanwhile (ADR 0100).
+//! wait much longer. A process that answers requests sleeps between them and so runs as soon as one comes. One that has
+//! used up its time slice for joins is stopped until the others have used up theirs. So joins get an eighth of the time
+//! at most, and requests go over TCP meanwhile (ADR 0100).
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},

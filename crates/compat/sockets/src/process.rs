@@ -45,6 +45,8 @@ pub struct Settings {
     pub loopback: bool,
     /// Time after which both directions move to the other transport, again and again; for tests.
     pub flip: Option<Duration>,
+    /// Whether joins get a bounded share of the time. Tests that count calls switch this off.
+    pub paced: bool,
     /// File that gets a line for each event, if any.
     pub log: Option<PathBuf>,
     /// Folder in which each process keeps a file with its counters.
