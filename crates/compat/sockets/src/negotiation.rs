@@ -95,7 +95,7 @@ impl Process {
             return;
         }
         // Before the call is counted: one that comes too early for the pace is none in which the search got on.
-        if !self.has_time_to_join() {
+        if !self.pace.has_time() {
             return;
         }
         let call = connection.search.count_call();
@@ -109,11 +109,6 @@ impl Process {
                 self.advance_once(connection, call);
             }
         });
-    }
-
-    /// Says whether there is time for a step towards a join. If not, a later call takes it.
-    fn has_time_to_join(&self) -> bool {
-        !self.settings.paced || self.pace.has_time()
     }
 
     /// One step. Says whether there was one.
@@ -528,7 +523,7 @@ impl Negotiations {
         talk: &mut NegotiationStage,
     ) -> Result<(), Reason> {
         // Where many are proposed at once, each is answered in a later call on it.
-        if !peer_process.outbox.is_open() || !process.has_time_to_join() {
+        if !peer_process.outbox.is_open() || !process.pace.has_time() {
             return Ok(());
         }
         let NegotiationStage::Claimed(waiting) = &mut *talk else { return Ok(()) };

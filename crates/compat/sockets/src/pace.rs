@@ -22,17 +22,23 @@ const AT_ONCE: Duration = Duration::from_micros(500);
 /// Longest time that one step counts. A step that takes longer was stopped for other programs.
 const COUNTED: Duration = Duration::from_millis(1);
 
-/// Work of this process on joins, as the time at which all of it has been rested for.
-#[derive(Debug, Default)]
+/// Work of this process on joins.
+#[derive(Debug)]
 pub(crate) struct JoinPace {
-    /// In nanoseconds of the system's clock.
+    /// Whether it is bounded.
+    is_bounded: bool,
+    /// Time at which all of it has been rested for, in nanoseconds of the system's clock.
     rested_at: AtomicU64,
 }
 
 impl JoinPace {
+    pub fn new(is_bounded: bool) -> Self {
+        Self { is_bounded, rested_at: AtomicU64::new(0) }
+    }
+
     /// Returns whether there is time for a step towards a join. If not, a later call takes it.
     pub fn has_time(&self) -> bool {
-        self.has_time_at(exact_time())
+        !self.is_bounded || self.has_time_at(exact_time())
     }
 
     /// Does a step towards a join, or what may be one, and counts the time that it takes.
@@ -83,7 +89,7 @@ mod tests {
     #[test]
     fn joins_get_an_eighth_of_the_time_after_a_few_at_once() {
         let begun = Duration::from_secs(1000);
-        let pace = JoinPace::default();
+        let pace = JoinPace::new(true);
         let at_once = steps_within(&pace, begun, Duration::from_millis(1));
         assert!((2..=4).contains(&at_once), "{at_once}");
         let second = steps_within(&pace, begun + Duration::from_millis(1), Duration::from_secs(1));
@@ -95,7 +101,7 @@ mod tests {
 
     #[test]
     fn step_that_was_stopped_counts_as_a_millisecond() {
-        let pace = JoinPace::default();
+        let pace = JoinPace::new(true);
         let now = Duration::from_secs(1000);
         pace.count(Duration::from_secs(5), now);
         assert!(!pace.has_time_at(now) && pace.has_time_at(now + Duration::from_millis(4)));

@@ -91,6 +91,7 @@ impl Process {
     #[must_use]
     pub fn new(settings: Settings, kernel: Box<dyn Kernel>, rendezvous: Box<dyn Rendezvous>) -> Self {
         Self {
+            pace: JoinPace::new(settings.paced),
             rings: RingMemory::new(settings.memory),
             journal: Journal::new(settings.log.clone(), settings.report.clone()),
             connection_table: ConnectionTable::default(),
@@ -99,7 +100,6 @@ impl Process {
             rendezvous,
             machines: None,
             exchange: Exchange::new(),
-            pace: JoinPace::default(),
             waiters: WaiterPool::default(),
             switch: Switch::default(),
             credits: Credits::default(),
