@@ -288,7 +288,7 @@ fn report_interrupted_leaves_the_lines_so_far_and_they_can_be_rendered() {
         assert!(Instant::now() < deadline, "no results after five minutes");
         std::thread::yield_now();
     }
-    kill_process(Pid::from_child(&driver), Signal::INT).unwrap();
+    kill_process(Pid::from_child(&driver), Signal::TERM).unwrap();
     driver.wait().unwrap();
     place.assert_nothing_left();
     let file = dir.join("results.jsonl").display().to_string();

@@ -15,8 +15,8 @@ use crate::{
 
 impl<M: Mem> Reader<M> {
     /// Ends this process's turn: hands back what was read, checks for a sleeping writer, and returns the record that
-    /// the next process needs. The caller must notify if [`take_ring`](Self::take_ring) returns true, and only then
-    /// release the lock. Bytes that were peeked at and not consumed are delivered again.
+    /// the next process needs. The caller must notify if [`take_notification`](Self::take_notification) returns true,
+    /// and only then release the lock. Bytes that were peeked at and not consumed are delivered again.
     pub fn save(&mut self) -> Record {
         self.flow.peeked = None;
         self.flow.release();

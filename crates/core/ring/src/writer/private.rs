@@ -15,8 +15,8 @@ use crate::{
 
 impl<M: Mem> Writer<M> {
     /// Ends this process's turn: checks for a sleeping reader, and returns the record that the next process needs. The
-    /// caller must notify if [`take_ring`](Self::take_ring) returns true, and only then release the lock. A reservation
-    /// that was not committed is forgotten.
+    /// caller must notify if [`take_notification`](Self::take_notification) returns true, and only then release the
+    /// lock. A reservation that was not committed is forgotten.
     pub fn save(&mut self) -> Record {
         self.flow.flush();
         Record {
