@@ -116,7 +116,6 @@ impl Program {
             // A connection within one network namespace stays on TCP; connections of two kernels are never within one.
             loopback: false,
             flip: None,
-            paced: false,
             log: None,
             report: None,
             ports: Ports::default(),

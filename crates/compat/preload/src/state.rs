@@ -144,7 +144,6 @@ fn settings() -> Option<Settings> {
         memory: number("TOMBOLO_SOCKETS_MEMORY").unwrap_or(u64::MAX),
         loopback: env::var_os("TOMBOLO_SOCKETS_LOOPBACK").is_none_or(|value| value != "off"),
         flip: number("TOMBOLO_SOCKETS_FLIP_US").map(Duration::from_micros),
-        paced: true,
         log: path("TOMBOLO_SOCKETS_LOG"),
         report: path("TOMBOLO_SOCKETS_REPORT"),
         ports: ports(),

@@ -25,7 +25,7 @@ const COUNTED: Duration = Duration::from_millis(1);
 /// Work of this process on joins.
 #[derive(Debug)]
 pub(crate) struct JoinPace {
-    /// Whether it is bounded.
+    /// Whether it is bounded: not where the user said when to join (`after`).
     is_bounded: bool,
     /// Time at which all of it has been rested for, in nanoseconds of the system's clock.
     rested_at: AtomicU64,

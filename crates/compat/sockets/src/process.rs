@@ -45,8 +45,6 @@ pub struct Settings {
     pub loopback: bool,
     /// Time after which both directions move to the other transport, again and again; for tests.
     pub flip: Option<Duration>,
-    /// Whether joins get a bounded share of the time. Tests that count calls switch this off.
-    pub paced: bool,
     /// File that gets a line for each event, if any.
     pub log: Option<PathBuf>,
     /// Folder in which each process keeps a file with its counters.
@@ -91,7 +89,7 @@ impl Process {
     #[must_use]
     pub fn new(settings: Settings, kernel: Box<dyn Kernel>, rendezvous: Box<dyn Rendezvous>) -> Self {
         Self {
-            pace: JoinPace::new(settings.paced),
+            pace: JoinPace::new(settings.after.is_none()),
             rings: RingMemory::new(settings.memory),
             journal: Journal::new(settings.log.clone(), settings.report.clone()),
             connection_table: ConnectionTable::default(),

@@ -598,7 +598,7 @@ fn busy_stream_that_nobody_gave_a_ring_tries_a_larger_one_and_loses_nothing() {
     let (mut reader, mut writer) = world.pair_with::<Stream>(&Options::new());
     let piece = noise((1 << 20) + 13, 7);
     let target = tried(&writer);
-    assert_eq!(target.is_none(), RingChoice::of_this_machine().bytes() == CAPACITY_DEFAULT, "{target:?}");
+    assert_eq!(target.is_none(), RingChoice::of_this_machine().tried() == CAPACITY_DEFAULT, "{target:?}");
     // Where the caches are unknown, or there is one CPU, so many bytes are sent that a stream would have tried.
     let least = 2 << 30;
     let over = AtomicBool::new(false);
@@ -640,7 +640,7 @@ fn busy_sender_of_messages_tries_a_larger_ring_and_they_become_no_longer() {
     let world = World::local();
     let (mut receiver, mut sender) = world.pair_with::<Messages>(&Options::new());
     let target = sender.statistics().sent.ring_growth.map(|growth| growth.target);
-    assert_eq!(target.is_none(), RingChoice::of_this_machine().bytes() == CAPACITY_DEFAULT, "{target:?}");
+    assert_eq!(target.is_none(), RingChoice::of_this_machine().tried() == CAPACITY_DEFAULT, "{target:?}");
     let most = sender.split().0.message_max();
     assert_eq!(most, message_max(CAPACITY_DEFAULT));
     let piece = noise(8000, 9);

@@ -543,7 +543,6 @@ mod tests {
             memory: u64::MAX,
             loopback: true,
             flip: None,
-            paced: false,
             log: None,
             report: None,
             ports: Ports::default(),

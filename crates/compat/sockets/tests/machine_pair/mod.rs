@@ -194,7 +194,6 @@ impl Programs {
                 // Each kernel counts its namespaces from 1, so an equal number proves nothing (S-6).
                 loopback: false,
                 flip: None,
-                paced: false,
                 log: Some(folders[at].path().join("log")),
                 report: None,
                 ports: tombolo_sockets::ports::Ports::default(),

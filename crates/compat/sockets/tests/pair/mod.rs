@@ -96,7 +96,6 @@ pub fn met(change: impl Fn(&mut Settings)) -> ([End; 2], tempfile::TempDir) {
             memory: u64::MAX,
             loopback: true,
             flip: None,
-            paced: false,
             log: None,
             report: None,
             ports: tombolo_sockets::ports::Ports::default(),

@@ -210,7 +210,6 @@ impl Victim {
             memory: u64::MAX,
             loopback: true,
             flip: None,
-            paced: false,
             log: None,
             report: None,
             ports: tombolo_sockets::ports::Ports::default(),
