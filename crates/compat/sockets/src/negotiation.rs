@@ -150,6 +150,7 @@ impl Process {
             exchange.receive_messages(self);
         }
         let finished = std::mem::take(&mut exchange.finished);
+        self.pace.note_under_way(exchange.by_tuple.len() + exchange.by_id.len());
         drop(exchange);
         drop(finished);
         if let Err(reason) = said {

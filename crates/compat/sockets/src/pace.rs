@@ -5,15 +5,17 @@
 //! connections begin at once, all requests wait for the joins of all connections. Beside programs that compute they
 //! wait much longer. A process that answers requests sleeps between them and so runs as soon as one comes. One that has
 //! used up its time slice for joins is stopped until the others have used up theirs. So joins get an eighth of the time
-//! at most, and requests go over TCP meanwhile (ADR 0100).
+//! at most where more than a few are under way, and requests go over TCP meanwhile (ADR 0100).
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::{AtomicU64, AtomicUsize, Ordering},
     time::Duration,
 };
 
 use tombolo_os::clock::exact_time;
 
+/// Connections that may be joined at once without any rest.
+const FEW: usize = 4;
 /// Multiple of the work for which joins then rest: they get an eighth of the time.
 const REST: u64 = 8;
 /// Work that may be done at once after a rest: the join of one or two connections. Much less than a time slice, so that
@@ -29,16 +31,24 @@ pub(crate) struct JoinPace {
     is_bounded: bool,
     /// Time at which all of it has been rested for, in nanoseconds of the system's clock.
     rested_at: AtomicU64,
+    /// Number of connections that were claimed or proposed, and not joined yet.
+    under_way: AtomicUsize,
 }
 
 impl JoinPace {
     pub fn new(is_bounded: bool) -> Self {
-        Self { is_bounded, rested_at: AtomicU64::new(0) }
+        Self { is_bounded, rested_at: AtomicU64::new(0), under_way: AtomicUsize::new(0) }
     }
 
     /// Returns whether there is time for a step towards a join. If not, a later call takes it.
     pub fn has_time(&self) -> bool {
-        !self.is_bounded || self.has_time_at(exact_time())
+        // ORDER: Relaxed, here and below; each word stands for itself.
+        !self.is_bounded || self.under_way.load(Ordering::Relaxed) <= FEW || self.has_time_at(exact_time())
+    }
+
+    /// Notes how many connections are on their way to be joined.
+    pub fn note_under_way(&self, count: usize) {
+        self.under_way.store(count, Ordering::Relaxed);
     }
 
     /// Does a step towards a join, or what may be one, and counts the time that it takes.
@@ -51,7 +61,6 @@ impl JoinPace {
     }
 
     fn has_time_at(&self, now: Duration) -> bool {
-        // ORDER: Relaxed, here and below; the word stands for itself.
         self.rested_at.load(Ordering::Relaxed) <= nanoseconds(now + AT_ONCE * REST as u32)
     }
 
@@ -97,6 +106,20 @@ mod tests {
         // Rested for, it may be done at once again, and no more than at first.
         let again = steps_within(&pace, begun + Duration::from_secs(60), Duration::from_millis(1));
         assert!(again.abs_diff(at_once) <= 1, "{again}");
+    }
+
+    #[test]
+    fn few_connections_need_no_rest_and_more_do() {
+        let pace = JoinPace::new(true);
+        (0..10).for_each(|_| pace.count(COUNTED, exact_time()));
+        for (count, has_time) in [(0, true), (FEW, true), (FEW + 1, false)] {
+            pace.note_under_way(count);
+            assert_eq!(pace.has_time(), has_time, "{count}");
+        }
+        let unbounded = JoinPace::new(false);
+        unbounded.count(COUNTED, exact_time());
+        unbounded.note_under_way(FEW + 1);
+        assert!(unbounded.has_time());
     }
 
     #[test]
