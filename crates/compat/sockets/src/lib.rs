@@ -39,7 +39,6 @@ mod journal;
 pub mod kernel;
 mod negotiation;
 mod offered_ring;
-mod pace;
 mod pipes;
 pub mod ports;
 mod process;
