@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Eventfds: counters that wake those who poll them.
 //!
-//! [`eventfd`] makes one for a single process: [`raise`] makes it readable, [`drain`] takes that back. [`full_eventfd`] makes one that a hostile
-//! peer may hold as well. Its notifier *reads* it ([`raise_full`]), which no other holder can make block. Its waiter
-//! watches it for edges of writability and never reads it.
+//! [`eventfd`] makes one for a single process: [`raise`] makes it readable, [`drain`] takes that back.
+//! [`full_eventfd`] makes one that a hostile peer may hold as well. Its notifier *reads* it ([`raise_full`]), which no
+//! other holder can make block. Its waiter watches it for edges of writability and never reads it.
 
 use std::{
     io::{self, IoSliceMut},

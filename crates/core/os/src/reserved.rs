@@ -3,8 +3,8 @@
 //!
 //! A program counts on the lowest numbers, and on being the only one that opens and closes descriptors. So after
 //! [`reserve_descriptors`] what backends hold goes to numbers beyond the program's limit, as `RLIMIT_NOFILE` bounds
-//! numbers and not how many there are. [`is_reserved`] tells code that stands in for `close` what is not the program's to
-//! close.
+//! numbers and not how many there are. [`is_reserved`] tells code that stands in for `close` what is not the program's
+//! to close.
 
 use std::{
     cell::Cell,

@@ -438,6 +438,12 @@ pub fn go_on(victim: &Victim, mut liar: Liar, waits: bool, mut lie: Option<Rando
     (liar, joined)
 }
 
+/// Both values of a condition, such as whether an endpoint waits.
+pub const BOTH: [bool; 2] = [true, false];
+
+/// Changes nothing in a claim.
+pub fn honest(_: &mut Claim) {}
+
 /// Talks to a victim with all that an honest peer knows, and proves the sequence numbers `secret`; once it has received
 /// the victim's claim, `lie` changes its own. Returns whether the victim trusted the peer.
 pub fn convince(victim: &Victim, secret: Secret, lie: impl Fn(&mut Claim)) -> bool {
