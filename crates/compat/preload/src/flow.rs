@@ -7,7 +7,7 @@ use std::{
     ops::Deref,
     os::fd::RawFd,
     sync::Arc,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use rustix::io::Errno;
@@ -30,6 +30,9 @@ const PEEK: i32 = libc::MSG_PEEK;
 
 /// Number of bytes that are discarded at once.
 const DISCARD: usize = 1 << 20;
+
+/// Longest wait of a call that does not block, for a peer that has not yet followed into the pipe that is to be left.
+const LEAVING: Duration = Duration::from_millis(100);
 
 /// Receives into `to`, or fails with the error that the arguments have. `real` is the program's call itself.
 pub(crate) fn receive<'p>(
@@ -422,6 +425,8 @@ pub(crate) trait Supply: Source {
 struct Patience {
     nonblocking: Option<bool>,
     deadline: Option<Option<Instant>>,
+    /// When the wait for a pipe to be left ends.
+    leaving: Option<Instant>,
     /// Number of bytes seen at the last look.
     seen: Option<usize>,
     looks: Looks,
@@ -443,11 +448,17 @@ impl Patience {
         }
     }
 
-    /// Does the same for a call that sends. After it the program may wait for an answer before it calls again.
+    /// Does the same for a call that sends. After it the program may wait, for an answer or for room, before it calls
+    /// again.
     fn note_send(&mut self, process: &Process, connection: &Arc<Connection>, fd: RawFd, flags: i32) {
         self.note_wait(connection, fd, flags, Direction::Out);
-        if !connection.wiring.waits().is_asked(Direction::In) && self.is_nonblocking(connection, fd, flags) {
-            self.note_refused(process, connection, fd, flags, Direction::In);
+        let waits = connection.wiring.waits();
+        if Direction::BOTH.iter().any(|direction| !waits.is_asked(*direction))
+            && self.is_nonblocking(connection, fd, flags)
+        {
+            for direction in Direction::BOTH {
+                self.note_refused(process, connection, fd, flags, direction);
+            }
         }
     }
 
@@ -466,6 +477,17 @@ impl Patience {
             errno::kept(|| handback::ask_for_tcp(process, fd, connection, Reason::Usage));
         }
         is_news
+    }
+
+    /// Waits, no longer than [`LEAVING`] in one call, while a direction that is to go over TCP is still in a full pipe,
+    /// because the peer has not followed there yet. The program may wait for room past this library, and would never be
+    /// notified of it. Returns whether to try again.
+    fn leaves_pipe(&mut self, process: &Process, connection: &Arc<Connection>, fd: RawFd) -> Result<bool, Errno> {
+        if connection.wiring.waits().is_seen(Direction::Out) || connection.is_writable() != Some(false) {
+            return Ok(false);
+        }
+        let deadline = *self.leaving.get_or_insert_with(|| Instant::now() + LEAVING);
+        inside::leave(|| wait::one(process, connection, fd, Wanted::WRITE, || Some(deadline)))
     }
 
     fn deadline(&mut self, connection: &Connection, fd: RawFd, wanted: Wanted) -> Option<Instant> {
@@ -510,7 +532,8 @@ impl Patience {
     ) -> Result<(), Errno> {
         if self.is_nonblocking(connection, fd, flags) {
             let direction = if wanted == Wanted::READ { Direction::In } else { Direction::Out };
-            let tries_again = self.note_refused(process, connection, fd, flags, direction);
+            let tries_again = self.note_refused(process, connection, fd, flags, direction)
+                || wanted == Wanted::WRITE && self.leaves_pipe(process, connection, fd)?;
             return if tries_again { Ok(()) } else { Err(Errno::AGAIN) };
         }
         let look = (wanted == Wanted::WRITE).then(|| Instant::now() + self.looks.next_pause());

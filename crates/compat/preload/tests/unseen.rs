@@ -45,6 +45,9 @@ fn room_is_told_to_who_waits_for_it_past_libc() {
     for way in ["room", "room later"] {
         let _ = received(way);
     }
+    // The sender moved into the pipe, which is full before the receiver has followed there.
+    let Some((_, shared)) = received("room at a move") else { return };
+    assert!(shared >= 100, "{shared} bytes through shared memory");
 }
 
 #[test]

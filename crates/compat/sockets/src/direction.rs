@@ -11,5 +11,6 @@ pub enum Direction {
 }
 
 impl Direction {
-    pub(crate) const BOTH: [Self; 2] = [Self::Out, Self::In];
+    /// The two directions.
+    pub const BOTH: [Self; 2] = [Self::Out, Self::In];
 }

@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/syscall.h>
 
 #include "ends.h"
@@ -56,16 +57,31 @@ static void *answers(void *end) {
     return NULL;
 }
 
-/* The other end reads slowly. */
+/* The other end reads slowly, and begins late. */
 static void *reads(void *end) {
     static char bytes[64 << 10];
     long all = 0, n;
+    usleep(20000);
     while (all < MUCH && (n = read(*(int *)end, bytes, sizeof bytes)) > 0) {
         all += n;
         usleep(200);
     }
     puts(all < MUCH ? "the end came early" : "received");
     return NULL;
+}
+
+/* Sends requests, each of which is read, until one did not go over TCP; that one is not read. */
+static void step(const int ends[2]) {
+    char bytes[REQUEST] = "";
+    for (int at = 0; at < REQUESTS; at++) {
+        int there = 0;
+        check(send(ends[0], bytes, REQUEST, 0) == REQUEST, "request");
+        check(past_libc(SYS_ioctl, ends[1], FIONREAD, (long)&there, 0) == 0, "ioctl");
+        if (there == 0) {
+            return;
+        }
+        check(recv(ends[1], bytes, REQUEST, 0) == REQUEST, "recv");
+    }
 }
 
 /* Reads as much as comes in one call, and then waits; without `waits`, one blocking call reads all. */
@@ -104,7 +120,11 @@ int main(int count, char **arguments) {
     pthread_t thread;
     meet(ends);
     setsockopt(ends[1], IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    int full = strcmp(way, "room") == 0 || strcmp(way, "room later") == 0;
+    int moves = strcmp(way, "room at a move") == 0;
+    int full = strcmp(way, "room") == 0 || strcmp(way, "room later") == 0 || moves;
+    if (moves) {
+        step(ends);
+    }
     pthread_create(&thread, NULL, full ? reads : answers, &ends[1]);
     if (strcmp(way, "set") == 0) {
         make_set(ends[0], EPOLLIN);
