@@ -28,7 +28,7 @@ pub struct Rig {
     /// Parts from which machines are made.
     pub parts: Parts,
     solo: Option<Guest>,
-    site: Option<Site>,
+    site: Option<(Purpose, Site)>,
 }
 
 impl runner::Rig for Rig {
@@ -41,11 +41,12 @@ impl runner::Rig for Rig {
 
     fn run(&mut self, case: &Case<Self>) -> Result<Verdict> {
         let verdict = (case.run)(self);
-        let fault = self.solo.as_mut().and_then(Guest::fault).or_else(|| self.site.as_mut().and_then(Site::fault));
+        let fault = self.solo.as_mut().and_then(Guest::fault);
+        let fault = fault.or_else(|| self.site.as_mut().and_then(|(_, site)| site.fault()));
         if verdict.is_ok() && fault.is_none() {
             return verdict;
         }
-        let heard = self.site.as_mut().map(Site::report).unwrap_or_default();
+        let heard = self.site.as_mut().map(|(_, site)| site.report()).unwrap_or_default();
         (self.solo, self.site) = (None, None);
         match (verdict, fault) {
             (Ok(_), Some(fault)) => Err(Error::new(fault)),
@@ -63,18 +64,24 @@ impl Rig {
     /// Ends the running machines, for a case with machines of its own: the host may have as few as two processors.
     pub fn rest(&mut self) -> Result<()> {
         self.solo.take().map_or(Ok(()), |guest| guest.vm.finish())?;
-        self.site.take().map_or(Ok(()), Site::finish)
+        self.site.take().map_or(Ok(()), |(_, site)| site.finish())
     }
 
     /// Returns the two machines with brokers, and boots them when they are first needed. The case must leave them as
     /// they were.
     pub fn site(&mut self) -> Result<&mut Site> {
-        if self.site.is_none() {
+        let plan = Plan { purpose: Purpose::Cases, config: CONFIG, modules: MODULES, programs: &[] };
+        self.site_for(plan.purpose, |parts| Site::boot_with(parts, &plan, |_| Ok(())))
+    }
+
+    /// Returns the two machines for a purpose; `boot` boots them when they are first needed. The case must leave them
+    /// as they were.
+    pub fn site_for(&mut self, purpose: Purpose, boot: impl FnOnce(&Parts) -> Result<Site>) -> Result<&mut Site> {
+        if self.site.as_ref().is_none_or(|(of, _)| *of != purpose) {
             self.rest()?;
-            let plan = Plan { purpose: Purpose::Cases, config: CONFIG, modules: MODULES, programs: &[] };
-            self.site = Some(Site::boot_with(&self.parts, &plan, |_| Ok(()))?);
+            self.site = Some((purpose, boot(&self.parts)?));
         }
-        let site = self.site.as_mut().ok_or_else(|| Error::new("no site"))?;
+        let (_, site) = self.site.as_mut().ok_or_else(|| Error::new("no site"))?;
         site.serve()?;
         Ok(site)
     }
@@ -82,7 +89,7 @@ impl Rig {
     /// Boots a third machine for a case that ends it. The host's broker must know its name.
     pub fn third(&mut self, name: &str) -> Result<Vm> {
         self.site()?;
-        let site = self.site.as_ref().ok_or_else(|| Error::new("no site"))?;
+        let (_, site) = self.site.as_ref().ok_or_else(|| Error::new("no site"))?;
         site.boot_third(&self.parts, name, MODULES)
     }
 

@@ -6,7 +6,7 @@
 use super::sockets::{self, HALF, RECEIVE, SEND};
 use super::{Case, Verdict};
 use crate::rig::Rig;
-use crate::site::{At, Purpose, Site, line};
+use crate::site::{At, Site, line};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -15,7 +15,6 @@ use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::guest::until;
 use tombolo_e2e::line_reader::{LineReader, within};
-use tombolo_e2e::network::Network;
 use tombolo_e2e::process::{Process, tied};
 use tombolo_e2e::scratch::Scratch;
 
@@ -185,26 +184,19 @@ fn talk(rig: &mut Rig) -> Result<Verdict> {
     if let Some(missing) = sockets::missing() {
         return Ok(Verdict::Skip { need: "iperf3", why: format!("no {missing}") });
     }
-    if let Err(why) = Network::open() {
-        return Ok(Verdict::Skip { need: "netns", why: why.to_string() });
-    }
-    rig.rest()?;
-    let mut site = sockets::boot(&rig.parts, Purpose::Networked)?;
-    site.link("a", "host")?;
-    let place = match Place::new(&site) {
-        Ok(place) => place,
-        Err(why) => return Ok(Verdict::Skip { need: "bpf", why: why.to_string() }),
-    };
-    match through_it(&mut site, place) {
-        Ok(()) => site.finish().map(|()| Verdict::Done),
-        Err(why) => Err(Error::new(format!("{why}\n{}", site.report()))),
-    }
+    sockets::at_site(rig, |site| {
+        site.link("a", "host")?;
+        match Place::new(site) {
+            Ok(place) => through_it(site, place).map(|()| Verdict::Done),
+            Err(why) => Ok(Verdict::Skip { need: "bpf", why: why.to_string() }),
+        }
+    })
 }
 
 fn through_it(site: &mut Site, mut place: Place) -> Result<()> {
     // Canary: a program that gets no sequence numbers can prove nothing, and everything goes over TCP.
     let group = place.group.take();
-    let canary = transfer(site, &place, (Way::ToHost, "700", "canary"), |_| Ok(()))?;
+    let canary = transfer(site, &place, (Way::ToHost, "700", "host-canary"), |_| Ok(()))?;
     ensure!(canary[0] > 0 && canary[1] == 0, "without numbers {} bytes went through memory", canary[1]);
     place.group = group;
     for (way, name) in [(Way::ToHost, "to-host"), (Way::FromHost, "from-host")] {
@@ -212,8 +204,8 @@ fn through_it(site: &mut Site, mut place: Place) -> Result<()> {
         ensure!(memory > 0 && memory / 19 >= tcp, "{name}: {tcp} bytes over TCP, {memory} through memory");
     }
     // The link goes under load: every byte arrives, the rest over TCP.
-    let both = transfer(site, &place, (Way::ToHost, "8000", "leave"), |site| {
-        sockets::until_in_memory(site, "/tmp/leave")?;
+    let both = transfer(site, &place, (Way::ToHost, "8000", "host-leave"), |site| {
+        sockets::until_in_memory(site, "/tmp/host-leave")?;
         site.broker.link(&["rm", "a", "host"]).map(drop)
     })?;
     ensure!(both[0] > 0 && both[1] > 0, "{} bytes over TCP, {} through memory", both[0], both[1]);

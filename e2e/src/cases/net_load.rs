@@ -32,8 +32,9 @@ const WORDS: usize = 2048;
 const END: u64 = u64::MAX;
 /// File whose existence tells the sender to end.
 const STOP: &str = "/tmp/net-stop";
-/// Time without data after which a connection counts as stalled.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Time without data after which a connection counts as stalled. Where a machine was gone for half a minute, TCP tries
+/// again only a minute after it went.
+const PATIENCE: Duration = Duration::from_secs(150);
 
 /// Returns the word at a position of a stream. It differs for each connection and direction.
 fn word(seed: u64, at: u64) -> u64 {

@@ -10,12 +10,12 @@ use tombolo_e2e::error::Result;
 use tombolo_e2e::line_reader::within;
 use tombolo_e2e::network::Network;
 
-pub const CASES: &[Case] = &[
-    Case { name: "network_joins_machines_and_host_in_large_segments", run: joins },
-    Case { name: "demo_moves_a_file_and_compares", run: demo },
-];
+pub const CASES: &[Case] = &[Case { name: "network_joins_machines_and_host_in_large_segments", run: joins }];
 
-pub const LONG_CASES: &[Case] = &[Case { name: "sockets_demo_compares_and_migrates", run: sockets }];
+pub const LONG_CASES: &[Case] = &[
+    Case { name: "demo_moves_a_file_and_compares", run: demo },
+    Case { name: "sockets_demo_compares_and_migrates", run: sockets },
+];
 
 fn joins(rig: &mut Rig) -> Result<Verdict> {
     rig.rest()?;

@@ -10,7 +10,7 @@ use crate::site::{At, CONFIG, Plan, Purpose, Site, line};
 use std::path::Path;
 use tombolo_e2e::control::Job;
 use tombolo_e2e::ensure;
-use tombolo_e2e::error::{Context, Error, Result};
+use tombolo_e2e::error::{Context, Result};
 use tombolo_e2e::image::Extra;
 use tombolo_e2e::line_reader::within;
 use tombolo_e2e::network::Network;
@@ -152,24 +152,21 @@ pub fn until_in_memory(site: &mut Site, folder: &str) -> Result<()> {
     site.a.sh(&has, within(60)).context("nothing is joined").map(drop)
 }
 
-/// Runs `case` in two machines with a network.
-pub fn at_site(rig: &mut Rig, case: impl FnOnce(&mut Site) -> Result<()>) -> Result<Verdict> {
+/// Runs `case` in the two machines with a network, which have a link. They serve all such cases.
+pub fn at_site(rig: &mut Rig, case: impl FnOnce(&mut Site) -> Result<Verdict>) -> Result<Verdict> {
     if let Err(why) = Network::open() {
         return Ok(Verdict::Skip { need: "netns", why: why.to_string() });
     }
-    rig.rest()?;
-    let mut site = boot(&rig.parts, Purpose::Networked)?;
-    match case(&mut site) {
-        Ok(()) => site.finish().map(|()| Verdict::Done),
-        Err(why) => Err(Error::new(format!("{why}\n{}", site.report()))),
-    }
+    let site = rig.site_for(Purpose::Networked, |parts| boot(parts, Purpose::Networked))?;
+    site.link("a", "b")?;
+    case(site)
 }
 
 fn talk(rig: &mut Rig) -> Result<Verdict> {
     if let Some(missing) = missing() {
         return Ok(Verdict::Skip { need: "iperf3", why: format!("no {missing}") });
     }
-    at_site(rig, through_it)
+    at_site(rig, |site| through_it(site).map(|()| Verdict::Done))
 }
 
 /// Many connections at once, most of which end before they have sent anything, delay nobody; and those that stay get
@@ -178,19 +175,21 @@ fn come_and_go(rig: &mut Rig) -> Result<Verdict> {
     if let Some(missing) = REDIS.into_iter().find(|program| !Path::new(program).exists()) {
         return Ok(Verdict::Skip { need: "redis", why: format!("no {missing}") });
     }
-    at_site(rig, many_at_once)
+    at_site(rig, |site| many_at_once(site).map(|()| Verdict::Done))
 }
 
 /// At each end a child continues its parent's connection while the parent sleeps. The children learn that the link
 /// goes, and no byte is lost.
 fn child(rig: &mut Rig) -> Result<Verdict> {
-    at_site(rig, leave_in_child)
+    at_site(rig, |site| leave_in_child(site).map(|()| Verdict::Done))
 }
 
 fn leave_in_child(site: &mut Site) -> Result<()> {
     let address = site.addresses[1].clone();
     let wrapped = |words: &str| {
-        format!("SECONDS=8 tombolo run --log /tmp/log --report /tmp/child -- forks {words} /tmp/log /tmp/result")
+        format!(
+            "rm -f /tmp/log; SECONDS=8 tombolo run --log /tmp/log --report /tmp/child -- forks {words} /tmp/log /tmp/result"
+        )
     };
     let receiver = site.b.start(&["sh", "-c", &wrapped("receive child")])?;
     site.b.sh("until grep -q :0009 /proc/net/tcp; do usleep 50000; done", within(60)).context("nobody listens")?;
@@ -214,7 +213,10 @@ fn leave_in_child(site: &mut Site) -> Result<()> {
 
 /// The sender has shut down, or ended, and the receiver has not read everything when the link goes.
 fn late(rig: &mut Rig) -> Result<Verdict> {
-    at_site(rig, |site| ["late", "gone"].into_iter().try_for_each(|how| read_late(site, how).context(how)))
+    at_site(rig, |site| {
+        ["late", "gone"].into_iter().try_for_each(|how| read_late(site, how).context(how))?;
+        Ok(Verdict::Done)
+    })
 }
 
 fn read_late(site: &mut Site, how: &str) -> Result<()> {

@@ -94,6 +94,7 @@ pub const TIERS: &[Tier] = &[
         assumes: "clippy; crates from the registry",
         command: "cargo run --quiet --package xtask -- workspaces",
         gate: Gate::ExitCode,
+        runs: Runs::Long,
         needs: Some(Need::Clippy),
         ..BASE
     },
@@ -141,7 +142,7 @@ pub const TIERS: &[Tier] = &[
     Tier {
         name: "sockets",
         assumes: "root for network namespaces; Python, socat, iperf3, Redis, nginx and more, else skipped",
-        command: "cargo test --release -p tombolo-preload -p tombolo-sockets --no-fail-fast --test *",
+        command: "cargo test --release -p tombolo-preload --no-fail-fast --test *",
         limit: 15,
         long: Some(90),
         gate: Gate::Canaries,
@@ -154,6 +155,14 @@ pub const TIERS: &[Tier] = &[
         command: "cargo test -p tombolo-preload --no-fail-fast --test *",
         limit: 30,
         gate: Gate::Canaries,
+        runs: Runs::Long,
+        again: Some("-- --exact"),
+        ..BASE
+    },
+    Tier {
+        name: "sockets-inside",
+        assumes: "Linux, no privileges; `integration` runs the same with overflow checks",
+        command: "cargo test --release -p tombolo-sockets --no-fail-fast --test *",
         runs: Runs::Long,
         again: Some("-- --exact"),
         ..BASE
