@@ -113,7 +113,7 @@ pub const TIERS: &[Tier] = &[
         assumes: "nothing: the model checker replaces threads and atomics",
         command: "cargo test --release -p tombolo-ring --test loom",
         env: &[("RUSTFLAGS", "--cfg loom"), ("CARGO_TARGET_DIR", "target/loom")],
-        limit: 20,
+        long: Some(60),
         gate: Gate::Canaries,
         ..BASE
     },

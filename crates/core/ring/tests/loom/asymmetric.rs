@@ -19,7 +19,7 @@ use tombolo_mem::Mem;
 use tombolo_ring::{FenceMode, Reader, Writer};
 
 use crate::{
-    check,
+    check, check_large,
     doorbell::Doorbells,
     memory::{Bytes, Word},
     pipe::{Kind, Pipe, messages, notify_if_owed, read_two_and_close, recv, send, stream, write_and_drain},
@@ -147,7 +147,7 @@ fn r13_stream_that_ends_loses_nothing() {
 
 #[test]
 fn r13_reader_that_closed_is_seen_by_one_who_waits_until_all_was_read() {
-    check("barrier, drained", 3, || {
+    check_large("barrier, drained", 3, || {
         one_way::<true, true>(messages(32), SOUND, write_and_drain, read_two_and_close);
     });
 }
@@ -173,7 +173,7 @@ fn r13_both_directions_at_once_over_one_pair_of_bells() {
 #[test]
 fn r13_late_look_finds_what_a_barrier_missed() {
     let missed = [Barrier::LeavesOut; 2];
-    check("missed, ring of one", 3, move || records::<true, true>(messages(TIGHT), missed, 2));
+    check_large("missed, ring of one", 3, move || records::<true, true>(messages(TIGHT), missed, 2));
     check("missed, wide ring", 3, move || records::<true, true>(messages(WIDE), missed, 2));
 }
 

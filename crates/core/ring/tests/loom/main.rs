@@ -8,7 +8,7 @@
 //!
 //! A lost wake-up shows as a deadlock, an access to data that is not ordered after the peer's as a causality violation,
 //! anything else as a failed assertion. `canaries` holds the mutants, each of which must be refuted. `TOMBOLO_LONG=1`
-//! raises the bounds.
+//! raises the bounds of the large models.
 #![cfg(loom)]
 #![forbid(unsafe_code)]
 
@@ -28,11 +28,19 @@ use std::{
     time::Instant,
 };
 
-/// Tries all interleavings of `body` with at most `switches` forced switches of threads (one more with `TOMBOLO_LONG`),
-/// and prints how many there were.
+/// Does what [`check`] does; without `TOMBOLO_LONG`, with one switch less. For models that take many seconds.
+fn check_large(name: &str, switches: usize, body: impl Fn() + Send + Sync + 'static) {
+    check(name, switches - usize::from(!is_long()), body);
+}
+
+/// Returns whether this is the long form.
+fn is_long() -> bool {
+    std::env::var_os("TOMBOLO_LONG").is_some_and(|value| value == "1")
+}
+
+/// Tries all interleavings of `body` with at most `switches` forced switches of threads, and prints how many there
+/// were.
 fn check(name: &str, switches: usize, body: impl Fn() + Send + Sync + 'static) {
-    let long = std::env::var_os("TOMBOLO_LONG").is_some_and(|value| value == "1");
-    let switches = switches + usize::from(long);
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(switches);
     model.max_branches = 20_000;
