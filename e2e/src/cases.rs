@@ -38,7 +38,7 @@ pub use tombolo_e2e::runner::{Half, Verdict};
 pub type Case = runner::Case<Rig>;
 
 /// Cheap cases first; those that leave a guest in an odd state last.
-const CASES: [&[Case]; 27] = [
+const CASES: [&[Case]; 26] = [
     build::CASES,
     lifetime::CASES,
     mapping::CASES,
@@ -55,7 +55,6 @@ const CASES: [&[Case]; 27] = [
     net::ENGINE_CASES,
     frames::CASES,
     net_load::CASES,
-    net_ends::CASES,
     looking::CASES,
     vchan::CASES,
     life::CASES,
@@ -90,7 +89,14 @@ const HALVES: [&[Half]; 19] = [
 ];
 
 /// Cases that only the long form runs: they need more of this machine, or more time, than there may be to spare.
-const LONG_CASES: [&[Case]; 4] = [rage::LONG_CASES, network::LONG_CASES, net::LONG_CASES, net_three::LONG_CASES];
+const LONG_CASES: [&[Case]; 6] = [
+    rage::LONG_CASES,
+    network::LONG_CASES,
+    net::LONG_CASES,
+    net_ends::LONG_CASES,
+    net_three::LONG_CASES,
+    boards::LONG_CASES,
+];
 
 /// Returns the cases that test the kernel module alone, in the order in which they run. A kernel with its own checks is
 /// needed for these only.

@@ -17,8 +17,9 @@ use tombolo_e2e::process::{Process, tied};
 use tombolo_e2e::qemu::{Spec, Vm};
 use tombolo_e2e::scratch::Scratch;
 
-pub const CASES: &[Case] = &[
-    Case { name: "links_work_on_q35_without_a_display", run: q35 },
+pub const CASES: &[Case] = &[Case { name: "links_work_on_q35_without_a_display", run: q35 }];
+
+pub const LONG_CASES: &[Case] = &[
     Case { name: "b10_virtiofsd_serves_while_links_come_and_go", run: beside_virtiofsd },
     Case { name: "b10_link_that_would_end_virtiofsd_or_open_its_memory_is_refused", run: refused },
 ];

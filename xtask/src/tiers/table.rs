@@ -75,7 +75,13 @@ pub const TIERS: &[Tier] = &[
         ..BASE
     },
     Tier { name: "rules", command: "cargo run --quiet --package xtask -- check", gate: Gate::ExitCode, ..BASE },
-    Tier { name: "features", command: "cargo run --quiet --package xtask -- features", gate: Gate::ExitCode, ..BASE },
+    Tier {
+        name: "features",
+        command: "cargo run --quiet --package xtask -- features",
+        gate: Gate::ExitCode,
+        runs: Runs::Long,
+        ..BASE
+    },
     Tier {
         name: "unit",
         command: "cargo test --workspace --all-features --no-fail-fast --lib --bins",
@@ -173,6 +179,7 @@ pub const TIERS: &[Tier] = &[
         command: "cargo +nightly test --target host-tuple -p tombolo-ring --test hostile",
         env: &[("RUSTFLAGS", "-Zsanitizer=address --cfg tombolo_plain_copy"), ("CARGO_TARGET_DIR", "target/asan")],
         long: Some(120),
+        runs: Runs::Long,
         needs: Some(Need::Asan),
         ..BASE
     },
