@@ -134,6 +134,7 @@ pub const TIERS: &[Tier] = &[
         name: "stress",
         assumes: "two CPUs; membarrier, else skipped",
         command: "cargo test --release --workspace --all-features --no-fail-fast --test stress",
+        runs: Runs::Long,
         long: Some(60),
         again: Some("-- --exact"),
         ..BASE

@@ -25,11 +25,14 @@ pub type Case = runner::Case<Rig>;
 /// Returns all cases in the order in which they run. Cases with one kind of domains are together, because domains of
 /// another kind have to boot first. Cases that leave the domains odd come last.
 pub fn all() -> impl Iterator<Item = &'static Case> {
-    let (deaths, more, kept) =
-        if long() { (death::LONG, suite::PVH_LONG, orphans::PVH_LONG) } else { Default::default() };
+    let (deaths, more) = if long() {
+        (death::LONG, [transfer::PVH, suite::PVH_LONG, orphans::PVH_LONG, vchan::PVH])
+    } else {
+        Default::default()
+    };
     let pv = [transfer::PV, doctor::PV, shown::PV, suite::PV, vchan::PV, names::PV, sockets::PV, sockets_forks::PV];
     let pv = pv.into_iter().chain([death::CASES, orphans::PV, deaths]);
-    pv.chain([transfer::PVH, suite::PVH, more, kept, vchan::PVH, faults::CASES]).flatten()
+    pv.chain([suite::PVH]).chain(more).chain([faults::CASES]).flatten()
 }
 
 /// Returns whether there is time for long cases.
