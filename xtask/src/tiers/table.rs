@@ -127,7 +127,6 @@ pub const TIERS: &[Tier] = &[
         name: "hostile",
         assumes: "threads, time for deadlines",
         command: "cargo test --release --workspace --all-features --test hostile",
-        runs: Runs::Long,
         long: Some(60),
         ..BASE
     },
