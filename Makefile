@@ -42,7 +42,7 @@ net-demo: toolchain ## `tombolo net` beside veth (two network namespaces), and b
 	@tools/net.py $(ROUNDS)
 	@cargo run --release --package tombolo-e2e --bin vm -- --net-demo $(or $(ROUNDS),5)
 
-test: toolchain ## install what the tests need, run all tiers (an hour on 2 cores)
+test: toolchain ## install what the tests need, run the tiers of the short form (an hour or more on 2 cores)
 	@tools/install-deps.sh
 	@cargo xtask test
 
