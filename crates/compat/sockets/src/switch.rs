@@ -52,6 +52,9 @@ pub enum Fault {
     /// Bytes came over TCP while the direction is in its pipe.
     #[error("bytes came over TCP while the stream is in shared memory: they did not go through the library")]
     Stray,
+    /// The peer recalled what is in the pipe, and its position there is impossible.
+    #[error(transparent)]
+    Corrupt(#[from] tombolo_ring::Corrupt),
 }
 
 /// Outcome of a look for bytes by a receiver.

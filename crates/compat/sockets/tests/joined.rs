@@ -10,7 +10,11 @@ use std::{
 };
 
 use rustix::event::epoll;
-use tombolo_layout::sockets::{BOUNDARY, FOLLOWED, Followed, MOVES};
+use tombolo_layout::{
+    sockets::{BOUNDARY, FOLLOWED, Followed, MOVES},
+    state::State,
+    words::{HEAD, READER_STATE},
+};
 use tombolo_mem::OwnWord;
 use tombolo_sockets::{Read, Reason, connection::ReturnStage, switch::Transport};
 use victim::{Liar, Play, RECEIVED, Victim, talk};
@@ -117,6 +121,30 @@ fn s2_sender_of_whom_bytes_were_recalled_never_goes_back_to_the_pipe() {
         assert_eq!(send_after(0, true, false), Transport::Pipe);
         assert_eq!(send_after(1, recalls, true), Transport::Tcp);
         assert_eq!(send_after(2, true, false), if recalls { Transport::Tcp } else { Transport::Pipe });
+    }
+}
+
+/// A sender sends over TCP what lies behind the peer's head, and so must know that this is one.
+#[test]
+fn r8_peer_that_recalls_from_an_impossible_position_breaks_the_connection() {
+    const SENT_THERE: &[u8] = b"twelve bytes";
+    for head in [0, 12, 13, u64::MAX] {
+        let (victim, liar, _) = joined();
+        let control = liar.control.as_ref().unwrap();
+        let say_followed = |moves, leave| {
+            control.word(FOLLOWED).store_release(Followed { moves, ready: true, leave }.encode());
+        };
+        let send = || victim.connection.for_call(&victim.process, -1).send(&[IoSlice::new(SENT_THERE)]);
+        say_followed(0, false);
+        assert_eq!((send(), victim.connection.transports()[0]), (Ok(SENT_THERE.len()), Transport::Pipe));
+        control.word(HEAD).store_release(head);
+        control.word(READER_STATE).store_release(State::OPEN.encode());
+        say_followed(1, true);
+        let is_possible = head <= SENT_THERE.len() as u64;
+        // TCP has no room for any byte.
+        let wanted = if is_possible { rustix::io::Errno::AGAIN } else { rustix::io::Errno::CONNRESET };
+        assert_eq!(send(), Err(wanted), "{head}");
+        assert_eq!(victim.connection.transports()[0] == Transport::Tcp, is_possible, "{head}");
     }
 }
 

@@ -55,8 +55,10 @@ impl Outgoing for Sending<'_> {
 
     fn recalled(&mut self) -> Result<u64, Fault> {
         let Self { connection, kernel, fd, .. } = *self;
-        // A false head is found when the bytes are taken back.
-        let _ = self.writer.reader().is_drained();
+        // What lies in memory that was taken away is not sent either (D-3).
+        if let Err(tombolo_ring::Error::Corrupt(corrupt)) = self.writer.reader().is_drained() {
+            return Err(corrupt.into());
+        }
         let counted = || connection.members.counted(Direction::Out);
         if self.writer.in_flight() > 0 {
             connection.members.recount(Direction::Out, || kernel.counts(fd, connection.dialled));
