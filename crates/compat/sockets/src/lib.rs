@@ -39,6 +39,7 @@ mod journal;
 pub mod kernel;
 mod negotiation;
 mod offered_ring;
+mod pace;
 mod pipes;
 pub mod ports;
 mod process;

@@ -94,15 +94,21 @@ impl Process {
         {
             return;
         }
+        // Before the call is counted: one that comes too early for the pace is none in which the search got on.
+        if !self.pace.has_time() {
+            return;
+        }
         let call = connection.search.count_call();
         if connection.search.is_before_next_try(call) || returning::is_paused(connection, call) {
             return;
         }
-        Spare::make_wanted(&connection.search.spare, self.rings.quota());
-        // What it wants for the next step is made with nothing held, and then that step may follow.
-        if self.advance_once(connection, call) && Spare::make_wanted(&connection.search.spare, self.rings.quota()) {
-            self.advance_once(connection, call);
-        }
+        self.pace.spend(|| {
+            Spare::make_wanted(&connection.search.spare, self.rings.quota());
+            // What it wants for the next step is made with nothing held, and then that step may follow.
+            if self.advance_once(connection, call) && Spare::make_wanted(&connection.search.spare, self.rings.quota()) {
+                self.advance_once(connection, call);
+            }
+        });
     }
 
     /// One step. Says whether there was one.
@@ -144,6 +150,7 @@ impl Process {
             exchange.receive_messages(self);
         }
         let finished = std::mem::take(&mut exchange.finished);
+        self.pace.note_under_way(exchange.by_tuple.len() + exchange.by_id.len());
         drop(exchange);
         drop(finished);
         if let Err(reason) = said {
@@ -158,7 +165,7 @@ impl Process {
     #[inline]
     pub fn before_sleep(&self) {
         if self.exchange.was_notified() {
-            self.exchange.lock_all().receive_messages(self);
+            self.pace.spend(|| self.exchange.lock_all().receive_messages(self));
         } else if self.exchange.has_unproven()
             && self.exchange.has_not_heard_for(FORGET_EVERY)
             && let Some(mut exchange) = self.exchange.try_lock_all()
@@ -180,7 +187,7 @@ impl Process {
     /// Takes what came over the links. Where somebody has the sessions, that one hears it, or whoever waits next.
     pub(crate) fn receive_or_leave(&self) {
         match self.exchange.try_lock_all() {
-            Some(mut exchange) => exchange.receive_messages(self),
+            Some(mut exchange) => self.pace.spend(|| exchange.receive_messages(self)),
             None => self.exchange.mark_notified(),
         }
     }
@@ -516,7 +523,8 @@ impl Negotiations {
         connection: &Arc<Connection>,
         talk: &mut NegotiationStage,
     ) -> Result<(), Reason> {
-        if !peer_process.outbox.is_open() {
+        // Where many are proposed at once, each is answered in a later call on it.
+        if !peer_process.outbox.is_open() || !process.pace.has_time() {
             return Ok(());
         }
         let NegotiationStage::Claimed(waiting) = &mut *talk else { return Ok(()) };

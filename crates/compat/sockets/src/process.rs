@@ -18,8 +18,8 @@ use tombolo_os::clock::coarse_time;
 
 use crate::{
     Reason, connection::Connection, connection_table::ConnectionTable, credit::Credits, direction::Direction,
-    exchange::Exchange, journal::Journal, kernel::Kernel, negotiation::RingMemory, pipes::Broken, ports::Ports,
-    stage::Stage, switch::Transport, switched::Switch, waiting::WaiterPool,
+    exchange::Exchange, journal::Journal, kernel::Kernel, negotiation::RingMemory, pace::JoinPace, pipes::Broken,
+    ports::Ports, stage::Stage, switch::Transport, switched::Switch, waiting::WaiterPool,
 };
 
 /// Line in the log for a connection that had to go back to TCP and could not in time.
@@ -62,6 +62,8 @@ pub struct Process {
     pub(crate) machines: Option<Box<dyn Rendezvous>>,
     /// Negotiation with other processes.
     pub exchange: Exchange,
+    /// Share of the time that joins get.
+    pub(crate) pace: JoinPace,
     pub(crate) rings: RingMemory,
     pub(crate) connection_table: ConnectionTable,
     /// Instances at which threads wait that poll several connections.
@@ -87,6 +89,7 @@ impl Process {
     #[must_use]
     pub fn new(settings: Settings, kernel: Box<dyn Kernel>, rendezvous: Box<dyn Rendezvous>) -> Self {
         Self {
+            pace: JoinPace::new(settings.after.is_none()),
             rings: RingMemory::new(settings.memory),
             journal: Journal::new(settings.log.clone(), settings.report.clone()),
             connection_table: ConnectionTable::default(),

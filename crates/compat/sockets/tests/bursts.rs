@@ -14,7 +14,7 @@ use std::{
 };
 
 use tombolo_layout::sockets::Message;
-use tombolo_sockets::connection::Stage;
+use tombolo_sockets::connection::{Direction, Stage};
 use victim::{Liar, Play, SERVICE, SOON, Victim};
 
 /// Returns the victim's next message to the peer; the victim makes calls until it comes.
@@ -159,4 +159,42 @@ fn s4_memory_is_made_apart_where_other_threads_begin_too() {
         let made = [0, 1].map(|how| made[how].load(Ordering::SeqCst));
         assert_eq!(made, if crowded { [0, 1] } else { [1, 0] }, "waits: {waits}, crowded: {crowded}");
     }
+}
+
+const TOGETHER: usize = 40;
+
+/// Begins connections of a process one after the other, and returns how many of them are claimed in their first calls.
+/// The others are in later ones.
+fn count_claimed_at_once(by_rule: bool, is_stopped: bool) -> usize {
+    let mut play = Play::new(true);
+    play.by_rule = by_rule;
+    play.stopped.store(is_stopped, Ordering::SeqCst);
+    let enough = vec![7; 64 << 10];
+    play.counts.lock().unwrap().written += enough.len() as u64;
+    let mut victim = Victim::playing(play);
+    let mut all = Vec::new();
+    let mut claimed = 0;
+    for _ in 0..TOGETHER {
+        victim.connection.plain(Direction::Out).unwrap().moved(enough.len(), [&enough[..]].into_iter());
+        (0..4).for_each(|_| victim.call());
+        claimed += usize::from(victim.claim_file("waiting").exists());
+        all.push((Arc::clone(&victim.connection), victim.claim_file("waiting")));
+        victim.next();
+    }
+    let deadline = Instant::now() + SOON;
+    while let Some((connection, _)) = all.iter().find(|(_, claim)| !claim.exists()) {
+        victim.process.advance(connection);
+        assert!(Instant::now() < deadline, "one is put off for good");
+    }
+    claimed
+}
+
+/// A process that other programs stop while it joins gets on with its requests, over TCP. Where it is not stopped, or
+/// the user said when to join, nothing is put off (ADR 0100).
+#[test]
+fn s4_connections_that_begin_together_are_claimed_in_turn_once_a_step_was_stopped() {
+    assert!(count_claimed_at_once(true, true) < TOGETHER);
+    assert_eq!(count_claimed_at_once(false, true), TOGETHER);
+    // Other tests may stop this one.
+    assert!((0..10).any(|_| count_claimed_at_once(true, false) == TOGETHER), "nothing stopped it");
 }

@@ -79,6 +79,10 @@ pub struct Play {
     pub refused: Arc<AtomicU32>,
     /// Number of attempts for which a session that the victim opens is still not established.
     pub slow: Arc<AtomicU32>,
+    /// Whether the victim joins when the library's own rule says so, and not at once.
+    pub by_rule: bool,
+    /// Whether the victim is stopped for other programs each time that it asks the kernel for its counts.
+    pub stopped: Arc<AtomicBool>,
     /// Another connection of the victim, used by another thread whenever the first one is compared with its peer.
     pub crowd: Arc<OnceLock<(Weak<Process>, Arc<Connection>)>>,
     /// Number of segments allocated by a session, and without one.
@@ -104,6 +108,8 @@ impl Play {
             full: Arc::default(),
             refused: Arc::default(),
             slow: Arc::default(),
+            by_rule: false,
+            stopped: Arc::default(),
             crowd: Arc::default(),
             made: Arc::default(),
             taken: Arc::default(),
@@ -132,6 +138,10 @@ impl Kernel for Calm {
             std::thread::scope(|scope| {
                 scope.spawn(|| (0..3000).for_each(|_| process.advance(other)));
             });
+        }
+        let since = Instant::now();
+        while self.play.stopped.load(Ordering::SeqCst) && since.elapsed() < Duration::from_millis(6) {
+            std::hint::spin_loop();
         }
         let unread = self.play.unread.lock().unwrap().len() as u64;
         Some(Sample { counts: *self.play.counts.lock().unwrap(), unread })
@@ -206,7 +216,7 @@ impl Victim {
             ring: play.grows_to.unwrap_or(RING),
             tries_larger: false,
             first_ring: play.grows_to.map_or(RING, |_| 16 << 10),
-            after: Some(0),
+            after: (!play.by_rule).then_some(0),
             memory: u64::MAX,
             loopback: true,
             flip: None,
