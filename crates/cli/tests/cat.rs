@@ -349,9 +349,11 @@ fn one_way_flags_move_one_way() {
     assert_eq!(listener.end_with_open_input().expect(0).out, b"this");
     assert!(sender.out.is_empty());
 
-    // A sender whose peer does not receive gets an error.
+    // A sender whose peer does not receive gets an error. It has something to send from the start: one that has nothing
+    // until its peer has left has lost nothing.
+    let (input, _) = place.file("input", 4 * MIB);
     let listener = place.listen("--send-only").hush().heard();
-    place.connect("").feed(noise(4 * MIB)).end_with_open_input().expect_failure(1, &["sending stopped"]);
+    place.connect(input.to_str().unwrap()).end().expect_failure(1, &["sending stopped"]);
     listener.end().expect(0);
 }
 
