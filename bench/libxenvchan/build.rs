@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Compiles the few lines of C between Rust and libxenvchan, whose structure has bit fields. `XEN_ROOT` is where Debian's
-//! package libxen-dev and what it depends on are unpacked; by default they are installed.
+//! Compiles the few lines of C between Rust and libxenvchan, whose structure has bit fields. `XEN_ROOT` is where
+//! Debian's package libxen-dev and what it depends on are unpacked; by default they are installed.
 
 use std::env;
 use std::path::Path;

@@ -9,8 +9,8 @@
 //! unmodified programs in them. `vm --host-sockets-demo ROUNDS` shows unmodified programs of a machine and of its host.
 //! `vm --net-demo ROUNDS [PART...]` compares the interface of the module's engine with virtio-net.
 //!
-//! `vm up` boots two machines with a link and keeps them; then `vm run a COMMAND…`, `vm push a FILE [PATH]`, `vm log a` and
-//! `vm down`, where `a` and `b` are the machines.
+//! `vm up` boots two machines with a link and keeps them; then `vm run a COMMAND…`, `vm push a FILE [PATH]`, `vm log a`
+//! and `vm down`, where `a` and `b` are the machines.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What `tools/install-deps.sh` installs for each group, on a machine with nothing but an `apt-get` that records its arguments.
+//! What `tools/install-deps.sh` installs for each group, on a machine with nothing but an `apt-get` that records its
+//! arguments.
 
 use std::{
     fs,

@@ -108,8 +108,8 @@ pub(crate) struct Ports {
     _node: Node<ipc::Service>,
 }
 
-// SAFETY: (one thread) the harness moves ends between threads in the test of many channels only, in which this transport
-// takes no part; everywhere else the thread that opened an end uses and drops it.
+// SAFETY: (one thread) the harness moves ends between threads in the test of many channels only, in which this
+// transport takes no part; everywhere else the thread that opened an end uses and drops it.
 unsafe impl Send for Ports {}
 
 impl End for Ports {
@@ -122,8 +122,8 @@ impl End for Ports {
             for (to, from) in sample.payload_mut().iter_mut().zip(&message[..self.touched]) {
                 to.write(*from);
             }
-            // SAFETY: (initialized) bytes of shared memory: the operating system filled it with zeroes, and later senders
-            // with their stamps.
+            // SAFETY: (initialized) bytes of shared memory: the operating system filled it with zeroes, and later
+            // senders with their stamps.
             unsafe { sample.assume_init() }
         };
         match sample.send().map_err(failed)? {

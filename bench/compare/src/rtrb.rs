@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! rtrb: a ring of bytes between two threads. A message is its length in eight bytes and the payload, written and read as
-//! one chunk, each by one copy or, where the ring ends, two.
+//! rtrb: a ring of bytes between two threads. A message is its length in eight bytes and the payload, written and read
+//! as one chunk, each by one copy or, where the ring ends, two.
 //!
 //! # Safety
 //! A chunk of slots is committed only after all of them were written.

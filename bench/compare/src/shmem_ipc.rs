@@ -65,8 +65,8 @@ impl Wire for ShmemIpc {
     }
 }
 
-/// Returns whether both ends block in the library's own way. They spin in throughput tests, as the other rivals do, unless
-/// the job asks for sleeping, measures the cost in CPU time, or sends at a fixed rate.
+/// Returns whether both ends block in the library's own way. They spin in throughput tests, as the other rivals do,
+/// unless the job asks for sleeping, measures the cost in CPU time, or sends at a fixed rate.
 fn sleeps(context: &Context) -> bool {
     match context.job.wait {
         Some(wait) => wait == Wait::Sleep,
@@ -94,8 +94,8 @@ impl Ends {
                 let (start, room) = (&start[..start.len().min(room)], room - start.len().min(room));
                 let rest = &payload[done.saturating_sub(HEADER)..];
                 let rest = &rest[..rest.len().min(room)];
-                // SAFETY: (in bounds) `start` and `rest` together are no longer than the room; (apart) they are borrowed
-                // and the ring is not.
+                // SAFETY: (in bounds) `start` and `rest` together are no longer than the room; (apart) they are
+                // borrowed and the ring is not.
                 unsafe { copy_nonoverlapping(start.as_ptr(), place, start.len()) };
                 // SAFETY: (in bounds) as above.
                 let after = unsafe { place.add(start.len()) };
@@ -153,8 +153,8 @@ impl Ends {
             let rest = &mut buffer[done..];
             self.read_with(|place, ready| {
                 let len = rest.len().min(ready);
-                // SAFETY: (in bounds) no more than is ready, and than the buffer has left; (apart) the buffer is borrowed and
-                // the ring is not.
+                // SAFETY: (in bounds) no more than is ready, and than the buffer has left; (apart) the buffer is
+                // borrowed and the ring is not.
                 unsafe { copy_nonoverlapping(place, rest.as_mut_ptr(), len) };
                 done += len;
                 len
@@ -185,7 +185,8 @@ impl End for Ends {
             }
             // SAFETY: (in bounds) header and payload are ready.
             let payload = unsafe { place.add(HEADER) };
-            // SAFETY: (in bounds) `len` bytes are ready and fit into the buffer; (apart) it is borrowed and the ring is not.
+            // SAFETY: (in bounds) `len` bytes are ready and fit into the buffer; (apart) it is borrowed and the ring is
+            // not.
             unsafe { copy_nonoverlapping(payload, buffer.as_mut_ptr(), len as usize) };
             whole = Some(len as usize);
             HEADER + len as usize

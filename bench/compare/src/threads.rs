@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Transports that live in the heap of one process: both ends run in the left worker, in two threads that are tied to the
-//! CPUs of the two workers. The right worker sleeps until all is over, and reports what the right thread saw.
+//! Transports that live in the heap of one process: both ends run in the left worker, in two threads that are tied to
+//! the CPUs of the two workers. The right worker sleeps until all is over, and reports what the right thread saw.
 
 use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, PoisonError};

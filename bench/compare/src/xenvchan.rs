@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The shape of libxenvchan's rings, written anew from what is known of it, not a line of it copied. Two rings of bytes
-//! whose four indices lie, with the bits by which a sleeper asks to be woken, on one cache line that both sides write. No
-//! side remembers an index of the other. After each write and each read a full fence and an atomic operation take the
-//! other's bit back. There is no event channel, for nobody sleeps here.
+//! whose four indices lie, with the bits by which a sleeper asks to be woken, on one cache line that both sides write.
+//! No side remembers an index of the other. After each write and each read a full fence and an atomic operation take
+//! the other's bit back. There is no event channel, for nobody sleeps here.
 //!
 //! # Safety
 //! A ring's bytes from `consumed` to `produced` belong to its reader, all others to its writer. Either index is moved
@@ -117,8 +117,8 @@ impl End for Side {
             let (now, later) = message.split_at(room.min(message.len()));
             let (at, until_end) = Self::place(data, produced);
             let first = now.len().min(until_end);
-            // SAFETY: (in bounds) `first` bytes fit before the ring's end; (ours) they are part of the room; (apart) the
-            // message is borrowed and the ring is not.
+            // SAFETY: (in bounds) `first` bytes fit before the ring's end; (ours) they are part of the room; (apart)
+            // the message is borrowed and the ring is not.
             unsafe { at.copy_from_nonoverlapping(now.as_ptr(), first) };
             if first < now.len() {
                 let (start, _) = Self::place(data, 0);

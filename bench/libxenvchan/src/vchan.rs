@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Xen's libxenvchan as a transport, and libtombolo-vchan in its place. The right end is the server and, by the layout of the
-//! original, grants both rings; the left maps them.
+//! Xen's libxenvchan as a transport, and libtombolo-vchan in its place. The right end is the server and, by the layout
+//! of the original, grants both rings; the left maps them.
 //!
 //! # Safety
 //! An end is the address that one of the two openers returned and that was not null; it is used by one thread at a time and
@@ -175,7 +175,8 @@ impl End for Side {
         }
     }
 
-    /// The libraries know no half close: who closes ends all. What was sent lies in the server's memory, the right end's.
+    /// The libraries know no half close: who closes ends all. What was sent lies in the server's memory, the right
+    /// end's.
     fn finish(&mut self) -> Result<()> {
         self.close();
         Ok(())

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! How often the kernel's barrier leaves out a CPU on which a thread of the same process has ended (R-13, ADR 0086).
 //!
-//! A thread runs on the first CPU all the time, and the second one calls `membarrier`. A call that interrupts the first CPU takes
-//! microseconds. One that does not returns at once, though a thread of a registered process runs there.
+//! A thread runs on the first CPU all the time, and the second one calls `membarrier`. A call that interrupts the first
+//! CPU takes microseconds. One that does not returns at once, though a thread of a registered process runs there.
 //!
 //! ```console
 //! cargo run --release -p tombolo-bench --example barrier
@@ -32,7 +32,8 @@ fn run_on(cpu: usize) {
     sched_setaffinity(None, &set).expect("two CPUs");
 }
 
-/// Calls that found the other thread at work, and how many of these were short. Before each a thread ends on the CPU `ends_on`.
+/// Calls that found the other thread at work, and how many of these were short. Before each a thread ends on the CPU
+/// `ends_on`.
 fn count_short(ends_on: Option<usize>) -> (u32, u32) {
     let (beats, asked, over) = (AtomicU64::new(0), AtomicBool::new(false), AtomicBool::new(false));
     thread::scope(|scope| {

@@ -52,8 +52,8 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u16).range(1..=1000))]
     #[arg(default_value_if("quick", "true", "2"), default_value_if("report", ArgPredicate::IsPresent, "7"))]
     pub runs: u16,
-    /// Bytes of a ring, a power of two, and of memcpy's buffers; at least four of the messages that are kept apart in it. By
-    /// default 1MiB, and for Tombolo what programs get, which may become more
+    /// Bytes of a ring, a power of two, and of memcpy's buffers; at least four of the messages that are kept apart in
+    /// it. By default 1MiB, and for Tombolo what programs get, which may become more
     #[arg(long, value_name = "SIZE", value_parser = ring_size)]
     pub ring: Option<usize>,
     /// Rings of the size that suits a bulk stream on this machine, by its caches; says which

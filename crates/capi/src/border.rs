@@ -140,8 +140,8 @@ impl Answer for *const c_char {
 /// Runs the body of every exported function. No panic unwinds into the caller, and the error is kept for
 /// [`tombolo_last_error`].
 pub fn guard<T: Answer>(body: impl FnOnce() -> Outcome<T>) -> T::InC {
-    // Unwind safety: everything that a panic could leave half done is behind a mutex, which is then poisoned, or behind a
-    // half's turn, which then stays taken.
+    // Unwind safety: everything that a panic could leave half done is behind a mutex, which is then poisoned, or behind
+    // a half's turn, which then stays taken.
     let fault = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(done)) => return done.answer(),
         Ok(Err(fault)) => fault,

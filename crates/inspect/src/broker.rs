@@ -25,7 +25,8 @@ const PROGRAMS_SOCKET: &str = "/run/tombolo/broker.sock";
 /// sends more, the conversation ends before that fills this program's memory.
 const ANSWERS_MAX: usize = 1 << 17;
 
-/// Returns the socket at which the broker of this kernel answers programs: what `TOMBOLO_BROKER` names, or the usual one.
+/// Returns the socket at which the broker of this kernel answers programs: what `TOMBOLO_BROKER` names, or the usual
+/// one.
 #[must_use]
 pub fn programs_socket() -> PathBuf {
     let named = std::env::var_os("TOMBOLO_BROKER").filter(|path| !path.is_empty());

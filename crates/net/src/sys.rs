@@ -41,8 +41,8 @@ pub struct TunFile(OwnedFd);
 /// Requests a descriptor of the interface's namespace.
 struct Namespace;
 
-// SAFETY: (opcode) the call reads and writes nothing of ours; (output) its number is a descriptor that the driver has just
-// made for us.
+// SAFETY: (opcode) the call reads and writes nothing of ours; (output) its number is a descriptor that the driver has
+// just made for us.
 unsafe impl Ioctl for Namespace {
     type Output = OwnedFd;
 

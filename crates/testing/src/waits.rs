@@ -33,8 +33,8 @@ fn wait_at_both_slots(doorbell: &Arc<dyn Doorbell>) -> Receiver<Woken> {
     ended
 }
 
-/// Checks that an endpoint which gives its peer up ends its own waits, now and from then on, and that the peer's liveness
-/// is reported as before (D-6). `link` has received a message.
+/// Checks that an endpoint which gives its peer up ends its own waits, now and from then on, and that the peer's
+/// liveness is reported as before (D-6). `link` has received a message.
 ///
 /// # Panics
 /// If it is not so.

@@ -24,8 +24,8 @@ pub fn check(workspace: &Workspace) -> Report {
     report
 }
 
-/// Returns whether allowed licences satisfy an SPDX expression; false if the expression cannot be read. With an exception
-/// a licence is another one, and none of these is allowed so far.
+/// Returns whether allowed licences satisfy an SPDX expression; false if the expression cannot be read. With an
+/// exception a licence is another one, and none of these is allowed so far.
 fn may_use(expression: &str) -> bool {
     let is_allowed = |it: &LicenseReq| it.addition.is_none() && ALLOWED.contains(&it.license.to_string().as_str());
     Expression::parse_mode(expression, ParseMode::LAX).is_ok_and(|expression| expression.evaluate(is_allowed))

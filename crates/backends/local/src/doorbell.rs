@@ -174,9 +174,9 @@ impl EventfdDoorbell {
     }
 }
 
-/// Returns whether `fd` is an eventfd that can be read, so that [`raise_full`] notifies through it and cannot block on it.
-/// Asks /proc and the descriptor's flags, neither of which asks the file: a `stat` of a file on a hostile file system
-/// may take for ever. A descriptor opened with `O_PATH` has the name of its target, but cannot be read.
+/// Returns whether `fd` is an eventfd that can be read, so that [`raise_full`] notifies through it and cannot block on
+/// it. Asks /proc and the descriptor's flags, neither of which asks the file: a `stat` of a file on a hostile file
+/// system may take for ever. A descriptor opened with `O_PATH` has the name of its target, but cannot be read.
 pub(crate) fn is_eventfd(fd: BorrowedFd<'_>) -> Result<bool> {
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
     let target = match rustix::fs::readlink(path.as_str(), Vec::new()) {

@@ -223,8 +223,8 @@ pub(crate) struct ReaperClient {
 }
 
 impl ReaperClient {
-    /// Hands a descriptor over to the grant reaper. Without a grant reaper, or if it does not read, only the kernel's own list has the
-    /// pages.
+    /// Hands a descriptor over to the grant reaper. Without a grant reaper, or if it does not read, only the kernel's
+    /// own list has the pages.
     pub(crate) fn entrust(&self, xen: &dyn Hypervisor, file: BorrowedFd<'_>, note: Note) -> Option<Entrusted> {
         let path = xen.grant_reaper()?;
         let id = self.last.fetch_add(1, Ordering::Relaxed);

@@ -214,7 +214,8 @@ impl Broker {
                     "what hears the account {name} has failed: the broker has to begin anew"
                 )));
             }
-            // The broker goes on for others. This QEMU keeps what it has, and a QEMU that is started anew is served again.
+            // The broker goes on for others. This QEMU keeps what it has, and a QEMU that is started anew is served
+            // again.
             Event::Faulty(name, process) => {
                 tracing::error!("{name}: a task that serves its QEMU has failed; start it anew");
                 self.remove_qemu(&name, process)?;

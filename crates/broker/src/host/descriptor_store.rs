@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The descriptor store: a small process that keeps descriptors under names while the broker is away (B-16).
 //!
-//! It knows four requests: keep these, forget that name, give back all, and end once nothing is kept. It reads no descriptor and decides nothing, so
-//! it has no reason to end before the machine does.
+//! It knows four requests: keep these, forget that name, give back all, and end once nothing is kept. It reads no
+//! descriptor and decides nothing, so it has no reason to end before the machine does.
 
 use std::{
     collections::BTreeMap,

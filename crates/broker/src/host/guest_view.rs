@@ -22,8 +22,8 @@ pub(crate) struct GuestView<'a> {
 }
 
 impl GuestView<'_> {
-    /// Returns the links of the domain. A link whose other end is gone keeps its memory, so that its content can be read to
-    /// the end. Only the peer's liveness changes, and there is no doorbell any more.
+    /// Returns the links of the domain. A link whose other end is gone keeps its memory, so that its content can be
+    /// read to the end. Only the peer's liveness changes, and there is no doorbell any more.
     pub fn links(&self) -> BTreeMap<u32, LinkNews> {
         let up = self.domains.up_links(self.name);
         let mut shown: BTreeMap<u32, LinkNews> =

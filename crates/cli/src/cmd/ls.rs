@@ -14,12 +14,13 @@ use crate::{failure::Result, human, output};
 /// List the channels and listeners of this machine
 ///
 /// Finds the channels of all programs that this user may look into, through /proc; the programs are not asked and take
-/// no notice. For each: where its two ends met, who is at them, how it fares, and for both directions the ring, what is in
-/// it, and what the two ends counted. Then the TCP connections of programs under `tombolo run`, with the bytes that went by each
-/// path and why they are on TCP if they are. Of channels to other machines under QEMU, or to their host, the broker of
-/// this kernel tells: which machine, how it fares, by which link. Then the sockets in the folder of services (for root: of all users), with those that
-/// nobody listens at any more. At last listeners for other machines and other domains of Xen's, and pages of programs that died, which tombolod keeps until the
-/// other domain has said that it unmapped them.
+/// no notice. For each: where its two ends met, who is at them, how it fares, and for both directions the ring, what is
+/// in it, and what the two ends counted. Then the TCP connections of programs under `tombolo run`, with the bytes that
+/// went by each path and why they are on TCP if they are. Of channels to other machines under QEMU, or to their host,
+/// the broker of this kernel tells: which machine, how it fares, by which link. Then the sockets in the folder of
+/// services (for root: of all users), with those that nobody listens at any more. At last listeners for other machines
+/// and other domains of Xen's, and pages of programs that died, which tombolod keeps until the other domain has said
+/// that it unmapped them.
 ///
 /// Exit codes: 0 if it was possible to look, whatever was found; 1 if not; 2 if the options make no sense or a FOLDER
 /// cannot be looked into.

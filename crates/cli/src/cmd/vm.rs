@@ -30,8 +30,8 @@ pub struct Args {
 enum Action {
     /// Leave a machine's links and take its devices away, so that QEMU accepts `migrate`
     ///
-    /// Exit codes: 0 it is ready; 2 there is no such machine; 3 no QEMU takes commands. 4 its guest has not let go of a device
-    /// yet; 5 QEMU refuses; 6 it was taken back; 7 it was ready already. 1 is anything else.
+    /// Exit codes: 0 it is ready; 2 there is no such machine; 3 no QEMU takes commands. 4 its guest has not let go of a
+    /// device yet; 5 QEMU refuses; 6 it was taken back; 7 it was ready already. 1 is anything else.
     PrepareMigration {
         /// The machine
         name: Name,

@@ -160,7 +160,8 @@ fn attached(cgroup: RawFd) -> io::Result<Vec<OwnedFd>> {
         let Ok(program) = bpf(PROG_GET_FD_BY_ID, &mut Attributes::of([*id, 0, 0, 0])).map(own) else { continue };
         let mut info = [0_u64; 10];
         let mut asks = Attributes::of([program.as_raw_fd() as u32, size_of_val(&info) as u32, 0, 0]);
-        // (valid) the kernel writes at most as many bytes as it is told there are: `struct bpf_prog_info`, to the name's end.
+        // (valid) the kernel writes at most as many bytes as it is told there are: `struct bpf_prog_info`, to the
+        // name's end.
         asks.put_address(2, info.as_mut_ptr());
         bpf(OBJ_GET_INFO_BY_FD, &mut asks)?;
         let name: Vec<u8> =

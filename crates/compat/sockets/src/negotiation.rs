@@ -75,9 +75,9 @@ const FORGET_EVERY: Duration = Duration::from_millis(250);
 const CALLS: u64 = 1 << 20;
 
 impl Process {
-    /// Gets on with finding the other end of `connection`. Where that was found in another kernel, hears now and then whether the
-    /// memory between the two is taken away. To be called with each call of the program on it, unless it stays on TCP. Never
-    /// waits.
+    /// Gets on with finding the other end of `connection`. Where that was found in another kernel, hears now and then
+    /// whether the memory between the two is taken away. To be called with each call of the program on it, unless it
+    /// stays on TCP. Never waits.
     pub fn advance(&self, connection: &Arc<Connection>) {
         if connection.stage() == Stage::Joined {
             // A program that never sleeps is told by nobody (S-19).
@@ -160,8 +160,8 @@ impl Process {
         said.is_ok()
     }
 
-    /// To be called before a sleep, when notifications from before are forgotten: looks at what came over the links, if there is a
-    /// reason to.
+    /// To be called before a sleep, when notifications from before are forgotten: looks at what came over the links, if
+    /// there is a reason to.
     #[inline]
     pub fn before_sleep(&self) {
         if self.exchange.was_notified() {
@@ -175,8 +175,8 @@ impl Process {
         self.rings.shrink_idle_rings(&self.exchange);
     }
 
-    /// To be called where a wait ends. A program that always finds something ready never sleeps, and hears all the same what it was
-    /// notified of: between Xen's domains nothing else is, before that was heard.
+    /// To be called where a wait ends. A program that always finds something ready never sleeps, and hears all the same
+    /// what it was notified of: between Xen's domains nothing else is, before that was heard.
     #[inline]
     pub fn after_wait(&self) {
         if self.exchange.was_notified() {
@@ -238,8 +238,8 @@ fn describe(kernel: &dyn Kernel, connection: &Connection) -> Result<Claim, Reaso
     })
 }
 
-/// The same, if this end can prove all of it (S-6). While a thread is in a call that sends some of the beginning, it cannot: the peer
-/// may have what is not kept yet.
+/// The same, if this end can prove all of it (S-6). While a thread is in a call that sends some of the beginning, it
+/// cannot: the peer may have what is not kept yet.
 fn describe_provable(kernel: &dyn Kernel, connection: &Connection) -> Result<Option<Claim>, Reason> {
     // Before the kernel is asked: who begins a call after this sends what no sample has that was taken before.
     if connection.plain_calls.is_beginning_under_way() {
@@ -279,7 +279,8 @@ impl Negotiations {
         Ok(Arc::clone(self.claims.insert(Arc::new(claims))))
     }
 
-    /// For a new connection: the folder as it is now. It may have been replaced, or given to others, since the last one.
+    /// For a new connection: the folder as it is now. It may have been replaced, or given to others, since the last
+    /// one.
     fn claims_now(&mut self, process: &Process) -> Result<Arc<Claims>, Reason> {
         if self.claims.as_ref().is_some_and(|claims| !claims.are_as_they_were()) {
             self.claims = None;
@@ -381,8 +382,8 @@ impl Negotiations {
         }
     }
 
-    /// Under which addresses both ends know this connection: its own, or where those may be translated, ones made of its sequence
-    /// numbers (S-7).
+    /// Under which addresses both ends know this connection: its own, or where those may be translated, ones made of
+    /// its sequence numbers (S-7).
     fn meeting(&mut self, process: &Process, connection: &Connection, tuple: Tuple) -> Result<Tuple, Reason> {
         if let Some(known) = connection.identity.meeting() {
             return Ok(known);
@@ -438,7 +439,8 @@ impl Negotiations {
         if claims.is_contested(tuple) {
             return Err(Reason::Ambiguous);
         }
-        // Before the link says anything; and who waits there must not be asked for less than all that it has a right to.
+        // Before the link says anything; and who waits there must not be asked for less than all that it has a right
+        // to.
         let Some(claim) = describe_provable(process.kernel(), connection)? else { return Ok(()) };
         let own_service = self.service(process, &claims)?;
         let index = match self.dial(&*process.rendezvous, &claims, &service)? {

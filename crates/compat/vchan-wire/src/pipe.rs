@@ -137,7 +137,8 @@ impl Ring {
         Ok(ahead)
     }
 
-    /// Returns offset and length of the first piece of `len` bytes from this end's position. The rest is at the ring's start.
+    /// Returns offset and length of the first piece of `len` bytes from this end's position. The rest is at the ring's
+    /// start.
     fn pieces(&self, len: usize) -> (usize, usize) {
         let start = (self.own & (self.size - 1)) as usize;
         (self.base + start, len.min(self.size as usize - start))

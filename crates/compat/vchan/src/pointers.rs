@@ -218,8 +218,8 @@ impl Log {
         let format = CString::new(fault.text.replace('%', "%%").replace('\0', " ")).unwrap_or_default();
         // Stands for an empty list of arguments: it is never read, but perhaps copied, and no ABI has a larger one.
         let mut none = [0u64; 8];
-        // SAFETY: (contract) as `xtl_log` calls it: `errnoval` is -1 for none; the texts end with NUL and outlive the call;
-        // (arguments) the format asks for none, so that the list is not read.
+        // SAFETY: (contract) as `xtl_log` calls it: `errnoval` is -1 for none; the texts end with NUL and outlive the
+        // call; (arguments) the format asks for none, so that the list is not read.
         unsafe {
             message(self.0, LEVEL_ERROR, fault.errno, c"vchan".as_ptr(), format.as_ptr(), none.as_mut_ptr().cast());
         }

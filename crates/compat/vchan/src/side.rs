@@ -22,8 +22,8 @@ pub(crate) trait Incoming: Send + Debug {
     fn available(&mut self, need: usize) -> Outcome<usize>;
     /// Notes that the descriptor was found readable.
     fn note_readable(&mut self) {}
-    /// Does the same as `available` for a caller that calls `note_readable` each time: it does not repeat an earlier request to
-    /// the peer.
+    /// Does the same as `available` for a caller that calls `note_readable` each time: it does not repeat an earlier
+    /// request to the peer.
     fn available_while_quiet(&mut self, need: usize) -> Outcome<usize> {
         self.available(need)
     }

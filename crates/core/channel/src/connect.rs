@@ -75,14 +75,14 @@ fn offered(link: &dyn Endpoint, messages: bool, options: &Options) -> Features {
     offered
 }
 
-/// Whether a writer on `link` can go on in a ring that its reader has not taken yet (H-9): taking it costs the reader nothing
-/// that may be used up, and it can do so when the writer is gone.
+/// Whether a writer on `link` can go on in a ring that its reader has not taken yet (H-9): taking it costs the reader
+/// nothing that may be used up, and it can do so when the writer is gone.
 fn can_go_ahead(link: &dyn Endpoint) -> bool {
     link.same_kernel() && link.outlives_owner()
 }
 
-/// Whether a connecting endpoint asks for no channel but one whose writers go ahead. It makes its small first ring before it knows
-/// its peer, and only so there is more room than that for whoever counts on it (C-4).
+/// Whether a connecting endpoint asks for no channel but one whose writers go ahead. It makes its small first ring
+/// before it knows its peer, and only so there is more room than that for whoever counts on it (C-4).
 pub(crate) fn requires_ahead(link: &dyn Endpoint, messages: bool, options: &Options) -> bool {
     !messages && options.growth.is_some() && can_go_ahead(link)
 }
@@ -307,7 +307,8 @@ pub(crate) fn answer(
 fn check(theirs: &Greeting, segment: Option<PeerSegment>, offered: Features, messages: bool) -> Result<PeerSegment> {
     let segment =
         segment.ok_or_else(|| Error::Malformed { clause: "C-2", what: "a greeting without a segment".into() })?;
-    // The newest version is the one spoken now, and its segment's: one that starts from another is told what to say instead.
+    // The newest version is the one spoken now, and its segment's: one that starts from another is told what to say
+    // instead.
     if theirs.version_max != VERSION || theirs.version_min > theirs.version_max {
         let (theirs_min, theirs_max) = (theirs.version_min, theirs.version_max);
         return Err(Error::VersionMismatch { ours: VERSION, theirs_min, theirs_max });

@@ -688,8 +688,8 @@ fn c10_revoked_memory_ends_the_channel_cleanly() {
     assert_eq!(server.write_all(&vec![0; 4 << 20]).unwrap_err().kind(), ErrorKind::BrokenPipe);
 }
 
-/// Runs a pair of endpoints. `forge` gets the number of each round and forges the client's words meanwhile. Returns how they
-/// ended.
+/// Runs a pair of endpoints. `forge` gets the number of each round and forges the client's words meanwhile. Returns how
+/// they ended.
 fn among_forged_words(
     limit: Duration,
     rounds: u64,

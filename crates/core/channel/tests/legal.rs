@@ -128,8 +128,8 @@ on_every_backend! {
         peer.set(words::HEAD, 0);
         let said: Vec<u8> = (0..6000u32).map(|at| at as u8).collect();
         let mut got = Vec::new();
-        // The peer publishes all bytes in phase *fresh* and then stores *closed*. That is what a reader sees that did not
-        // look while the phase was *open* (R-15).
+        // The peer publishes all bytes in phase *fresh* and then stores *closed*. That is what a reader sees that did
+        // not look while the phase was *open* (R-15).
         for piece in said.chunks(1500) {
             peer.put(piece);
             peer.publish();

@@ -287,8 +287,8 @@ impl SharedSlice<'_> {
         let list = [entry(head.as_ptr(), head.len()), first, second];
         loop {
             // SAFETY: (valid) `head` is a live slice and each part was checked when it was made, its mapping lives as
-            // long as `'a`; (read only) `writev` writes to none of them; (races) the kernel copies whatever it finds, and
-            // answers EFAULT where nothing is mapped.
+            // long as `'a`; (read only) `writev` writes to none of them; (races) the kernel copies whatever it finds,
+            // and answers EFAULT where nothing is mapped.
             let written = unsafe { libc::writev(fd.as_fd().as_raw_fd(), list.as_ptr(), list.len() as i32) };
             match usize::try_from(written) {
                 Ok(written) => return Ok(written),

@@ -208,8 +208,8 @@ fn stat_cache(fd: RawFd, len: u64) -> Result<[u64; 5], Errno> {
     const CACHESTAT: libc::c_long = 451;
     let range: [u64; 2] = [0, len];
     let mut pages = [0_u64; 5];
-    // SAFETY: (range) points to two words, which the kernel reads; (pages) to five, which it writes; both live until the
-    // call returns, and it keeps neither.
+    // SAFETY: (range) points to two words, which the kernel reads; (pages) to five, which it writes; both live until
+    // the call returns, and it keeps neither.
     let done = unsafe { libc::syscall(CACHESTAT, fd, range.as_ptr(), pages.as_mut_ptr(), 0) };
     if done == 0 {
         return Ok(pages);

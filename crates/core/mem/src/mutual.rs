@@ -88,15 +88,16 @@ impl CommonSegment {
 
     #[inline]
     fn byte(&self, offset: usize, writes: bool) -> &AtomicU8 {
-        // SAFETY: (valid) `at` checked the bounds, the mapping is alive as long as `self`; (aliasing) atomics alone touch it.
+        // SAFETY: (valid) `at` checked the bounds, the mapping is alive as long as `self`; (aliasing) atomics alone
+        // touch it.
         unsafe { AtomicU8::from_ptr(self.at(offset, 1, 1, writes)) }
     }
 
     #[inline]
     fn word(&self, offset: usize, writes: bool) -> &AtomicU32 {
         let at = self.at(offset, 4, 4, writes).cast();
-        // SAFETY: (valid, aligned) `at` checked both, the base being page-aligned; the mapping is alive as long as `self`;
-        // (aliasing) atomics alone touch it.
+        // SAFETY: (valid, aligned) `at` checked both, the base being page-aligned; the mapping is alive as long as
+        // `self`; (aliasing) atomics alone touch it.
         unsafe { AtomicU32::from_ptr(at) }
     }
 

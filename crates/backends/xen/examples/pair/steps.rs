@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Processes that are killed between any two steps of connect: before a system call, and after it, each in its turn.
 //!
-//! The debugger's interface stops a child at every system call from its first word to Xen on. One child dies at the first
-//! stop, the next one some stops later, and so on, until one comes to its end alive. The other domain stays the same
-//! process all the time: it is told of each death, and serves the next.
+//! The debugger's interface stops a child at every system call from its first word to Xen on. One child dies at the
+//! first stop, the next one some stops later, and so on, until one comes to its end alive. The other domain stays the
+//! same process all the time: it is told of each death, and serves the next.
 
 use std::{
     io::{Write, stdin},

@@ -15,12 +15,12 @@ pub const HANDSHAKE_LEAST: Duration = Duration::from_secs(1);
 
 /// Join standard input and output to a channel, both ways at once
 ///
-/// What standard input (or FILE) says goes to the peer, what the peer says goes to standard output, until both have come
-/// to their end. The end of standard input ends that direction only. If standard input is a terminal, the end of what
-/// the peer had to say ends both.
+/// What standard input (or FILE) says goes to the peer, what the peer says goes to standard output, until both have
+/// come to their end. The end of standard input ends that direction only. If standard input is a terminal, the end of
+/// what the peer had to say ends both.
 ///
-/// Exit codes: 0 if all went well. 1 if the peer gave up or died in the middle, nobody was there, or a file could not be
-/// read or written to its end. 2 if the options make no sense or something cannot be opened.
+/// Exit codes: 0 if all went well. 1 if the peer gave up or died in the middle, nobody was there, or a file could not
+/// be read or written to its end. 2 if the options make no sense or something cannot be opened.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -46,13 +46,16 @@ pub struct Args {
     /// Give up when nothing has moved in either direction for so many seconds [default: never]
     #[arg(short, long, value_name = "SECONDS", value_parser = some_seconds)]
     pub timeout: Option<Duration>,
-    /// Bytes of the ring this side writes into, 4KiB to 1GiB, rounded up to a power of two; or "auto": 8KiB that follow the load [default: 1MiB, less where memory to share is scarce; while busy more, unless slower]
+    /// Bytes of the ring this side writes into, 4KiB to 1GiB, rounded up to a power of two; or "auto": 8KiB that follow
+    /// the load [default: 1MiB, less where memory to share is scarce; while busy more, unless slower]
     #[arg(long, value_name = "SIZE", value_parser = ring_or_auto)]
     pub ring: Option<Ring>,
-    /// Largest ring of the peer that this side maps, 4KiB to 1GiB [default: 16MiB of one who connects, or four times --ring]
+    /// Largest ring of the peer that this side maps, 4KiB to 1GiB [default: 16MiB of one who connects, or four times
+    /// --ring]
     #[arg(long, value_name = "SIZE", value_parser = ring)]
     pub peer_ring: Option<u64>,
-    /// Microseconds to spin, at most, before sleeping while the peer is busy; 0 never spins [default: what a wake-up costs, 50 or so]
+    /// Microseconds to spin, at most, before sleeping while the peer is busy; 0 never spins [default: what a wake-up
+    /// costs, 50 or so]
     #[arg(long, value_name = "US", value_parser = micros)]
     pub spin: Option<Duration>,
     /// Say the SHA-256 of what was sent and of what was received, on standard error

@@ -21,13 +21,13 @@ use findings::examine;
 
 /// Say what works on this machine and what does not, and the command that mends it
 ///
-/// Tries what channels need (sealed memory, doorbells, barriers, the folder of services, a whole channel with itself) and
-/// looks at what limits them: descriptors, memory, CPUs, cgroups, and at network interfaces that run. In a virtual machine
-/// at its devices, their driver and the broker, on their host at the broker's links and machines, in a domain of Xen's at
-/// its drivers, XenStore and the grants that are left. Changes nothing and leaves nothing behind.
+/// Tries what channels need (sealed memory, doorbells, barriers, the folder of services, a whole channel with itself)
+/// and looks at what limits them: descriptors, memory, CPUs, cgroups, and at network interfaces that run. In a virtual
+/// machine at its devices, their driver and the broker, on their host at the broker's links and machines, in a domain
+/// of Xen's at its drivers, XenStore and the grants that are left. Changes nothing and leaves nothing behind.
 ///
-/// Exit codes: 0 if all that is needed works, whatever could be better; 1 if something that is needed does not; 2 if the
-/// options make no sense.
+/// Exit codes: 0 if all that is needed works, whatever could be better; 1 if something that is needed does not; 2 if
+/// the options make no sense.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Print lines of JSON, one for each finding

@@ -26,8 +26,9 @@ const BREATH: Duration = Duration::from_millis(100);
 /// Each client that connects at the one address is joined to a connection of its own to the other. Bytes go both ways;
 /// the end of one direction ends only that; a connection that breaks off, breaks off on the other side too.
 ///
-/// An ADDRESS is tcp:HOST:PORT, unix:PATH, or what `tombolo cat` takes: local:NAME or local:/path/to/socket. With a program
-/// that runs Xen's libxenvchan it is xen:DOMID/vchan:PATH; a path with the letter n in braces has room for many clients.
+/// An ADDRESS is tcp:HOST:PORT, unix:PATH, or what `tombolo cat` takes: local:NAME or local:/path/to/socket. With a
+/// program that runs Xen's libxenvchan it is xen:DOMID/vchan:PATH; a path with the letter n in braces has room for many
+/// clients.
 ///
 /// Runs until it is interrupted. Exit codes: 1 if it cannot go on; 2 if the options make no sense or it cannot listen.
 #[derive(Debug, clap::Args)]

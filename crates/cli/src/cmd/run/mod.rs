@@ -33,7 +33,8 @@ use crate::failure::{Failure, Os, Result, print_line};
 /// Connections to anything else stay as they are. Both ends must use one folder.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Folder in which ends meet: this user's, unless its tombolo.conf says otherwise [default: sockets in the folder of services]
+    /// Folder in which ends meet: this user's, unless its tombolo.conf says otherwise [default: sockets in the folder
+    /// of services]
     #[arg(long, value_name = "FOLDER")]
     folder: Option<PathBuf>,
     /// Append a line for each connection that is joined, or why it is not
@@ -42,7 +43,8 @@ pub struct Args {
     /// Keep a file in this folder for each process, with its bytes by each path, as JSON
     #[arg(long, value_name = "FOLDER")]
     report: Option<PathBuf>,
-    /// Say on standard error, when the program ends, what the connections of all its processes were carried by, and why not
+    /// Say on standard error, when the program ends, what the connections of all its processes were carried by, and why
+    /// not
     #[arg(long)]
     summary: bool,
     /// Say whether the folder and the library can be used and the program be preloaded, and do not run it
@@ -63,12 +65,12 @@ pub struct Args {
     /// Leave connections inside one network namespace alone
     #[arg(long)]
     no_loopback: bool,
-    /// Bytes after which a connection is joined; two requests with answers do as well [default: 16KiB, and for a service most of
-    /// whose connections end soon 2MiB or 64 requests]
+    /// Bytes after which a connection is joined; two requests with answers do as well [default: 16KiB, and for a
+    /// service most of whose connections end soon 2MiB or 64 requests]
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     after: Option<u64>,
-    /// Bytes of shared memory for each direction of a busy connection: a power of two, from 4KiB to 1GiB [default: 1MiB, and up
-    /// to 4MiB where that is no slower]
+    /// Bytes of shared memory for each direction of a busy connection: a power of two, from 4KiB to 1GiB [default:
+    /// 1MiB, and up to 4MiB where that is no slower]
     #[arg(long, value_name = "SIZE", value_parser = ring)]
     ring: Option<u64>,
     /// Of these, bytes that a connection begins with and has when it is not busy

@@ -25,12 +25,12 @@ use table::{Sort, Table};
 
 /// Show the channels of this machine live: rates, fill, sleeps, notifications
 ///
-/// One line for each direction of each channel, then one for each TCP connection of programs under `tombolo run`. Keys: q quits. r, c, f, s, n, u, p, a, i sort by rate, calls, fill,
-/// sleeps, notifications sent, notifications unneeded, spins that paid, age, id. The same key again turns the order round;
-/// j, k, arrows and page keys scroll.
+/// One line for each direction of each channel, then one for each TCP connection of programs under `tombolo run`. Keys:
+/// q quits. r, c, f, s, n, u, p, a, i sort by rate, calls, fill, sleeps, notifications sent, notifications unneeded,
+/// spins that paid, age, id. The same key again turns the order round; j, k, arrows and page keys scroll.
 ///
-/// Exit codes: 0 if it was ended by q or Ctrl-C, or --once is done; 1 if it was not possible to look; 2 if the options make
-/// no sense or there is no terminal.
+/// Exit codes: 0 if it was ended by q or Ctrl-C, or --once is done; 1 if it was not possible to look; 2 if the options
+/// make no sense or there is no terminal.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Seconds between two looks

@@ -107,8 +107,8 @@ impl Rx {
 }
 
 impl Pipes {
-    /// Takes the ring that came, once the peer's word announces it too, and is ready for it (H-2). A segment that is no ring
-    /// is dropped. A ring out of turn makes the pipe corrupt.
+    /// Takes the ring that came, once the peer's word announces it too, and is ready for it (H-2). A segment that is no
+    /// ring is dropped. A ring out of turn makes the pipe corrupt.
     pub fn take_offered_ring(&self, connection: &Connection) {
         self.offered.set_announced(false);
         let _ = self.halves.with_rx(&connection.members, |rx| {

@@ -78,8 +78,8 @@ impl<M: Mem> Handover<'_, M> {
         self.flow.latch_error(seen)
     }
 
-    /// Moves to the next ring if nothing is left to read in this one. Returns whether it did, or whether `need` bytes are
-    /// there together with those in the next ring.
+    /// Moves to the next ring if nothing is left to read in this one. Returns whether it did, or whether `need` bytes
+    /// are there together with those in the next ring.
     #[cold]
     #[inline(never)]
     pub(crate) fn is_ready_beyond(&mut self, need: u64) -> Result<bool, Error> {
