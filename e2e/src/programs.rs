@@ -38,27 +38,24 @@ impl Programs {
         named.map(|(name, path)| Ok((name, path?))).collect::<Result<_>>().map(Self)
     }
 
-    /// Builds a library of `package` as an archive called `name`, and returns its path. It is built beside the
-    /// programs, so that their common parts are built once.
+    /// Builds the library of `package` that is called `name`, and returns its path. It is built beside the programs, so
+    /// that their common parts are built once.
     ///
     /// # Errors
     /// The library does not build, or has another name.
-    pub fn archive(package: &str, name: &str) -> Result<PathBuf> {
+    pub fn library(package: &str, name: &str) -> Result<PathBuf> {
         let lines = cargo(&[OURS[0], OURS[1], package], &["--bins", "--lib"])?;
         let files = lines.iter().filter_map(|line| line["filenames"].as_array()).flatten();
         let found = files.filter_map(Value::as_str).map(PathBuf::from).find(|path| path.ends_with(name));
         found.ok_or_else(|| Error::new(format!("{package} has no {name}")))
     }
 
-    /// Builds a library that programs load, and returns its path.
+    /// Builds a library that programs load, and returns the path of a copy without debug information.
     ///
     /// # Errors
     /// The library does not build, or has another name.
     pub fn shared(package: &str, name: &str) -> Result<PathBuf> {
-        let lines = cargo(&[package], &["--lib"])?;
-        let files = lines.iter().filter_map(|line| line["filenames"].as_array()).flatten();
-        let found = files.filter_map(Value::as_str).map(PathBuf::from).find(|path| path.ends_with(name));
-        stripped(&found.ok_or_else(|| Error::new(format!("{package} has no {name}")))?)
+        stripped(&Self::library(package, name)?)
     }
 
     /// Returns the path of a program.

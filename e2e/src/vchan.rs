@@ -54,7 +54,7 @@ pub fn with_ours(name: &str, source: &Path, flags: &[&str]) -> Result<PathBuf> {
 /// # Errors
 /// The library does not build.
 pub fn archive() -> Result<PathBuf> {
-    Programs::archive("tombolo-vchan", "libtombolo_vchan.a")
+    Programs::library("tombolo-vchan", "libtombolo_vchan.a")
 }
 
 /// Returns the absolute path of a file that is named relative to this crate's folder.

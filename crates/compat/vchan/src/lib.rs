@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer 4. Uses: os, backends, channel, domain, testing, tombolo.
+//! Layer 4. Uses: os, backends, channel, testing, tombolo.
 //!
 //! libvchan on Tombolo. Programs written for Xen's libxenvchan or for Qubes' vchan are compiled against the headers in
 //! `include/` and linked with this library instead, and then run on every backend. `docs/guide/vchan.md` describes how;
